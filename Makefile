@@ -1,0 +1,30 @@
+# The verbs of this repository. The first call of any of them makes .venv (Python >= 3.11).
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: quickstart test lint bench clean
+
+quickstart: $(READY) ## train recipes/debug.yaml for about a minute
+	$(BIN)/sparsellm train --recipe debug
+	@$(BIN)/sparsellm plot runs/debug
+
+test: $(READY) ## the whole suite, without a GPU
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY) ## format, lint and types, as pre-commit and CI do
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY) ## what can be measured on this machine
+	$(BIN)/sparsellm bench loader --tokenizer bytes --num-workers 0 1
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"sparsellm needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Set PYTHON=python3.12, say")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

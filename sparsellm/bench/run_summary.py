@@ -1,0 +1,51 @@
+"""A training run's curve as recorded figures: loss, non-zeros and dead neurons over steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparsellm.bench.record import Measurement
+from sparsellm.metrics import read_metrics
+from sparsellm.recipe import load_recipe
+
+
+def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
+    """About ``num_points`` records of the run, evenly spaced, always with the first and last.
+
+    Raises:
+        FileNotFoundError: the folder is no run.
+        ValueError: nothing was logged.
+    """
+    recipe = load_recipe(str(run_path / "recipe.yaml"))
+    records = read_metrics(run_path)
+    train = [r for r in records if r["kind"] == "train"]
+    if not train:
+        raise ValueError(f"{run_path}: nothing was logged")
+    last = len(train) - 1
+    chosen = sorted({round(i * last / (num_points - 1)) for i in range(num_points)})
+    model = recipe.model
+    base = {
+        "recipe": recipe.name,
+        "layers": model.num_hidden_layers,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "l1_coefficient": recipe.sparsity.l1_coefficient,
+    }
+    found = []
+    for record in (train[i] for i in chosen):
+        case = base | {"step": record["step"], "tokens": record["tokens"]}
+        sparsity = record["sparsity"]
+        nnz = sum(sparsity["nnz_mean"]) / model.num_hidden_layers
+        dead = sum(sparsity["dead_fraction"]) / model.num_hidden_layers
+        found += [
+            Measurement(bench, case, "loss", record["loss"], "nats a token"),
+            Measurement(bench, case, "nnz", nnz, "neurons a token, mean over layers"),
+            Measurement(bench, case, "nnz_fraction", nnz / model.intermediate_size, "of N"),
+            Measurement(bench, case, "dead_fraction", dead, "of N, mean over layers"),
+            Measurement(bench, case, "throughput", record["tokens_per_second"], "tokens/s"),
+        ]
+    validation = [r for r in records if r["kind"] == "validation"]
+    for record in validation:
+        case = base | {"step": record["step"], "tokens": record["tokens"]}
+        found.append(Measurement(bench, case, "validation_loss", record["loss"], "nats a token"))
+    return found

@@ -1,0 +1,305 @@
+"""Checkpoints that a kill at any instant cannot damage.
+
+``<run>/checkpoints/step_00000100/`` holds ``model.safetensors`` (Hugging Face's names, fp32),
+``optimizer.safetensors``, ``stats.safetensors``, ``trainer.json``, ``recipe.yaml`` and for each
+rank its data position and RNG. A checkpoint is written beside (``.tmp-…``), fsynced, renamed, and
+only then named by the file ``latest``; older ones are pruned last. Nothing is pickled.
+
+On several nodes the run folder must be on a file system that all of them share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+LATEST = "latest"
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATS_FILE = "stats.safetensors"
+TRAINER_FILE = "trainer.json"
+RECIPE_FILE = "recipe.yaml"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written; the previous one is intact."""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What differs from rank to rank."""
+
+    data: dict[str, Any]
+    rng: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a resumed run needs. The tensors of rank 0 alone are written."""
+
+    step: int  # optimizer steps done
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    stats: dict[str, Tensor]
+    trainer: dict[str, Any]
+    recipe_yaml: str
+    rank: RankState
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The collectives that saving needs."""
+
+    rank: int
+    is_main: bool
+    any_failed: Callable[[bool], bool]  # also a barrier
+
+
+def save(folder: Path, snapshot: Snapshot, ranks: Ranks, keep: int) -> Path:
+    """Writes ``folder/step_…`` from all ranks together and prunes to the newest ``keep``.
+
+    Raises:
+        CheckpointError: some rank could not write (a full disk, say). What was written is
+            removed, ``latest`` and the checkpoint that it names are untouched.
+    """
+    final = folder / f"step_{snapshot.step:08d}"
+    partial = folder / f".tmp-{final.name}"
+    failure: OSError | None = None
+
+    def attempt(action: Callable[[], None]) -> None:
+        nonlocal failure
+        if failure is None:
+            try:
+                action()
+            except OSError as error:
+                failure = error
+        if ranks.any_failed(failure is not None):
+            if ranks.is_main:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(_failure_message(folder, final, failure)) from failure
+
+    attempt(lambda: _clear_partial(folder, partial) if ranks.is_main else None)
+    attempt(lambda: _write(partial, snapshot, ranks))
+    attempt(lambda: _publish(folder, partial, final, keep) if ranks.is_main else None)
+    return final
+
+
+def _failure_message(folder: Path, final: Path, failure: OSError | None) -> str:
+    cause = f"{failure}" if failure else "another rank could not write (its log says why)"
+    previous = latest(folder)
+    kept = f"{previous} is intact" if previous else "there is no earlier checkpoint"
+    return f"checkpoint {final} was not written: {cause}; {kept}. Free space and start again"
+
+
+def _clear_partial(folder: Path, partial: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob(".tmp-step_*"):  # of a run that was killed while it wrote
+        shutil.rmtree(stale)
+    partial.mkdir()
+
+
+def _write(partial: Path, snapshot: Snapshot, ranks: Ranks) -> None:
+    name = f"rank_{ranks.rank:05d}"
+    _write_json(partial / f"{name}.json", snapshot.rank.data)
+    _write_tensors(partial / f"{name}.safetensors", snapshot.rank.rng)
+    if ranks.is_main:
+        _write_tensors(partial / MODEL_FILE, snapshot.model)
+        _write_tensors(partial / OPTIMIZER_FILE, snapshot.optimizer)
+        _write_tensors(partial / STATS_FILE, snapshot.stats)
+        _write_json(partial / TRAINER_FILE, snapshot.trainer)
+        (partial / RECIPE_FILE).write_text(snapshot.recipe_yaml, encoding="utf-8")
+        _fsync(partial / RECIPE_FILE)
+
+
+def _publish(folder: Path, partial: Path, final: Path, keep: int) -> None:
+    _fsync(partial)
+    if final.exists():  # the run was resumed from before this step
+        final.rename(_replaced(final))
+    partial.rename(final)
+    _fsync(folder)
+    write_atomically(folder / LATEST, final.name + "\n")
+    for old in sorted(folder.glob("step_*"))[:-keep]:
+        if old != final:
+            # Renamed first: a kill while deleting leaves no half a checkpoint of that name.
+            old.rename(folder / f".tmp-pruned-{old.name}")
+    for doomed in [*folder.glob(".tmp-pruned-*"), *folder.glob(".tmp-replaced-*")]:
+        shutil.rmtree(doomed)
+
+
+def _replaced(final: Path) -> Path:
+    return final.with_name(f".tmp-replaced-{final.name}")
+
+
+def latest(folder: Path) -> Path | None:
+    """The checkpoint to resume from: what `latest` names, else the newest complete one."""
+    pointer = folder / LATEST
+    if pointer.is_file():
+        named = folder / pointer.read_text(encoding="utf-8").strip()
+        # A kill between the two renames of `_publish` leaves the replaced one alone.
+        for candidate in (named, _replaced(named)):
+            if candidate.is_dir() and candidate != folder:
+                return candidate
+    return max(folder.glob("step_*"), default=None)
+
+
+def load(path: Path, rank: int) -> Snapshot:
+    """Reads one rank's view of a checkpoint, on the CPU; every rank reads the shared tensors.
+
+    A rank that did not exist when it was saved gets an empty `RankState`.
+
+    Raises:
+        FileNotFoundError: no checkpoint there, or a file of it is missing.
+        ValueError: a file is truncated or corrupt.
+    """
+    if not (path / TRAINER_FILE).is_file():
+        raise FileNotFoundError(f"{path} is no checkpoint: it has no {TRAINER_FILE}")
+    trainer = read_json(path / TRAINER_FILE)
+    name = f"rank_{rank:05d}"
+    has_rank = (path / f"{name}.json").is_file()
+    rank_state = RankState(
+        data=read_json(path / f"{name}.json") if has_rank else {},
+        rng=read_tensors(path / f"{name}.safetensors") if has_rank else {},
+    )
+    return Snapshot(
+        step=int(trainer["step"]),
+        model=read_tensors(path / MODEL_FILE),
+        optimizer=read_tensors(path / OPTIMIZER_FILE),
+        stats=read_tensors(path / STATS_FILE),
+        trainer=trainer,
+        recipe_yaml=(path / RECIPE_FILE).read_text(encoding="utf-8"),
+        rank=rank_state,
+    )
+
+
+# --- tensors of model and optimizer --------------------------------------------------------------
+
+
+def gather_model(model: nn.Module) -> dict[str, Tensor]:
+    """fp32 parameters by Hugging Face's names, whole and on the CPU; shared ones once.
+
+    Every rank must call it (FSDP2 gathers each parameter in turn).
+    """
+    return {name: _whole(parameter) for name, parameter in model.named_parameters()}
+
+
+def gather_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Optimizer state as ``<entry>.<parameter>``; every rank must call it."""
+    return {
+        f"{entry}.{name}": _whole(value)
+        for name, parameter in model.named_parameters()
+        for entry, value in sorted(optimizer.state[parameter].items())
+    }
+
+
+@torch.no_grad()
+def restore_model(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Copies what `gather_model` gave into a model of the same shapes.
+
+    Raises:
+        ValueError: names or shapes differ.
+    """
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != state.keys():
+        odd = sorted(parameters.keys() ^ state.keys())
+        raise ValueError(
+            f"{MODEL_FILE} does not match the recipe's model: {len(odd)} names differ, "
+            f"such as {odd[0]}; resume with the recipe.yaml beside it"
+        )
+    for name, parameter in parameters.items():
+        if parameter.shape != state[name].shape:
+            raise ValueError(
+                f"{MODEL_FILE}: {name} has shape {tuple(state[name].shape)}, the recipe's model "
+                f"{tuple(parameter.shape)}; resume with the recipe.yaml beside it"
+            )
+        parameter.copy_(_like(state[name], parameter))
+
+
+@torch.no_grad()
+def restore_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]
+) -> None:
+    """Sets the optimizer's state of every parameter to what `gather_optimizer` gave."""
+    names = {name: parameter for name, parameter in model.named_parameters()}
+    for key, value in state.items():
+        entry, name = key.split(".", 1)
+        parameter = names[name]
+        # AdamW's `step` is one number a parameter; the moments have the parameter's layout.
+        restored = _like(value, parameter) if value.shape == parameter.shape else value
+        optimizer.state[parameter][entry] = restored.to(parameter.device)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().to("cpu", copy=True).contiguous()
+
+
+def _like(whole: Tensor, parameter: Tensor) -> Tensor:
+    """``whole`` in the layout of ``parameter``: sharded as it is under FSDP2."""
+    whole = whole.to(device=parameter.device, dtype=parameter.dtype)
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+    return whole.clone()
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a small file such that a reader, or a kill, sees the old or the new one."""
+    partial = path.with_name(f".tmp-{path.name}")
+    partial.write_text(text, encoding="utf-8")
+    _fsync(partial)
+    partial.replace(path)
+    _fsync(path.parent)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; a damaged file is named."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}); resume from an older checkpoint") from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """A safetensors file; a missing or damaged one is named."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; resume from another checkpoint")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is truncated or damaged ({error}); resume from an older checkpoint"
+        ) from error
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _fsync(path)
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # it reports a full disk as its own error
+        raise OSError(str(error)) from error
+    _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,116 @@
+"""The ``sparsellm`` command. Each subcommand imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparsellm import __version__
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses and runs; a user's mistake becomes one ``error:`` message and exit code 1."""
+    options = _parser().parse_args(arguments)
+    from sparsellm.checkpoint import CheckpointError
+
+    try:
+        options.run(options)
+    except (ValueError, FileNotFoundError, CheckpointError, FloatingPointError) as error:
+        if os.environ.get("SPARSELLM_TRACEBACK"):
+            raise
+        rank = int(os.environ.get("RANK", "0"))
+        where = f" (rank {rank})" if rank else ""
+        print(f"error{where}: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sparsellm",
+        description=__import__("sparsellm").__doc__,
+        epilog="SPARSELLM_TRACEBACK=1 shows Python's traceback instead of a one-line error.",
+    )
+    parser.add_argument("--version", action="version", version=f"sparsellm {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser(
+        "train",
+        help="train a recipe; the same command resumes an interrupted run",
+        description="Trains a recipe. The same command resumes from the run's last checkpoint.",
+    )
+    _add_recipe_arguments(train)
+    train.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="resume from this one")
+    train.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start at step 0; an earlier run of this name is moved to <run>.1, .2, …",
+    )
+    train.set_defaults(run=_train)
+
+    recipe = commands.add_parser("recipe", help="list recipes, or show a resolved one")
+    actions = recipe.add_subparsers(required=True, metavar="ACTION")
+    actions.add_parser("list", help="names of the bundled recipes").set_defaults(run=_recipe_list)
+    show = actions.add_parser("show", help="resolved recipe, parameters, FLOPs, memory")
+    _add_recipe_arguments(show)
+    show.add_argument("--gpus", type=int, default=8, help="number of GPUs (default: 8)")
+    show.set_defaults(run=_recipe_show)
+
+    plot = commands.add_parser("plot", help="PNG plots of a run")
+    plot.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")
+    plot.set_defaults(run=_plot)
+
+    from sparsellm.bench.cli import add_bench_parser
+
+    add_bench_parser(commands)
+    return parser
+
+
+def _add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--recipe", required=True, help="bundled name (`sparsellm recipe list`) or a YAML file"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override a key, such as train.steps=100; may be repeated",
+    )
+
+
+def _train(options: argparse.Namespace) -> None:
+    from sparsellm.recipe import load_recipe
+    from sparsellm.train import train
+
+    recipe = load_recipe(options.recipe, options.overrides)
+    if options.fresh and options.resume:
+        raise ValueError("--fresh starts at step 0 and --resume does not; give one of them")
+    train(recipe, resume_from=options.resume, fresh=options.fresh)
+
+
+def _recipe_list(options: argparse.Namespace) -> None:
+    from sparsellm.recipe import bundled_recipes, load_recipe
+
+    for name in bundled_recipes():
+        print(f"{name:24} {load_recipe(name).description}")
+
+
+def _recipe_show(options: argparse.Namespace) -> None:
+    from sparsellm.estimate import summary
+    from sparsellm.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.overrides)
+    print(recipe.to_yaml())
+    print(summary(recipe, options.gpus))
+
+
+def _plot(options: argparse.Namespace) -> None:
+    from sparsellm.plots import plot_run
+
+    for path in plot_run(options.run_path):
+        print(path)

@@ -1,0 +1,167 @@
+"""Counts: parameters, FLOPs a token, memory a GPU, and the peak rates that MFU is a share of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsellm.recipe import Recipe
+
+# Dense bf16 tensor-core peaks by the vendor's datasheets, FLOP/s; matched by substring in order.
+PEAK_BF16_FLOPS = {
+    "B300": 2.25e15,
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+    "RTX 5090": 209e12,
+}
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Dense bf16 peak of a GPU by its name, FLOP/s; None where it is not known."""
+    return next((peak for name, peak in PEAK_BF16_FLOPS.items() if name in device_name), None)
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Parameters by what they are used for."""
+
+    embedding: int  # input lookup (and output matrix when tied)
+    output: int  # output matrix when not tied
+    attention: int
+    ffn: int
+    norms: int
+
+    @property
+    def total(self) -> int:
+        """All parameters, shared ones once."""
+        return self.embedding + self.output + self.attention + self.ffn + self.norms
+
+
+def count_parameters(recipe: Recipe) -> ParameterCount:
+    """Parameters of the recipe's model."""
+    m = recipe.model
+    kv_size = m.hidden_size // m.num_attention_heads * m.num_key_value_heads
+    matrices = 3 if recipe.ffn.gated else 2
+    embedding = recipe.padded_vocab_size * m.hidden_size
+    return ParameterCount(
+        embedding=embedding,
+        output=0 if m.tie_word_embeddings else embedding,
+        attention=m.num_hidden_layers * 2 * m.hidden_size * (m.hidden_size + kv_size),
+        ffn=m.num_hidden_layers * matrices * m.hidden_size * m.intermediate_size,
+        norms=(2 * m.num_hidden_layers + 1) * m.hidden_size,
+    )
+
+
+def train_flops_per_token(recipe: Recipe) -> float:
+    """Dense-equivalent FLOPs of forward and backward for one token.
+
+    6 a matrix parameter (2 forward, 4 backward) plus 12·L·H·T for attention scores and values
+    (PaLM, appendix B: the causal half is not subtracted). Activations that happen to be zero are
+    counted: the figure compares dense and sparse runs by the work of the dense one.
+    """
+    m = recipe.model
+    parameters = count_parameters(recipe)
+    matrices = parameters.attention + parameters.ffn + recipe.padded_vocab_size * m.hidden_size
+    attention = 12 * m.num_hidden_layers * m.hidden_size * m.context_length
+    return 6 * matrices + attention
+
+
+def executed_flops_per_token(recipe: Recipe) -> float:
+    """FLOPs that the hardware really performs: the dense-equivalent ones, and with activation
+    checkpointing each block's forward (a third of its share) once more."""
+    flops = train_flops_per_token(recipe)
+    if not recipe.runtime.activation_checkpointing:
+        return flops
+    blocks = flops - 6 * recipe.padded_vocab_size * recipe.model.hidden_size
+    return flops + blocks / 3
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes on one GPU."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts; allocator overhead and communication buffers are not in it."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def estimate_memory(recipe: Recipe, num_shards: int = 1) -> MemoryEstimate:
+    """Peak memory of one GPU in training, dense FFN path.
+
+    Args:
+        recipe: the run.
+        num_shards: GPUs over which FSDP2 shards weights, gradients and optimizer state.
+    """
+    m = recipe.model
+    parameters = count_parameters(recipe).total
+    half = 2 if recipe.runtime.precision == "bf16" else 4
+    tokens = recipe.train.micro_batch_size * m.context_length
+    ffn_tensors = 3 if recipe.ffn.gated else 2  # gate, up, h saved for backward
+    saved = half * (6 * m.hidden_size + ffn_tensors * m.intermediate_size)
+    boundary = half * m.hidden_size
+    if recipe.runtime.activation_checkpointing:
+        per_token = m.num_hidden_layers * boundary + saved
+    else:
+        per_token = m.num_hidden_layers * (saved + boundary)
+    if recipe.runtime.loss == "torch":  # logits and their gradient, each in half and in fp32
+        per_token += recipe.padded_vocab_size * (half + 4)
+    return MemoryEstimate(
+        weights=parameters * 4 // num_shards + (parameters * 2 if half == 2 else 0),
+        gradients=parameters * 4 // num_shards,
+        optimizer=parameters * 8 // num_shards,
+        activations=tokens * per_token,
+    )
+
+
+def summary(recipe: Recipe, num_gpus: int) -> str:
+    """What ``sparsellm recipe show`` prints under the recipe; lines begin with ``#``.
+
+    Raises:
+        ValueError: the global batch does not divide over ``num_gpus``.
+    """
+    parameters = count_parameters(recipe)
+    tokens = recipe.train.global_batch_tokens
+    flops = train_flops_per_token(recipe)
+    rows = [
+        ("parameters", f"{parameters.total:,} ({parameters.ffn / parameters.total:.0%} in FFNs)"),
+        ("vocabulary", f"{recipe.padded_vocab_size:,} rows, padded"),
+        ("tokens a step", f"{tokens:,}"),
+        (
+            "a step is",
+            f"{num_gpus} GPUs × {recipe.accumulation_steps(num_gpus)} micro-batches × "
+            f"{recipe.train.micro_batch_size} sequences × {recipe.model.context_length} tokens",
+        ),
+        ("steps", f"{recipe.train.steps:,}"),
+        ("tokens in all", f"{recipe.train.steps * tokens / 1e9:.2f}B"),
+        (
+            "training FLOPs",
+            f"{flops / 1e9:.2f} G a token, {flops * tokens * recipe.train.steps:.2e}",
+        ),
+        (
+            "λ in paper's eq. 2",
+            f"{recipe.sparsity.l1_coefficient * recipe.model.intermediate_size:.3g}",
+        ),
+        ("memory a GPU, DDP", _describe(estimate_memory(recipe))),
+        (f"memory a GPU, FSDP2 × {num_gpus}", _describe(estimate_memory(recipe, num_gpus))),
+    ]
+    return "\n".join(f"# {name:26} {value}" for name, value in rows)
+
+
+def _describe(memory: MemoryEstimate) -> str:
+    gib = 2**30
+    return (
+        f"{memory.total / gib:.1f} GiB (weights {memory.weights / gib:.1f}, "
+        f"gradients {memory.gradients / gib:.1f}, optimizer {memory.optimizer / gib:.1f}, "
+        f"activations {memory.activations / gib:.1f})"
+    )

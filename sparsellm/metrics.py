@@ -1,0 +1,204 @@
+"""Where a run's numbers go: a progress line, a local JSONL, and the same numbers to wandb.
+
+``<run>/metrics.jsonl`` holds one object a line: ``kind`` is ``train`` or ``validation``, ``step``
+counts finished optimizer steps, ``tokens`` the training tokens seen, which is wandb's x axis.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from sparsellm.checkpoint import write_atomically
+from sparsellm.recipe import Recipe
+from sparsellm.stats import StepStats, nnz_bucket_edges, position_bucket_starts
+
+METRICS_FILE = "metrics.jsonl"
+WANDB_ID_FILE = "wandb_id"
+
+
+@dataclass(frozen=True)
+class TrainRecord:
+    """One step's numbers, over all ranks."""
+
+    step: int
+    tokens: int
+    loss: float  # cross-entropy, nats a token
+    l1: float  # Σ_units |h|, mean over tokens and layers
+    l1_coefficient: float
+    learning_rate: float
+    grad_norm: float  # before clipping
+    tokens_per_second: float  # all ranks, since the last record
+    mfu: float | None  # dense-equivalent FLOPs over the bf16 peak; None where it is unknown
+    mfu_executed: float | None  # FLOPs really performed over the peak
+    memory_gib: float  # peak of this rank's device (CPU: resident set)
+    sparsity: StepStats
+    seconds: float  # wall time since this process began
+    kind: str = field(default="train", init=False)
+
+
+@dataclass(frozen=True)
+class ValidationRecord:
+    """Held-out cross-entropy."""
+
+    step: int
+    tokens: int
+    loss: float  # nats a token
+    num_targets: int  # held-out tokens it is the mean of
+    kind: str = field(default="validation", init=False)
+
+
+def read_metrics(run_path: Path) -> list[dict[str, Any]]:
+    """All records of a run.
+
+    Raises:
+        FileNotFoundError: the folder has no metrics.
+    """
+    path = run_path / METRICS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{run_path} is no run: it has no {METRICS_FILE}")
+    return [json.loads(line) for line in _whole_lines(path)]
+
+
+def _whole_lines(path: Path) -> list[str]:
+    # A kill can leave half a last line.
+    return [line for line in path.read_text(encoding="utf-8").splitlines(True) if line[-1] == "\n"]
+
+
+class MetricsLog:
+    """Writes records of the main rank; on other ranks nothing is ever called.
+
+    Args:
+        recipe: the run; its folder gets the files.
+        resume_step: records after this step are dropped: they will be computed again.
+    """
+
+    def __init__(self, recipe: Recipe, resume_step: int) -> None:
+        self._recipe = recipe
+        path = recipe.run_path / METRICS_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _whole_lines(path) if path.is_file() else []
+        kept = [line for line in kept if json.loads(line)["step"] <= resume_step]
+        write_atomically(path, "".join(kept))
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+        self._wandb = _start_wandb(recipe) if recipe.logging.wandb != "disabled" else None
+
+    def write(self, record: TrainRecord | ValidationRecord) -> None:
+        """Adds a record to the JSONL and to wandb."""
+        self._file.write(json.dumps(asdict(record)) + "\n")
+        self._file.flush()
+        if self._wandb is not None:
+            self._wandb.log(_wandb_values(record, self._recipe))
+
+    def sync(self) -> None:
+        """Makes the records durable; called before each checkpoint, which must not outlive them."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Makes the records durable and ends the wandb run."""
+        self.sync()
+        self._file.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def _start_wandb(recipe: Recipe) -> Any:
+    import wandb
+
+    id_file = recipe.run_path / WANDB_ID_FILE
+    if not id_file.is_file():
+        write_atomically(id_file, secrets.token_hex(4))
+    run = wandb.init(
+        project=recipe.logging.wandb_project,
+        name=recipe.name,
+        id=id_file.read_text(encoding="utf-8").strip(),
+        resume="allow",  # the same run goes on after a restart
+        mode=recipe.logging.wandb,
+        dir=str(recipe.run_path),
+        config=recipe.model_dump(mode="json"),
+    )
+    run.define_metric("tokens")
+    run.define_metric("*", step_metric="tokens")
+    run.define_metric("validation/loss", step_metric="tokens", summary="min")
+    return run
+
+
+def _wandb_values(record: TrainRecord | ValidationRecord, recipe: Recipe) -> dict[str, Any]:
+    base = {"tokens": record.tokens, "step": record.step}
+    if isinstance(record, ValidationRecord):
+        return base | {"validation/loss": record.loss, "validation/targets": record.num_targets}
+    scalars = {k: v for k, v in asdict(record).items() if isinstance(v, int | float)}
+    values = {f"train/{k}": v for k, v in scalars.items() if k not in ("step", "tokens")}
+    return base | values | _wandb_sparsity(record.sparsity, recipe)
+
+
+def _wandb_sparsity(stats: StepStats, recipe: Recipe) -> dict[str, Any]:
+    import numpy as np
+    import wandb
+
+    layers = range(recipe.model.num_hidden_layers)
+    layer_edges = list(range(recipe.model.num_hidden_layers + 1))
+    n = recipe.model.intermediate_size
+
+    def by_layer(values: list[float]) -> Any:
+        # wandb draws a histogram logged at every step as a heatmap over training: one bin a
+        # layer, its "count" the value of that layer.
+        return wandb.Histogram(np_histogram=(np.array(values), np.array(layer_edges)))
+
+    edges = nnz_bucket_edges(n)
+    starts = position_bucket_starts(recipe.model.context_length)
+    position = [
+        sum(layer[bucket] for layer in stats.nnz_by_position) / len(layers)
+        for bucket in range(len(starts))
+    ]
+    return {
+        "sparsity/nnz": stats.mean_nnz,
+        "sparsity/nnz_fraction": stats.mean_nnz / n,
+        "sparsity/dead_fraction": stats.mean_dead_fraction,
+        "sparsity/nnz_by_layer": by_layer(stats.nnz_mean),
+        "sparsity/dead_fraction_by_layer": by_layer(stats.dead_fraction),
+        "sparsity/nnz_per_token": wandb.Histogram(
+            np_histogram=(np.array(stats.nnz_histogram), np.array([*edges, n + 1]))
+        ),
+        **{f"layers/nnz_mean/{i:02d}": stats.nnz_mean[i] for i in layers},
+        **{f"layers/nnz_p99/{i:02d}": stats.nnz_p99[i] for i in layers},
+        **{f"layers/nnz_max/{i:02d}": stats.nnz_max[i] for i in layers},
+        **{f"layers/dead_fraction/{i:02d}": stats.dead_fraction[i] for i in layers},
+        **{f"positions/nnz/{start:05d}": v for start, v in zip(starts, position, strict=True)},
+    }
+
+
+def progress_line(record: TrainRecord, recipe: Recipe) -> str:
+    """One line for people, under 160 columns."""
+    total = recipe.train.steps
+    n = recipe.model.intermediate_size
+    remaining = (total - record.step) * recipe.train.global_batch_tokens
+    mfu = "" if record.mfu is None else f" | mfu {record.mfu:5.1%}"
+    return (
+        f"step {record.step:>{len(str(total))}}/{total}"
+        f" | loss {record.loss:.4f}"
+        f" | l1 {record.l1:.3g}"
+        f" | nnz {record.sparsity.mean_nnz:.1f} ({record.sparsity.mean_nnz / n:.2%})"
+        f" | dead {record.sparsity.mean_dead_fraction:.1%}"
+        f" | {_si(record.tokens_per_second)} tok/s{mfu}"
+        f" | mem {record.memory_gib:.1f} GiB"
+        f" | eta {_duration(remaining / record.tokens_per_second)}"
+    )
+
+
+def _si(value: float) -> str:
+    for limit, suffix in ((1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"

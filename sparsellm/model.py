@@ -1,0 +1,120 @@
+"""The model: Hugging Face's Llama (non-gated: Arcee) with our FFN in every block.
+
+Its state dict has exactly the stock model's names and shapes, and its `forward` is the stock
+one, so that evaluation and generation use it as any other Hugging Face model; training runs the
+blocks through `Objective` (objective.py), which also collects their statistics.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import ArceeConfig, ArceeForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel as HFModel
+
+from sparsellm.ffn import SparseFFN
+from sparsellm.recipe import Recipe, RuntimeConfig
+from sparsellm.reference import FFNStats
+
+
+class SparseDecoderLayer(nn.Module):
+    """A pre-norm block: attention and norms as Hugging Face built them, our FFN, same names."""
+
+    def __init__(self, layer: Any, ffn: SparseFFN) -> None:
+        super().__init__()
+        self.self_attn = layer.self_attn
+        self.mlp = ffn
+        self.input_layernorm = layer.input_layernorm
+        self.post_attention_layernorm = layer.post_attention_layernorm
+
+    def forward(
+        self, hidden_states: Tensor, *, return_stats: bool = False, **attention: Any
+    ) -> Tensor | tuple[Tensor, FFNStats]:
+        """(B, T, C) → (B, T, C); with ``return_stats`` also the FFN's statistics.
+
+        ``attention`` is what Hugging Face's model hands its attention: rotary position
+        embeddings, mask, cache.
+        """
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **attention)
+        hidden_states = hidden_states + attended
+        out, stats = self.mlp.forward_with_stats(self.post_attention_layernorm(hidden_states))
+        hidden_states = hidden_states + out
+        # Statistics are returned, not stored: a recomputed block (activation checkpointing) then
+        # cannot count twice, and the L1 term is an ordinary output of the graph.
+        return (hidden_states, stats) if return_stats else hidden_states
+
+
+def model_config(recipe: Recipe, eos_token_id: int) -> LlamaConfig | ArceeConfig:
+    """The Hugging Face configuration of a recipe; stock transformers builds the same model."""
+    shape = recipe.model
+    config_class = LlamaConfig if recipe.ffn.gated else ArceeConfig
+    return config_class(
+        vocab_size=recipe.padded_vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        max_position_embeddings=shape.context_length,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        rms_norm_eps=shape.rms_norm_eps,
+        initializer_range=shape.initializer_range,
+        tie_word_embeddings=shape.tie_word_embeddings,
+        hidden_act=recipe.ffn.activation,
+        attention_bias=False,
+        mlp_bias=False,
+        bos_token_id=eos_token_id,
+        eos_token_id=eos_token_id,
+        pad_token_id=None,
+        attn_implementation="sdpa",
+    )
+
+
+def build_model(recipe: Recipe, eos_token_id: int) -> HFModel:
+    """A freshly initialised fp32 model on the current default device.
+
+    Weights depend on ``recipe.seed`` and the shapes alone; the caller's RNG state is untouched.
+    """
+    config = model_config(recipe, eos_token_id)
+    model_class = LlamaForCausalLM if recipe.ffn.gated else ArceeForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = model_class(config).float()
+    return use_sparse_ffn(model)
+
+
+def use_sparse_ffn(model: HFModel) -> HFModel:
+    """Replaces every block of a Llama- or Arcee-like model, in place, keeping its weights."""
+    config = model.config
+    layers = model.model.layers
+    for index, layer in enumerate(layers):
+        with torch.device("meta"):  # the layer's own weights take the place of new ones
+            ffn = SparseFFN(
+                config.hidden_size,
+                config.intermediate_size,
+                activation=config.hidden_act,
+                gated=hasattr(layer.mlp, "gate_proj"),
+            )
+        ffn.load_state_dict(layer.mlp.state_dict(), assign=True)
+        layers[index] = SparseDecoderLayer(layer, ffn)
+    # Names for FSDP2's automatic wrapping and for model-parallel placement.
+    model._no_split_modules = [SparseDecoderLayer.__name__]
+    return model
+
+
+def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
+    """Compiles each block and recomputes it in the backward pass, as the recipe asks.
+
+    Compiling a block, not the model, keeps compile time independent of depth and leaves module
+    hooks (FSDP2) outside the graph; checkpointing goes around the compiled block, so that what
+    is recomputed is the same compiled code.
+    """
+    for layer in model.model.layers:
+        if runtime.compile:
+            layer.forward = torch.compile(layer.forward)
+        if runtime.activation_checkpointing:
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)

@@ -1,0 +1,117 @@
+"""What a step minimises: cross-entropy and L1 as plain sums, with the statistics beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel as HFModel
+
+from sparsellm.recipe import RuntimeConfig
+
+# PyTorch's and Liger's default `ignore_index`.
+IGNORED_TARGET = -100
+
+LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class LossSums(NamedTuple):
+    """Sums over the tokens of one micro-batch; nothing here is averaged, so splits add up."""
+
+    cross_entropy_sum: Tensor  # () fp32, nats
+    l1_sum_L: Tensor  # (L,) fp32, Σ over tokens and units of |h|, layer by layer
+    nnz_LBT: Tensor  # (L, B, T) int32, active neurons of each token
+    fired_LN: Tensor  # (L, N) int32, tokens on which each neuron fired
+
+
+class Objective(nn.Module):
+    """Runs the model's blocks on a micro-batch and returns `LossSums`.
+
+    DDP and FSDP2 wrap this module, and every rank calls it with micro-batches of the same size.
+    """
+
+    def __init__(self, model: HFModel, runtime: RuntimeConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_function = build_loss(runtime)
+
+    def forward(self, inputs_BT: Tensor, targets_BT: Tensor) -> LossSums:
+        """int64 token ids; targets of `IGNORED_TARGET` add nothing to the cross-entropy."""
+        backbone = self.model.model
+        x_BTC = backbone.embed_tokens(inputs_BT)
+        if torch.is_autocast_enabled(x_BTC.device.type):
+            # Embedding is no autocast op: without this the residual stream would be fp32, twice
+            # the bytes in every norm and addition. FSDP2's mixed precision makes it bf16 too.
+            x_BTC = x_BTC.to(torch.get_autocast_dtype(x_BTC.device.type))
+        position_ids = torch.arange(inputs_BT.shape[1], device=x_BTC.device)[None]
+        rotary = backbone.rotary_emb(x_BTC, position_ids)
+        stats = []
+        for layer in backbone.layers:
+            # No mask: SDPA then takes its causal path.
+            x_BTC, layer_stats = layer(
+                x_BTC, return_stats=True, position_embeddings=rotary, attention_mask=None
+            )
+            stats.append(layer_stats)
+        x_BTC = backbone.norm(x_BTC)
+        return LossSums(
+            cross_entropy_sum=self.loss_function(
+                x_BTC.flatten(0, 1), self.model.lm_head.weight, targets_BT.flatten()
+            ),
+            l1_sum_L=torch.stack([s.l1_sum for s in stats]),
+            nnz_LBT=torch.stack([s.nnz_M for s in stats]).view(-1, *inputs_BT.shape),
+            fired_LN=torch.stack([s.fired_N for s in stats]),
+        )
+
+
+def total_loss(
+    sums: LossSums, l1_coefficient: float, global_tokens: int, world_size: int
+) -> Tensor:
+    """This micro-batch's part of ``CE + λ·L1`` of the whole step, ready for `backward`.
+
+    ``CE = Σ ce / tokens`` and ``L1 = Σ|h| / (tokens · layers)``, tokens being those of all ranks
+    and micro-batches (``global_tokens``): neither depends on how the batch is split. The paper's
+    eq. 2 takes the mean over the N hidden units too; λ here is N times smaller than λ there.
+
+    DDP and FSDP2 average gradients over ranks; ``world_size`` turns their mean into the sum.
+    """
+    num_layers = sums.l1_sum_L.shape[0]
+    penalty = l1_coefficient / num_layers * sums.l1_sum_L.sum()
+    return (sums.cross_entropy_sum + penalty) * (world_size / global_tokens)
+
+
+def build_loss(runtime: RuntimeConfig) -> LossFunction:
+    """The cross-entropy of ``recipe.runtime.loss``: (x_MC, w_VC, targets_M) → sum, fp32.
+
+    Raises:
+        ValueError: Liger is asked for and not installed, or there is no GPU for it.
+    """
+    if runtime.loss == "liger":
+        return _liger_loss()
+    return torch.compile(logits_cross_entropy) if runtime.compile else logits_cross_entropy
+
+
+def logits_cross_entropy(x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tensor:
+    """Cross-entropy sum over materialised logits; the softmax is computed in fp32."""
+    return F.cross_entropy(F.linear(x_MC, w_VC).float(), targets_M, reduction="sum")
+
+
+def _liger_loss() -> LossFunction:
+    if not torch.cuda.is_available():
+        raise ValueError("runtime.loss: liger needs a CUDA device; set runtime.loss=torch")
+    try:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+    except ImportError as error:
+        raise ValueError(
+            "runtime.loss: liger needs `pip install 'sparsellm[liger]'`; or set runtime.loss=torch"
+        ) from error
+    # The gradient of the vocabulary matrix is summed over chunks of tokens: in fp32, as without
+    # chunks it would be.
+    fused = LigerFusedLinearCrossEntropyLoss(reduction="sum", accum_dtype=torch.float32)
+
+    def liger(x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tensor:
+        return fused(w_VC, x_MC, targets_M)
+
+    return liger

@@ -1,0 +1,27 @@
+"""Finds the folders of plain files (recipes, data, ...) in a checkout or in an installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+BUNDLED_FOLDERS = ("recipes", "cuda", "data", "eval", "launch")
+
+
+def bundled(folder: str) -> Path:
+    """The path of one of the `BUNDLED_FOLDERS`.
+
+    A wheel carries them as ``sparsellm/_bundled/<folder>``; in a checkout (editable install) they
+    lie at the repository's root, where users edit them.
+
+    Raises:
+        FileNotFoundError: the installation carries no such folder.
+    """
+    for candidate in (_PACKAGE / "_bundled" / folder, _PACKAGE.parent / folder):
+        if folder in BUNDLED_FOLDERS and candidate.is_dir():
+            return candidate
+    raise FileNotFoundError(
+        f"this installation of sparsellm has no folder {folder!r} (it has {BUNDLED_FOLDERS}); "
+        "reinstall the wheel, or install a checkout with `pip install -e .`"
+    )

@@ -1,0 +1,301 @@
+"""The recipe: everything that decides what a training run computes, typed and strict.
+
+A recipe is one YAML file (`recipes/`). `load_recipe` reads it, applies ``--set key=value``
+overrides and validates it; the resolved recipe is saved beside every checkpoint. This module
+imports no other room of the package but `paths` and `strict`.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from sparsellm.paths import bundled
+from sparsellm.strict import StrictModel, load_yaml, validate
+
+# Unpadded; loading a tokenizer only to count (tiktoken downloads its ranks) is not worth it.
+VOCAB_SIZE = {"gpt2": 50_257, "bytes": 257}
+
+
+class ModelConfig(StrictModel):
+    """The transformer (paper, table 2). Hugging Face's names."""
+
+    hidden_size: PositiveInt = Field(description="Width K of the residual stream, elements")
+    intermediate_size: PositiveInt = Field(description="Width N of the FFN, neurons")
+    num_hidden_layers: PositiveInt = Field(description="Transformer blocks")
+    num_attention_heads: PositiveInt = Field(description="Query heads a layer")
+    num_key_value_heads: PositiveInt = Field(description="Key and value heads a layer")
+    context_length: PositiveInt = Field(description="Sequence length, tokens")
+    rope_theta: PositiveFloat = Field(10_000.0, description="RoPE base")
+    rms_norm_eps: PositiveFloat = Field(1e-5, description="RMSNorm epsilon")
+    initializer_range: PositiveFloat = Field(0.02, description="Std of the initial weights")
+    tie_word_embeddings: bool = Field(True, description="Share input and output embeddings")
+    vocab_multiple: PositiveInt = Field(128, description="Vocabulary is padded to a multiple of it")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} must be an even multiple of "
+                f"model.num_attention_heads {self.num_attention_heads} (RoPE rotates pairs)"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"model.num_attention_heads {self.num_attention_heads} must be a multiple of "
+                f"model.num_key_value_heads {self.num_key_value_heads}"
+            )
+        return self
+
+
+class FFNConfig(StrictModel):
+    """The feedforward block."""
+
+    activation: Literal["relu", "silu"] = Field("relu", description="Activation of the gate")
+    gated: bool = Field(True, description="gate * up (Llama), or up alone (paper, appendix)")
+
+
+class SparsityConfig(StrictModel):
+    """What makes the FFN sparse, and what is watched."""
+
+    l1_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="λ on Σ_units |h|, averaged over tokens and layers; "
+        "paper's eq. 2 takes the mean over the N units: λ_eq2 = λ · intermediate_size",
+    )
+    l1_zero_steps: NonNegativeInt = Field(0, description="Steps at λ = 0 before the ramp")
+    l1_ramp_steps: NonNegativeInt = Field(0, description="Steps of the linear ramp from 0 to λ")
+    dead_window_tokens: PositiveInt = Field(
+        1_048_576, description="A neuron silent for this many tokens (all ranks) is dead"
+    )
+    reinit_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="r in W ← (1-r) W + r N(0, initializer_range²) for the gate weights of dead "
+        "neurons after every step; 0 is off, the paper uses 0.1",
+    )
+
+
+class DataConfig(StrictModel):
+    """What is read and how it becomes tokens."""
+
+    corpus: str = Field(description="Name of a file in data/, or a path to such a YAML")
+    tokenizer: Literal["gpt2", "bytes"] = Field("gpt2", description="tiktoken GPT-2, or raw bytes")
+    num_workers: NonNegativeInt = Field(4, description="Tokenising processes a rank; 0 is in-line")
+    files: list[str] | None = Field(None, description="Globs that replace the corpus's `files`")
+    validation_files: list[str] | None = Field(
+        None, description="Globs that replace the corpus's `validation_files`"
+    )
+    on_mismatch: Literal["refuse", "restart"] = Field(
+        "refuse",
+        description="On resume with another world size, worker count or corpus: refuse, "
+        "or restart the data stream from its beginning",
+    )
+
+
+class TrainConfig(StrictModel):
+    """How long, and how many tokens at a time."""
+
+    steps: PositiveInt = Field(description="Optimizer steps")
+    global_batch_tokens: PositiveInt = Field(description="Tokens a step over all ranks")
+    micro_batch_size: PositiveInt = Field(description="Sequences a rank runs at once")
+
+
+class OptimizerConfig(StrictModel):
+    """AdamW with linear warm-up and cosine decay (paper, table 2)."""
+
+    learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final over peak learning rate")
+    warmup_steps: NonNegativeInt = Field(600, description="Steps of linear warm-up")
+    weight_decay: float = Field(0.1, ge=0, description="Decoupled, on matrices only")
+    beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay")
+    beta2: float = Field(0.95, ge=0, lt=1, description="Second-moment decay")
+    eps: PositiveFloat = Field(1e-8, description="AdamW epsilon")
+    clip_norm: PositiveFloat = Field(1.0, description="Global gradient norm is clipped to it")
+
+
+class RuntimeConfig(StrictModel):
+    """How it is computed. None of these changes what is computed beyond rounding."""
+
+    precision: Literal["bf16", "fp32"] = Field(
+        "bf16", description="Autocast type; weights, gradients and optimizer state stay fp32"
+    )
+    compile: bool = Field(True, description="torch.compile of each transformer block and the loss")
+    activation_checkpointing: bool = Field(
+        False, description="Recompute each block in the backward pass to save memory"
+    )
+    loss: Literal["torch", "liger"] = Field(
+        "torch",
+        description="Cross-entropy over materialised logits, or Liger's fused linear "
+        "cross-entropy (GPU, fp32 accumulation, no logits in memory)",
+    )
+
+
+class CheckpointConfig(StrictModel):
+    """What is kept."""
+
+    every_steps: PositiveInt = Field(1000, description="Steps between checkpoints")
+    keep: PositiveInt = Field(3, description="Newest checkpoints that are kept")
+
+
+class ValidationConfig(StrictModel):
+    """Held-out loss."""
+
+    every_steps: NonNegativeInt = Field(500, description="Steps between validations; 0 is never")
+    tokens: PositiveInt = Field(1_048_576, description="Held-out tokens a validation, all ranks")
+
+
+class LoggingConfig(StrictModel):
+    """What is shown and where it is kept."""
+
+    run_dir: str = Field("runs", description="Folder of the runs; this one is <run_dir>/<name>")
+    every_steps: PositiveInt = Field(10, description="Steps between progress lines and records")
+    wandb: Literal["online", "offline", "disabled"] = Field("disabled", description="wandb's mode")
+    wandb_project: str = Field("sparsellm", description="wandb project")
+
+
+class Recipe(StrictModel):
+    """A complete training run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run")
+    description: str = Field("", description="One sentence for people")
+    seed: NonNegativeInt = Field(0, description="Seed of weights, data order and re-initialisation")
+    model: ModelConfig
+    ffn: FFNConfig = FFNConfig()
+    sparsity: SparsityConfig = SparsityConfig()
+    data: DataConfig
+    train: TrainConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    validation: ValidationConfig = ValidationConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        sequence = self.model.context_length
+        if self.train.global_batch_tokens % (sequence * self.train.micro_batch_size):
+            raise ValueError(
+                f"train.global_batch_tokens {self.train.global_batch_tokens} must be a multiple of "
+                f"train.micro_batch_size {self.train.micro_batch_size} × model.context_length "
+                f"{sequence} = {self.train.micro_batch_size * sequence}"
+            )
+        if self.ffn.activation != "relu" and self.sparsity.reinit_rate:
+            raise ValueError("sparsity.reinit_rate needs ffn.activation: relu (no neuron is dead)")
+        return self
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding: the tokenizer's vocabulary rounded up to `vocab_multiple`."""
+        multiple = self.model.vocab_multiple
+        return -(-VOCAB_SIZE[self.data.tokenizer] // multiple) * multiple
+
+    @property
+    def run_path(self) -> Path:
+        """The folder of this run."""
+        return Path(self.logging.run_dir) / self.name
+
+    @property
+    def dead_window_steps(self) -> int:
+        """`sparsity.dead_window_tokens` in whole steps, at least one."""
+        return math.ceil(self.sparsity.dead_window_tokens / self.train.global_batch_tokens)
+
+    def accumulation_steps(self, world_size: int) -> int:
+        """Micro-batches a rank runs in each step.
+
+        Raises:
+            ValueError: the global batch does not divide by the ranks' micro-batches.
+        """
+        per_round = self.train.micro_batch_size * self.model.context_length * world_size
+        rounds, rest = divmod(self.train.global_batch_tokens, per_round)
+        if rest:
+            raise ValueError(
+                f"train.global_batch_tokens {self.train.global_batch_tokens} is no multiple of "
+                f"{world_size} ranks × train.micro_batch_size {self.train.micro_batch_size} × "
+                f"model.context_length {self.model.context_length} = {per_round}; "
+                "change micro_batch_size or the number of ranks"
+            )
+        return rounds
+
+    def to_yaml(self) -> str:
+        """The resolved recipe, loadable again with `load_recipe`."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def recipe_path(name_or_path: str) -> Path:
+    """The file of a bundled recipe's name (``0.5b``, ``ablations/dense-relu``) or of a path.
+
+    Raises:
+        FileNotFoundError: neither exists; the message lists the bundled names.
+    """
+    folder = bundled("recipes")
+    for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
+        if candidate.is_file():
+            return candidate
+    raise FileNotFoundError(
+        f"recipe {name_or_path!r}: no such file, and no bundled recipe of that name; "
+        f"bundled are {', '.join(bundled_recipes())}"
+    )
+
+
+def bundled_recipes() -> list[str]:
+    """Names of the recipes that come with the package."""
+    folder = bundled("recipes")
+    return sorted(
+        path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
+    )
+
+
+def load_recipe(name_or_path: str, overrides: list[str] | None = None) -> Recipe:
+    """Reads a recipe and applies ``section.key=value`` overrides (values are YAML).
+
+    A recipe may begin with ``base: <name>``: it then states only what differs from that one.
+
+    Raises:
+        FileNotFoundError: no such recipe.
+        ValueError: unknown or mistyped key, or values that contradict one another.
+    """
+    path = recipe_path(name_or_path)
+    content = _with_base(path)
+    for override in overrides or []:
+        _apply(content, override)
+    source = str(path) + (f" with --set {' '.join(overrides)}" if overrides else "")
+    return validate(Recipe, content, source)
+
+
+def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path in seen:
+        raise ValueError(f"{path}: `base` leads back to itself through {seen[-1]}")
+    content = load_yaml(path)
+    base = content.pop("base", None)
+    if base is None:
+        return content
+    return _merge(_with_base(recipe_path(str(base)), (*seen, path)), content)
+
+
+def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        both_sections = isinstance(merged.get(key), dict) and isinstance(value, dict)
+        merged[key] = _merge(merged[key], value) if both_sections else value
+    return merged
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--set {override!r}: write it as section.key=value")
+    *sections, leaf = key.strip().split(".")
+    for section in sections:
+        content = content.setdefault(section, {})
+        if not isinstance(content, dict):
+            raise ValueError(f"--set {override!r}: {section!r} is a value, not a section")
+    try:
+        content[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {override!r}: the value is not valid YAML: {error}") from error

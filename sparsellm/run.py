@@ -1,0 +1,209 @@
+"""A `Run` is what one rank holds while it trains: built here, saved to and restored from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor
+
+from sparsellm import __version__, checkpoint
+from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer
+from sparsellm.data.loader import validation_batches
+from sparsellm.distributed import any_rank
+from sparsellm.ffn import SparseFFN
+from sparsellm.model import HFModel, build_model, prepare_blocks
+from sparsellm.objective import Objective
+from sparsellm.optim import build_optimizer
+from sparsellm.recipe import Recipe
+from sparsellm.stats import SparsityStats
+from sparsellm.validation import ValidationSet
+
+
+@dataclass
+class Run:
+    """One rank's state; `step` and `tokens` advance with every optimizer step."""
+
+    recipe: Recipe
+    accelerator: Accelerator
+    model: HFModel  # unwrapped: parameters by Hugging Face's names
+    objective: torch.nn.Module  # what is called: `Objective`, wrapped by DDP or FSDP2
+    optimizer: torch.optim.Optimizer
+    loader: TokenLoader
+    validation: ValidationSet | None
+    stats: SparsityStats
+    step: int = 0
+
+    @property
+    def ffns(self) -> list[SparseFFN]:
+        """The FFN of each layer."""
+        return [layer.mlp for layer in self.model.model.layers]
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens seen by all ranks."""
+        return self.step * self.recipe.train.global_batch_tokens
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of this run's checkpoints."""
+        return self.recipe.run_path / "checkpoints"
+
+
+def build_accelerator(recipe: Recipe) -> Accelerator:
+    """bf16 autocast over fp32 weights; without CUDA, CPU processes over gloo."""
+    return Accelerator(
+        mixed_precision="bf16" if recipe.runtime.precision == "bf16" else "no",
+        cpu=not torch.cuda.is_available(),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+        ],
+    )
+
+
+def build_run(recipe: Recipe) -> Run:
+    """Everything at step 0, on this rank's device."""
+    accelerator = build_accelerator(recipe)
+    recipe.accumulation_steps(accelerator.num_processes)  # raises before anything is built
+    corpus = load_corpus(
+        recipe.data.corpus,
+        files=recipe.data.files,
+        validation_files=recipe.data.validation_files,
+    )
+    tokenizer = load_tokenizer(recipe.data.tokenizer)
+    shape = {
+        "context_length": recipe.model.context_length,
+        "micro_batch_size": recipe.train.micro_batch_size,
+        "rank": accelerator.process_index,
+        "world_size": accelerator.num_processes,
+    }
+    loader = TokenLoader(
+        corpus, tokenizer, **shape, seed=recipe.seed, num_workers=recipe.data.num_workers
+    )
+    validation = None
+    if recipe.validation.every_steps:
+        held_out = validation_batches(
+            corpus, tokenizer, **shape, num_tokens=recipe.validation.tokens
+        )
+        validation = ValidationSet(held_out, recipe.train.micro_batch_size, accelerator.device)
+
+    model = build_model(recipe, tokenizer.eot_id).to(accelerator.device)
+    model.train()
+    prepare_blocks(model, recipe.runtime)
+    objective = Objective(model, recipe.runtime)
+    objective, optimizer = accelerator.prepare(
+        objective, build_optimizer(objective, recipe.optimizer)
+    )
+    return Run(
+        recipe=recipe,
+        accelerator=accelerator,
+        model=accelerator.unwrap_model(objective).model,
+        objective=objective,
+        optimizer=optimizer.optimizer,
+        loader=loader,
+        validation=validation,
+        stats=SparsityStats(
+            recipe.model.num_hidden_layers,
+            recipe.model.intermediate_size,
+            recipe.model.context_length,
+            recipe.sparsity.dead_window_tokens,
+            accelerator.device,
+        ),
+    )
+
+
+def save_run(run: Run) -> Path:
+    """Writes a checkpoint of the run as it is after `run.step` steps, from all ranks together."""
+    recipe, accelerator = run.recipe, run.accelerator
+    snapshot = checkpoint.Snapshot(
+        step=run.step,
+        model=checkpoint.gather_model(run.model),
+        optimizer=checkpoint.gather_optimizer(run.model, run.optimizer),
+        stats={name: t.cpu() for name, t in run.stats.state_dict().items()},
+        trainer={
+            "step": run.step,
+            "tokens": run.tokens,
+            "world_size": accelerator.num_processes,
+            "sparsellm": __version__,
+            "torch": torch.__version__,
+        },
+        recipe_yaml=recipe.to_yaml(),
+        rank=checkpoint.RankState(data=run.loader.state_dict(), rng=_rng_state()),
+    )
+    ranks = checkpoint.Ranks(
+        rank=accelerator.process_index,
+        is_main=accelerator.is_main_process,
+        any_failed=lambda failed: any_rank(failed, accelerator.device),
+    )
+    return checkpoint.save(run.checkpoints, snapshot, ranks, recipe.checkpoint.keep)
+
+
+def restore_run(run: Run, path: Path) -> list[str]:
+    """Sets the run to a checkpoint's state; returns what the recipe changed since, as sentences.
+
+    Raises:
+        FileNotFoundError, ValueError: the checkpoint is damaged, or of another model.
+        DataStateMismatch: the data stream cannot continue on this many ranks and workers, and
+            `data.on_mismatch` is `refuse`.
+    """
+    snapshot = checkpoint.load(path, run.accelerator.process_index)
+    notes = _recipe_changes(snapshot.recipe_yaml, run.recipe)
+    checkpoint.restore_model(run.model, snapshot.model)
+    checkpoint.restore_optimizer(run.model, run.optimizer, snapshot.optimizer)
+    run.stats.load_state_dict(snapshot.stats)
+    run.step = snapshot.step
+    try:
+        _check_world_size(snapshot.trainer["world_size"], run.accelerator.num_processes)
+        run.loader.load_state_dict(snapshot.rank.data)
+        _set_rng_state(snapshot.rank.rng)
+    except DataStateMismatch as mismatch:
+        if run.recipe.data.on_mismatch == "refuse":
+            raise
+        notes.append(f"the data stream starts over from its beginning: {mismatch}")
+    return notes
+
+
+def _check_world_size(saved: int, present: int) -> None:
+    if saved != present:
+        raise DataStateMismatch(
+            f"the checkpoint was saved by {saved} ranks and this run has {present}: the data "
+            f"stream cannot continue exactly. Start {saved} processes, or let the data stream "
+            "start over with --set data.on_mismatch=restart"
+        )
+
+
+def _recipe_changes(saved_yaml: str, recipe: Recipe) -> list[str]:
+    saved = _flatten(yaml.safe_load(saved_yaml))
+    present = _flatten(recipe.model_dump(mode="json"))
+    return [
+        f"changed since the checkpoint: {key} {saved.get(key)} → {present.get(key)}"
+        for key in sorted(saved.keys() | present.keys())
+        if saved.get(key) != present.get(key)
+    ]
+
+
+def _flatten(content: dict, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _rng_state() -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_rng_state(state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

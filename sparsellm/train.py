@@ -1,0 +1,264 @@
+"""The training loop, top to bottom: `train` is the whole story of a run.
+
+`accelerate launch -m sparsellm train …` starts one process a GPU; each holds a `Run` and goes
+through the same steps. What is computed is decided by the recipe alone (recipe.py); how the ranks
+divide it never changes it (objective.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from sparsellm import checkpoint
+from sparsellm.distributed import all_reduce_sum
+from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
+from sparsellm.metrics import MetricsLog, TrainRecord, ValidationRecord, progress_line
+from sparsellm.objective import total_loss
+from sparsellm.optim import reinit_dead_neurons
+from sparsellm.recipe import Recipe
+from sparsellm.run import Run, build_run, restore_run, save_run
+from sparsellm.schedule import l1_coefficient, learning_rate
+from sparsellm.signals import StopRequest
+from sparsellm.stats import StepStats
+
+
+def train(recipe: Recipe, resume_from: Path | None = None, fresh: bool = False) -> None:
+    """Trains to `recipe.train.steps`, from ``resume_from`` or from the run's own last checkpoint.
+
+    With ``fresh`` an earlier run of that name is moved aside (nothing is deleted) and training
+    begins at step 0.
+
+    Raises:
+        ValueError, FileNotFoundError: a recipe, corpus or checkpoint that cannot be used.
+        CheckpointError: a checkpoint could not be written.
+        FloatingPointError: loss or gradients became NaN or infinite.
+    """
+    torch.set_float32_matmul_precision("high")
+    with StopRequest() as stop:
+        run = build_run(recipe)
+        say = run.accelerator.print
+        if fresh:
+            _move_aside(run)
+        path = resume_from or checkpoint.latest(run.checkpoints)
+        if path is not None:
+            say(f"resuming from {path}")
+            for note in restore_run(run, path):
+                say(f"  {note}")
+        if run.accelerator.is_main_process:
+            recipe.run_path.mkdir(parents=True, exist_ok=True)
+            checkpoint.write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
+        log = MetricsLog(recipe, run.step) if run.accelerator.is_main_process else None
+        try:
+            _loop(run, log, stop)
+        finally:
+            run.loader.close()
+            if log is not None:
+                log.close()
+            run.accelerator.end_training()
+
+
+def _move_aside(run: Run) -> None:
+    path = run.recipe.run_path
+    if run.accelerator.is_main_process and path.exists():
+        aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
+        path.rename(aside)
+        run.accelerator.print(f"the earlier run is now {aside}")
+    run.accelerator.wait_for_everyone()
+
+
+def _loop(run: Run, log: MetricsLog | None, stop: StopRequest) -> None:
+    recipe, say = run.recipe, run.accelerator.print
+    meter = Meter(run)
+    saved_step = run.step if run.step else None
+    while run.step < recipe.train.steps:
+        totals = train_step(run, stop)
+        last = run.step == recipe.train.steps
+        if _due(run.step, recipe.logging.every_steps) or last or run.step == 1:
+            record = meter.record(run, totals)
+            say(progress_line(record, recipe))
+            if log is not None:
+                log.write(record)
+        meter.pause()
+        if run.validation and (_due(run.step, recipe.validation.every_steps) or last):
+            validate(run, log)
+        if _due(run.step, recipe.checkpoint.every_steps) or last or totals.stop:
+            if log is not None:
+                log.sync()
+            saved_step = run.step
+            say(f"saved {save_run(run)}")
+        meter.go_on()
+        if totals.stop and not last:
+            say(
+                f"stopped after step {run.step} ({stop.received or 'signal on another rank'}); "
+                "the same command resumes here"
+            )
+            return
+    if saved_step == run.step:
+        say(f"done: {run.step} steps, {run.tokens:,} tokens")
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """One step over all ranks."""
+
+    loss: float  # cross-entropy, nats a token
+    l1: float  # Σ_units |h|, mean over tokens and layers
+    l1_coefficient: float
+    learning_rate: float
+    grad_norm: float
+    sparsity: StepStats | None  # where the step is logged
+    stop: bool  # some rank was asked to stop
+
+
+def train_step(run: Run, stop: StopRequest) -> StepTotals:
+    """One optimizer step over `global_batch_tokens`.
+
+    Raises:
+        FloatingPointError: loss or gradient norm is not finite; weights are then unchanged.
+    """
+    recipe, accelerator = run.recipe, run.accelerator
+    lr = learning_rate(recipe.optimizer, run.step, recipe.train.steps)
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr
+    l1_weight = l1_coefficient(recipe.sparsity, run.step)
+
+    sums = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
+    rounds = recipe.accumulation_steps(accelerator.num_processes)
+    for index in range(rounds):
+        tokens_BT1 = next(run.loader).to(accelerator.device, non_blocking=True)
+        if index < rounds - 1:
+            with accelerator.no_sync(run.objective):
+                sums[:2] += _micro_batch(run, tokens_BT1, l1_weight)
+        else:
+            sums[:2] += _micro_batch(run, tokens_BT1, l1_weight)
+    sums[2] = stop.received is not None
+    all_reduce_sum(sums)
+    cross_entropy_sum, l1_sum, stops = sums.tolist()
+    tokens = recipe.train.global_batch_tokens
+    loss, l1 = cross_entropy_sum / tokens, l1_sum / (tokens * recipe.model.num_hidden_layers)
+
+    grad_norm = _clip_gradients(run)
+    _refuse_non_finite(run, loss, l1, grad_norm)
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    run.step += 1
+    logged = _due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
+    sparsity = run.stats.finish_step(all_reduce_sum, summarise=logged)
+    if recipe.sparsity.reinit_rate:
+        reinit_dead_neurons(
+            run.ffns,
+            run.stats.dead_LN(),
+            rate=recipe.sparsity.reinit_rate,
+            std=recipe.model.initializer_range,
+            seed=recipe.seed,
+            step=run.step,
+        )
+    return StepTotals(loss, l1, l1_weight, lr, grad_norm, sparsity, stops > 0)
+
+
+def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float) -> torch.Tensor:
+    """Forward and backward of one micro-batch; returns (Σ cross-entropy, Σ L1) of this rank."""
+    accelerator = run.accelerator
+    with accelerator.autocast():
+        sums = run.objective(tokens_BT1[:, :-1], tokens_BT1[:, 1:])
+    loss = total_loss(
+        sums, l1_weight, run.recipe.train.global_batch_tokens, accelerator.num_processes
+    )
+    accelerator.backward(loss)
+    run.stats.update(sums.nnz_LBT, sums.fired_LN)
+    return torch.stack([sums.cross_entropy_sum, sums.l1_sum_L.sum()]).detach().double()
+
+
+def _clip_gradients(run: Run) -> float:
+    norm = run.accelerator.clip_grad_norm_(
+        run.objective.parameters(), run.recipe.optimizer.clip_norm
+    )
+    assert norm is not None
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _refuse_non_finite(run: Run, loss: float, l1: float, grad_norm: float) -> None:
+    if all(math.isfinite(value) for value in (loss, l1, grad_norm)):
+        return
+    good = checkpoint.latest(run.checkpoints)
+    raise FloatingPointError(
+        f"step {run.step + 1}: loss {loss}, L1 {l1}, gradient norm {grad_norm}; the step was not "
+        f"taken. Last good checkpoint: {good or 'none yet'}. Resume from it with a lower "
+        "optimizer.learning_rate, or another seed to meet other data"
+    )
+
+
+def validate(run: Run, log: MetricsLog | None) -> None:
+    """Held-out loss, to the terminal and the log."""
+    assert run.validation is not None
+    loss, num_targets = run.validation.loss(run.objective, run.accelerator)
+    run.accelerator.print(f"step {run.step} | validation loss {loss:.4f} ({num_targets:,} tokens)")
+    if log is not None:
+        log.write(ValidationRecord(run.step, run.tokens, loss, num_targets))
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+class Meter:
+    """Throughput between records, not counting validation and checkpoints."""
+
+    def __init__(self, run: Run) -> None:
+        device = run.accelerator.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        peak = peak_flops(name) if run.recipe.runtime.precision == "bf16" else None
+        self._peak = peak * run.accelerator.num_processes if peak else None
+        self._flops = train_flops_per_token(run.recipe)
+        self._executed = executed_flops_per_token(run.recipe)
+        self._began = self._since = time.perf_counter()
+        self._paused = 0.0
+        self._step = run.step
+
+    def pause(self) -> None:
+        """Stops the clock."""
+        self._paused = time.perf_counter()
+
+    def go_on(self) -> None:
+        """Starts it again."""
+        self._since += time.perf_counter() - self._paused
+
+    def record(self, run: Run, totals: StepTotals) -> TrainRecord:
+        """The record of the step just done; begins the next interval."""
+        assert totals.sparsity is not None
+        now = time.perf_counter()
+        tokens = (run.step - self._step) * run.recipe.train.global_batch_tokens
+        rate = tokens / (now - self._since)
+        self._since, self._step = now, run.step
+        return TrainRecord(
+            step=run.step,
+            tokens=run.tokens,
+            loss=totals.loss,
+            l1=totals.l1,
+            l1_coefficient=totals.l1_coefficient,
+            learning_rate=totals.learning_rate,
+            grad_norm=totals.grad_norm,
+            tokens_per_second=rate,
+            mfu=rate * self._flops / self._peak if self._peak else None,
+            mfu_executed=rate * self._executed / self._peak if self._peak else None,
+            memory_gib=_peak_memory_gib(run.accelerator.device),
+            sparsity=totals.sparsity,
+            seconds=now - self._began,
+        )
+
+
+def _peak_memory_gib(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -1,0 +1,100 @@
+"""Fixtures that every test folder shares."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparsellm.recipe import Recipe, load_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Two test processes share the cores (`pytest -n 2`); torch would start a thread a core in each.
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped, with the reason, where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device; this machine has none"))
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """The folder of real text and benchmark splits (SPARSELLM_TEST_DATA)."""
+    folder = Path(os.environ.get("SPARSELLM_TEST_DATA", ROOT.parent / "shared" / "data")).resolve()
+    if not (folder / "corpus").is_dir():
+        pytest.skip(f"real test data is absent: {folder}; set SPARSELLM_TEST_DATA to its folder")
+    return folder
+
+
+@pytest.fixture
+def gpt2_cache(test_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """tiktoken reads the GPT-2 ranks from the test data instead of downloading them."""
+    cache = test_data / "tiktoken_cache"
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(cache))
+    return cache
+
+
+TINY = [
+    "model.hidden_size=32",
+    "model.intermediate_size=64",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=2",
+    "model.num_key_value_heads=2",
+    "model.context_length=32",
+    "train.global_batch_tokens=256",
+    "train.micro_batch_size=2",
+    "train.steps=4",
+    "sparsity.dead_window_tokens=512",
+    "optimizer.warmup_steps=2",
+    "validation.tokens=512",
+    "validation.every_steps=4",
+    "checkpoint.every_steps=2",
+    "logging.every_steps=1",
+    "data.num_workers=0",
+]
+
+
+@pytest.fixture
+def tiny_overrides(tmp_path: Path) -> list[str]:
+    """``--set`` values that make the debug recipe a model of a second, in a folder of its own."""
+    return [*TINY, f"logging.run_dir={tmp_path / 'runs'}"]
+
+
+@pytest.fixture
+def tiny(tiny_overrides: list[str]) -> Callable[..., Recipe]:
+    """Builds the tiny recipe with further overrides."""
+    return lambda *overrides: load_recipe("debug", [*tiny_overrides, *overrides])
+
+
+@pytest.fixture
+def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the ``sparsellm`` command in a process of its own."""
+
+    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sparsellm", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, env=process_env(), **options
+        )
+
+    return run
+
+
+def process_env(**extra: str) -> dict[str, str]:
+    """The environment of a child process: one thread, no network."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | extra
+
+
+def set_arguments(overrides: list[str]) -> list[str]:
+    """``--set`` flags for the command line."""
+    return [part for override in overrides for part in ("--set", override)]

@@ -1,0 +1,177 @@
+"""The model is Hugging Face's, name for name and number for number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import ArceeForCausalLM, LlamaForCausalLM
+
+from sparsellm.model import SparseDecoderLayer, build_model, prepare_blocks
+from sparsellm.objective import IGNORED_TARGET, Objective, total_loss
+from sparsellm.recipe import RuntimeConfig
+
+VARIANTS = {
+    "relu": [],
+    "silu": ["ffn.activation=silu"],
+    "non-gated": ["ffn.gated=false"],
+    "grouped heads, untied": [
+        "model.num_key_value_heads=1",
+        "model.tie_word_embeddings=false",
+    ],
+}
+
+
+def _stock(model):
+    """Stock transformers built from our model's configuration and weights."""
+    stock_class = LlamaForCausalLM if model.config.model_type == "llama" else ArceeForCausalLM
+    stock = stock_class(model.config)
+    stock.load_state_dict(model.state_dict(), strict=True)
+    return stock
+
+
+def _tokens(recipe, batch=3):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(257, (batch, recipe.model.context_length + 1), generator=generator)
+
+
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
+def test_logits_equal_stock_transformers(tiny, overrides):
+    recipe = tiny(*overrides)
+    model = build_model(recipe, eos_token_id=256).eval()
+    stock = _stock(model).eval()
+    tokens = _tokens(recipe)[:, :-1]
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, stock(tokens).logits, rtol=0, atol=0)
+    assert model.config.hidden_act == recipe.ffn.activation
+
+
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
+def test_objective_and_its_gradients_equal_stock_cross_entropy(tiny, overrides):
+    recipe = tiny(*overrides)
+    model = build_model(recipe, eos_token_id=256)
+    stock = _stock(model)
+    tokens = _tokens(recipe)
+    sums = Objective(model, recipe.runtime)(tokens[:, :-1], tokens[:, 1:])
+    num_targets = tokens[:, 1:].numel()
+    total_loss(sums, 0.0, num_targets, world_size=1).backward()
+    expected = stock(tokens, labels=tokens).loss
+    expected.backward()
+    torch.testing.assert_close(sums.cross_entropy_sum / num_targets, expected)
+    ours = dict(model.named_parameters())
+    for name, parameter in stock.named_parameters():
+        torch.testing.assert_close(ours[name].grad, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_are_those_of_the_activations(tiny):
+    recipe = tiny()
+    model = build_model(recipe, eos_token_id=256)
+    gates = []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda *_: None)
+        layer.post_attention_layernorm.register_forward_hook(
+            lambda _, __, x, ffn=layer.mlp: gates.append(
+                (torch.relu(ffn.gate_proj(x)), ffn.up_proj(x))
+            )
+        )
+    tokens = _tokens(recipe)
+    sums = Objective(model, recipe.runtime)(tokens[:, :-1], tokens[:, 1:])
+    for index, (gate, up) in enumerate(gates):
+        assert torch.equal(sums.nnz_LBT[index], (gate != 0).sum(-1, dtype=torch.int32))
+        assert torch.equal(sums.fired_LN[index], (gate != 0).sum((0, 1), dtype=torch.int32))
+        torch.testing.assert_close(sums.l1_sum_L[index], (gate * up).abs().sum())
+
+
+def _loss_and_gradients(recipe, runtime):
+    model = build_model(recipe, eos_token_id=256).train()
+    prepare_blocks(model, runtime)
+    tokens = _tokens(recipe)
+    sums = Objective(model, runtime)(tokens[:, :-1], tokens[:, 1:])
+    loss = total_loss(sums, 0.1, tokens[:, 1:].numel(), world_size=1)
+    loss.backward()
+    return sums, {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_activation_checkpointing_changes_nothing(tiny):
+    recipe = tiny()
+    plain, gradients = _loss_and_gradients(recipe, recipe.runtime)
+    runtime = recipe.runtime.model_copy(update={"activation_checkpointing": True})
+    recomputed, same = _loss_and_gradients(recipe, runtime)
+    for a, b in zip(plain, recomputed, strict=True):
+        assert torch.equal(a, b)  # the statistics too: the second forward is not counted
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, same[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_blocks_compute_the_same(tiny, checkpointing):
+    recipe = tiny()
+    plain, gradients = _loss_and_gradients(recipe, recipe.runtime)
+    runtime = RuntimeConfig(
+        precision="fp32", compile=True, activation_checkpointing=checkpointing, loss="torch"
+    )
+    compiled, same = _loss_and_gradients(recipe, runtime)
+    for a, b in zip(plain, compiled, strict=True):
+        torch.testing.assert_close(a, b)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, same[name], rtol=1e-4, atol=1e-6)
+
+
+def test_bf16_keeps_fp32_weights_and_a_bf16_residual_stream(tiny):
+    recipe = tiny("runtime.precision=bf16")
+    model = build_model(recipe, eos_token_id=256)
+    seen = []
+    model.model.layers[1].register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    tokens = _tokens(recipe)
+    with torch.autocast("cpu", torch.bfloat16):
+        sums = Objective(model, recipe.runtime)(tokens[:, :-1], tokens[:, 1:])
+    total_loss(sums, 0.1, tokens[:, 1:].numel(), 1).backward()
+    assert seen == [torch.bfloat16]
+    assert sums.cross_entropy_sum.dtype == sums.l1_sum_L.dtype == torch.float32
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_ignored_targets_add_nothing(tiny):
+    recipe = tiny()
+    objective = Objective(build_model(recipe, eos_token_id=256), recipe.runtime)
+    tokens = _tokens(recipe)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+    targets[2] = IGNORED_TARGET
+    padded = objective(inputs, targets).cross_entropy_sum
+    torch.testing.assert_close(padded, objective(inputs[:2], targets[:2]).cross_entropy_sum)
+
+
+def test_generation_with_cache_equals_without(tiny):
+    model = build_model(tiny(), eos_token_id=256).eval()
+    prompt = torch.tensor([[3, 1, 4, 1, 5]])
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 256, "eos_token_id": None}
+    cached = model.generate(prompt, use_cache=True, **options)
+    assert cached.shape == (1, 17)
+    assert torch.equal(cached, model.generate(prompt, use_cache=False, **options))
+
+
+def test_weights_depend_on_the_seed_alone(tiny):
+    torch.manual_seed(1)
+    a = build_model(tiny(), eos_token_id=256).state_dict()
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(after, torch.rand(1))  # the caller's generator was not advanced
+    torch.manual_seed(2)
+    b = build_model(tiny(), eos_token_id=256).state_dict()
+    c = build_model(tiny("seed=1"), eos_token_id=256).state_dict()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not torch.equal(
+        a["model.layers.0.mlp.up_proj.weight"], c["model.layers.0.mlp.up_proj.weight"]
+    )
+
+
+def test_every_block_is_ours(tiny):
+    model = build_model(tiny(), eos_token_id=256)
+    assert all(isinstance(layer, SparseDecoderLayer) for layer in model.model.layers)
+
+
+def test_liger_without_a_gpu_says_what_to_do(tiny):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(ValueError, match=r"runtime.loss=torch"):
+        Objective(build_model(tiny(), eos_token_id=256), RuntimeConfig(loss="liger"))

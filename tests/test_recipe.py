@@ -1,0 +1,161 @@
+"""Recipes: every bundled one loads, says what the paper says, and refuses what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+
+from sparsellm.estimate import count_parameters, train_flops_per_token
+from sparsellm.model import build_model
+from sparsellm.paths import bundled
+from sparsellm.recipe import Recipe, bundled_recipes, load_recipe
+
+
+@pytest.mark.parametrize("name", bundled_recipes())
+def test_bundled_recipe_loads_and_round_trips(name, tmp_path):
+    recipe = load_recipe(name)
+    assert recipe.name == name.rsplit("/", 1)[-1]
+    saved = tmp_path / "recipe.yaml"
+    saved.write_text(recipe.to_yaml(), encoding="utf-8")
+    assert load_recipe(str(saved)) == recipe
+
+
+@pytest.mark.parametrize("name", ["0.5b", "1b", "1.5b", "2b", "debug"])
+def test_size_recipes_state_every_key(name):
+    content = yaml.safe_load((bundled("recipes") / f"{name}.yaml").read_text(encoding="utf-8"))
+    resolved = load_recipe(name).model_dump(mode="json")
+    optional = {"files", "validation_files", "on_mismatch"}
+    for section, values in resolved.items():
+        if isinstance(values, dict):
+            assert values.keys() - content[section].keys() <= optional, section
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "steps", "billion_tokens", "billion_parameters"),
+    [
+        ("0.5b", 8, 10_000, 10.49, 0.51),
+        ("1b", 18, 20_000, 20.97, 1.03),
+        ("1.5b", 28, 30_000, 31.46, 1.54),
+        ("2b", 38, 40_000, 41.94, 2.06),
+    ],
+)
+def test_sizes_are_those_of_table_2(name, layers, steps, billion_tokens, billion_parameters):
+    recipe = load_recipe(name)
+    m, o = recipe.model, recipe.optimizer
+    assert (m.hidden_size, m.intermediate_size, m.num_hidden_layers) == (2048, 5632, layers)
+    assert (m.num_attention_heads, m.num_key_value_heads, m.context_length) == (32, 32, 2048)
+    assert (recipe.train.steps, recipe.train.global_batch_tokens) == (steps, 1_048_576)
+    assert (o.learning_rate, o.weight_decay, o.beta1, o.beta2) == (1e-3, 0.1, 0.9, 0.95)
+    assert (o.eps, o.warmup_steps, o.clip_norm) == (1e-8, 600, 1.0)
+    assert (m.rms_norm_eps, m.initializer_range, m.tie_word_embeddings) == (1e-5, 0.02, True)
+    assert recipe.padded_vocab_size == 50_304
+    tokens = steps * recipe.train.global_batch_tokens / 1e9
+    assert tokens == pytest.approx(billion_tokens, abs=0.005)
+    assert count_parameters(recipe).total / 1e9 == pytest.approx(billion_parameters, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["0.5b", "debug", "ablations/non-gated", "ablations/dense-silu"])
+def test_counts_equal_the_built_model(name):
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        model = build_model(recipe, eos_token_id=0)
+    counted = count_parameters(recipe)
+    assert counted.total == sum(p.numel() for p in model.parameters())
+    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    matrices = sum(m.weight.numel() for m in linears)  # the tied output matrix among them
+    attention = 12 * recipe.model.num_hidden_layers * recipe.model.hidden_size
+    assert train_flops_per_token(recipe) == 6 * matrices + attention * recipe.model.context_length
+
+
+def test_unknown_key_names_file_key_and_nearest(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: debug\ntrain:\n  stepz: 3\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"mine.yaml: unknown key 'train.stepz'.*'train.steps'"):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.steps=many", r"key 'train.steps': .*integer.*'many'"),
+        ("train.steps=0", r"key 'train.steps': .*greater than 0"),
+        ("train.stepss=5", r"unknown key 'train.stepss'; nearest valid key: 'train.steps'"),
+        ("l1_coefficient=1e-4", r"nearest valid key: 'sparsity.l1_coefficient'"),
+        ("train.micro_batch_size=3", r"global_batch_tokens 8192 must be a multiple"),
+        ("model.hidden_size=100", r"model.hidden_size 100 must be an even multiple"),
+        ("ffn.activation=gelu", r"'relu' or 'silu'"),
+        ("train.steps", r"section.key=value"),
+        ("train=5", r"key 'train'"),
+        ("name=a/b", r"key 'name'"),
+    ],
+)
+def test_wrong_override_is_refused(override, message):
+    with pytest.raises(ValueError, match=message):
+        load_recipe("debug", [override])
+
+
+def test_all_wrong_keys_are_named_at_once():
+    with pytest.raises(ValueError, match=r"(?s)train\.stepz.*sparsity\.l2") as error:
+        load_recipe("debug", ["train.stepz=1", "sparsity.l2=0"])
+    assert len(str(error.value).splitlines()) == 2
+
+
+def test_exponents_without_a_point_are_numbers():
+    # YAML 1.1 reads 1e-3 as text; a person means a number.
+    assert load_recipe("debug", ["optimizer.learning_rate=1e-3"]).optimizer.learning_rate == 1e-3
+
+
+def test_key_twice_is_refused(tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text("base: debug\nseed: 1\nseed: 2\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"twice.yaml.*line 3.*'seed' stands there twice"):
+        load_recipe(str(path))
+
+
+def test_no_such_recipe_lists_the_bundled():
+    with pytest.raises(FileNotFoundError, match=r"no bundled recipe of that name.*0\.5b"):
+        load_recipe("0.7b")
+
+
+def test_base_cycle_is_refused(tmp_path):
+    a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    a.write_text(f"base: {b}\n", encoding="utf-8")
+    b.write_text(f"base: {a}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="leads back to itself"):
+        load_recipe(str(a))
+
+
+def test_ablation_differs_from_its_base_only_where_it_says():
+    base, ablation = load_recipe("1.5b"), load_recipe("ablations/reinit")
+    same = ablation.model_copy(
+        update={
+            "name": base.name,
+            "description": base.description,
+            "sparsity": base.sparsity,
+        }
+    )
+    assert same == base
+    assert ablation.sparsity.reinit_rate == 0.1
+
+
+def test_accumulation_covers_the_global_batch_exactly():
+    recipe = load_recipe("0.5b")
+    for world_size in (1, 2, 4, 8, 32):
+        per_step = recipe.accumulation_steps(world_size) * world_size
+        per_step *= recipe.train.micro_batch_size * recipe.model.context_length
+        assert per_step == 1_048_576
+    with pytest.raises(ValueError, match=r"3 ranks .* change micro_batch_size"):
+        recipe.accumulation_steps(3)
+
+
+def test_every_key_has_a_description():
+    def undescribed(model, prefix=""):
+        for name, field in model.model_fields.items():
+            nested = hasattr(field.annotation, "model_fields")
+            if nested:
+                yield from undescribed(field.annotation, f"{name}.")
+            elif not field.description:
+                yield prefix + name
+
+    assert list(undescribed(Recipe)) == []

@@ -37,12 +37,21 @@ def append(measurements: list[Measurement], path: Path = RESULTS) -> None:
         "hardware": hardware(),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": shlex.join(["sparsellm", *sys.argv[1:]]),
+        "command": _command(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for measurement in measurements:
             file.write(json.dumps(asdict(measurement) | context) + "\n")
+
+
+def _command() -> str:
+    """The command line without ``--record FILE``, which decides nothing that is measured."""
+    words = sys.argv[1:]
+    if "--record" in words:
+        index = words.index("--record")
+        del words[index : index + 2]
+    return shlex.join(["sparsellm", *words])
 
 
 def hardware() -> str:

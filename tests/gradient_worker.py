@@ -1,0 +1,59 @@
+"""One rank of test_distributed.py: a real step on a fixed global batch, however it is split.
+
+``accelerate launch … gradient_worker.py OUT OVERRIDE…``. The optimizer is replaced by plain SGD,
+so that the change of the weights is the (clipped) gradient itself; AdamW's first step would be
+its sign.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from sparsellm.checkpoint import gather_model
+from sparsellm.recipe import load_recipe
+from sparsellm.run import build_run
+from sparsellm.signals import StopRequest
+from sparsellm.train import train_step
+
+
+class FixedBatch:
+    """Serves this rank's micro-batches of one global batch in order."""
+
+    def __init__(self, run):
+        recipe, accelerator = run.recipe, run.accelerator
+        shape = recipe.model.context_length + 1
+        sequences = recipe.train.global_batch_tokens // recipe.model.context_length
+        generator = torch.Generator().manual_seed(11)
+        whole = torch.randint(257, (sequences, shape), generator=generator)
+        own = whole.chunk(accelerator.num_processes)[accelerator.process_index]
+        self._micro_batches = iter(own.split(recipe.train.micro_batch_size))
+
+    def __next__(self):
+        return next(self._micro_batches)
+
+
+def main() -> None:
+    out, *overrides = sys.argv[1:]
+    torch.set_num_threads(1)
+    run = build_run(load_recipe("debug", overrides))
+    before = gather_model(run.model)
+    run.loader = FixedBatch(run)
+    run.optimizer = torch.optim.SGD(run.objective.parameters())
+    totals = train_step(run, StopRequest())
+    if run.accelerator.is_main_process:
+        lr = totals.learning_rate
+        change = {n: (before[n] - p) / lr for n, p in gather_model(run.model).items()}
+        save_file(change, out)
+        numbers = {"loss": totals.loss, "l1": totals.l1, "grad_norm": totals.grad_norm}
+        stats = {n: t.tolist() for n, t in run.stats.state_dict().items()}
+        Path(out).with_suffix(".json").write_text(json.dumps(numbers | {"stats": stats}))
+    run.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The same global batch, split in every way: one loss, one gradient, one set of statistics."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import process_env, set_arguments
+from safetensors.torch import load_file
+
+from sparsellm.metrics import read_metrics
+from sparsellm.recipe import load_recipe
+
+WORKER = Path(__file__).with_name("gradient_worker.py")
+
+
+def launch(num_processes: int, *program: str) -> subprocess.CompletedProcess[str]:
+    """``accelerate launch`` on CPU processes (gloo)."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines=1"]
+    command += [f"--num_processes={num_processes}", "--mixed_precision=no", "--main_process_port=0"]
+    return subprocess.run(
+        [*command, *program], capture_output=True, text=True, check=False, env=process_env()
+    )
+
+
+def _gradient(num_processes, out, overrides):
+    result = launch(num_processes, str(WORKER), str(out), *overrides)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return load_file(out), json.loads(out.with_suffix(".json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, checkpointing):
+    # clip_norm out of the way: what is compared is the gradient, not its direction.
+    overrides = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
+    overrides += ["validation.every_steps=0"]
+    overrides += [f"runtime.activation_checkpointing={str(checkpointing).lower()}"]
+    expected, numbers = _gradient(
+        1, tmp_path / "whole.safetensors", [*overrides, "train.micro_batch_size=8"]
+    )
+    assert numbers["l1"] > 0
+    splits = [(1, 2), (1, 1), (2, 4), (2, 1), (4, 2), (4, 1)]  # (processes, micro_batch_size)
+    for num_processes, micro_batch_size in splits[:: 2 if checkpointing else 1]:
+        out = tmp_path / f"{num_processes}x{micro_batch_size}.safetensors"
+        split = [*overrides, f"train.micro_batch_size={micro_batch_size}"]
+        gradients, same = _gradient(num_processes, out, split)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(
+                gradients[name], gradient, rtol=2e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}"
+            )
+        for key in ("loss", "l1", "grad_norm"):
+            assert same[key] == pytest.approx(numbers[key], rel=1e-5)
+        assert same["stats"] == numbers["stats"]  # integers: exactly
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_training_on_several_processes_and_resuming(tiny_overrides, num_processes):
+    overrides = [*tiny_overrides, "train.micro_batch_size=1"]
+    program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(overrides)]
+    whole = launch(num_processes, *program)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    assert whole.stdout.count("step 4/4 | loss") == 1  # one rank speaks
+    recipe = load_recipe("debug", overrides)
+    expected = read_metrics(recipe.run_path)
+
+    half = [*program, "--fresh", "--set", "train.steps=2", "--set", "optimizer.min_lr_ratio=1"]
+    half += ["--set", "name=halves"]
+    assert launch(num_processes, *half).returncode == 0
+    again = [*program, "--set", "optimizer.min_lr_ratio=1", "--set", "name=halves"]
+    resumed = launch(num_processes, *again)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert "resuming from" in resumed.stdout
+    straight = [*program, "--set", "optimizer.min_lr_ratio=1", "--set", "name=straight"]
+    assert launch(num_processes, *straight).returncode == 0
+    losses = {
+        name: [
+            (r["step"], r["loss"])
+            for r in read_metrics(recipe.run_path.with_name(name))
+            if r["kind"] == "train"
+        ]
+        for name in ("halves", "straight")
+    }
+    assert losses["halves"] == losses["straight"]
+    assert [r["step"] for r in expected if r["kind"] == "train"] == [1, 2, 3, 4]
+
+    refused = launch(num_processes // 2, *again, "--set", "train.steps=6")
+    assert refused.returncode != 0
+    assert f"saved by {num_processes} ranks and this run has {num_processes // 2}" in refused.stderr
+    assert "data.on_mismatch=restart" in refused.stderr
+    restarted = launch(
+        num_processes // 2, *again, "--set", "train.steps=6", "--set", "data.on_mismatch=restart"
+    )
+    assert restarted.returncode == 0, restarted.stderr[-3000:]
+    assert "data stream starts over" in restarted.stdout

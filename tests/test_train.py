@@ -1,0 +1,187 @@
+"""The loop as a user runs it: killed, stopped, resumed, diverging, and told what is wrong."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import ROOT, process_env, set_arguments
+
+from sparsellm import checkpoint
+from sparsellm.metrics import read_metrics
+from sparsellm.recipe import load_recipe
+
+# What a record says of the machine, not of the training.
+TIMINGS = {"tokens_per_second", "seconds", "memory_gib"}
+
+
+def _command(overrides):
+    program = [sys.executable, "-u", "-m", "sparsellm", "train", "--recipe", "debug"]
+    return [*program, *set_arguments(overrides)]
+
+
+def _start(overrides):
+    return subprocess.Popen(
+        _command(overrides),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=process_env(),
+    )
+
+
+def _train(overrides):
+    return subprocess.run(
+        _command(overrides), capture_output=True, text=True, check=False, env=process_env()
+    )
+
+
+def _outcome(overrides):
+    """Every recorded number but timings, and the last checkpoint's tensors."""
+    recipe = load_recipe("debug", overrides)
+    records = [
+        {key: value for key, value in record.items() if key not in TIMINGS}
+        for record in read_metrics(recipe.run_path)
+    ]
+    path = checkpoint.latest(recipe.run_path / "checkpoints")
+    return records, checkpoint.load(path, rank=0)
+
+
+def _assert_same(one, other):
+    records, snapshot = one
+    assert other[0] == records
+    for part in ("model", "optimizer", "stats"):
+        tensors, others = getattr(snapshot, part), getattr(other[1], part)
+        assert tensors.keys() == others.keys()
+        assert all(torch.equal(tensors[name], others[name]) for name in tensors), part
+    assert snapshot.rank.data == other[1].rank.data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, num_workers):
+    overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1000"]
+    overrides += [f"data.num_workers={num_workers}", "sparsity.reinit_rate=0.1"]
+    process = _start([*overrides, "name=stopped"])
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("step 10/"):
+            process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0, "".join(lines)
+    assert "(SIGTERM); the same command resumes here" in lines[-1]
+    assert "step 60/60" not in "".join(lines)
+    resumed = _train([*overrides, "name=stopped"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming from" in resumed.stdout
+    assert _train([*overrides, "name=straight"]).returncode == 0
+    _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=stopped"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ten_sigkills_change_nothing(tiny_overrides):
+    """Bit-identical losses, statistics and weights after ten kills at random instants."""
+    overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1"]
+    overrides += ["validation.every_steps=7", "data.num_workers=1"]
+    chance = random.Random(4)
+    killed_at = []
+    for _ in range(10):
+        process = _start([*overrides, "name=killed"])
+        lines_to_see = chance.randint(1, 8)  # the first is of the resume: kills may hit it too
+        for line in process.stdout:
+            lines_to_see -= 1
+            if lines_to_see == 0:
+                # Most of a step of this tiny model is the writing of its checkpoint.
+                time.sleep(chance.uniform(0, 0.05))
+                killed_at.append(line)
+                process.kill()
+        assert process.wait() == -signal.SIGKILL, killed_at
+    finished = _train([*overrides, "name=killed"])
+    assert finished.returncode == 0, finished.stderr
+    assert _train([*overrides, "name=straight"]).returncode == 0
+    _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=killed"]))
+
+
+@pytest.mark.slow
+def test_divergence_stops_with_the_last_good_checkpoint_named(tiny_overrides):
+    overrides = [*tiny_overrides, "train.steps=20", "checkpoint.every_steps=1"]
+    overrides += ["optimizer.learning_rate=1e30", "optimizer.clip_norm=1e30"]
+    diverged = _train(overrides)
+    assert diverged.returncode == 1
+    last = diverged.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: step ")
+    assert "the step was not taken. Last good checkpoint: " in last
+    good = checkpoint.latest(load_recipe("debug", overrides).run_path / "checkpoints")
+    assert str(good) in last
+    weights = checkpoint.load(good, 0).model.values()
+    assert all(bool(w.isfinite().all()) for w in weights)
+
+
+@pytest.mark.slow
+def test_resume_says_what_the_recipe_changed_and_goes_on(tiny_overrides):
+    assert _train(tiny_overrides).returncode == 0
+    longer = _train([*tiny_overrides, "train.steps=6"])
+    assert longer.returncode == 0, longer.stderr
+    assert "changed since the checkpoint: train.steps 4 → 6" in longer.stdout
+    records, snapshot = _outcome([*tiny_overrides, "train.steps=6"])
+    assert snapshot.step == 6
+    assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+    again = _train([*tiny_overrides, "train.steps=6"])
+    assert again.returncode == 0
+    assert "done: 6 steps" in again.stdout
+
+
+@pytest.mark.slow
+def test_another_model_in_the_run_folder_is_refused(tiny_overrides):
+    assert _train(tiny_overrides).returncode == 0
+    other = _train([*tiny_overrides, "model.intermediate_size=96"])
+    assert other.returncode == 1
+    assert "has shape (64, 32), the recipe's model (96, 32)" in other.stderr
+    fresh = subprocess.run(
+        [*_command([*tiny_overrides, "model.intermediate_size=96"]), "--fresh"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=process_env(),
+    )
+    assert fresh.returncode == 0, fresh.stderr
+    assert "the earlier run is now" in fresh.stdout
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    assert (run_path.with_name("debug.1") / "metrics.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--recipe", "nope"], "error: recipe 'nope': no such file"),
+        (["train", "--recipe", "debug", "--set", "train.stepz=1"], "nearest valid key"),
+        (["plot", str(ROOT)], "is no run: it has no metrics.jsonl"),
+        (
+            ["train", "--recipe", "debug", "--set", "data.corpus=nope"],
+            "nope",
+        ),
+        (["train", "--recipe", "debug", "--resume", str(ROOT)], "is no checkpoint"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_1(cli, tmp_path, arguments, message):
+    result = cli(*arguments, cwd=tmp_path)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_recipe_show_is_a_recipe_with_its_counts(cli, tmp_path):
+    shown = cli("recipe", "show", "--recipe", "0.5b", "--set", "train.micro_batch_size=8")
+    assert shown.returncode == 0, shown.stderr
+    assert "# parameters                 514,099,200" in shown.stdout
+    assert "8 GPUs × 8 micro-batches × 8 sequences × 2048 tokens" in shown.stdout
+    path = tmp_path / "shown.yaml"
+    path.write_text(shown.stdout, encoding="utf-8")
+    assert load_recipe(str(path)).train.micro_batch_size == 8

@@ -1,0 +1,64 @@
+"""The wheel, built and installed elsewhere, carries everything that training needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import ROOT, process_env, set_arguments
+
+from sparsellm.paths import BUNDLED_FOLDERS, bundled
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_wheel_trains_away_from_the_checkout(wheel, tmp_path, tiny_overrides):
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel]
+    subprocess.run(pip, check=True)
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=elsewhere,
+            env=process_env(PYTHONPATH=str(site)),
+        )
+
+    where = run("-c", "import sparsellm.paths as p; print(p.bundled('recipes'))")
+    assert where.stdout.strip() == str(site / "sparsellm" / "_bundled" / "recipes")
+    trained = run("-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(tiny_overrides))
+    assert trained.returncode == 0, trained.stderr
+    assert "done: 4 steps" in trained.stdout
+
+
+def test_wheel_carries_every_file_that_users_edit(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in BUNDLED_FOLDERS:
+        files = [p for p in (ROOT / folder).rglob("*") if p.is_file()]
+        assert files, folder
+        for path in files:
+            if "__pycache__" not in path.parts:
+                assert f"sparsellm/_bundled/{path.relative_to(ROOT)}" in names
+    assert "sparsellm/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_checkout_finds_the_folders_at_its_root():
+    for folder in BUNDLED_FOLDERS:
+        assert bundled(folder) == ROOT / folder
+    with pytest.raises(FileNotFoundError, match=r"no folder 'nope'"):
+        bundled("nope")

@@ -1,0 +1,89 @@
+"""Tokenizers: tiktoken's GPT-2, and plain bytes for runs that must download nothing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+
+
+class Tokenizer(Protocol):
+    """Text to token ids. ``eot_id`` stands between documents."""
+
+    name: str
+    vocab_size: int  # unpadded
+    eot_id: int
+
+    def encode_batch(self, texts: list[str]) -> list[Tokens]:
+        """Ids of each text, without ``eot_id``."""
+        ...
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of some ids; ``eot_id`` is ``<|endoftext|>``."""
+        ...
+
+
+class GPT2Tokenizer:
+    """tiktoken's ``gpt2``: 50,257 ids. A literal ``<|endoftext|>`` in a text is ordinary text."""
+
+    name = "gpt2"
+
+    def __init__(self) -> None:
+        import tiktoken
+
+        try:
+            self._encoding = tiktoken.get_encoding("gpt2")
+        except OSError as error:  # requests' and file errors alike
+            raise ValueError(
+                f"tiktoken could not get the GPT-2 vocabulary ({error}). Without a network, set "
+                "TIKTOKEN_CACHE_DIR to a folder with tiktoken's two cached GPT-2 files"
+            ) from error
+        self.vocab_size = self._encoding.n_vocab
+        self.eot_id = self._encoding.eot_token
+
+    def encode_batch(self, texts: list[str]) -> list[Tokens]:
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> Tokens:
+        # An array straight from Rust; a list of Python ints would cost about as much again.
+        try:
+            tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:  # lone surrogates, as tiktoken's own `encode` mends them
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
+        return tokens.astype(np.int32)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._encoding.decode(tokens)
+
+
+class ByteTokenizer:
+    """UTF-8 bytes, 0 to 255, and ``<|endoftext|>`` = 256."""
+
+    name = "bytes"
+    vocab_size = 257
+    eot_id = 256
+
+    def encode_batch(self, texts: list[str]) -> list[Tokens]:
+        encoded = (text.encode("utf-8", "replace") for text in texts)
+        return [np.frombuffer(data, dtype=np.uint8).astype(np.int32) for data in encoded]
+
+    def decode(self, tokens: list[int]) -> str:
+        data = b"".join(b"<|endoftext|>" if t == self.eot_id else bytes([t]) for t in tokens)
+        return data.decode("utf-8", "replace")
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """A tokenizer by its recipe name.
+
+    Raises:
+        ValueError: unknown name, or tiktoken cannot download its vocabulary.
+    """
+    if name == "gpt2":
+        return GPT2Tokenizer()
+    if name == "bytes":
+        return ByteTokenizer()
+    raise ValueError(f"tokenizer {name!r} is unknown; valid are gpt2, bytes")

@@ -59,9 +59,7 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
     return Accelerator(
         mixed_precision="bf16" if recipe.runtime.precision == "bf16" else "no",
         cpu=not torch.cuda.is_available(),
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-        ],
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
 
 
@@ -165,6 +163,16 @@ def restore_run(run: Run, path: Path) -> list[str]:
             raise
         notes.append(f"the data stream starts over from its beginning: {mismatch}")
     return notes
+
+
+def close_run(run: Run) -> None:
+    """Ends the data workers and the process group."""
+    run.loader.close()
+    # The wrapper goes before the process group does: where DDP's reducer is the group's last owner
+    # it joins gloo's threads while it holds the GIL, which one of them may be waiting for.
+    del run.objective
+    run.accelerator.free_memory()
+    run.accelerator.end_training()
 
 
 def _check_world_size(saved: int, present: int) -> None:

@@ -25,7 +25,7 @@ from sparsellm.metrics import MetricsLog, TrainRecord, ValidationRecord, progres
 from sparsellm.objective import total_loss
 from sparsellm.optim import reinit_dead_neurons
 from sparsellm.recipe import Recipe
-from sparsellm.run import Run, build_run, restore_run, save_run
+from sparsellm.run import Run, build_run, close_run, restore_run, save_run
 from sparsellm.schedule import l1_coefficient, learning_rate
 from sparsellm.signals import StopRequest
 from sparsellm.stats import StepStats
@@ -60,10 +60,9 @@ def train(recipe: Recipe, resume_from: Path | None = None, fresh: bool = False) 
         try:
             _loop(run, log, stop)
         finally:
-            run.loader.close()
             if log is not None:
                 log.close()
-            run.accelerator.end_training()
+            close_run(run)
 
 
 def _move_aside(run: Run) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from sparsellm.checkpoint import gather_model
 from sparsellm.recipe import load_recipe
-from sparsellm.run import build_run
+from sparsellm.run import build_run, close_run
 from sparsellm.signals import StopRequest
 from sparsellm.train import train_step
 
@@ -33,6 +33,9 @@ class FixedBatch:
         own = whole.chunk(accelerator.num_processes)[accelerator.process_index]
         self._micro_batches = iter(own.split(recipe.train.micro_batch_size))
 
+    def close(self):
+        """Nothing runs in the background."""
+
     def __next__(self):
         return next(self._micro_batches)
 
@@ -42,6 +45,7 @@ def main() -> None:
     torch.set_num_threads(1)
     run = build_run(load_recipe("debug", overrides))
     before = gather_model(run.model)
+    run.loader.close()
     run.loader = FixedBatch(run)
     run.optimizer = torch.optim.SGD(run.objective.parameters())
     totals = train_step(run, StopRequest())
@@ -49,10 +53,15 @@ def main() -> None:
         lr = totals.learning_rate
         change = {n: (before[n] - p) / lr for n, p in gather_model(run.model).items()}
         save_file(change, out)
-        numbers = {"loss": totals.loss, "l1": totals.l1, "grad_norm": totals.grad_norm}
+        numbers = {
+            "world_size": run.accelerator.num_processes,
+            "loss": totals.loss,
+            "l1": totals.l1,
+            "grad_norm": totals.grad_norm,
+        }
         stats = {n: t.tolist() for n, t in run.stats.state_dict().items()}
         Path(out).with_suffix(".json").write_text(json.dumps(numbers | {"stats": stats}))
-    run.accelerator.end_training()
+    close_run(run)
 
 
 if __name__ == "__main__":

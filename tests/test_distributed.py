@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import process_env, set_arguments
+from conftest import ROOT, process_env, set_arguments
 from safetensors.torch import load_file
 
 from sparsellm.metrics import read_metrics
@@ -19,9 +19,10 @@ WORKER = Path(__file__).with_name("gradient_worker.py")
 
 
 def launch(num_processes: int, *program: str) -> subprocess.CompletedProcess[str]:
-    """``accelerate launch`` on CPU processes (gloo)."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines=1"]
-    command += [f"--num_processes={num_processes}", "--mixed_precision=no", "--main_process_port=0"]
+    """``accelerate launch`` with the shipped configs; without CUDA the ranks talk over gloo."""
+    config = ROOT / "launch" / ("ddp8.yaml" if num_processes > 1 else "single.yaml")
+    command = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={config}"]
+    command += [f"--num_processes={num_processes}", "--main_process_port=0"]
     return subprocess.run(
         [*command, *program], capture_output=True, text=True, check=False, env=process_env()
     )
@@ -45,10 +46,12 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, checkpo
     )
     assert numbers["l1"] > 0
     splits = [(1, 2), (1, 1), (2, 4), (2, 1), (4, 2), (4, 1)]  # (processes, micro_batch_size)
+    assert numbers["world_size"] == 1
     for num_processes, micro_batch_size in splits[:: 2 if checkpointing else 1]:
         out = tmp_path / f"{num_processes}x{micro_batch_size}.safetensors"
         split = [*overrides, f"train.micro_batch_size={micro_batch_size}"]
         gradients, same = _gradient(num_processes, out, split)
+        assert same["world_size"] == num_processes
         for name, gradient in expected.items():
             torch.testing.assert_close(
                 gradients[name], gradient, rtol=2e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}"

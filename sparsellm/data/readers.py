@@ -64,7 +64,13 @@ class ParquetReader:
                 f"{', '.join(self._file.schema_arrow.names)}. Set text_field in the corpus's YAML"
             )
         kind = self._file.schema_arrow.field(field).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        texts = (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_null,
+        )
+        if not any(is_text(kind) for is_text in texts):
             raise ValueError(f"{shard.url}: column {field!r} holds {kind}, not text")
         self.block_sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
@@ -169,13 +175,21 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
     except tenacity.RetryError as error:
         cause = error.last_attempt.exception()
         raise ConnectionError(
-            f"{what}: gave up after {MAX_ATTEMPTS} attempts ({cause}). The run can be resumed when "
-            "the network is back"
+            f"{what}: gave up after {MAX_ATTEMPTS} attempts ({_one_line(cause)}). The run "
+            "can be resumed when the network is back"
         ) from cause
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{what} is missing ({error}); restore it, or take it out of the corpus"
-        ) from error
+    except Exception as error:
+        status = _status(error)
+        if isinstance(error, FileNotFoundError) or status in (404, 410):
+            raise FileNotFoundError(
+                f"{what} is missing ({_one_line(error)}); restore it, or take it out of the corpus"
+            ) from error
+        if status in (401, 403):
+            raise ValueError(
+                f"{what}: access was refused ({_one_line(error)}); if it is private or gated, set "
+                "HF_TOKEN to a token that may read it"
+            ) from error
+        raise
     raise AssertionError("unreachable")
 
 
@@ -193,7 +207,7 @@ def _retrying(what: str) -> tenacity.Retrying:
             what,
             state.attempt_number,
             MAX_ATTEMPTS,
-            state.outcome.exception(),
+            _one_line(state.outcome.exception()),
             state.upcoming_sleep,
         )
 
@@ -207,11 +221,11 @@ def _retrying(what: str) -> tenacity.Retrying:
 
 def is_transient(error: BaseException) -> bool:
     """Whether waiting may help: 408, 429 and 5xx answers, timeouts, broken connections."""
+    status = _status(error)
+    if status is not None:
+        return status in (408, 429) or status >= 500
     seen: BaseException | None = error
     while seen is not None:
-        status = getattr(getattr(seen, "response", None), "status_code", None)
-        if status is not None:
-            return status in (408, 429) or status >= 500
         if isinstance(seen, ConnectionError | TimeoutError):
             return True
         # requests and httpx (whichever the hub's client uses) name these classes alike.
@@ -228,6 +242,16 @@ def is_transient(error: BaseException) -> bool:
     return False
 
 
+def _status(error: BaseException | None) -> int | None:
+    """HTTP status of an error or of what caused it."""
+    while error is not None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status is not None:
+            return int(status)
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def _retry_after(error: BaseException | None) -> float:
     """Seconds that the server asked to wait, 0 if it did not; at most five minutes."""
     while error is not None:
@@ -239,8 +263,12 @@ def _retry_after(error: BaseException | None) -> float:
     return 0.0
 
 
+def _one_line(error: BaseException | None) -> str:
+    return " ".join(str(error).split())
+
+
 def _damaged(shard: Shard, error: Exception) -> ValueError:
     return ValueError(
-        f"{shard.url} is damaged or no Parquet file ({error}); fetch it again, or take it "
-        "out of the corpus"
+        f"{shard.url} is damaged or no Parquet file ({_one_line(error)}); fetch it again, "
+        "or take it out of the corpus"
     )

@@ -1,0 +1,148 @@
+"""A Hugging Face hub on the loopback interface, as far as streaming a dataset needs one.
+
+It serves one dataset of a few Parquet shards and can be told to be rude: `FakeHub.troubles` lists
+what the next requests for file content get instead of an answer.
+"""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import re
+import threading
+from urllib.parse import parse_qs, unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+REPO = "org/corpus"
+REVISION = "9" * 40
+CARD = b"""---
+configs:
+- config_name: sample
+  data_files:
+  - split: train
+    path: sample/*
+---
+"""
+
+
+def parquet_bytes(texts: list[str], row_group_size: int = 4) -> bytes:
+    """A Parquet file with a column ``text``."""
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"text": texts}), buffer, row_group_size=row_group_size)
+    return buffer.getvalue()
+
+
+class FakeHub:
+    """Serves ``shards`` (lists of documents) while it is entered; `endpoint` is its address."""
+
+    def __init__(self, shards: list[list[str]]) -> None:
+        self.files = {f"sample/{i:03d}.parquet": parquet_bytes(s) for i, s in enumerate(shards)}
+        self.files["README.md"] = CARD
+        self.troubles: list[str] = []  # "429", "500", "cut": taken from the front
+        self.log: list[str] = []
+        hub = self
+
+        class Handler(_Handler):
+            def answer(self) -> None:
+                hub.answer(self)
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> FakeHub:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.shutdown()
+
+    def answer(self, request: _Handler) -> None:
+        path, _, query = request.path.partition("?")
+        path = unquote(path)
+        if path.startswith(f"/api/datasets/{REPO}/revision/"):
+            siblings = [{"rfilename": name} for name in self.files]
+            request.send_json({"id": REPO, "sha": REVISION, "siblings": siblings, "tags": []})
+        elif "/paths-info/" in path:
+            request.send_json(self._paths_info(request.body))
+        elif found := re.match(rf"/api/datasets/{REPO}/tree/[^/]+/?(.*)", path):
+            request.send_json(self._tree(found[1], recursive="recursive=true" in query.lower()))
+        elif found := re.match(rf"/datasets/{REPO}/resolve/[^/]+/(.*)", path):
+            self._content(request, found[1])
+        else:
+            request.send_json({"error": "not found"}, status=404)
+
+    def _paths_info(self, body: bytes) -> list[dict[str, object]]:
+        try:
+            paths = json.loads(body)["paths"]
+        except ValueError:
+            paths = parse_qs(body.decode()).get("paths", [])
+        return [entry for entry in self._entries() if entry["path"] in paths]
+
+    def _tree(self, folder: str, recursive: bool) -> list[dict[str, object]]:
+        prefix = f"{folder.rstrip('/')}/" if folder else ""
+        below = [e for e in self._entries() if str(e["path"]).startswith(prefix)]
+        return [e for e in below if recursive or "/" not in str(e["path"])[len(prefix) :]]
+
+    def _entries(self) -> list[dict[str, object]]:
+        folder = {"type": "directory", "path": "sample", "oid": "0" * 40}
+        files = (
+            {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
+            for name, data in self.files.items()
+        )
+        return [folder, *files]
+
+    def _content(self, request: _Handler, name: str) -> None:
+        wanted = name.startswith("sample/") and request.command == "GET"
+        trouble = self.troubles.pop(0) if self.troubles and wanted else ""
+        self.log.append(trouble or name)
+        if trouble == "cut":
+            request.close_connection = True
+            request.connection.close()
+        elif trouble:
+            request.send_json({"error": trouble}, status=int(trouble), headers={"Retry-After": "1"})
+        elif name not in self.files:
+            headers = {"X-Error-Code": "EntryNotFound"}
+            request.send_json({"error": "no entry"}, status=404, headers=headers)
+        else:
+            request.send_range(self.files[name])
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    body = b""
+
+    def log_message(self, *arguments: object) -> None:
+        """Quiet."""
+
+    def answer(self) -> None:
+        raise NotImplementedError
+
+    def _serve(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.answer()
+
+    do_GET = do_HEAD = do_POST = _serve
+
+    def send_json(self, content: object, status: int = 200, headers: dict[str, str] | None = None):
+        self._send(json.dumps(content).encode(), status, headers or {})
+
+    def send_range(self, data: bytes) -> None:
+        headers = {"ETag": f'"{"0" * 40}"', "X-Repo-Commit": REVISION, "Accept-Ranges": "bytes"}
+        wanted = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if not wanted:
+            self._send(data, 200, headers)
+            return
+        first, last = int(wanted[1]), int(wanted[2] or len(data) - 1)
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+        self._send(data[first : last + 1], 206, headers)
+
+    def _send(self, data: bytes, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(data))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)

@@ -1,0 +1,141 @@
+"""Corpora: bundled ones, overrides, and what is refused."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparsellm.data.corpus import KINDS, Shard, load_corpus
+from sparsellm.data.readers import open_shard
+from sparsellm.paths import bundled
+from sparsellm.strict import load_yaml, validate
+
+
+def _parquet(path, texts=("a", "b"), column="text"):
+    pq.write_table(pa.table({column: list(texts)}), path)
+    return path
+
+
+@pytest.mark.parametrize("path", sorted(bundled("data").glob("*.yaml")), ids=lambda p: p.stem)
+def test_bundled_corpus_is_valid(path):
+    content = load_yaml(path)
+    corpus = validate(KINDS[content["source"]], content, str(path))
+    assert corpus.description
+
+
+def test_sample_is_real_text_dealt_out_deterministically():
+    corpus = load_corpus("sample")
+    assert len(corpus.train) == 16
+    members = [m for shard in corpus.train for m in shard.members]
+    held_out = corpus.validation[0].members
+    assert len(members) > 300
+    assert 0.005 < len(held_out) / len(members) < 0.05
+    assert not set(members) & set(held_out)
+    assert load_corpus("sample") == corpus
+    assert "def " in open_shard(corpus.validation[0]).read_block(0)[0]
+
+
+def test_globs_environment_and_held_out_shards(tmp_path, monkeypatch):
+    for index in range(3):
+        _parquet(tmp_path / f"train-{index}.parquet")
+    monkeypatch.setenv("MY_TEXT", str(tmp_path))
+    path = tmp_path / "mine.yaml"
+    path.write_text("source: files\nfiles: ['${MY_TEXT}/train-*']\nvalidation_shards: 1\n")
+    corpus = load_corpus(str(path))
+    before = corpus.fingerprint
+    assert [s.url.rsplit("/", 1)[-1] for s in corpus.train] == [
+        "train-0.parquet",
+        "train-1.parquet",
+    ]
+    assert corpus.validation[0].url.endswith("train-2.parquet")
+    other = load_corpus(str(path), files=[f"{tmp_path}/train-[12]*"])
+    assert other.fingerprint != before
+    _parquet(tmp_path / "train-0.parquet", ["longer text than before"] * 50)
+    assert load_corpus(str(path)).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (
+            "source: files\nfile: [x]\n",
+            ValueError,
+            r"unknown key 'file'; nearest valid key: 'files'",
+        ),
+        ("source: ftp\n", ValueError, r"key 'source' is 'ftp'; valid are hub, files, stdlib"),
+        ("source: files\nfiles: ['/nowhere/*.parquet']\n", FileNotFoundError, r"match no file"),
+        ("source: files\nfiles: ['${NO_SUCH_VARIABLE}/*']\n", ValueError, r"not set; set it, or"),
+        ("source: hub\nrepo: a/b\n", ValueError, r"key 'revision' is missing"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, content, error, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(error, match=r"bad\.yaml: .*" + message):
+        load_corpus(str(path))
+
+
+def test_unknown_format_overlap_and_nothing_left(tmp_path):
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(ValueError, match=r"a\.csv: unknown format '\.csv'; valid are \.parquet"):
+        load_corpus("local", files=[f"{tmp_path}/*.csv"], validation_files=[f"{tmp_path}/*.csv"])
+    same = [str(_parquet(tmp_path / "a.parquet"))]
+    with pytest.raises(ValueError, match=r"is in files and in validation_files"):
+        load_corpus("local", files=same, validation_files=same)
+    with pytest.raises(FileNotFoundError, match=r"no bundled corpus of that name.*fineweb"):
+        load_corpus("nope")
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda p: p.write_bytes(b"no parquet at all"), r"damaged or no Parquet file"),
+        (lambda p: p.write_bytes(_parquet(p).read_bytes()[:-20]), r"damaged or no Parquet file"),
+        (lambda p: _parquet(p, column="body"), r"no column 'text'; it has body"),
+        (lambda p: pq.write_table(pa.table({"text": [1, 2]}), p), r"column 'text' holds int64"),
+    ],
+)
+def test_bad_parquet_is_named(tmp_path, write, message):
+    path = tmp_path / "bad.parquet"
+    write(path)
+    with pytest.raises(ValueError, match=r"bad\.parquet.*" + message):
+        open_shard(Shard(str(path), "parquet"))
+
+
+def test_corrupt_page_is_named(tmp_path):
+    path = _parquet(tmp_path / "bad.parquet", [f"document {i} " * 50 for i in range(500)])
+    content = bytearray(path.read_bytes())
+    content[100 : len(content) // 2] = b"\xff" * (len(content) // 2 - 100)
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"bad\.parquet is damaged"):
+        open_shard(Shard(str(path), "parquet")).read_block(0)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{broken", r"line 3 is not JSON"),
+        ('{"body": "x"}', r"line 3 has no key 'text'"),
+        ('{"text": 5}', r"line 3: 'text' is not text"),
+        ('["text"]', r"line 3: 'text' is not text"),
+    ],
+)
+def test_bad_jsonl_line_is_numbered(tmp_path, line, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"text": "fine"}\n\n' + line + "\n")
+    with pytest.raises(ValueError, match=r"bad\.jsonl: " + message):
+        open_shard(Shard(str(path), "jsonl")).read_block(0)
+
+
+def test_null_and_blank_lines_are_empty_documents(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": null}\n\n{"text": "x"}\n')
+    assert open_shard(Shard(str(path), "jsonl")).read_block(0) == ["", "", "x"]
+    pq.write_table(pa.table({"text": [None, "x"]}), tmp_path / "a.parquet")
+    assert open_shard(Shard(str(tmp_path / "a.parquet"), "parquet")).read_block(0) == ["", "x"]
+
+
+def test_missing_shard_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"gone\.parquet is missing.*restore it"):
+        open_shard(Shard(str(tmp_path / "gone.parquet"), "parquet"))

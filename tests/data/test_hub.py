@@ -1,0 +1,94 @@
+"""The hub path for real: datasets and huggingface_hub against a hub on the loopback interface."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import process_env
+
+from data.fake_hub import REPO, REVISION, FakeHub
+
+# In a process of its own: the hub's address is read when its client is imported.
+READ = """
+import json, logging, sys
+import tenacity, tenacity.nap
+from sparsellm.data import load_corpus, load_tokenizer
+from sparsellm.data.stream import Cursor, StreamConfig, pack
+logging.basicConfig(level=logging.WARNING)
+corpus = load_corpus(sys.argv[1])
+stream = pack(StreamConfig(corpus.train, 0, 1, seed=3), load_tokenizer("bytes"), 16, Cursor())
+sequences = [next(stream)[0].tolist() for _ in range(40)]
+print(json.dumps([len(corpus.train), len(corpus.validation), sequences]))
+"""
+
+SHARDS = [[f"document {i} of shard {s}, " * (1 + i % 3) for i in range(9)] for s in range(5)]
+
+
+@pytest.fixture
+def corpus_file(tmp_path):
+    path = tmp_path / "hub.yaml"
+    path.write_text(
+        f"source: hub\nrepo: {REPO}\nconfig: sample\nrevision: '{REVISION}'\n", encoding="utf-8"
+    )
+    return path
+
+
+def _read(hub, corpus_file, tmp_path):
+    env = process_env(
+        HF_ENDPOINT=hub.endpoint,
+        HF_HUB_OFFLINE="0",
+        HF_HOME=str(tmp_path / "cache"),
+        HF_HUB_DISABLE_XET="1",
+        NO_PROXY="127.0.0.1",
+    )
+    command = [sys.executable, "-c", READ, str(corpus_file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+@pytest.mark.slow
+def test_hub_troubles_change_nothing_but_the_time(corpus_file, tmp_path):
+    with FakeHub(SHARDS) as hub:
+        calm = _read(hub, corpus_file, tmp_path)
+        assert calm.returncode == 0, calm.stderr
+        num_train, num_validation, sequences = json.loads(calm.stdout)
+        assert (num_train, num_validation) == (4, 1)
+        assert len(sequences) == 40
+
+        hub.troubles = ["429", "500", "cut", "503"]
+        rough = _read(hub, corpus_file, tmp_path)
+        assert rough.returncode == 0, rough.stderr
+        assert json.loads(rough.stdout)[2] == sequences
+        assert [entry for entry in hub.log if len(entry) == 3] == ["429", "500", "cut", "503"]
+
+
+@pytest.mark.slow
+def test_missing_shard_is_named(corpus_file, tmp_path):
+    with FakeHub(SHARDS) as hub:
+        real_entries = hub._entries()
+        hub._entries = lambda: real_entries
+        for name in list(hub.files):
+            if name != "README.md":
+                del hub.files[name]
+        gone = _read(hub, corpus_file, tmp_path)
+    assert gone.returncode != 0
+    last = gone.stderr.strip().splitlines()[-1]
+    assert "FileNotFoundError" in last
+    assert "sample/00" in last
+    assert "is missing" in last
+
+
+@pytest.mark.slow
+def test_corrupt_shard_is_named(corpus_file, tmp_path):
+    with FakeHub(SHARDS) as hub:
+        for name, content in hub.files.items():
+            if name != "README.md":
+                hub.files[name] = content[:-8] + b"XXXXXXXX"
+        corrupt = _read(hub, corpus_file, tmp_path)
+    assert corrupt.returncode != 0
+    last = corrupt.stderr.strip().splitlines()[-1]
+    assert "ValueError" in last
+    assert "sample/00" in last
+    assert "damaged" in last

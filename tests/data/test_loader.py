@@ -1,0 +1,170 @@
+"""The loader: exact state despite workers and prefetch, disjoint ranks, clear refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import process_env
+
+from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer
+from sparsellm.data.loader import validation_batches
+
+SHAPE = {"context_length": 64, "micro_batch_size": 3}
+
+
+def _loader(corpus=None, tokenizer="bytes", **changes):
+    options = {"seed": 1, "rank": 0, "world_size": 1, "num_workers": 0} | SHAPE | changes
+    return TokenLoader(corpus or load_corpus("sample"), load_tokenizer(tokenizer), **options)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_state_restores_exactly_twice_in_a_row(num_workers):
+    straight = _loader(num_workers=num_workers)
+    expected = list(islice(straight, 17))
+    straight.close()
+    assert expected[0].shape == (3, 65)
+    assert expected[0].dtype == torch.int64
+
+    found, state = [], None
+    for count in (4, 6, 7):  # no multiple of the workers: the next one's turn matters
+        loader = _loader(num_workers=num_workers)
+        if state:
+            loader.load_state_dict(state)
+        found += list(islice(loader, count))
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.close()
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_gpt2_on_real_parquet_resumes_across_epochs(test_data, gpt2_cache):
+    files = [str(test_data / "corpus" / "validation.parquet")]
+    corpus = load_corpus("local", files=files, validation_files=[])
+    options = {"tokenizer": "gpt2", "context_length": 1024, "micro_batch_size": 64}
+    loader = _loader(corpus, **options)
+    batches = list(islice(loader, 6))  # 464,743 tokens: the epoch ends in the eighth
+    state = loader.state_dict()
+    expected = list(islice(loader, 4))
+    assert state["cursors"][0][0] == 0
+    assert loader.state_dict()["cursors"][0][0] == 1
+    resumed = _loader(corpus, **options)
+    resumed.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(expected, islice(resumed, 4), strict=True))
+    assert max(int(b.max()) for b in batches) == 50_256  # documents are ended
+
+
+def test_ranks_and_workers_are_disjoint():
+    seen = []
+    for rank in range(2):
+        loader = _loader(rank=rank, world_size=2, num_workers=2)
+        seen += [tuple(row.tolist()) for batch in islice(loader, 6) for row in batch]
+        loader.close()
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"world_size": 2}, "world_size 1 and this run has 2"),
+        ({"num_workers": 2}, "num_workers 0 and this run has 2"),
+        ({"seed": 9}, "seed 1 and this run has 9"),
+        ({"corpus": "local"}, "corpus"),
+    ],
+)
+def test_another_division_or_corpus_is_refused(change, named, tmp_path):
+    state = _loader().state_dict()
+    if change.get("corpus"):
+        (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+        corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"], validation_files=[])
+        change = {"corpus": corpus}
+    with pytest.raises(DataStateMismatch, match=named) as error:
+        _loader(**change).load_state_dict(state)
+    assert "data.on_mismatch=restart" in str(error.value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_workers_error_is_the_users_one_line(num_workers, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{oops\n')
+    corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"], validation_files=[])
+    loader = _loader(corpus, num_workers=num_workers)
+    with pytest.raises(ValueError, match=r"bad\.jsonl: line 2 is not JSON") as error:
+        next(loader)
+    loader.close()
+    assert "\n" not in str(error.value)
+
+
+def test_validation_is_the_same_on_any_number_of_ranks():
+    corpus, tokenizer = load_corpus("sample"), load_tokenizer("bytes")
+
+    def sequences(rank, world_size):
+        batches = validation_batches(
+            corpus, tokenizer, num_tokens=64 * 11, rank=rank, world_size=world_size, **SHAPE
+        )
+        return [row for batch in batches for row in batch]
+
+    whole = sequences(0, 1)
+    assert len(whole) == 11
+    for world_size in (2, 3, 4):
+        parts = [sequences(rank, world_size) for rank in range(world_size)]
+        for index, row in enumerate(whole):
+            assert torch.equal(parts[index % world_size][index // world_size], row)
+
+
+def test_no_held_out_text_says_what_to_do(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"], validation_files=[])
+    with pytest.raises(ValueError, match=r"no held-out text: set validation_files"):
+        next(
+            validation_batches(
+                corpus, load_tokenizer("bytes"), num_tokens=64, rank=0, world_size=1, **SHAPE
+            )
+        )
+
+
+PARENT = """
+import multiprocessing, sys, time
+from sparsellm.data import TokenLoader, load_corpus, load_tokenizer
+if __name__ == "__main__":
+    loader = TokenLoader(load_corpus("sample"), load_tokenizer("bytes"), context_length=64,
+        micro_batch_size=2, seed=0, rank=0, world_size=1, num_workers=2)
+    next(loader)
+    print(*(p.pid for p in multiprocessing.active_children()), flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+def test_workers_outlive_a_group_signal_and_die_with_a_killed_parent(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=process_env()
+    )
+    workers = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(workers) == 2
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        for pid in workers:
+            os.kill(pid, number)
+    time.sleep(0.5)
+    assert all(_alive(pid) for pid in workers)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(_alive(pid) for pid in workers)
+
+
+def _alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -65,6 +65,7 @@ def _training_figure(recipe: Recipe, train: Records, validation: Records) -> Fig
     sparsity.plot(tokens, [100 * value / n for value in nnz], label="active neurons")
     dead = [100 * _mean(r["sparsity"]["dead_fraction"]) for r in train]
     sparsity.plot(tokens, dead, label="dead neurons")
+    sparsity.set_yscale("symlog", linthresh=0.1)
     sparsity.set_ylim(bottom=0)
     sparsity.legend()
     _label(sparsity, "Sparsity, mean over layers", f"% of {n:,} neurons")

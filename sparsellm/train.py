@@ -48,6 +48,7 @@ def train(recipe: Recipe, resume_from: Path | None = None, fresh: bool = False) 
         say = run.accelerator.print
         if fresh:
             _move_aside(run)
+        warm_up(run)
         path = resume_from or checkpoint.latest(run.checkpoints)
         if path is not None:
             say(f"resuming from {path}")
@@ -72,6 +73,22 @@ def _move_aside(run: Run) -> None:
         path.rename(aside)
         run.accelerator.print(f"the earlier run is now {aside}")
     run.accelerator.wait_for_everyone()
+
+
+def warm_up(run: Run) -> None:
+    """One micro-batch forward and backward whose gradients are thrown away.
+
+    Compilation is then over before the clock starts. And DDP settles the layout of its gradient
+    buckets after its first backward: with that behind it, every step sums over ranks in the same
+    order, and a resumed run does not differ from an uninterrupted one in the last bits.
+    """
+    recipe, accelerator = run.recipe, run.accelerator
+    shape = (recipe.train.micro_batch_size, recipe.model.context_length)
+    tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
+    with accelerator.autocast():
+        sums = run.objective(tokens_BT, tokens_BT)
+    accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes))
+    run.optimizer.zero_grad(set_to_none=True)
 
 
 def _loop(run: Run, log: MetricsLog | None, stop: StopRequest) -> None:

@@ -17,6 +17,7 @@ def add_bench_parser(commands: Any) -> None:
     loader.add_argument("--files", nargs="*", help="globs that replace the corpus's files")
     loader.add_argument("--tokenizer", default="bytes", choices=("gpt2", "bytes"))
     loader.add_argument("--num-workers", type=int, nargs="+", default=[0, 2])
+    loader.add_argument("--num-ranks", type=int, default=1, help="training processes")
     loader.add_argument("--context-length", type=int, default=2048, help="tokens")
     loader.add_argument("--micro-batch-size", type=int, default=16, help="sequences")
     loader.add_argument("--seconds", type=float, default=5.0, help="of measuring, each")
@@ -51,6 +52,7 @@ def _loader(options: argparse.Namespace) -> None:
             files=options.files,
             tokenizer=options.tokenizer,
             num_workers=num_workers,
+            num_ranks=options.num_ranks,
             context_length=options.context_length,
             micro_batch_size=options.micro_batch_size,
             seconds=options.seconds,

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import IO, Protocol, TypeVar
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tenacity
+from numpy.typing import NDArray
 
 from sparsellm.data.corpus import Shard
 
@@ -23,6 +25,7 @@ MAX_ATTEMPTS = 8
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+Rows = NDArray[np.int64]
 
 
 class ShardReader(Protocol):
@@ -30,8 +33,8 @@ class ShardReader(Protocol):
 
     block_sizes: list[int]  # rows of each block
 
-    def read_block(self, index: int) -> list[str]:
-        """The documents of a block; a null is an empty document."""
+    def read_rows(self, block: int, rows: Rows) -> list[str]:
+        """The documents at ``rows`` of a block, in that order; a null is an empty document."""
         ...
 
 
@@ -80,11 +83,14 @@ class ParquetReader:
         except pa.ArrowInvalid as error:
             raise _damaged(self._shard, error) from error
 
-    def read_block(self, index: int) -> list[str]:
-        def read() -> list[str | None]:
+    def read_rows(self, block: int, rows: Rows) -> list[str]:
+        def read() -> pa.ChunkedArray:
             try:
-                column = self._file.read_row_group(index, columns=[self._shard.text_field])
-                return column.column(0).to_pylist()
+                # Arrow would start a thread a core in every worker; the workers are the threads.
+                table = self._file.read_row_group(
+                    block, columns=[self._shard.text_field], use_threads=False
+                )
+                return table.column(0)
             except pa.ArrowInvalid as error:
                 raise _damaged(self._shard, error) from error
             except OSError as error:
@@ -94,7 +100,10 @@ class ParquetReader:
                     raise
                 raise _damaged(self._shard, error) from error
 
-        return [text or "" for text in with_retries(read, self._shard.url)]
+        # Only this consumer's rows become Python strings: where shards are divided by rows, the
+        # others' are most of the block.
+        wanted = with_retries(read, self._shard.url).take(rows)
+        return [text or "" for text in wanted.to_pylist()]
 
 
 class JsonlReader:
@@ -119,15 +128,15 @@ class JsonlReader:
     def _open(self) -> IO[bytes]:
         return with_retries(lambda: fsspec.open(self._shard.url, "rb").open(), self._shard.url)
 
-    def read_block(self, index: int) -> list[str]:
+    def read_rows(self, block: int, rows: Rows) -> list[str]:
         def read() -> list[bytes]:
             with self._open() as file:
-                file.seek(self._starts[index])
-                return [file.readline() for _ in range(self.block_sizes[index])]
+                file.seek(self._starts[block])
+                return [file.readline() for _ in range(self.block_sizes[block])]
 
-        first = index * LINES_PER_BLOCK + 1
+        first = block * LINES_PER_BLOCK + 1
         lines = with_retries(read, self._shard.url)
-        return [self._text(line, first + offset) for offset, line in enumerate(lines)]
+        return [self._text(lines[row], first + row) for row in rows.tolist()]
 
     def _text(self, line: bytes, number: int) -> str:
         if not line.strip():
@@ -156,8 +165,9 @@ class SourcesReader:
         self._members = shard.members
         self.block_sizes = [len(shard.members)]
 
-    def read_block(self, index: int) -> list[str]:
-        return [Path(m).read_text(encoding="utf-8", errors="replace") for m in self._members]
+    def read_rows(self, block: int, rows: Rows) -> list[str]:
+        paths = (Path(self._members[row]) for row in rows.tolist())
+        return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 
 
 def with_retries(action: Callable[[], Result], what: str) -> Result:

@@ -112,9 +112,10 @@ def _rows(
             rows = rows[(rows + starts[index]) % step == first]
         if len(rows) == 0:
             continue
-        texts = reader.read_block(index)
-        for place in range(row if position == block else 0, len(rows)):
-            yield position, place, texts[rows[place]]
+        first_place = row if position == block else 0
+        texts = reader.read_rows(index, rows[first_place:])
+        for place, text in enumerate(texts, start=first_place):
+            yield position, place, text
 
 
 def _permutation(length: int, *seed: int) -> NDArray[np.int64]:
@@ -166,7 +167,7 @@ def read_in_order(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> Iterator[T
     eot = np.array([tokenizer.eot_id], dtype=np.int32)
     for shard in shards:
         reader = open_shard(shard)
-        for block in range(len(reader.block_sizes)):
-            texts = [text for text in reader.read_block(block) if text]
+        for block, size in enumerate(reader.block_sizes):
+            texts = [text for text in reader.read_rows(block, np.arange(size)) if text]
             for tokens in tokenizer.encode_batch(texts):
                 yield np.concatenate([tokens, eot])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,11 @@ from sparsellm.strict import load_yaml, validate
 def _parquet(path, texts=("a", "b"), column="text"):
     pq.write_table(pa.table({column: list(texts)}), path)
     return path
+
+
+def _read_all(path, fmt):
+    reader = open_shard(Shard(str(path), fmt))
+    return reader.read_rows(0, np.arange(reader.block_sizes[0]))
 
 
 @pytest.mark.parametrize("path", sorted(bundled("data").glob("*.yaml")), ids=lambda p: p.stem)
@@ -33,7 +39,7 @@ def test_sample_is_real_text_dealt_out_deterministically():
     assert 0.005 < len(held_out) / len(members) < 0.05
     assert not set(members) & set(held_out)
     assert load_corpus("sample") == corpus
-    assert "def " in open_shard(corpus.validation[0]).read_block(0)[0]
+    assert "def " in open_shard(corpus.validation[0]).read_rows(0, np.arange(1))[0]
 
 
 def test_globs_environment_and_held_out_shards(tmp_path, monkeypatch):
@@ -109,7 +115,7 @@ def test_corrupt_page_is_named(tmp_path):
     content[100 : len(content) // 2] = b"\xff" * (len(content) // 2 - 100)
     path.write_bytes(bytes(content))
     with pytest.raises(ValueError, match=r"bad\.parquet is damaged"):
-        open_shard(Shard(str(path), "parquet")).read_block(0)
+        _read_all(path, "parquet")
 
 
 @pytest.mark.parametrize(
@@ -125,15 +131,15 @@ def test_bad_jsonl_line_is_numbered(tmp_path, line, message):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"text": "fine"}\n\n' + line + "\n")
     with pytest.raises(ValueError, match=r"bad\.jsonl: " + message):
-        open_shard(Shard(str(path), "jsonl")).read_block(0)
+        _read_all(path, "jsonl")
 
 
 def test_null_and_blank_lines_are_empty_documents(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": null}\n\n{"text": "x"}\n')
-    assert open_shard(Shard(str(path), "jsonl")).read_block(0) == ["", "", "x"]
+    assert _read_all(path, "jsonl") == ["", "", "x"]
     pq.write_table(pa.table({"text": [None, "x"]}), tmp_path / "a.parquet")
-    assert open_shard(Shard(str(tmp_path / "a.parquet"), "parquet")).read_block(0) == ["", "x"]
+    assert _read_all(tmp_path / "a.parquet", "parquet") == ["", "x"]
 
 
 def test_missing_shard_is_named(tmp_path):

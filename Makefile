@@ -8,6 +8,11 @@ READY := .venv/.ready
 quickstart: $(READY) ## train recipes/debug.yaml for about a minute
 	$(BIN)/sparsellm train --recipe debug
 	@$(BIN)/sparsellm plot runs/debug
+	@echo 'next:'
+	@echo '  source .venv/bin/activate'
+	@echo '  sparsellm train --recipe debug --set train.steps=240   # go on from the checkpoint'
+	@echo '  sparsellm train --recipe debug --fresh --set sparsity.l1_coefficient=0   # without L1'
+	@echo '  sparsellm recipe list; sparsellm recipe show --recipe 0.5b'
 
 test: $(READY) ## the whole suite, without a GPU
 	$(BIN)/python -m pytest -n 2

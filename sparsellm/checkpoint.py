@@ -195,6 +195,8 @@ def gather_model(model: nn.Module) -> dict[str, Tensor]:
 
 def gather_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Optimizer state as ``<entry>.<parameter>``; every rank must call it."""
+    for name, parameter in model.named_parameters():
+        assert optimizer.state[parameter], f"no optimizer state for {name}; step comes before save"
     return {
         f"{entry}.{name}": _whole(value)
         for name, parameter in model.named_parameters()
@@ -229,8 +231,18 @@ def restore_model(model: nn.Module, state: dict[str, Tensor]) -> None:
 def restore_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]
 ) -> None:
-    """Sets the optimizer's state of every parameter to what `gather_optimizer` gave."""
-    names = {name: parameter for name, parameter in model.named_parameters()}
+    """Sets the optimizer's state of every parameter to what `gather_optimizer` gave.
+
+    Raises:
+        ValueError: some parameter has no state.
+    """
+    names = dict(model.named_parameters())
+    missing = sorted(names.keys() - {key.split(".", 1)[1] for key in state})
+    if missing:
+        raise ValueError(
+            f"{OPTIMIZER_FILE} has no state for {len(missing)} parameters, such as {missing[0]}; "
+            "resume from an older checkpoint"
+        )
     for key, value in state.items():
         entry, name = key.split(".", 1)
         parameter = names[name]

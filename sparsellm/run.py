@@ -10,6 +10,7 @@ import yaml
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from sparsellm import __version__, checkpoint
 from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer
@@ -56,11 +57,19 @@ class Run:
 
 def build_accelerator(recipe: Recipe) -> Accelerator:
     """bf16 autocast over fp32 weights; without CUDA, CPU processes over gloo."""
-    return Accelerator(
-        mixed_precision="bf16" if recipe.runtime.precision == "bf16" else "no",
+    bf16 = recipe.runtime.precision == "bf16"
+    accelerator = Accelerator(
+        mixed_precision="bf16" if bf16 else "no",
         cpu=not torch.cuda.is_available(),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
+    if accelerator.is_fsdp2 and bf16:
+        # accelerate's default also reduces gradients and casts every module's outputs, our loss
+        # sums among them, to bf16: 2 digits. DDP has fp32 for both.
+        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
+    return accelerator
 
 
 def build_run(recipe: Recipe) -> Run:

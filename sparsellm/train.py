@@ -120,6 +120,8 @@ def _loop(run: Run, log: MetricsLog | None, stop: StopRequest) -> None:
             return
     if saved_step == run.step:
         say(f"done: {run.step} steps, {run.tokens:,} tokens")
+        say(f"files: {recipe.run_path}/ (recipe.yaml, metrics.jsonl, checkpoints/)")
+        say(f"plots: sparsellm plot {recipe.run_path}")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from sparsellm.distributed import all_reduce_sum
+from sparsellm.distributed import all_reduce_sum, reshard
 from sparsellm.objective import IGNORED_TARGET
 
 
@@ -42,6 +42,7 @@ class ValidationSet:
             sums[0] += parts.cross_entropy_sum
             sums[1] += (targets_BT != IGNORED_TARGET).sum()
         objective.train()
+        reshard(objective)
         all_reduce_sum(sums)
         total, count = sums.tolist()
         return total / count, int(count)

@@ -49,9 +49,10 @@ def main() -> None:
     run.loader = FixedBatch(run)
     run.optimizer = torch.optim.SGD(run.objective.parameters())
     totals = train_step(run, StopRequest())
+    after = gather_model(run.model)  # all ranks take part
     if run.accelerator.is_main_process:
         lr = totals.learning_rate
-        change = {n: (before[n] - p) / lr for n, p in gather_model(run.model).items()}
+        change = {n: (before[n] - p) / lr for n, p in after.items()}
         save_file(change, out)
         numbers = {
             "world_size": run.accelerator.num_processes,

@@ -206,6 +206,9 @@ def test_optimizer_state_round_trips_to_identical_steps():
     step(other, other_optimizer, 3)
     assert torch.equal(other.weight, model.weight)
     assert torch.equal(other.bias, model.bias)
+    incomplete = {key: value for key, value in saved[1].items() if "bias" not in key}
+    with pytest.raises(ValueError, match=r"optimizer.safetensors has no state .* such as bias"):
+        checkpoint.restore_optimizer(other, other_optimizer, incomplete)
 
 
 def test_json_and_tensors_are_plain(tmp_path):

@@ -18,20 +18,26 @@ from sparsellm.recipe import load_recipe
 WORKER = Path(__file__).with_name("gradient_worker.py")
 
 
-def launch(num_processes: int, *program: str) -> subprocess.CompletedProcess[str]:
+def launch(num_processes: int, *program: str, config: str = "") -> subprocess.CompletedProcess[str]:
     """``accelerate launch`` with the shipped configs; without CUDA the ranks talk over gloo."""
-    config = ROOT / "launch" / ("ddp8.yaml" if num_processes > 1 else "single.yaml")
-    command = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={config}"]
-    command += [f"--num_processes={num_processes}", "--main_process_port=0"]
+    config = config or ("ddp8.yaml" if num_processes > 1 else "single.yaml")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port=0"]
+    command += [f"--config_file={ROOT / 'launch' / config}", f"--num_processes={num_processes}"]
+    if config == "fsdp2.yaml":
+        command.append(str(WORKER.with_name("fsdp_on_cpu.py")))
     return subprocess.run(
         [*command, *program], capture_output=True, text=True, check=False, env=process_env()
     )
 
 
-def _gradient(num_processes, out, overrides):
-    result = launch(num_processes, str(WORKER), str(out), *overrides)
+def _gradient(num_processes, out, overrides, config=""):
+    result = launch(num_processes, str(WORKER), str(out), *overrides, config=config)
     assert result.returncode == 0, result.stderr[-3000:]
     return load_file(out), json.loads(out.with_suffix(".json").read_text())
+
+
+def _relative(found, expected):
+    return float((found - expected).norm() / expected.norm())
 
 
 @pytest.mark.slow
@@ -62,14 +68,35 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, checkpo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_processes", [2, 4])
-def test_several_processes_resume_to_the_same_bits(tiny_overrides, num_processes):
+def test_fsdp2_computes_the_gradient_of_one_process(tiny_overrides, tmp_path):
+    overrides = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
+    overrides += ["validation.every_steps=0", "train.micro_batch_size=1"]
+    expected, numbers = _gradient(1, tmp_path / "one.safetensors", overrides)
+    # bf16: the gradient has the rounding of bf16 activations, but losses are summed in fp32 (in
+    # bf16 they would be 2e-3 off).
+    for precision, loss_tolerance, tolerance in (("fp32", 1e-6, 1e-4), ("bf16", 1e-4, 0.1)):
+        out = tmp_path / f"fsdp2-{precision}.safetensors"
+        split = [*overrides, f"runtime.precision={precision}"]
+        found, same = _gradient(2, out, split, "fsdp2.yaml")
+        assert same["world_size"] == 2
+        assert same["loss"] == pytest.approx(numbers["loss"], rel=loss_tolerance)
+        assert same["l1"] == pytest.approx(numbers["l1"], rel=10 * loss_tolerance)
+        for name, value in expected.items():
+            assert _relative(found[name], value) < tolerance, (precision, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "num_processes"), [("ddp8.yaml", 2), ("ddp8.yaml", 4), ("fsdp2.yaml", 2)]
+)
+def test_several_processes_resume_to_the_same_bits(tiny_overrides, config, num_processes):
     # A constant learning rate: the halves then do not know how long they will be.
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
 
     def train(*further):
         program = ["-m", "sparsellm", "train", "--recipe", "debug"]
-        result = launch(num_processes, *program, *set_arguments([*overrides, *further]))
+        arguments = set_arguments([*overrides, *further])
+        result = launch(num_processes, *program, *arguments, config=config)
         assert result.returncode == 0, result.stderr[-3000:]
         return result.stdout
 

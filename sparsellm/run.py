@@ -12,7 +12,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from sparsellm import __version__, checkpoint
+from sparsellm import __version__, checkpoint, state
 from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer
 from sparsellm.data.loader import validation_batches
 from sparsellm.distributed import any_rank
@@ -128,8 +128,8 @@ def save_run(run: Run) -> Path:
     recipe, accelerator = run.recipe, run.accelerator
     snapshot = checkpoint.Snapshot(
         step=run.step,
-        model=checkpoint.gather_model(run.model),
-        optimizer=checkpoint.gather_optimizer(run.model, run.optimizer),
+        model=state.gather_model(run.model),
+        optimizer=state.gather_optimizer(run.model, run.optimizer),
         stats={name: t.cpu() for name, t in run.stats.state_dict().items()},
         trainer={
             "step": run.step,
@@ -159,8 +159,8 @@ def restore_run(run: Run, path: Path) -> list[str]:
     """
     snapshot = checkpoint.load(path, run.accelerator.process_index)
     notes = _recipe_changes(snapshot.recipe_yaml, run.recipe)
-    checkpoint.restore_model(run.model, snapshot.model)
-    checkpoint.restore_optimizer(run.model, run.optimizer, snapshot.optimizer)
+    state.restore_model(run.model, snapshot.model)
+    state.restore_optimizer(run.model, run.optimizer, snapshot.optimizer)
     run.stats.load_state_dict(snapshot.stats)
     run.step = snapshot.step
     try:
@@ -214,13 +214,13 @@ def _flatten(content: dict, prefix: str = "") -> dict[str, object]:
 
 
 def _rng_state() -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
+    rng = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+        rng["cuda"] = torch.cuda.get_rng_state()
+    return rng
 
 
-def _set_rng_state(state: dict[str, Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+def _set_rng_state(rng: dict[str, Tensor]) -> None:
+    torch.set_rng_state(rng["cpu"])
+    if "cuda" in rng and torch.cuda.is_available():
+        torch.cuda.set_rng_state(rng["cuda"])

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from sparsellm.checkpoint import gather_model
 from sparsellm.recipe import load_recipe
 from sparsellm.run import build_run, close_run
 from sparsellm.signals import StopRequest
+from sparsellm.state import gather_model
 from sparsellm.train import train_step
 
 

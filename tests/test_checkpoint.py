@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sparsellm import checkpoint
+from sparsellm import checkpoint, state
 from sparsellm.checkpoint import CheckpointError, Ranks, RankState, Snapshot
 
 ALONE = Ranks(rank=0, is_main=True, any_failed=lambda failed: failed)
@@ -118,9 +118,9 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
 def test_other_shapes_and_names_are_refused():
     model = torch.nn.Linear(4, 3)
     with pytest.raises(ValueError, match=r"names differ, such as bias"):
-        checkpoint.restore_model(model, {"weight": torch.zeros(3, 4)})
+        state.restore_model(model, {"weight": torch.zeros(3, 4)})
     with pytest.raises(ValueError, match=r"weight has shape \(2, 4\), the recipe's model \(3, 4\)"):
-        checkpoint.restore_model(model, {"weight": torch.zeros(2, 4), "bias": torch.zeros(3)})
+        state.restore_model(model, {"weight": torch.zeros(2, 4), "bias": torch.zeros(3)})
 
 
 def test_another_ranks_failure_reaches_this_one(tmp_path):
@@ -197,18 +197,18 @@ def test_optimizer_state_round_trips_to_identical_steps():
     model, optimizer = model_and_optimizer()
     for seed in range(3):
         step(model, optimizer, seed)
-    saved = checkpoint.gather_model(model), checkpoint.gather_optimizer(model, optimizer)
+    saved = state.gather_model(model), state.gather_optimizer(model, optimizer)
     step(model, optimizer, 3)
 
     other, other_optimizer = model_and_optimizer()
-    checkpoint.restore_model(other, saved[0])
-    checkpoint.restore_optimizer(other, other_optimizer, saved[1])
+    state.restore_model(other, saved[0])
+    state.restore_optimizer(other, other_optimizer, saved[1])
     step(other, other_optimizer, 3)
     assert torch.equal(other.weight, model.weight)
     assert torch.equal(other.bias, model.bias)
     incomplete = {key: value for key, value in saved[1].items() if "bias" not in key}
     with pytest.raises(ValueError, match=r"optimizer.safetensors has no state .* such as bias"):
-        checkpoint.restore_optimizer(other, other_optimizer, incomplete)
+        state.restore_optimizer(other, other_optimizer, incomplete)
 
 
 def test_json_and_tensors_are_plain(tmp_path):

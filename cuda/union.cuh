@@ -1,0 +1,22 @@
+// The union format: where the kernels keep the active part of an M × N activation matrix.
+//
+// Tokens are cut into blocks of 64, neurons into tiles of 256. In a block, the neurons of a tile
+// that fire for at least one of its tokens form the tile's union. For each of
+// them the values of all 64 tokens are kept: a dense column that tensor cores can read. Nothing can
+// overflow: a full tile is a union of 256.
+//
+//   count   [blocks][tiles]              uint32   size of each union
+//   neuron  [blocks][tiles][256]         uint8    its members, column within the tile
+//   value   [blocks][tiles][256][64]     bf16     their values, token by token
+//   entry   [blocks][tiles * 256]        uint32   all unions of a block in a row: column slot
+//                                                 (tile * 256 + place) << 16 | neuron
+//   total   [blocks]                     uint32   how many entries that is
+#pragma once
+#include "ptx.cuh"
+
+constexpr int block_tokens = 64;
+constexpr int tile_neurons = 256;
+
+__device__ __forceinline__ uint32 entry_of(uint32 slot, uint32 neuron) { return slot << 16 | neuron; }
+__device__ __forceinline__ uint32 entry_slot(uint32 entry) { return entry >> 16; }
+__device__ __forceinline__ uint32 entry_neuron(uint32 entry) { return entry & 0xffffu; }

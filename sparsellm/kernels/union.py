@@ -1,0 +1,147 @@
+"""Launches the union kernels (``cuda/union.cuh`` has the format) on torch tensors.
+
+M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.kernels import compile, tensor_map
+
+BLOCK_TOKENS = 64
+TILE_NEURONS = 256
+_UNIT_ENTRIES = 256
+
+
+@dataclass(frozen=True)
+class Union:
+    """An activation matrix of M × N in the union format."""
+
+    count: Tensor  # (blocks, tiles) int32
+    neuron: Tensor  # (blocks, tiles, 256) uint8
+    value: Tensor  # (blocks, tiles, 256, 64) bf16
+    entry: Tensor  # (blocks, tiles * 256) int32
+    total: Tensor  # (blocks,) int32
+    unit: Tensor  # (blocks * tiles,) int32
+    num_units: Tensor  # (1,) int32
+
+
+def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Union:
+    """Room for any pattern, uninitialised; reserved whole, touched where neurons fire."""
+    blocks, tiles = -(-num_tokens // BLOCK_TOKENS), -(-num_neurons // TILE_NEURONS)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Union(
+        count=empty(blocks, tiles),
+        neuron=empty(blocks, tiles, TILE_NEURONS, dtype=torch.uint8),
+        value=empty(blocks, tiles, TILE_NEURONS, BLOCK_TOKENS, dtype=torch.bfloat16),
+        entry=empty(blocks, tiles * TILE_NEURONS),
+        total=empty(blocks),
+        unit=empty(blocks * tiles),
+        num_units=empty(1),
+    )
+
+
+def gate_union(
+    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, threshold: float, out: Union
+) -> None:
+    """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero."""
+    (m, k), n = x_MK.shape, w_NK.shape[0]
+    kernel, stream = _kernel("gate_union", x_MK)
+    clusters = min(kernel.num_multiprocessors // 2, -(-m // 256) * out.count.shape[1])
+    kernel.launch(
+        2 * clusters,
+        384,
+        (
+            tensor_map.encode(x_MK.data_ptr(), m, k, 128),
+            tensor_map.encode(w_NK.data_ptr(), n, k, 128),
+            _pointer(bias_N),
+            np.int32(m),
+            np.int32(n),
+            np.int32(k),
+            np.float32(threshold),
+            out.count.data_ptr(),
+            out.neuron.data_ptr(),
+            out.value.data_ptr(),
+            out.num_units.data_ptr(),
+        ),
+        stream,
+    )
+    entries, _ = _kernel("union_entries", x_MK)
+    blocks, tiles = out.count.shape
+    entries.launch(
+        blocks,
+        256,
+        (
+            out.count.data_ptr(),
+            out.neuron.data_ptr(),
+            np.int32(tiles),
+            out.entry.data_ptr(),
+            out.total.data_ptr(),
+            out.unit.data_ptr(),
+            out.num_units.data_ptr(),
+        ),
+        stream,
+    )
+
+
+def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> None:
+    """``gate`` ← gate * (x Wᵀ + bias), in place."""
+    m, k = x_MK.shape
+    kernel, stream = _kernel("union_up", x_MK)
+    kernel.launch(
+        min(kernel.num_multiprocessors, gate.unit.shape[0]),
+        384,
+        (
+            tensor_map.encode(x_MK.data_ptr(), m, k, BLOCK_TOKENS),
+            w_NK.data_ptr(),
+            _pointer(bias_N),
+            np.int32(k),
+            np.int32(gate.count.shape[1]),
+            gate.entry.data_ptr(),
+            gate.total.data_ptr(),
+            gate.unit.data_ptr(),
+            gate.num_units.data_ptr(),
+            gate.value.data_ptr(),
+        ),
+        stream,
+    )
+
+
+def union_down(h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
+    """``y`` ← h W + bias; ``w_NK`` is the down-projection stored neuron by neuron."""
+    m, k = y_MK.shape
+    kernel, stream = _kernel("union_down", y_MK)
+    kernel.launch(
+        min(kernel.num_multiprocessors, h.total.shape[0] * -(-k // 512)),
+        384,
+        (
+            w_NK.data_ptr(),
+            _pointer(bias_K),
+            np.int32(m),
+            np.int32(k),
+            np.int32(h.count.shape[1]),
+            h.entry.data_ptr(),
+            h.total.data_ptr(),
+            h.value.data_ptr(),
+            y_MK.data_ptr(),
+        ),
+        stream,
+    )
+
+
+def _kernel(stem: str, tensor: Tensor) -> tuple[compile.Kernel, int]:
+    device = tensor.device
+    assert device.index is not None
+    return compile.load(stem, device.index), torch.cuda.current_stream(device).cuda_stream
+
+
+def _pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -199,13 +199,13 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
 extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(384, 1)
     gate_union(const __grid_constant__ TensorMap x_MK, const __grid_constant__ TensorMap w_NK,
                const bf16* bias_N, int m, int n, int k, float threshold, uint32* count,
-               unsigned char* neuron, bf16* value, uint32* num_units) {
+               unsigned char* neuron, bf16* value, uint32* control) {
   extern __shared__ unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
   const int tiles_m = (m + tile_m * cluster - 1) / (tile_m * cluster);
   const int tiles_n = (n + tile_n - 1) / tile_n;
   const int steps = (k + tile_k - 1) / tile_k;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *num_units = 0;  // for union_entries
+  if (blockIdx.x == 0 && threadIdx.x < 16) control[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(&shared.full[stage], 1);

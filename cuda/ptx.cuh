@@ -117,15 +117,14 @@ __device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32
                : "memory");
 }
 
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most `pending` of this thread's newest groups are under way.
-template <int pending>
-__device__ __forceinline__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+// Arrives at the barrier once all copies that this thread has issued so far are done.
+__device__ __forceinline__ void copy_arrive(uint64* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(smem_address(barrier))
+               : "memory");
 }
 
-// Orders this thread's ordinary writes to shared memory before reads by wgmma and TMA.
+// Orders writes to shared memory by ordinary stores and cp.async, this thread's or seen by it
+// through a barrier, before reads by wgmma and TMA.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -11,6 +11,14 @@
 //   entry   [blocks][tiles * 256]        uint32   all unions of a block in a row: column slot
 //                                                 (tile * 256 + place) << 16 | neuron
 //   total   [blocks]                     uint32   how many entries that is
+//
+// and, so that the kernels after the gate can share out their work:
+//
+//   unit    [blocks * tiles]             uint32×2 256 entries of a block: block << 16 | which 256,
+//                                                 and how many entries there are from there on
+//   sorted  [classes][blocks]            uint32   blocks by class of size
+//   order   [blocks]                     uint32×2 block and its total, the largest class first
+//   control [16]                         uint32   see below; zeroed by the gate
 #pragma once
 #include "ptx.cuh"
 
@@ -20,3 +28,14 @@ constexpr int tile_neurons = 256;
 __device__ __forceinline__ uint32 entry_of(uint32 slot, uint32 neuron) { return slot << 16 | neuron; }
 __device__ __forceinline__ uint32 entry_slot(uint32 entry) { return entry >> 16; }
 __device__ __forceinline__ uint32 entry_neuron(uint32 entry) { return entry & 0xffffu; }
+
+// Words of `control`.
+constexpr int num_units = 0, next_up = 1, next_down = 2, finished = 3;
+constexpr int class_size = 4;  // one a class
+
+// Blocks by their number of entries: the largest must start first, or the last wave waits for it.
+constexpr int classes = 6;
+__device__ __forceinline__ int class_of(uint32 entries) {
+  return entries >= 4096 ? 0 : entries >= 2048 ? 1 : entries >= 1280 ? 2 : entries >= 896 ? 3
+         : entries >= 512 ? 4 : 5;
+}

@@ -7,57 +7,68 @@
 #include "gather.cuh"
 
 namespace {
-constexpr int stage_entries = 32, stages = 6, lag = 3, unit_columns = 512, panel = 64;
+constexpr int stage_entries = 32, stages = 6, unit_columns = 512, panel = 64;
 constexpr int panel_bytes = stage_entries * panel * 2;
 
 struct Shared {
   bf16 h[stages][stage_entries * block_tokens];
   bf16 w[stages][unit_columns / panel][stage_entries * panel];
   uint64 full[stages], empty[stages];
+  UnitQueue queue;
 };
 
-__device__ void gather(Shared& shared, const bf16* w, int k, int tiles_n, int units_k,
-                       int num_units, const uint32* entry, const uint32* total,
+// A warp copies every fourth row, its 1024 bytes in two halves.
+__device__ void gather(Shared& shared, const bf16* w, uint32 k, int tiles_n, int units_k,
+                       int blocks, const uint32* entry, const uint2* order, uint32* control,
                        const bf16* value) {
-  const int lane = threadIdx.x % 32;
-  const int chunk = threadIdx.x % 64, half = threadIdx.x / 64;  // of a 1024-byte piece; odd, even
-  GatherRing<stages, lag> ring{shared.full, shared.empty};
-  for (int index = blockIdx.x; index < num_units; index += gridDim.x) {
-    const int block = index / units_k, column = index % units_k * unit_columns + chunk * 8;
-    const int entries = total[block];
-    const uint64 base = static_cast<uint64>(block) * tiles_n * tile_neurons;
-    const bf16* w_column = w + column;
+  const uint32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32 h_row = threadIdx.x / 8, h_chunk = threadIdx.x % 8;
+  // Rows 4i + warp, chunks `lane` and `lane` + 32: two patterns of the swizzle, by i's parity.
+  const uint32 to_even = lane / 8 * panel_bytes + swizzled(warp, lane % 8);
+  const uint32 to_odd = lane / 8 * panel_bytes + swizzled(warp + 4, lane % 8);
+  const uint32 to_h = swizzled(h_row, h_chunk), row_bytes = 2 * k;
+  GatherRing<stages> ring{shared.full, shared.empty};
+  const auto look_up = [&](int index) { return order[index / units_k]; };
+  UnitWalk walk(shared.queue, control + next_down, blocks * units_k, look_up);
+  for (Unit unit; (unit = walk.next(look_up)).index >= 0;) {
+    const int entries = unit.b;
+    const uint32 column = unit.index % units_k * unit_columns + lane * 8;
+    const uint64 base = static_cast<uint64>(unit.a) * tiles_n * tile_neurons;
+    const char* from_w = reinterpret_cast<const char*>(w + column);
+    const bf16* from_h = value + base * block_tokens + h_chunk * 8;
+    const bool left = column < k, right = column + unit_columns / 2 < k;
     // Lane l keeps entry l of the stage; the next stage's are on their way meanwhile.
-    uint32 next = lane < entries ? entry[base + lane] : 0;
-    for (int first = 0; first < entries; first += stage_entries) {
+    const uint32* list = entry + base + lane;
+    int remaining = entries - lane;
+    uint32 next = remaining > 0 ? *list : 0;
+    for (int present = entries; present > 0; present -= stage_entries) {
       const uint32 own = next;
-      const int ahead = first + stage_entries + lane;
-      next = ahead < entries ? entry[base + ahead] : 0;
+      list += stage_entries;
+      remaining -= stage_entries;
+      next = remaining > 0 ? *list : 0;
       const int stage = ring.acquire();
-      const uint32 to_w = smem_address(shared.w[stage][chunk / 8]);
+      const uint32 stage_w = smem_address(shared.w[stage]);
 #pragma unroll
-      for (int i = 0; i < stage_entries / 2; ++i) {
-        const int row = 2 * i + half;
-        const uint32 member = __shfl_sync(0xffffffffu, own, row);
-        const bool present = first + row < entries && column < k;
-        copy16_async(to_w + swizzled(row, chunk % 8),
-                     present ? w_column + static_cast<uint64>(entry_neuron(member)) * k : w,
-                     present ? 16 : 0);
+      for (int i = 0; i < stage_entries / 4; ++i) {
+        const int row = 4 * i + warp;
+        const uint32 neuron = entry_neuron(__shfl_sync(~0u, own, row));
+        const char* source = from_w + static_cast<uint64>(neuron) * row_bytes;
+        const uint32 to = stage_w + (i % 2 == 0 ? to_even : to_odd) + i / 2 * 1024;
+        copy16_async(to, source, left && row < present ? 16 : 0);
+        copy16_async(to + 4 * panel_bytes, source + unit_columns,
+                     right && row < present ? 16 : 0);
       }
-      const uint32 to_h = smem_address(shared.h[stage]);
+      const uint32 stage_h = smem_address(shared.h[stage]) + to_h;
 #pragma unroll
       for (int i = 0; i < stage_entries * 8 / gather_threads; ++i) {
-        const int row = i * (gather_threads / 8) + threadIdx.x / 8;
-        const uint32 member = __shfl_sync(0xffffffffu, own, row);
-        const bool present = first + row < entries;
-        copy16_async(to_h + swizzled(row, threadIdx.x % 8),
-                     value + (base + entry_slot(member)) * block_tokens + threadIdx.x % 8 * 8,
-                     present ? 16 : 0);
+        const int row = i * (gather_threads / 8) + h_row;
+        const uint32 slot = entry_slot(__shfl_sync(~0u, own, row));
+        copy16_async(stage_h + i * (gather_threads / 8) * 128, from_h + slot * block_tokens,
+                     row < present ? 16 : 0);
       }
       ring.publish();
     }
   }
-  ring.flush();
 }
 
 // Where 64 × 256 sums of a warpgroup go.
@@ -87,16 +98,17 @@ __device__ __forceinline__ void store(const Output& to, Sum sum) {
   }
 }
 
-__device__ void multiply(Shared& shared, int m, int k, int units_k, int num_units,
-                         const uint32* total, const bf16* bias, bf16* y) {
+__device__ void multiply(Shared& shared, int m, int k, int units_k,
+                         const bf16* bias, bf16* y) {
   const int consumer = threadIdx.x / 128 - 1;
   float d[128];
   int it = 0;
-  for (int index = blockIdx.x; index < num_units; index += gridDim.x) {
-    const int block = index / units_k;
-    const int entries = total[block];
+  const auto look_up = [](int) { return make_uint2(0, 0); };
+  UnitWalk walk(shared.queue, nullptr, 0, look_up);
+  for (Unit unit; (unit = walk.next(look_up)).index >= 0;) {
+    const int block = unit.a, entries = unit.b;
     const Output unit_y{y, bias, m, k, block * block_tokens,
-                        index % units_k * unit_columns + consumer * 256};
+                        unit.index % units_k * unit_columns + consumer * 256};
     if (entries == 0) {
       store(unit_y, [](int) { return 0.0f; });
       continue;
@@ -104,6 +116,7 @@ __device__ void multiply(Shared& shared, int m, int k, int units_k, int num_unit
     for (int first = 0; first < entries; first += stage_entries, ++it) {
       const int stage = it % stages;
       barrier_wait(&shared.full[stage], it / stages & 1);
+      fence_async_proxy();
       wgmma_begin();
       const uint32 a = smem_address(shared.h[stage]);
       const uint32 b = smem_address(shared.w[stage][consumer * 4]);
@@ -124,25 +137,27 @@ __device__ void multiply(Shared& shared, int m, int k, int units_k, int num_unit
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
     union_down(const bf16* w_NK, const bf16* bias_K, int m, int k, int tiles_n,
-               const uint32* entry, const uint32* total, const bf16* value, bf16* y_MK) {
+               const uint32* entry, const uint2* order, uint32* control, const bf16* value,
+               bf16* y_MK) {
   extern __shared__ unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
   const int units_k = (k + unit_columns - 1) / unit_columns;
-  const int num_units = (m + block_tokens - 1) / block_tokens * units_k;
+  const int blocks = (m + block_tokens - 1) / block_tokens;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(&shared.full[stage], gather_threads);
       barrier_init(&shared.empty[stage], 2);
     }
+    shared.queue.init();
     barrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x < gather_threads) {
     registers_decrease<88>();
-    gather(shared, w_NK, k, tiles_n, units_k, num_units, entry, total, value);
+    gather(shared, w_NK, k, tiles_n, units_k, blocks, entry, order, control, value);
   } else {
     registers_increase<208>();
-    multiply(shared, m, k, units_k, num_units, total, bias_K, y_MK);
+    multiply(shared, m, k, units_k, bias_K, y_MK);
   }
 }
 

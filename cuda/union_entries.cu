@@ -1,13 +1,13 @@
 // union_entries: strings the unions of each token block together (union.cuh: `entry`, `total`).
 //
-// One block of threads a token block. Also gives the up-projection its work units, 256 entries of
-// one token block each: unit = block << 16 | chunk; their order is free, the results do not depend
-// on it.
+// One block of threads a token block. Also shares out the work of the two kernels after it; the
+// order of units and of blocks within a class differs from run to run, the results do not.
 #include "union.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
     union_entries(const uint32* count, const unsigned char* neuron, int tiles_n, uint32* entry,
-                  uint32* total, uint32* unit, uint32* num_units) {
+                  uint32* total, uint2* unit, uint32* sorted, uint2* order,
+                  uint32* control) {
   extern __shared__ uint32 start[];  // [tiles_n + 1]
   const int block = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0) {
@@ -27,8 +27,10 @@ extern "C" __global__ void __launch_bounds__(256)
       start[0] = 0;
       total[block] = before;
       const uint32 chunks = (before + 255) / 256;
-      const uint32 place = atomicAdd(num_units, chunks);
-      for (uint32 chunk = 0; chunk < chunks; ++chunk) unit[place + chunk] = block << 16 | chunk;
+      const uint32 place = atomicAdd(control + num_units, chunks);
+      for (uint32 chunk = 0; chunk < chunks; ++chunk) unit[place + chunk] = make_uint2(block << 16 | chunk, before - chunk * 256);
+      const int own_class = class_of(before);
+      sorted[own_class * gridDim.x + atomicAdd(control + class_size + own_class, 1)] = block;
     }
   }
   __syncthreads();
@@ -39,6 +41,23 @@ extern "C" __global__ void __launch_bounds__(256)
     for (uint32 i = lane; i < members; i += 32)
       out[first + i] = entry_of(tile * tile_neurons + i,
                                 tile * tile_neurons + neuron[place * tile_neurons + i]);
+  }
+
+  // The last block to come here strings the classes together.
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(control + finished, 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  for (int own_class = 0, first = 0; own_class < classes; ++own_class) {
+    const int size = __ldcg(control + class_size + own_class);
+    for (int i = threadIdx.x; i < size; i += blockDim.x) {
+      const uint32 member = __ldcg(sorted + own_class * gridDim.x + i);
+      order[first + i] = make_uint2(member, __ldcg(total + member));
+    }
+    first += size;
   }
 }
 

@@ -6,62 +6,91 @@
 #include "gather.cuh"
 
 namespace {
-constexpr int tile_k = 64, stages = 5, lag = 3, unit_entries = 256;
+constexpr int tile_k = 64, stages = 5, unit_entries = 256;
+constexpr uint32 none = 0xffffffffu;
 constexpr int bytes_x = block_tokens * tile_k * 2;
 
 struct Shared {
   bf16 x[stages][block_tokens * tile_k];
   bf16 w[stages][unit_entries * tile_k];
   uint64 full[stages], empty[stages];
+  UnitQueue queue;
 };
 
-__device__ void gather(Shared& shared, const TensorMap& x, const bf16* w, int k, int steps,
-                       int tiles_n, const uint32* entry, const uint32* total, const uint32* unit,
-                       int num_units) {
+// Addresses cost as much as copies here, four warps issue both: rows are named once a unit, and the
+// steps of a group differ by a constant offset.
+__device__ void gather(Shared& shared, const TensorMap& x, const bf16* w, uint32 k, int steps,
+                       int tiles_n, const uint32* entry, const uint2* unit, uint32* control) {
   constexpr int rows = unit_entries * 8 / gather_threads;  // 16-byte chunks a thread and step
-  const int chunk = threadIdx.x % 8, first_row = threadIdx.x / 8;
-  GatherRing<stages, lag> ring{shared.full, shared.empty};
-  for (int index = blockIdx.x; index < num_units; index += gridDim.x) {
-    const int block = unit[index] >> 16, start = (unit[index] & 0xffffu) * unit_entries;
-    const int entries = total[block] - start;
+  constexpr int row_step = gather_threads / 8, group = 4;
+  const uint32 chunk = threadIdx.x % 8, first_row = threadIdx.x / 8;
+  const uint32 to_thread = swizzled(first_row, chunk);
+  GatherRing<stages> ring{shared.full, shared.empty};
+  const auto look_up = [&](int index) { return unit[index]; };
+  UnitWalk walk(shared.queue, control + next_up, control[num_units], look_up);
+  for (Unit own_unit; (own_unit = walk.next(look_up)).index >= 0;) {
+    const int block = own_unit.a >> 16, start = (own_unit.a & 0xffffu) * unit_entries;
+    const int entries = own_unit.b;
     const uint32* own = entry + static_cast<uint64>(block) * tiles_n * tile_neurons + start;
     const bf16* source[rows];
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
-      const int row = first_row + i * (gather_threads / 8);
-      source[i] = row < entries ? w + static_cast<uint64>(entry_neuron(own[row])) * k + chunk * 8
-                                : nullptr;
+      const int row = first_row + i * row_step;
+      // What lies in rows without an entry ends up in columns that nobody reads.
+      const uint32 neuron = row < entries ? entry_neuron(own[row]) : 0;
+      source[i] = w + static_cast<uint64>(neuron) * k + chunk * 8;
     }
-    for (int step = 0; step < steps; ++step) {
-      const int stage = ring.acquire();
-      if (threadIdx.x == 0) {
-        barrier_arrive_expect(&shared.full[stage], bytes_x);
-        tma_load(shared.x[stage], x, &shared.full[stage], step * tile_k, block * block_tokens);
-      }
-      const uint32 to = smem_address(shared.w[stage]);
-      const bool inside = step * tile_k + chunk * 8 < k;
+    for (int first_step = 0; first_step < steps; first_step += group) {
 #pragma unroll
-      for (int i = 0; i < rows; ++i) {
-        const bool present = inside && source[i] != nullptr;
-        copy16_async(to + swizzled(first_row + i * (gather_threads / 8), chunk),
-                     present ? source[i] + step * tile_k : w, present ? 16 : 0);
+      for (int ahead = 0; ahead < group; ++ahead) {
+        const int step = first_step + ahead;
+        if (step >= steps) break;
+        const int stage = ring.acquire();
+        if (threadIdx.x == 0) {
+          barrier_arrive_expect(&shared.full[stage], bytes_x);
+          tma_load(shared.x[stage], x, &shared.full[stage], step * tile_k, block * block_tokens);
+        }
+        const uint32 to = smem_address(shared.w[stage]) + to_thread;
+        const uint32 bytes = step * tile_k + chunk * 8 < k ? 16 : 0;
+#pragma unroll
+        for (int i = 0; i < rows; ++i)
+          if (i * row_step < entries)
+            copy16_async(to + i * row_step * 128, source[i] + ahead * tile_k, bytes);
+        ring.publish();
       }
-      ring.publish();
+#pragma unroll
+      for (int i = 0; i < rows; ++i) source[i] += group * tile_k;
     }
   }
-  ring.flush();
+}
+
+// gate * (up + add), pairwise.
+__device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add) {
+  return pack_bf16(bf16_low(gate) * (bf16_low(up) + add), bf16_high(gate) * (bf16_high(up) + add));
 }
 
 __device__ void multiply(Shared& shared, int steps, int tiles_n, const bf16* bias,
-                         const uint32* entry, const uint32* total, const uint32* unit,
-                         int num_units, bf16* value) {
+                         const uint32* entry, const uint2* unit, uint32* control, bf16* value) {
   const int consumer = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   float d[64];
   int it = 0;
-  for (int index = blockIdx.x; index < num_units; index += gridDim.x) {
+  const auto look_up = [](int) { return make_uint2(0, 0); };
+  UnitWalk walk(shared.queue, nullptr, 0, look_up);
+  for (Unit own_unit; (own_unit = walk.next(look_up)).index >= 0;) {
+    const int block = own_unit.a >> 16, start = (own_unit.a & 0xffffu) * unit_entries;
+    const int entries = own_unit.b;
+    const uint64 base = static_cast<uint64>(block) * tiles_n * tile_neurons;
+    // Lane l finishes entries 8j + l/4 of its warpgroup; named now, needed after the products.
+    uint32 member[16];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const int own = consumer * 128 + 8 * j + lane / 4;
+      member[j] = own < entries ? entry[base + start + own] : none;
+    }
     for (int step = 0; step < steps; ++step, ++it) {
       const int stage = it % stages;
       barrier_wait(&shared.full[stage], it / stages & 1);
+      fence_async_proxy();
       wgmma_begin();
       const uint32 a = smem_address(shared.x[stage]);
       const uint32 b = smem_address(shared.w[stage] + consumer * 128 * tile_k);
@@ -73,29 +102,27 @@ __device__ void multiply(Shared& shared, int steps, int tiles_n, const bf16* bia
       wgmma_wait<1>();
       if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[(it - 1) % stages]);
     }
-    wgmma_wait<0>();
-    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[(it - 1) % stages]);
-
-    const int block = unit[index] >> 16, start = (unit[index] & 0xffffu) * unit_entries;
-    const int entries = total[block] - start;
-    const uint64 base = static_cast<uint64>(block) * tiles_n * tile_neurons;
+    // All loads before the first store: the compiler may not move them over it.
+    bf16* columns = value + base * block_tokens + 16 * warp + 2 * (lane % 4);
+    uint32 gate[32];
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      const int own = consumer * 128 + 8 * j + lane / 4;
+      if (member[j] == none) continue;
+      const bf16* column = columns + entry_slot(member[j]) * block_tokens;
+      gate[2 * j] = *reinterpret_cast<const uint32*>(column);
+      gate[2 * j + 1] = *reinterpret_cast<const uint32*>(column + 8);
+    }
+    wgmma_wait<0>();
+    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[(it - 1) % stages]);
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
       const uint32 upper = transpose_8x8(pack_bf16(d[4 * j], d[4 * j + 1]));
       const uint32 lower = transpose_8x8(pack_bf16(d[4 * j + 2], d[4 * j + 3]));
-      if (own < entries) {
-        const uint32 member = entry[base + start + own];
-        const float add = bias == nullptr ? 0.0f : bf16_low(bias[entry_neuron(member)]);
-        uint32* column =
-            reinterpret_cast<uint32*>(value + (base + entry_slot(member)) * block_tokens) +
-            8 * warp + lane % 4;
-        const uint32 g0 = column[0], g1 = column[4];
-        column[0] = pack_bf16(bf16_low(g0) * (bf16_low(upper) + add),
-                              bf16_high(g0) * (bf16_high(upper) + add));
-        column[4] = pack_bf16(bf16_low(g1) * (bf16_low(lower) + add),
-                              bf16_high(g1) * (bf16_high(lower) + add));
-      }
+      if (member[j] == none) continue;
+      const float add = bias == nullptr ? 0.0f : bf16_low(bias[entry_neuron(member[j])]);
+      bf16* column = columns + entry_slot(member[j]) * block_tokens;
+      *reinterpret_cast<uint32*>(column) = product(gate[2 * j], upper, add);
+      *reinterpret_cast<uint32*>(column + 8) = product(gate[2 * j + 1], lower, add);
     }
   }
 }
@@ -103,25 +130,25 @@ __device__ void multiply(Shared& shared, int steps, int tiles_n, const bf16* bia
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
     union_up(const __grid_constant__ TensorMap x_MK, const bf16* w_NK, const bf16* bias_N, int k,
-             int tiles_n, const uint32* entry, const uint32* total, const uint32* unit,
-             const uint32* num_units, bf16* value) {
+             int tiles_n, const uint32* entry, const uint2* unit, uint32* control, bf16* value) {
   extern __shared__ unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
-  const int steps = (k + tile_k - 1) / tile_k, units = *num_units;
+  const int steps = (k + tile_k - 1) / tile_k;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(&shared.full[stage], gather_threads + 1);
       barrier_init(&shared.empty[stage], 2);
     }
+    shared.queue.init();
     barrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x < gather_threads) {
     registers_decrease<120>();
-    gather(shared, x_MK, w_NK, k, steps, tiles_n, entry, total, unit, units);
+    gather(shared, x_MK, w_NK, k, steps, tiles_n, entry, unit, control);
   } else {
     registers_increase<192>();
-    multiply(shared, steps, tiles_n, bias_N, entry, total, unit, units, value);
+    multiply(shared, steps, tiles_n, bias_N, entry, unit, control, value);
   }
 }
 

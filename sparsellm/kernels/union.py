@@ -27,8 +27,10 @@ class Union:
     value: Tensor  # (blocks, tiles, 256, 64) bf16
     entry: Tensor  # (blocks, tiles * 256) int32
     total: Tensor  # (blocks,) int32
-    unit: Tensor  # (blocks * tiles,) int32
-    num_units: Tensor  # (1,) int32
+    unit: Tensor  # (blocks * tiles, 2) int32
+    sorted: Tensor  # (6, blocks) int32
+    order: Tensor  # (blocks, 2) int32
+    control: Tensor  # (16,) int32
 
 
 def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Union:
@@ -44,8 +46,10 @@ def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Unio
         value=empty(blocks, tiles, TILE_NEURONS, BLOCK_TOKENS, dtype=torch.bfloat16),
         entry=empty(blocks, tiles * TILE_NEURONS),
         total=empty(blocks),
-        unit=empty(blocks * tiles),
-        num_units=empty(1),
+        unit=empty(blocks * tiles, 2),
+        sorted=empty(6, blocks),
+        order=empty(blocks, 2),
+        control=empty(16),
     )
 
 
@@ -70,7 +74,7 @@ def gate_union(
             out.count.data_ptr(),
             out.neuron.data_ptr(),
             out.value.data_ptr(),
-            out.num_units.data_ptr(),
+            out.control.data_ptr(),
         ),
         stream,
     )
@@ -86,7 +90,9 @@ def gate_union(
             out.entry.data_ptr(),
             out.total.data_ptr(),
             out.unit.data_ptr(),
-            out.num_units.data_ptr(),
+            out.sorted.data_ptr(),
+            out.order.data_ptr(),
+            out.control.data_ptr(),
         ),
         stream,
     )
@@ -106,9 +112,8 @@ def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> 
             np.int32(k),
             np.int32(gate.count.shape[1]),
             gate.entry.data_ptr(),
-            gate.total.data_ptr(),
             gate.unit.data_ptr(),
-            gate.num_units.data_ptr(),
+            gate.control.data_ptr(),
             gate.value.data_ptr(),
         ),
         stream,
@@ -129,7 +134,8 @@ def union_down(h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> N
             np.int32(k),
             np.int32(h.count.shape[1]),
             h.entry.data_ptr(),
-            h.total.data_ptr(),
+            h.order.data_ptr(),
+            h.control.data_ptr(),
             h.value.data_ptr(),
             y_MK.data_ptr(),
         ),

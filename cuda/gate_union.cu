@@ -131,7 +131,7 @@ __device__ __forceinline__ void pack(const uint32 (&pair)[64], uint32 fired, uin
   if (threadIdx.x % 128 == 31) *count = place;
   place -= own;
   neuron += place;
-  uint32* column = reinterpret_cast<uint32*>(value + place * block_tokens) + 8 * warp + lane % 4;
+  bf16* column = value + place * block_tokens + 16 * warp + 4 * (lane % 4);
   const uint32 any = __reduce_or_sync(~0u, fired);
   const bool lists = warp == 0 && lane % 4 == 0;
 #pragma unroll
@@ -141,10 +141,9 @@ __device__ __forceinline__ void pack(const uint32 (&pair)[64], uint32 fired, uin
     const uint32 upper = transpose_8x8(pair[2 * j]);
     const uint32 lower = transpose_8x8(pair[2 * j + 1]);
     if (fired >> j & 1) {
-      column[0] = upper;
-      column[4] = lower;
+      *reinterpret_cast<uint2*>(column) = make_uint2(upper, lower);
       if (lists) *neuron = static_cast<unsigned char>(8 * j + lane / 4);
-      column += block_tokens / 2;
+      column += block_tokens;
       neuron += 1;
     }
   }

@@ -12,26 +12,25 @@ __device__ __forceinline__ uint32 swizzled(int row, int chunk) {
   return row * 128 + ((chunk ^ row % 8) << 4);
 }
 
-// The gathering side of a ring of stages. `publish` returns at once: the copies of a stage arrive at
-// its barrier by themselves when they are done.
-//
-// Who multiplies calls `fence_async_proxy` after its wait. On the gathering side the fence would
-// wait for every copy under way (H200, union_up at 16384 × 2048 × 5632, 648 entries a block:
-// 0.21 ms).
+// A place in a ring of stages, and the parity of its barriers this time round.
 template <int stages>
-struct GatherRing {
-  uint64 *full, *empty;
-  int it = 0;
+struct RingPlace {
+  int stage = 0;
+  uint32 parity = 0;
 
-  __device__ int acquire() {
-    barrier_wait(&empty[it % stages], (it / stages & 1) ^ 1);
-    return it % stages;
+  __device__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
   }
-  __device__ void publish() {
-    copy_arrive(&full[it % stages]);
-    ++it;
-  }
+  __device__ int previous() const { return stage == 0 ? stages - 1 : stage - 1; }
 };
+
+// The gathering side hands a stage over with `copy_arrive`, which does not wait: the copies arrive
+// at its barrier by themselves when they are done. Who multiplies calls `fence_async_proxy` after
+// its wait; on the gathering side that fence would wait for every copy under way (H200, union_up at
+// 16384 × 2048 × 5632, 648 entries a block: 0.21 instead of 0.18 ms).
 
 // Work units, taken from a counter in global memory by thread 0 of the gathering warpgroup as they
 // are needed: units differ in size, so who is free takes the next.

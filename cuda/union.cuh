@@ -7,7 +7,7 @@
 //
 //   count   [blocks][tiles]              uint32   size of each union
 //   neuron  [blocks][tiles][256]         uint8    its members, column within the tile
-//   value   [blocks][tiles][256][64]     bf16     their values, token by token
+//   value   [blocks][tiles][256][64]     bf16     their values, one a token (order: token_at)
 //   entry   [blocks][tiles * 256]        uint32   all unions of a block in a row: column slot
 //                                                 (tile * 256 + place) << 16 | neuron
 //   total   [blocks]                     uint32   how many entries that is
@@ -28,6 +28,12 @@ constexpr int tile_neurons = 256;
 __device__ __forceinline__ uint32 entry_of(uint32 slot, uint32 neuron) { return slot << 16 | neuron; }
 __device__ __forceinline__ uint32 entry_slot(uint32 entry) { return entry >> 16; }
 __device__ __forceinline__ uint32 entry_neuron(uint32 entry) { return entry & 0xffffu; }
+
+// Tokens lie in an order that lets a thread of a multiplying warp write its four values of a column
+// at once: the token, of 16, at a place of `value`.
+__device__ __forceinline__ int token_at(int place) {
+  return place / 2 % 2 * 8 + place / 4 * 2 + place % 2;
+}
 
 // Words of `control`.
 constexpr int num_units = 0, next_up = 1, next_down = 2, finished = 3;

@@ -17,15 +17,42 @@ struct Shared {
   UnitQueue queue;
 };
 
-// Addresses cost as much as copies here, four warps issue both: rows are named once a unit, and the
-// steps of a group differ by a constant offset.
+constexpr int rows = unit_entries * 8 / gather_threads;  // 16-byte chunks a thread and step
+constexpr int row_step = gather_threads / 8, step_group = 4;
+
+// Up to `step_group` stages. `whole`: every row is present and every k inside, which saves the
+// predicates: four warps issue all copies, and their instructions are what the kernel waits for.
+template <bool whole>
+__device__ __forceinline__ void gather_steps(Shared& shared, RingPlace<stages>& place,
+                                             const TensorMap& x, int block,
+                                             const bf16* (&source)[rows], int entries, int step,
+                                             int end, uint32 k) {
+  const uint32 chunk = threadIdx.x % 8, to_thread = swizzled(threadIdx.x / 8, chunk);
+#pragma unroll
+  for (int ahead = 0; ahead < step_group; ++ahead, ++step) {
+    if (!whole && step >= end) break;
+    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+    if (threadIdx.x == 0) {
+      barrier_arrive_expect(&shared.full[place.stage], bytes_x);
+      tma_load(shared.x[place.stage], x, &shared.full[place.stage], step * tile_k,
+               block * block_tokens);
+    }
+    const uint32 to = smem_address(shared.w[place.stage]) + to_thread;
+    const uint32 bytes = whole || step * tile_k + chunk * 8 < k ? 16 : 0;
+#pragma unroll
+    for (int i = 0; i < rows; ++i)
+      if (whole || i * row_step < entries)
+        copy16_async(to + i * row_step * 128, source[i] + ahead * tile_k, bytes);
+    copy_arrive(&shared.full[place.stage]);
+    place.advance();
+  }
+#pragma unroll
+  for (int i = 0; i < rows; ++i) source[i] += step_group * tile_k;
+}
+
 __device__ void gather(Shared& shared, const TensorMap& x, const bf16* w, uint32 k, int steps,
                        int tiles_n, const uint32* entry, const uint2* unit, uint32* control) {
-  constexpr int rows = unit_entries * 8 / gather_threads;  // 16-byte chunks a thread and step
-  constexpr int row_step = gather_threads / 8, group = 4;
-  const uint32 chunk = threadIdx.x % 8, first_row = threadIdx.x / 8;
-  const uint32 to_thread = swizzled(first_row, chunk);
-  GatherRing<stages> ring{shared.full, shared.empty};
+  RingPlace<stages> place;
   const auto look_up = [&](int index) { return unit[index]; };
   UnitWalk walk(shared.queue, control + next_up, control[num_units], look_up);
   for (Unit own_unit; (own_unit = walk.next(look_up)).index >= 0;) {
@@ -35,31 +62,17 @@ __device__ void gather(Shared& shared, const TensorMap& x, const bf16* w, uint32
     const bf16* source[rows];
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
-      const int row = first_row + i * row_step;
+      const int row = threadIdx.x / 8 + i * row_step;
       // What lies in rows without an entry ends up in columns that nobody reads.
       const uint32 neuron = row < entries ? entry_neuron(own[row]) : 0;
-      source[i] = w + static_cast<uint64>(neuron) * k + chunk * 8;
+      source[i] = w + static_cast<uint64>(neuron) * k + threadIdx.x % 8 * 8;
     }
-    for (int first_step = 0; first_step < steps; first_step += group) {
-#pragma unroll
-      for (int ahead = 0; ahead < group; ++ahead) {
-        const int step = first_step + ahead;
-        if (step >= steps) break;
-        const int stage = ring.acquire();
-        if (threadIdx.x == 0) {
-          barrier_arrive_expect(&shared.full[stage], bytes_x);
-          tma_load(shared.x[stage], x, &shared.full[stage], step * tile_k, block * block_tokens);
-        }
-        const uint32 to = smem_address(shared.w[stage]) + to_thread;
-        const uint32 bytes = step * tile_k + chunk * 8 < k ? 16 : 0;
-#pragma unroll
-        for (int i = 0; i < rows; ++i)
-          if (i * row_step < entries)
-            copy16_async(to + i * row_step * 128, source[i] + ahead * tile_k, bytes);
-        ring.publish();
-      }
-#pragma unroll
-      for (int i = 0; i < rows; ++i) source[i] += group * tile_k;
+    if (entries >= unit_entries && k % (step_group * tile_k) == 0) {
+      for (int step = 0; step < steps; step += step_group)
+        gather_steps<true>(shared, place, x, block, source, entries, step, steps, k);
+    } else {
+      for (int step = 0; step < steps; step += step_group)
+        gather_steps<false>(shared, place, x, block, source, entries, step, steps, k);
     }
   }
 }
@@ -73,7 +86,7 @@ __device__ void multiply(Shared& shared, int steps, int tiles_n, const bf16* bia
                          const uint32* entry, const uint2* unit, uint32* control, bf16* value) {
   const int consumer = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   float d[64];
-  int it = 0;
+  RingPlace<stages> place;
   const auto look_up = [](int) { return make_uint2(0, 0); };
   UnitWalk walk(shared.queue, nullptr, 0, look_up);
   for (Unit own_unit; (own_unit = walk.next(look_up)).index >= 0;) {
@@ -87,42 +100,40 @@ __device__ void multiply(Shared& shared, int steps, int tiles_n, const bf16* bia
       const int own = consumer * 128 + 8 * j + lane / 4;
       member[j] = own < entries ? entry[base + start + own] : none;
     }
-    for (int step = 0; step < steps; ++step, ++it) {
-      const int stage = it % stages;
-      barrier_wait(&shared.full[stage], it / stages & 1);
+    uint2 gate[16];
+    bf16* columns = value + base * block_tokens + 16 * warp + 4 * (lane % 4);
+    for (int step = 0; step < steps; ++step) {
+      barrier_wait(&shared.full[place.stage], place.parity);
       fence_async_proxy();
       wgmma_begin();
-      const uint32 a = smem_address(shared.x[stage]);
-      const uint32 b = smem_address(shared.w[stage] + consumer * 128 * tile_k);
+      const uint32 a = smem_address(shared.x[place.stage]);
+      const uint32 b = smem_address(shared.w[place.stage] + consumer * 128 * tile_k);
 #pragma unroll
       for (int k = 0; k < tile_k / 16; ++k)
         wgmma_n128<0, 0>(d, operand(a + 32 * k, 0, 1024), operand(b + 32 * k, 0, 1024),
                          step > 0 || k > 0);
       wgmma_commit();
-      wgmma_wait<1>();
-      if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[(it - 1) % stages]);
-    }
-    // All loads before the first store: the compiler may not move them over it.
-    bf16* columns = value + base * block_tokens + 16 * warp + 2 * (lane % 4);
-    uint32 gate[32];
+      if (step == steps / 2) {  // the members are here by now, and the gate will be in time
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      if (member[j] == none) continue;
-      const bf16* column = columns + entry_slot(member[j]) * block_tokens;
-      gate[2 * j] = *reinterpret_cast<const uint32*>(column);
-      gate[2 * j + 1] = *reinterpret_cast<const uint32*>(column + 8);
+        for (int j = 0; j < 16; ++j)
+          if (member[j] != none)
+            gate[j] =
+                *reinterpret_cast<const uint2*>(columns + entry_slot(member[j]) * block_tokens);
+      }
+      wgmma_wait<1>();
+      if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
+      place.advance();
     }
     wgmma_wait<0>();
-    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[(it - 1) % stages]);
+    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       const uint32 upper = transpose_8x8(pack_bf16(d[4 * j], d[4 * j + 1]));
       const uint32 lower = transpose_8x8(pack_bf16(d[4 * j + 2], d[4 * j + 3]));
       if (member[j] == none) continue;
       const float add = bias == nullptr ? 0.0f : bf16_low(bias[entry_neuron(member[j])]);
-      bf16* column = columns + entry_slot(member[j]) * block_tokens;
-      *reinterpret_cast<uint32*>(column) = product(gate[2 * j], upper, add);
-      *reinterpret_cast<uint32*>(column + 8) = product(gate[2 * j + 1], lower, add);
+      *reinterpret_cast<uint2*>(columns + entry_slot(member[j]) * block_tokens) =
+          make_uint2(product(gate[j].x, upper, add), product(gate[j].y, lower, add));
     }
   }
 }

@@ -20,6 +20,7 @@ from sparsellm.ffn import SparseFFN
 from sparsellm.model import HFModel, build_model, prepare_blocks
 from sparsellm.objective import Objective
 from sparsellm.optim import build_optimizer
+from sparsellm.pretrained import read_initial_weights
 from sparsellm.recipe import Recipe
 from sparsellm.stats import SparsityStats
 from sparsellm.validation import ValidationSet
@@ -149,6 +150,19 @@ def save_run(run: Run) -> Path:
     return checkpoint.save(run.checkpoints, snapshot, ranks, recipe.checkpoint.keep)
 
 
+def initialise_run(run: Run, path: Path) -> Path:
+    """Gives a run at step 0 the weights of a checkpoint, run or exported folder; nothing else.
+
+    Returns the checkpoint or folder that was read.
+
+    Raises:
+        FileNotFoundError, ValueError: it is damaged, or of another model.
+    """
+    found, tensors = read_initial_weights(path)
+    state.restore_model(run.model, tensors, str(found), "train a recipe of the same model")
+    return found
+
+
 def restore_run(run: Run, path: Path) -> list[str]:
     """Sets the run to a checkpoint's state; returns what the recipe changed since, as sentences.
 
@@ -158,6 +172,11 @@ def restore_run(run: Run, path: Path) -> list[str]:
             `data.on_mismatch` is `refuse`.
     """
     snapshot = checkpoint.load(path, run.accelerator.process_index)
+    if not snapshot.optimizer:
+        raise ValueError(
+            f"{path} has weights and no optimizer state (it was imported) and cannot be resumed; "
+            f"start a new run from it: --set name=NEW --init-from {path}"
+        )
     notes = _recipe_changes(snapshot.recipe_yaml, run.recipe)
     state.restore_model(run.model, snapshot.model)
     state.restore_optimizer(run.model, run.optimizer, snapshot.optimizer)

@@ -14,6 +14,8 @@ from sparsellm.pretrained import Pretrained
 
 CARD_FILE = "README.md"
 
+_ACTIVATIONS = {"relu": "ReLU", "silu": "SiLU"}
+
 
 def model_card(pretrained: Pretrained, dtype: str) -> str:
     """The text of README.md. What the checkpoint's run does not tell is said to be unknown.
@@ -29,7 +31,7 @@ def model_card(pretrained: Pretrained, dtype: str) -> str:
         _training(pretrained, records),
         _sparsity(pretrained, records),
         _evaluation(pretrained),
-        _CAVEATS,
+        _caveats(pretrained),
         f"## Recipe\n\n`{EXPORT_RECIPE_FILE}`:\n\n```yaml\n{pretrained.recipe.to_yaml()}```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -39,6 +41,7 @@ def _head(pretrained: Pretrained, dtype: str) -> str:
     recipe = pretrained.recipe
     ffn, shape = recipe.ffn, recipe.model
     formula = "act(x W_g) * (x W_u)" if ffn.gated else "act(x W_u)"
+    activation = _ACTIVATIONS[ffn.activation]
     model_class = type(pretrained.model).__name__
     num_parameters = count_parameters(recipe).total
     return f"""---
@@ -51,10 +54,10 @@ tags: [sparsellm, activation-sparsity, {ffn.activation}]
 
 {recipe.description or "A language model with sparse feedforward layers."}
 
-`{model_class}` of {num_parameters:,} parameters in {dtype}: {shape.num_hidden_layers} \
-layers of width {shape.hidden_size:,}, feedforward width {shape.intermediate_size:,}, \
-{ffn.activation.upper()} in `({formula}) W_d`, context {shape.context_length:,} tokens, tokenizer \
-`{recipe.data.tokenizer}`. A base model: it continues text. Exported by sparsellm {__version__}.
+`{model_class}` of {num_parameters:,} parameters in {dtype}: {shape.num_hidden_layers} layers of
+width {shape.hidden_size:,}, feedforward width {shape.intermediate_size:,}, {activation} in
+`({formula}) W_d`, context {shape.context_length:,} tokens, tokenizer `{recipe.data.tokenizer}`.
+A base model: it continues text. Exported by sparsellm {__version__}.
 
 ```python
 from transformers import pipeline
@@ -171,14 +174,25 @@ def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-_CAVEATS = """## Where it loads
+def _caveats(pretrained: Pretrained) -> str:
+    lines = [_LOADS]
+    if pretrained.recipe.ffn.activation != "silu":
+        lines.append(_OTHER_ACTIVATIONS)
+    return "\n".join([*lines, _TOKENS])
+
+
+_LOADS = """## Where it loads
 
 - **transformers**: `AutoModelForCausalLM` and `AutoTokenizer`, no remote code. The model runs
-  densely there: the zeros cost as much as the rest.
-- **llama.cpp** ignores `hidden_act` and computes SiLU for every Llama: a converted ReLU model
-  loads and gives wrong text. Do not use it.
-- **vLLM** has SiLU built into its own Llama as well; `--model-impl transformers` takes the model
-  code from transformers. Not tested.
+  densely there: the zeros cost as much as the rest."""
+
+_OTHER_ACTIVATIONS = """\
+- **llama.cpp** ignores `hidden_act` and computes the architecture's usual activation (SiLU in
+  Llama, squared ReLU in Arcee): a converted model loads and gives wrong text. Do not use it.
+- **vLLM** has the same activations built into its own models; `--model-impl transformers` takes
+  the model code from transformers instead. Not tested."""
+
+_TOKENS = """\
 - A literal `<|endoftext|>` in a text was ordinary text in training. Hugging Face's tokenizer makes
   it the special token; `tokenizer(text, split_special_tokens=True)` treats it as training did.
 - The embedding is padded beyond the tokenizer's vocabulary; `generation_config.json` suppresses

@@ -66,6 +66,9 @@ def _write(pretrained: Pretrained, folder: Path, dtype: str, max_shard_size: str
     trainer = json.dumps(pretrained.trainer, indent=1) + "\n"
     (folder / EXPORT_TRAINER_FILE).write_text(trainer, encoding="utf-8")
     (folder / CARD_FILE).write_text(model_card(pretrained, dtype), encoding="utf-8")
+    mode = (folder / CARD_FILE).stat().st_mode
+    for shard in folder.glob("*.safetensors"):
+        shard.chmod(mode)  # safetensors makes files that only their owner can read
     for path in [*folder.iterdir(), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

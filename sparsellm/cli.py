@@ -104,6 +104,9 @@ def _train(options: argparse.Namespace) -> None:
         raise ValueError("--fresh starts at step 0 and --resume does not; give one of them")
     if options.init_from and options.resume:
         raise ValueError("--init-from starts at step 0 and --resume does not; give one of them")
+    run_path = recipe.run_path.resolve()
+    if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
+        raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
     train(recipe, options.resume, options.fresh, options.init_from)
 
 

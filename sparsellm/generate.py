@@ -188,13 +188,16 @@ def count_non_zeros(model: HFModel) -> Iterator[NonZeros]:
 
         return run
 
+    before = [vars(layer).get("forward") for layer in layers]  # a compiled one, say
     for index, layer in enumerate(layers):
         layer.forward = counting(index, layer.forward)
     try:
         yield counts
     finally:
-        for layer in layers:
+        for layer, forward in zip(layers, before, strict=True):
             del layer.forward  # the class's own again
+            if forward is not None:
+                layer.forward = forward
 
 
 class _Streamer:

@@ -67,12 +67,11 @@ def load_pretrained(
     found = find_checkpoint(path)
     if folder.is_export(found):
         return load_export(found, None, device, dtype)
-    trainer = checkpoint.read_json(found / checkpoint.TRAINER_FILE)
-    recipe = load_recipe(str(found / checkpoint.RECIPE_FILE))
-    tokenizer = load_tokenizer(recipe.data.tokenizer)
-    tensors = checkpoint.read_tensors(found / checkpoint.MODEL_FILE)
-    model = _model(recipe, tokenizer, tensors, str(found / checkpoint.MODEL_FILE))
-    return Pretrained(found, recipe, _placed(model, device, dtype), tokenizer, trainer)
+    weights = read_weights(found)
+    tokenizer = load_tokenizer(weights.recipe.data.tokenizer)
+    source = str(found / checkpoint.MODEL_FILE)
+    model = _placed(_model(weights.recipe, tokenizer, weights.tensors, source), device, dtype)
+    return Pretrained(found, weights.recipe, model, tokenizer, weights.trainer)
 
 
 def load_export(
@@ -111,8 +110,18 @@ def load_export(
     return Pretrained(path, loaded, model, tokenizer, folder.read_trainer(path))
 
 
-def read_initial_weights(path: Path) -> tuple[Path, dict[str, Tensor]]:
-    """Where ``train --init-from`` begins: what was found, and its tensors on the CPU.
+@dataclass(frozen=True)
+class Weights:
+    """What ``train --init-from`` begins with, on the CPU and in the type it was stored in."""
+
+    path: Path
+    recipe: Recipe  # that they were trained with
+    tensors: dict[str, Tensor]
+    trainer: dict[str, Any]
+
+
+def read_weights(path: Path) -> Weights:
+    """The weights of a checkpoint, run or exported folder, without a model around them.
 
     Raises:
         FileNotFoundError: no checkpoint there, or a file of it is missing.
@@ -120,8 +129,12 @@ def read_initial_weights(path: Path) -> tuple[Path, dict[str, Tensor]]:
     """
     found = find_checkpoint(path)
     if folder.is_export(found):
-        return found, folder.read_weights(found)
-    return found, checkpoint.read_tensors(found / checkpoint.MODEL_FILE)
+        recipe = load_recipe(str(found / folder.EXPORT_RECIPE_FILE))
+        return Weights(found, recipe, folder.read_weights(found), folder.read_trainer(found))
+    trainer = checkpoint.read_json(found / checkpoint.TRAINER_FILE)
+    recipe = load_recipe(str(found / checkpoint.RECIPE_FILE))
+    tensors = checkpoint.read_tensors(found / checkpoint.MODEL_FILE)
+    return Weights(found, recipe, tensors, trainer)
 
 
 def _model(

@@ -61,7 +61,7 @@ def train(
             for note in restore_run(run, path):
                 say(f"  {note}")
         elif init_from is not None:
-            say(f"weights of {initialise_run(run, init_from)}; optimizer and data start at step 0")
+            say("\n  ".join(initialise_run(run, init_from)))
         if run.accelerator.is_main_process:
             recipe.run_path.mkdir(parents=True, exist_ok=True)
             checkpoint.write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())

@@ -304,6 +304,28 @@ def test_init_from_is_for_the_first_start_alone(tiny, exported, capsys):
         train(tiny("name=other", "model.intermediate_size=96"), init_from=exported)
 
 
+def test_another_activation_on_the_same_weights_is_said(tiny, exported, capsys, tmp_path):
+    train(tiny("name=silu", "train.steps=2", "ffn.activation=silu"), init_from=exported)
+    out = capsys.readouterr().out
+    assert f"weights of {exported}; the optimizer and the data begin at step 0" in out
+    assert "changed since the checkpoint: ffn.activation relu → silu" in out
+    assert "changed since the checkpoint: name" not in out
+    path = find_checkpoint(tmp_path / "runs" / "silu")
+    assert load_pretrained(path).trainer["init_from"] == {"name": "debug", "step": 1, "tokens": 256}
+    export(path, tmp_path / "again")
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert "| initial weights | `debug` after 256 tokens, not counted above |" in card
+
+
+def test_fresh_does_not_move_what_it_begins_with(tiny_overrides, trained, capsys):
+    settings = set_arguments(tiny_overrides)
+    line = _error(
+        capsys, "train", "--recipe", "debug", *settings, "--fresh", "--init-from", trained
+    )
+    assert "--fresh would move --init-from" in line
+    assert trained.is_dir()
+
+
 def test_an_imported_checkpoint_is_not_resumed(tiny, exported, tmp_path):
     recipe = tiny("name=back")
     import_export(exported, recipe.run_path)
@@ -363,6 +385,16 @@ def test_a_recipe_of_another_model(exported, tmp_path, tiny, override, key):
         ValueError, match=rf"config\.json: {key}.* give the recipe that the weights"
     ):
         import_export(exported, tmp_path / "run", str(recipe))
+
+
+def test_a_damaged_config(exported, tmp_path, capsys):
+    path = exported / "config.json"
+    whole = path.read_text()
+    for text in (whole[:40], "{}", whole.replace('"llama"', '"nothing"')):
+        path.write_text(text)
+        line = _error(capsys, "import", exported, tmp_path / "run")
+        assert "config.json cannot be read" in line
+        assert "export the checkpoint again" in line
 
 
 def test_weights_of_another_model(exported, tiny, tmp_path, capsys):

@@ -74,6 +74,9 @@ def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
         ("tokens", f"{trainer['tokens']:,}"),
         ("L1 coefficient (on Σ over hidden units)", f"{recipe.sparsity.l1_coefficient:g}"),
     ]
+    if origin := trainer.get("init_from"):
+        before = f"`{origin['name']}` after {origin['tokens']:,} tokens, not counted above"
+        rows.append(("initial weights", before))
     if train := _last(records, "train"):
         rows.append((f"training loss at step {train['step']:,}", f"{train['loss']:.4f} nats"))
     if held_out := _last(records, "validation"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +96,9 @@ def check_config(path: Path, recipe: Recipe) -> None:
     file = path / CONFIG_FILE
     try:
         found = AutoConfig.from_pretrained(path)
-    except (OSError, json.JSONDecodeError, KeyError) as error:
-        raise ValueError(f"{file} cannot be read ({error}); {_REMEDY}") from error
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]  # transformers goes on for paragraphs
+        raise ValueError(f"{file} cannot be read ({reason}); {_REMEDY}") from error
     expected = model_config(recipe, eos_token_id=0)
     for key in _COMPARED:
         has, wants = getattr(found, key, None), getattr(expected, key, None)

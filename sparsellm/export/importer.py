@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
-from sparsellm import __version__, checkpoint, state
+from sparsellm import checkpoint, state
 from sparsellm.checkpoint import Ranks, RankState, Snapshot
 from sparsellm.export.folder import stored_dtypes
 from sparsellm.export.write import refuse_occupied
@@ -49,12 +47,7 @@ def _snapshot(loaded: Pretrained) -> Snapshot:
         model=state.gather_model(loaded.model),
         optimizer={},
         stats={},
-        trainer={
-            **loaded.trainer,
-            "imported_from": str(loaded.path),
-            "sparsellm": __version__,
-            "torch": torch.__version__,
-        },
+        trainer=loaded.trainer,
         recipe_yaml=loaded.recipe.to_yaml(),
         rank=RankState(data={}, rng={}),
     )

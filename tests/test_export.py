@@ -310,6 +310,7 @@ def test_another_activation_on_the_same_weights_is_said(tiny, exported, capsys, 
     assert f"weights of {exported}; the optimizer and the data begin at step 0" in out
     assert "changed since the checkpoint: ffn.activation relu → silu" in out
     assert "changed since the checkpoint: name" not in out
+    train(tiny("name=silu", "train.steps=4", "ffn.activation=silu"))  # resumed: it still knows
     path = find_checkpoint(tmp_path / "runs" / "silu")
     assert load_pretrained(path).trainer["init_from"] == {"name": "debug", "step": 1, "tokens": 256}
     export(path, tmp_path / "again")
@@ -418,19 +419,20 @@ def test_a_shard_size_that_is_none(trained, tmp_path, capsys):
     assert "--max-shard-size 'big': write it as 4GB" in line
 
 
-@pytest.mark.slow
-def test_the_commands(cli, tiny_overrides, tmp_path):
+def test_the_commands(tiny_overrides, tmp_path, capsys):
     run_path = load_recipe("debug", tiny_overrides).run_path
-    settings = set_arguments(tiny_overrides)
-    out = str(tmp_path / "out")
+    recipe = ["--recipe", "debug", *set_arguments(tiny_overrides)]
+    out, back = str(tmp_path / "out"), str(tmp_path / "back")
     for arguments in (
-        ["train", "--recipe", "debug", *settings],
+        ["train", *recipe],
         ["export", str(run_path), out, "--dtype", "fp32"],
-        ["import", out, str(tmp_path / "back")],
-        ["train", "--recipe", "debug", *settings, "--set", "name=further", "--init-from", out],
-        ["generate", out, "--prompt", "import ", "--max-new-tokens", "4"],
+        ["import", out, back],
+        ["train", *recipe, "--set", "name=further", "--init-from", back],
+        ["export", str(run_path.parent / "further"), str(tmp_path / "further")],
+        ["generate", str(tmp_path / "further"), "--prompt", "import ", "--max-new-tokens", "4"],
     ):
-        done = cli(*arguments)
-        assert done.returncode == 0, done.stderr
-    assert "nnz" in done.stderr
-    assert done.stdout.startswith("import ")
+        capsys.readouterr()
+        assert main(arguments) == 0, capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert captured.out.startswith("import ")
+    assert "nnz" in captured.err

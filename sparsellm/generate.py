@@ -61,8 +61,9 @@ def _generate(options: argparse.Namespace) -> None:
         sys.stdout.flush()
 
     sampling = Sampling(options.temperature, options.top_k, options.seed)
-    write(options.prompt)
-    report = generate(pretrained, options.prompt, write, options.max_new_tokens, sampling)
+    report = generate(
+        pretrained, options.prompt, write, options.max_new_tokens, sampling, echo=True
+    )
     write("\n")
     print(report.line(pretrained.recipe.model.intermediate_size), file=sys.stderr)
 
@@ -122,8 +123,11 @@ def generate(
     write: Callable[[str], None],
     max_new_tokens: int | None = None,
     sampling: Sampling | None = None,
+    *,
+    echo: bool = False,
 ) -> Report:
     """Continues ``prompt``, with a KV cache; ``write`` gets the new text piece by piece.
+    With ``echo`` it gets the prompt first.
 
     The prompt follows an ``<|endoftext|>``, as every document does in training. Ends at the next
     one, or after ``max_new_tokens`` (default: 128, or what the context leaves).
@@ -139,6 +143,8 @@ def generate(
     tokens_1T = torch.tensor([[tokenizer.eot_id, *ids.tolist()]], device=model.device)
     context = pretrained.recipe.model.context_length
     limit = _limit(tokens_1T.shape[1], max_new_tokens, context)
+    if echo:
+        write(prompt)
     streamer = _Streamer(tokenizer, write)
     padding = list(range(tokenizer.vocab_size, model.config.vocab_size))
     with count_non_zeros(model) as counts, torch.random.fork_rng(_cuda_devices(model)):

@@ -167,7 +167,8 @@ def test_command(checkpoint_path, capsys):
 )
 def test_mistakes(checkpoint_path, capsys, arguments, message):
     assert main(["generate", str(checkpoint_path), "--prompt", "a", *arguments]) == 1
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
+    assert out == ""
     assert message in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1

@@ -25,17 +25,23 @@ from sparsellm.metrics import MetricsLog, TrainRecord, ValidationRecord, progres
 from sparsellm.objective import total_loss
 from sparsellm.optim import reinit_dead_neurons
 from sparsellm.recipe import Recipe
-from sparsellm.run import Run, build_run, close_run, restore_run, save_run
+from sparsellm.run import Run, build_run, close_run, initialise_run, restore_run, save_run
 from sparsellm.schedule import l1_coefficient, learning_rate
 from sparsellm.signals import StopRequest
 from sparsellm.stats import StepStats
 
 
-def train(recipe: Recipe, resume_from: Path | None = None, fresh: bool = False) -> None:
+def train(
+    recipe: Recipe,
+    resume_from: Path | None = None,
+    fresh: bool = False,
+    init_from: Path | None = None,
+) -> None:
     """Trains to `recipe.train.steps`, from ``resume_from`` or from the run's own last checkpoint.
 
     With ``fresh`` an earlier run of that name is moved aside (nothing is deleted) and training
-    begins at step 0.
+    begins at step 0. ``init_from`` gives the weights of step 0; a run that has a checkpoint of its
+    own resumes from that instead.
 
     Raises:
         ValueError, FileNotFoundError: a recipe, corpus or checkpoint that cannot be used.
@@ -54,6 +60,8 @@ def train(recipe: Recipe, resume_from: Path | None = None, fresh: bool = False) 
             say(f"resuming from {path}")
             for note in restore_run(run, path):
                 say(f"  {note}")
+        elif init_from is not None:
+            say("\n  ".join(initialise_run(run, init_from)))
         if run.accelerator.is_main_process:
             recipe.run_path.mkdir(parents=True, exist_ok=True)
             checkpoint.write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())

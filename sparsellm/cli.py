@@ -69,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")
     plot.set_defaults(run=_plot)
 
+    from sparsellm.analyze.cli import add_analyze_parser
+
+    add_analyze_parser(commands)
     from sparsellm.bench.cli import add_bench_parser
 
     add_bench_parser(commands)

@@ -50,9 +50,10 @@ def add_generate_parser(commands: Any) -> None:
 def _generate(options: argparse.Namespace) -> None:
     import torch
 
+    from sparsellm.device import pick_device
     from sparsellm.pretrained import load_pretrained
 
-    device = _device(options.device)
+    device = pick_device(options.device)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16  # as in training
     pretrained = load_pretrained(options.source, device, dtype)
 
@@ -249,17 +250,3 @@ def _limit(num_prompt: int, max_new_tokens: int | None, context: int) -> int:
 
 def _cuda_devices(model: HFModel) -> list[Any]:
     return [model.device] if model.device.type == "cuda" else []
-
-
-def _device(name: str | None) -> Any:
-    import torch
-
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros((), device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--device {name}: {reason}; give cpu, cuda or cuda:N") from error
-    return device

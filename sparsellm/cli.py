@@ -64,8 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     plot.set_defaults(run=_plot)
 
     from sparsellm.bench.cli import add_bench_parser
+    from sparsellm.evaluate.cli import add_eval_parser
 
     add_bench_parser(commands)
+    add_eval_parser(commands)
     return parser
 
 

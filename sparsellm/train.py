@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -29,6 +30,9 @@ from sparsellm.run import Run, build_run, close_run, restore_run, save_run
 from sparsellm.schedule import l1_coefficient, learning_rate
 from sparsellm.signals import StopRequest
 from sparsellm.stats import StepStats
+
+if TYPE_CHECKING:
+    from sparsellm.evaluate.training import Evaluator
 
 
 def train(recipe: Recipe, resume_from: Path | None = None, fresh: bool = False) -> None:
@@ -48,6 +52,7 @@ def train(recipe: Recipe, resume_from: Path | None = None, fresh: bool = False) 
         say = run.accelerator.print
         if fresh:
             _move_aside(run)
+        evaluator = _build_evaluator(run)
         warm_up(run)
         path = resume_from or checkpoint.latest(run.checkpoints)
         if path is not None:
@@ -59,7 +64,7 @@ def train(recipe: Recipe, resume_from: Path | None = None, fresh: bool = False) 
             checkpoint.write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
         log = MetricsLog(recipe, run.step) if run.accelerator.is_main_process else None
         try:
-            _loop(run, log, stop)
+            _loop(run, log, stop, evaluator)
         finally:
             if log is not None:
                 log.close()
@@ -91,7 +96,17 @@ def warm_up(run: Run) -> None:
     run.optimizer.zero_grad(set_to_none=True)
 
 
-def _loop(run: Run, log: MetricsLog | None, stop: StopRequest) -> None:
+def _build_evaluator(run: Run) -> Evaluator | None:
+    if not run.recipe.evaluation.every_steps:
+        return None
+    from sparsellm.evaluate.training import Evaluator
+
+    return Evaluator(run)
+
+
+def _loop(
+    run: Run, log: MetricsLog | None, stop: StopRequest, evaluator: Evaluator | None = None
+) -> None:
     recipe, say = run.recipe, run.accelerator.print
     meter = Meter(run)
     saved_step = run.step if run.step else None
@@ -106,6 +121,8 @@ def _loop(run: Run, log: MetricsLog | None, stop: StopRequest) -> None:
         meter.pause()
         if run.validation and (_due(run.step, recipe.validation.every_steps) or last):
             validate(run, log)
+        if evaluator and (_due(run.step, recipe.evaluation.every_steps) or last):
+            evaluator.evaluate(run, log)
         if _due(run.step, recipe.checkpoint.every_steps) or last or totals.stop:
             if log is not None:
                 log.sync()

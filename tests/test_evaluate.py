@@ -18,6 +18,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
 from safetensors.torch import load_file
 from test_distributed import launch
+from test_metrics import _offline_records
 from transformers import GPT2TokenizerFast
 
 from sparsellm import state
@@ -47,8 +48,10 @@ def data_dir(test_data) -> Path:
 def pair(tiny, gpt2_cache, tmp_path):
     """A random GPT-2-vocabulary model and its twin that stock transformers saved."""
 
-    def build(dtype: torch.dtype, *overrides: str):
-        recipe = tiny("data.tokenizer=gpt2", "model.context_length=128", *overrides)
+    def build(dtype: torch.dtype, context_length: int, *overrides: str):
+        shape = [f"model.context_length={context_length}"]
+        shape += [f"train.global_batch_tokens={2 * context_length}"]
+        recipe = tiny(*shape, "data.tokenizer=gpt2", *overrides)
         tokenizer = load_tokenizer("gpt2")
         ours = build_model(recipe, tokenizer.eot_id)
         stock = type(ours)(model_config(recipe, tokenizer.eot_id))  # transformers' own class
@@ -83,27 +86,30 @@ def _lm_eval(stock: Path, tasks: Path, dtype: str, *arguments: str) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "limit", "gated"), [("float32", 40, True), ("bfloat16", 12, False)]
+    ("dtype", "context_length", "limit"), [("float32", 100, 40), ("bfloat16", 64, 12)]
 )
 def test_scores_are_those_of_lm_evals_own_command(  # noqa: PLR0917
-    pair, data_dir, tmp_path, dtype, limit, gated
+    pair, data_dir, tmp_path, dtype, context_length, limit
 ):
-    ours, tokenizer, stock = pair(getattr(torch, dtype), f"ffn.gated={str(gated).lower()}")
+    gated = "true" if dtype == "float32" else "false"  # Llama and Arcee
+    ours, tokenizer, stock = pair(getattr(torch, dtype), context_length, f"ffn.gated={gated}")
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     write_tasks(NAMES, data_dir, tasks)
     sizes = ("--limit", str(limit), "--batch_size", "16")
     evaluation = Evaluation(data_dir=data_dir, limit=limit, batch_size=16)
-    scores = evaluation.run(ours, tokenizer, context_length=128)
+    scores = evaluation.run(ours, tokenizer, context_length)
     results = _lm_eval(stock, tasks, dtype, *sizes)
     assert scores == from_lm_eval(results, SUITE, scores.num_requests, scores.num_cut)
     assert list(scores.tasks) == NAMES
     assert scores.num_requests > 7 * limit
-    assert scores.num_cut > 0  # HellaSwag is longer than 128 tokens: cut as lm-eval cuts it
+    assert scores.num_cut > 0  # longer than the context, and cut as lm-eval cuts it
 
 
-def test_log_likelihoods_are_those_of_the_stock_class(pair):
-    ours, tokenizer, stock = pair(torch.float32)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_log_likelihoods_are_those_of_the_stock_class(pair, device, dtype):
+    ours, tokenizer, stock = pair(getattr(torch, dtype), context_length=80)
     requests = [
         Instance("loglikelihood", {}, arguments, index)
         for index, arguments in enumerate(
@@ -117,10 +123,10 @@ def test_log_likelihoods_are_those_of_the_stock_class(pair):
             ]
         )
     ]
-    options = {"max_length": 128, "batch_size": 4, "softmax_dtype": None}
-    found = SparseLM(ours, tokenizer, **options).loglikelihood(requests)
-    reference = HFLM(pretrained=str(stock), device="cpu", batch_size=4, dtype="float32")
-    assert reference.max_length == 128
+    options = {"max_length": 80, "batch_size": 4, "softmax_dtype": None}
+    found = SparseLM(ours.to(device), tokenizer, **options).loglikelihood(requests)
+    reference = HFLM(pretrained=str(stock), device=device, batch_size=4, dtype=dtype)
+    assert reference.max_length == 80
     assert reference.prefix_token_id == tokenizer.eot_id
     assert found == reference.loglikelihood(requests)  # every bit
 
@@ -243,6 +249,31 @@ def test_training_evaluates_and_is_not_disturbed(
     _assert_same_scores(records[-1], asdict(scores))
 
 
+@pytest.mark.slow
+def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, cli, data_dir, tmp_path):
+    online = [*tiny_overrides, "logging.wandb=offline", "validation.every_steps=0"]
+    online += ["evaluation.every_steps=4", f"evaluation.data_dir={data_dir}", "evaluation.limit=3"]
+    assert cli("train", "--recipe", "debug", *set_arguments(online)).returncode == 0
+    run = (tmp_path / "runs" / "debug").rename(tmp_path / "moved")
+    result = cli("eval", str(run), "--data-dir", str(data_dir), "--limit", "3")
+    assert result.returncode == 0, result.stderr
+    found, run_ids = [], set()
+    for record in _offline_records(run):
+        if record.WhichOneof("record_type") == "history":
+            items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+            if "evaluation/mean" in items:
+                found.append({k: json.loads(v) for k, v in items.items() if not k.startswith("_")})
+        elif record.WhichOneof("record_type") == "run":
+            run_ids.add(record.run.run_id)
+    assert run_ids == {(run / "wandb_id").read_text()}
+    assert len(found) == 2  # of training and of the command
+    assert found[0] == found[1]
+    assert found[0]["tokens"] == 1024
+    report = json.loads((run / "checkpoints" / "eval_step_00000004.json").read_text())
+    assert found[1]["evaluation/mean"] == report["mean"]
+    assert found[1]["evaluation/piqa/acc_norm"] == report["tasks"]["piqa"]["acc_norm"]
+
+
 @pytest.fixture
 def small_suite(tmp_path, monkeypatch, data_dir):
     """A copy of eval/ that a test may break, and a data directory likewise."""
@@ -276,6 +307,11 @@ def test_a_broken_task_is_an_error_that_names_its_file(small_suite):
         _build(rows, "piqa")
     path.write_text(whole + "class: nonsense\n")
     with pytest.raises(ValueError, match=r"tasks/piqa\.yaml: lm-eval cannot build the task 'piqa'"):
+        _build(rows, "piqa")
+    path.write_text(whole.replace("dataset_kwargs", "# "))
+    with pytest.raises(
+        ValueError, match=r"piqa\.yaml: --data-dir needs key 'dataset_kwargs\.data_f"
+    ):
         _build(rows, "piqa")
     path.write_text("include: [\n")
     with pytest.raises(ValueError, match=r"tasks/piqa\.yaml: not valid YAML"):

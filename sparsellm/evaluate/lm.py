@@ -87,7 +87,9 @@ class SparseLM(HFLM):
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         """(log-likelihood, is the greedy choice) of each request."""
-        return super().loglikelihood(requests, disable_tqdm or not self._show_progress)
+        return super().loglikelihood(
+            requests, disable_tqdm or not self._show_progress or self.rank > 0
+        )
 
     def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> Any:
         # Counted once each: on several ranks lm-eval fills up the shorter lists with repeats.

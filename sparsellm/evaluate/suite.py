@@ -107,16 +107,23 @@ def write_tasks(names: list[str], data_dir: Path | None, folder: Path) -> None:
 
     Raises:
         FileNotFoundError: a task file, what it includes, or a file of rows is missing.
+        ValueError: a task file is no YAML, or does not say where local rows lie.
     """
     for name in names:
         source = task_file(name)
         content = load_yaml(source)
         content["task"] = name
-        content["include"] = str(_stock_task(source, content["include"]))
+        if "include" in content:
+            content["include"] = str(_stock_task(source, content["include"]))
         if data_dir is None:
             content = {key: value for key, value in content.items() if key not in DATA_KEYS}
         else:
-            files = content["dataset_kwargs"]["data_files"]
+            files = (content.get("dataset_kwargs") or {}).get("data_files")
+            if not isinstance(files, dict):
+                raise ValueError(
+                    f"{source}: --data-dir needs key 'dataset_kwargs.data_files', such as "
+                    "{validation: task/validation.jsonl}"
+                )
             for split, relative in files.items():
                 files[split] = str(_rows(source, split, data_dir / relative))
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
@@ -162,29 +169,32 @@ def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[s
         from lm_eval.tasks import TaskManager
 
         manager = TaskManager(include_path=str(folder), include_defaults=False)
-        return {
-            name: _build(manager, name, suite.tasks[name], folder / f"{name}.yaml")
-            for name in names
-        }
+        tasks = {}
+        for name in names:
+            try:
+                tasks[name] = _build(manager, name, folder / f"{name}.yaml")
+            except Exception as error:  # whatever lm-eval, datasets or the hub raise
+                remedy = "" if data_dir else ". Without a network, give --data-dir"
+                raise ValueError(
+                    f"{task_file(name)}: lm-eval cannot build the task {name!r}: "
+                    f"{type(error).__name__}: {error}{remedy}"
+                ) from error
+            _configure(tasks[name], name, suite.tasks[name])
+        return tasks
 
 
-def _build(manager: Any, name: str, config: TaskConfig, path: Path) -> Any:
-    source = task_file(name)
-    try:
-        if name not in manager.task_index:
-            from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
+def _build(manager: Any, name: str, path: Path) -> Any:
+    if name not in manager.task_index:
+        from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
 
-            lm_eval_load_yaml(path)  # raises what the index kept to itself
-            raise ValueError("lm-eval left it out of its index")
-        task = manager.load([name])["tasks"][name]
-        task.set_config("num_fewshot", config.shots)
-        task.set_fewshot_seed(FEWSHOT_SEED)
-        task.doc_to_choice(task.eval_docs[0])
-    except Exception as error:  # whatever lm-eval, datasets or the hub raise
-        raise ValueError(
-            f"{source}: lm-eval cannot build the task {name!r}: {type(error).__name__}: {error}. "
-            "Without a network, give --data-dir (evaluation.data_dir)"
-        ) from error
+        lm_eval_load_yaml(path)  # raises what the index kept to itself
+        raise ValueError("lm-eval left it out of its index")
+    task = manager.load([name])["tasks"][name]
+    task.doc_to_choice(task.eval_docs[0])
+    return task
+
+
+def _configure(task: Any, name: str, config: TaskConfig) -> None:
     if config.metric not in task.aggregation():
         raise ValueError(
             f"{suite_path()}: key 'tasks.{name}.metric': the task has no {config.metric}; "
@@ -193,9 +203,10 @@ def _build(manager: Any, name: str, config: TaskConfig, path: Path) -> Any:
     if config.shots and not task.has_training_docs():
         raise ValueError(
             f"{suite_path()}: key 'tasks.{name}.shots': {config.shots} examples would come from "
-            f"the rows that are scored; name a training_split and its file in {source}"
+            f"the rows that are scored; name a training_split and its file in {task_file(name)}"
         )
-    return task
+    task.set_config("num_fewshot", config.shots)
+    task.set_fewshot_seed(FEWSHOT_SEED)
 
 
 @contextlib.contextmanager

@@ -192,24 +192,24 @@ def write_atomically(path: Path, text: str) -> None:
     _fsync(path.parent)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; a damaged file is named."""
+def read_json(path: Path, remedy: str = "resume from an older checkpoint") -> dict[str, Any]:
+    """A JSON object; a missing or damaged file is named, with the remedy."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; {remedy}")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged ({error}); resume from an older checkpoint") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); {remedy}") from error
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """A safetensors file; a missing or damaged one is named."""
+def read_tensors(path: Path, remedy: str = "resume from an older checkpoint") -> dict[str, Tensor]:
+    """A safetensors file; a missing or damaged one is named, with the remedy."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; resume from another checkpoint")
+        raise FileNotFoundError(f"{path} is missing; {remedy}")
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ValueError(
-            f"{path} is truncated or damaged ({error}); resume from an older checkpoint"
-        ) from error
+        raise ValueError(f"{path} is truncated or damaged ({error}); {remedy}") from error
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -49,6 +49,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start at step 0; an earlier run of this name is moved to <run>.1, .2, …",
     )
+    train.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="a new run begins with these weights (checkpoint, run or exported folder) at step 0",
+    )
     train.set_defaults(run=_train)
 
     recipe = commands.add_parser("recipe", help="list recipes, or show a resolved one")
@@ -63,11 +69,21 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")
     plot.set_defaults(run=_plot)
 
+    from sparsellm.analyze.cli import add_analyze_parser
+
+    add_analyze_parser(commands)
     from sparsellm.bench.cli import add_bench_parser
-    from sparsellm.evaluate.cli import add_eval_parser
 
     add_bench_parser(commands)
+    from sparsellm.evaluate.cli import add_eval_parser
+
     add_eval_parser(commands)
+    from sparsellm.export.cli import add_export_parsers
+
+    add_export_parsers(commands)
+    from sparsellm.generate import add_generate_parser
+
+    add_generate_parser(commands)
     return parser
 
 
@@ -92,7 +108,12 @@ def _train(options: argparse.Namespace) -> None:
     recipe = load_recipe(options.recipe, options.overrides)
     if options.fresh and options.resume:
         raise ValueError("--fresh starts at step 0 and --resume does not; give one of them")
-    train(recipe, resume_from=options.resume, fresh=options.fresh)
+    if options.init_from and options.resume:
+        raise ValueError("--init-from starts at step 0 and --resume does not; give one of them")
+    run_path = recipe.run_path.resolve()
+    if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
+        raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
+    train(recipe, options.resume, options.fresh, options.init_from)
 
 
 def _recipe_list(options: argparse.Namespace) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm import checkpoint, state
 from sparsellm.data import load_tokenizer
 from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.export import folder
+from sparsellm.export.tokenizer import check_tokenizer
 from sparsellm.model import build_model
 from sparsellm.recipe import Recipe, load_recipe
 
@@ -20,7 +23,7 @@ from sparsellm.recipe import Recipe, load_recipe
 class Pretrained:
     """A model in evaluation mode with what belongs to it."""
 
-    path: Path  # the checkpoint that was read
+    path: Path  # the checkpoint, or exported folder, that was read
     recipe: Recipe
     model: HFModel
     tokenizer: Tokenizer
@@ -28,19 +31,27 @@ class Pretrained:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or the latest of a run or `checkpoints` folder.
+    """The checkpoint that a path means.
+
+    That is the path itself if it is a checkpoint or an exported folder, or the latest of a run or
+    `checkpoints` folder.
 
     Raises:
         FileNotFoundError: there is none; says what was looked for.
     """
-    if (path / checkpoint.TRAINER_FILE).is_file():
+    if (path / checkpoint.TRAINER_FILE).is_file() or folder.is_export(path):
         return path
-    for folder in (path, path / "checkpoints"):
-        if folder.is_dir() and (found := checkpoint.latest(folder)):
+    for place in (path, path / "checkpoints"):
+        if place.is_dir() and (found := checkpoint.latest(place)):
             return found
+    if folder.is_hugging_face(path):
+        raise FileNotFoundError(
+            f"{path} has no {folder.EXPORT_RECIPE_FILE}; `sparsellm import {path} RUN_DIR "
+            "--recipe RECIPE` makes a checkpoint of it"
+        )
     raise FileNotFoundError(
-        f"{path} is no checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}) and no "
-        "run folder with checkpoints/; give such as runs/debug"
+        f"{path} is no checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), no "
+        "run folder with checkpoints/ and no exported folder; give such as runs/debug"
     )
 
 
@@ -54,9 +65,89 @@ def load_pretrained(
         ValueError: a file is truncated, or weights and recipe do not match.
     """
     found = find_checkpoint(path)
+    if folder.is_export(found):
+        return load_export(found, None, device, dtype)
+    weights = read_weights(found)
+    tokenizer = load_tokenizer(weights.recipe.data.tokenizer)
+    source = str(found / checkpoint.MODEL_FILE)
+    model = _placed(_model(weights.recipe, tokenizer, weights.tensors, source), device, dtype)
+    return Pretrained(found, weights.recipe, model, tokenizer, weights.trainer)
+
+
+def load_export(
+    path: Path,
+    recipe: str | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Pretrained:
+    """As `load_pretrained`, from an exported folder.
+
+    Args:
+        path: the folder.
+        recipe: bundled name or file; default is the one in the folder.
+        device: where the model goes.
+        dtype: of its weights.
+
+    Raises:
+        FileNotFoundError: no such folder, a file is missing, or there is no recipe.
+        ValueError: a file is damaged, or recipe, configuration, weights and tokenizer differ.
+    """
+    if not folder.is_hugging_face(path):
+        raise FileNotFoundError(
+            f"{path} is no exported folder: it has no {folder.CONFIG_FILE}; give one that "
+            "`sparsellm export` wrote"
+        )
+    if recipe is None and not folder.is_export(path):
+        raise FileNotFoundError(
+            f"{path} has no {folder.EXPORT_RECIPE_FILE}; say with --recipe what the weights are of"
+        )
+    loaded = load_recipe(recipe or str(path / folder.EXPORT_RECIPE_FILE))
+    folder.check_config(path, loaded)
+    tokenizer = load_tokenizer(loaded.data.tokenizer)
+    check_tokenizer(path, tokenizer)
+    model = _model(loaded, tokenizer, folder.read_weights(path), str(path))
+    model = _placed(model, device, dtype)
+    return Pretrained(path, loaded, model, tokenizer, folder.read_trainer(path))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What ``train --init-from`` begins with, on the CPU and in the type it was stored in."""
+
+    path: Path
+    recipe: Recipe  # that they were trained with
+    tensors: dict[str, Tensor]
+    trainer: dict[str, Any]
+
+
+def read_weights(path: Path) -> Weights:
+    """The weights of a checkpoint, run or exported folder, without a model around them.
+
+    Raises:
+        FileNotFoundError: no checkpoint there, or a file of it is missing.
+        ValueError: a file is truncated.
+    """
+    found = find_checkpoint(path)
+    if folder.is_export(found):
+        recipe = load_recipe(str(found / folder.EXPORT_RECIPE_FILE))
+        return Weights(found, recipe, folder.read_weights(found), folder.read_trainer(found))
     trainer = checkpoint.read_json(found / checkpoint.TRAINER_FILE)
     recipe = load_recipe(str(found / checkpoint.RECIPE_FILE))
-    tokenizer = load_tokenizer(recipe.data.tokenizer)
+    tensors = checkpoint.read_tensors(found / checkpoint.MODEL_FILE)
+    return Weights(found, recipe, tensors, trainer)
+
+
+def _model(
+    recipe: Recipe, tokenizer: Tokenizer, tensors: dict[str, Tensor], source: str
+) -> HFModel:
     model = build_model(recipe, tokenizer.eot_id)
-    state.restore_model(model, checkpoint.read_tensors(found / checkpoint.MODEL_FILE))
-    return Pretrained(found, recipe, model.to(device, dtype).eval(), tokenizer, trainer)
+    state.restore_model(model, tensors, source, "give the recipe that it was trained with")
+    return model
+
+
+def _placed(model: HFModel, device: torch.device | str, dtype: torch.dtype) -> HFModel:
+    # Not `model.to(dtype)`: that would round RoPE's frequencies, which are a buffer, and with them
+    # the angle of a distant position by whole turns. Training and stock loading keep them in fp32.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model.to(device).eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -20,9 +21,14 @@ from sparsellm.ffn import SparseFFN
 from sparsellm.model import HFModel, build_model, prepare_blocks
 from sparsellm.objective import Objective
 from sparsellm.optim import build_optimizer
+from sparsellm.pretrained import read_weights
 from sparsellm.recipe import Recipe
 from sparsellm.stats import SparsityStats
 from sparsellm.validation import ValidationSet
+
+_CHANGED = "changed since the checkpoint: "
+# Sections that decide what function the same weights are.
+_CHANGED_MODEL = tuple(f"{_CHANGED}{section}" for section in ("model.", "ffn.", "data.tokenizer "))
 
 
 @dataclass
@@ -38,6 +44,7 @@ class Run:
     validation: ValidationSet | None
     stats: SparsityStats
     step: int = 0
+    origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
 
     @property
     def ffns(self) -> list[SparseFFN]:
@@ -137,6 +144,7 @@ def save_run(run: Run) -> Path:
             "world_size": accelerator.num_processes,
             "sparsellm": __version__,
             "torch": torch.__version__,
+            "init_from": run.origin,
         },
         recipe_yaml=recipe.to_yaml(),
         rank=checkpoint.RankState(data=run.loader.state_dict(), rng=_rng_state()),
@@ -149,6 +157,30 @@ def save_run(run: Run) -> Path:
     return checkpoint.save(run.checkpoints, snapshot, ranks, recipe.checkpoint.keep)
 
 
+def initialise_run(run: Run, path: Path) -> list[str]:
+    """Gives a run at step 0 the weights of a checkpoint, run or exported folder; nothing else.
+
+    Returns what they are and where the recipe's model differs from theirs, as sentences.
+
+    Raises:
+        FileNotFoundError, ValueError: it is damaged, or its tensors have other shapes.
+    """
+    weights = read_weights(path)
+    state.restore_model(
+        run.model, weights.tensors, str(weights.path), "train a recipe of the same shapes"
+    )
+    run.origin = {
+        "name": weights.recipe.name,
+        "step": weights.trainer["step"],
+        "tokens": weights.trainer["tokens"],
+    }
+    changes = _recipe_changes(weights.recipe.to_yaml(), run.recipe)
+    return [
+        f"weights of {weights.path}; the optimizer and the data begin at step 0",
+        *(note for note in changes if note.startswith(_CHANGED_MODEL)),
+    ]
+
+
 def restore_run(run: Run, path: Path) -> list[str]:
     """Sets the run to a checkpoint's state; returns what the recipe changed since, as sentences.
 
@@ -158,11 +190,17 @@ def restore_run(run: Run, path: Path) -> list[str]:
             `data.on_mismatch` is `refuse`.
     """
     snapshot = checkpoint.load(path, run.accelerator.process_index)
+    if not snapshot.optimizer:
+        raise ValueError(
+            f"{path} has weights and no optimizer state (it was imported) and cannot be resumed; "
+            f"start a new run from it: --set name=NEW --init-from {path}"
+        )
     notes = _recipe_changes(snapshot.recipe_yaml, run.recipe)
     state.restore_model(run.model, snapshot.model)
     state.restore_optimizer(run.model, run.optimizer, snapshot.optimizer)
     run.stats.load_state_dict(snapshot.stats)
     run.step = snapshot.step
+    run.origin = snapshot.trainer.get("init_from")
     try:
         _check_world_size(snapshot.trainer["world_size"], run.accelerator.num_processes)
         run.loader.load_state_dict(snapshot.rank.data)
@@ -197,7 +235,7 @@ def _recipe_changes(saved_yaml: str, recipe: Recipe) -> list[str]:
     saved = _flatten(yaml.safe_load(saved_yaml))
     present = _flatten(recipe.model_dump(mode="json"))
     return [
-        f"changed since the checkpoint: {key} {saved.get(key)} → {present.get(key)}"
+        f"{_CHANGED}{key} {saved.get(key)} → {present.get(key)}"
         for key in sorted(saved.keys() | present.keys())
         if saved.get(key) != present.get(key)
     ]

@@ -29,24 +29,29 @@ def gather_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 @torch.no_grad()
-def restore_model(model: nn.Module, state: dict[str, Tensor]) -> None:
+def restore_model(
+    model: nn.Module,
+    state: dict[str, Tensor],
+    source: str = MODEL_FILE,
+    remedy: str = "resume with the recipe.yaml beside it",
+) -> None:
     """Copies what `gather_model` gave into a model of the same shapes.
 
     Raises:
-        ValueError: names or shapes differ.
+        ValueError: names or shapes differ; the message has ``source`` and ``remedy``.
     """
     parameters = dict(model.named_parameters())
     if parameters.keys() != state.keys():
         odd = sorted(parameters.keys() ^ state.keys())
         raise ValueError(
-            f"{MODEL_FILE} does not match the recipe's model: {len(odd)} names differ, "
-            f"such as {odd[0]}; resume with the recipe.yaml beside it"
+            f"{source} does not match the recipe's model: {len(odd)} names differ, "
+            f"such as {odd[0]}; {remedy}"
         )
     for name, parameter in parameters.items():
         if parameter.shape != state[name].shape:
             raise ValueError(
-                f"{MODEL_FILE}: {name} has shape {tuple(state[name].shape)}, the recipe's model "
-                f"{tuple(parameter.shape)}; resume with the recipe.yaml beside it"
+                f"{source}: {name} has shape {tuple(state[name].shape)}, the recipe's model "
+                f"{tuple(parameter.shape)}; {remedy}"
             )
         parameter.copy_(_like(state[name], parameter))
 

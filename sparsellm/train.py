@@ -14,7 +14,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -22,24 +21,28 @@ from torch.distributed.tensor import DTensor
 from sparsellm import checkpoint
 from sparsellm.distributed import all_reduce_sum
 from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
+from sparsellm.evaluate.training import Evaluator
 from sparsellm.metrics import MetricsLog, TrainRecord, ValidationRecord, progress_line
 from sparsellm.objective import total_loss
 from sparsellm.optim import reinit_dead_neurons
 from sparsellm.recipe import Recipe
-from sparsellm.run import Run, build_run, close_run, restore_run, save_run
+from sparsellm.run import Run, build_run, close_run, initialise_run, restore_run, save_run
 from sparsellm.schedule import l1_coefficient, learning_rate
 from sparsellm.signals import StopRequest
 from sparsellm.stats import StepStats
 
-if TYPE_CHECKING:
-    from sparsellm.evaluate.training import Evaluator
 
-
-def train(recipe: Recipe, resume_from: Path | None = None, fresh: bool = False) -> None:
+def train(
+    recipe: Recipe,
+    resume_from: Path | None = None,
+    fresh: bool = False,
+    init_from: Path | None = None,
+) -> None:
     """Trains to `recipe.train.steps`, from ``resume_from`` or from the run's own last checkpoint.
 
     With ``fresh`` an earlier run of that name is moved aside (nothing is deleted) and training
-    begins at step 0.
+    begins at step 0. ``init_from`` gives the weights of step 0; a run that has a checkpoint of its
+    own resumes from that instead.
 
     Raises:
         ValueError, FileNotFoundError: a recipe, corpus or checkpoint that cannot be used.
@@ -52,13 +55,15 @@ def train(recipe: Recipe, resume_from: Path | None = None, fresh: bool = False) 
         say = run.accelerator.print
         if fresh:
             _move_aside(run)
-        evaluator = _build_evaluator(run)
+        evaluator = Evaluator(run) if recipe.evaluation.every_steps else None
         warm_up(run)
         path = resume_from or checkpoint.latest(run.checkpoints)
         if path is not None:
             say(f"resuming from {path}")
             for note in restore_run(run, path):
                 say(f"  {note}")
+        elif init_from is not None:
+            say("\n  ".join(initialise_run(run, init_from)))
         if run.accelerator.is_main_process:
             recipe.run_path.mkdir(parents=True, exist_ok=True)
             checkpoint.write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
@@ -94,14 +99,6 @@ def warm_up(run: Run) -> None:
         sums = run.objective(tokens_BT, tokens_BT)
     accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes))
     run.optimizer.zero_grad(set_to_none=True)
-
-
-def _build_evaluator(run: Run) -> Evaluator | None:
-    if not run.recipe.evaluation.every_steps:
-        return None
-    from sparsellm.evaluate.training import Evaluator
-
-    return Evaluator(run)
 
 
 def _loop(

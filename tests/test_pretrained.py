@@ -32,6 +32,15 @@ def test_a_run_a_folder_and_a_checkpoint_mean_the_same(run):
         assert torch.equal(dict(loaded.model.named_parameters())[name], value)
 
 
+def test_bf16_rounds_the_weights_and_nothing_else(run):
+    save_run(run)
+    model = load_pretrained(run.recipe.run_path, dtype=torch.bfloat16).model
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    # Rounded to bf16, RoPE's frequencies would turn distant positions by whole radians.
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
 def test_mistakes_name_the_file(run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is no checkpoint .* give such as runs/debug"):
         find_checkpoint(tmp_path / "nowhere")

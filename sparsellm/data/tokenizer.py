@@ -25,6 +25,10 @@ class Tokenizer(Protocol):
         """The text of some ids; ``eot_id`` is ``<|endoftext|>``."""
         ...
 
+    def decode_bytes(self, tokens: list[int]) -> bytes:
+        """Their UTF-8: a token can end inside a character."""
+        ...
+
 
 class GPT2Tokenizer:
     """tiktoken's ``gpt2``: 50,257 ids. A literal ``<|endoftext|>`` in a text is ordinary text."""
@@ -59,6 +63,16 @@ class GPT2Tokenizer:
     def decode(self, tokens: list[int]) -> str:
         return self._encoding.decode(tokens)
 
+    def decode_bytes(self, tokens: list[int]) -> bytes:
+        return self._encoding.decode_bytes(tokens)
+
+    @property
+    def mergeable_ranks(self) -> dict[bytes, int]:
+        """The id of each token's bytes, in the order of merging; without ``eot_id``."""
+        # tiktoken has no public name for all of them at once.
+        tokens = (self._encoding.decode_single_token_bytes(i) for i in range(self.eot_id))
+        return {token: rank for rank, token in enumerate(tokens)}
+
 
 class ByteTokenizer:
     """UTF-8 bytes, 0 to 255, and ``<|endoftext|>`` = 256."""
@@ -72,8 +86,10 @@ class ByteTokenizer:
         return [np.frombuffer(data, dtype=np.uint8).astype(np.int32) for data in encoded]
 
     def decode(self, tokens: list[int]) -> str:
-        data = b"".join(b"<|endoftext|>" if t == self.eot_id else bytes([t]) for t in tokens)
-        return data.decode("utf-8", "replace")
+        return self.decode_bytes(tokens).decode("utf-8", "replace")
+
+    def decode_bytes(self, tokens: list[int]) -> bytes:
+        return b"".join(b"<|endoftext|>" if t == self.eot_id else bytes([t]) for t in tokens)
 
 
 def load_tokenizer(name: str) -> Tokenizer:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
-
     from sparsellm.evaluate.run import Evaluation
     from sparsellm.evaluate.scores import Scores
     from sparsellm.pretrained import Pretrained
@@ -63,12 +61,13 @@ def _eval(options: argparse.Namespace) -> None:
 def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     import torch
 
+    from sparsellm.device import pick_device
     from sparsellm.evaluate.run import Evaluation, default_dtype
     from sparsellm.evaluate.scores import table
     from sparsellm.pretrained import find_checkpoint, load_pretrained
 
     path = find_checkpoint(options.checkpoint)  # before the tasks, which take longer
-    device = accelerator.device if accelerator is not None else _device(options.device)
+    device = accelerator.device if accelerator is not None else pick_device(options.device)
     dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, None: default_dtype(device)}
     evaluation = Evaluation(
         names=_names(options.tasks),
@@ -108,18 +107,6 @@ def _accelerator(device: str | None) -> Any:
     from accelerate import Accelerator
 
     return Accelerator(cpu=not torch.cuda.is_available())
-
-
-def _device(name: str | None) -> torch.device:
-    import torch
-
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ValueError(f"--device {name}: {error}") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices")
-    return device
 
 
 def _about(

@@ -1,0 +1,169 @@
+// Thin names for the PTX that the kernels use: barriers, bulk tensor copies, cp.async, wgmma.
+// Everything here is one instruction or a short idiom; sections follow the PTX ISA manual.
+#pragma once
+
+using int32 = int;
+using uint16 = unsigned short;
+using uint32 = unsigned int;
+using uint64 = unsigned long long;
+using bf16 = unsigned short;  // the bits; NVRTC needs no header for them
+
+// What cuTensorMapEncodeTiled fills; passed by value as a __grid_constant__ parameter.
+struct alignas(64) TensorMap {
+  char opaque[128];
+};
+
+__device__ __forceinline__ uint32 smem_address(const void* pointer) {
+  return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+}
+
+// --- mbarrier ------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void barrier_init(uint64* barrier, uint32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals));
+}
+
+// Makes initialised barriers visible to the copy engine and to the other blocks of the cluster.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint64* barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier))
+               : "memory");
+}
+
+// Arrives at the barrier of the same name in block `rank` of the cluster. It orders no memory of
+// this block for the other: cluster scope would cost two membars a call (H200, gate_union at
+// 16384 × 2048 × 5632: a third of its time), and shared memory that wgmma has read needs none.
+__device__ __forceinline__ void barrier_arrive_remote(uint64* barrier, uint32 rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(
+          smem_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive_expect(uint64* barrier, uint32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   smem_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(uint64* barrier, uint32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(smem_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// A barrier among `threads` threads of the block, apart from __syncthreads (which is number 0).
+__device__ __forceinline__ void named_barrier(uint32 number, uint32 threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// --- cluster -------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32 cluster_rank() {
+  uint32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+
+// --- bulk tensor copies (TMA) --------------------------------------------------------------------
+
+__device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Copies the box at (column, row) into shared memory and counts its bytes at `barrier`.
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64* barrier, int column,
+                                         int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(smem_address(to)),
+      "l"(&map), "r"(smem_address(barrier)), "r"(column), "r"(row)
+      : "memory");
+}
+
+// The same into every block of the cluster whose bit is set, at the same offset, counted at each
+// block's own barrier.
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64* barrier,
+                                                   int column, int row, uint16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(to)),
+      "l"(&map), "r"(smem_address(barrier)), "r"(column), "r"(row), "h"(blocks)
+      : "memory");
+}
+
+// --- cp.async ------------------------------------------------------------------------------------
+
+// 16 bytes from global to shared memory, past L1; `bytes` < 16 fills the rest with zeros.
+__device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32 bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(bytes)
+               : "memory");
+}
+
+// Arrives at the barrier once all copies that this thread has issued so far are done.
+__device__ __forceinline__ void copy_arrive(uint64* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(smem_address(barrier))
+               : "memory");
+}
+
+// Orders writes to shared memory by ordinary stores and cp.async, this thread's or seen by it
+// through a barrier, before reads by wgmma and TMA.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// --- warps ---------------------------------------------------------------------------------------
+
+template <int registers>
+__device__ __forceinline__ void registers_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+template <int registers>
+__device__ __forceinline__ void registers_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Two fp32 → bf16 pair of their positive parts; NaN stays NaN.
+__device__ __forceinline__ uint32 pack_bf16_relu(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two fp32 → bf16 pair, round to nearest even; `low` in the low half.
+__device__ __forceinline__ uint32 pack_bf16(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ float bf16_low(uint32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(uint32 pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
+
+// Transposes an 8×8 matrix of 16-bit elements that a warp holds: lane l has row l/4, columns
+// 2(l%4) and 2(l%4)+1, in and out.
+__device__ __forceinline__ uint32 transpose_8x8(uint32 pair) {
+  uint32 out;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  return out;
+}

@@ -1,0 +1,64 @@
+// union_entries: strings the unions of each token block together (union.cuh: `entry`, `total`).
+//
+// One block of threads a token block. Also shares out the work of the two kernels after it; the
+// order of units and of blocks within a class differs from run to run, the results do not.
+#include "union.cuh"
+
+extern "C" __global__ void __launch_bounds__(256)
+    union_entries(const uint32* count, const unsigned char* neuron, int tiles_n, uint32* entry,
+                  uint32* total, uint2* unit, uint32* sorted, uint2* order,
+                  uint32* control) {
+  extern __shared__ uint32 start[];  // [tiles_n + 1]
+  const int block = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp == 0) {
+    uint32 before = 0;
+    for (int first = 0; first < tiles_n; first += 32) {
+      const int tile = first + lane;
+      const uint32 own = tile < tiles_n ? count[block * tiles_n + tile] : 0;
+      uint32 sum = own;
+      for (int step = 1; step < 32; step *= 2) {
+        const uint32 other = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) sum += other;
+      }
+      if (tile < tiles_n) start[tile + 1] = before + sum;
+      before += __shfl_sync(0xffffffffu, sum, 31);
+    }
+    if (lane == 0) {
+      start[0] = 0;
+      total[block] = before;
+      const uint32 chunks = (before + 255) / 256;
+      const uint32 place = atomicAdd(control + num_units, chunks);
+      for (uint32 chunk = 0; chunk < chunks; ++chunk) unit[place + chunk] = make_uint2(block << 16 | chunk, before - chunk * 256);
+      const int own_class = class_of(before);
+      sorted[own_class * gridDim.x + atomicAdd(control + class_size + own_class, 1)] = block;
+    }
+  }
+  __syncthreads();
+  uint32* out = entry + static_cast<uint64>(block) * tiles_n * tile_neurons;
+  for (int tile = warp; tile < tiles_n; tile += 8) {
+    const uint64 place = static_cast<uint64>(block) * tiles_n + tile;
+    const uint32 first = start[tile], members = start[tile + 1] - first;
+    for (uint32 i = lane; i < members; i += 32)
+      out[first + i] = entry_of(tile * tile_neurons + i,
+                                tile * tile_neurons + neuron[place * tile_neurons + i]);
+  }
+
+  // The last block to come here strings the classes together.
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(control + finished, 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  for (int own_class = 0, first = 0; own_class < classes; ++own_class) {
+    const int size = __ldcg(control + class_size + own_class);
+    for (int i = threadIdx.x; i < size; i += blockDim.x) {
+      const uint32 member = __ldcg(sorted + own_class * gridDim.x + i);
+      order[first + i] = make_uint2(member, __ldcg(total + member));
+    }
+    first += size;
+  }
+}
+
+extern "C" __device__ const uint32 union_entries_shared_bytes = 4 * (65536 / tile_neurons + 1);

@@ -1,0 +1,1 @@
+"""What a trained model's activations look like on real text."""

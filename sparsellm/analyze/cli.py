@@ -1,0 +1,85 @@
+"""``sparsellm analyze``: statistics and traces of a model's activations on real text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+STATISTICS_FILE = "statistics.json"
+TRACES_FILE = "traces.npz"
+
+
+def add_analyze_parser(commands: Any) -> None:
+    """Adds ``analyze`` to the ``sparsellm`` command."""
+    parser = commands.add_parser(
+        "analyze",
+        help="which neurons fire on real text: statistics and traces",
+        description="Runs held-out text through a model and writes statistics.json and traces.npz.",
+    )
+    parser.add_argument("source", type=Path, metavar="CHECKPOINT", help="or run, exported folder")
+    parser.add_argument(
+        "--data", nargs="+", metavar="GLOB", help="Parquet or JSONL (default: the recipe's corpus)"
+    )
+    parser.add_argument("--tokens", type=int, default=16_384, help="in whole sequences")
+    parser.add_argument("--micro-batch-size", type=int, default=4, help="sequences")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: analysis/ in the checkpoint's folder"
+    )
+    parser.add_argument("--device", help="such as cpu or cuda:1 (default: a GPU if there is one)")
+    parser.set_defaults(run=_analyze)
+
+
+def _analyze(options: argparse.Namespace) -> None:
+    import torch
+
+    from sparsellm.analyze.run import analyze
+    from sparsellm.analyze.trace import save_traces
+    from sparsellm.checkpoint import write_atomically
+    from sparsellm.data import load_corpus
+    from sparsellm.device import pick_device
+    from sparsellm.pretrained import load_pretrained
+
+    device = pick_device(options.device)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16  # as in training
+    pretrained = load_pretrained(options.source, device, dtype)
+    data = pretrained.recipe.data
+    corpus = (
+        load_corpus("local", files=options.data, validation_files=options.data)
+        if options.data
+        else load_corpus(data.corpus, files=data.files, validation_files=data.validation_files)
+    )
+    statistics, traces = analyze(pretrained, corpus, options.tokens, options.micro_batch_size)
+    out = options.out or pretrained.path / "analysis"
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / STATISTICS_FILE, json.dumps(statistics, indent=1) + "\n")
+    save_traces(out / TRACES_FILE, traces)
+    print(table(statistics))
+    print(f"wrote {out / STATISTICS_FILE} and {out / TRACES_FILE}")
+
+
+def table(statistics: dict[str, Any]) -> str:
+    """The layers of `statistics.json`, a line each, for a terminal."""
+    heading = (
+        f"{'layer':>5} {'mean':>7} {'p50':>5} {'p99':>5} {'max':>5} {'tile':>5} "
+        f"{'union 64':>9} {'128':>7} {'256':>7} {'top 256':>8} {'512':>6} {'never':>6}"
+    )
+    lines = [
+        f"{statistics['tokens']:,} tokens, {statistics['intermediate_size']:,} neurons a layer",
+        heading,
+    ]
+    for number, layer in enumerate(statistics["layers"]):
+        union, share = layer["union"], layer["hot_share"]
+        lines.append(
+            f"{number:>5} {layer['nnz_mean']:>7.1f} {layer['nnz_p50']:>5} {layer['nnz_p99']:>5} "
+            f"{layer['nnz_max']:>5} {layer['tile_max']:>5} {union['64']:>9.0f} "
+            f"{union['128']:>7.0f} {union['256']:>7.0f} {share['256']:>8.1%} {share['512']:>6.1%} "
+            f"{layer['never_fired_fraction']:>6.1%}"
+        )
+    for end in ("lowest", "highest"):
+        tokens = ", ".join(
+            f"{t['text']!r} {t['nnz_mean']:.1f}" for t in statistics["tokens_by_nnz"][end][:8]
+        )
+        lines.append(f"{end} non-zeros: {tokens or 'no token is frequent enough'}")
+    return "\n".join(lines)

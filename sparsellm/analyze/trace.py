@@ -1,0 +1,78 @@
+"""Activation traces: which neurons fired on which token, one `Trace` a layer.
+
+A trace file (``.npz``) holds for each layer l ``count{l}``, the non-zeros of each token, and
+``idx{l}``, the column indices of all tokens in a row, ascending within a token. Tokens are in
+order: row = sequence * context_length + position. Kernel benchmarks read it as their real input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+UINT16_MAX_NEURONS = 65_536
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One layer's pattern over M tokens and N neurons, in compressed rows."""
+
+    count_M: NDArray[np.unsignedinteger]  # non-zeros of each token
+    index: NDArray[np.unsignedinteger]  # (Σ count,) columns, ascending within a token
+    num_neurons: int  # N
+
+    @property
+    def num_tokens(self) -> int:
+        """M."""
+        return len(self.count_M)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The token of each entry of `index`."""
+        return np.repeat(np.arange(self.num_tokens), self.count_M)
+
+
+def index_dtype(num_neurons: int) -> type[np.unsignedinteger]:
+    """The smallest type that holds a column index, and a count up to and including N."""
+    return np.uint16 if num_neurons < UINT16_MAX_NEURONS else np.uint32
+
+
+def save_traces(path: Path, traces: list[Trace]) -> None:
+    """Writes a trace file."""
+    arrays = {}
+    for layer, trace in enumerate(traces):
+        arrays[f"count{layer}"] = trace.count_M
+        arrays[f"idx{layer}"] = trace.index
+    np.savez_compressed(path, allow_pickle=False, **arrays)
+
+
+def load_traces(path: Path, num_neurons: int) -> list[Trace]:
+    """Reads a trace file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no trace file, or an index is not below ``num_neurons``.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such trace file; `sparsellm analyze` writes them")
+    try:
+        arrays = np.load(path, allow_pickle=False)
+        names = set(arrays.files)
+    except (ValueError, OSError, AttributeError) as error:
+        raise ValueError(f"{path} is no trace file ({error})") from error
+    layers = range(sum(name.startswith("count") for name in names))
+    if not layers or names != {f"{kind}{layer}" for kind in ("count", "idx") for layer in layers}:
+        raise ValueError(f"{path} is no trace file: it holds {sorted(names)[:4]}")
+    traces = [Trace(arrays[f"count{i}"], arrays[f"idx{i}"], num_neurons) for i in layers]
+    for layer, trace in enumerate(traces):
+        if len(trace.index) != trace.count_M.sum(dtype=np.int64):
+            raise ValueError(f"{path}: idx{layer} does not have Σ count{layer} entries")
+        if len(trace.index) and trace.index.max() >= num_neurons:
+            raise ValueError(
+                f"{path}: idx{layer} names neuron {trace.index.max()} of {num_neurons}; "
+                "give the width that it was recorded with"
+            )
+    return traces

@@ -1,0 +1,1 @@
+"""Hugging Face folders: written (``sparsellm export``) and read back (``sparsellm import``)."""

@@ -1,0 +1,202 @@
+"""The model card: what was trained, on what, how it scored, and where it does not load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsellm import __version__, checkpoint
+from sparsellm.estimate import count_parameters
+from sparsellm.export.folder import EXPORT_RECIPE_FILE
+from sparsellm.metrics import METRICS_FILE, read_metrics
+from sparsellm.pretrained import Pretrained
+
+CARD_FILE = "README.md"
+
+_ACTIVATIONS = {"relu": "ReLU", "silu": "SiLU"}
+
+
+def model_card(pretrained: Pretrained, dtype: str) -> str:
+    """The text of README.md. What the checkpoint's run does not tell is said to be unknown.
+
+    Args:
+        pretrained: the checkpoint; its run's ``metrics.jsonl`` and any ``eval*.json`` beside it
+            are read.
+        dtype: ``bf16`` or ``fp32``, of the exported weights.
+    """
+    records = _records(pretrained)
+    parts = [
+        _head(pretrained, dtype),
+        _training(pretrained, records),
+        _sparsity(pretrained, records),
+        _evaluation(pretrained),
+        _caveats(pretrained),
+        f"## Recipe\n\n`{EXPORT_RECIPE_FILE}`:\n\n```yaml\n{pretrained.recipe.to_yaml()}```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(pretrained: Pretrained, dtype: str) -> str:
+    recipe = pretrained.recipe
+    ffn, shape = recipe.ffn, recipe.model
+    formula = "act(x W_g) * (x W_u)" if ffn.gated else "act(x W_u)"
+    activation = _ACTIVATIONS[ffn.activation]
+    model_class = type(pretrained.model).__name__
+    num_parameters = count_parameters(recipe).total
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [sparsellm, activation-sparsity, {ffn.activation}]
+---
+
+# {recipe.name}
+
+{recipe.description or "A language model with sparse feedforward layers."}
+
+`{model_class}` of {num_parameters:,} parameters in {dtype}: {shape.num_hidden_layers} layers of
+width {shape.hidden_size:,}, feedforward width {shape.intermediate_size:,}, {activation} in
+`({formula}) W_d`, context {shape.context_length:,} tokens, tokenizer `{recipe.data.tokenizer}`.
+A base model: it continues text. Exported by sparsellm {__version__}.
+
+```python
+from transformers import pipeline
+
+print(pipeline("text-generation", "THIS_FOLDER")("Once upon a time", max_new_tokens=40))
+```"""
+
+
+def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
+    recipe, trainer = pretrained.recipe, pretrained.trainer
+    rows = [
+        ("corpus", f"`{recipe.data.corpus}`"),
+        ("steps", f"{trainer['step']:,} of {recipe.train.steps:,}"),
+        ("tokens", f"{trainer['tokens']:,}"),
+        ("L1 coefficient (on Σ over hidden units)", f"{recipe.sparsity.l1_coefficient:g}"),
+    ]
+    if origin := trainer.get("init_from"):
+        before = f"`{origin['name']}` after {origin['tokens']:,} tokens, not counted above"
+        rows.append(("initial weights", before))
+    if train := _last(records, "train"):
+        rows.append((f"training loss at step {train['step']:,}", f"{train['loss']:.4f} nats"))
+    if held_out := _last(records, "validation"):
+        label = f"held-out loss at step {held_out['step']:,}"
+        rows.append((label, f"{held_out['loss']:.4f} nats ({held_out['num_targets']:,} tokens)"))
+    if not records:
+        rows.append(("losses", f"unknown: no {METRICS_FILE} beside the checkpoint"))
+    return "## Training\n\n" + _table(("", ""), rows)
+
+
+def _sparsity(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
+    width = pretrained.recipe.model.intermediate_size
+    title = "## Non-zeros per token\n\n"
+    if train := _last(records, "train"):
+        stats = train["sparsity"]
+        columns = [stats[key] for key in ("nnz_mean", "nnz_p99", "nnz_max", "dead_fraction")]
+        rows = [
+            (layer, f"{mean:.1f}", f"{mean / width:.2%}", p99, most, f"{dead:.1%}")
+            for layer, (mean, p99, most, dead) in enumerate(zip(*columns, strict=True))
+        ]
+        head = ("layer", "mean", f"of {width:,}", "99th percentile", "maximum", "dead neurons")
+        return title + f"Over the tokens of step {train['step']:,}.\n\n" + _table(head, rows)
+    nnz_mean = _window_nnz(pretrained.path)
+    if not nnz_mean:
+        return title + "Unknown: the checkpoint carries no statistics."
+    means = [(layer, f"{mean:.1f}", f"{mean / width:.2%}") for layer, mean in enumerate(nnz_mean)]
+    table = _table(("layer", "mean", f"of {width:,}"), means)
+    return title + "Over the checkpoint's last complete window of tokens.\n\n" + table
+
+
+def _window_nnz(path: Path) -> list[float]:
+    """Each layer's mean non-zeros a token from the checkpoint's own windows, if it has any."""
+    file = path / checkpoint.STATS_FILE
+    stats = checkpoint.read_tensors(file) if file.is_file() else {}
+    if not stats or not int(stats["activity_tokens"]):
+        return []
+    return (stats["activity_LN"].sum(1).double() / stats["activity_tokens"]).tolist()
+
+
+def _evaluation(pretrained: Pretrained) -> str:
+    rows = []
+    for path in _evaluation_files(pretrained.path):
+        content = checkpoint.read_json(path, "delete it, or evaluate again")
+        if isinstance(content, dict) and content.get("step", pretrained.trainer["step"]) == int(
+            pretrained.trainer["step"]
+        ):
+            rows += list(_scores(content))
+    if not rows:
+        return "## Evaluation\n\nNo evaluation lay beside the checkpoint."
+    return "## Evaluation\n\n" + _table(("task", "metric", "score"), rows)
+
+
+def _evaluation_files(path: Path) -> list[Path]:
+    run_path = _run_path(path)
+    return sorted(path.glob("eval*.json")) + (
+        sorted(run_path.glob("eval*.json")) if run_path else []
+    )
+
+
+def _scores(content: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """(task, metric, score) of lm-evaluation-harness's layout: ``results``, task, ``acc,none``."""
+    results = content.get("results")
+    for task, metrics in sorted(results.items()) if isinstance(results, dict) else ():
+        for metric, score in sorted(metrics.items()) if isinstance(metrics, dict) else ():
+            is_number = isinstance(score, int | float) and not isinstance(score, bool)
+            if is_number and "stderr" not in metric and metric not in ("sample_len", "samples"):
+                error = metrics.get(_stderr_name(metric))
+                spread = f" ± {error:.4f}" if isinstance(error, int | float) else ""
+                yield task, metric.removesuffix(",none"), f"{score:.4f}{spread}"
+
+
+def _stderr_name(metric: str) -> str:
+    name, comma, filter_name = metric.partition(",")
+    return f"{name}_stderr{comma}{filter_name}"
+
+
+def _records(pretrained: Pretrained) -> list[dict[str, Any]]:
+    """The run's records up to the checkpoint."""
+    run_path = _run_path(pretrained.path)
+    if run_path is None or not (run_path / METRICS_FILE).is_file():
+        return []
+    step = int(pretrained.trainer["step"])
+    return [record for record in read_metrics(run_path) if record["step"] <= step]
+
+
+def _run_path(path: Path) -> Path | None:
+    """The run of a checkpoint ``<run>/checkpoints/step_…``; an exported folder has none."""
+    parent = path.absolute().parent
+    return parent.parent if parent.name == "checkpoints" else None
+
+
+def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    return next((record for record in reversed(records) if record["kind"] == kind), None)
+
+
+def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def _caveats(pretrained: Pretrained) -> str:
+    lines = [_LOADS]
+    if pretrained.recipe.ffn.activation != "silu":
+        lines.append(_OTHER_ACTIVATIONS)
+    return "\n".join([*lines, _TOKENS])
+
+
+_LOADS = """## Where it loads
+
+- **transformers**: `AutoModelForCausalLM` and `AutoTokenizer`, no remote code. The model runs
+  densely there: the zeros cost as much as the rest."""
+
+_OTHER_ACTIVATIONS = """\
+- **llama.cpp** ignores `hidden_act` and computes the architecture's usual activation (SiLU in
+  Llama, squared ReLU in Arcee): a converted model loads and gives wrong text. Do not use it.
+- **vLLM** has the same activations built into its own models; `--model-impl transformers` takes
+  the model code from transformers instead. Not tested."""
+
+_TOKENS = """\
+- A literal `<|endoftext|>` in a text was ordinary text in training. Hugging Face's tokenizer makes
+  it the special token; `tokenizer(text, split_special_tokens=True)` treats it as training did.
+- The embedding is padded beyond the tokenizer's vocabulary; `generation_config.json` suppresses
+  those ids."""

@@ -1,0 +1,53 @@
+"""`sparsellm import`: an exported folder as a checkpoint again, weights only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparsellm import checkpoint, state
+from sparsellm.checkpoint import Ranks, RankState, Snapshot
+from sparsellm.export.folder import stored_dtypes
+from sparsellm.export.write import refuse_occupied
+from sparsellm.pretrained import Pretrained, load_export
+
+_ALONE = Ranks(rank=0, is_main=True, any_failed=lambda failed: failed)
+
+
+def import_export(
+    source: Path, run_path: Path, recipe: str | None = None
+) -> tuple[Path, list[str]]:
+    """Writes ``run_path/checkpoints/step_…`` with the weights in fp32, and ``recipe.yaml``.
+
+    There is no optimizer state: the checkpoint can be evaluated and exported, and is where
+    ``sparsellm train --init-from`` begins; it is not resumed.
+
+    Args:
+        source: the exported folder, or another of Hugging Face's with weights of that shape.
+        run_path: a new run folder.
+        recipe: bundled name or file; default is the recipe that the export carries.
+
+    Returns:
+        The checkpoint, and the types that the weights had; ``F32`` alone lost nothing.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder is damaged or not of the recipe's model, or
+            ``run_path`` has files.
+        CheckpointError: the checkpoint could not be written.
+    """
+    refuse_occupied(run_path)
+    loaded = load_export(source, recipe)
+    written = checkpoint.save(run_path / "checkpoints", _snapshot(loaded), _ALONE, keep=1)
+    checkpoint.write_atomically(run_path / checkpoint.RECIPE_FILE, loaded.recipe.to_yaml())
+    return written, stored_dtypes(source)
+
+
+def _snapshot(loaded: Pretrained) -> Snapshot:
+    return Snapshot(
+        step=int(loaded.trainer["step"]),
+        model=state.gather_model(loaded.model),
+        optimizer={},
+        stats={},
+        trainer=loaded.trainer,
+        recipe_yaml=loaded.recipe.to_yaml(),
+        rank=RankState(data={}, rng={}),
+    )

@@ -1,0 +1,138 @@
+"""``tokenizer.json`` and ``tokenizer_config.json``: our tokenizers in Hugging Face's format.
+
+The GPT-2 tokenizer is built from tiktoken's ranks, so that the exported folder has exactly the
+ids that the model was trained on. One difference is by design of the two libraries: a literal
+``<|endoftext|>`` inside a text is ordinary text to training, and the special token to Hugging
+Face's tokenizers unless they are called with ``split_special_tokens=True``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as HFTokenizer
+
+from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.recipe import VOCAB_SIZE
+
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+END_OF_TEXT = "<|endoftext|>"
+
+# Any two tokenizers that are not the same differ on it: letters, digits, contractions, runs of
+# white space, several bytes a character, and a special token (which both are told to split).
+_PROBE = "It's 2,048 zeros —  naïve\n\n\t 日本語 🙂 don't\r\nx = [0]*99  "
+
+
+def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
+    """Writes the two files of a recipe's tokenizer.
+
+    Args:
+        name: `data.tokenizer` of the recipe.
+        folder: an existing folder.
+        context_length: tokens; longer texts make Hugging Face's tokenizers warn.
+    """
+    build_tokenizer(name).save(str(folder / TOKENIZER_FILE))
+    config = {
+        # Reads tokenizer.json as it is. A class of its own (GPT2Tokenizer) would rebuild it.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "unk_token": END_OF_TEXT,  # as GPT-2's: nothing is unknown, but some tools ask for one
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": context_length,
+    }
+    (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def build_tokenizer(name: str) -> HFTokenizer:
+    """Hugging Face's equal of ``gpt2`` or ``bytes``, id for id.
+
+    Raises:
+        ValueError: tiktoken cannot get the GPT-2 vocabulary.
+    """
+    ranks = _gpt2_ranks() if name == "gpt2" else {bytes([value]): value for value in range(256)}
+    vocabulary = {_spelling(token): rank for token, rank in ranks.items()}
+    tokenizer = HFTokenizer(models.BPE(vocab=vocabulary, merges=_merges(ranks)))
+    # With its regular expression this splits as GPT-2 does; bytes have nothing to split for.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=name == "gpt2"
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE[name]
+    return tokenizer
+
+
+def check_tokenizer(folder: Path, expected: Tokenizer) -> None:
+    """Compares a folder's ``tokenizer.json``, if there is one, with the recipe's tokenizer.
+
+    Raises:
+        ValueError: it is damaged, or gives other ids.
+    """
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        return
+    try:
+        tokenizer = HFTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{path} is damaged ({error}); export the checkpoint again") from error
+    tokenizer.encode_special_tokens = True
+    found = (
+        tokenizer.get_vocab_size(),
+        tokenizer.token_to_id(END_OF_TEXT),
+        tokenizer.encode(_PROBE).ids,
+    )
+    (probe,) = expected.encode_batch([_PROBE])
+    if found != (expected.vocab_size, expected.eot_id, probe.tolist()):
+        raise ValueError(
+            f"{path} ({found[0]:,} ids, {END_OF_TEXT} = {found[1]}) is not the recipe's tokenizer "
+            f"{expected.name!r} ({expected.vocab_size:,} ids, {END_OF_TEXT} = {expected.eot_id}); "
+            "give a recipe with that data.tokenizer, or export the checkpoint again"
+        )
+
+
+def _gpt2_ranks() -> dict[bytes, int]:
+    from sparsellm.data.tokenizer import GPT2Tokenizer
+
+    return GPT2Tokenizer().mergeable_ranks
+
+
+def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
+    """The pair that each token is merged from, in order of rank.
+
+    tiktoken stores only what a merge results in; the pair is what is left of the token when every
+    merge of a lower rank has been done.
+    """
+    in_order = sorted(ranks, key=ranks.__getitem__)
+    pairs = (_last_pair(token, ranks) for token in in_order if len(token) > 1)
+    return [(_spelling(left), _spelling(right)) for left, right in pairs]
+
+
+def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    parts = [bytes([value]) for value in token]
+    while len(parts) > 2:
+        joined = [left + right for left, right in itertools.pairwise(parts)]
+        first = min(range(len(joined)), key=lambda i: ranks.get(joined[i], len(ranks)))
+        parts[first : first + 2] = [joined[first]]
+    left, right = parts
+    return left, right
+
+
+def _spelling(token: bytes) -> str:
+    return "".join(_BYTE_SPELLING[value] for value in token)
+
+
+def _byte_spelling() -> list[str]:
+    """GPT-2's printable character for each byte: itself, or the next one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    substitutes = iter(range(0x100, 0x200))
+    return [chr(b) if b in printable else chr(next(substitutes)) for b in range(256)]
+
+
+_BYTE_SPELLING = _byte_spelling()

@@ -1,0 +1,77 @@
+"""`sparsellm export`: a checkpoint as a folder that stock transformers loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from sparsellm.checkpoint import CheckpointError
+from sparsellm.export.card import CARD_FILE, model_card
+from sparsellm.export.folder import EXPORT_RECIPE_FILE, EXPORT_TRAINER_FILE
+from sparsellm.export.tokenizer import write_tokenizer
+from sparsellm.export.weights import check_shard_size, write_weights
+from sparsellm.pretrained import Pretrained, find_checkpoint, load_pretrained
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def export(source: Path, folder: Path, dtype: str = "bf16", max_shard_size: str = "4GB") -> Path:
+    """Writes ``folder``; returns the checkpoint that was exported.
+
+    The files are written beside and renamed at the end, so that ``folder`` is whole or absent.
+
+    Args:
+        source: checkpoint, run or exported folder.
+        folder: where to; must not exist or be empty.
+        dtype: ``bf16`` or ``fp32`` (bit-identical to the training weights).
+        max_shard_size: such as ``4GB``.
+
+    Raises:
+        FileNotFoundError, ValueError: the checkpoint cannot be read, or ``folder`` has files.
+        CheckpointError: ``folder`` could not be written; nothing is left of it.
+    """
+    check_shard_size(max_shard_size)
+    refuse_occupied(folder)
+    pretrained = load_pretrained(find_checkpoint(source), dtype=DTYPES[dtype])
+    folder = folder.absolute()
+    partial = folder.with_name(f".tmp-{folder.name}")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+        partial.mkdir(parents=True)
+        _write(pretrained, partial, dtype, max_shard_size)
+        partial.replace(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} was not written: {error}. Free space, say") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return pretrained.path
+
+
+def refuse_occupied(folder: Path) -> None:
+    """Raises ValueError if ``folder`` is a file, or has any."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not empty; give a new folder, or delete it first")
+
+
+def _write(pretrained: Pretrained, folder: Path, dtype: str, max_shard_size: str) -> None:
+    recipe = pretrained.recipe
+    write_weights(pretrained, folder, max_shard_size)
+    write_tokenizer(recipe.data.tokenizer, folder, recipe.model.context_length)
+    (folder / EXPORT_RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
+    trainer = json.dumps(pretrained.trainer, indent=1) + "\n"
+    (folder / EXPORT_TRAINER_FILE).write_text(trainer, encoding="utf-8")
+    (folder / CARD_FILE).write_text(model_card(pretrained, dtype), encoding="utf-8")
+    mode = (folder / CARD_FILE).stat().st_mode
+    for shard in folder.glob("*.safetensors"):
+        shard.chmod(mode)  # safetensors makes files that only their owner can read
+    for path in [*folder.iterdir(), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,252 @@
+"""``sparsellm generate``: text from a checkpoint as it is computed, and how sparse it was."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm --help` must not
+    from torch import Tensor
+
+    from sparsellm.data.tokenizer import Tokenizer
+    from sparsellm.model import HFModel
+    from sparsellm.pretrained import Pretrained
+
+DEFAULT_NEW_TOKENS = 128
+
+
+def add_generate_parser(commands: Any) -> None:
+    """Adds ``generate`` to the ``sparsellm`` command."""
+    parser = commands.add_parser(
+        "generate",
+        help="text from a checkpoint, and its non-zeros per token",
+        description="Continues a prompt, which the model sees as the beginning of a document. The "
+        "text goes to stdout, non-zeros and speed to stderr.",
+    )
+    parser.add_argument("source", type=Path, metavar="CHECKPOINT", help="or run, exported folder")
+    parser.add_argument("--prompt", required=True, help="text to continue")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help=f"default: {DEFAULT_NEW_TOKENS}, or what the context leaves",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest"
+    )
+    parser.add_argument("--top-k", type=int, default=50, metavar="K", help="0 keeps every token")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
+    parser.add_argument("--device", help="such as cpu or cuda:1 (default: a GPU if there is one)")
+    parser.set_defaults(run=_generate)
+
+
+def _generate(options: argparse.Namespace) -> None:
+    import torch
+
+    from sparsellm.device import pick_device
+    from sparsellm.pretrained import load_pretrained
+
+    device = pick_device(options.device)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16  # as in training
+    pretrained = load_pretrained(options.source, device, dtype)
+
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    sampling = Sampling(options.temperature, options.top_k, options.seed)
+    report = generate(
+        pretrained, options.prompt, write, options.max_new_tokens, sampling, echo=True
+    )
+    write("\n")
+    print(report.line(pretrained.recipe.model.intermediate_size), file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    temperature: float = 0.8  # 0 takes the likeliest
+    top_k: int = 50  # 0 keeps every token
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or self.top_k < 0:
+            raise ValueError(
+                f"--temperature {self.temperature:g} and --top-k {self.top_k} must not be negative"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        """For `transformers`' generate."""
+        if self.temperature == 0:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of it."""
+
+    num_tokens: int  # new ones, <|endoftext|> included
+    first_seconds: float  # until the first of them: the prompt's pass
+    other_seconds: float  # for all others
+    counted_tokens: int  # prompt and new tokens that went through the model
+    nnz_L: list[float]  # each layer's mean non-zeros a counted token
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the tokens after the first; of the first if it is the only one."""
+        if self.num_tokens > 1:
+            return (self.num_tokens - 1) / self.other_seconds
+        return self.num_tokens / self.first_seconds
+
+    def line(self, intermediate_size: int) -> str:
+        """For people."""
+        nnz = sum(self.nnz_L) / len(self.nnz_L)
+        return (
+            f"{self.num_tokens} tokens, {self.tokens_per_second:.1f} tok/s after the first "
+            f"({self.first_seconds:.2f} s) | nnz {nnz:.1f} of {intermediate_size:,} "
+            f"({nnz / intermediate_size:.2%}) a token, mean over {len(self.nnz_L)} layers and "
+            f"{self.counted_tokens} tokens (prompt and new)"
+        )
+
+
+def generate(
+    pretrained: Pretrained,
+    prompt: str,
+    write: Callable[[str], None],
+    max_new_tokens: int | None = None,
+    sampling: Sampling | None = None,
+    *,
+    echo: bool = False,
+) -> Report:
+    """Continues ``prompt``, with a KV cache; ``write`` gets the new text piece by piece.
+    With ``echo`` it gets the prompt first.
+
+    The prompt follows an ``<|endoftext|>``, as every document does in training. Ends at the next
+    one, or after ``max_new_tokens`` (default: 128, or what the context leaves).
+
+    Raises:
+        ValueError: the prompt and ``max_new_tokens`` do not fit the context.
+    """
+    import torch
+
+    model, tokenizer = pretrained.model, pretrained.tokenizer
+    sampling = sampling or Sampling()
+    (ids,) = tokenizer.encode_batch([prompt])
+    tokens_1T = torch.tensor([[tokenizer.eot_id, *ids.tolist()]], device=model.device)
+    context = pretrained.recipe.model.context_length
+    limit = _limit(tokens_1T.shape[1], max_new_tokens, context)
+    if echo:
+        write(prompt)
+    streamer = _Streamer(tokenizer, write)
+    padding = list(range(tokenizer.vocab_size, model.config.vocab_size))
+    with count_non_zeros(model) as counts, torch.random.fork_rng(_cuda_devices(model)):
+        torch.manual_seed(sampling.seed)
+        model.generate(
+            tokens_1T,
+            attention_mask=torch.ones_like(tokens_1T),
+            max_new_tokens=limit,
+            streamer=streamer,
+            pad_token_id=tokenizer.eot_id,
+            suppress_tokens=padding or None,  # ids that only pad the embedding
+            **sampling.arguments(),
+        )
+    first, last = streamer.times[0], streamer.times[-1]
+    return Report(
+        num_tokens=len(streamer.times),
+        first_seconds=first - streamer.began,
+        other_seconds=last - first,
+        counted_tokens=counts.tokens,
+        nnz_L=[int(nnz) / counts.tokens for nnz in counts.nnz_L],
+    )
+
+
+@dataclass
+class NonZeros:
+    """Sums over the tokens that went through the model."""
+
+    nnz_L: list[Tensor]  # () int64 each, left on the device
+    tokens: int = 0
+
+
+@contextmanager
+def count_non_zeros(model: HFModel) -> Iterator[NonZeros]:
+    """While open, every forward of the model adds its FFNs' non-zeros."""
+    import torch
+
+    layers = list(model.model.layers)
+    zero = torch.zeros((), dtype=torch.int64, device=model.device)
+    counts = NonZeros([zero.clone() for _ in layers])
+
+    def counting(index: int, forward: Callable[..., Any]) -> Callable[..., Tensor]:
+        def run(hidden_states: Tensor, **attention: Any) -> Tensor:
+            out, stats = forward(hidden_states, return_stats=True, **attention)
+            counts.nnz_L[index] += stats.nnz_M.sum()
+            counts.tokens += stats.nnz_M.numel() if index == 0 else 0
+            return out
+
+        return run
+
+    before = [vars(layer).get("forward") for layer in layers]  # a compiled one, say
+    for index, layer in enumerate(layers):
+        layer.forward = counting(index, layer.forward)
+    try:
+        yield counts
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            del layer.forward  # the class's own again
+            if forward is not None:
+                layer.forward = forward
+
+
+class _Streamer:
+    """Gets ids from transformers' generate and writes text that ends between characters."""
+
+    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], None]) -> None:
+        self._tokenizer = tokenizer
+        self._write = write
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_prompt = True
+        self.began = time.perf_counter()
+        self.times: list[float] = []  # when each new token was known
+
+    def put(self, ids: Tensor) -> None:
+        """The prompt's ids first (written by the caller), then each new one."""
+        if self._is_prompt:
+            self._is_prompt = False
+            return
+        self.times.append(time.perf_counter())
+        new = [i for i in ids.flatten().tolist() if i != self._tokenizer.eot_id]
+        self._emit(self._decoder.decode(self._tokenizer.decode_bytes(new)))
+
+    def end(self) -> None:
+        """What is left: a character that the last token did not finish."""
+        self._emit(self._decoder.decode(b"", final=True))
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self._write(text)
+
+
+def _limit(num_prompt: int, max_new_tokens: int | None, context: int) -> int:
+    left = context - num_prompt
+    asked = min(DEFAULT_NEW_TOKENS, left) if max_new_tokens is None else max_new_tokens
+    if not 0 < asked <= left:
+        raise ValueError(
+            f"--prompt of {num_prompt} tokens (<|endoftext|> included) leaves {max(left, 0)} of "
+            f"the context's {context} tokens, and --max-new-tokens is {max_new_tokens or asked}; "
+            "shorten the prompt or give 1 up to that number"
+        )
+    return asked
+
+
+def _cuda_devices(model: HFModel) -> list[Any]:
+    return [model.device] if model.device.type == "cuda" else []

@@ -1,0 +1,1 @@
+"""Run-time compilation and launch of the device code in ``cuda/``."""

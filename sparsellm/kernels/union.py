@@ -1,0 +1,168 @@
+"""Launches the union kernels (``cuda/union.cuh`` has the format) on torch tensors.
+
+M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.kernels import compile, tensor_map
+
+BLOCK_TOKENS = 64
+TILE_NEURONS = 256
+_UNIT_ENTRIES = 256
+
+
+@dataclass(frozen=True)
+class Union:
+    """An activation matrix of M × N in the union format."""
+
+    count: Tensor  # (blocks, tiles) int32
+    neuron: Tensor  # (blocks, tiles, 256) uint8
+    value: Tensor  # (blocks, tiles, 256, 64) bf16
+    entry: Tensor  # (blocks, tiles * 256) int32
+    total: Tensor  # (blocks,) int32
+    unit: Tensor  # (blocks * tiles, 2) int32
+    sorted: Tensor  # (6, blocks) int32
+    order: Tensor  # (blocks, 2) int32
+    control: Tensor  # (16,) int32
+
+
+def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Union:
+    """Room for any pattern, uninitialised; reserved whole, touched where neurons fire."""
+    blocks, tiles = -(-num_tokens // BLOCK_TOKENS), -(-num_neurons // TILE_NEURONS)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Union(
+        count=empty(blocks, tiles),
+        neuron=empty(blocks, tiles, TILE_NEURONS, dtype=torch.uint8),
+        value=empty(blocks, tiles, TILE_NEURONS, BLOCK_TOKENS, dtype=torch.bfloat16),
+        entry=empty(blocks, tiles * TILE_NEURONS),
+        total=empty(blocks),
+        unit=empty(blocks * tiles, 2),
+        sorted=empty(6, blocks),
+        order=empty(blocks, 2),
+        control=empty(16),
+    )
+
+
+def gate_union(
+    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, threshold: float, out: Union
+) -> None:
+    """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero."""
+    (m, k), n = x_MK.shape, w_NK.shape[0]
+    kernel, stream = _kernel("gate_union", x_MK)
+    clusters = min(kernel.num_multiprocessors // 2, -(-m // 256) * out.count.shape[1])
+    kernel.launch(
+        2 * clusters,
+        384,
+        (
+            tensor_map.encode(x_MK.data_ptr(), m, k, 128),
+            tensor_map.encode(w_NK.data_ptr(), n, k, 128),
+            _pointer(bias_N),
+            np.int32(m),
+            np.int32(n),
+            np.int32(k),
+            np.float32(threshold),
+            out.count.data_ptr(),
+            out.neuron.data_ptr(),
+            out.value.data_ptr(),
+            out.control.data_ptr(),
+        ),
+        stream,
+    )
+    entries, _ = _kernel("union_entries", x_MK)
+    blocks, tiles = out.count.shape
+    entries.launch(
+        blocks,
+        256,
+        (
+            out.count.data_ptr(),
+            out.neuron.data_ptr(),
+            np.int32(tiles),
+            out.entry.data_ptr(),
+            out.total.data_ptr(),
+            out.unit.data_ptr(),
+            out.sorted.data_ptr(),
+            out.order.data_ptr(),
+            out.control.data_ptr(),
+        ),
+        stream,
+    )
+
+
+def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> None:
+    """``gate`` ← gate * (x Wᵀ + bias), in place."""
+    m, k = x_MK.shape
+    kernel, stream = _kernel("union_up", x_MK)
+    kernel.launch(
+        min(kernel.num_multiprocessors, gate.unit.shape[0]),
+        384,
+        (
+            tensor_map.encode(x_MK.data_ptr(), m, k, BLOCK_TOKENS),
+            w_NK.data_ptr(),
+            _pointer(bias_N),
+            np.int32(k),
+            np.int32(gate.count.shape[1]),
+            gate.entry.data_ptr(),
+            gate.unit.data_ptr(),
+            gate.control.data_ptr(),
+            gate.value.data_ptr(),
+        ),
+        stream,
+    )
+
+
+def pack_down(w_KN: Tensor) -> Tensor:
+    """The down-projection's weight as `union_down` reads it (``cuda/union_down.cu`` says how).
+
+    Args:
+        w_KN: as `nn.Linear` stores it, (hidden_size, intermediate_size).
+
+    Returns:
+        (N, K rounded up to 32), a copy.
+    """
+    k, n = w_KN.shape
+    padded = torch.nn.functional.pad(w_KN, (0, 0, 0, -k % 32))
+    # Within 32 columns, place 8j + 2q + b holds column 8q + 2j + b.
+    return padded.view(-1, 4, 4, 2, n).permute(4, 0, 2, 1, 3).reshape(n, -1).contiguous()
+
+
+def union_down(h: Union, packed_w: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
+    """``y`` ← h Wᵀ + bias, the weight from `pack_down`."""
+    m, k = y_MK.shape
+    kernel, stream = _kernel("union_down", y_MK)
+    kernel.launch(
+        min(kernel.num_multiprocessors, h.total.shape[0] * -(-k // 512)),
+        384,
+        (
+            packed_w.data_ptr(),
+            _pointer(bias_K),
+            np.int32(m),
+            np.int32(k),
+            np.int32(h.count.shape[1]),
+            h.entry.data_ptr(),
+            h.order.data_ptr(),
+            h.control.data_ptr(),
+            h.value.data_ptr(),
+            y_MK.data_ptr(),
+        ),
+        stream,
+    )
+
+
+def _kernel(stem: str, tensor: Tensor) -> tuple[compile.Kernel, int]:
+    device = tensor.device
+    assert device.index is not None
+    return compile.load(stem, device.index), torch.cuda.current_stream(device).cuda_stream
+
+
+def _pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,0 +1,174 @@
+"""Generation: the same tokens as without a cache, whole characters, counted non-zeros."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from sparsellm.cli import main
+from sparsellm.data import load_tokenizer
+from sparsellm.generate import Sampling, _Streamer, count_non_zeros, generate
+from sparsellm.pretrained import load_pretrained
+from sparsellm.run import build_run, close_run, save_run
+from sparsellm.signals import StopRequest
+from sparsellm.train import train_step
+
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture
+def checkpoint_path(tiny):
+    run = build_run(tiny("optimizer.warmup_steps=0", "optimizer.learning_rate=0.01"))
+    for _ in range(4):
+        train_step(run, StopRequest())
+    path = save_run(run)
+    close_run(run)
+    return path
+
+
+@pytest.fixture
+def pretrained(checkpoint_path):
+    return load_pretrained(checkpoint_path)
+
+
+def _generate(pretrained, *arguments, **options):
+    pieces = []
+    report = generate(pretrained, *arguments, write=pieces.append, **options)
+    return "".join(pieces), report
+
+
+@torch.no_grad()
+def _without_cache(pretrained, prompt, count):
+    """Greedy tokens and the non-zeros of all that went through the model, in one pass each."""
+    tokenizer = pretrained.tokenizer
+    ids = [tokenizer.eot_id, *tokenizer.encode_batch([prompt])[0].tolist()]
+    for _ in range(count):
+        with count_non_zeros(pretrained.model) as counts:
+            logits = pretrained.model(torch.tensor([ids])).logits[0, -1, : tokenizer.vocab_size]
+        ids.append(int(logits.argmax()))
+        if ids[-1] == tokenizer.eot_id:
+            break
+    return ids, [int(nnz) / counts.tokens for nnz in counts.nnz_L], counts.tokens
+
+
+def test_greedy_text_and_non_zeros_equal_full_passes(pretrained):
+    text, report = _generate(pretrained, "def f", max_new_tokens=12, sampling=GREEDY)
+    ids, nnz_L, tokens = _without_cache(pretrained, "def f", 12)
+    new = [i for i in ids[6:] if i != 256]
+    assert text == pretrained.tokenizer.decode(new)
+    assert report.num_tokens == len(ids) - 6
+    # The cache saves passes: each token went through the model once, the last one not at all.
+    assert report.counted_tokens == tokens == len(ids) - 1
+    assert report.nnz_L == pytest.approx(nnz_L, abs=0.5)
+    assert report.tokens_per_second > 0
+
+
+def test_counting_ends_with_its_block(pretrained):
+    model = pretrained.model
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        expected = model(tokens).logits
+        with count_non_zeros(model) as counts:
+            assert torch.equal(model(tokens).logits, expected)
+        before = [int(nnz) for nnz in counts.nnz_L]
+        model(tokens)
+    assert counts.tokens == 8
+    assert [int(nnz) for nnz in counts.nnz_L] == before
+    assert all("forward" not in vars(layer) for layer in model.model.layers)
+
+
+def test_the_seed_decides_and_the_callers_state_stays(pretrained):
+    hot = {"max_new_tokens": 20}
+    state = torch.get_rng_state()
+    first, _ = _generate(pretrained, "x", sampling=Sampling(2.0, 0, seed=1), **hot)
+    assert torch.equal(torch.get_rng_state(), state)
+    again, _ = _generate(pretrained, "x", sampling=Sampling(2.0, 0, seed=1), **hot)
+    other, _ = _generate(pretrained, "x", sampling=Sampling(2.0, 0, seed=2), **hot)
+    assert first == again != other
+    one, _ = _generate(pretrained, "x", sampling=Sampling(2.0, 1), **hot)
+    greedy, _ = _generate(pretrained, "x", sampling=GREEDY, **hot)
+    assert one == greedy
+
+
+def test_stops_at_end_of_text_and_does_not_print_it(pretrained):
+    with torch.no_grad():  # its row of the tied embedding now outbids every other
+        hidden = pretrained.model.model(torch.tensor([[256]])).last_hidden_state[0, -1]
+        pretrained.model.lm_head.weight[256] = 100 * hidden
+    text, report = _generate(pretrained, "", max_new_tokens=9, sampling=GREEDY)
+    assert (text, report.num_tokens) == ("", 1) or report.num_tokens < 9
+    assert "endoftext" not in text
+
+
+def test_ids_beyond_the_vocabulary_are_never_chosen(pretrained):
+    with torch.no_grad():
+        pretrained.model.lm_head.weight[257:] *= 1000
+    _, report = _generate(pretrained, "a", max_new_tokens=20, sampling=Sampling(5.0, 0))
+    assert report.num_tokens >= 1  # decoding such an id would raise
+
+
+@pytest.mark.parametrize("name", ["bytes", "gpt2"])
+def test_characters_come_whole(name, request):
+    if name == "gpt2":
+        request.getfixturevalue("gpt2_cache")
+    tokenizer = load_tokenizer(name)
+    text = "naïve 日本語 🙂👩‍👩‍👧 \ufffd end"
+    (ids,) = tokenizer.encode_batch([text])
+    pieces = []
+    streamer = _Streamer(tokenizer, pieces.append)
+    streamer.put(torch.tensor([[tokenizer.eot_id]]))  # the prompt
+    for token in ids.tolist():
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    assert "".join(pieces) == text
+    for piece, rest in itertools.pairwise([*pieces, ""]):
+        piece.encode("utf-8")
+        rest.encode("utf-8")
+    assert sum(piece.count("\ufffd") for piece in pieces) == 1  # the one that was meant
+
+
+def test_half_a_character_at_the_end_is_marked(pretrained):
+    pieces = []
+    streamer = _Streamer(pretrained.tokenizer, pieces.append)
+    streamer.put(torch.tensor([[256]]))
+    for token in (0x61, 0xE6, 0x97):
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    assert "".join(pieces) == "a\ufffd"
+
+
+def test_default_length_is_what_the_context_leaves(pretrained):
+    _, report = _generate(pretrained, "abc", sampling=GREEDY)
+    assert report.num_tokens <= 28
+    with pytest.raises(ValueError, match=r"4 tokens .* leaves 28 of the context's 32.* is 29"):
+        _generate(pretrained, "abc", max_new_tokens=29)
+    with pytest.raises(ValueError, match=r"leaves 0 of the context's 32"):
+        _generate(pretrained, "a" * 31)
+
+
+def test_command(checkpoint_path, capsys):
+    arguments = ["generate", str(checkpoint_path), "--prompt", "im", "--max-new-tokens", "5"]
+    assert main([*arguments, "--temperature", "0", "--device", "cpu"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("im")
+    assert captured.out.endswith("\n")
+    assert " of 64 (" in captured.err
+    assert "tok/s" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "nonsense"], "--device nonsense: "),
+        (["--temperature", "-1"], "must not be negative"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0"),
+    ],
+)
+def test_mistakes(checkpoint_path, capsys, arguments, message):
+    assert main(["generate", str(checkpoint_path), "--prompt", "a", *arguments]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1

@@ -75,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     from sparsellm.bench.cli import add_bench_parser
 
     add_bench_parser(commands)
+    from sparsellm.evaluate.cli import add_eval_parser
+
+    add_eval_parser(commands)
     from sparsellm.export.cli import add_export_parsers
 
     add_export_parsers(commands)

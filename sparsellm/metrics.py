@@ -1,7 +1,8 @@
 """Where a run's numbers go: a progress line, a local JSONL, and the same numbers to wandb.
 
-``<run>/metrics.jsonl`` holds one object a line: ``kind`` is ``train`` or ``validation``, ``step``
-counts finished optimizer steps, ``tokens`` the training tokens seen, which is wandb's x axis.
+``<run>/metrics.jsonl`` holds one object a line: ``kind`` is ``train``, ``validation`` or
+``evaluation``, ``step`` counts finished optimizer steps, ``tokens`` the training tokens seen, which
+is wandb's x axis.
 """
 
 from __future__ import annotations
@@ -52,6 +53,21 @@ class ValidationRecord:
     kind: str = field(default="validation", init=False)
 
 
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """Benchmark scores of the model after a step."""
+
+    step: int
+    tokens: int
+    mean: float | None  # over the tasks that enter it (eval/suite.yaml)
+    mean_stderr: float | None
+    tasks: dict[str, dict[str, Any]]  # by name: acc, acc_norm, their standard errors, rows, …
+    kind: str = field(default="evaluation", init=False)
+
+
+Record = TrainRecord | ValidationRecord | EvaluationRecord
+
+
 def read_metrics(run_path: Path) -> list[dict[str, Any]]:
     """All records of a run.
 
@@ -85,14 +101,14 @@ class MetricsLog:
         kept = [line for line in kept if json.loads(line)["step"] <= resume_step]
         write_atomically(path, "".join(kept))
         self._file: IO[str] = path.open("a", encoding="utf-8")
-        self._wandb = _start_wandb(recipe) if recipe.logging.wandb != "disabled" else None
+        self._wandb = start_wandb(recipe) if recipe.logging.wandb != "disabled" else None
 
-    def write(self, record: TrainRecord | ValidationRecord) -> None:
+    def write(self, record: Record) -> None:
         """Adds a record to the JSONL and to wandb."""
         self._file.write(json.dumps(asdict(record)) + "\n")
         self._file.flush()
         if self._wandb is not None:
-            self._wandb.log(_wandb_values(record, self._recipe))
+            self._wandb.log(wandb_values(record, self._recipe))
 
     def sync(self) -> None:
         """Makes the records durable; called before each checkpoint, which must not outlive them."""
@@ -107,7 +123,8 @@ class MetricsLog:
             self._wandb.finish()
 
 
-def _start_wandb(recipe: Recipe) -> Any:
+def start_wandb(recipe: Recipe) -> Any:
+    """The wandb run of a training run, the same one every time."""
     import wandb
 
     id_file = recipe.run_path / WANDB_ID_FILE
@@ -128,10 +145,19 @@ def _start_wandb(recipe: Recipe) -> Any:
     return run
 
 
-def _wandb_values(record: TrainRecord | ValidationRecord, recipe: Recipe) -> dict[str, Any]:
+def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
+    """What is logged to wandb of a record."""
     base = {"tokens": record.tokens, "step": record.step}
     if isinstance(record, ValidationRecord):
         return base | {"validation/loss": record.loss, "validation/targets": record.num_targets}
+    if isinstance(record, EvaluationRecord):
+        scores = {
+            f"evaluation/{name}/{metric}": score[metric]
+            for name, score in record.tasks.items()
+            for metric in ("acc", "acc_norm")
+        }
+        values = {"evaluation/mean": record.mean, **scores}
+        return base | {key: value for key, value in values.items() if value is not None}
     scalars = {k: v for k, v in asdict(record).items() if isinstance(v, int | float)}
     values = {f"train/{k}": v for k, v in scalars.items() if k not in ("step", "tokens")}
     return base | values | _wandb_sparsity(record.sparsity, recipe)

@@ -150,6 +150,15 @@ class ValidationConfig(StrictModel):
     tokens: PositiveInt = Field(1_048_576, description="Held-out tokens a validation, all ranks")
 
 
+class EvaluationConfig(StrictModel):
+    """The benchmark suite (eval/suite.yaml) during training; needs `sparsellm[eval]`."""
+
+    every_steps: NonNegativeInt = Field(0, description="Steps between evaluations; 0 is never")
+    data_dir: str | None = Field(None, description="<task>/<split>.jsonl below it; null is the hub")
+    limit: PositiveInt | None = Field(None, description="First rows of each task; null is all")
+    batch_size: PositiveInt = Field(32, description="Questions' answers a rank scores at once")
+
+
 class LoggingConfig(StrictModel):
     """What is shown and where it is kept."""
 
@@ -174,6 +183,7 @@ class Recipe(StrictModel):
     runtime: RuntimeConfig = RuntimeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     validation: ValidationConfig = ValidationConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")

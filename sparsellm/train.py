@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from sparsellm import checkpoint
 from sparsellm.distributed import all_reduce_sum
 from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
+from sparsellm.evaluate.training import Evaluator
 from sparsellm.metrics import MetricsLog, TrainRecord, ValidationRecord, progress_line
 from sparsellm.objective import total_loss
 from sparsellm.optim import reinit_dead_neurons
@@ -54,6 +55,7 @@ def train(
         say = run.accelerator.print
         if fresh:
             _move_aside(run)
+        evaluator = Evaluator(run) if recipe.evaluation.every_steps else None
         warm_up(run)
         path = resume_from or checkpoint.latest(run.checkpoints)
         if path is not None:
@@ -67,7 +69,7 @@ def train(
             checkpoint.write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
         log = MetricsLog(recipe, run.step) if run.accelerator.is_main_process else None
         try:
-            _loop(run, log, stop)
+            _loop(run, log, stop, evaluator)
         finally:
             if log is not None:
                 log.close()
@@ -99,7 +101,9 @@ def warm_up(run: Run) -> None:
     run.optimizer.zero_grad(set_to_none=True)
 
 
-def _loop(run: Run, log: MetricsLog | None, stop: StopRequest) -> None:
+def _loop(
+    run: Run, log: MetricsLog | None, stop: StopRequest, evaluator: Evaluator | None = None
+) -> None:
     recipe, say = run.recipe, run.accelerator.print
     meter = Meter(run)
     saved_step = run.step if run.step else None
@@ -114,6 +118,8 @@ def _loop(run: Run, log: MetricsLog | None, stop: StopRequest) -> None:
         meter.pause()
         if run.validation and (_due(run.step, recipe.validation.every_steps) or last):
             validate(run, log)
+        if evaluator and (_due(run.step, recipe.evaluation.every_steps) or last):
+            evaluator.evaluate(run, log)
         if _due(run.step, recipe.checkpoint.every_steps) or last or totals.stop:
             if log is not None:
                 log.sync()

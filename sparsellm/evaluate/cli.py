@@ -1,0 +1,180 @@
+"""``sparsellm eval CHECKPOINT``: benchmark scores, a table, and a JSON beside the checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparsellm.evaluate.run import Evaluation
+    from sparsellm.evaluate.scores import Scores
+    from sparsellm.pretrained import Pretrained
+
+
+def add_eval_parser(commands: Any) -> None:
+    """Adds ``eval`` to the ``sparsellm`` command."""
+    parser = commands.add_parser(
+        "eval",
+        help="benchmark scores of a checkpoint (eval/suite.yaml), through lm-eval",
+        description="Scores a checkpoint on the tasks of eval/suite.yaml, zero-shot, through "
+        "lm-eval. On several GPUs: accelerate launch --config_file launch/ddp8.yaml -m sparsellm "
+        "eval CHECKPOINT",
+    )
+    parser.add_argument(
+        "checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run: runs/debug"
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="read DIR/<task>/<split>.jsonl instead of the Hugging Face hub",
+    )
+    parser.add_argument("--tasks", metavar="A,B", help="some of the suite's tasks (default: all)")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N rows of each")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="default: 32")
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), help="default: bf16 on a GPU")
+    parser.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU if there is one)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the JSON (default: beside the checkpoint)"
+    )
+    parser.set_defaults(run=_eval)
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from sparsellm.evaluate.suite import require_lm_eval
+
+    for name in ("limit", "batch_size"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    require_lm_eval()
+    accelerator = _accelerator(options.device)
+    try:
+        _eval_on(options, accelerator)
+    finally:
+        if accelerator is not None:
+            accelerator.end_training()
+
+
+def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
+    import torch
+
+    from sparsellm.device import pick_device
+    from sparsellm.evaluate.run import Evaluation, default_dtype
+    from sparsellm.evaluate.scores import table
+    from sparsellm.pretrained import find_checkpoint, load_pretrained
+
+    path = find_checkpoint(options.checkpoint)  # before the tasks, which take longer
+    device = accelerator.device if accelerator is not None else pick_device(options.device)
+    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, None: default_dtype(device)}
+    evaluation = Evaluation(
+        names=_names(options.tasks),
+        data_dir=options.data_dir,
+        limit=options.limit,
+        batch_size=options.batch_size,
+        accelerator=accelerator,
+        show_progress=True,
+    )
+    loaded = load_pretrained(path, device, dtypes[options.dtype])
+    scores = evaluation.run(loaded.model, loaded.tokenizer, loaded.recipe.model.context_length)
+    if scores is None:
+        return
+    about = _about(loaded, evaluation, options)
+    print(" | ".join(f"{key}: {value}" for key, value in about.items() if value is not None))
+    print(table(scores, evaluation.suite), flush=True)
+    print(f"saved {_save(options.out or _beside(path), about, scores, evaluation)}")
+    _log_to_wandb(loaded, scores)
+
+
+def _names(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError("--tasks names no task; leave it out for the whole suite")
+    return names
+
+
+def _accelerator(device: str | None) -> Any:
+    """The ranks of ``accelerate launch``; None for a single process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    if device is not None:
+        raise ValueError(f"--device {device}: several processes have one device each; leave it out")
+    import torch
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=not torch.cuda.is_available())
+
+
+def _about(
+    loaded: Pretrained, evaluation: Evaluation, options: argparse.Namespace
+) -> dict[str, Any]:
+    """What was run and how: the report's first line and the JSON's head."""
+    import importlib.metadata
+
+    import torch
+
+    from sparsellm import __version__
+    from sparsellm.evaluate.run import KERNELS
+
+    device = loaded.model.device
+    ranks = 1 if evaluation.accelerator is None else evaluation.accelerator.num_processes
+    return {
+        "checkpoint": str(loaded.path),
+        "step": loaded.trainer["step"],
+        "tokens": loaded.trainer["tokens"],
+        "kernels": KERNELS,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "processes": ranks,
+        "data": str(options.data_dir.resolve()) if options.data_dir else "hub",
+        "limit": evaluation.limit,
+        "batch_size": evaluation.batch_size,
+        "log_softmax": evaluation.suite.log_softmax,
+        "lm_eval": importlib.metadata.version("lm_eval"),
+        "sparsellm": __version__,
+    }
+
+
+def _beside(checkpoint: Path) -> Path:
+    # Not "step_…": that is what checkpoints are found by.
+    return checkpoint.with_name(f"eval_{checkpoint.name}.json")
+
+
+def _save(path: Path, about: dict[str, Any], scores: Scores, evaluation: Evaluation) -> Path:
+    import json
+    from dataclasses import asdict
+
+    from sparsellm.checkpoint import write_atomically
+
+    suite = evaluation.suite.model_dump(mode="json")
+    content = {**about, **asdict(scores), "suite": suite}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error}); name another file: --out") from error
+    return path
+
+
+def _log_to_wandb(loaded: Pretrained, scores: Scores) -> None:
+    """Into the training run's wandb run, where the recipe has one and the checkpoint lies in it."""
+    from sparsellm.evaluate.training import to_record
+    from sparsellm.metrics import WANDB_ID_FILE, start_wandb, wandb_values
+
+    run_path = loaded.path.resolve().parent.parent
+    if loaded.recipe.logging.wandb == "disabled":
+        return
+    if not (run_path / WANDB_ID_FILE).is_file():
+        print(f"not logged to wandb: {run_path} is no run folder (it has no {WANDB_ID_FILE})")
+        return
+    place = {"run_dir": str(run_path.parent)}  # the folder may have moved since
+    logging = loaded.recipe.logging.model_copy(update=place)
+    recipe = loaded.recipe.model_copy(update={"logging": logging, "name": run_path.name})
+    record = to_record(scores, loaded.trainer["step"], loaded.trainer["tokens"])
+    run = start_wandb(recipe)
+    run.log(wandb_values(record, recipe))
+    run.finish()

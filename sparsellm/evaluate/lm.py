@@ -1,0 +1,108 @@
+"""Our model and tokenizer as an lm-eval model: its Hugging Face class, with nothing re-implemented.
+
+Splitting, truncation, batching and scoring are lm-eval's (`HFLM`), so scores are those of its
+``--model hf``. Imported only where lm-eval is installed (`suite.require_lm_eval`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from transformers import PreTrainedModel as HFModel
+
+from sparsellm.data.tokenizer import Tokenizer
+
+Request = tuple[tuple[str, str], list[int], list[int]]  # (context, continuation), their tokens
+
+
+class TokenizerAdapter:
+    """A `Tokenizer` with the few names of Hugging Face's that `HFLM` uses.
+
+    Like GPT-2's it adds no special token of itself. Unlike Hugging Face's it reads a literal
+    ``<|endoftext|>`` as text, as training did; no row of the suite has one.
+    """
+
+    bos_token = eos_token = pad_token = "<|endoftext|>"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.name_or_path = tokenizer.name
+        self.vocab_size = tokenizer.vocab_size
+        self.bos_token_id = self.eos_token_id = self.pad_token_id = tokenizer.eot_id
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Ids of a text; ``add_special_tokens`` changes nothing, as with GPT-2's."""
+        return self._tokenizer.encode_batch([text])[0].tolist()
+
+    def decode(self, tokens: int | list[int], **_options: Any) -> str:
+        """The text of one or many ids."""
+        return self._tokenizer.decode([tokens] if isinstance(tokens, int) else list(tokens))
+
+
+class SparseLM(HFLM):
+    """A model in memory, one whole copy a rank; ranks divide the rows among them.
+
+    Args:
+        model: in evaluation mode, on its device.
+        tokenizer: what it was trained with; its ``eot_id`` stands before a text without context.
+        max_length: tokens; longer requests lose their beginning, as in lm-eval.
+        batch_size: requests at once.
+        softmax_dtype: None is the model's.
+        accelerator: of the ranks; None is one process.
+        show_progress: draw lm-eval's progress bar.
+    """
+
+    def __init__(
+        self,
+        model: HFModel,
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        batch_size: int,
+        softmax_dtype: torch.dtype | None,
+        accelerator: Any = None,
+        show_progress: bool = False,
+    ) -> None:
+        super().__init__(
+            pretrained=model,
+            backend="causal",
+            tokenizer=TokenizerAdapter(tokenizer),
+            max_length=max_length,
+            batch_size=batch_size,
+            softmax_dtype=softmax_dtype,
+        )
+        # HFLM takes a model in memory for a single process.
+        if accelerator is not None and accelerator.num_processes > 1:
+            self.accelerator = accelerator
+            self._rank = accelerator.process_index
+            self._world_size = accelerator.num_processes
+        self._show_progress = show_progress
+        self.num_requests = 0  # distinct, of this rank
+        self.num_cut = 0  # of them, longer than the context
+
+    def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **_options: Any) -> None:
+        self.tokenizer = tokenizer  # HFLM insists on a class of transformers'
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+        """(log-likelihood, is the greedy choice) of each request."""
+        return super().loglikelihood(
+            requests, disable_tqdm or not self._show_progress or self.rank > 0
+        )
+
+    def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> Any:
+        # Counted once each: on several ranks lm-eval fills up the shorter lists with repeats.
+        lengths = {request[0]: len(request[1]) + len(request[2]) for request in requests}
+        self.num_requests = len(lengths)
+        self.num_cut = sum(length > self.max_length + 1 for length in lengths.values())
+        fitted = [self._fit(request) for request in requests]
+        return super()._loglikelihood_tokens(fitted, *args, **kwargs)
+
+    def _fit(self, request: Request) -> Request:
+        """HFLM refuses an answer that is longer than the context; its last tokens are scored."""
+        text, context, continuation = request
+        over = len(continuation) - self.max_length
+        if over <= 0:
+            return request
+        return text, context + continuation[:over], continuation[over:]

@@ -1,0 +1,229 @@
+"""What is measured: `eval/suite.yaml`, and lm-eval's own tasks behind `eval/tasks/<name>.yaml`.
+
+A task file is lm-eval's YAML with two paths that no file can know: ``include`` begins where lm-eval
+is installed, ``data_files`` in the user's ``--data-dir``. `write_tasks` makes them absolute, and
+without a data directory leaves out the keys that redirect the data, so that the hub's hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import NonNegativeInt
+
+from sparsellm.paths import bundled
+from sparsellm.strict import StrictModel, load_yaml, validate
+
+# The keys of a task file that say where its rows come from.
+DATA_KEYS = (
+    "dataset_path",
+    "dataset_name",
+    "dataset_kwargs",
+    "training_split",
+    "validation_split",
+    "test_split",
+)
+# lm-eval's own default (`simple_evaluate`): which examples a task with shots > 0 shows.
+FEWSHOT_SEED = 1234
+
+
+class TaskConfig(StrictModel):
+    """How one task is run."""
+
+    shots: NonNegativeInt
+    metric: Literal["acc", "acc_norm"]
+    in_mean: bool
+
+
+class Suite(StrictModel):
+    """`eval/suite.yaml`."""
+
+    log_softmax: Literal["model", "float32"]
+    tasks: dict[str, TaskConfig]
+
+    def select(self, names: list[str] | None) -> list[str]:
+        """The names asked for, or all of them.
+
+        Raises:
+            ValueError: a name is unknown; says which there are.
+        """
+        for name in names or []:
+            if name not in self.tasks:
+                raise ValueError(
+                    f"--tasks: {name!r} is no task of {suite_path()}; it has "
+                    f"{', '.join(self.tasks)}"
+                )
+        return list(dict.fromkeys(names)) if names else list(self.tasks)
+
+
+def suite_path() -> Path:
+    """`eval/suite.yaml` in the checkout or in the wheel."""
+    return bundled("eval") / "suite.yaml"
+
+
+def load_suite() -> Suite:
+    """Reads `eval/suite.yaml`.
+
+    Raises:
+        ValueError: unknown or mistyped key.
+    """
+    return validate(Suite, load_yaml(suite_path()), str(suite_path()))
+
+
+def task_file(name: str) -> Path:
+    """`eval/tasks/<name>.yaml`.
+
+    Raises:
+        FileNotFoundError: the suite names a task that has no file.
+    """
+    path = bundled("eval") / "tasks" / f"{name}.yaml"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; {suite_path()} names the task {name!r}")
+    return path
+
+
+def require_lm_eval() -> None:
+    """Checks that lm-eval is there, before anything slow happens.
+
+    Raises:
+        ValueError: it is not; says what to install.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError(
+            "evaluation needs lm-eval, which is not installed: pip install 'sparsellm[eval]'"
+        )
+
+
+def write_tasks(names: list[str], data_dir: Path | None, folder: Path) -> None:
+    """Writes ``folder/<name>.yaml`` as lm-eval reads it (``--include_path folder``).
+
+    Raises:
+        FileNotFoundError: a task file, what it includes, or a file of rows is missing.
+        ValueError: a task file is no YAML, or does not say where local rows lie.
+    """
+    for name in names:
+        source = task_file(name)
+        content = load_yaml(source)
+        content["task"] = name
+        if "include" in content:
+            content["include"] = str(_stock_task(source, content["include"]))
+        if data_dir is None:
+            content = {key: value for key, value in content.items() if key not in DATA_KEYS}
+        else:
+            files = (content.get("dataset_kwargs") or {}).get("data_files")
+            if not isinstance(files, dict):
+                raise ValueError(
+                    f"{source}: --data-dir needs key 'dataset_kwargs.data_files', such as "
+                    "{validation: task/validation.jsonl}"
+                )
+            for split, relative in files.items():
+                files[split] = str(_rows(source, split, data_dir / relative))
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        (folder / source.name).write_text(text, encoding="utf-8")
+
+
+def _stock_task(source: Path, include: str) -> Path:
+    spec = importlib.util.find_spec("lm_eval")
+    assert spec is not None, "require_lm_eval comes first"
+    assert spec.origin is not None, "lm_eval is a package of files"
+    path = Path(spec.origin).parent.parent / include
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{source}: key 'include': the installed lm-eval has no {include}; install the version "
+            "of constraints.txt, or correct the path"
+        )
+    return path
+
+
+def _rows(source: Path, split: str, path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: key 'dataset_kwargs.data_files.{split}' of {source} asks for it. "
+            "Put the split there, leave the task out (--tasks), or leave --data-dir out (the hub)"
+        )
+    return path.resolve()
+
+
+def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[str, Any]:
+    """lm-eval's task objects, rows loaded, shots set.
+
+    lm-eval skips a YAML that it cannot read and goes on without it; here every name is there, or
+    the file at fault is named.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: lm-eval is not installed, or cannot load a task or build its first question.
+    """
+    require_lm_eval()
+    with tempfile.TemporaryDirectory(prefix="sparsellm-eval-") as temporary, quiet():
+        folder = Path(temporary)
+        write_tasks(names, data_dir, folder)
+        from lm_eval.tasks import TaskManager
+
+        manager = TaskManager(include_path=str(folder), include_defaults=False)
+        tasks = {}
+        for name in names:
+            try:
+                tasks[name] = _build(manager, name, folder / f"{name}.yaml")
+            except Exception as error:  # whatever lm-eval, datasets or the hub raise
+                remedy = "" if data_dir else ". Without a network, give --data-dir"
+                raise ValueError(
+                    f"{task_file(name)}: lm-eval cannot build the task {name!r}: "
+                    f"{type(error).__name__}: {error}{remedy}"
+                ) from error
+            _configure(tasks[name], name, suite.tasks[name])
+        return tasks
+
+
+def _build(manager: Any, name: str, path: Path) -> Any:
+    if name not in manager.task_index:
+        from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
+
+        lm_eval_load_yaml(path)  # raises what the index kept to itself
+        raise ValueError("lm-eval left it out of its index")
+    task = manager.load([name])["tasks"][name]
+    task.doc_to_choice(task.eval_docs[0])
+    return task
+
+
+def _configure(task: Any, name: str, config: TaskConfig) -> None:
+    if config.metric not in task.aggregation():
+        raise ValueError(
+            f"{suite_path()}: key 'tasks.{name}.metric': the task has no {config.metric}; "
+            f"it has {', '.join(task.aggregation())}"
+        )
+    if config.shots and not task.has_training_docs():
+        raise ValueError(
+            f"{suite_path()}: key 'tasks.{name}.shots': {config.shots} examples would come from "
+            f"the rows that are scored; name a training_split and its file in {task_file(name)}"
+        )
+    task.set_config("num_fewshot", config.shots)
+    task.set_fewshot_seed(FEWSHOT_SEED)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """lm-eval's and datasets' errors only: no note a file, no bar a split and rank."""
+    import datasets
+    from lm_eval.api import task
+
+    logger = logging.getLogger("lm_eval")
+    level, bars, tqdm = logger.level, datasets.are_progress_bars_disabled(), task.tqdm
+    logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    task.tqdm = functools.partial(tqdm, disable=True)  # it has no switch
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        task.tqdm = tqdm
+        if not bars:
+            datasets.enable_progress_bars()

@@ -325,7 +325,7 @@ def test_mistakes_in_the_suite_and_the_rows_name_the_key(small_suite):
     folder, rows = small_suite
     path = folder / "suite.yaml"
     whole = path.read_text()
-    path.write_text(whole.replace("shots: 0, metric: acc_norm", "shots: 0, metric: f1", 1))
+    path.write_text(whole.replace("shots: 0, metric: acc", "shots: 0, metric: f1", 1))
     with pytest.raises(ValueError, match=r"suite\.yaml: key 'tasks\.arc_easy\.metric'"):
         load_suite()
     path.write_text(whole.replace("piqa: {shots: 0", "piqa: {shots: 2"))

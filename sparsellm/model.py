@@ -41,11 +41,13 @@ class SparseDecoderLayer(nn.Module):
         """
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **attention)
         hidden_states = hidden_states + attended
-        out, stats = self.mlp.forward_with_stats(self.post_attention_layernorm(hidden_states))
-        hidden_states = hidden_states + out
+        normed = self.post_attention_layernorm(hidden_states)
+        if not return_stats:
+            return hidden_states + self.mlp(normed)
         # Statistics are returned, not stored: a recomputed block (activation checkpointing) then
         # cannot count twice, and the L1 term is an ordinary output of the graph.
-        return (hidden_states, stats) if return_stats else hidden_states
+        out, stats = self.mlp.forward_with_stats(normed)
+        return hidden_states + out, stats
 
 
 def model_config(recipe: Recipe, eos_token_id: int) -> LlamaConfig | ArceeConfig:

@@ -135,6 +135,13 @@ def pack_down(w_KN: Tensor) -> Tensor:
     return padded.view(-1, 4, 4, 2, n).permute(4, 0, 2, 1, 3).reshape(n, -1).contiguous()
 
 
+def unpack_down(packed_w: Tensor, k: int) -> Tensor:
+    """What `pack_down` packed: (K, N)."""
+    n = packed_w.shape[0]
+    natural = packed_w.view(n, -1, 4, 4, 2).permute(1, 3, 2, 4, 0)
+    return natural.reshape(-1, n)[:k].contiguous()
+
+
 def union_down(h: Union, packed_w: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
     """``y`` ← h Wᵀ + bias, the weight from `pack_down`."""
     m, k = y_MK.shape

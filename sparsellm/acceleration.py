@@ -1,0 +1,152 @@
+"""`sparsellm.accelerate`: the sparse kernels under any Hugging Face model with ReLU FFNs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparsellm.ffn import SparseFFN
+from sparsellm.kernels.union import pack_down
+from sparsellm.ops import MAX_NEURONS, sparse_ffn
+
+PACKED_DOWN = "packed_down"
+HOPPER = (9, 0)  # compute capability
+
+
+@dataclass
+class Acceleration:
+    """What `accelerate` did, by module name."""
+
+    accelerated: list[str] = field(default_factory=list)
+    left_alone: dict[str, str] = field(default_factory=dict)  # name → why
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.accelerated)} FFNs accelerated"]
+        lines += [f"left alone: {name}: {why}" for name, why in self.left_alone.items()]
+        return "\n".join(lines)
+
+
+def accelerate(model: nn.Module, threshold: float = 0.0) -> Acceleration:
+    """Puts the sparse kernels under every FFN of gate/up/down or up/down with ReLU, in place.
+
+    For inference: change a weight afterwards and the model must be accelerated again. Parameters
+    and state dict stay as they are; W_d is copied once, packed for the kernel.
+
+    Args:
+        model: such as Llama, Mistral, Qwen2, Qwen3 or Arcee from transformers, in bf16 on its GPU.
+        threshold: FATReLU's; gates that are not above it count as zero. 0 changes nothing.
+
+    Returns:
+        What was accelerated, and what was left alone and why.
+
+    Raises:
+        ValueError: a negative threshold.
+    """
+    if threshold < 0:
+        raise ValueError(f"threshold {threshold} must not be negative")
+    restore(model)
+    done = Acceleration()
+    for name, module in model.named_modules():
+        ffn = _projections(module)
+        if ffn is None:
+            continue
+        reason = _why_not(module, ffn)
+        if reason:
+            done.left_alone[name] = reason
+        else:
+            _install(module, ffn, threshold)
+            done.accelerated.append(name)
+    return done
+
+
+def restore(model: nn.Module) -> None:
+    """Undoes `accelerate`; nothing happens to a model that was not accelerated."""
+    for module in model.modules():
+        if PACKED_DOWN in module._buffers:
+            delattr(module, PACKED_DOWN)
+            del vars(module)["forward"]
+
+
+class Projections(NamedTuple):
+    """The matrices of an FFN."""
+
+    gate: nn.Linear | None
+    up: nn.Linear
+    down: nn.Linear
+
+    @property
+    def present(self) -> list[nn.Linear]:
+        """Those that there are."""
+        return [linear for linear in self if linear is not None]
+
+
+def _projections(module: nn.Module) -> Projections | None:
+    found = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    gate, up, down = found
+    if not isinstance(up, nn.Linear) or not isinstance(down, nn.Linear):
+        return None
+    return Projections(gate if isinstance(gate, nn.Linear) else None, up, down)
+
+
+def _why_not(module: nn.Module, ffn: Projections) -> str | None:
+    """Why an FFN cannot be served, or None."""
+    k, n = ffn.up.in_features, ffn.up.out_features
+    weight = ffn.up.weight
+    dtypes = {linear.weight.dtype for linear in ffn.present}
+    reason = None
+    if not _has_relu(module):
+        reason = "its activation is not ReLU"
+    elif getattr(module, "gate_proj", None) is not None and ffn.gate is None:
+        reason = "its gate is no nn.Linear"
+    elif (ffn.down.in_features, ffn.down.out_features) != (n, k):
+        reason = "its shapes are not those of an FFN"
+    elif k % 8 or n % 8 or n > MAX_NEURONS:
+        reason = (
+            f"hidden_size {k} and intermediate_size {n} must be multiples of 8 (≤ {MAX_NEURONS})"
+        )
+    elif dtypes != {torch.bfloat16}:
+        reason = (
+            f"its weights are {', '.join(map(str, sorted(dtypes, key=str)))}, not torch.bfloat16"
+        )
+    elif len({linear.weight.device for linear in ffn.present}) > 1:
+        reason = "its weights are on several devices"
+    elif weight.is_cuda and torch.cuda.get_device_capability(weight.device) != HOPPER:
+        reason = f"{torch.cuda.get_device_name(weight.device)} is no Hopper GPU"
+    return reason
+
+
+def _has_relu(module: nn.Module) -> bool:
+    if isinstance(module, SparseFFN):
+        return module.activation == "relu"
+    # transformers: `act_fn`; others: `activation`, `act`.
+    found = [getattr(module, name, None) for name in ("act_fn", "activation", "act")]
+    return any(isinstance(value, nn.ReLU) for value in found)
+
+
+def _install(module: nn.Module, ffn: Projections, threshold: float) -> None:
+    dense: Callable[[Tensor], Tensor] = module.forward
+    gate, up, down = ffn
+    # A buffer moves with the module, and a non-persistent one is not saved with it.
+    module.register_buffer(PACKED_DOWN, pack_down(down.weight.detach()), persistent=False)
+
+    def forward(x: Tensor) -> Tensor:
+        trains = torch.is_grad_enabled() and (x.requires_grad or up.weight.requires_grad)
+        if x.dtype != torch.bfloat16 or trains:
+            return dense(x)
+        y_MK = sparse_ffn(
+            x.reshape(-1, x.shape[-1]).contiguous(),
+            None if gate is None else gate.weight,
+            up.weight,
+            module.get_buffer(PACKED_DOWN),
+            None if gate is None else gate.bias,
+            up.bias,
+            down.bias,
+            threshold,
+        )
+        return y_MK.view(x.shape)
+
+    vars(module)["forward"] = forward

@@ -9,7 +9,7 @@ import json
 import os
 import select
 import shutil
-import subprocess
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -45,20 +45,20 @@ class Browser:
         self._ids = itertools.count(1)
         self._buffer = b""
         self.events: list[dict[str, Any]] = []
-        # Above 10: the child's 3 and 4 are overwritten below.
+        # Above 10, and closed in the child: its 3 and 4 are put there below.
         read_child, self._write = (_above(fd) for fd in os.pipe())
         self._read, write_child = (_above(fd) for fd in os.pipe())
 
-        def place() -> None:  # Chromium reads from 3 and writes to 4
-            os.dup2(read_child, 3)
-            os.dup2(write_child, 4)
-
-        self._process = subprocess.Popen(
+        nowhere = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2)]
+        self._pid = os.posix_spawn(
+            CHROMIUM,
             [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            close_fds=False,
-            preexec_fn=place,
+            os.environ,
+            file_actions=[
+                *nowhere,
+                (os.POSIX_SPAWN_DUP2, read_child, 3),  # Chromium reads from 3
+                (os.POSIX_SPAWN_DUP2, write_child, 4),  # and writes to 4
+            ],
         )
         os.close(read_child)
         os.close(write_child)
@@ -73,8 +73,8 @@ class Browser:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._process.terminate()
-        self._process.wait()
+        os.kill(self._pid, signal.SIGTERM)
+        os.waitpid(self._pid, 0)
         os.close(self._read)
         os.close(self._write)
 
@@ -184,7 +184,7 @@ class Browser:
             ready, _, _ = select.select([self._read], [], [], self._timeout)
             assert ready, f"Chromium was silent for {self._timeout} s"
             read = os.read(self._read, 1 << 20)
-            assert read, f"Chromium ended with {self._process.wait()}"
+            assert read, "Chromium ended"
             self._buffer += read
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)

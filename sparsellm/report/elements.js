@@ -12,8 +12,10 @@ function fill(element, attributes, children) {
   element.append(...children.filter((child) => child !== null));
   return element;
 }
-const svg = (name, attributes = {}, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
-const html = (name, attributes = {}, ...children) => fill(document.createElement(name), attributes, children);
+const svg = (name, attributes = {}, ...children) =>
+  fill(document.createElementNS(SVG, name), attributes, children);
+const html = (name, attributes = {}, ...children) =>
+  fill(document.createElement(name), attributes, children);
 
 function strokeOf(index) {
   // After eight runs the colours begin again with other dashes.
@@ -35,16 +37,39 @@ class Chart {
     this.controls = html("div", { class: "controls" });
     this.plot = html("div", { class: "plot" });
     this.tooltip = html("div", { class: "tooltip", hidden: "" });
-    this.table = html("div", { class: "table", tabindex: 0, role: "region", "aria-label": `${spec.title}, values` });
+    this.table = html("div", {
+      class: "table",
+      tabindex: 0,
+      role: "region",
+      "aria-label": `${spec.title}, values`,
+    });
     this.details = html("details", {}, html("summary", {}, "Values as a table"), this.table);
     this.details.addEventListener("toggle", () => this.fillTable());
-    const caption = html("figcaption", {}, html("h3", {}, spec.title), spec.note ? html("p", {}, spec.note) : null);
-    host.append(html("figure", { class: "chart", id: `chart-${spec.id}` }, caption, this.controls, this.plot, this.details));
+    const caption = html(
+      "figcaption",
+      {},
+      html("h3", {}, spec.title),
+      spec.note ? html("p", {}, spec.note) : null,
+    );
+    host.append(
+      html(
+        "figure",
+        { class: "chart", id: `chart-${spec.id}` },
+        caption,
+        this.controls,
+        this.plot,
+        this.details,
+      ),
+    );
     this.plot.addEventListener("pointerleave", () => this.hideTooltip());
   }
 
   addSwitch(label, option, on, off) {
-    const button = html("button", { type: "button", "aria-pressed": String(this.options[option] === on) }, label);
+    const button = html(
+      "button",
+      { type: "button", "aria-pressed": String(this.options[option] === on) },
+      label,
+    );
     button.addEventListener("click", () => {
       this.options[option] = this.options[option] === on ? off : on;
       button.setAttribute("aria-pressed", String(this.options[option] === on));
@@ -103,9 +128,17 @@ class Chart {
   fillTable() {
     if (!this.details.open) return;
     const [head, ...rows] = this.rows();
-    const line = (cells) => html("tr", {}, html("th", { scope: "row" }, cells[0]), ...cells.slice(1).map((c) => html("td", {}, c)));
+    const line = (cells) =>
+      html(
+        "tr",
+        {},
+        html("th", { scope: "row" }, cells[0]),
+        ...cells.slice(1).map((c) => html("td", {}, c)),
+      );
     const top = html("tr", {}, ...head.map((cell) => html("th", { scope: "col" }, cell)));
-    this.table.replaceChildren(html("table", {}, html("thead", {}, top), html("tbody", {}, ...rows.map(line))));
+    this.table.replaceChildren(
+      html("table", {}, html("thead", {}, top), html("tbody", {}, ...rows.map(line))),
+    );
   }
 }
 
@@ -113,18 +146,36 @@ class Chart {
 function axes(box, x, y, labels) {
   const group = svg("g", {});
   const bottom = box.top + box.height;
-  for (const value of y.ticks(Math.max(2, Math.floor(box.height / 42)))) {
+  const ys = y.ticks(Math.max(2, Math.floor(box.height / 32)));
+  const yTexts = tickTexts(ys, labels.yFormat);
+  for (const [i, value] of ys.entries()) {
     const at = bottom - y.at(value) * box.height;
-    group.append(svg("line", { class: "gridline", x1: box.left, x2: box.left + box.width, y1: at, y2: at }));
-    group.append(svg("text", { x: box.left - 6, y: at + 4, "text-anchor": "end" }, (labels.yFormat || format)(value)));
+    group.append(
+      svg("line", { class: "gridline", x1: box.left, x2: box.left + box.width, y1: at, y2: at }),
+    );
+    group.append(svg("text", { x: box.left - 6, y: at + 4, "text-anchor": "end" }, yTexts[i]));
   }
-  for (const value of x.ticks(Math.max(2, Math.floor(box.width / 62)))) {
+  const xs = x.ticks(Math.max(2, Math.floor(box.width / 62)));
+  const xTexts = tickTexts(xs, labels.xFormat);
+  for (const [i, value] of xs.entries()) {
     const at = box.left + x.at(value) * box.width;
     group.append(svg("line", { class: "gridline", x1: at, x2: at, y1: box.top, y2: bottom }));
-    group.append(svg("text", { x: at, y: bottom + 16, "text-anchor": "middle" }, (labels.xFormat || format)(value)));
+    group.append(svg("text", { x: at, y: bottom + 16, "text-anchor": "middle" }, xTexts[i]));
   }
-  group.append(svg("path", { class: "axis", fill: "none", d: `M${box.left},${box.top}V${bottom}H${box.left + box.width}` }));
+  group.append(
+    svg("path", {
+      class: "axis",
+      fill: "none",
+      d: `M${box.left},${box.top}V${bottom}H${box.left + box.width}`,
+    }),
+  );
   group.append(svg("text", { class: "y-label", x: 2, y: 12 }, labels.y));
-  group.append(svg("text", { class: "x-label", x: box.left + box.width / 2, y: bottom + 34, "text-anchor": "middle" }, labels.x));
+  group.append(
+    svg(
+      "text",
+      { class: "x-label", x: box.left + box.width / 2, y: bottom + 34, "text-anchor": "middle" },
+      labels.x,
+    ),
+  );
   return group;
 }

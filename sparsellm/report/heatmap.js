@@ -1,8 +1,16 @@
 // Layers over training tokens, one picture a run, all on one colour scale.
 
-const VIRIDIS = ["440154", "472d7b", "3b528b", "2c728e", "21918c", "28ae80", "5ec962", "addc30", "fde725"].map((hex) =>
-  [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)),
-);
+const VIRIDIS = [
+  "440154",
+  "472d7b",
+  "3b528b",
+  "2c728e",
+  "21918c",
+  "28ae80",
+  "5ec962",
+  "addc30",
+  "fde725",
+].map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
 
 function colorAt(share) {
   const at = Math.max(0, Math.min(share, 1)) * (VIRIDIS.length - 1);
@@ -22,7 +30,11 @@ class HeatChart extends Chart {
     if (!runs.length) return this.empty("All runs are hidden.");
     const values = runs.flatMap((run) => this.spec.values(run).flat());
     const log = this.options.color === "log";
-    this.scale = makeScale(this.options.color, log ? values.map((v) => Math.max(v, this.spec.floor)) : values, { fromZero: true });
+    this.scale = makeScale(
+      this.options.color,
+      log ? values.map((v) => Math.max(v, this.spec.floor)) : values,
+      { fromZero: true },
+    );
     const x = makeScale("linear", [0, ...runs.flatMap((run) => run.heat.x)]);
     runs.forEach((run, i) => {
       if (this.state.runs.length > 1) this.plot.append(html("h4", {}, run.label));
@@ -36,13 +48,28 @@ class HeatChart extends Chart {
     const rows = Math.max(96, Math.min(run.layers * 12, 240));
     const box = { left: 52, top: 20, width: width - 52 - 16, height: rows };
     const height = box.top + rows + (isLast ? 42 : 22);
-    const image = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.summary(run) });
+    const image = svg("svg", {
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      "aria-label": this.summary(run),
+    });
     const end = x.at(run.heat.x[run.heat.x.length - 1]) * box.width;
-    image.append(svg("image", { class: "pixels", href: this.pixels(run, x, end, box.width), x: box.left, y: box.top, width: end, height: rows, preserveAspectRatio: "none" }));
     // Layer l fills from l - ½ to l + ½, the first one at the bottom.
     const y = makeScale("linear", [], { domain: [-0.5, run.layers - 0.5] });
-    y.ticks = (count) => linearTicks(0, run.layers - 1, Math.min(count, run.layers)).filter(Number.isInteger);
+    y.ticks = () =>
+      linearTicks(0, run.layers - 1, Math.min(rows / 20, run.layers)).filter(Number.isInteger);
     image.append(axes(box, x, y, { x: isLast ? "training tokens" : "", y: "layer" }));
+    image.append(
+      svg("image", {
+        class: "pixels",
+        href: this.pixels(run, x, end, box.width),
+        x: box.left,
+        y: box.top,
+        width: end,
+        height: rows,
+        preserveAspectRatio: "none",
+      }),
+    );
     for (const event of ["pointermove", "pointerdown"]) {
       image.addEventListener(event, (e) => this.point(e, run, image, box, x));
     }
@@ -69,13 +96,27 @@ class HeatChart extends Chart {
   colorBar(width) {
     const box = { left: 52, width: width - 52 - 16 };
     const id = `colors-${this.spec.id}`;
-    const stops = VIRIDIS.map((rgb, i) => svg("stop", { offset: i / (VIRIDIS.length - 1), "stop-color": `rgb(${rgb})` }));
-    const bar = svg("svg", { viewBox: `0 0 ${width} 50`, role: "img", "aria-label": `Colours: ${this.spec.unit}, ${this.text(this.scale.low)} to ${this.text(this.scale.high)}` });
+    const stops = VIRIDIS.map((rgb, i) =>
+      svg("stop", { offset: i / (VIRIDIS.length - 1), "stop-color": `rgb(${rgb})` }),
+    );
+    const bar = svg("svg", {
+      viewBox: `0 0 ${width} 50`,
+      role: "img",
+      "aria-label": `Colours: ${this.spec.unit}, ${this.text(this.scale.low)} to ${this.text(this.scale.high)}`,
+    });
     bar.append(svg("defs", {}, svg("linearGradient", { id }, ...stops)));
     bar.append(svg("text", { x: 2, y: 12 }, this.spec.unit));
-    bar.append(svg("rect", { x: box.left, y: 18, width: box.width, height: 10, fill: `url(#${id})` }));
+    bar.append(
+      svg("rect", { x: box.left, y: 18, width: box.width, height: 10, fill: `url(#${id})` }),
+    );
     for (const value of this.scale.ticks(Math.floor(box.width / 62))) {
-      bar.append(svg("text", { x: box.left + this.scale.at(value) * box.width, y: 43, "text-anchor": "middle" }, this.text(value)));
+      bar.append(
+        svg(
+          "text",
+          { x: box.left + this.scale.at(value) * box.width, y: 43, "text-anchor": "middle" },
+          this.text(value),
+        ),
+      );
     }
     return bar;
   }
@@ -87,7 +128,10 @@ class HeatChart extends Chart {
   point(event, run, image, box, x) {
     const bounds = image.getBoundingClientRect();
     const zoom = bounds.width / image.viewBox.baseVal.width;
-    const [px, py] = [(event.clientX - bounds.left) / zoom - box.left, (event.clientY - bounds.top) / zoom - box.top];
+    const [px, py] = [
+      (event.clientX - bounds.left) / zoom - box.left,
+      (event.clientY - bounds.top) / zoom - box.top,
+    ];
     const layer = run.layers - 1 - Math.floor((py / box.height) * run.layers);
     const tokens = x.value(px / box.width);
     const past = tokens > run.heat.x[run.heat.x.length - 1];
@@ -96,7 +140,9 @@ class HeatChart extends Chart {
     const value = html("b", {}, this.text(this.spec.values(run)[column][layer]));
     const row = html("div", {}, html("span", {}, `${run.label}, layer ${layer}`), value);
     const y = bounds.top - this.plot.getBoundingClientRect().top + (py + box.top) * zoom;
-    return this.showTooltip((px + box.left) * zoom, y, `${format(run.heat.x[column])} tokens`, [row]);
+    return this.showTooltip((px + box.left) * zoom, y, `${format(run.heat.x[column])} tokens`, [
+      row,
+    ]);
   }
 
   summary(run) {
@@ -114,7 +160,10 @@ class HeatChart extends Chart {
       const chosen = [...new Set([0, 0.25, 0.5, 0.75, 1].map((share) => Math.round(share * last)))];
       lines.push([`${run.label}, at tokens`, ...chosen.map((i) => format(run.heat.x[i]))]);
       for (let layer = 0; layer < run.layers; layer++) {
-        lines.push([`layer ${layer}`, ...chosen.map((i) => this.text(this.spec.values(run)[i][layer]))]);
+        lines.push([
+          `layer ${layer}`,
+          ...chosen.map((i) => this.text(this.spec.values(run)[i][layer])),
+        ]);
       }
     }
     return [head, ...lines];

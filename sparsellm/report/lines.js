@@ -1,6 +1,7 @@
 // Lines of several runs over one x axis.
 
 const HEIGHT = 280;
+const PRINT_HEIGHT = 215;
 const TABLE_ROWS = 60;
 const MANY = 10; // lines: the tooltip then names only those nearest to the pointer
 
@@ -13,35 +14,69 @@ class LineChart extends Chart {
     if (spec.layers) {
       const count = Math.max(...state.runs.map((run) => run.layers));
       const each = [...Array(count).keys()].map((layer) => [String(layer), `layer ${layer}`]);
-      this.addChoice("layer", "layer", [["mean", "mean over layers"], ["every", "every layer"], ...each]);
+      this.addChoice("layer", "layer", [
+        ["mean", "mean over layers"],
+        ["every", "every layer"],
+        ...each,
+      ]);
     }
   }
 
   draw() {
     const width = this.begin();
-    this.series = this.visibleRuns().flatMap((run) => this.spec.series(run, this.options)).filter((s) => s.x.length);
+    this.series = this.visibleRuns()
+      .flatMap((run) => this.spec.series(run, this.options))
+      .filter((s) => s.x.length);
     this.image = null;
-    if (!this.series.length) return this.empty(this.state.visible.size ? this.spec.empty || "Nothing was recorded." : "All runs are hidden.");
+    if (!this.series.length)
+      return this.empty(
+        this.state.visible.size
+          ? this.spec.empty || "Nothing was recorded."
+          : "All runs are hidden.",
+      );
     const reference = this.spec.reference ? this.spec.reference(this.series) : null;
     const all = reference ? [...this.series, reference] : this.series;
-    this.scaleX = makeScale(this.options.x, all.flatMap((s) => s.x), { fromZero: this.spec.xFromZero !== false });
+    this.scaleX = makeScale(
+      this.options.x,
+      all.flatMap((s) => s.x),
+      { fromZero: this.spec.xFromZero !== false },
+    );
     const ys = all.flatMap((s) => s.y);
     this.scaleY = makeScale(this.options.y, ys, { fromZero: this.spec.yFromZero, pad: 0.04 });
-    this.box = { left: 52, top: 24, width: width - 52 - 16, height: HEIGHT - 24 - 42 };
-    this.image = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": this.summary() });
-    const labels = { x: this.spec.xLabel, y: this.spec.yLabel, xFormat: this.spec.xFormat, yFormat: this.spec.yFormat };
+    const height = this.state.printWidth ? PRINT_HEIGHT : HEIGHT;
+    this.box = { left: 52, top: 24, width: width - 52 - 16, height: height - 24 - 42 };
+    this.image = svg("svg", {
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      "aria-label": this.summary(),
+    });
+    const labels = {
+      x: this.spec.xLabel,
+      y: this.spec.yLabel,
+      xFormat: this.spec.xFormat,
+      yFormat: this.spec.yFormat,
+    };
     this.image.append(axes(this.box, this.scaleX, this.scaleY, labels));
     if (reference) this.image.append(svg("path", { class: "reference", d: this.path(reference) }));
     for (const line of this.series) this.drawSeries(line);
-    this.crosshair = svg("line", { class: "crosshair", y1: this.box.top, y2: this.box.top + this.box.height, visibility: "hidden" });
+    this.crosshair = svg("line", {
+      class: "crosshair",
+      y1: this.box.top,
+      y2: this.box.top + this.box.height,
+      visibility: "hidden",
+    });
     this.image.append(this.crosshair);
-    for (const event of ["pointermove", "pointerdown"]) this.image.addEventListener(event, (e) => this.point(e));
+    for (const event of ["pointermove", "pointerdown"])
+      this.image.addEventListener(event, (e) => this.point(e));
     this.plot.append(this.image);
     return this.end();
   }
 
   pixel(line, i) {
-    return [this.box.left + this.scaleX.at(line.x[i]) * this.box.width, this.box.top + (1 - this.scaleY.at(line.y[i])) * this.box.height];
+    return [
+      this.box.left + this.scaleX.at(line.x[i]) * this.box.width,
+      this.box.top + (1 - this.scaleY.at(line.y[i])) * this.box.height,
+    ];
   }
 
   path(line) {
@@ -55,13 +90,32 @@ class LineChart extends Chart {
 
   drawSeries(line) {
     const stroke = strokeOf(line.run.index);
+    const noisy = this.isNoisy(line);
+    if (noisy) stroke["stroke-dasharray"] = null;
     const faded = line.opacity ? { opacity: line.opacity } : {};
-    this.image.append(svg("path", { class: "series", d: this.path(line), "data-run": line.run.index, ...stroke, ...faded }));
+    this.image.append(
+      svg("path", {
+        class: line.fine || noisy ? "series fine" : "series",
+        d: this.path(line),
+        "data-run": line.run.index,
+        ...stroke,
+        ...faded,
+      }),
+    );
     if (!line.markers && line.x.length > 1) return;
     for (let i = 0; i < line.x.length; i++) {
       const [cx, cy] = this.pixel(line, i);
-      this.image.append(svg("circle", { cx, cy, r: 3.5, fill: "var(--panel)", stroke: stroke.stroke, "stroke-width": 1.75 }));
+      this.image.append(svg("circle", { cx, cy, r: 3.5, fill: stroke.stroke }));
     }
+  }
+
+  // Dashes of a line that goes up and down all the time are no pattern any more.
+  isNoisy(line) {
+    let climbed = 0;
+    for (let i = 1; i < line.y.length; i++) {
+      climbed += Math.abs(this.scaleY.at(line.y[i]) - this.scaleY.at(line.y[i - 1]));
+    }
+    return line.x.length > 100 && climbed > 10;
   }
 
   point(event) {
@@ -78,7 +132,12 @@ class LineChart extends Chart {
       .map((hit) => ({ ...hit, far: Math.abs(this.pixel(hit.line, hit.i)[1] - y) }));
     if (this.series.length > MANY) found.sort((a, b) => a.far - b.far).splice(5);
     const title = `${(this.spec.xFormat || format)(value)} ${this.spec.xUnit}`;
-    this.showTooltip(snapped * zoom, y * zoom, title, found.map((hit) => this.tooltipRow(hit, value)));
+    this.showTooltip(
+      snapped * zoom,
+      y * zoom,
+      title,
+      found.map((hit) => this.tooltipRow(hit, value)),
+    );
   }
 
   // The recorded x nearest to the pointer, in pixels and as a value.
@@ -96,12 +155,23 @@ class LineChart extends Chart {
   tooltipRow({ line, i }, value) {
     const elsewhere = line.x[i] === value ? "" : ` at ${(this.spec.xFormat || format)(line.x[i])}`;
     const text = `${(this.spec.yFormat || format)(line.y[i])}${this.spec.yUnit || ""}`;
-    return html("div", {}, swatch(strokeOf(line.run.index)), html("span", {}, line.name + elsewhere), html("b", {}, text));
+    return html(
+      "div",
+      {},
+      swatch(strokeOf(line.run.index)),
+      html("span", {}, line.name + elsewhere),
+      html("b", {}, text),
+    );
   }
 
   summary() {
     const yFormat = this.spec.yFormat || format;
-    const parts = this.series.slice(0, MANY).map((line) => `${line.name}: from ${yFormat(line.y[0])} to ${yFormat(line.y[line.y.length - 1])}`);
+    const parts = this.series
+      .slice(0, MANY)
+      .map(
+        (line) =>
+          `${line.name}: from ${yFormat(line.y[0])} to ${yFormat(line.y[line.y.length - 1])}`,
+      );
     return `${this.spec.title}. ${this.spec.yLabel} against ${this.spec.xLabel}. ${parts.join("; ")}.`;
   }
 
@@ -112,7 +182,14 @@ class LineChart extends Chart {
     const chosen = xs.filter((_, i) => i % every === 0 || i === xs.length - 1);
     const columns = lines.map((line) => new Map(line.x.map((x, i) => [x, line.y[i]])));
     const head = [this.spec.xLabel, ...lines.map((line) => line.name)];
-    const cell = (column, x) => (column.has(x) ? (this.spec.yFormat || format)(column.get(x)) : "–");
-    return [head, ...chosen.map((x) => [(this.spec.xFormat || format)(x), ...columns.map((column) => cell(column, x))])];
+    const cell = (column, x) =>
+      column.has(x) ? (this.spec.yFormat || format)(column.get(x)) : "–";
+    return [
+      head,
+      ...chosen.map((x) => [
+        (this.spec.xFormat || format)(x),
+        ...columns.map((column) => cell(column, x)),
+      ]),
+    ];
   }
 }

@@ -19,13 +19,13 @@ _SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
 
 def render_page(runs: list[RunData]) -> str:
     """The HTML of the report; it asks for nothing else, from the network or from disk."""
-    title = f"{', '.join(run.label for run in runs)}: sparsellm report"
+    names = ", ".join(run.label for run in runs)
     # One scope for all scripts: no names leak into the page.
     script = "\n".join(_file(name) for name in _SCRIPTS)
     parts = {
-        "TITLE": escape(title),
+        "TITLE": escape(f"{names}: sparsellm report"),
         "STYLE": _file("style.css"),
-        "HEADING": escape(", ".join(run.label for run in runs)),
+        "HEADING": escape(names if len(runs) <= 3 else f"{len(runs)} runs"),
         "DESCRIPTION": escape(_description(runs)),
         "SUMMARY": tables.summary_table(runs),
         "EVALUATION": tables.evaluation_table(runs),
@@ -49,7 +49,7 @@ def json_for_script(content: Any) -> str:
 def _description(runs: list[RunData]) -> str:
     if len(runs) == 1:
         return runs[0].recipe.description
-    return f"{len(runs)} runs overlaid"
+    return f"{len(runs)} runs in one set of charts"
 
 
 def _file(name: str) -> str:

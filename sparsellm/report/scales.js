@@ -20,7 +20,10 @@ function extent(values) {
 // `kind` is a key of TRANSFORMS; `fromZero` makes a linear scale begin at 0; `domain` fixes it.
 function makeScale(kind, values, { fromZero = false, domain = null, pad = 0 } = {}) {
   let [low, high] = domain || extent(kind === "log" ? values.filter((v) => v > 0) : values);
-  if (low > high) return kind === "log" ? makeScale("linear", values, { fromZero, pad }) : makeScale("linear", [0, 1]);
+  if (low > high)
+    return kind === "log"
+      ? makeScale("linear", values, { fromZero, pad })
+      : makeScale("linear", [0, 1]);
   if (kind === "linear" && fromZero && !domain) low = Math.min(low, 0);
   if (low === high) [low, high] = widened(kind, low, fromZero);
   const { to, from } = TRANSFORMS[kind];
@@ -49,10 +52,12 @@ function widened(kind, value, fromZero) {
 
 function ticks(kind, low, high, count) {
   if (kind === "linear") return linearTicks(low, high, count);
-  const steps = decadeTicks(Math.max(low, kind === "log" ? 0 : 1), high, count);
-  const inside = steps.filter((v) => v >= low * 0.999 && v <= high * 1.001);
-  if (kind === "log1p") return low <= 0 ? [0, ...inside] : inside;
-  return inside.length > 1 ? inside : linearTicks(low, high, count);
+  const least = kind === "log1p" ? Math.max(low, 1) : low;
+  const inside = (steps) => steps.filter((v) => v >= least * 0.999 && v <= high * 1.001);
+  let found = inside(decadeTicks(least, high, count));
+  if (found.length < 2) found = inside(decadeTicks(least, high, Infinity));
+  if (kind === "log1p") return low <= 0 ? [0, ...found] : found;
+  return found.length > 1 ? found : linearTicks(low, high, count);
 }
 
 function linearTicks(low, high, count) {
@@ -75,21 +80,34 @@ function decadeTicks(low, high, count) {
   const stride = Math.max(1, Math.ceil(decades / count));
   const found = [];
   for (let power = first; power <= last; power++) {
-    if (power % stride === 0) for (const factor of factors) found.push(Number(`${factor}e${power}`));
+    if (power % stride === 0)
+      for (const factor of factors) found.push(Number(`${factor}e${power}`));
   }
   return found;
 }
 
-// Four digits, k/M/B/T above ten thousand, exponents below a thousandth.
-function format(value) {
+// Four digits, k/M/B/T from `thousands` on, exponents below a ten-thousandth.
+function format(value, thousands = 1e4) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  for (const [limit, suffix] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
-    if (size >= limit && size >= 1e4) return `${Number((value / limit).toPrecision(4))}${suffix}`;
+  for (const [limit, suffix] of [
+    [1e12, "T"],
+    [1e9, "B"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ]) {
+    if (size >= limit && size >= thousands)
+      return `${Number((value / limit).toPrecision(4))}${suffix}`;
   }
-  if (size < 1e-3) return Number(value.toPrecision(3)).toExponential().replace("e-", "e−");
+  if (size < 1e-4) return Number(value.toPrecision(3)).toExponential().replace("e-", "e−");
   return String(Number(value.toPrecision(4)));
+}
+
+// The numbers of one axis: all of them with k where one has it.
+function tickTexts(values, write = format) {
+  const thousands = extent(values)[1] >= 1e4 ? 1e3 : 1e4;
+  return values.map((value) => write(value, thousands));
 }
 
 const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;

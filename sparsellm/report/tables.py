@@ -34,7 +34,7 @@ def summary_table(runs: list[RunData]) -> str:
         ),
         "Peak memory of rank 0": lambda r: f"{max(x['memory_gib'] for x in r.train):.2f} GiB",
         "Wall time up to the last record": lambda r: _duration(r.seconds),
-        "Resumed, first record": lambda r: (
+        "Resumed, first record after it": lambda r: (
             ", ".join(f"step {step:,}" for step in r.resumed_at) or "never"
         ),
     }

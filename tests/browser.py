@@ -123,13 +123,24 @@ class Browser:
 
     def hover(self, selector: str, across: float = 0.5, down: float = 0.5) -> None:
         """Moves the mouse to a place inside an element, in fractions of its size."""
+        x, y = self._place(selector, across, down)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def tap(self, selector: str, across: float = 0.5, down: float = 0.5) -> None:
+        """A finger on that place, and off again."""
+        x, y = self._place(selector, across, down)
+        self.call("Emulation.setTouchEmulationEnabled", enabled=True)
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.call("Emulation.setTouchEmulationEnabled", enabled=False)
+
+    def _place(self, selector: str, across: float, down: float) -> tuple[float, float]:
         box = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
             "return [b.left, b.top, b.width, b.height]; })()"
         )
-        x, y = box[0] + across * box[2], box[1] + down * box[3]
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        return box[0] + across * box[2], box[1] + down * box[3]
 
     def screenshot(self, path: Path) -> None:
         """The whole page as PNG."""

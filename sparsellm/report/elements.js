@@ -61,7 +61,13 @@ class Chart {
         this.details,
       ),
     );
-    this.plot.addEventListener("pointerleave", () => this.hideTooltip());
+    // After a tap the values stay, until the next tap elsewhere.
+    this.plot.addEventListener("pointerleave", (event) => {
+      if (event.pointerType !== "touch") this.hideTooltip();
+    });
+    document.addEventListener("pointerdown", (event) => {
+      if (!this.plot.contains(event.target)) this.hideTooltip();
+    });
   }
 
   addSwitch(label, option, on, off) {
@@ -115,6 +121,7 @@ class Chart {
   showTooltip(x, y, title, rows) {
     this.tooltip.replaceChildren(html("strong", {}, title), ...rows);
     this.tooltip.hidden = false;
+    this.tooltip.style.left = "0"; // its width is measured where nothing squeezes it
     const { offsetWidth: width, offsetHeight: height } = this.tooltip;
     const left = x + 14 + width > this.plot.clientWidth ? x - 14 - width : x + 14;
     this.tooltip.style.left = `${Math.max(0, Math.min(left, this.plot.clientWidth - width))}px`;

@@ -152,6 +152,11 @@ class LineChart extends Chart {
     return best;
   }
 
+  hideTooltip() {
+    super.hideTooltip();
+    if (this.crosshair) this.crosshair.setAttribute("visibility", "hidden");
+  }
+
   tooltipRow({ line, i }, value) {
     const elsewhere = line.x[i] === value ? "" : ` at ${(this.spec.xFormat || format)(line.x[i])}`;
     const text = `${(this.spec.yFormat || format)(line.y[i])}${this.spec.yUnit || ""}`;

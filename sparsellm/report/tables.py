@@ -122,7 +122,7 @@ def _validation(run: RunData) -> str:
     if not run.validation:
         return "–"
     last = run.validation[-1]
-    return f"{last['loss']:.4f} (step {last['step']:,})"
+    return f"{last['loss']:.4f} (step\u00a0{last['step']:,})"
 
 
 def _nnz(run: RunData) -> str:

@@ -33,4 +33,13 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> list[Path]:
         write_atomically(out, page)
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error}); name another file: --out") from error
-    return [out, *(png for run in runs for png in plot_run(run.path))]
+    return [out, *(png for run in runs for png in _plots(run.path))]
+
+
+def _plots(run_path: Path) -> list[Path]:
+    try:
+        return plot_run(run_path)
+    except OSError as error:
+        raise ValueError(
+            f"{run_path / 'plots'} cannot be written ({error}); copy the run to a folder of yours"
+        ) from error

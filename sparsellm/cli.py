@@ -84,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     from sparsellm.generate import add_generate_parser
 
     add_generate_parser(commands)
+    from sparsellm.report.cli import add_report_parser
+
+    add_report_parser(commands)
     return parser
 
 

@@ -1,0 +1,1 @@
+"""One HTML page of runs, drawn from what lies in their folders; needs no wandb and no network."""

@@ -1,0 +1,34 @@
+"""``sparsellm report``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_report_parser(commands: Any) -> None:
+    """Adds ``report`` to the ``sparsellm`` command."""
+    parser = commands.add_parser(
+        "report",
+        help="one HTML page of a run, or of several overlaid; no network",
+        description="Writes one self-contained HTML page of one run or of several overlaid, and "
+        "the PNGs of `sparsellm plot` into each run's folder.",
+    )
+    parser.add_argument(
+        "run_paths", type=Path, nargs="+", metavar="RUN", help="folder such as runs/debug"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help="the page (default: RUN/report.html; of several runs ./report.html)",
+    )
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from sparsellm.report.write import write_report
+
+    for path in write_report(options.run_paths, options.out):
+        print(path)

@@ -1,0 +1,140 @@
+"""Reads runs for the report: recipe, records, activity of the neurons, evaluations."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sparsellm import checkpoint
+from sparsellm.metrics import METRICS_FILE, read_metrics
+from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.report.evaluation import Evaluation, read_evaluations
+from sparsellm.stats import nnz_bucket_edges, position_bucket_starts
+
+Records = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Activity:
+    """How often each neuron fired over a window of training tokens."""
+
+    fired_LN: Tensor  # int64: tokens for which it was not zero
+    tokens: int  # length of the window
+    step: int  # of the checkpoint
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What the report shows of one run."""
+
+    path: Path
+    label: str  # the folder's name, longer where two runs share it
+    recipe: Recipe
+    train: Records  # at least one
+    validation: Records
+    evaluations: list[Evaluation]  # by step
+    activity: Activity | None  # None without a checkpoint, or before any neuron was counted
+
+    @property
+    def resumed_at(self) -> list[int]:
+        """First recorded steps of later processes: the clock of a record began again there."""
+        return [late["step"] for _, late in self._restarts()]
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all its processes up to their last record."""
+        ends = [early["seconds"] for early, _ in self._restarts()]
+        return sum(ends) + self.train[-1]["seconds"]
+
+    def _restarts(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        pairs = itertools.pairwise(self.train)
+        return [(early, late) for early, late in pairs if late["seconds"] < early["seconds"]]
+
+
+def read_runs(run_paths: list[Path]) -> list[RunData]:
+    """Reads each run once, in the order given.
+
+    Raises:
+        FileNotFoundError: a folder is no run, or has lost its recipe.
+        ValueError: a run has no record yet, or a file of it is damaged.
+    """
+    paths = list({path.resolve(): path for path in run_paths}.values())
+    return [_read_run(path, label) for path, label in zip(paths, _labels(paths), strict=True)]
+
+
+def _labels(paths: list[Path]) -> list[str]:
+    """Folder names: `train --fresh` leaves two runs of one recipe name. Longer where they clash."""
+    whole = [path.resolve() for path in paths]
+    labels = [path.name for path in whole]
+    for depth in range(2, max(len(path.parts) for path in whole) + 1):
+        count = Counter(labels)
+        labels = [
+            "/".join(path.parts[-depth:]) if count[label] > 1 else label
+            for path, label in zip(whole, labels, strict=True)
+        ]
+    return labels
+
+
+def _read_run(path: Path, label: str) -> RunData:
+    try:
+        records = read_metrics(path)
+    except json.JSONDecodeError as error:
+        file = path / METRICS_FILE
+        raise ValueError(f"{file} has a damaged line ({error}); delete that line") from error
+    train = [record for record in records if record["kind"] == "train"]
+    if not train:
+        raise ValueError(f"{path}: nothing was logged yet, so there is nothing to report")
+    recipe_file = path / checkpoint.RECIPE_FILE
+    if not recipe_file.is_file():
+        raise FileNotFoundError(f"{recipe_file} is missing; copy it from one of the checkpoints")
+    recipe = load_recipe(str(recipe_file))
+    _check_shapes(path, recipe, train[-1])
+    return RunData(
+        path=path,
+        label=label,
+        recipe=recipe,
+        train=train,
+        validation=[record for record in records if record["kind"] == "validation"],
+        evaluations=read_evaluations(path, records),
+        activity=_activity(path),
+    )
+
+
+def _check_shapes(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
+    stats = record["sparsity"]
+    expected = {
+        "nnz_mean": recipe.model.num_hidden_layers,
+        "nnz_histogram": len(nnz_bucket_edges(recipe.model.intermediate_size)),
+    }
+    found = {key: len(stats[key]) for key in expected}
+    expected["nnz_by_position"] = len(position_bucket_starts(recipe.model.context_length))
+    found["nnz_by_position"] = len(stats["nnz_by_position"][0])
+    for key, length in expected.items():
+        if found[key] != length:
+            raise ValueError(
+                f"{path / METRICS_FILE}: {key} of step {record['step']} has {found[key]} values "
+                f"and recipe.yaml's model has {length}; put the run's own recipe.yaml back"
+            )
+
+
+def _activity(path: Path) -> Activity | None:
+    """Of the newest checkpoint's last complete window, else of the window that is still open."""
+    newest = checkpoint.latest(path / "checkpoints")
+    if newest is None or not (newest / checkpoint.STATS_FILE).is_file():
+        return None
+    remedy = f"delete {newest} to report without it"
+    stats = checkpoint.read_tensors(newest / checkpoint.STATS_FILE, remedy)
+    step = int(checkpoint.read_json(newest / checkpoint.TRAINER_FILE, remedy)["step"])
+    for counts, tokens in (
+        ("activity_LN", "activity_tokens"),
+        ("window_fired_LN", "window_seen_tokens"),
+    ):
+        if tokens in stats and int(stats[tokens]):
+            return Activity(stats[counts], int(stats[tokens]), step)
+    return None

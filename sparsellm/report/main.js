@@ -1,0 +1,283 @@
+// The page: which charts there are, the legend, and when to draw.
+
+const runs = JSON.parse(document.getElementById("data").textContent).runs;
+runs.forEach((run, index) => Object.assign(run, { index }));
+const state = { runs, visible: new Set(runs.map((run) => run.index)), printWidth: 0 };
+const charts = [];
+
+const percent = (share) => `${format(100 * share)}%`;
+const TOKENS = { xLabel: "training tokens", xUnit: "tokens" };
+
+function lineChart(host, spec) {
+  const options = { x: "linear", y: "linear", layer: "mean", ...spec.options };
+  charts.push(new LineChart(document.getElementById(host), { ...spec, options }, state));
+}
+
+// A chart of one or more of the recorded lines; one that no run has is left out.
+function overTokens(host, id, title, yLabel, names, spec = {}) {
+  const lines = Object.entries(names);
+  const least = spec.least || 1;
+  if (!runs.some((run) => lines.some(([name]) => run.lines[name].x.length >= least))) return;
+  const series = (run) =>
+    lines.map(([name, suffix]) => ({
+      run,
+      name: run.label + suffix,
+      markers: name === "validation" || name === "evaluation",
+      fine: name === "loss",
+      ...run.lines[name],
+    }));
+  lineChart(host, { id, title, yLabel, series, ...TOKENS, ...spec });
+}
+
+// The curve of the chosen layer, of the mean over layers, or of each of them, deeper ones fainter.
+function byLayer(run, curves, choice) {
+  const line = (layer, y) => ({ run, name: `${run.label}, layer ${layer}`, x: curves.x, y });
+  if (choice === "mean") {
+    return [
+      {
+        run,
+        name: run.label,
+        x: curves.x,
+        y: curves.x.map((_, i) => mean(curves.layers.map((layer) => layer[i]))),
+      },
+    ];
+  }
+  if (choice === "every") {
+    const fade = (layer) => 1 - (0.7 * layer) / Math.max(curves.layers.length - 1, 1);
+    return curves.layers.map((y, layer) => ({ ...line(layer, y), opacity: fade(layer) }));
+  }
+  return curves.layers[choice] ? [line(choice, curves.layers[choice])] : [];
+}
+
+function addTrainingCharts() {
+  overTokens(
+    "training",
+    "loss",
+    "Loss",
+    "cross-entropy, nats a token",
+    { loss: "", validation: ", validation" },
+    {
+      note: "Thin lines: training. Lines with dots: validation.",
+    },
+  );
+  overTokens(
+    "training",
+    "l1",
+    "L1 of the activations",
+    "Σ|h|, mean over tokens and layers",
+    { l1: "" },
+    { options: { y: "log" } },
+  );
+  overTokens(
+    "training",
+    "learning-rate",
+    "Learning rate",
+    "learning rate",
+    { learning_rate: "" },
+    { yFromZero: true },
+  );
+  overTokens(
+    "training",
+    "grad-norm",
+    "Gradient norm",
+    "global norm before clipping",
+    { grad_norm: "" },
+    { options: { y: "log" } },
+  );
+  overTokens(
+    "sparsity",
+    "nnz",
+    "Non-zeros, mean over layers",
+    "non-zeros a token",
+    { nnz: "" },
+    { options: { y: "log" }, yFromZero: true },
+  );
+  overTokens(
+    "sparsity",
+    "dead",
+    "Dead neurons, mean over layers",
+    "dead, share of all neurons",
+    { dead_share: "" },
+    { yFromZero: true, yFormat: percent },
+  );
+  overTokens(
+    "speed",
+    "throughput",
+    "Throughput, all ranks",
+    "tokens a second",
+    { tokens_per_second: "" },
+    { yFromZero: true },
+  );
+  overTokens(
+    "speed",
+    "memory",
+    "Peak memory of rank 0",
+    "GiB",
+    { memory_gib: "" },
+    { yFromZero: true, yUnit: " GiB" },
+  );
+  overTokens(
+    "speed",
+    "mfu",
+    "Model FLOPs utilisation",
+    "share of the bf16 peak",
+    { mfu: "" },
+    { yFromZero: true, yFormat: percent },
+  );
+  overTokens(
+    "evaluation",
+    "evaluation",
+    "Mean benchmark score over training",
+    "mean score",
+    { evaluation: "" },
+    { least: 2, yFormat: percent },
+  );
+}
+
+function addHeatmaps() {
+  const add = (spec) =>
+    charts.push(new HeatChart(document.getElementById("sparsity"), spec, state));
+  add({
+    id: "nnz-layers",
+    title: "Non-zeros by layer",
+    unit: "non-zeros a token",
+    values: (run) => run.heat.nnz,
+    floor: 0.1,
+    options: { color: "log" },
+  });
+  add({
+    id: "dead-layers",
+    title: "Dead neurons by layer",
+    unit: "dead neurons of the layer",
+    values: (run) => run.heat.dead_share,
+    floor: 1e-4,
+    format: percent,
+    options: { color: "linear" },
+  });
+}
+
+function addLastRecordCharts() {
+  lineChart("now", {
+    id: "position",
+    title: "Non-zeros by position",
+    note: "Means over stretches that double in length; a point stands at the first position of its stretch.",
+    xLabel: "position in the sequence, from 1",
+    xUnit: "(position)",
+    yLabel: "non-zeros a token",
+    yFromZero: true,
+    series: (run, options) => byLayer(run, run.position, options.layer),
+    layers: true,
+    options: { x: "log", y: "log" },
+  });
+  const counts = {
+    xLabel: "non-zeros of a token in a layer",
+    xUnit: "non-zeros",
+    xLogKind: "log1p",
+  };
+  lineChart("now", {
+    ...counts,
+    id: "distribution",
+    title: "Distribution over tokens",
+    note: "All layers together. On a log axis the lower edge stands for zero.",
+    yLabel: "share of tokens a non-zero",
+    yFormat: percent,
+    series: (run) => ({
+      run,
+      name: run.label,
+      step: true,
+      x: run.distribution.x,
+      y: [...run.distribution.density, 0],
+    }),
+    options: { x: "log1p", y: "log" },
+  });
+  lineChart("now", {
+    ...counts,
+    id: "tail",
+    title: "Tail of the distribution",
+    note: "How many tokens have at least so many non-zeros: what a packed format must hold.",
+    yLabel: "share of tokens with at least x",
+    yFormat: percent,
+    series: (run) => ({
+      run,
+      name: run.label,
+      x: run.distribution.x,
+      y: [...run.distribution.tail, 0],
+    }),
+    options: { x: "log1p", y: "log" },
+  });
+  addPopularity();
+}
+
+function addPopularity() {
+  const windows = runs
+    .filter((run) => run.popularity)
+    .map(
+      ({ label, popularity: { tokens, step } }) =>
+        `${label}: ${tokens.toLocaleString("en")} tokens, step ${step}`,
+    );
+  const source = windows.length ? ` Newest checkpoint's window (${windows.join("; ")}).` : "";
+  lineChart("now", {
+    id: "popularity",
+    title: "Popularity of the neurons",
+    note: `Share of all activations that the most active neurons carry; dotted: all equally active.${source}`,
+    xLabel: "most active neurons, share of the layer",
+    xUnit: "of the neurons",
+    xFormat: percent,
+    yLabel: "share of all activations",
+    yFormat: percent,
+    yFromZero: true,
+    xFromZero: true,
+    series: (run, options) => (run.popularity ? byLayer(run, run.popularity, options.layer) : []),
+    reference: (series) => ({ x: series[0].x, y: series[0].x }),
+    layers: true,
+    empty: "No checkpoint has counted neurons yet.",
+    options: { x: "log", y: "linear" },
+  });
+}
+
+function addLegend() {
+  const legend = document.getElementById("legend");
+  legend.hidden = runs.length === 1;
+  for (const run of runs) {
+    const button = html(
+      "button",
+      { type: "button", "aria-pressed": "true", "data-run": run.index },
+      swatch(strokeOf(run.index)),
+      run.label,
+    );
+    button.addEventListener("click", () => {
+      if (!state.visible.delete(run.index)) state.visible.add(run.index);
+      button.setAttribute("aria-pressed", String(state.visible.has(run.index)));
+      drawAll();
+    });
+    legend.append(button);
+  }
+}
+
+const drawAll = () => charts.forEach((chart) => chart.draw());
+
+function redrawOnResize() {
+  let width = document.documentElement.clientWidth;
+  let waiting = 0;
+  window.addEventListener("resize", () => {
+    // A phone's address bar changes only the height.
+    if (document.documentElement.clientWidth === width) return;
+    width = document.documentElement.clientWidth;
+    cancelAnimationFrame(waiting);
+    waiting = requestAnimationFrame(drawAll);
+  });
+  // Half of a page in two columns, so that text keeps its size on paper.
+  const print = (printWidth) => () => {
+    state.printWidth = printWidth;
+    drawAll();
+  };
+  window.addEventListener("beforeprint", print(330));
+  window.addEventListener("afterprint", print(0));
+}
+
+addTrainingCharts();
+addHeatmaps();
+addLastRecordCharts();
+addLegend();
+drawAll();
+redrawOnResize();

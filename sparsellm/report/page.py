@@ -1,0 +1,56 @@
+"""Puts the report together: template, style, script, tables and data in one file."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from sparsellm import __version__
+from sparsellm.report import tables
+from sparsellm.report.collect import RunData
+from sparsellm.report.series import run_series
+
+_FOLDER = Path(__file__).parent
+_SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
+
+
+def render_page(runs: list[RunData]) -> str:
+    """The HTML of the report; it asks for nothing else, from the network or from disk."""
+    names = ", ".join(run.label for run in runs)
+    # One scope for all scripts: no names leak into the page.
+    script = "\n".join(_file(name) for name in _SCRIPTS)
+    parts = {
+        "TITLE": escape(f"{names}: sparsellm report"),
+        "STYLE": _file("style.css"),
+        "HEADING": escape(names if len(runs) <= 3 else f"{len(runs)} runs"),
+        "DESCRIPTION": escape(_description(runs)),
+        "SUMMARY": tables.summary_table(runs),
+        "EVALUATION": tables.evaluation_table(runs),
+        "LAYERS": tables.layer_tables(runs),
+        "DIFFERENCES": tables.difference_table(runs),
+        "RECIPES": tables.recipes(runs),
+        "VERSION": escape(__version__),
+        "DATA": json_for_script({"runs": [run_series(run) for run in runs]}),
+        "SCRIPT": f'(() => {{\n"use strict";\n{script}\n}})();',
+    }
+    # One pass: what is put in is not searched again.
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], _file("page.html"))
+
+
+def json_for_script(content: Any) -> str:
+    """JSON that cannot end the ``<script>`` element it stands in, nor open a comment there."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _description(runs: list[RunData]) -> str:
+    if len(runs) == 1:
+        return runs[0].recipe.description
+    return f"{len(runs)} runs in one set of charts"
+
+
+def _file(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")

@@ -1,0 +1,140 @@
+"""What the page's charts draw of a run, as JSON: few enough points for a browser."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sparsellm.report.collect import Activity, Records, RunData
+from sparsellm.stats import nnz_bucket_edges, position_bucket_starts
+
+MAX_POINTS = 1000  # of a line; a long run has more records than a screen has columns
+MAX_COLUMNS = 240  # of a heatmap
+POPULARITY_POINTS = 80
+
+Line = dict[str, list[Any]]  # x and y, equally long
+
+
+def run_series(run: RunData) -> dict[str, Any]:
+    """All data of one run: lines over tokens, heatmaps, and curves of its last record.
+
+    Keys are read by charts.js, main.js; shares are fractions, sizes GiB, rates tokens a second.
+    """
+    last = run.train[-1]
+    return {
+        "label": run.label,
+        "layers": run.recipe.model.num_hidden_layers,
+        "width": run.recipe.model.intermediate_size,
+        "step": last["step"],
+        "lines": _lines(run),
+        "heat": _heat(run.train),
+        "position": {
+            "x": [s + 1 for s in position_bucket_starts(run.recipe.model.context_length)],
+            "layers": [_rounded(layer) for layer in last["sparsity"]["nnz_by_position"]],
+        },
+        "distribution": _distribution(
+            last["sparsity"]["nnz_histogram"], run.recipe.model.intermediate_size
+        ),
+        "popularity": _popularity(run.activity) if run.activity else None,
+    }
+
+
+def _lines(run: RunData) -> dict[str, Line]:
+    width = run.recipe.model.intermediate_size
+
+    def stat(key: str) -> Callable[[dict[str, Any]], float]:
+        return lambda r: sum(r["sparsity"][key]) / len(r["sparsity"][key])
+
+    of_train: dict[str, Callable[[dict[str, Any]], float | None]] = {
+        "loss": lambda r: r["loss"],
+        "l1": lambda r: r["l1"],
+        "nnz": stat("nnz_mean"),
+        "nnz_share": lambda r: stat("nnz_mean")(r) / width,
+        "dead_share": stat("dead_fraction"),
+        "tokens_per_second": lambda r: r["tokens_per_second"],
+        "memory_gib": lambda r: r["memory_gib"],
+        "learning_rate": lambda r: r["learning_rate"],
+        "grad_norm": lambda r: r["grad_norm"],
+        "mfu": lambda r: r["mfu"],
+    }
+    lines = {name: _line(run.train, value) for name, value in of_train.items()}
+    lines["validation"] = _line(run.validation, lambda r: r["loss"])
+    scored = [(e.tokens, e.mean.value) for e in run.evaluations if e.mean and e.tokens is not None]
+    lines["evaluation"] = {"x": [x for x, _ in scored], "y": _rounded([y for _, y in scored])}
+    return lines
+
+
+def _line(records: Records, value: Callable[[dict[str, Any]], float | None]) -> Line:
+    points = [(record["tokens"], value(record)) for record in records]
+    finite = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+    kept = thin(finite, MAX_POINTS)
+    return {"x": [x for x, _ in kept], "y": _rounded([y for _, y in kept])}
+
+
+def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
+    """At most ``limit`` of the points: the lowest and highest of each stretch, and both ends.
+
+    Spikes stay: a mean over the stretch would hide what a loss curve is looked at for.
+    """
+    if len(points) <= limit:
+        return points
+    inner = points[1:-1]
+    stretches = (limit - 2) // 2
+    edges = [len(inner) * i // stretches for i in range(stretches + 1)]
+    kept = {0, len(points) - 1}
+    for begin, end in itertools.pairwise(edges):
+        indices = range(begin, end)
+        kept.add(1 + min(indices, key=lambda i: inner[i][1]))
+        kept.add(1 + max(indices, key=lambda i: inner[i][1]))
+    return [points[i] for i in sorted(kept)]
+
+
+def _heat(train: Records) -> dict[str, Any]:
+    columns = min(len(train), MAX_COLUMNS)
+    # Evenly over the records, both ends included.
+    chosen = [train[round(i * (len(train) - 1) / max(columns - 1, 1))] for i in range(columns)]
+    return {
+        "x": [record["tokens"] for record in chosen],
+        "nnz": [_rounded(record["sparsity"]["nnz_mean"]) for record in chosen],
+        "dead_share": [_rounded(record["sparsity"]["dead_fraction"]) for record in chosen],
+    }
+
+
+def _distribution(counts: list[int], width: int) -> dict[str, list[float]]:
+    """Of (token, layer) pairs by their non-zeros: share a non-zero, and share that has as many."""
+    edges = nnz_bucket_edges(width)
+    total = sum(counts) or 1
+    sizes = [right - left for left, right in zip(edges, [*edges[1:], width + 1], strict=True)]
+    left = total
+    tail = []
+    for count in counts:
+        tail.append(left / total)
+        left -= count
+    density = [count / total / size for count, size in zip(counts, sizes, strict=True)]
+    return {"x": [*edges, width + 1], "density": _rounded(density), "tail": _rounded(tail)}
+
+
+def _popularity(activity: Activity) -> dict[str, Any]:
+    """Share of a layer's activations carried by its k most active neurons, for k up to N."""
+    num_neurons = activity.fired_LN.shape[1]
+    spread = [num_neurons ** (i / (POPULARITY_POINTS - 1)) for i in range(POPULARITY_POINTS)]
+    ks = sorted({round(k) for k in spread})
+    sorted_LN = activity.fired_LN.double().sort(dim=1, descending=True).values
+    cumulative_LN = sorted_LN.cumsum(1)
+    share_LN = cumulative_LN / cumulative_LN[:, -1:].clamp(min=1)
+    at_LK = share_LN[:, torch.tensor(ks) - 1]
+    return {
+        "x": _rounded([k / num_neurons for k in ks]),
+        "layers": [_rounded(row) for row in at_LK.tolist()],
+        "tokens": activity.tokens,
+        "step": activity.step,
+    }
+
+
+def _rounded(values: list[float]) -> list[float]:
+    """To five digits: more cannot be seen, and the page stays small."""
+    return [float(f"{value:.5g}") for value in values]

@@ -1,0 +1,171 @@
+"""The report's tables as HTML; every text from a run is escaped."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+from sparsellm.estimate import count_parameters
+from sparsellm.report.collect import RunData
+from sparsellm.report.evaluation import Evaluation
+
+_NOT_COMPARED = ("name", "description", "logging.run_dir")
+
+
+def summary_table(runs: list[RunData]) -> str:
+    """One row a quantity, one column a run."""
+    rows: dict[str, Callable[[RunData], str]] = {
+        "Parameters": lambda r: f"{count_parameters(r.recipe).total:,}",
+        "Layers × neurons": lambda r: (
+            f"{r.recipe.model.num_hidden_layers} × {r.recipe.model.intermediate_size:,}"
+        ),
+        "Corpus": lambda r: r.recipe.data.corpus,
+        "L1 coefficient λ": lambda r: f"{r.recipe.sparsity.l1_coefficient:g}",
+        "Step": lambda r: f"{r.train[-1]['step']:,} of {r.recipe.train.steps:,}",
+        "Training tokens": lambda r: f"{r.train[-1]['tokens']:,}",
+        "Training loss, nats a token": lambda r: f"{r.train[-1]['loss']:.4f}",
+        "Validation loss, nats a token": _validation,
+        "Non-zeros a token, mean over layers": _nnz,
+        "Dead neurons": lambda r: f"{statistics.fmean(_last(r)['dead_fraction']):.1%}",
+        "Tokens a second, median": lambda r: (
+            f"{statistics.median(x['tokens_per_second'] for x in r.train):,.0f}"
+        ),
+        "Peak memory of rank 0": lambda r: f"{max(x['memory_gib'] for x in r.train):.2f} GiB",
+        "Wall time up to the last record": lambda r: _duration(r.seconds),
+        "Resumed, first record after it": lambda r: (
+            ", ".join(f"step {step:,}" for step in r.resumed_at) or "never"
+        ),
+    }
+    body = [[name, *(value(run) for run in runs)] for name, value in rows.items()]
+    return _table("Summary of the runs", ["", *(run.label for run in runs)], body)
+
+
+def difference_table(runs: list[RunData]) -> str:
+    """The recipe keys that differ between the runs."""
+    if len(runs) == 1:
+        return "<p>One run, so there is nothing to compare; its whole recipe stands below.</p>"
+    flat = [_flatten(run.recipe.model_dump(mode="json")) for run in runs]
+    keys = dict.fromkeys(key for recipe in flat for key in recipe)
+    rows = []
+    for key in keys:
+        values = [_value(recipe.get(key)) for recipe in flat]
+        if key not in _NOT_COMPARED and len(set(values)) > 1:
+            rows.append([key, *values])
+    if not rows:
+        return "<p>The recipes are equal but for name, description and folder.</p>"
+    return _table("Recipe keys that differ", ["Key", *(run.label for run in runs)], rows)
+
+
+def recipes(runs: list[RunData]) -> str:
+    """Each run's whole recipe, folded."""
+    return "\n".join(
+        f"<details><summary>Recipe of {escape(run.label)}</summary>"
+        f"<pre>{escape(run.recipe.to_yaml())}</pre></details>"
+        for run in runs
+    )
+
+
+def evaluation_table(runs: list[RunData]) -> str:
+    """Scores of each run's newest evaluation."""
+    scored = [(run, run.evaluations[-1]) for run in runs if run.evaluations]
+    if not scored:
+        return (
+            "<p>No evaluation: the runs have no record of one, and no <code>eval*.json</code> "
+            "lies beside their checkpoints.</p>"
+        )
+    keys = dict.fromkeys(key for _, evaluation in scored for key in evaluation.scores)
+    rows = []
+    for task, metric in keys:
+        found = [evaluation.scores.get((task, metric)) for _, evaluation in scored]
+        rows.append([f"{task}, {metric}", *(s.text(metric) if s else "–" for s in found)])
+    means = [evaluation.mean for _, evaluation in scored]
+    if any(means):
+        rows.append(["mean of the suite", *(m.text("acc") if m else "–" for m in means)])
+    head = ["Task, metric", *(f"{run.label}, {_when(e)}" for run, e in scored)]
+    notes = ["Accuracies in percent ± standard error; * enters the mean."]
+    for run, evaluation in scored:
+        if evaluation.limit is not None:
+            notes.append(
+                f"{run.label}: only the first {evaluation.limit:,} rows of each task, "
+                "no result to report."
+            )
+    table = _table("Benchmark scores, newest evaluation of each run", head, rows)
+    return table + f"<p class='note'>{escape(' '.join(notes))}</p>"
+
+
+def layer_tables(runs: list[RunData]) -> str:
+    """Each run's layers at its last record, folded."""
+    parts = []
+    for run in runs:
+        stats, width = _last(run), run.recipe.model.intermediate_size
+        keys = ("nnz_mean", "nnz_p50", "nnz_p99", "nnz_max", "dead_fraction")
+        formats = ("{:,.1f}", "{:,}", "{:,}", "{:,}", "{:.1%}")
+        rows = []
+        for layer, values in enumerate(zip(*(stats[key] for key in keys), strict=True)):
+            mean, *rest = (form.format(v) for form, v in zip(formats, values, strict=True))
+            rows.append([str(layer), mean, f"{values[0] / width:.2%}", *rest])
+        head = ["Layer", "Mean", f"Of {width:,}", "Median", "99th percentile", "Maximum", "Dead"]
+        title = f"Non-zeros a token by layer, {run.label}, step {run.train[-1]['step']:,}"
+        parts.append(
+            f"<details><summary>{escape(title)}</summary>{_table(title, head, rows)}</details>"
+        )
+    return "\n".join(parts)
+
+
+def _last(run: RunData) -> dict[str, Any]:
+    return run.train[-1]["sparsity"]
+
+
+def _validation(run: RunData) -> str:
+    if not run.validation:
+        return "–"
+    last = run.validation[-1]
+    return f"{last['loss']:.4f} (step\u00a0{last['step']:,})"
+
+
+def _nnz(run: RunData) -> str:
+    mean = statistics.fmean(_last(run)["nnz_mean"])
+    return f"{mean:,.1f} ({mean / run.recipe.model.intermediate_size:.2%})"
+
+
+def _when(evaluation: Evaluation) -> str:
+    return "step unknown" if evaluation.step is None else f"step {evaluation.step:,}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"
+
+
+def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= (
+            _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return flat
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Row and column heads are marked as such; a wide table scrolls in its own box."""
+    columns = "".join(f"<th scope='col'>{escape(cell)}</th>" for cell in head)
+    lines = [
+        f"<tr><th scope='row'>{escape(row[0])}</th>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in rows
+    ]
+    return (
+        f"<div class='table' tabindex='0' role='region' aria-label='{escape(caption)}'><table>"
+        f"<caption>{escape(caption)}</caption><thead><tr>{columns}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )

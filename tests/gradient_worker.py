@@ -1,21 +1,23 @@
-"""One rank of test_distributed.py: a real step on a fixed global batch, however it is split.
+"""One rank of test_distributed.py: real steps on one fixed global batch, however it is split.
 
-``accelerate launch … gradient_worker.py OUT OVERRIDE…``. The optimizer is replaced by plain SGD,
-so that the change of the weights is the (clipped) gradient itself; AdamW's first step would be
-its sign.
+``accelerate launch … gradient_worker.py OUT COMMON… -- SPLIT… [-- SPLIT…]``: a step for each SPLIT;
+all words are recipe overrides. The optimizer is replaced by plain SGD, so that the change of the
+weights is the (clipped) gradient itself; AdamW's first step would be its sign.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from safetensors.torch import save_file
 
 from sparsellm.recipe import load_recipe
-from sparsellm.run import build_run, close_run
+from sparsellm.run import build_run
 from sparsellm.signals import StopRequest
 from sparsellm.state import gather_model
 from sparsellm.train import train_step
@@ -40,9 +42,8 @@ class FixedBatch:
         return next(self._micro_batches)
 
 
-def main() -> None:
-    out, *overrides = sys.argv[1:]
-    torch.set_num_threads(1)
+def step(overrides: list[str], out: Path) -> None:
+    """One step; the main rank writes the gradient and what else is compared."""
     run = build_run(load_recipe("debug", overrides))
     before = gather_model(run.model)
     run.loader.close()
@@ -52,8 +53,7 @@ def main() -> None:
     after = gather_model(run.model)  # all ranks take part
     if run.accelerator.is_main_process:
         lr = totals.learning_rate
-        change = {n: (before[n] - p) / lr for n, p in after.items()}
-        save_file(change, out)
+        save_file({n: (before[n] - p) / lr for n, p in after.items()}, out)
         numbers = {
             "world_size": run.accelerator.num_processes,
             "loss": totals.loss,
@@ -61,8 +61,20 @@ def main() -> None:
             "grad_norm": totals.grad_norm,
         }
         stats = {n: t.tolist() for n, t in run.stats.state_dict().items()}
-        Path(out).with_suffix(".json").write_text(json.dumps(numbers | {"stats": stats}))
-    close_run(run)
+        out.with_suffix(".json").write_text(json.dumps(numbers | {"stats": stats}))
+    del run.objective  # before the process group, see `close_run`
+    run.accelerator.free_memory()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    out, *words = sys.argv[1:]
+    common, *splits = [
+        list(words) for marker, words in itertools.groupby(words, "--".__eq__) if not marker
+    ]
+    for index, split in enumerate(splits):
+        step([*common, *split], Path(f"{out}-{index}.safetensors"))
+    PartialState().destroy_process_group()
 
 
 if __name__ == "__main__":

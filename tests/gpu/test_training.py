@@ -84,20 +84,22 @@ def _launch(config: str, num_processes: int, *program: str):
     )
 
 
-def _gradient(out: Path, config: str, num_processes: int, *overrides: str):
-    result = _launch(config, num_processes, str(WORKER), str(out), *overrides)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return load_file(out), json.loads(Path(out).with_suffix(".json").read_text())
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
 def test_two_gpus_compute_the_gradient_of_one(tiny_overrides, tmp_path, config):
-    overrides = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
-    overrides += ["validation.every_steps=0", "train.micro_batch_size=1"]
-    expected, numbers = _gradient(tmp_path / "one.safetensors", "single.yaml", 1, *overrides)
-    found, same = _gradient(tmp_path / "two.safetensors", config, 2, *overrides)
+    common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
+    common += ["validation.every_steps=0", "--", "train.micro_batch_size=1"]
+
+    def gradient(name: str, config: str, num_processes: int):
+        out = tmp_path / name
+        result = _launch(config, num_processes, str(WORKER), str(out), *common)
+        assert result.returncode == 0, result.stderr[-3000:]
+        file = Path(f"{out}-0.safetensors")
+        return load_file(file), json.loads(file.with_suffix(".json").read_text())
+
+    expected, numbers = gradient("one", "single.yaml", 1)
+    found, same = gradient("two", config, 2)
     assert same["world_size"] == 2
     assert same["stats"] == numbers["stats"]
     assert same["loss"] == pytest.approx(numbers["loss"], rel=1e-4)

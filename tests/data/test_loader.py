@@ -135,7 +135,7 @@ from sparsellm.data import TokenLoader, load_corpus, load_tokenizer
 if __name__ == "__main__":
     loader = TokenLoader(load_corpus("sample"), load_tokenizer("bytes"), context_length=64,
         micro_batch_size=2, seed=0, rank=0, world_size=1, num_workers=2)
-    next(loader)
+    next(loader), next(loader)  # one of each worker: both are ready
     print(*(p.pid for p in multiprocessing.active_children()), flush=True)
     time.sleep(100)
 """

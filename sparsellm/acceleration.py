@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsellm.ffn import SparseFFN
 from sparsellm.kernels.union import pack_down
-from sparsellm.ops import MAX_NEURONS, sparse_ffn
+from sparsellm.ops import beyond_limits, sparse_ffn
 
 PACKED_DOWN = "packed_down"
 HOPPER = (9, 0)  # compute capability
@@ -104,10 +104,8 @@ def _why_not(module: nn.Module, ffn: Projections) -> str | None:
         reason = "its gate is no nn.Linear"
     elif (ffn.down.in_features, ffn.down.out_features) != (n, k):
         reason = "its shapes are not those of an FFN"
-    elif k % 8 or n % 8 or n > MAX_NEURONS:
-        reason = (
-            f"hidden_size {k} and intermediate_size {n} must be multiples of 8 (≤ {MAX_NEURONS})"
-        )
+    elif limit := beyond_limits(k, n):
+        reason = limit
     elif dtypes != {torch.bfloat16}:
         reason = (
             f"its weights are {', '.join(map(str, sorted(dtypes, key=str)))}, not torch.bfloat16"

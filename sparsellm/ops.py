@@ -53,16 +53,7 @@ def sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
 
 
 @sparse_ffn.register_fake
-def _(  # noqa: PLR0917
-    x_MK: Tensor,
-    w_gate_NK: Tensor | None,
-    w_up_NK: Tensor,
-    packed_down: Tensor,
-    b_gate_N: Tensor | None,
-    b_up_N: Tensor | None,
-    b_down_K: Tensor | None,
-    threshold: float,
-) -> Tensor:
+def _(x_MK: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x_MK)
 
 
@@ -85,6 +76,16 @@ def _(  # noqa: PLR0917
     return F.linear(h_MN, union.unpack_down(packed_down, x_MK.shape[1]), b_down_K)
 
 
+def beyond_limits(k: int, n: int) -> str | None:
+    """Why the operator cannot take a hidden_size and intermediate_size, or None."""
+    if k % 8 or n % 8 or n > MAX_NEURONS:
+        return (
+            f"hidden_size {k} and intermediate_size {n} must be multiples of 8, and the latter at "
+            f"most {MAX_NEURONS}"
+        )
+    return None
+
+
 def _check(x_MK: Tensor, w_up_NK: Tensor, packed_down: Tensor, threshold: float) -> None:
     (m, k), n = x_MK.shape, w_up_NK.shape[0]
     if m < 1 or w_up_NK.shape != (n, k) or packed_down.shape != (n, -(-k // 32) * 32):
@@ -92,11 +93,8 @@ def _check(x_MK: Tensor, w_up_NK: Tensor, packed_down: Tensor, threshold: float)
             f"sparse_ffn: x {tuple(x_MK.shape)}, W_u {tuple(w_up_NK.shape)} and packed W_d "
             f"{tuple(packed_down.shape)} do not belong together; pack W_d with pack_down"
         )
-    if k % 8 or n % 8 or n > MAX_NEURONS:
-        raise ValueError(
-            f"sparse_ffn: hidden_size {k} and intermediate_size {n} must be multiples of 8, and "
-            f"the latter at most {MAX_NEURONS}; use the dense FFN"
-        )
+    if reason := beyond_limits(k, n):
+        raise ValueError(f"sparse_ffn: {reason}; use the dense FFN")
     if not x_MK.is_contiguous() or not w_up_NK.is_contiguous():
         raise ValueError("sparse_ffn: x and the weights must be contiguous")
     if threshold < 0:

@@ -1,8 +1,9 @@
-"""The ``--device`` of commands that use a trained model."""
+"""Where and in which type a trained model is used: ``--device`` and what follows from it."""
 
 from __future__ import annotations
 
 import torch
+from transformers import PreTrainedModel as HFModel
 
 
 def pick_device(name: str | None) -> torch.device:
@@ -20,3 +21,17 @@ def pick_device(name: str | None) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ValueError(f"--device {name}: {reason}; give cpu, cuda or cuda:N") from error
     return device
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """bf16 on a GPU, as in training; fp32 on a CPU."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def place(model: HFModel, device: torch.device | str, dtype: torch.dtype) -> HFModel:
+    """Moves a model, its parameters in ``dtype``, and puts it into evaluation mode."""
+    # Not `model.to(dtype)`: that would round RoPE's frequencies, which are a buffer, and with them
+    # the angle of a distant position by whole turns. Training and stock loading keep them in fp32.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model.to(device).eval()

@@ -48,14 +48,11 @@ def add_generate_parser(commands: Any) -> None:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    import torch
-
-    from sparsellm.device import pick_device
+    from sparsellm.device import default_dtype, pick_device
     from sparsellm.pretrained import load_pretrained
 
     device = pick_device(options.device)
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16  # as in training
-    pretrained = load_pretrained(options.source, device, dtype)
+    pretrained = load_pretrained(options.source, device, default_dtype(device))
 
     def write(text: str) -> None:
         sys.stdout.write(text)

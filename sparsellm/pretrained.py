@@ -13,6 +13,7 @@ from transformers import PreTrainedModel as HFModel
 from sparsellm import checkpoint, state
 from sparsellm.data import load_tokenizer
 from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.device import place
 from sparsellm.export import folder
 from sparsellm.export.tokenizer import check_tokenizer
 from sparsellm.model import build_model
@@ -41,8 +42,8 @@ def find_checkpoint(path: Path) -> Path:
     """
     if (path / checkpoint.TRAINER_FILE).is_file() or folder.is_export(path):
         return path
-    for place in (path, path / "checkpoints"):
-        if place.is_dir() and (found := checkpoint.latest(place)):
+    for candidate in (path, path / "checkpoints"):
+        if candidate.is_dir() and (found := checkpoint.latest(candidate)):
             return found
     if folder.is_hugging_face(path):
         raise FileNotFoundError(
@@ -70,7 +71,7 @@ def load_pretrained(
     weights = read_weights(found)
     tokenizer = load_tokenizer(weights.recipe.data.tokenizer)
     source = str(found / checkpoint.MODEL_FILE)
-    model = _placed(_model(weights.recipe, tokenizer, weights.tensors, source), device, dtype)
+    model = place(_model(weights.recipe, tokenizer, weights.tensors, source), device, dtype)
     return Pretrained(found, weights.recipe, model, tokenizer, weights.trainer)
 
 
@@ -106,7 +107,7 @@ def load_export(
     tokenizer = load_tokenizer(loaded.data.tokenizer)
     check_tokenizer(path, tokenizer)
     model = _model(loaded, tokenizer, folder.read_weights(path), str(path))
-    model = _placed(model, device, dtype)
+    model = place(model, device, dtype)
     return Pretrained(path, loaded, model, tokenizer, folder.read_trainer(path))
 
 
@@ -143,11 +144,3 @@ def _model(
     model = build_model(recipe, tokenizer.eot_id)
     state.restore_model(model, tensors, source, "give the recipe that it was trained with")
     return model
-
-
-def _placed(model: HFModel, device: torch.device | str, dtype: torch.dtype) -> HFModel:
-    # Not `model.to(dtype)`: that would round RoPE's frequencies, which are a buffer, and with them
-    # the angle of a distant position by whole turns. Training and stock loading keep them in fp32.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return model.to(device).eval()

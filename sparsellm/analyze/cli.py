@@ -32,18 +32,15 @@ def add_analyze_parser(commands: Any) -> None:
 
 
 def _analyze(options: argparse.Namespace) -> None:
-    import torch
-
     from sparsellm.analyze.run import analyze
     from sparsellm.analyze.trace import save_traces
     from sparsellm.checkpoint import write_atomically
     from sparsellm.data import load_corpus
-    from sparsellm.device import pick_device
+    from sparsellm.device import default_dtype, pick_device
     from sparsellm.pretrained import load_pretrained
 
     device = pick_device(options.device)
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16  # as in training
-    pretrained = load_pretrained(options.source, device, dtype)
+    pretrained = load_pretrained(options.source, device, default_dtype(device))
     data = pretrained.recipe.data
     corpus = (
         load_corpus("local", files=options.data, validation_files=options.data)

@@ -61,8 +61,8 @@ def _eval(options: argparse.Namespace) -> None:
 def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     import torch
 
-    from sparsellm.device import pick_device
-    from sparsellm.evaluate.run import Evaluation, default_dtype
+    from sparsellm.device import default_dtype, pick_device
+    from sparsellm.evaluate.run import Evaluation
     from sparsellm.evaluate.scores import table
     from sparsellm.pretrained import find_checkpoint, load_pretrained
 

@@ -17,11 +17,6 @@ from sparsellm.evaluate.suite import Suite, build_tasks, load_suite, quiet
 KERNELS = "dense"
 
 
-def default_dtype(device: torch.device) -> torch.dtype:
-    """bf16 on a GPU, fp32 on a CPU."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
-
-
 @dataclass
 class Evaluation:
     """What is evaluated and how; every rank builds the same one.

@@ -9,7 +9,8 @@ import torch
 
 from sparsellm import state
 from sparsellm.data import load_tokenizer
-from sparsellm.evaluate.run import KERNELS, Evaluation, default_dtype
+from sparsellm.device import default_dtype, place
+from sparsellm.evaluate.run import KERNELS, Evaluation
 from sparsellm.evaluate.scores import Scores, table
 from sparsellm.metrics import EvaluationRecord, MetricsLog
 from sparsellm.model import HFModel, build_model
@@ -59,7 +60,7 @@ def _copy_model(run: Run, eot_id: int) -> HFModel:
     with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         model = build_model(run.recipe, eot_id)
     state.restore_model(model, weights)
-    return model.to(dtype=default_dtype(device)).eval()
+    return place(model, device, default_dtype(device))
 
 
 def to_record(scores: Scores, step: int, tokens: int) -> EvaluationRecord:

@@ -167,3 +167,12 @@ __device__ __forceinline__ uint32 transpose_8x8(uint32 pair) {
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
   return out;
 }
+
+// Writes four 8×8 matrices of 16-bit elements, held as in `transpose_8x8`, column by column: lane l
+// names the 16 bytes of column l%8 of matrix l/8.
+__device__ __forceinline__ void store_transposed(uint32 to, uint32 a, uint32 b, uint32 c,
+                                                 uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}

@@ -125,6 +125,13 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert mean == pytest.approx([layer["nnz_mean"] for layer in found["layers"]])
 
 
+def test_the_command_reads_files(checkpoint, tmp_path, capsys):
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a neuron fires " * 40}) + "\n")
+    command = ["analyze", str(checkpoint), "--tokens", "256", "--out", str(tmp_path / "out")]
+    assert main([*command, "--data", str(tmp_path / "*.jsonl")]) == 0
+    assert "256 tokens" in capsys.readouterr().out
+
+
 def test_trace_files_are_checked(tmp_path):
     trace = _trace(np.eye(8, dtype=bool))
     path = tmp_path / "traces.npz"

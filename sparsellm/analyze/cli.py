@@ -32,21 +32,15 @@ def add_analyze_parser(commands: Any) -> None:
 
 
 def _analyze(options: argparse.Namespace) -> None:
-    from sparsellm.analyze.run import analyze
+    from sparsellm.analyze.run import analyze, held_out_corpus
     from sparsellm.analyze.trace import save_traces
     from sparsellm.checkpoint import write_atomically
-    from sparsellm.data import load_corpus
     from sparsellm.device import default_dtype, pick_device
     from sparsellm.pretrained import load_pretrained
 
     device = pick_device(options.device)
     pretrained = load_pretrained(options.source, device, default_dtype(device))
-    data = pretrained.recipe.data
-    corpus = (
-        load_corpus("local", files=options.data, validation_files=options.data)
-        if options.data
-        else load_corpus(data.corpus, files=data.files, validation_files=data.validation_files)
-    )
+    corpus = held_out_corpus(pretrained.recipe, options.data)
     statistics, traces = analyze(pretrained, corpus, options.tokens, options.micro_batch_size)
     out = options.out or pretrained.path / "analysis"
     out.mkdir(parents=True, exist_ok=True)

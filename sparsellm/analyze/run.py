@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from sparsellm.analyze.statistics import layer_statistics, token_extremes
 from sparsellm.analyze.trace import Trace, index_dtype
-from sparsellm.data.corpus import Corpus
+from sparsellm.data.corpus import Corpus, load_corpus
 from sparsellm.data.loader import validation_batches
 from sparsellm.ffn import SparseFFN
 from sparsellm.pretrained import Pretrained
+from sparsellm.recipe import Recipe
 from sparsellm.reference import ACTIVATIONS, FFNStats
 
 SHOWN_TOKENS = 32  # of each end
@@ -59,6 +61,19 @@ def analyze(
         },
     }
     return statistics, traces
+
+
+def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
+    """What is measured on: all of the files (globs), or the recipe's corpus if there are none.
+
+    Raises:
+        FileNotFoundError: no such corpus or files.
+    """
+    if files:
+        found = load_corpus("local", files=files, validation_files=[])
+        return dataclasses.replace(found, validation=found.train)
+    data = recipe.data
+    return load_corpus(data.corpus, files=data.files, validation_files=data.validation_files)
 
 
 def held_out_tokens(

@@ -16,6 +16,7 @@ def add_export_parsers(commands: Any) -> None:
     export.add_argument(
         "--max-shard-size", default="4GB", metavar="SIZE", help="of a weight file (default: 4GB)"
     )
+    _add_drop_dead_arguments(export)
     export.set_defaults(run=_export)
 
     back = commands.add_parser(
@@ -30,11 +31,53 @@ def add_export_parsers(commands: Any) -> None:
     back.set_defaults(run=_import)
 
 
+def _add_drop_dead_arguments(export: argparse.ArgumentParser) -> None:
+    group = export.add_argument_group(
+        "dead neurons",
+        "Exact on the text that is measured; says how often a dropped neuron may fire on other.",
+    )
+    group.add_argument(
+        "--drop-dead",
+        action="store_true",
+        help="leave out FFN neurons that never fire on held-out text; the width of all layers is "
+        "what the liveliest needs, a multiple of 128",
+    )
+    group.add_argument(
+        "--drop-dead-tokens",
+        type=int,
+        metavar="N",
+        help="tokens to measure, in whole sequences (default: 1,048,576)",
+    )
+    group.add_argument(
+        "--data", nargs="+", metavar="GLOB", help="Parquet or JSONL (default: the recipe's corpus)"
+    )
+    group.add_argument("--micro-batch-size", type=int, metavar="N", help="sequences (default: 4)")
+    group.add_argument("--device", help="that measures (default: a GPU if there is one)")
+
+
 def _export(options: argparse.Namespace) -> None:
+    given = {
+        "tokens": options.drop_dead_tokens,
+        "files": options.data,
+        "micro_batch_size": options.micro_batch_size,
+        "device": options.device,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not options.drop_dead:
+        raise ValueError(
+            "--drop-dead-tokens, --data, --micro-batch-size and --device say how dead neurons are "
+            "measured; add --drop-dead, or leave them out"
+        )
+    from sparsellm.export.drop_dead import DropDead
     from sparsellm.export.write import export
 
-    found = export(options.source, options.folder, options.dtype, options.max_shard_size)
-    print(f"exported {found} to {options.folder} ({options.dtype})")
+    drop_dead = DropDead(**given) if options.drop_dead else None
+    if drop_dead:
+        print(f"measuring which neurons fire on {drop_dead.tokens:,} tokens", flush=True)
+    done = export(options.source, options.folder, options.dtype, options.max_shard_size, drop_dead)
+    if done.dropped:
+        print(done.dropped.text())
+    print(f"exported {done.source} to {options.folder} ({options.dtype})")
 
 
 def _import(options: argparse.Namespace) -> None:

@@ -1,0 +1,179 @@
+"""`sparsellm export --drop-dead`: neurons that never fire are left out of an export.
+
+A neuron whose gate is zero on a token adds exactly zero to the FFN's output. One that was zero on
+every token measured can go: on those tokens the outputs stay what they were, up to the order of
+summation. On other text it might have fired; `DropReport.rate_bound` says how often at most.
+
+Silence is measured with the weights that are exported, in the type in which they are exported, on
+held-out text. Training's own counters (stats.py) cannot serve: the weights changed all through
+their window, so that a neuron which was silent in it need not be silent now.
+
+Hugging Face's format has one intermediate_size for all layers, so the layer with the most neurons
+that fired decides the width. L layers, N intermediate_size before, W after, M tokens, K
+hidden_size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsellm.analyze.run import held_out_corpus, held_out_tokens
+from sparsellm.estimate import count_parameters
+from sparsellm.export.drop_report import DropReport, LayerReport
+from sparsellm.ffn import SparseFFN
+from sparsellm.pretrained import Pretrained
+from sparsellm.recipe import Recipe
+
+DEFAULT_TOKENS = 1_048_576
+WIDTH_MULTIPLE = 128  # neurons: whole GEMM tiles
+
+
+@dataclass(frozen=True)
+class DropDead:
+    """What is measured, and where."""
+
+    tokens: int = DEFAULT_TOKENS  # in whole sequences
+    files: list[str] | None = None  # globs of Parquet or JSONL; None reads the recipe's corpus
+    micro_batch_size: int = 4  # sequences
+    device: str | None = None  # None is a GPU if there is one
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.micro_batch_size < 1:
+            raise ValueError(
+                f"--drop-dead-tokens {self.tokens} and --micro-batch-size {self.micro_batch_size} "
+                "must be at least 1"
+            )
+
+
+def drop_dead_neurons(
+    pretrained: Pretrained, dtype: str, options: DropDead
+) -> tuple[Pretrained, DropReport]:
+    """The model without its dead neurons, and a recipe of the new width.
+
+    The model is narrowed in place, unless no layer's width can shrink: then all stays as it is
+    and `DropReport.num_dropped` is 0.
+
+    Args:
+        pretrained: in the type that is exported, on the device that measures.
+        dtype: that type's name in recipes, ``bf16`` or ``fp32``.
+        options: which text, how much of it.
+
+    Raises:
+        FileNotFoundError: no such corpus or files.
+        ValueError: not a ReLU model, or the corpus has no held-out text or under one sequence.
+    """
+    recipe, model = pretrained.recipe, pretrained.model
+    if recipe.ffn.activation != "relu":
+        raise ValueError(
+            f"--drop-dead needs ffn.activation: relu; {recipe.name} has {recipe.ffn.activation}, "
+            "whose activations are never exactly zero: no neuron is dead"
+        )
+    device = model.device
+    corpus = held_out_corpus(recipe, options.files)
+    batches = held_out_tokens(pretrained, corpus, options.tokens, options.micro_batch_size)
+    peak_LN, num_tokens = peak_gates(pretrained, batches)
+    kept_LW = choose_kept(peak_LN)
+    width = kept_LW.shape[1]
+    narrow = _with_width(recipe, width)
+    before, after = count_parameters(recipe).total, count_parameters(narrow).total
+    report = DropReport(
+        tokens=num_tokens,
+        tokens_asked=options.tokens,
+        context_length=recipe.model.context_length,
+        corpus=corpus.name,
+        files=options.files,
+        dtype=dtype,
+        device=str(device),
+        intermediate_size_before=recipe.model.intermediate_size,
+        intermediate_size=width,
+        width_multiple=WIDTH_MULTIPLE,
+        parameters_before=before,
+        parameters_saved=before - after,
+        bytes_saved=(before - after) * model.dtype.itemsize,
+        layers=[_layer_report(*pair) for pair in zip(peak_LN, kept_LW, strict=True)],
+    )
+    if report.num_dropped:
+        for layer, kept_W in zip(model.model.layers, kept_LW.to(device), strict=True):
+            _narrow(layer.mlp, kept_W)
+        model.config.intermediate_size = width
+    return dataclasses.replace(pretrained, recipe=narrow), report
+
+
+@torch.no_grad()
+def peak_gates(pretrained: Pretrained, batches: Iterator[Tensor]) -> tuple[Tensor, int]:
+    """Each neuron's highest pre-activation over all tokens, (L, N) fp32 on the CPU, and M.
+
+    A neuron fired if its peak is above zero, or NaN.
+    """
+    model = pretrained.model
+    ffns = [layer.mlp for layer in model.model.layers]
+    peaks: list[Tensor | None] = [None] * len(ffns)
+
+    def watching(layer: int) -> Callable[[SparseFFN, tuple[Tensor, ...]], None]:
+        def watch(ffn: SparseFFN, inputs: tuple[Tensor, ...]) -> None:
+            x_MK = inputs[0].reshape(-1, inputs[0].shape[-1])
+            # The same product as in the FFN, so the same zeros.
+            peak_N = F.linear(x_MK, ffn.pattern_weight).amax(0).float()
+            before = peaks[layer]
+            peaks[layer] = peak_N if before is None else torch.maximum(before, peak_N)
+
+        return watch
+
+    num_tokens = 0
+    hooks = [ffn.register_forward_pre_hook(watching(layer)) for layer, ffn in enumerate(ffns)]
+    try:
+        for batch_BT in batches:
+            model.model(batch_BT.to(model.device), use_cache=False)
+            num_tokens += batch_BT.numel()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = [peak_N for peak_N in peaks if peak_N is not None]
+    assert len(found) == len(ffns), "a block does not call its FFN as a module"
+    return torch.stack(found).cpu(), num_tokens
+
+
+def choose_kept(peak_LN: Tensor) -> Tensor:
+    """The neurons that stay, (L, W) int64, ascending in each layer; all of them if W = N.
+
+    Those are all that fired, and to fill the common width the silent ones that came closest to
+    it (the lowest number where several came equally close).
+    """
+    num_neurons = peak_LN.shape[1]
+    most = int(_fired(peak_LN).sum(1).max())
+    multiples = max(-(-most // WIDTH_MULTIPLE), 1)
+    width = min(multiples * WIDTH_MULTIPLE, num_neurons)
+    # Those that fired have the highest peaks.
+    ranked_LN = peak_LN.nan_to_num(nan=torch.inf).argsort(dim=1, descending=True, stable=True)
+    return ranked_LN[:, :width].sort(dim=1).values
+
+
+def _fired(peak: Tensor) -> Tensor:
+    return ~(peak <= 0)  # NaN too
+
+
+def _layer_report(peak_N: Tensor, kept_W: Tensor) -> LayerReport:
+    is_dropped_N = torch.ones_like(peak_N, dtype=torch.bool).index_fill(0, kept_W, False)
+    dropped = is_dropped_N.nonzero()[:, 0].tolist()
+    fired = int(_fired(peak_N).sum())
+    nearest = float(peak_N[is_dropped_N].max()) if dropped else None
+    return LayerReport(fired, len(peak_N) - fired, len(kept_W), nearest, dropped)
+
+
+def _narrow(ffn: SparseFFN, kept_W: Tensor) -> None:
+    for linear in [ffn.gate_proj, ffn.up_proj] if ffn.gated else [ffn.up_proj]:
+        linear.weight.data = linear.weight.data.index_select(0, kept_W)
+        linear.out_features = len(kept_W)
+    ffn.down_proj.weight.data = ffn.down_proj.weight.data.index_select(1, kept_W)
+    ffn.down_proj.in_features = len(kept_W)
+
+
+def _with_width(recipe: Recipe, width: int) -> Recipe:
+    shape = recipe.model.model_copy(update={"intermediate_size": width})
+    return recipe.model_copy(update={"model": shape})

@@ -7,21 +7,67 @@ import torch
 
 from sparsellm.analyze import statistics
 from sparsellm.analyze.trace import load_traces
-from sparsellm.bench.patterns import fit_gate, skewed_pattern, trace_pattern, uniform_pattern
+from sparsellm.bench.patterns import (
+    describe,
+    fit_gate,
+    representative_window,
+    threshold_gate,
+    trace_pattern,
+)
 
 
-@pytest.mark.parametrize("make", [uniform_pattern, skewed_pattern])
-@pytest.mark.parametrize("nnz", [15, 60, 300])
-def test_synthetic_patterns_have_the_mean_asked_for(make, nnz):
-    pattern = make(2048, 5632, nnz, torch.Generator().manual_seed(1))
-    count = pattern.sum(1).float()
-    assert count.mean() == pytest.approx(nnz, rel=0.05)
-    activity = pattern.sum(0).numpy()
-    if make is skewed_pattern:
-        assert 0.25 < statistics.hot_share(activity, 256) < 0.5  # a real model: 33 to 50%
-        assert count.quantile(0.99) > 3 * nnz
-    else:
-        assert statistics.hot_share(activity, 256) < 0.12
+@pytest.mark.parametrize("pattern", ["uniform", "skewed"])
+@pytest.mark.parametrize(("m", "k", "n"), [(512, 64, 5632), (1, 64, 5632), (64, 256, 1024)])
+@pytest.mark.parametrize("nnz", [15, 60, 300, "half"])
+def test_synthetic_gates_have_the_mean_asked_for_in_any_precision(pattern, m, k, n, nnz):
+    nnz = n // 2 if nnz == "half" else nnz
+    generator = torch.Generator().manual_seed(1)
+    x, w = threshold_gate(pattern, m, k, n, nnz=nnz, generator=generator)
+    assert (x.shape, w.shape) == ((m, k), (n, k))
+    assert x.dtype == w.dtype == torch.bfloat16
+    product = x.double() @ w.double().t()
+    fired = product > 0
+    assert fired.sum(1).double().mean() == pytest.approx(nnz, rel=0.02)
+    # fp32 holds every partial sum: any order of summation gives these bits.
+    assert torch.equal((x.float() @ w.float().t()).double(), product)
+    half = k // 2
+    parts = [x[:, s].float() @ w[:, s].float().t() for s in (slice(half, k), slice(half))]
+    assert torch.equal((parts[0] + parts[1]).double(), product)
+
+
+@pytest.mark.parametrize("nnz", [30, 120])
+def test_skewed_gates_are_like_a_trained_model_and_uniform_ones_are_not(nnz):
+    figures = {}
+    for pattern in ("uniform", "skewed"):
+        generator = torch.Generator().manual_seed(1)
+        x, w = threshold_gate(pattern, 512, 128, 5632, nnz=nnz, generator=generator)
+        fired = x.float() @ w.float().t() > 0
+        count = fired.sum(1).float()
+        hot = statistics.hot_share(fired.sum(0).numpy(), 256)
+        figures[pattern] = (hot, float(count.quantile(0.99) / nnz), describe(x, w))
+        mean, union = figures[pattern][2]
+        assert mean == pytest.approx(float(count.mean()))
+        assert union == float(fired.view(8, 64, -1).any(1).sum(1).float().mean())
+    hot, heavy, (_, union) = figures["skewed"]
+    assert 0.25 < hot < 0.5  # a real model: 33 to 50%
+    assert heavy > 3
+    assert figures["uniform"][0] < 0.15
+    assert figures["uniform"][2][1] > 1.2 * union
+
+
+def test_describe_takes_a_last_block_of_fewer_tokens():
+    x = torch.tensor([[1.0], [-1.0]]).repeat(33, 1)[:65].bfloat16()  # 65 tokens
+    w = torch.tensor([[1.0], [1.0], [-1.0]]).bfloat16()
+    mean, union = describe(x, w)
+    assert mean == pytest.approx((33 * 2 + 32) / 65)
+    assert union == (3 + 2) / 2
+
+
+def test_a_window_is_like_the_whole():
+    count = torch.tensor([9, 9, 1, 3, 2, 8, 0, 0, 4])  # mean 4
+    assert representative_window(count, 2) == slice(4, 6)
+    assert representative_window(count, 9) == slice(0, 9)
+    assert representative_window(count, 1) == slice(8, 9)
 
 
 def test_trace_pattern_is_the_trace(test_data):

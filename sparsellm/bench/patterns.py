@@ -5,13 +5,20 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.analyze.trace import load_traces
+
+UNION_TOKENS = 64  # a block of the union format (cuda/union.cuh)
+_STEPS = 64  # σ of `_gaussian_integers`
 
 
 def trace_pattern(path: Path, layer: int, num_neurons: int, device: torch.device) -> Tensor:
@@ -23,28 +30,116 @@ def trace_pattern(path: Path, layer: int, num_neurons: int, device: torch.device
     return pattern
 
 
-def uniform_pattern(m: int, n: int, nnz: float, generator: torch.Generator) -> Tensor:
-    """(M, N) bool with ``nnz`` non-zeros a row on average; tokens share nothing but chance."""
-    return torch.rand(m, n, generator=generator, device=generator.device) < nnz / n
+def representative_window(count_M: Tensor, m: int) -> slice:
+    """The ``m`` tokens, of those that begin at a multiple of ``m``, most like all in non-zeros.
+
+    Args:
+        count_M: non-zeros of each token.
+        m: at most M; a multiple of the context length gives whole sequences.
+    """
+    means = count_M[: len(count_M) // m * m].view(-1, m).double().mean(1)
+    start = int((means - count_M.double().mean()).abs().argmin()) * m
+    return slice(start, start + m)
 
 
-def skewed_pattern(m: int, n: int, nnz: float, generator: torch.Generator) -> Tensor:
-    """(M, N) bool, ``nnz`` a row on average, rows and neurons unequal as in trained models.
+def describe(x_MK: Tensor, w_NK: Tensor) -> tuple[float, float]:
+    """Mean non-zeros a token of ``relu(x Wᵀ)``, and mean union of 64 neighbouring tokens."""
+    nnz, union, weight = 0, 0, w_NK.float().t()
+    for chunk in x_MK.split(64 * UNION_TOKENS):
+        fired = chunk.float() @ weight > 0
+        nnz += int(fired.sum())
+        padded = F.pad(fired, (0, 0, 0, -len(fired) % UNION_TOKENS))
+        union += int(padded.view(-1, UNION_TOKENS, fired.shape[1]).any(1).sum())
+    return nnz / len(x_MK), union / -(-len(x_MK) // UNION_TOKENS)
+
+
+def threshold_gate(
+    pattern: str, m: int, k: int, n: int, *, nnz: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Inputs and gate weights, bf16, such that ``x Wᵀ`` has ``nnz`` positive entries a row.
+
+    Nothing is learned: both are Gaussian, and four of the K columns subtract a threshold from every
+    entry. ``uniform`` has one threshold for all, so that tokens share nothing but chance.
+    ``skewed`` has one a neuron and one a token, rates being unequal as in trained models: see
+    `_skewed_thresholds`.
+
+    All entries are integers times one power of two, and so small that fp32 holds every partial sum:
+    no order of summation changes the pattern, at any density.
+
+    Args:
+        pattern: ``uniform`` or ``skewed``.
+        m: M.
+        k: K, at least 16.
+        n: N.
+        nnz: mean over the M tokens.
+        generator: on the device that the result shall be on.
+
+    Returns:
+        x of (M, K), about N(0, 1), and W of (N, K), about N(0, 1 / K).
+    """
+    device, free = generator.device, k - 4
+    x, w = (_gaussian_integers(rows, k, generator) for rows in (m, n))
+    x[:, free:] = w[:, free:] = 0
+    sigma = _STEPS**2 * free**0.5
+    excess_MN = x @ w.t()  # integers
+    neuron_N, token_M = torch.zeros(n, device=device), torch.zeros(m, device=device)
+    if pattern == "skewed":
+        neuron_N, token_M = _skewed_thresholds(m, n, nnz, generator)
+        neuron_N, token_M = neuron_N * sigma, token_M * sigma
+        excess_MN -= neuron_N + token_M[:, None]
+    low, high = float(excess_MN.min()), float(excess_MN.max())
+    for _ in range(40):
+        shift = (low + high) / 2
+        low, high = (shift, high) if int((excess_MN > shift).sum()) > m * nnz else (low, shift)
+    # A threshold is 32 (256 high + low): each product of two columns is exact.
+    x[:, -1], x[:, -2] = 512, 32
+    w[:, -1], w[:, -2] = _two_digits(neuron_N + shift)
+    w[:, -3], w[:, -4] = 512, 32
+    x[:, -3], x[:, -4] = _two_digits(token_M)
+    root_k = 2 ** round(math.log2(k) / 2)
+    return (x / _STEPS).bfloat16(), (w / (_STEPS * root_k)).bfloat16()
+
+
+def _gaussian_integers(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Gaussian of σ `_STEPS`, rounded: as many significant bits as bf16 has, nearly."""
+    values = torch.randn(rows, columns, generator=generator, device=generator.device)
+    return (values * _STEPS).round().clamp(-255, 255)
+
+
+def _two_digits(threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of 512 and of 32 that subtract a threshold, both exact in bf16."""
+    units = (threshold / 32).round().clamp(-65_536, 65_535)
+    high = (units / 256).floor()
+    return -16 * high, 256 * high - units
+
+
+def _skewed_thresholds(
+    m: int, n: int, nnz: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Thresholds a neuron (N,) and a token (M,), whose sum a standard Gaussian has to exceed.
 
     A token's rate is log-normal (σ 1, so the 99th percentile is about six times the mean); a
     neuron's falls with its rank as 1 / (rank + 50), so that 256 of 5,632 carry a third.
     """
     device = generator.device
     rate_M = torch.randn(m, generator=generator, device=device).exp()
+    rate_M = (rate_M * (nnz / rate_M.mean())).clamp(max=0.9 * n)
     weight_N = 1.0 / (torch.randperm(n, generator=generator, device=device) + 50.0)
-    rate_MN = rate_M[:, None] * weight_N
-    # Chances stop at 1: the scale is what gives the mean in spite of that.
-    low, high = 0.0, n / float(weight_N.min() * rate_M.min())
+    # Chances stop at 0.9: the scale is what gives the mean in spite of that.
+    low, high = 0.0, n / float(weight_N.min())
     for _ in range(60):
         scale = (low + high) / 2
-        mean = (rate_MN * scale).clamp(max=1).sum(1).mean()
+        mean = (weight_N * scale).clamp(max=0.9).sum()
         low, high = (scale, high) if mean < nnz else (low, scale)
-    return torch.rand(m, n, generator=generator, device=device) < rate_MN * scale
+    alone_N = -torch.special.ndtri((weight_N * scale).clamp(max=0.9))
+    neuron_N, grid = alone_N, torch.linspace(5, -5, 501, device=device)
+    for _ in range(3):
+        # Non-zeros a row, rising along the grid; a token takes the place that gives its rate.
+        rates = torch.special.ndtr(-grid[:, None] - neuron_N).sum(1)
+        token_M = grid[torch.searchsorted(rates, rate_M).clamp(max=len(grid) - 1)]
+        # Seen over all tokens, thresholds that vary widen the Gaussian.
+        neuron_N = alone_N * (1 + token_M.var(correction=0)).sqrt()
+    return neuron_N, token_M
 
 
 def fit_gate(
@@ -68,6 +163,11 @@ def fit_gate(
     Raises:
         ValueError: not exact after ``max_steps``: the pattern is too dense for K.
     """
+    with _fast_matmul():
+        return _fit(pattern_MN, k, seed, max_steps)
+
+
+def _fit(pattern_MN: Tensor, k: int, seed: int, max_steps: int) -> tuple[Tensor, Tensor]:
     n = pattern_MN.shape[1]
     generator = torch.Generator(pattern_MN.device).manual_seed(seed)
     sign_MN = pattern_MN.float() * 2 - 1
@@ -91,3 +191,14 @@ def fit_gate(
         f"no gate of hidden_size {k} was found for the pattern ({wrong} of {margin_MN.numel():,} "
         f"entries wrong after {max_steps} steps); take a sparser pattern or a larger hidden_size"
     )
+
+
+@contextlib.contextmanager
+def _fast_matmul() -> Iterator[None]:
+    """TF32 for fp32 products on a GPU: bf16's values stay exact, and gradients may be rough."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -16,6 +16,16 @@ from typing import Any
 
 RESULTS = Path("benchmarks/results.jsonl")
 TABLE = Path("benchmarks/RESULTS.md")
+# Of these, a row of the table is a case, with a column a metric; else a row is a metric.
+ROW_A_CASE = ("ffn_decode", "ffn_forward")
+FFN_LEGEND = """Times (ms of one FFN) and energy: in brackets baseline over value, the baseline \
+being dense under torch.compile; above 1 is better. Rates: in brackets the share of what a large \
+matmul (TFLOP/s) or copy (GB/s, of weights) reached in the same run; ours counts what the pattern \
+needs, the gate whole and the other matrices where it fires. `difference`: of ours from dense eager.
+
+"""
+# Keys of a case that tell what it turned out to be, not which one it is.
+OUTCOMES = ("measured_nnz", "union_64", "path")
 
 
 @dataclass(frozen=True)
@@ -82,22 +92,72 @@ def read(path: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Markdown: a table a benchmark, newest of equal cases last, as in the file."""
+    """Markdown: a table a benchmark, with the newest of equal cases on the same hardware."""
     by_bench: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for record in records:
+    for record in newest(records):
         by_bench[record["bench"]].append(record)
     parts = ["# Results\n\nMade from results.jsonl by `sparsellm bench table`; do not edit.\n"]
-    for bench, rows in sorted(by_bench.items()):
-        keys = list(dict.fromkeys(key for row in rows for key in row["case"]))
-        header = [*keys, "metric", "value", "unit", "baseline", "ratio", "hardware", "commit"]
+    for bench, records_of in sorted(by_bench.items()):
+        layout = _row_a_case if bench in ROW_A_CASE else _row_a_metric
+        header, rows = layout(records_of)
         parts.append(f"\n## {bench}\n\n| {' | '.join(header)} |\n|{' --- |' * len(header)}\n")
-        for row in rows:
-            cells = [row["case"].get(key) for key in keys]
-            cells += [row[key] for key in header[len(keys) :]]
-            parts.append(f"| {' | '.join(_cell(cell) for cell in cells)} |\n")
-        commands = dict.fromkeys(row["command"] for row in rows)
-        parts.append("\n" + "\n".join(f"`{command}`  " for command in commands) + "\n")
+        parts += [f"| {' | '.join(_cell(cell) for cell in cells)} |\n" for cells in rows]
+        commands = dict.fromkeys(record["command"] for record in records_of)
+        legend = FFN_LEGEND if bench in ROW_A_CASE else ""
+        parts.append("\n" + legend + "\n".join(f"`{command}`  " for command in commands) + "\n")
     return "".join(parts)
+
+
+def newest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last record of each benchmark, case, metric and hardware, at the place of the first."""
+    found = {}
+    for record in records:
+        which = (record["bench"], _key(record["case"]), record["metric"], record["hardware"])
+        found[which] = record
+    return list(found.values())
+
+
+def _key(case: dict[str, Any]) -> str:
+    return json.dumps({k: v for k, v in case.items() if k not in OUTCOMES}, sort_keys=True)
+
+
+def _case_keys(records: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for record in records for key in record["case"]))
+
+
+def _row_a_metric(records: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    keys = _case_keys(records)
+    fields = ["metric", "value", "unit", "baseline", "ratio", "hardware", "commit"]
+    rows = [[r["case"].get(key) for key in keys] + [r[field] for field in fields] for r in records]
+    return keys + fields, rows
+
+
+def _row_a_case(records: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Cases in order of their keys; a cell is the value, the ratio and the baseline."""
+    keys = _case_keys(records)
+    metrics = list(dict.fromkeys(record["metric"] for record in records))
+    by_case: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_case[_key(record["case"]), record["hardware"]].append(record)
+
+    def order(members: list[dict[str, Any]]) -> list[tuple[int, Any]]:
+        values = [members[0]["case"].get(key) for key in keys]
+        return [(0, 0) if v is None else (1 + isinstance(v, str), v) for v in values]
+
+    rows = []
+    for members in sorted(by_case.values(), key=order):
+        cells = {record["metric"]: _with_ratio(record) for record in members}
+        commits = ", ".join(dict.fromkeys(record["commit"] for record in members))
+        case = [members[0]["case"].get(key) for key in keys]
+        rows.append([*case, *map(cells.get, metrics), members[0]["hardware"], commits])
+    return [*keys, *metrics, "hardware", "commit"], rows
+
+
+def _with_ratio(record: dict[str, Any]) -> str:
+    value = _cell(record["value"])
+    if record["ratio"] is None:
+        return value
+    return f"{value} ({record['ratio']:.2f}× of {_cell(record['baseline'])})"
 
 
 def _cell(value: Any) -> str:

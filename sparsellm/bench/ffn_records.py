@@ -1,0 +1,119 @@
+"""What `sparsellm bench ffn` keeps of a case, and the lines that it prints.
+
+The baseline of a time or an energy is dense compiled, and ``ratio`` is baseline over value: above 1
+is better than dense compiled. The baseline of a rate is what the GPU reached on a large matmul or
+copy in the same run, and ``ratio`` the share of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from sparsellm.bench.ffn_cases import DECODE_TOKENS, Case, Inputs
+from sparsellm.bench.record import Measurement
+from sparsellm.bench.timing import Ceilings
+
+
+class Rates(NamedTuple):
+    """Work of a forward in units a millisecond, and what the GPU does at best."""
+
+    metric: str
+    unit: str
+    needed: float  # by the pattern: the gate whole, the rest where it fires
+    dense: float
+    ceiling: float
+
+
+def rates_of(case: Case, inputs: Inputs, ceilings: Ceilings) -> Rates:
+    """Work of one forward: bytes of weights when decoding, else FLOPs."""
+    k, n, gated = case.shape
+    others = 2 if gated else 1  # matrices of which only what fires is needed
+    if case.tokens <= DECODE_TOKENS:
+        row, fired, scale = 2 * k, inputs.union_64, 1e6  # bytes, GB/s from bytes a ms
+        metric, unit, ceiling = "gbytes_per_s", "GB/s of weights", ceilings.gbytes_per_s
+    else:
+        row, fired, scale = 2 * k * case.tokens, inputs.nnz, 1e9  # FLOPs, TFLOP/s
+        metric, unit, ceiling = "tflops", "TFLOP/s", ceilings.tflops
+    needed, dense = row * (n + others * fired) / scale, row * n * (1 + others) / scale
+    return Rates(metric, unit, needed, dense, ceiling)
+
+
+def records(
+    bench: str, case: dict[str, Any], ms: dict[str, float], difference: float, rates: Rates
+) -> list[Measurement]:
+    """What is kept of a case.
+
+    Args:
+        bench: ``ffn_decode`` or ``ffn_forward``.
+        case: its keys.
+        ms: of ``ours``, ``dense_compiled`` and ``dense_eager``.
+        difference: of the results of ours and dense eager, relative norm.
+        rates: of the case.
+    """
+    compiled, ceiling = ms["dense_compiled"], rates.ceiling
+
+    def took(metric: str, value: float) -> Measurement:
+        return Measurement(bench, case, metric, value, "ms", compiled, compiled / value)
+
+    def rate(metric: str, value: float) -> Measurement:
+        return Measurement(bench, case, metric, value, rates.unit, ceiling, value / ceiling)
+
+    return [
+        took("ms", ms["ours"]),
+        took("ms_dense_eager", ms["dense_eager"]),
+        rate(rates.metric, rates.needed / ms["ours"]),
+        rate(f"{rates.metric}_dense", rates.dense / compiled),
+        Measurement(bench, case, "difference", difference, "relative to dense eager"),
+    ]
+
+
+def mean_over_layers(found: list[Measurement]) -> list[Measurement]:
+    """Means of values and baselines over the key ``layer``; ratios are those of the means."""
+    groups: dict[tuple[str, Any], list[Measurement]] = defaultdict(list)
+    for m in found:
+        groups[m.metric, m.case.get("launch")].append(m)
+    means = []
+    for members in groups.values():
+        first = members[0]
+        case = first.case | {"layer": "mean"}
+        for name in ("nnz", "measured_nnz", "union_64"):
+            case[name] = round(statistics.mean(m.case[name] for m in members), 1)
+        case["path"] = "/".join(dict.fromkeys(m.case["path"] for m in members))
+        value = statistics.mean(m.value for m in members)
+        baseline = ratio = None
+        if first.baseline is not None:
+            baseline = statistics.mean(m.baseline for m in members if m.baseline is not None)
+            ratio = baseline / value if first.metric.startswith("ms") else value / baseline
+        means.append(
+            Measurement(first.bench, case, first.metric, value, first.unit, baseline, ratio)
+        )
+    return means
+
+
+def rows(found: list[Measurement]) -> list[str]:
+    """Lines for a person: one for each case and launch among the records."""
+    by_case: dict[str, list[Measurement]] = defaultdict(list)
+    for m in found:
+        by_case[str(m.case)].append(m)
+    return [_row(members) for members in by_case.values()]
+
+
+def _row(members: list[Measurement]) -> str:
+    case, metrics = members[0].case, {m.metric: m for m in members}
+    if "what" in case:
+        return f"ceiling: {members[0].value:,.0f} {members[0].unit} ({case['what']})"
+    layer = f" layer {case['layer']}" if "layer" in case else ""
+    launch = f" {case['launch']}" if "launch" in case else ""
+    name = f"M {case['M']} {case['K']}/{case['N']} {case['pattern']}{layer} nnz {case['nnz']}"
+    name = f"{name} union {case['union_64']:.0f}{launch} ({case['path']})"
+    if "mJ_per_token" in metrics:
+        m = metrics["mJ_per_token"]
+        return f"{name:72} {m.value:.4f} mJ a token, dense {m.baseline:.4f}: {m.ratio:.2f}×"
+    ours, eager = metrics["ms"], metrics["ms_dense_eager"]
+    rate = next(m for m in members if m.metric in ("tflops", "gbytes_per_s"))
+    return (
+        f"{name:72} {ours.value:.4f} ms, dense {ours.baseline:.4f} (eager {eager.value:.4f}): "
+        f"{ours.ratio:.2f}×, {rate.ratio:.0%} of the ceiling"
+    )

@@ -1,0 +1,94 @@
+"""GPU times of several sides that alternate in one run, and the two ceilings to hold them against.
+
+A GPU slows down by 5 to 15% within seconds of load: sides measured one after the other would not
+meet the same GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+Call = Callable[[], object]
+MAX_ROUNDS, MIN_ROUNDS = 50, 5
+
+
+class Ceilings(NamedTuple):
+    """What this GPU does at best, as measured."""
+
+    tflops: float  # a large bf16 GEMM, TFLOP/s
+    gbytes_per_s: float  # a large copy, read and written, GB/s
+
+
+def interleaved(sides: Mapping[str, Sequence[Call]], seconds: float) -> dict[str, float]:
+    """Median ms of one call of each side.
+
+    Args:
+        sides: by name; of its calls, such as one a copy of the weights, each round takes the next,
+            and the sides never the same number in a row.
+        seconds: of measuring, about; but at least 5 rounds, and at most 50.
+    """
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    rounds = [_round(sides, 0)]
+    torch.cuda.synchronize()
+    fitting = int(seconds / (time.perf_counter() - began))
+    rounds += [_round(sides, r) for r in range(1, min(max(fitting, MIN_ROUNDS), MAX_ROUNDS))]
+    torch.cuda.synchronize()
+    return {
+        name: statistics.median(times[name][0].elapsed_time(times[name][1]) for times in rounds)
+        for name in sides
+    }
+
+
+def _round(
+    sides: Mapping[str, Sequence[Call]], number: int
+) -> dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]:
+    events = {}
+    for place, (name, calls) in enumerate(sides.items()):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        call = calls[(number * len(sides) + place) % len(calls)]
+        start.record()
+        call()
+        end.record()
+        events[name] = (start, end)
+    return events
+
+
+def graph(calls: Sequence[Call]) -> Call:
+    """One CUDA graph of all calls, which must be warm; what is returned replays it."""
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        for call in calls:
+            call()
+    return captured.replay
+
+
+def ceilings(device: torch.device) -> Ceilings:
+    """A bf16 matmul of 8192³ and a copy of 1 GiB, alternating, after half a second of load."""
+    size, num_bytes = 8192, 2**30
+    a, b, c = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(3))
+    source = torch.ones(num_bytes, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    sides: dict[str, list[Call]] = {
+        "matmul": [lambda: torch.mm(a, b, out=c)],
+        "copy": [lambda: target.copy_(source)],
+    }
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.5:
+        _round(sides, 0)
+        torch.cuda.synchronize()
+    ms = interleaved(sides, 0.5)
+    return Ceilings(2 * size**3 / ms["matmul"] / 1e9, 2 * num_bytes / ms["copy"] / 1e6)
+
+
+def copies_beyond_cache(num_bytes: int, device: torch.device) -> int:
+    """How many copies of so many bytes no L2 cache holds even a third of; two at least."""
+    if device.type != "cuda":
+        return 2
+    cache: int = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(2, -(-3 * cache // num_bytes))

@@ -54,11 +54,12 @@ __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, 
   }
 }
 
-// FATReLU: what is not above the threshold becomes zero. NaN passes, as through a dense relu.
+// FATReLU: what is not above the threshold becomes zero, once it is rounded, as a dense model would
+// compare it. NaN passes, as through a dense relu.
 __device__ __forceinline__ void cut(float (&d)[128], float threshold) {
 #pragma unroll
   for (int i = 0; i < 128; ++i)
-    if (d[i] <= threshold) d[i] = 0.0f;
+    if (bf16_low(pack_bf16(d[i], 0.0f)) <= threshold) d[i] = 0.0f;
 }
 
 // Adds the bias; rows past M become -inf, for they must not fire.

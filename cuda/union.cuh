@@ -38,6 +38,7 @@ __device__ __forceinline__ int token_at(int place) {
 // Words of `control`.
 constexpr int num_units = 0, next_up = 1, next_down = 2, finished = 3;
 constexpr int class_size = 4;  // one a class
+constexpr int num_entries = 10;
 
 // Blocks by their number of entries: the largest must start first, or the last wave waits for it.
 constexpr int classes = 6;

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sparsellm.paths import bundled
 
 # wgmma, TMA multicast and setmaxnreg are in the "a" (architecture-specific) target alone.
@@ -100,6 +102,17 @@ def load(stem: str, device_index: int) -> Kernel:
         if shared_bytes > 48 * 1024:
             kernel.max_dynamic_shared_size_bytes = shared_bytes
         return Kernel(kernel.kernel, shared_bytes, device.attributes["MultiProcessorCount"])
+
+
+def load_for(stem: str, tensor: torch.Tensor) -> tuple[Kernel, int]:
+    """The kernel for a tensor's device, and the handle of that device's current stream."""
+    index = tensor.get_device()
+    return load(stem, index), torch.cuda.current_stream(index).cuda_stream
+
+
+def pointer(tensor: torch.Tensor | None) -> int:
+    """The address of a tensor's data as a kernel takes it; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _shared_bytes(module: Any, stem: str) -> int:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.kernels import compile, tensor_map
+from sparsellm.kernels import tensor_map
+from sparsellm.kernels.compile import load_for, pointer
 
 BLOCK_TOKENS = 64
 TILE_NEURONS = 256
@@ -53,12 +54,20 @@ def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Unio
     )
 
 
-def gate_union(
-    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, threshold: float, out: Union
+def gate_union(  # noqa: PLR0917
+    x_MK: Tensor,
+    w_NK: Tensor,
+    bias_N: Tensor | None,
+    threshold: float,
+    out: Union,
+    observed: int = 0,
 ) -> None:
-    """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero."""
+    """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
+
+    ``observed`` as in `union_entries`.
+    """
     (m, k), n = x_MK.shape, w_NK.shape[0]
-    kernel, stream = _kernel("gate_union", x_MK)
+    kernel, stream = load_for("gate_union", x_MK)
     clusters = min(kernel.num_multiprocessors // 2, -(-m // 256) * out.count.shape[1])
     kernel.launch(
         2 * clusters,
@@ -66,7 +75,7 @@ def gate_union(
         (
             tensor_map.encode(x_MK.data_ptr(), m, k, 128),
             tensor_map.encode(w_NK.data_ptr(), n, k, 128),
-            _pointer(bias_N),
+            pointer(bias_N),
             np.int32(m),
             np.int32(n),
             np.int32(k),
@@ -78,21 +87,33 @@ def gate_union(
         ),
         stream,
     )
-    entries, _ = _kernel("union_entries", x_MK)
-    blocks, tiles = out.count.shape
-    entries.launch(
+    union_entries(out, observed)
+
+
+def union_entries(union: Union, observed: int = 0) -> None:
+    """Strings the members of each token block together, from their counts and neurons.
+
+    Args:
+        union: as a gate kernel leaves it, ``control`` all zero.
+        observed: address of an int32, pinned, for the mean number of members of a token block; 0
+            for none.
+    """
+    kernel, stream = load_for("union_entries", union.count)
+    blocks, tiles = union.count.shape
+    kernel.launch(
         blocks,
         256,
         (
-            out.count.data_ptr(),
-            out.neuron.data_ptr(),
+            union.count.data_ptr(),
+            union.neuron.data_ptr(),
             np.int32(tiles),
-            out.entry.data_ptr(),
-            out.total.data_ptr(),
-            out.unit.data_ptr(),
-            out.sorted.data_ptr(),
-            out.order.data_ptr(),
-            out.control.data_ptr(),
+            union.entry.data_ptr(),
+            union.total.data_ptr(),
+            union.unit.data_ptr(),
+            union.sorted.data_ptr(),
+            union.order.data_ptr(),
+            union.control.data_ptr(),
+            observed,
         ),
         stream,
     )
@@ -101,14 +122,14 @@ def gate_union(
 def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> None:
     """``gate`` ← gate * (x Wᵀ + bias), in place."""
     m, k = x_MK.shape
-    kernel, stream = _kernel("union_up", x_MK)
+    kernel, stream = load_for("union_up", x_MK)
     kernel.launch(
         min(kernel.num_multiprocessors, gate.unit.shape[0]),
         384,
         (
             tensor_map.encode(x_MK.data_ptr(), m, k, BLOCK_TOKENS),
             w_NK.data_ptr(),
-            _pointer(bias_N),
+            pointer(bias_N),
             np.int32(k),
             np.int32(gate.count.shape[1]),
             gate.entry.data_ptr(),
@@ -145,13 +166,13 @@ def unpack_down(packed_w: Tensor, k: int) -> Tensor:
 def union_down(h: Union, packed_w: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
     """``y`` ← h Wᵀ + bias, the weight from `pack_down`."""
     m, k = y_MK.shape
-    kernel, stream = _kernel("union_down", y_MK)
+    kernel, stream = load_for("union_down", y_MK)
     kernel.launch(
         min(kernel.num_multiprocessors, h.total.shape[0] * -(-k // 512)),
         384,
         (
             packed_w.data_ptr(),
-            _pointer(bias_K),
+            pointer(bias_K),
             np.int32(m),
             np.int32(k),
             np.int32(h.count.shape[1]),
@@ -163,13 +184,3 @@ def union_down(h: Union, packed_w: Tensor, bias_K: Tensor | None, y_MK: Tensor) 
         ),
         stream,
     )
-
-
-def _kernel(stem: str, tensor: Tensor) -> tuple[compile.Kernel, int]:
-    device = tensor.device
-    assert device.index is not None
-    return compile.load(stem, device.index), torch.cuda.current_stream(device).cuda_stream
-
-
-def _pointer(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

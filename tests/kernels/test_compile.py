@@ -9,20 +9,38 @@ from sparsellm.paths import bundled
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy is not installed")
 STEMS = sorted(path.stem for path in bundled("cuda").glob("*.cu"))
+# One of each generation that a portable kernel is for; sm_86 and 89 run what sm_80 compiles.
+PORTABLE_TARGETS = ["sm_80", "sm_90a", "sm_100", "sm_120"]
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_compiles_for_hopper(stem):
+def _targets(stem):
+    """wgmma exists on Hopper alone (Blackwell dropped it), so its users compile for nothing else.
+
+    TMA and clusters go with it: no kernel uses them without.
+    """
+    headers = {header.name for header in compile._included(compile.source_path(stem))}
+    return ["sm_90a"] if "wgmma.cuh" in headers else PORTABLE_TARGETS
+
+
+@pytest.mark.parametrize(
+    ("stem", "target"), [(stem, target) for stem in STEMS for target in _targets(stem)]
+)
+def test_compiles(stem, target):
     source = compile.source_path(stem).read_text()
     program = nvrtc.createProgram(source, f"{stem}.cu", [], [])
     try:
         # CuPy adds -ftz=true.
-        nvrtc.compileProgram(program, [*compile.compile_options(stem, "sm_90a"), "-ftz=true"])
+        nvrtc.compileProgram(program, [*compile.compile_options(stem, target), "-ftz=true"])
         assert len(nvrtc.getCUBIN(program)) > 1000
     except nvrtc.NVRTCError:
         pytest.fail(nvrtc.getProgramLog(program))
     finally:
         nvrtc.destroyProgram(program)
+
+
+def test_every_gpu_since_ampere_has_the_kernels_of_an_ffn():
+    portable = {stem for stem in STEMS if len(_targets(stem)) > 1}
+    assert portable >= {"pack_union", "union_entries", "portable_up", "portable_down"}
 
 
 def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):

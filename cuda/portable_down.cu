@@ -1,5 +1,5 @@
-// portable_down: y = h · W_downᵀ, h in the union format. What union_down does, with weights packed
-// the same way, for GPUs other than Hopper.
+// portable_down: y = h · W_downᵀ, h in the union format. What union_down does, with
+// mma.sync, for GPUs other than Hopper.
 //
 // A work unit is one block of 64 tokens × 256 output columns. It runs over the block's union, 32
 // entries a stage: their h columns and the 512-byte pieces of their weight rows come with cp.async.
@@ -96,30 +96,30 @@ __device__ __forceinline__ void multiply_stage(const Shared& shared, int stage, 
 __device__ __forceinline__ void store(const Sums& d, const bf16* bias, bf16* y, int m, int k,
                                       int row, int column) {
   const int lane = threadIdx.x % 32;
-  column += 8 * (lane % 4);  // the packing brings 8 neighbouring columns to a thread
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
     const int first = column + 32 * part;
-    if (first >= k) continue;
-    uint4 add = make_uint4(0, 0, 0, 0);
-    if (bias != nullptr) add = *reinterpret_cast<const uint4*>(bias + first);
 #pragma unroll
     for (int eight = 0; eight < 4; ++eight) {  // rows of the same 16: lane / 4, and 8 below
       const int token = row + eight / 2 * 16 + token_at(lane / 4 + eight % 2 * 8);
-      if (token >= m) continue;
-      const auto pair = [&](int j, uint32 bias_pair) {
+      uint32 word[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
         const float* sum = d[eight / 2][4 * part + j] + eight % 2 * 2;
-        return pack_bf16(sum[0] + bf16_low(bias_pair), sum[1] + bf16_high(bias_pair));
-      };
-      *reinterpret_cast<uint4*>(y + static_cast<uint64>(token) * k + first) =
-          make_uint4(pair(0, add.x), pair(1, add.y), pair(2, add.z), pair(3, add.w));
+        word[j] = pack_biased(sum[0], sum[1], bias, first + 8 * j + 2 * (lane % 4), k);
+      }
+      transpose_quad(word);  // 8 columns a lane: 16-byte stores
+      const int octet = first + 8 * (lane % 4);
+      if (token < m && octet < k)
+        *reinterpret_cast<uint4*>(y + static_cast<uint64>(token) * k + octet) =
+            make_uint4(word[0], word[1], word[2], word[3]);
     }
   }
 }
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
-    portable_down(const bf16* packed_w, const bf16* bias_K, int m, int k, int tiles_n,
+    portable_down(const bf16* w_NK, const bf16* bias_K, int m, int k, int tiles_n,
                   const uint32* entry, const uint2* order, uint32* control, const bf16* value,
                   bf16* y_MK) {
   extern __shared__ __align__(128) unsigned char raw[];
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   for (Unit own; (own = walk.next(look_up)).index >= 0;) {
     const int block = own.a, total = own.b, first_column = own.index % units_k * unit_width;
     const uint64 base = static_cast<uint64>(block) * tiles_n * tile_neurons;
-    Source from = source_of(entry + base, value + base * block_tokens, packed_w, (k + 31) / 32 * 32,
+    Source from = source_of(entry + base, value + base * block_tokens, w_NK, k,
                             first_column, total);
     Sums d = {};
     run_ring(

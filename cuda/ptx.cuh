@@ -176,3 +176,30 @@ __device__ __forceinline__ void store_transposed(uint32 to, uint32 a, uint32 b, 
                "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
+
+// Transposes 4×4 words across the lanes of a quad: word j of lane q becomes word q of lane j. Four
+// neighbouring words of a row of sums (fragments: wgmma.cuh, mma.cuh) so come to one lane.
+__device__ __forceinline__ void transpose_quad(uint32 (&word)[4]) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int low = 0; low < 4; ++low) {
+      if (low & step) continue;
+      uint32 &first = word[low], &second = word[low + step];
+      const uint32 other = __shfl_xor_sync(~0u, upper ? first : second, step);
+      (upper ? first : second) = other;
+    }
+  }
+}
+
+// Adds a bias to the sums of columns `at` and the next; a null pointer adds nothing.
+__device__ __forceinline__ uint32 pack_biased(float low, float high, const bf16* bias, int at,
+                                              int columns) {
+  if (bias != nullptr && at < columns) {
+    const uint32 pair = *reinterpret_cast<const uint32*>(bias + at);
+    low += bf16_low(pair);
+    high += bf16_high(pair);
+  }
+  return pack_bf16(low, high);
+}

@@ -1,7 +1,6 @@
 // union_down: y = h · W_downᵀ, h in the union format.
 //
-// The weights are packed: neuron by neuron, rows of k columns rounded up to 32, and within each 32
-// place 8j + 2q + b holds column 8q + 2j + b. A thread's sums are then 8 neighbouring columns of y.
+// w_NK is the weight neuron by neuron: W_downᵀ as `nn.Linear` stores it, W_up or W_gate for ∇x.
 //
 // A work unit is one block of 64 tokens × 512 output columns. It runs over the block's union, 32
 // entries a stage: their h columns and the 1024-byte pieces of their weight rows are gathered with
@@ -108,20 +107,20 @@ __device__ __forceinline__ void store(const Output& to, Sum sum) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first + token_at(lane / 4 + 8 * half);
-    if (row >= to.m) continue;
     bf16* out = to.y + static_cast<uint64>(row) * to.k;
 #pragma unroll
-    for (int group = 0; group < 8; ++group) {
-      const int column = to.column + 32 * group + 8 * (lane % 4);
-      if (column >= to.k) continue;
-      uint4 add = make_uint4(0, 0, 0, 0);
-      if (to.bias != nullptr) add = *reinterpret_cast<const uint4*>(to.bias + column);
-      const auto pair = [&](int j, uint32 bias) {
+    for (int group = 0; group < 8; ++group) {  // of 32 columns
+      uint32 word[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
         const int at = 4 * (4 * group + j) + 2 * half;
-        return pack_bf16(sum(at) + bf16_low(bias), sum(at + 1) + bf16_high(bias));
-      };
-      *reinterpret_cast<uint4*>(out + column) =
-          make_uint4(pair(0, add.x), pair(1, add.y), pair(2, add.z), pair(3, add.w));
+        word[j] = pack_biased(sum(at), sum(at + 1), to.bias,
+                              to.column + 32 * group + 8 * j + 2 * (lane % 4), to.k);
+      }
+      transpose_quad(word);  // 8 columns a lane: 16-byte stores
+      const int column = to.column + 32 * group + 8 * (lane % 4);
+      if (row < to.m && column < to.k)
+        *reinterpret_cast<uint4*>(out + column) = make_uint4(word[0], word[1], word[2], word[3]);
     }
   }
 }
@@ -164,7 +163,7 @@ __device__ void multiply(Shared& shared, int m, int k, int units_k,
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
-    union_down(const bf16* packed_w, const bf16* bias_K, int m, int k, int tiles_n,
+    union_down(const bf16* w_NK, const bf16* bias_K, int m, int k, int tiles_n,
                const uint32* entry, const uint2* order, uint32* control, const bf16* value,
                bf16* y_MK) {
   extern __shared__ unsigned char raw[];
@@ -182,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
   __syncthreads();
   if (threadIdx.x < gather_threads) {
     registers_decrease<88>();
-    gather(shared, packed_w, (k + 31) / 32 * 32, tiles_n, units_k, blocks, entry, order, control, value);
+    gather(shared, w_NK, k, tiles_n, units_k, blocks, entry, order, control, value);
   } else {
     registers_increase<208>();
     multiply(shared, m, k, units_k, bias_K, y_MK);

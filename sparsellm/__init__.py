@@ -8,15 +8,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sparsellm.acceleration import Acceleration
+    from sparsellm.dispatch import Kernels
 
 __version__ = "0.1.0"
 
 
-def accelerate(model: nn.Module, threshold: float = 0.0) -> Acceleration:
+def accelerate(model: nn.Module, threshold: float = 0.0, kernels: Kernels = "auto") -> Acceleration:
     """See `sparsellm.acceleration.accelerate`; a function, so that the import takes no torch."""
     from sparsellm import acceleration
 
-    return acceleration.accelerate(model, threshold)
+    return acceleration.accelerate(model, threshold, kernels)
 
 
 def restore(model: nn.Module) -> None:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sparsellm.dispatch import Dispatch, Kernels, Path, handle_of, new_dispatch
 from sparsellm.ffn import SparseFFN
-from sparsellm.kernels.union import pack_down
 from sparsellm.ops import beyond_limits, sparse_ffn
 
-PACKED_DOWN = "packed_down"
-HOPPER = (9, 0)  # compute capability
+DOWN_NK, DISPATCH = "sparsellm_down_NK", "sparsellm_dispatch"
+OLDEST = (8, 0)  # compute capability: bf16 in tensor cores, cp.async
 
 
 @dataclass
@@ -23,6 +23,11 @@ class Acceleration:
 
     accelerated: list[str] = field(default_factory=list)
     left_alone: dict[str, str] = field(default_factory=dict)  # name → why
+    dispatches: dict[str, Dispatch] = field(default_factory=dict, repr=False)
+
+    def paths(self) -> dict[str, dict[int, Path]]:
+        """What each FFN runs now, by the largest number of tokens that it stands for."""
+        return {name: dispatch.paths() for name, dispatch in self.dispatches.items()}
 
     def __str__(self) -> str:
         lines = [f"{len(self.accelerated)} FFNs accelerated"]
@@ -30,21 +35,24 @@ class Acceleration:
         return "\n".join(lines)
 
 
-def accelerate(model: nn.Module, threshold: float = 0.0) -> Acceleration:
+def accelerate(model: nn.Module, threshold: float = 0.0, kernels: Kernels = "auto") -> Acceleration:
     """Puts the sparse kernels under every FFN of gate/up/down or up/down with ReLU, in place.
 
     For inference: change a weight afterwards and the model must be accelerated again. Parameters
-    and state dict stay as they are; W_d is copied once, packed for the kernel.
+    and state dict stay as they are; W_d is copied once, transposed.
 
     Args:
         model: such as Llama, Mistral, Qwen2, Qwen3 or Arcee from transformers, in bf16 on its GPU.
         threshold: FATReLU's; gates that are not above it count as zero. 0 changes nothing.
+        kernels: ``auto`` runs a layer dense where measurement says that its present density makes
+            that faster, so the last bits of a result may change from call to call; ``sparse`` and
+            ``dense`` never choose, and repeat to the bit.
 
     Returns:
         What was accelerated, and what was left alone and why.
 
     Raises:
-        ValueError: a negative threshold.
+        ValueError: a negative threshold, an unknown ``kernels``.
     """
     if threshold < 0:
         raise ValueError(f"threshold {threshold} must not be negative")
@@ -58,17 +66,33 @@ def accelerate(model: nn.Module, threshold: float = 0.0) -> Acceleration:
         if reason:
             done.left_alone[name] = reason
         else:
-            _install(module, ffn, threshold)
+            dispatch = new_dispatch(kernels, pinned=ffn.up.weight.is_cuda)
+            _install(module, ffn, threshold, dispatch)
             done.accelerated.append(name)
+            done.dispatches[name] = dispatch
+    return done
+
+
+def accelerate_whole(model: nn.Module, kernels: Kernels) -> Acceleration:
+    """`accelerate` where it must not leave any FFN alone.
+
+    Raises:
+        ValueError: it would; which, and why.
+    """
+    done = accelerate(model, kernels=kernels)
+    if done.left_alone or not done.accelerated:
+        restore(model)
+        why = [f"{name}: {reason}" for name, reason in done.left_alone.items()]
+        raise ValueError(f"kernels {kernels}: {'; '.join(why) or 'no FFN in this model'}")
     return done
 
 
 def restore(model: nn.Module) -> None:
     """Undoes `accelerate`; nothing happens to a model that was not accelerated."""
     for module in model.modules():
-        if PACKED_DOWN in module._buffers:
-            delattr(module, PACKED_DOWN)
-            del vars(module)["forward"]
+        if DOWN_NK in module._buffers:
+            delattr(module, DOWN_NK)
+            del vars(module)["forward"], vars(module)[DISPATCH]
 
 
 class Projections(NamedTuple):
@@ -112,8 +136,10 @@ def _why_not(module: nn.Module, ffn: Projections) -> str | None:
         )
     elif len({linear.weight.device for linear in ffn.present}) > 1:
         reason = "its weights are on several devices"
-    elif weight.is_cuda and torch.cuda.get_device_capability(weight.device) != HOPPER:
-        reason = f"{torch.cuda.get_device_name(weight.device)} is no Hopper GPU"
+    elif weight.is_cuda and torch.cuda.get_device_capability(weight.device) < OLDEST:
+        reason = f"{torch.cuda.get_device_name(weight.device)} is older than Ampere"
+    elif not all(linear.weight.is_contiguous() for linear in ffn.present):
+        reason = "its weights are not contiguous"
     return reason
 
 
@@ -125,25 +151,30 @@ def _has_relu(module: nn.Module) -> bool:
     return any(isinstance(value, nn.ReLU) for value in found)
 
 
-def _install(module: nn.Module, ffn: Projections, threshold: float) -> None:
+def _install(module: nn.Module, ffn: Projections, threshold: float, dispatch: Dispatch) -> None:
     dense: Callable[[Tensor], Tensor] = module.forward
     gate, up, down = ffn
     # A buffer moves with the module, and a non-persistent one is not saved with it.
-    module.register_buffer(PACKED_DOWN, pack_down(down.weight.detach()), persistent=False)
+    module.register_buffer(DOWN_NK, down.weight.detach().t().contiguous(), persistent=False)
+
+    handle = handle_of(dispatch)
+    vars(module)[DISPATCH] = dispatch  # kept alive with the module
 
     def forward(x: Tensor) -> Tensor:
         trains = torch.is_grad_enabled() and (x.requires_grad or up.weight.requires_grad)
-        if x.dtype != torch.bfloat16 or trains:
+        if x.dtype != torch.bfloat16 or trains or x.numel() == 0:
             return dense(x)
         y_MK = sparse_ffn(
             x.reshape(-1, x.shape[-1]).contiguous(),
             None if gate is None else gate.weight,
             up.weight,
-            module.get_buffer(PACKED_DOWN),
+            down.weight,
+            module.get_buffer(DOWN_NK),
             None if gate is None else gate.bias,
             up.bias,
             down.bias,
             threshold,
+            handle,
         )
         return y_MK.view(x.shape)
 

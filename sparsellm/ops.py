@@ -6,12 +6,13 @@ Shapes: M tokens, K hidden_size, N intermediate_size. On a CPU the operator is p
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.kernels import union
+from sparsellm.dispatch import by_handle
+from sparsellm.reference import FFNWeights, fatrelu_ffn
 
 MAX_NEURONS = 65_536  # 16-bit column slots, cuda/union.cuh
+MAX_TOKENS = 4_194_304  # 16-bit block numbers, likewise
 
 
 @torch.library.custom_op("sparsellm::sparse_ffn", mutates_args=(), device_types="cuda")
@@ -19,37 +20,52 @@ def sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
     x_MK: Tensor,
     w_gate_NK: Tensor | None,
     w_up_NK: Tensor,
-    packed_down: Tensor,
+    w_down_KN: Tensor,
+    down_NK: Tensor,
     b_gate_N: Tensor | None,
     b_up_N: Tensor | None,
     b_down_K: Tensor | None,
     threshold: float,
+    dispatch: int,
 ) -> Tensor:
     """``(relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d``, work only where the gate fires.
 
     Args:
-        x_MK: bf16, contiguous, on a Hopper GPU.
-        w_gate_NK: bf16; None for the non-gated variant ``relu(x W_u + b_u) W_d + b_d``.
-        w_up_NK: bf16.
-        packed_down: W_d from `kernels.union.pack_down`.
-        b_gate_N: bf16 or None, as the other biases.
+        x_MK: bf16, contiguous, as everything here; on a GPU of compute capability 8.0 or newer.
+        w_gate_NK: None for the non-gated variant ``relu(x W_u + b_u) W_d + b_d``.
+        w_up_NK: as `nn.Linear` stores it.
+        w_down_KN: likewise; read where dispatch chooses the dense path.
+        down_NK: W_d transposed; read by the sparse kernels.
+        b_gate_N: or None, as the other biases.
         b_up_N: likewise.
         b_down_K: likewise.
         threshold: FATReLU's: what is not above it counts as zero; 0 is ReLU.
+        dispatch: of `dispatch.handle_of`; 0 takes the sparse kernels whatever they cost.
 
     Returns:
         y of (M, K).
+
+    Raises:
+        ValueError: shapes, types, devices or layouts that do not fit, by name.
     """
-    _check(x_MK, w_up_NK, packed_down, threshold)
-    gate = union.empty_union(x_MK.shape[0], w_up_NK.shape[0], x_MK.device)
-    if w_gate_NK is None:
-        union.gate_union(x_MK, w_up_NK, b_up_N, threshold, gate)
-    else:
-        union.gate_union(x_MK, w_gate_NK, b_gate_N, threshold, gate)
-        union.union_up(x_MK, w_up_NK, b_up_N, gate)
-    y_MK = torch.empty_like(x_MK)
-    union.union_down(gate, packed_down, b_down_K, y_MK)
-    return y_MK
+    from sparsellm.kernels import ffn
+
+    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, threshold)
+    _check(x_MK, w, down_NK, torch.bfloat16)
+    if x_MK.shape[0] == 0:
+        return torch.empty_like(x_MK)
+    (m, k), n, index = x_MK.shape, w_up_NK.shape[0], x_MK.get_device()
+    chooser = by_handle(dispatch)
+    with torch.cuda.device(index):
+        if chooser is None:
+            return ffn.sparse(x_MK, w, down_NK)
+        frozen = torch.cuda.is_current_stream_capturing()
+        path = chooser.choose(
+            m, lambda: ffn.costs_of(m, k, n, w_gate_NK is not None, index), frozen=frozen
+        )
+        if path == "dense":
+            return ffn.dense_ffn(x_MK, w)
+        return ffn.sparse(x_MK, w, down_NK, chooser.word(m))
 
 
 @sparse_ffn.register_fake
@@ -62,40 +78,63 @@ def _(  # noqa: PLR0917
     x_MK: Tensor,
     w_gate_NK: Tensor | None,
     w_up_NK: Tensor,
-    packed_down: Tensor,
+    w_down_KN: Tensor,
+    down_NK: Tensor,
     b_gate_N: Tensor | None,
     b_up_N: Tensor | None,
     b_down_K: Tensor | None,
     threshold: float,
+    dispatch: int,
 ) -> Tensor:
-    _check(x_MK, w_up_NK, packed_down, threshold)
-    up_MN = F.linear(x_MK, w_up_NK, b_up_N)
-    gate_MN = up_MN if w_gate_NK is None else F.linear(x_MK, w_gate_NK, b_gate_N)
-    gate_MN = torch.where(gate_MN <= threshold, 0, gate_MN)  # NaN passes, as through relu
-    h_MN = gate_MN if w_gate_NK is None else gate_MN * up_MN
-    return F.linear(h_MN, union.unpack_down(packed_down, x_MK.shape[1]), b_down_K)
+    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, threshold)
+    _check(x_MK, w, down_NK, x_MK.dtype)
+    # What the kernels read.
+    return fatrelu_ffn(x_MK, w._replace(down_KN=down_NK.t()))
 
 
 def beyond_limits(k: int, n: int) -> str | None:
     """Why the operator cannot take a hidden_size and intermediate_size, or None."""
-    if k % 8 or n % 8 or n > MAX_NEURONS:
+    if k % 8 or n % 8 or not 0 < n <= MAX_NEURONS or k == 0:
         return (
             f"hidden_size {k} and intermediate_size {n} must be multiples of 8, and the latter at "
-            f"most {MAX_NEURONS}"
+            f"most {MAX_NEURONS:,}"
         )
     return None
 
 
-def _check(x_MK: Tensor, w_up_NK: Tensor, packed_down: Tensor, threshold: float) -> None:
-    (m, k), n = x_MK.shape, w_up_NK.shape[0]
-    if m < 1 or w_up_NK.shape != (n, k) or packed_down.shape != (n, -(-k // 32) * 32):
-        raise ValueError(
-            f"sparse_ffn: x {tuple(x_MK.shape)}, W_u {tuple(w_up_NK.shape)} and packed W_d "
-            f"{tuple(packed_down.shape)} do not belong together; pack W_d with pack_down"
-        )
+def _check(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dtype: torch.dtype) -> None:
+    if x_MK.ndim != 2 or w.up_NK.ndim != 2:
+        raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
+    (m, k), n = x_MK.shape, w.up_NK.shape[0]
     if reason := beyond_limits(k, n):
         raise ValueError(f"sparse_ffn: {reason}; use the dense FFN")
-    if not x_MK.is_contiguous() or not w_up_NK.is_contiguous():
-        raise ValueError("sparse_ffn: x and the weights must be contiguous")
-    if threshold < 0:
-        raise ValueError(f"sparse_ffn: threshold {threshold} must not be negative")
+    if m > MAX_TOKENS:
+        raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
+    if not w.threshold >= 0:
+        raise ValueError(f"sparse_ffn: threshold {w.threshold} must not be negative")
+    checks = [
+        ("x", x_MK, (m, k)),
+        ("W_g", w.gate_NK, (n, k)),
+        ("W_u", w.up_NK, (n, k)),
+        ("W_d", w.down_KN, (k, n)),
+        ("W_d transposed", down_NK, (n, k)),
+        ("b_g", w.b_gate_N, (n,)),
+        ("b_u", w.b_up_N, (n,)),
+        ("b_d", w.b_down_K, (k,)),
+    ]
+    for name, tensor, shape in checks:
+        if tensor is not None:
+            _check_tensor(name, tensor, shape, dtype, x_MK.device)
+
+
+def _check_tensor(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    if tensor.shape != shape:
+        raise ValueError(f"sparse_ffn: {name} is {tuple(tensor.shape)} where {shape} belongs")
+    if tensor.dtype != dtype or tensor.device != device:
+        raise ValueError(
+            f"sparse_ffn: {name} is {tensor.dtype} on {tensor.device}, not {dtype} on {device}"
+        )
+    if not tensor.is_contiguous():
+        raise ValueError(f"sparse_ffn: {name} is not contiguous; call .contiguous() on it")

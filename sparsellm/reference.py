@@ -68,3 +68,27 @@ def non_gated_ffn(
     """
     h_MN = ACTIVATIONS[activation](F.linear(x_MK, w_up_NK))
     return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, h_MN)
+
+
+class FFNWeights(NamedTuple):
+    """What an FFN computes with at inference, see `fatrelu_ffn`; as `nn.Linear` stores it."""
+
+    gate_NK: Tensor | None  # None: the non-gated variant
+    up_NK: Tensor
+    down_KN: Tensor
+    b_gate_N: Tensor | None
+    b_up_N: Tensor | None
+    b_down_K: Tensor | None
+    threshold: float  # FATReLU's: a gate that is not above it counts as zero; 0 is ReLU
+
+
+def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
+    """``(fatrelu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d``; y of (M, K).
+
+    Without W_g ``fatrelu(x W_u + b_u) W_d + b_d``. NaN passes, as through relu.
+    """
+    up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
+    gate_MN = up_MN if w.gate_NK is None else F.linear(x_MK, w.gate_NK, w.b_gate_N)
+    gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
+    h_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
+    return F.linear(h_MN, w.down_KN, w.b_down_K)

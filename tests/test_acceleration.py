@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import (
     ArceeConfig,
     ArceeForCausalLM,
@@ -19,7 +17,6 @@ from transformers import (
 )
 
 import sparsellm
-from sparsellm.kernels.union import pack_down, unpack_down
 from sparsellm.model import build_model
 from sparsellm.ops import sparse_ffn
 
@@ -65,7 +62,7 @@ def test_every_family_gives_its_own_logits_and_keys(config_class, model_class, o
     assert generated.shape == (1, 24)
     sparsellm.restore(model)
     assert torch.equal(model(TOKENS).logits, expected)
-    assert "packed_down" not in dict(model.named_buffers())
+    assert "sparsellm_down_NK" not in dict(model.named_buffers())
 
 
 @torch.inference_mode()
@@ -88,6 +85,18 @@ def test_what_cannot_be_served_is_named_and_left_alone():
     assert "torch.float32, not torch.bfloat16" in fp32.left_alone["model.layers.0.mlp"]
     with pytest.raises(ValueError, match=r"threshold -1\.0 must not be negative"):
         sparsellm.accelerate(silu, threshold=-1.0)
+    with pytest.raises(ValueError, match="kernels 'fast' must be one of auto, sparse, dense"):
+        sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM), kernels="fast")
+
+
+def test_no_tokens_at_all_and_restoring_twice():
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    sparsellm.accelerate(model)
+    mlp = model.model.layers[0].mlp
+    assert mlp(torch.empty(0, 64).bfloat16()).shape == (0, 64)
+    sparsellm.restore(model)
+    sparsellm.restore(model)
+    assert set(vars(mlp)) == set(vars(_model(LlamaConfig, LlamaForCausalLM).model.layers[0].mlp))
 
 
 def test_training_goes_through_the_dense_path():
@@ -109,13 +118,6 @@ def test_accelerating_again_takes_the_new_weights():
         torch.testing.assert_close(found, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
 
 
-@given(st.integers(1, 100), st.integers(1, 70))
-@settings(max_examples=30)
-def test_packing_is_a_permutation(k, n):
-    w = torch.randn(k, n)
-    assert torch.equal(unpack_down(pack_down(w), k), w)
-
-
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
 def test_the_operator_equals_its_formula(gated, threshold):
@@ -129,18 +131,37 @@ def test_the_operator_equals_its_formula(gated, threshold):
     up = F.linear(x, w_up, biases[1])
     h = fatrelu(F.linear(x, w_gate, biases[0])) * up if gated else fatrelu(up)
     gate = (w_gate, biases[0]) if gated else (None, None)
-    y = sparse_ffn(x, gate[0], w_up, pack_down(w_down), gate[1], biases[1], biases[2], threshold)
-    torch.testing.assert_close(y, F.linear(h, w_down, biases[2]))
-    torch.library.opcheck(
-        sparse_ffn,
-        (x, gate[0], w_up, pack_down(w_down), gate[1], biases[1], biases[2], threshold),
-        test_utils=("test_schema", "test_faketensor"),
-    )
+    transposed = w_down.t().contiguous()
+    arguments = (x, gate[0], w_up, w_down, transposed, gate[1], biases[1], biases[2], threshold, 0)
+    torch.testing.assert_close(sparse_ffn(*arguments), F.linear(h, w_down, biases[2]))
+    torch.library.opcheck(sparse_ffn, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
-def test_shapes_that_do_not_fit_are_named():
-    x, w = torch.randn(3, 12), torch.randn(16, 12)
-    with pytest.raises(ValueError, match=r"hidden_size 12 .* multiples of 8"):
-        sparse_ffn(x, w, w, pack_down(w.t()), None, None, None, 0.0)
-    with pytest.raises(ValueError, match="do not belong together"):
-        sparse_ffn(x, w, w, w, None, None, None, 0.0)
+def _refused(match: str, **changes):
+    x, w = torch.randn(3, 16), torch.randn(24, 16)
+    arguments = {
+        "x_MK": x,
+        "w_gate_NK": w,
+        "w_up_NK": w,
+        "w_down_KN": w.t().contiguous(),
+        "down_NK": w,
+        "b_gate_N": None,
+        "b_up_N": None,
+        "b_down_K": None,
+        "threshold": 0.0,
+        "dispatch": 0,
+    }
+    with pytest.raises(ValueError, match=match):
+        sparse_ffn(*(arguments | changes).values())
+
+
+def test_what_does_not_fit_is_named():
+    w = torch.randn(24, 16)
+    _refused(r"hidden_size 12 .* multiples of 8", x_MK=torch.randn(3, 12), w_up_NK=w[:, :12])
+    _refused(r"W_d transposed is \(16, 24\) where \(24, 16\)", down_NK=w.t().contiguous())
+    _refused(r"W_g is torch.float64 on cpu, not torch.float32 on cpu", w_gate_NK=w.double())
+    _refused(r"x is not contiguous", x_MK=torch.randn(16, 3).t())
+    _refused(r"b_d is \(24,\) where \(16,\) belongs", b_down_K=torch.randn(24))
+    _refused(r"x \(3, 2, 16\) must be \(tokens, hidden_size\)", x_MK=torch.randn(3, 2, 16))
+    _refused(r"threshold -1.0 must not be negative", threshold=-1.0)
+    _refused(r"threshold nan must not be negative", threshold=float("nan"))

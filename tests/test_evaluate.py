@@ -191,12 +191,16 @@ def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
 
     out = tmp_path / "two.json"
     some = ("--tasks", "piqa, winogrande", "--out", str(out), "--dtype", "bf16")
+    some += ("--kernels", "sparse")
     checkpoint = run / "checkpoints" / "step_00000004"
     result = cli("eval", str(checkpoint), *command[2:], *some)
     assert "mean: needs all 7 tasks (not run: arc_easy" in result.stdout, result.stderr
     report = json.loads(out.read_text())
     assert list(report["tasks"]) == ["piqa", "winogrande"]
     assert (report["mean"], report["dtype"]) == (None, "bfloat16")
+    assert report["kernels"] == "sparse"
+    wide = cli("eval", str(checkpoint), *command[2:], "--tasks", "piqa", "--kernels", "auto")
+    assert "kernels auto: model.layers.0.mlp: its weights are torch.float32" in wide.stderr
 
     several = launch(2, "-m", "sparsellm", "eval", str(checkpoint), *command[2:], "--out", str(out))
     assert several.returncode == 0, several.stderr[-3000:]
@@ -373,8 +377,8 @@ def test_mistakes_at_the_command_line_are_one_line(cli, tmp_path, tiny_overrides
     early = cli("train", "--recipe", "debug", *missing)
     assert "test.jsonl is missing" in early.stderr
     assert "step 1/4" not in early.stdout
-    # The hub, which this process may not reach.
     assert cli("train", "--recipe", "debug", *set_arguments(tiny_overrides)).returncode == 0
+    # The hub, which this process may not reach.
     hub = cli("eval", str(tmp_path / "runs" / "debug"), "--tasks", "piqa")
     assert hub.returncode == 1
     assert hub.stderr.count("error:") == 1

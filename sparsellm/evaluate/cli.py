@@ -35,6 +35,12 @@ def add_eval_parser(commands: Any) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N rows of each")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="default: 32")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), help="default: bf16 on a GPU")
+    parser.add_argument(
+        "--kernels",
+        choices=("dense", "auto", "sparse"),
+        default="dense",
+        help="of the FFNs: dense as stock transformers (default), or sparsellm.accelerate's",
+    )
     parser.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU if there is one)")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the JSON (default: beside the checkpoint)"
@@ -61,6 +67,7 @@ def _eval(options: argparse.Namespace) -> None:
 def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     import torch
 
+    from sparsellm.acceleration import accelerate_whole
     from sparsellm.device import default_dtype, pick_device
     from sparsellm.evaluate.run import Evaluation
     from sparsellm.evaluate.scores import table
@@ -78,6 +85,8 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
         show_progress=True,
     )
     loaded = load_pretrained(path, device, dtypes[options.dtype])
+    if options.kernels != "dense":
+        accelerate_whole(loaded.model, options.kernels)
     scores = evaluation.run(loaded.model, loaded.tokenizer, loaded.recipe.model.context_length)
     if scores is None:
         return
@@ -118,7 +127,6 @@ def _about(
     import torch
 
     from sparsellm import __version__
-    from sparsellm.evaluate.run import KERNELS
 
     device = loaded.model.device
     ranks = 1 if evaluation.accelerator is None else evaluation.accelerator.num_processes
@@ -126,7 +134,7 @@ def _about(
         "checkpoint": str(loaded.path),
         "step": loaded.trainer["step"],
         "tokens": loaded.trainer["tokens"],
-        "kernels": KERNELS,
+        "kernels": options.kernels,
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": ranks,

@@ -13,9 +13,6 @@ from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.evaluate.scores import Scores, from_lm_eval
 from sparsellm.evaluate.suite import Suite, build_tasks, load_suite, quiet
 
-# The FFN that the scores were computed with: sparse kernels are not in yet.
-KERNELS = "dense"
-
 
 @dataclass
 class Evaluation:

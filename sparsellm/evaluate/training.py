@@ -10,7 +10,7 @@ import torch
 from sparsellm import state
 from sparsellm.data import load_tokenizer
 from sparsellm.device import default_dtype, place
-from sparsellm.evaluate.run import KERNELS, Evaluation
+from sparsellm.evaluate.run import Evaluation
 from sparsellm.evaluate.scores import Scores, table
 from sparsellm.metrics import EvaluationRecord, MetricsLog
 from sparsellm.model import HFModel, build_model
@@ -48,7 +48,7 @@ class Evaluator:
         if scores is None:
             return
         text = table(scores, self._evaluation.suite)
-        run.accelerator.print(f"step {run.step} | evaluation (kernels: {KERNELS})\n{text}")
+        run.accelerator.print(f"step {run.step} | evaluation (kernels: dense)\n{text}")
         if log is not None:
             log.write(to_record(scores, run.step, run.tokens))
 

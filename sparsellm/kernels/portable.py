@@ -75,8 +75,8 @@ def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> 
     )
 
 
-def union_down(h: Union, packed_w: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
-    """``y`` ← h Wᵀ + bias, the weight from `kernels.union.pack_down`."""
+def union_down(h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
+    """``y`` ← h W + bias, the weight neuron by neuron: ``down_proj.weight`` transposed."""
     m, k = y_MK.shape
     kernel, stream = load_for("portable_down", y_MK)
     units = h.total.shape[0] * -(-k // _UNIT_COLUMNS)
@@ -84,7 +84,7 @@ def union_down(h: Union, packed_w: Tensor, bias_K: Tensor | None, y_MK: Tensor) 
         min(kernel.num_multiprocessors * _BLOCKS_PER_MULTIPROCESSOR, units),
         _THREADS,
         (
-            packed_w.data_ptr(),
+            w_NK.data_ptr(),
             pointer(bias_K),
             np.int32(m),
             np.int32(k),

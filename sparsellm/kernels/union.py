@@ -141,37 +141,15 @@ def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> 
     )
 
 
-def pack_down(w_KN: Tensor) -> Tensor:
-    """The down-projection's weight as `union_down` reads it (``cuda/union_down.cu`` says how).
-
-    Args:
-        w_KN: as `nn.Linear` stores it, (hidden_size, intermediate_size).
-
-    Returns:
-        (N, K rounded up to 32), a copy.
-    """
-    k, n = w_KN.shape
-    padded = torch.nn.functional.pad(w_KN, (0, 0, 0, -k % 32))
-    # Within 32 columns, place 8j + 2q + b holds column 8q + 2j + b.
-    return padded.view(-1, 4, 4, 2, n).permute(4, 0, 2, 1, 3).reshape(n, -1).contiguous()
-
-
-def unpack_down(packed_w: Tensor, k: int) -> Tensor:
-    """What `pack_down` packed: (K, N)."""
-    n = packed_w.shape[0]
-    natural = packed_w.view(n, -1, 4, 4, 2).permute(1, 3, 2, 4, 0)
-    return natural.reshape(-1, n)[:k].contiguous()
-
-
-def union_down(h: Union, packed_w: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
-    """``y`` ← h Wᵀ + bias, the weight from `pack_down`."""
+def union_down(h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
+    """``y`` ← h W + bias, the weight neuron by neuron: ``down_proj.weight`` transposed."""
     m, k = y_MK.shape
     kernel, stream = load_for("union_down", y_MK)
     kernel.launch(
         min(kernel.num_multiprocessors, h.total.shape[0] * -(-k // 512)),
         384,
         (
-            packed_w.data_ptr(),
+            w_NK.data_ptr(),
             pointer(bias_K),
             np.int32(m),
             np.int32(k),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsellm.kernels.union import Union, empty_union, pack_down
+from sparsellm.kernels.union import Union, empty_union
 
 BLOCK_TOKENS, TILE_NEURONS = 64, 256
 # A gate is rounded to bf16 before it meets the threshold: this near to it, it may go either way.
@@ -167,7 +167,7 @@ def check_against_float64(kernels: ModuleType, case: Case) -> None:
     assert _relative(h, gate * (up + b_up), gate * (up.abs() + b_up.abs())) < 6e-3
 
     y = poisoned_like(t.x_MK)
-    kernels.union_down(union, pack_down(t.w_down_KN), t.b_down_K, y)
+    kernels.union_down(union, t.w_down_KN.t().contiguous(), t.b_down_K, y)
     assert _relative(y, linear64(h, t.w_down_KN, t.b_down_K)) < 4e-3
 
 
@@ -176,7 +176,7 @@ def _run(kernels: ModuleType, t: Inputs, threshold: float) -> Tensor:
     kernels.gate_union(t.x_MK, t.w_gate_NK, t.b_gate_N, threshold, union)
     kernels.union_up(t.x_MK, t.w_up_NK, t.b_up_N, union)
     y = poisoned_like(t.x_MK)
-    kernels.union_down(union, pack_down(t.w_down_KN), t.b_down_K, y)
+    kernels.union_down(union, t.w_down_KN.t().contiguous(), t.b_down_K, y)
     return y
 
 

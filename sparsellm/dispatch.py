@@ -1,0 +1,141 @@
+"""Sparse kernels or dense GEMMs: chosen a layer and call from measured costs, without waiting.
+
+The sparse kernels tell how many neurons their token blocks fired between them by writing one word
+to pinned host memory; the host reads whatever is there. A layer that runs dense tries the sparse
+kernels now and then (their result is as right) to see whether they would win by now.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+from weakref import WeakValueDictionary
+
+import torch
+
+Kernels = Literal["auto", "sparse", "dense"]
+Path = Literal["sparse", "dense"]
+
+HYSTERESIS = 0.95  # sparse must be predicted this much below dense before a layer changes to it
+_FIRST_PROBE, _LAST_PROBE = 16, 256  # dense calls between two probes, doubled each time
+_NUM_BUCKETS = 32
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds of one FFN forward at one shape, see `kernels.ffn.measure_costs`."""
+
+    dense: float
+    fixed: float  # sparse where nothing fires
+    per_neuron: float  # sparse, for each neuron that the tokens of a block fire between them
+
+    def sparse(self, num_neurons: float) -> float:
+        """What the sparse kernels would take."""
+        return self.fixed + self.per_neuron * num_neurons
+
+
+@dataclass
+class _State:
+    costs: Costs
+    path: Path = "sparse"
+    interval: int = _FIRST_PROBE
+    until_probe: int = _FIRST_PROBE
+
+
+@dataclass(eq=False)
+class Dispatch:
+    """The choices of one FFN, by magnitude of the number of tokens.
+
+    Args:
+        kernels: ``auto``, or the path to be taken always.
+        observed: int32 of 32 words in pinned memory, for the kernels to write; -1 before they do.
+
+    Raises:
+        ValueError: ``kernels`` is something else.
+    """
+
+    kernels: Kernels
+    observed: torch.Tensor
+    states: dict[int, _State] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kernels not in get_args(Kernels):
+            raise ValueError(
+                f"kernels {self.kernels!r} must be one of {', '.join(get_args(Kernels))}"
+            )
+        self._words = self.observed.numpy()
+
+    def word(self, num_tokens: int) -> int:
+        """Address of the word that the kernels write for this many tokens."""
+        return self.observed.data_ptr() + 4 * bucket_of(num_tokens)
+
+    def choose(self, num_tokens: int, costs: Callable[[], Costs], *, frozen: bool = False) -> Path:
+        """The path of this call.
+
+        Args:
+            num_tokens: M.
+            costs: measures, called once for a magnitude of M.
+            frozen: a CUDA graph is being captured: the path of now, and no probe.
+        """
+        if self.kernels != "auto":
+            return self.kernels
+        bucket = bucket_of(num_tokens)
+        state = self.states.get(bucket)
+        if state is None and frozen:
+            return "sparse"
+        if state is None:
+            state = self.states[bucket] = _State(costs())
+        self._update(state, int(self._words[bucket]))
+        if state.path == "sparse" or frozen:
+            return state.path
+        state.until_probe -= 1
+        if state.until_probe > 0:
+            return "dense"
+        state.interval = min(2 * state.interval, _LAST_PROBE)
+        state.until_probe = state.interval
+        return "sparse"
+
+    @staticmethod
+    def _update(state: _State, num_neurons: int) -> None:
+        if num_neurons < 0:
+            return
+        predicted = state.costs.sparse(num_neurons)
+        if state.path == "sparse" and predicted > state.costs.dense:
+            state.path = "dense"
+            state.interval = state.until_probe = _FIRST_PROBE
+        elif state.path == "dense" and predicted < HYSTERESIS * state.costs.dense:
+            state.path = "sparse"
+
+    def paths(self) -> dict[int, Path]:
+        """The present path by the largest number of tokens that it stands for."""
+        return {1 << bucket: state.path for bucket, state in sorted(self.states.items())}
+
+
+def bucket_of(num_tokens: int) -> int:
+    """The magnitude of a number of tokens: b for 2^(b-1) < M ≤ 2^b."""
+    return min((num_tokens - 1).bit_length(), _NUM_BUCKETS - 1)
+
+
+def new_dispatch(kernels: Kernels, *, pinned: bool) -> Dispatch:
+    """A dispatch with its own words; ``pinned`` where a GPU will write them."""
+    return Dispatch(kernels, torch.full((_NUM_BUCKETS,), -1, dtype=torch.int32, pin_memory=pinned))
+
+
+# Operators take numbers and tensors only: a dispatch goes through them by its number. Who holds the
+# dispatch keeps it alive.
+_by_handle: WeakValueDictionary[int, Dispatch] = WeakValueDictionary()
+_next_handle = itertools.count(1)
+
+
+def handle_of(dispatch: Dispatch) -> int:
+    """A number that `by_handle` takes; never 0."""
+    handle = next(_next_handle)
+    _by_handle[handle] = dispatch
+    return handle
+
+
+def by_handle(handle: int) -> Dispatch | None:
+    """The dispatch of a number; None for 0, which stands for the sparse path always."""
+    return _by_handle[handle] if handle else None

@@ -1,0 +1,110 @@
+"""`sparsellm.accelerate` on whole models on a GPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import sparsellm
+from tests.test_acceleration import FAMILIES, TOKENS, _model
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def cupy():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+
+
+def _on_gpu(config_class, model_class, options):
+    return _model(config_class, model_class, **options).cuda()
+
+
+def _error(found: torch.Tensor, right: torch.Tensor) -> float:
+    return float((found.double() - right.double()).norm() / right.double().norm())
+
+
+@pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
+@pytest.mark.parametrize("kernels", ["auto", "sparse", "dense"])
+@torch.inference_mode()
+def test_every_family_gives_its_own_logits(config_class, model_class, options, kernels):
+    model = _on_gpu(config_class, model_class, options)
+    tokens = TOKENS.cuda()
+    exact = copy.deepcopy(model).double()(tokens).logits
+    plain = model(tokens).logits
+    done = sparsellm.accelerate(model, kernels=kernels)
+    assert len(done.accelerated) == 2
+    assert not done.left_alone
+    # 40 tokens take the decode kernels, 300 the union's.
+    assert _error(model(tokens).logits, exact) < 2 * _error(plain, exact) + 1e-3
+    long = torch.arange(300, device="cuda").view(6, 50) % 128
+    found = model(long).logits
+    sparsellm.restore(model)
+    assert _error(found, model(long).logits) < 3e-2
+
+
+@torch.inference_mode()
+def test_generate_with_a_cache_gives_the_same_text():
+    model = _on_gpu(*FAMILIES[0])
+    prompt = TOKENS[:1].cuda()
+    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(prompt, **options)
+    done = sparsellm.accelerate(model, kernels="sparse")
+    found = model.generate(prompt, **options)
+    assert len(done.accelerated) == 2
+    # bf16 ties may break another way; most of the text is the same.
+    assert (plain == found).double().mean() > 0.8
+
+
+@torch.inference_mode()
+def test_under_torch_compile_whole_and_static():
+    model = _on_gpu(*FAMILIES[0])
+    sparsellm.accelerate(model, kernels="sparse")
+    tokens = TOKENS.cuda()
+    eager = model(tokens, use_cache=False).logits
+    for mode in ("default", "reduce-overhead"):
+        torch.compiler.reset()
+        compiled = torch.compile(model, mode=mode, fullgraph=True)
+        for _ in range(3):
+            torch.compiler.cudagraph_mark_step_begin()
+            found = compiled(tokens, use_cache=False).logits
+            assert _error(found, eager) < 2e-2
+
+
+def test_the_saved_model_is_plain_and_memory_holds_one_copy_of_w_down(tmp_path):
+    model = _on_gpu(*FAMILIES[0])
+    keys = list(model.state_dict())
+    before = torch.cuda.memory_allocated()
+    sparsellm.accelerate(model)
+    ffns = [layer.mlp for layer in model.model.layers]
+    copied = sum(mlp.down_proj.weight.numel() * 2 for mlp in ffns)
+    assert torch.cuda.memory_allocated() - before <= copied + 512 * len(ffns)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert list(again.state_dict()) == keys
+    sparsellm.restore(model)
+    assert torch.cuda.memory_allocated() == before
+
+
+@torch.inference_mode()
+def test_several_models_side_by_side():
+    models = [_on_gpu(*family) for family in FAMILIES]
+    plain = [model(TOKENS.cuda()).logits for model in models]
+    for model in models:
+        sparsellm.accelerate(model, kernels="sparse")
+    for _ in range(2):
+        for model, logits in zip(models, plain, strict=True):
+            assert _error(model(TOKENS.cuda()).logits, logits) < 3e-2
+
+
+@torch.inference_mode()
+def test_inputs_that_are_not_contiguous():
+    model = _on_gpu(*FAMILIES[0])
+    mlp = model.model.layers[0].mlp
+    x = torch.randn(64, 300, device="cuda").bfloat16().t()
+    right = mlp(x)
+    sparsellm.accelerate(model, kernels="sparse")
+    assert _error(mlp(x), right) < 2e-2

@@ -1,0 +1,177 @@
+"""The kernels for up to 64 tokens, against float64 and to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsellm.reference import FFNWeights
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def decode():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("the decode kernels need an Ampere GPU or a newer one")
+    from sparsellm.kernels import decode
+
+    return decode
+
+
+class Case(NamedTuple):
+    m: int
+    k: int
+    n: int
+    threshold: float
+    gated: bool = True
+    bias: float | None = None  # the gate's mean bias; None for no biases at all
+
+
+# Threshold 100: nothing fires; a bias of 100: everything does.
+CASES = [
+    Case(1, 8, 8, 0.0),
+    Case(2, 8, 16, 0.0, gated=False, bias=0.5),
+    Case(7, 72, 264, 0.5, bias=0.5),
+    Case(8, 520, 776, 1.0),
+    Case(9, 1048, 1000, 0.0, gated=False),
+    Case(16, 136, 5000, 1.0, bias=-1.0),
+    Case(17, 264, 3000, 2.0),
+    Case(33, 2056, 776, 0.0, bias=0.5),
+    Case(64, 328, 1304, 1.0, gated=False, bias=0.5),
+    Case(8, 64, 65536, 2.0),
+    Case(64, 40, 65536, 0.0, bias=100.0),
+    *(Case(m, 2048, 5632, 2.6) for m in (1, 2, 7, 8, 9, 16, 17, 33, 64)),
+    *(Case(m, 4096, 14336, 2.9, bias=0.0) for m in (1, 8, 64)),
+    *(Case(m, 2048, 5632, 2.6, gated=False) for m in (1, 8, 33)),
+    *(Case(m, 2048, 5632, 0.0) for m in (1, 8, 64)),
+    *(Case(m, 2048, 5632, 100.0, bias=0.0) for m in (1, 8, 64)),
+    *(Case(m, 2048, 5632, 0.0, bias=100.0) for m in (1, 8, 16, 32, 64)),
+    Case(64, 4096, 14336, 0.0, bias=100.0),
+    Case(64, 4096, 14336, 0.0, gated=False, bias=100.0),
+]
+
+
+def problem_of(case: Case) -> tuple[Tensor, FFNWeights]:
+    """Random, the same every time; everything bf16."""
+    m, k, n = case[:3]
+    device = torch.device("cuda", torch.cuda.current_device())
+    generator = torch.Generator(device).manual_seed(0)
+
+    def randn(*shape: int, scale: float = 1.0, mean: float = 0.0) -> Tensor:
+        values = torch.randn(shape, device=device, generator=generator)
+        return (values * scale + mean).bfloat16()
+
+    x, up, down = randn(m, k), randn(n, k, scale=k**-0.5), randn(k, n, scale=n**-0.5)
+    gate = randn(n, k, scale=k**-0.5) if case.gated else None
+    b_gate = b_up = b_down = None
+    if case.bias is not None:
+        b_down = randn(k)
+        b_up = randn(n, mean=0.0 if case.gated else case.bias)
+        b_gate = randn(n, mean=case.bias) if case.gated else None
+    return x, FFNWeights(gate, up, down, b_gate, b_up, b_down, case.threshold)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """What torch.empty gives is all ones, which no count or value survives."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def run(decode, x_MK: Tensor, w: FFNWeights, observed: int = 0) -> Tensor:
+    y_MK = torch.full_like(x_MK, float("nan"))
+    with poisoned():
+        decode.decode_ffn(x_MK, w, w.down_KN.t().contiguous(), y_MK, observed)
+    return y_MK
+
+
+def linear64(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    return torch.nn.functional.linear(x.double(), w.double(), None if b is None else b.double())
+
+
+def expected(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor, int]:
+    """y, and how many neurons fire; the gate is rounded before it meets the threshold."""
+    up_MN = linear64(x_MK, w.up_NK, w.b_up_N)
+    gate_MN = up_MN if w.gate_NK is None else linear64(x_MK, w.gate_NK, w.b_gate_N)
+    gate_MN = gate_MN.bfloat16().double()
+    gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
+    h_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
+    return linear64(h_MN, w.down_KN, w.b_down_K), int((gate_MN != 0).any(0).sum())
+
+
+def relative(found: Tensor, right: Tensor) -> float:
+    return float((found.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_float64(decode, case):
+    x, w = problem_of(case)
+    observed = torch.full((1,), -1, dtype=torch.int32).pin_memory()
+    y = run(decode, x, w, observed.data_ptr())
+    right, fire = expected(x, w)
+    assert relative(y, right) < 8e-3
+    torch.cuda.synchronize()
+    # A gate next to the threshold may round either way.
+    margin = 0 if fire in {0, case.n} else 1 + fire // 1000
+    assert abs(int(observed) - fire) <= margin
+
+
+@pytest.mark.parametrize("m", [1, 8, 9, 33, 64])
+@pytest.mark.parametrize("threshold", [0.0, 1.5])
+def test_the_same_bits_every_time(decode, m, threshold):
+    x, w = problem_of(Case(m, 2048, 5632, threshold))
+    first = run(decode, x, w)
+    for _ in range(10):
+        assert torch.equal(run(decode, x, w), first)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
+@pytest.mark.parametrize(("m", "token"), [(1, 0), (8, 7), (13, 4), (50, 49)])
+def test_nan_passes(decode, gated, threshold, m, token):
+    """A token of NaN stays one, as through a dense relu, and no other token sees it."""
+    x, w = problem_of(Case(m, 136, 776, threshold, gated=gated, bias=0.5))
+    clean = run(decode, x, w)
+    x[token] = float("nan")
+    y = run(decode, x, w)
+    assert y[token].isnan().all()
+    others = torch.arange(m, device=y.device) != token
+    assert relative(y[others], clean[others]) < 4e-3  # other neurons, other order of sums
+
+
+@pytest.mark.parametrize("m", [1, 8, 64])
+def test_in_a_cuda_graph(decode, m):
+    x, w = problem_of(Case(m, 2048, 5632, 2.0))
+    down_NK, y = w.down_KN.t().contiguous(), torch.empty_like(x)
+    decode.decode_ffn(x, w, down_NK, y)  # compiled before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decode.decode_ffn(x, w, down_NK, y)
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        y.fill_(float("nan"))
+        graph.replay()
+        replayed = y.clone()
+        assert torch.equal(replayed, run(decode, x, w))
+
+
+def test_what_it_does_not_take(decode):
+    x, w = problem_of(Case(65, 64, 64, 0.0))
+    with pytest.raises(ValueError, match="65 tokens"):
+        run(decode, x, w)
+    narrow = w._replace(down_KN=w.down_KN[:60])
+    with pytest.raises(ValueError, match="multiples of 8"):
+        run(decode, x[:8, :60].contiguous(), narrow)
+    with pytest.raises(ValueError, match="where"):
+        run(decode, x[:8], narrow)

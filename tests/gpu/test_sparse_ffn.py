@@ -1,0 +1,215 @@
+"""The operator on a GPU: fuzzed against float64 with poisoned memory, in graphs, on streams."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsellm.dispatch import handle_of, new_dispatch
+from sparsellm.ops import sparse_ffn
+from sparsellm.reference import FFNWeights, fatrelu_ffn
+
+pytestmark = pytest.mark.gpu
+
+# 2,000 before a release: SPARSELLM_FUZZ_CASES=2000.
+FUZZ_CASES = int(os.environ.get("SPARSELLM_FUZZ_CASES", "200"))
+
+
+@pytest.fixture(autouse=True)
+def cupy():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """What torch.empty gives, inside the operator too, is NaN or the largest integer."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def operator(x_MK: Tensor, w: FFNWeights, dispatch: int = 0) -> Tensor:
+    tensors = (w.gate_NK, w.up_NK, w.down_KN, w.down_KN.t().contiguous())
+    return sparse_ffn(x_MK, *tensors, w.b_gate_N, w.b_up_N, w.b_down_K, w.threshold, dispatch)
+
+
+def expected(x_MK: Tensor, w: FFNWeights) -> Tensor:
+    """In float64; the gate is rounded to bf16 before it meets the threshold, as everywhere."""
+    wide = [t.double() if isinstance(t, Tensor) else t for t in w]
+    if w.threshold == 0:
+        return fatrelu_ffn(x_MK.double(), FFNWeights(*wide))
+    first, b_first = (wide[1], wide[4]) if w.gate_NK is None else (wide[0], wide[3])
+    linear = torch.nn.functional.linear
+    gate_MN = linear(x_MK.double(), first, b_first).bfloat16().double()
+    gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
+    h_MN = gate_MN if w.gate_NK is None else gate_MN * linear(x_MK.double(), wide[1], wide[4])
+    return linear(h_MN, wide[2], wide[5])
+
+
+def error(found: Tensor, right: Tensor) -> float:
+    return float((found.double() - right).norm() / right.norm().clamp(min=1e-30))
+
+
+def problem(m: int, k: int, n: int, choose: random.Random) -> tuple[Tensor, FFNWeights]:
+    """Fresh inputs: any density from none to all, heavy rows, silent rows and neurons, biases."""
+    device = torch.device("cuda", torch.cuda.current_device())
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device)
+
+    x_MK = normal(m, k)
+    gate_NK, up_NK, down_KN = normal(n, k) / k**0.5, normal(n, k) / k**0.5, normal(k, n)
+    b_first_N, threshold = normal(n), 0.0
+    kind = choose.choice(["uniform", "neurons", "rows", "threshold", "none", "all", "plain"])
+    density = choose.choice([0.0005, 0.005, 0.03, 0.2, 0.5, 0.9])
+    level = float(torch.distributions.Normal(0, 1).icdf(torch.tensor(1 - density)))
+    if kind == "uniform":
+        b_first_N = torch.full((n,), -level, device=device)
+    elif kind == "neurons":  # some always, most never
+        b_first_N = torch.where(torch.rand(n, device=device) < density, 50.0, -50.0)
+    elif kind == "rows":  # the bias silences all but rows twenty times as large as the rest
+        b_first_N = torch.full((n,), -5.0, device=device)
+        x_MK[torch.rand(m, device=device) < 0.05] *= 20
+        x_MK[torch.rand(m, device=device) < 0.05] = 0
+    elif kind == "threshold":
+        threshold = max(level, 0.0)
+    elif kind in ("none", "all"):
+        b_first_N = torch.full((n,), 100.0 if kind == "all" else -100.0, device=device)
+    gated = choose.random() < 0.7
+    if kind in ("plain", "threshold") and choose.random() < 0.5:
+        first_bias = None
+    else:
+        first_bias = b_first_N.bfloat16()
+    b_up_N = normal(n).bfloat16() if choose.random() < 0.5 else None
+    b_down_K = normal(k).bfloat16() if choose.random() < 0.5 else None
+    if not gated:
+        return x_MK.bfloat16(), FFNWeights(
+            None, gate_NK.bfloat16(), down_KN.bfloat16(), None, first_bias, b_down_K, threshold
+        )
+    weights = (gate_NK.bfloat16(), up_NK.bfloat16(), down_KN.bfloat16())
+    return x_MK.bfloat16(), FFNWeights(*weights, first_bias, b_up_N, b_down_K, threshold)
+
+
+def shape(choose: random.Random) -> tuple[int, int, int]:
+    m = choose.choice([1, 2, 8, 17, 63, 64, 65, 128, 200, 777, 1500, 3000])
+    m = choose.randint(1, m)
+    k = 8 * choose.randint(1, choose.choice([1, 8, 40, 130]))
+    n = 8 * choose.randint(1, choose.choice([1, 8, 64, 300]))
+    return m, k, n
+
+
+@pytest.mark.timeout(600)
+def test_fuzz():
+    seed = int(os.environ.get("SPARSELLM_FUZZ_SEED", "0"))
+    worst = 0.0
+    for case in range(FUZZ_CASES):
+        choose = random.Random(f"{seed}/{case}")
+        torch.manual_seed(choose.randrange(2**31))
+        m, k, n = shape(choose)
+        x_MK, w = problem(m, k, n, choose)
+        right = expected(x_MK, w)
+        with poisoned():
+            found = operator(x_MK, w)
+            again = operator(x_MK, w)
+        where = f"case {case}: M {m} K {k} N {n}"
+        assert torch.isfinite(found).all(), where
+        assert torch.equal(found, again), where
+        # bf16 rounds the gate, up, their product and the sum: 2^-9 of each at most.
+        assert error(found, right) < 1.2e-2, f"{where}: {error(found, right)}"
+        worst = max(worst, error(found, right))
+    print(f"{FUZZ_CASES} cases, largest error {worst:.2e}")
+
+
+@pytest.mark.parametrize("m", [3, 500])
+@pytest.mark.parametrize("gated", [True, False])
+def test_nan_reaches_the_output_and_no_other_row(m, gated):
+    torch.manual_seed(0)
+    x_MK, w = problem(m, 256, 512, random.Random(7))
+    w = w._replace(threshold=0.0, b_gate_N=None, b_up_N=None)
+    if not gated:
+        w = w._replace(gate_NK=None)
+    x_MK[1, 5] = float("nan")
+    found = operator(x_MK, w)
+    assert found[1].isnan().all()
+    rest = torch.arange(m, device=x_MK.device) != 1
+    if m > 64:  # a NaN column of the union times the zero of another token must not spread
+        assert found[rest].isfinite().all()
+
+
+@pytest.mark.parametrize("m", [8, 2048])
+def test_in_a_cuda_graph_with_new_inputs(m):
+    torch.manual_seed(0)
+    x_MK, w = problem(m, 512, 1024, random.Random(3))
+    dispatch = new_dispatch("auto", pinned=True)
+    handle = handle_of(dispatch)
+    for _ in range(3):
+        operator(x_MK, w, handle)
+    down_NK = w.down_KN.t().contiguous()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y_MK = sparse_ffn(
+            x_MK, *w[:3], down_NK, w.b_gate_N, w.b_up_N, w.b_down_K, w.threshold, handle
+        )
+    for _ in range(3):
+        x_MK.copy_(torch.randn_like(x_MK))
+        graph.replay()
+        assert error(y_MK, expected(x_MK, w)) < 1.2e-2
+
+
+def test_on_other_streams_several_at_a_time():
+    torch.manual_seed(0)
+    problems = [problem(m, 512, 2048, random.Random(m)) for m in (16, 300, 1000, 2000)]
+    right = [expected(x_MK, w) for x_MK, w in problems]
+    streams = [torch.cuda.Stream() for _ in problems]
+    torch.cuda.synchronize()
+    for _ in range(5):
+        found = []
+        for (x_MK, w), stream in zip(problems, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(operator(x_MK, w))
+        torch.cuda.synchronize()
+        for y_MK, expected_MK in zip(found, right, strict=True):
+            assert error(y_MK, expected_MK) < 1.2e-2
+
+
+def test_on_a_device_that_is_not_current():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    with torch.cuda.device(1):
+        x_MK, w = problem(500, 512, 1024, random.Random(1))
+    assert torch.cuda.current_device() == 0
+    assert error(operator(x_MK, w), expected(x_MK, w)) < 1.2e-2
+
+
+def test_dispatch_runs_dense_where_all_fire_and_sparse_where_few_do():
+    torch.manual_seed(0)
+    device = torch.device("cuda", torch.cuda.current_device())
+    m, k, n = 4096, 2048, 5632
+    x_MK = torch.randn(m, k, device=device).bfloat16()
+    gate_NK, up_NK = ((torch.randn(n, k, device=device) / k**0.5).bfloat16() for _ in range(2))
+    down_KN = (torch.randn(k, n, device=device) / n**0.5).bfloat16()
+    for bias, path in ((0.0, "dense"), (-3.0, "sparse")):
+        b_N = torch.full((n,), bias, device=device, dtype=torch.bfloat16)
+        w = FFNWeights(gate_NK, up_NK, down_KN, b_N, None, None, 0.0)
+        dispatch = new_dispatch("auto", pinned=True)
+        handle = handle_of(dispatch)
+        right = expected(x_MK, w)
+        for _ in range(40):  # through a probe
+            found = operator(x_MK, w, handle)
+            torch.cuda.synchronize()
+            assert error(found, right) < 1.2e-2
+        assert dispatch.paths() == {4096: path}
+        # Exact: what the blocks of 64 fire between them.
+        fires = (torch.nn.functional.linear(x_MK.float(), gate_NK.float()) + bias) > 0
+        union = fires.view(-1, 64, n).any(1).sum(1).double().mean()
+        assert int(dispatch.observed[12]) == pytest.approx(float(union), rel=0.01)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sparsellm.dispatch import Dispatch, Kernels, Path, handle_of, new_dispatch
 from sparsellm.ffn import SparseFFN
 from sparsellm.ops import beyond_limits, sparse_ffn
+from sparsellm.reference import FFNWeights
 
 DOWN_NK, DISPATCH = "sparsellm_down_NK", "sparsellm_dispatch"
 OLDEST = (8, 0)  # compute capability: bf16 in tensor cores, cp.async
@@ -164,18 +165,17 @@ def _install(module: nn.Module, ffn: Projections, threshold: float, dispatch: Di
         trains = torch.is_grad_enabled() and (x.requires_grad or up.weight.requires_grad)
         if x.dtype != torch.bfloat16 or trains or x.numel() == 0:
             return dense(x)
-        y_MK = sparse_ffn(
-            x.reshape(-1, x.shape[-1]).contiguous(),
+        w = FFNWeights(
             None if gate is None else gate.weight,
             up.weight,
             down.weight,
-            module.get_buffer(DOWN_NK),
             None if gate is None else gate.bias,
             up.bias,
             down.bias,
             threshold,
-            handle,
         )
+        x_MK = x.reshape(-1, x.shape[-1]).contiguous()
+        y_MK = sparse_ffn(x_MK, w, module.get_buffer(DOWN_NK), handle)
         return y_MK.view(x.shape)
 
     vars(module)["forward"] = forward

@@ -15,8 +15,17 @@ MAX_NEURONS = 65_536  # 16-bit column slots, cuda/union.cuh
 MAX_TOKENS = 4_194_304  # 16-bit block numbers, likewise
 
 
-@torch.library.custom_op("sparsellm::sparse_ffn", mutates_args=(), device_types="cuda")
-def sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
+# `define` and `impl` rather than `custom_op`, whose Python wrappers cost a decoding step more than
+# its kernels (measured on a CPU: 30 µs a call).
+torch.library.define(
+    "sparsellm::sparse_ffn",
+    "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor down_NK, "
+    "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, float threshold, int dispatch) -> Tensor",
+)
+
+
+@torch.library.impl("sparsellm::sparse_ffn", "CUDA")
+def _sparse_ffn_cuda(  # noqa: PLR0917 - operators have no keyword-only tensors
     x_MK: Tensor,
     w_gate_NK: Tensor | None,
     w_up_NK: Tensor,
@@ -28,53 +37,40 @@ def sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
     threshold: float,
     dispatch: int,
 ) -> Tensor:
-    """``(relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d``, work only where the gate fires.
-
-    Args:
-        x_MK: bf16, contiguous, as everything here; on a GPU of compute capability 8.0 or newer.
-        w_gate_NK: None for the non-gated variant ``relu(x W_u + b_u) W_d + b_d``.
-        w_up_NK: as `nn.Linear` stores it.
-        w_down_KN: likewise; read where dispatch chooses the dense path.
-        down_NK: W_d transposed; read by the sparse kernels.
-        b_gate_N: or None, as the other biases.
-        b_up_N: likewise.
-        b_down_K: likewise.
-        threshold: FATReLU's: what is not above it counts as zero; 0 is ReLU.
-        dispatch: of `dispatch.handle_of`; 0 takes the sparse kernels whatever they cost.
-
-    Returns:
-        y of (M, K).
-
-    Raises:
-        ValueError: shapes, types, devices or layouts that do not fit, by name.
-    """
-    from sparsellm.kernels import ffn
-
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, threshold)
     _check(x_MK, w, down_NK, torch.bfloat16)
     if x_MK.shape[0] == 0:
         return torch.empty_like(x_MK)
-    (m, k), n, index = x_MK.shape, w_up_NK.shape[0], x_MK.get_device()
+    if x_MK.get_device() != torch.cuda.current_device():
+        with torch.cuda.device(x_MK.device):
+            return _run(x_MK, w, down_NK, dispatch)
+    return _run(x_MK, w, down_NK, dispatch)
+
+
+def _run(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int) -> Tensor:
+    from sparsellm.kernels import ffn
+
     chooser = by_handle(dispatch)
-    with torch.cuda.device(index):
-        if chooser is None:
-            return ffn.sparse(x_MK, w, down_NK)
-        frozen = torch.cuda.is_current_stream_capturing()
-        path = chooser.choose(
-            m, lambda: ffn.costs_of(m, k, n, w_gate_NK is not None, index), frozen=frozen
-        )
-        if path == "dense":
-            return ffn.dense_ffn(x_MK, w)
-        return ffn.sparse(x_MK, w, down_NK, chooser.word(m))
+    if chooser is None:
+        return ffn.sparse(x_MK, w, down_NK)
+    (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
+    path = chooser.choose(
+        m,
+        lambda: ffn.costs_of(m, k, n, gated, x_MK.get_device()),
+        frozen=torch.cuda.is_current_stream_capturing(),
+    )
+    if path == "dense":
+        return ffn.dense_ffn(x_MK, w)
+    return ffn.sparse(x_MK, w, down_NK, chooser.word(m))
 
 
-@sparse_ffn.register_fake
+@torch.library.register_fake("sparsellm::sparse_ffn")
 def _(x_MK: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x_MK)
 
 
-@sparse_ffn.register_kernel("cpu")
-def _(  # noqa: PLR0917
+@torch.library.impl("sparsellm::sparse_ffn", "CPU")
+def _sparse_ffn_cpu(  # noqa: PLR0917
     x_MK: Tensor,
     w_gate_NK: Tensor | None,
     w_up_NK: Tensor,
@@ -90,6 +86,28 @@ def _(  # noqa: PLR0917
     _check(x_MK, w, down_NK, x_MK.dtype)
     # What the kernels read.
     return fatrelu_ffn(x_MK, w._replace(down_KN=down_NK.t()))
+
+
+def sparse_ffn(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int = 0) -> Tensor:
+    """``(relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d``, work only where the gate fires.
+
+    Args:
+        x_MK: bf16 and contiguous, as everything here; on a GPU of compute capability 8.0 or newer.
+        w: the FFN; W_d itself is read where dispatch chooses the dense path.
+        down_NK: W_d transposed; the sparse kernels read this one.
+        dispatch: of `dispatch.handle_of`; 0 takes the sparse kernels whatever they cost.
+
+    Returns:
+        y of (M, K).
+
+    Raises:
+        ValueError: shapes, types, devices or layouts that do not fit, by name.
+    """
+    gate_NK, up_NK, down_KN, *biases, threshold = w
+    y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(
+        x_MK, gate_NK, up_NK, down_KN, down_NK, *biases, threshold, dispatch
+    )
+    return y_MK
 
 
 def beyond_limits(k: int, n: int) -> str | None:

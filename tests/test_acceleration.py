@@ -19,6 +19,7 @@ from transformers import (
 import sparsellm
 from sparsellm.model import build_model
 from sparsellm.ops import sparse_ffn
+from sparsellm.reference import FFNWeights
 
 SHAPE = {
     "vocab_size": 128,
@@ -131,35 +132,30 @@ def test_the_operator_equals_its_formula(gated, threshold):
     up = F.linear(x, w_up, biases[1])
     h = fatrelu(F.linear(x, w_gate, biases[0])) * up if gated else fatrelu(up)
     gate = (w_gate, biases[0]) if gated else (None, None)
+    w = FFNWeights(gate[0], w_up, w_down, gate[1], biases[1], biases[2], threshold)
     transposed = w_down.t().contiguous()
-    arguments = (x, gate[0], w_up, w_down, transposed, gate[1], biases[1], biases[2], threshold, 0)
-    torch.testing.assert_close(sparse_ffn(*arguments), F.linear(h, w_down, biases[2]))
-    torch.library.opcheck(sparse_ffn, arguments, test_utils=("test_schema", "test_faketensor"))
+    torch.testing.assert_close(sparse_ffn(x, w, transposed), F.linear(h, w_down, biases[2]))
+    torch.library.opcheck(
+        torch.ops.sparsellm.sparse_ffn.default,
+        (x, *w[:3], transposed, *w[3:], 0),
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
 def _refused(match: str, **changes):
-    x, w = torch.randn(3, 16), torch.randn(24, 16)
-    arguments = {
-        "x_MK": x,
-        "w_gate_NK": w,
-        "w_up_NK": w,
-        "w_down_KN": w.t().contiguous(),
-        "down_NK": w,
-        "b_gate_N": None,
-        "b_up_N": None,
-        "b_down_K": None,
-        "threshold": 0.0,
-        "dispatch": 0,
-    }
+    x_MK, w_NK = torch.randn(3, 16), torch.randn(24, 16)
+    w = FFNWeights(w_NK, w_NK, w_NK.t().contiguous(), None, None, None, 0.0)
+    others = {"x_MK": x_MK, "down_NK": w_NK}
+    others |= {name: changes.pop(name) for name in set(others) & set(changes)}
     with pytest.raises(ValueError, match=match):
-        sparse_ffn(*(arguments | changes).values())
+        sparse_ffn(others["x_MK"], w._replace(**changes), others["down_NK"])
 
 
 def test_what_does_not_fit_is_named():
     w = torch.randn(24, 16)
-    _refused(r"hidden_size 12 .* multiples of 8", x_MK=torch.randn(3, 12), w_up_NK=w[:, :12])
+    _refused(r"hidden_size 12 .* multiples of 8", x_MK=torch.randn(3, 12), up_NK=w[:, :12])
     _refused(r"W_d transposed is \(16, 24\) where \(24, 16\)", down_NK=w.t().contiguous())
-    _refused(r"W_g is torch.float64 on cpu, not torch.float32 on cpu", w_gate_NK=w.double())
+    _refused(r"W_g is torch.float64 on cpu, not torch.float32 on cpu", gate_NK=w.double())
     _refused(r"x is not contiguous", x_MK=torch.randn(16, 3).t())
     _refused(r"b_d is \(24,\) where \(16,\) belongs", b_down_K=torch.randn(24))
     _refused(r"x \(3, 2, 16\) must be \(tokens, hidden_size\)", x_MK=torch.randn(3, 2, 16))

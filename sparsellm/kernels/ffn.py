@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ def sparse(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, observed: int = 0) -> T
     if x_MK.shape[0] <= decode.MAX_TOKENS:
         decode.decode_ffn(x_MK, w, down_NK, y_MK, observed)
         return y_MK
-    kernels = union if torch.cuda.get_device_capability(x_MK.device) == HOPPER else portable
+    kernels = union if _is_hopper(x_MK.get_device()) else portable
     gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device)
     if w.gate_NK is None:
         kernels.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed)
@@ -43,6 +44,11 @@ def sparse(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, observed: int = 0) -> T
         kernels.union_up(x_MK, w.up_NK, w.b_up_N, gate)
     kernels.union_down(gate, down_NK, w.b_down_K, y_MK)
     return y_MK
+
+
+@functools.cache
+def _is_hopper(device_index: int) -> bool:
+    return torch.cuda.get_device_capability(device_index) == HOPPER
 
 
 def costs_of(num_tokens: int, k: int, n: int, gated: bool, device_index: int) -> Costs:
@@ -54,6 +60,7 @@ def costs_of(num_tokens: int, k: int, n: int, gated: bool, device_index: int) ->
 # Should there be no memory to measure with: H200, M 16384, K 2048, N 5632 in units of dense.
 _ASSUMED_FIXED, _ASSUMED_PER_SHARE = 0.35, 1.1
 _LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
+_MOST_COPIES = 6
 
 
 @functools.lru_cache(maxsize=256)
@@ -77,34 +84,48 @@ def _measure_costs(num_tokens: int, k: int, n: int, gated: bool, device: torch.d
     def matrix(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
 
-    x_MK, up_NK, down_KN = matrix(num_tokens, k), matrix(n, k), matrix(k, n)
-    gate_NK = matrix(n, k) if gated else None
-    down_NK = down_KN.t().contiguous()
-    sides: list[Callable[[], object]] = []
-    unions = (n // 8, n // 2)
-    for size in unions:
-        b_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
-        b_N[torch.arange(size, device=device) * n // size] = 1e4
-        b_gate_N, b_up_N = (b_N, None) if gated else (None, b_N)
-        weights = FFNWeights(gate_NK, up_NK, down_KN, b_gate_N, b_up_N, None, 0.0)
-        sides.append(functools.partial(sparse, x_MK, weights, down_NK))
-    plain = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
-    sides.append(functools.partial(dense_ffn, x_MK, plain))
-    few, many, all_dense = _medians(sides)
-    per_neuron = max(many - few, 0.0) / (unions[1] - unions[0])
-    return Costs(all_dense, few - per_neuron * unions[0], per_neuron)
+    # As in a model, no cache still holds the gate's weights when they are needed again.
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MOST_COPIES)
+    weights = [(matrix(n, k), matrix(n, k), matrix(k, n)) for _ in range(copies)]
+    transposed = [down_KN.t().contiguous() for _, _, down_KN in weights]
+
+    def ffn(copy: int, bias_N: Tensor | None) -> FFNWeights:
+        gate_NK, up_NK, down_KN = weights[copy]
+        if gated:
+            return FFNWeights(gate_NK, up_NK, down_KN, bias_N, None, None, 0.0)
+        return FFNWeights(None, up_NK, down_KN, None, bias_N, None, 0.0)
+
+    def sparse_at(union: int) -> float:
+        bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
+        bias_N[torch.arange(union, device=device) * n // union] = 1e4
+        return _median([partial(sparse, x_MK, ffn(i, bias_N), transposed[i]) for i in each])
+
+    each = range(copies)
+    few, many = n // 8, n // 2
+    at_few, at_many = sparse_at(few), sparse_at(many)
+    all_dense = _median([partial(dense_ffn, x_MK, ffn(i, None)) for i in each])
+    per_neuron = max(at_many - at_few, 0.0) / (many - few)
+    return Costs(all_dense, at_few - per_neuron * few, per_neuron)
 
 
-def _medians(sides: list[Callable[[], object]], rounds: int = 7) -> list[float]:
-    """Milliseconds of each, call by call in turn: a GPU slows down within seconds of load."""
-    times: list[list[float]] = [[] for _ in sides]
-    for turn in range(rounds + 2):
-        for side, own in zip(sides, times, strict=True):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            side()
-            end.record()
-            end.synchronize()
-            if turn >= 2:  # compiled and warm
-                own.append(start.elapsed_time(end))
-    return [statistics.median(own) for own in times]
+def _median(calls: list[Callable[[], object]], rounds: int = 7) -> float:
+    """Milliseconds of a call on the GPU, in a CUDA graph: small ones would measure the CPU."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        calls[0]()  # compiles and loads
+    torch.cuda.synchronize()
+    graph, times = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for call in calls:
+            call()
+    for turn in range(rounds + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if turn >= 1:  # warm
+            times.append(start.elapsed_time(end) / len(calls))
+    return statistics.median(times)

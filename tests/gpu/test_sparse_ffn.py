@@ -38,8 +38,7 @@ def poisoned() -> Iterator[None]:
 
 
 def operator(x_MK: Tensor, w: FFNWeights, dispatch: int = 0) -> Tensor:
-    tensors = (w.gate_NK, w.up_NK, w.down_KN, w.down_KN.t().contiguous())
-    return sparse_ffn(x_MK, *tensors, w.b_gate_N, w.b_up_N, w.b_down_K, w.threshold, dispatch)
+    return sparse_ffn(x_MK, w, w.down_KN.t().contiguous(), dispatch)
 
 
 def expected(x_MK: Tensor, w: FFNWeights) -> Tensor:
@@ -157,9 +156,7 @@ def test_in_a_cuda_graph_with_new_inputs(m):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y_MK = sparse_ffn(
-            x_MK, *w[:3], down_NK, w.b_gate_N, w.b_up_N, w.b_down_K, w.threshold, handle
-        )
+        y_MK = sparse_ffn(x_MK, w, down_NK, handle)
     for _ in range(3):
         x_MK.copy_(torch.randn_like(x_MK))
         graph.replay()

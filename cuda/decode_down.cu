@@ -215,6 +215,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, 2)
                 uint32* observed) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
+  admit_next_kernel();
+  await_previous_kernel();
   const Input in{count, neuron, value, w_NK, sections, stride, n, k};
   uint32 own = 0;
   uint4 pairs[speculative / 8] = {};

@@ -337,6 +337,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
                 bf16* value) {
   extern __shared__ __align__(16) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
+  admit_next_kernel();
+  await_previous_kernel();
   const uint32 first = first_neuron(blockIdx.x, gridDim.x, n);
   const uint32 end = first_neuron(blockIdx.x + 1, gridDim.x, n);
   const Rows rows{w_NK, bias_N, nullptr, first, end - first};

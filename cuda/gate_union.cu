@@ -183,6 +183,8 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(384
   const int tiles_m = (m + tile_m * cluster - 1) / (tile_m * cluster);
   const int tiles_n = (n + tile_n - 1) / tile_n;
   const int steps = (k + tile_k - 1) / tile_k;
+  admit_next_kernel();
+  await_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x < 16) control[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {

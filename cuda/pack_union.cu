@@ -99,6 +99,7 @@ extern "C" __global__ void __launch_bounds__(block_threads)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int tiles_n = (n + tile_neurons - 1) / tile_neurons;
   const int block = blockIdx.x / tiles_n, tile = blockIdx.x % tiles_n;
+  await_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x < 16) control[threadIdx.x] = 0;
 
   const int column = tile * tile_neurons + lane * chunk_neurons;

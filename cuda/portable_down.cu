@@ -124,6 +124,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
                   bf16* y_MK) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
+  await_previous_kernel();
   const int warp = threadIdx.x / 32, units_k = (k + unit_width - 1) / unit_width;
   const int blocks = (m + block_tokens - 1) / block_tokens;
   const auto look_up = [&](int index) { return order[index / units_k]; };

@@ -149,6 +149,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
                 const uint32* entry, const uint2* unit, uint32* control, bf16* value) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
+  await_previous_kernel();
   const int steps = (k + stage_inner - 1) / stage_inner;
   const auto look_up = [&](int index) { return unit[index]; };
   UnitWalk walk(shared.unit, control + next_up, control[num_units], look_up);

@@ -17,6 +17,24 @@ __device__ __forceinline__ uint32 smem_address(const void* pointer) {
   return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
 
+// --- kernels that overlap ------------------------------------------------------------------------
+
+// Waits until the kernel before in the stream has ended and its writes are visible. Every kernel
+// calls it before it reads or writes global memory (sparsellm/kernels/launch.py).
+__device__ __forceinline__ void await_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel's blocks come up as this one's leave; for kernels whose blocks all fit at
+// once, lest those take their places.
+__device__ __forceinline__ void admit_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // --- mbarrier ------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void barrier_init(uint64* barrier, uint32 arrivals) {

@@ -16,6 +16,7 @@ __device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float threshol
 
 extern "C" __global__ void __launch_bounds__(256)
     relu_product(const uint4* gate, const uint4* up, uint4* h, uint64 num_octets, float threshold) {
+  await_previous_kernel();
   constexpr uint32 ones = 0x3f803f80u;
   const uint64 octet = static_cast<uint64>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (octet >= num_octets) return;

@@ -179,6 +179,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
     barrier_init_fence();
   }
   __syncthreads();
+  admit_next_kernel();
+  await_previous_kernel();
   if (threadIdx.x < gather_threads) {
     registers_decrease<88>();
     gather(shared, w_NK, k, tiles_n, units_k, blocks, entry, order, control, value);

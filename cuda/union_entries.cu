@@ -9,6 +9,7 @@ extern "C" __global__ void __launch_bounds__(256)
                   uint32* total, uint2* unit, uint32* sorted, uint2* order, uint32* control,
                   uint32* observed) {
   extern __shared__ uint32 start[];  // [tiles_n + 1]
+  await_previous_kernel();
   const int block = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0) {
     uint32 before = 0;

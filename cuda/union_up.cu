@@ -154,6 +154,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
     barrier_init_fence();
   }
   __syncthreads();
+  admit_next_kernel();
+  await_previous_kernel();
   if (threadIdx.x < gather_threads) {
     registers_decrease<120>();
     gather(shared, x_MK, w_NK, k, steps, tiles_n, entry, unit, control);

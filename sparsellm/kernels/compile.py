@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sparsellm.kernels.launch import launch
 from sparsellm.paths import bundled
 
 # wgmma, TMA multicast and setmaxnreg are in the "a" (architecture-specific) target alone.
@@ -64,17 +65,19 @@ class Kernel:
     function: Any  # cupy.cuda.Function
     shared_bytes: int  # dynamic shared memory of a block
     num_multiprocessors: int
+    may_overlap: bool  # see `launch`
 
     def launch(self, grid: int, threads: int, arguments: tuple[Any, ...], stream: int) -> None:
         """Queues the kernel on a CUDA stream (its handle); returns at once."""
-        self.function((grid,), (threads,), arguments, self.shared_bytes, _stream(stream))
-
-
-@functools.lru_cache(maxsize=64)
-def _stream(handle: int) -> Any:
-    import cupy
-
-    return cupy.cuda.ExternalStream(handle)
+        launch(
+            self.function.ptr,
+            grid,
+            threads,
+            self.shared_bytes,
+            arguments,
+            stream,
+            overlap=self.may_overlap,
+        )
 
 
 @functools.cache
@@ -101,7 +104,8 @@ def load(stem: str, device_index: int) -> Kernel:
         shared_bytes = _shared_bytes(module, stem)
         if shared_bytes > 48 * 1024:
             kernel.max_dynamic_shared_size_bytes = shared_bytes
-        return Kernel(kernel.kernel, shared_bytes, device.attributes["MultiProcessorCount"])
+        num_multiprocessors = device.attributes["MultiProcessorCount"]
+        return Kernel(kernel.kernel, shared_bytes, num_multiprocessors, may_overlap=major >= 9)
 
 
 def load_for(stem: str, tensor: torch.Tensor) -> tuple[Kernel, int]:

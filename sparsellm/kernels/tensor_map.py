@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from sparsellm.kernels.launch import driver
 
 _BFLOAT16, _SWIZZLE_128B, _L2_PROMOTION_256B = 9, 3, 3  # of cuda.h
 _OPAQUE_BYTES = 128
 
 
-@functools.cache
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
-
-
 @functools.lru_cache(maxsize=4096)
-def encode(address: int, rows: int, columns: int, box_rows: int) -> NDArray[np.void]:
+def encode(address: int, rows: int, columns: int, box_rows: int) -> bytes:
     """A map of a row-major bf16 matrix whose boxes are ``box_rows`` × 64, swizzled by 128 bytes.
 
     Returns:
-        One 128-byte element, which CuPy passes by value.
+        128 bytes, which the kernel takes by value.
 
     Raises:
         RuntimeError: the driver refuses (an address off 16 bytes, say).
@@ -32,7 +27,7 @@ def encode(address: int, rows: int, columns: int, box_rows: int) -> NDArray[np.v
     raw = np.zeros(_OPAQUE_BYTES + 64, np.uint8)
     start = -raw.ctypes.data % 64
     aligned = raw[start : start + _OPAQUE_BYTES]
-    result = _driver().cuTensorMapEncodeTiled(
+    result = driver().cuTensorMapEncodeTiled(
         aligned.ctypes.data_as(ctypes.c_void_p),
         _BFLOAT16,
         2,
@@ -51,4 +46,4 @@ def encode(address: int, rows: int, columns: int, box_rows: int) -> NDArray[np.v
             f"the driver refused a tensor map of {rows} × {columns} bf16 at {address:#x} "
             f"(CUDA error {result}); the matrix must start at a multiple of 16 bytes"
         )
-    return aligned.view(f"V{_OPAQUE_BYTES}")
+    return aligned.tobytes()

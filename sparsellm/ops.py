@@ -15,8 +15,7 @@ MAX_NEURONS = 65_536  # 16-bit column slots, cuda/union.cuh
 MAX_TOKENS = 4_194_304  # 16-bit block numbers, likewise
 
 
-# `define` and `impl` rather than `custom_op`, whose Python wrappers cost a decoding step more than
-# its kernels (measured on a CPU: 30 µs a call).
+# `define` and `impl` rather than `custom_op`, whose Python wrappers cost 30 µs a call.
 torch.library.define(
     "sparsellm::sparse_ffn",
     "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor down_NK, "
@@ -38,6 +37,10 @@ def _sparse_ffn_cuda(  # noqa: PLR0917 - operators have no keyword-only tensors
     dispatch: int,
 ) -> Tensor:
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, threshold)
+    return _on_cuda(x_MK, w, down_NK, dispatch)
+
+
+def _on_cuda(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int) -> Tensor:
     _check(x_MK, w, down_NK, torch.bfloat16)
     if x_MK.shape[0] == 0:
         return torch.empty_like(x_MK)
@@ -103,6 +106,9 @@ def sparse_ffn(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int = 0) 
     Raises:
         ValueError: shapes, types, devices or layouts that do not fit, by name.
     """
+    # The operator is for compilers; without one its dispatch costs as much as a step of decoding.
+    if type(x_MK) is Tensor and x_MK.is_cuda and not torch.compiler.is_compiling():
+        return _on_cuda(x_MK, w, down_NK, dispatch)
     gate_NK, up_NK, down_KN, *biases, threshold = w
     y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(
         x_MK, gate_NK, up_NK, down_KN, down_NK, *biases, threshold, dispatch

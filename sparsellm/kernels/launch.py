@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 
 _ALLOW_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h
-_BUFFER, _BUFFER_SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE
 _MOST_PARAMETER_BYTES = 4096
 
-# How an argument lies in the kernel's parameters: code of `struct`, alignment.
-_TYPES: dict[type, tuple[str, int]] = {
-    int: ("Q", 8),  # an address
-    np.int32: ("i", 4),
-    np.uint64: ("Q", 8),
-    np.float32: ("f", 4),
-    bytes: ("128s", 64),  # a tensor map
+# What `struct` makes of an argument.
+_CODES: dict[type, str] = {
+    int: "Q",  # an address
+    np.int32: "i",
+    np.uint64: "Q",
+    np.float32: "f",
+    bytes: "128s",  # a tensor map
 }
 
 
@@ -55,11 +54,19 @@ class _Local(threading.local):
 
     def __init__(self) -> None:
         self.parameters = ctypes.create_string_buffer(_MOST_PARAMETER_BYTES)
-        self.size = ctypes.c_size_t()
-        address, size = ctypes.addressof(self.parameters), ctypes.addressof(self.size)
-        self.extra = (ctypes.c_void_p * 5)(_BUFFER, address, _BUFFER_SIZE, size, None)
+        self.pointers: dict[tuple[type, ...], ctypes.Array[ctypes.c_void_p]] = {}
         self.config = _Config((1, 1, 1), (1, 1, 1))
         self.config.attributes = ctypes.pointer(_Attribute(_ALLOW_OVERLAP, value=1))
+
+    def pointers_to(self, types: tuple[type, ...]) -> ctypes.Array[ctypes.c_void_p]:
+        """Where the driver finds each of the packed arguments."""
+        found = self.pointers.get(types)
+        if found is None:
+            sizes = [struct.calcsize(f"<{_CODES[t]}") for t in types]
+            start = ctypes.addressof(self.parameters)
+            places = [start + sum(sizes[:i]) for i in range(len(sizes))]
+            found = self.pointers[types] = (ctypes.c_void_p * len(places))(*places)
+        return found
 
 
 _local = _Local()
@@ -79,19 +86,8 @@ def _launcher() -> Any:
 
 
 @functools.cache
-def layout(types: tuple[type, ...]) -> struct.Struct:
-    """How arguments of these types lie in memory, as the kernel's C++ signature has them.
-
-    Raises:
-        KeyError: a type that no kernel takes.
-    """
-    code, size = "<", 0
-    for argument in types:
-        letter, alignment = _TYPES[argument]
-        padding = -size % alignment
-        code += f"{padding}x{letter}"
-        size += padding + struct.calcsize(f"<{letter}")
-    return struct.Struct(code)
+def _layout(types: tuple[type, ...]) -> struct.Struct:
+    return struct.Struct("<" + "".join(_CODES[argument] for argument in types))
 
 
 def launch(  # noqa: PLR0917
@@ -116,15 +112,16 @@ def launch(  # noqa: PLR0917
         overlap: start before the kernel before has ended (compute capability 9.0 and newer).
 
     Raises:
+        KeyError: an argument of a type that no kernel takes.
         RuntimeError: the driver refuses.
     """
-    packed = layout(tuple(map(type, arguments)))
-    packed.pack_into(_local.parameters, 0, *arguments)
-    _local.size.value = packed.size
+    types = tuple(map(type, arguments))
+    _layout(types).pack_into(_local.parameters, 0, *arguments)
     config = _local.config
     config.grid[0], config.block[0] = grid, threads
     config.shared_bytes, config.stream, config.num_attributes = shared_bytes, stream, overlap
-    result = _launcher()(ctypes.addressof(config), function, None, ctypes.addressof(_local.extra))
+    pointers = ctypes.addressof(_local.pointers_to(types))
+    result = _launcher()(ctypes.addressof(config), function, pointers, None)
     if result != 0:
         raise RuntimeError(
             f"the driver refused a launch of {grid} blocks of {threads} threads with "

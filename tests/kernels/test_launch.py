@@ -1,27 +1,55 @@
-"""Arguments lie where a kernel's C++ signature has them."""
+"""What the driver is handed: each argument's own bytes."""
 
 from __future__ import annotations
 
+import ctypes
 import struct
 
 import numpy as np
 import pytest
 
-from sparsellm.kernels.launch import layout
+from sparsellm.kernels import launch as module
 
 
-def test_arguments_are_aligned_as_in_cpp():
-    # (TensorMap, const void*, int, float, int, uint64, TensorMap)
-    types = (bytes, int, np.int32, np.float32, np.int32, np.uint64, bytes)
-    packed = layout(types)
-    assert packed.size == 320
-    map_, pointer = bytes(range(128)), 0x7F00_1234_5678
-    raw = packed.pack(map_, pointer, np.int32(-5), np.float32(0.5), np.int32(7), np.uint64(9), map_)
-    assert raw[:128] == map_
-    assert struct.unpack_from("<QifixxxxQ", raw, 128) == (pointer, -5, 0.5, 7, 9)
-    assert raw[192:] == map_
+@pytest.fixture
+def driver(monkeypatch):
+    """Records launches in place of the driver."""
+    seen, codes = [], "128s Q i f Q"
+
+    def record(config, function, pointers, extra):
+        config = ctypes.cast(config, ctypes.POINTER(module._Config)).contents
+        places = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p))
+        values = []
+        for i, code in enumerate(codes.split()):
+            raw = ctypes.string_at(places[i], struct.calcsize(code))
+            values += struct.unpack(code, raw)
+        assert extra is None
+        shape = [*config.grid, *config.block, config.shared_bytes, config.stream or 0]
+        attribute = [config.num_attributes, config.attributes.contents.id]
+        seen.append((function, *shape, *attribute, values))
+        return 1 if function == 13 else 0
+
+    monkeypatch.setattr(module, "_launcher", lambda: record)
+    return seen
 
 
-def test_an_unknown_type_is_no_argument():
+MAP = bytes(range(128))
+ARGUMENTS = (MAP, 0x7F00_1234_5678, np.int32(-5), np.float32(0.5), np.uint64(9))
+
+
+def test_arguments_and_configuration(driver):
+    module.launch(7, 132, 384, 1000, ARGUMENTS, 99, overlap=True)
+    module.launch(7, 1, 32, 0, (MAP, 0, np.int32(1), np.float32(2), np.uint64(3)), 0, overlap=False)
+    first, second = driver
+    assert first[:10] == (7, 132, 1, 1, 384, 1, 1, 1000, 99, 1)
+    assert first[10] == 6
+    assert first[11] == [MAP, 0x7F00_1234_5678, -5, 0.5, 9]
+    assert second[:10] == (7, 1, 1, 1, 32, 1, 1, 0, 0, 0)
+    assert second[11] == [MAP, 0, 1, 2.0, 3]
+
+
+def test_refusals(driver):
+    with pytest.raises(RuntimeError, match=r"132 blocks of 384 threads .* \(CUDA error 1\)"):
+        module.launch(13, 132, 384, 0, ARGUMENTS, 0, overlap=True)
     with pytest.raises(KeyError):
-        layout((float,))
+        module.launch(7, 1, 1, 0, (1.0,), 0, overlap=True)

@@ -1,0 +1,32 @@
+"""No kernel reads or writes out of bounds, and no two threads race in shared memory."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+SANITIZER = shutil.which("compute-sanitizer")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_sanitizer_finds_nothing(tool):
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    if SANITIZER is None:
+        pytest.skip("compute-sanitizer is not on the PATH")
+    # PyTorch's own kernels are not what is examined.
+    ours = ("union", "decode", "portable", "relu_product", "weight", "columns")
+    filters = [f"--kernel-regex=kns={name}" for name in ours]
+    command = [SANITIZER, f"--tool={tool}", "--error-exitcode=9", *filters]
+    result = subprocess.run(
+        [*command, sys.executable, "-m", "tests.gpu.sanitized"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "all kernels ran" in result.stdout, result.stdout[-3000:] + result.stderr[-3000:]
+    assert result.returncode == 0, result.stdout[-3000:]

@@ -20,7 +20,7 @@ def test_sanitizer_finds_nothing(tool):
         pytest.skip("compute-sanitizer is not on the PATH")
     # PyTorch's own kernels are not what is examined.
     ours = ("union", "decode", "portable", "relu_product", "weight", "columns")
-    filters = [f"--kernel-regex=kns={name}" for name in ours]
+    filters = [f"--kernel-name=kns={name}" for name in ours]
     command = [SANITIZER, f"--tool={tool}", "--error-exitcode=9", *filters]
     result = subprocess.run(
         [*command, sys.executable, "-m", "tests.gpu.sanitized"],

@@ -174,8 +174,12 @@ def _install(module: nn.Module, ffn: Projections, threshold: float, dispatch: Di
             down.bias,
             threshold,
         )
+        down_NK = module._buffers[DOWN_NK]
+        assert down_NK is not None
+        if x.ndim == 2 and x.is_contiguous():
+            return sparse_ffn(x, w, down_NK, handle)
         x_MK = x.reshape(-1, x.shape[-1]).contiguous()
-        y_MK = sparse_ffn(x_MK, w, module.get_buffer(DOWN_NK), handle)
+        y_MK = sparse_ffn(x_MK, w, down_NK, handle)
         return y_MK.view(x.shape)
 
     vars(module)["forward"] = forward

@@ -1,193 +1,30 @@
-// union_down: y = h · W_downᵀ, h in the union format.
-//
-// w_NK is the weight neuron by neuron: W_downᵀ as `nn.Linear` stores it, W_up or W_gate for ∇x.
-//
-// A work unit is one block of 64 tokens × 512 output columns. It runs over the block's union, 32
-// entries a stage: their h columns and the 1024-byte pieces of their weight rows are gathered with
-// cp.async. Each multiplying warpgroup holds 64 tokens × 256 columns. Both operands are stored with
-// k, the entry, as the slow index, which wgmma reads as "transposed".
-#include "gather.cuh"
+// union_down: y = h · W + b, h in the union format, W neuron by neuron: W_downᵀ as `nn.Linear` stores
+// it (down.cuh has how).
+#include "down.cuh"
 
 namespace {
-constexpr int stage_entries = 32, stages = 6, unit_columns = 512, panel = 64;
-constexpr int lookahead = 4;  // stages whose entries are loaded before their turn
-constexpr int panel_bytes = stage_entries * panel * 2;
+struct UnionDown {
+  const uint32* entry;
+  const bf16 *value, *w;
+  int tiles_n;
 
-struct Shared {
-  bf16 h[stages][stage_entries * block_tokens];
-  bf16 w[stages][unit_columns / panel][stage_entries * panel];
-  uint64 full[stages], empty[stages];
-  UnitQueue queue;
+  __device__ uint64 base(int block) const {
+    return static_cast<uint64>(block) * tiles_n * tile_neurons;
+  }
+  __device__ int num_sources() const { return 1; }
+  __device__ const uint32* members(int block) const { return entry + base(block); }
+  __device__ uint32 neuron(uint32 member) const { return entry_neuron(member); }
+  __device__ const bf16* columns(int, int block) const { return value + base(block) * block_tokens; }
+  __device__ uint32 slot(uint32 member, int) const { return entry_slot(member); }
+  __device__ const bf16* weights(int) const { return w; }
 };
-
-// One stage. `whole`: all rows and columns are there.
-template <bool whole>
-__device__ __forceinline__ void gather_stage(uint32 stage_w, uint32 stage_h, uint32 own,
-                                             const char* from_w, uint32 row_bytes, uint32 column,
-                                             uint32 columns, const bf16* from_h, int present) {
-  // A warp copies every fourth row, its 1024 bytes in two halves.
-  const uint32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32 to_even = lane / 8 * panel_bytes + swizzled(warp, lane % 8);
-  const uint32 to_odd = lane / 8 * panel_bytes + swizzled(warp + 4, lane % 8);
-#pragma unroll
-  for (int i = 0; i < stage_entries / 4; ++i) {
-    const int row = 4 * i + warp;
-    const uint32 neuron = entry_neuron(__shfl_sync(~0u, own, row));
-    const char* source = from_w + static_cast<uint64>(neuron) * row_bytes;
-    const uint32 to = stage_w + (i % 2 == 0 ? to_even : to_odd) + i / 2 * 1024;
-    const bool left = whole || (row < present && column < columns);
-    const bool right = whole || (row < present && column + unit_columns / 2 < columns);
-    copy16_async(to, source, left ? 16 : 0);
-    copy16_async(to + 4 * panel_bytes, source + unit_columns, right ? 16 : 0);
-  }
-  const uint32 h_row = threadIdx.x / 8, to_h = stage_h + swizzled(h_row, threadIdx.x % 8);
-#pragma unroll
-  for (int i = 0; i < stage_entries * 8 / gather_threads; ++i) {
-    const int row = i * (gather_threads / 8) + h_row;
-    const uint32 slot = entry_slot(__shfl_sync(~0u, own, row));
-    copy16_async(to_h + i * (gather_threads / 8) * 128, from_h + slot * block_tokens,
-                 whole || row < present ? 16 : 0);
-  }
-}
-
-__device__ void gather(Shared& shared, const bf16* w, uint32 columns, int tiles_n, int units_k,
-                       int blocks, const uint32* entry, const uint2* order, uint32* control,
-                       const bf16* value) {
-  const uint32 lane = threadIdx.x % 32, row_bytes = 2 * columns;
-  RingPlace<stages> place;
-  const auto look_up = [&](int index) { return order[index / units_k]; };
-  UnitWalk walk(shared.queue, control + next_down, blocks * units_k, look_up);
-  for (Unit unit; (unit = walk.next(look_up)).index >= 0;) {
-    const uint32 first_column = unit.index % units_k * unit_columns;
-    const uint32 column = first_column + lane * 8;
-    const bool all_columns = first_column + unit_columns <= columns;
-    const uint64 base = static_cast<uint64>(unit.a) * tiles_n * tile_neurons;
-    const char* from_w = reinterpret_cast<const char*>(w + column);
-    const bf16* from_h = value + base * block_tokens + threadIdx.x % 8 * 8;
-    // Lane l keeps entry l of the stage; those of the next ones are on their way meanwhile.
-    const uint32* list = entry + base + lane;
-    const int total = unit.b;
-    uint32 ahead[lookahead];
-#pragma unroll
-    for (int i = 0; i < lookahead; ++i)
-      ahead[i] = static_cast<int>(lane) + i * stage_entries < total ? list[i * stage_entries] : 0;
-    list += lookahead * stage_entries;
-    for (int present = total; present > 0; present -= stage_entries) {
-      const uint32 own = ahead[0];
-#pragma unroll
-      for (int i = 0; i < lookahead - 1; ++i) ahead[i] = ahead[i + 1];
-      ahead[lookahead - 1] =
-          static_cast<int>(lane) < present - lookahead * stage_entries ? *list : 0;
-      list += stage_entries;
-      barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
-      const uint32 stage_w = smem_address(shared.w[place.stage]);
-      const uint32 stage_h = smem_address(shared.h[place.stage]);
-      if (all_columns && present >= stage_entries)
-        gather_stage<true>(stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h,
-                           present);
-      else
-        gather_stage<false>(stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h,
-                            present);
-      copy_arrive(&shared.full[place.stage]);
-      place.advance();
-    }
-  }
-}
-
-// Where 64 × 256 sums of a warpgroup go.
-struct Output {
-  bf16* y;
-  const bf16* bias;  // or null
-  int m, k, row, column;
-};
-
-template <typename Sum>
-__device__ __forceinline__ void store(const Output& to, Sum sum) {
-  const int lane = threadIdx.x % 32, first = to.row + threadIdx.x / 32 % 4 * 16;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = first + token_at(lane / 4 + 8 * half);
-    bf16* out = to.y + static_cast<uint64>(row) * to.k;
-#pragma unroll
-    for (int group = 0; group < 8; ++group) {  // of 32 columns
-      uint32 word[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = 4 * (4 * group + j) + 2 * half;
-        word[j] = pack_biased(sum(at), sum(at + 1), to.bias,
-                              to.column + 32 * group + 8 * j + 2 * (lane % 4), to.k);
-      }
-      transpose_quad(word);  // 8 columns a lane: 16-byte stores
-      const int column = to.column + 32 * group + 8 * (lane % 4);
-      if (row < to.m && column < to.k)
-        *reinterpret_cast<uint4*>(out + column) = make_uint4(word[0], word[1], word[2], word[3]);
-    }
-  }
-}
-
-__device__ void multiply(Shared& shared, int m, int k, int units_k,
-                         const bf16* bias, bf16* y) {
-  const int consumer = threadIdx.x / 128 - 1;
-  float d[128];
-  RingPlace<stages> place;
-  const auto look_up = [](int) { return make_uint2(0, 0); };
-  UnitWalk walk(shared.queue, nullptr, 0, look_up);
-  for (Unit unit; (unit = walk.next(look_up)).index >= 0;) {
-    const int block = unit.a, entries = unit.b;
-    const Output unit_y{y, bias, m, k, block * block_tokens,
-                        unit.index % units_k * unit_columns + consumer * 256};
-    if (entries == 0) {
-      store(unit_y, [](int) { return 0.0f; });
-      continue;
-    }
-    for (int first = 0; first < entries; first += stage_entries) {
-      barrier_wait(&shared.full[place.stage], place.parity);
-      fence_async_proxy();
-      wgmma_begin();
-      const uint32 a = smem_address(shared.h[place.stage]);
-      const uint32 b = smem_address(shared.w[place.stage][consumer * 4]);
-#pragma unroll
-      for (int s = 0; s < stage_entries / 16; ++s)
-        wgmma_n256<1, 1>(d, operand(a + 2048 * s, 0, 1024),
-                         operand(b + 2048 * s, panel_bytes, 1024), first > 0 || s > 0);
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (first > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
-      place.advance();
-    }
-    wgmma_wait<0>();
-    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
-    store(unit_y, [&](int i) { return d[i]; });
-  }
-}
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
     union_down(const bf16* w_NK, const bf16* bias_K, int m, int k, int tiles_n,
                const uint32* entry, const uint2* order, uint32* control, const bf16* value,
                bf16* y_MK) {
-  extern __shared__ unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
-  const int units_k = (k + unit_columns - 1) / unit_columns;
-  const int blocks = (m + block_tokens - 1) / block_tokens;
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < stages; ++stage) {
-      barrier_init(&shared.full[stage], gather_threads);
-      barrier_init(&shared.empty[stage], 2);
-    }
-    shared.queue.init();
-    barrier_init_fence();
-  }
-  __syncthreads();
-  admit_next_kernel();
-  await_previous_kernel();
-  if (threadIdx.x < gather_threads) {
-    registers_decrease<88>();
-    gather(shared, w_NK, k, tiles_n, units_k, blocks, entry, order, control, value);
-  } else {
-    registers_increase<208>();
-    multiply(shared, m, k, units_k, bias_K, y_MK);
-  }
+  run(UnionDown{entry, value, w_NK, tiles_n}, bias_K, m, k, order, control, y_MK);
 }
 
-extern "C" __device__ const uint32 union_down_shared_bytes = sizeof(Shared) + 1024;
+extern "C" __device__ const uint32 union_down_shared_bytes = shared_bytes;

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sparsellm.checkpoint import write_atomically
+from sparsellm.kernel_choice import KernelStats
 from sparsellm.recipe import Recipe
 from sparsellm.stats import StepStats, nnz_bucket_edges, position_bucket_starts
 
@@ -38,6 +39,7 @@ class TrainRecord:
     mfu_executed: float | None  # FLOPs really performed over the peak
     memory_gib: float  # peak of this rank's device (CPU: resident set)
     sparsity: StepStats
+    kernels: KernelStats
     seconds: float  # wall time since this process began
     kind: str = field(default="train", init=False)
 
@@ -160,7 +162,17 @@ def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
         return base | {key: value for key, value in values.items() if value is not None}
     scalars = {k: v for k, v in asdict(record).items() if isinstance(v, int | float)}
     values = {f"train/{k}": v for k, v in scalars.items() if k not in ("step", "tokens")}
-    return base | values | _wandb_sparsity(record.sparsity, recipe)
+    return base | values | _wandb_sparsity(record.sparsity, recipe) | _wandb_kernels(record.kernels)
+
+
+def _wandb_kernels(stats: KernelStats) -> dict[str, Any]:
+    by_layer = list(zip(stats.sparse, stats.union_mean, strict=True))
+    return {
+        "kernels/sparse_layers": stats.sparse_layers,
+        "kernels/overflows": stats.overflows,
+        **{f"layers/sparse_kernels/{i:02d}": int(sparse) for i, (sparse, _) in enumerate(by_layer)},
+        **{f"layers/union_mean/{i:02d}": union for i, (_, union) in enumerate(by_layer)},
+    }
 
 
 def _wandb_sparsity(stats: StepStats, recipe: Recipe) -> dict[str, Any]:

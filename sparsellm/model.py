@@ -32,11 +32,17 @@ class SparseDecoderLayer(nn.Module):
         self.post_attention_layernorm = layer.post_attention_layernorm
 
     def forward(
-        self, hidden_states: Tensor, *, return_stats: bool = False, **attention: Any
+        self,
+        hidden_states: Tensor,
+        *,
+        return_stats: bool = False,
+        capacity: int | None = None,
+        **attention: Any,
     ) -> Tensor | tuple[Tensor, FFNStats]:
         """(B, T, C) → (B, T, C); with ``return_stats`` also the FFN's statistics.
 
-        ``attention`` is what Hugging Face's model hands its attention: rotary position
+        With them the FFN goes by ``capacity``, see `SparseFFN.compute`; without, as it chooses
+        itself. ``attention`` is what Hugging Face's model hands its attention: rotary position
         embeddings, mask, cache.
         """
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **attention)
@@ -46,7 +52,7 @@ class SparseDecoderLayer(nn.Module):
             return hidden_states + self.mlp(normed)
         # Statistics are returned, not stored: a recomputed block (activation checkpointing) then
         # cannot count twice, and the L1 term is an ordinary output of the graph.
-        out, stats = self.mlp.forward_with_stats(normed)
+        out, stats = self.mlp.compute(normed, capacity)
         return hidden_states + out, stats
 
 

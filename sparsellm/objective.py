@@ -25,6 +25,7 @@ class LossSums(NamedTuple):
     l1_sum_L: Tensor  # (L,) fp32, Σ over tokens and units of |h|, layer by layer
     nnz_LBT: Tensor  # (L, B, T) int32, active neurons of each token
     fired_LN: Tensor  # (L, N) int32, tokens on which each neuron fired
+    union_L: Tensor  # (L,) int64, Σ over blocks of 64 tokens of the neurons that any of them fires
 
 
 class Objective(nn.Module):
@@ -52,7 +53,11 @@ class Objective(nn.Module):
         for layer in backbone.layers:
             # No mask: SDPA then takes its causal path.
             x_BTC, layer_stats = layer(
-                x_BTC, return_stats=True, position_embeddings=rotary, attention_mask=None
+                x_BTC,
+                return_stats=True,
+                capacity=layer.mlp.capacity_for(inputs_BT.numel()),
+                position_embeddings=rotary,
+                attention_mask=None,
             )
             stats.append(layer_stats)
         x_BTC = backbone.norm(x_BTC)
@@ -63,6 +68,7 @@ class Objective(nn.Module):
             l1_sum_L=torch.stack([s.l1_sum for s in stats]),
             nnz_LBT=torch.stack([s.nnz_M for s in stats]).view(-1, *inputs_BT.shape),
             fired_LN=torch.stack([s.fired_N for s in stats]),
+            union_L=torch.stack([s.union_sum for s in stats]),
         )
 
 

@@ -56,6 +56,12 @@ class FFNConfig(StrictModel):
 
     activation: Literal["relu", "silu"] = Field("relu", description="Activation of the gate")
     gated: bool = Field(True, description="gate * up (Llama), or up alone (paper, appendix)")
+    kernels: Literal["auto", "dense", "sparse"] = Field(
+        "dense",
+        description="Training by dense matrix products, on the sparsity pattern, or (auto) a layer "
+        "and step by whichever was measured to be faster; auto on a CPU is dense. On GPUs sparse "
+        "and auto are experimental",
+    )
 
 
 class SparsityConfig(StrictModel):
@@ -197,6 +203,8 @@ class Recipe(StrictModel):
             )
         if self.ffn.activation != "relu" and self.sparsity.reinit_rate:
             raise ValueError("sparsity.reinit_rate needs ffn.activation: relu (no neuron is dead)")
+        if self.ffn.activation != "relu" and self.ffn.kernels == "sparse":
+            raise ValueError("ffn.kernels: sparse needs ffn.activation: relu (nothing is zero)")
         return self
 
     @property
@@ -204,6 +212,11 @@ class Recipe(StrictModel):
         """Rows of the embedding: the tokenizer's vocabulary rounded up to `vocab_multiple`."""
         multiple = self.model.vocab_multiple
         return -(-VOCAB_SIZE[self.data.tokenizer] // multiple) * multiple
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens that a rank runs at once."""
+        return self.train.micro_batch_size * self.model.context_length
 
     @property
     def run_path(self) -> Path:
@@ -221,7 +234,7 @@ class Recipe(StrictModel):
         Raises:
             ValueError: the global batch does not divide by the ranks' micro-batches.
         """
-        per_round = self.train.micro_batch_size * self.model.context_length * world_size
+        per_round = self.micro_batch_tokens * world_size
         rounds, rest = divmod(self.train.global_batch_tokens, per_round)
         if rest:
             raise ValueError(

@@ -18,6 +18,7 @@ from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tok
 from sparsellm.data.loader import validation_batches
 from sparsellm.distributed import any_rank
 from sparsellm.ffn import SparseFFN
+from sparsellm.kernel_choice import kernels_state, restore_kernels, set_up_kernels
 from sparsellm.model import HFModel, build_model, prepare_blocks
 from sparsellm.objective import Objective
 from sparsellm.optim import build_optimizer
@@ -27,8 +28,9 @@ from sparsellm.stats import SparsityStats
 from sparsellm.validation import ValidationSet
 
 _CHANGED = "changed since the checkpoint: "
-# Sections that decide what function the same weights are.
-_CHANGED_MODEL = tuple(f"{_CHANGED}{section}" for section in ("model.", "ffn.", "data.tokenizer "))
+# Keys that decide what function the same weights are.
+_MODEL_KEYS = ("model.", "ffn.activation ", "ffn.gated ", "data.tokenizer ")
+_CHANGED_MODEL = tuple(f"{_CHANGED}{key}" for key in _MODEL_KEYS)
 
 
 @dataclass
@@ -112,7 +114,7 @@ def build_run(recipe: Recipe) -> Run:
     objective, optimizer = accelerator.prepare(
         objective, build_optimizer(objective, recipe.optimizer)
     )
-    return Run(
+    run = Run(
         recipe=recipe,
         accelerator=accelerator,
         model=accelerator.unwrap_model(objective).model,
@@ -128,6 +130,9 @@ def build_run(recipe: Recipe) -> Run:
             accelerator.device,
         ),
     )
+    if why_dense := set_up_kernels(recipe, run.ffns, accelerator.device):
+        accelerator.print(f"ffn.kernels: FFNs train by dense products: {why_dense}")
+    return run
 
 
 def save_run(run: Run) -> Path:
@@ -145,6 +150,7 @@ def save_run(run: Run) -> Path:
             "sparsellm": __version__,
             "torch": torch.__version__,
             "init_from": run.origin,
+            "kernels": kernels_state(run.ffns, accelerator.device),
         },
         recipe_yaml=recipe.to_yaml(),
         rank=checkpoint.RankState(data=run.loader.state_dict(), rng=_rng_state()),
@@ -201,6 +207,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
     run.stats.load_state_dict(snapshot.stats)
     run.step = snapshot.step
     run.origin = snapshot.trainer.get("init_from")
+    restore_kernels(run.ffns, snapshot.trainer.get("kernels"), run.accelerator.device)
     try:
         _check_world_size(snapshot.trainer["world_size"], run.accelerator.num_processes)
         run.loader.load_state_dict(snapshot.rank.data)

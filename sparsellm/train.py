@@ -22,8 +22,9 @@ from sparsellm import checkpoint
 from sparsellm.distributed import all_reduce_sum
 from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
 from sparsellm.evaluate.training import Evaluator
+from sparsellm.kernel_choice import KernelStats, StepSums, choose_kernels, each_path
 from sparsellm.metrics import MetricsLog, TrainRecord, ValidationRecord, progress_line
-from sparsellm.objective import total_loss
+from sparsellm.objective import LossSums, total_loss
 from sparsellm.optim import reinit_dead_neurons
 from sparsellm.recipe import Recipe
 from sparsellm.run import Run, build_run, close_run, initialise_run, restore_run, save_run
@@ -95,9 +96,10 @@ def warm_up(run: Run) -> None:
     recipe, accelerator = run.recipe, run.accelerator
     shape = (recipe.train.micro_batch_size, recipe.model.context_length)
     tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
-    with accelerator.autocast():
-        sums = run.objective(tokens_BT, tokens_BT)
-    accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes))
+    for _ in each_path(run.ffns):
+        with accelerator.autocast():
+            sums = run.objective(tokens_BT, tokens_BT)
+        accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes))
     run.optimizer.zero_grad(set_to_none=True)
 
 
@@ -148,6 +150,7 @@ class StepTotals:
     learning_rate: float
     grad_norm: float
     sparsity: StepStats | None  # where the step is logged
+    kernels: KernelStats
     stop: bool  # some rank was asked to stop
 
 
@@ -163,26 +166,26 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
         group["lr"] = lr
     l1_weight = l1_coefficient(recipe.sparsity, run.step)
 
-    sums = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
+    sums = StepSums(run.ffns, recipe.micro_batch_tokens, accelerator.device)
     rounds = recipe.accumulation_steps(accelerator.num_processes)
     for index in range(rounds):
         tokens_BT1 = next(run.loader).to(accelerator.device, non_blocking=True)
         if index < rounds - 1:
             with accelerator.no_sync(run.objective):
-                sums[:2] += _micro_batch(run, tokens_BT1, l1_weight)
+                sums.add(_micro_batch(run, tokens_BT1, l1_weight))
         else:
-            sums[:2] += _micro_batch(run, tokens_BT1, l1_weight)
-    sums[2] = stop.received is not None
-    all_reduce_sum(sums)
-    cross_entropy_sum, l1_sum, stops = sums.tolist()
+            sums.add(_micro_batch(run, tokens_BT1, l1_weight))
+    step = sums.read(stop.received is not None)
     tokens = recipe.train.global_batch_tokens
-    loss, l1 = cross_entropy_sum / tokens, l1_sum / (tokens * recipe.model.num_hidden_layers)
+    loss = step.cross_entropy_sum / tokens
+    l1 = step.l1_sum / (tokens * recipe.model.num_hidden_layers)
 
     grad_norm = _clip_gradients(run)
     _refuse_non_finite(run, loss, l1, grad_norm)
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
     run.step += 1
+    choose_kernels(run.ffns, step)
     logged = _due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
     sparsity = run.stats.finish_step(all_reduce_sum, summarise=logged)
     if recipe.sparsity.reinit_rate:
@@ -194,11 +197,11 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
             seed=recipe.seed,
             step=run.step,
         )
-    return StepTotals(loss, l1, l1_weight, lr, grad_norm, sparsity, stops > 0)
+    return StepTotals(loss, l1, l1_weight, lr, grad_norm, sparsity, step.kernels, step.stop)
 
 
-def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float) -> torch.Tensor:
-    """Forward and backward of one micro-batch; returns (Σ cross-entropy, Σ L1) of this rank."""
+def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float) -> LossSums:
+    """Forward and backward of one micro-batch; returns the sums of this rank."""
     accelerator = run.accelerator
     with accelerator.autocast():
         sums = run.objective(tokens_BT1[:, :-1], tokens_BT1[:, 1:])
@@ -207,7 +210,7 @@ def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float) -> torch.
     )
     accelerator.backward(loss)
     run.stats.update(sums.nnz_LBT, sums.fired_LN)
-    return torch.stack([sums.cross_entropy_sum, sums.l1_sum_L.sum()]).detach().double()
+    return sums
 
 
 def _clip_gradients(run: Run) -> float:
@@ -284,6 +287,7 @@ class Meter:
             mfu_executed=rate * self._executed / self._peak if self._peak else None,
             memory_gib=_peak_memory_gib(run.accelerator.device),
             sparsity=totals.sparsity,
+            kernels=totals.kernels,
             seconds=now - self._began,
         )
 

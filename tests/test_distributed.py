@@ -97,6 +97,24 @@ def test_fsdp2_computes_the_gradient_of_one_process(tiny_overrides, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
+def test_sparse_kernels_compute_the_gradient_of_dense_ones(tiny_overrides, tmp_path, config):
+    common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
+    common += ["validation.every_steps=0", "train.micro_batch_size=2"]
+    [(expected, numbers)] = _gradients(1, tmp_path / "one", common, [("ffn.kernels=dense",)])
+    for precision, loss_tolerance, tolerance in (("fp32", 1e-6, 1e-4), ("bf16", 1e-4, 0.1)):
+        sparse = [*common, "ffn.kernels=sparse", f"runtime.precision={precision}"]
+        splits = [(f"runtime.activation_checkpointing={again}",) for again in ("false", "true")]
+        for found, same in _gradients(2, tmp_path / precision, sparse, splits, config=config):
+            assert same["world_size"] == 2
+            assert same["loss"] == pytest.approx(numbers["loss"], rel=loss_tolerance)
+            if precision == "fp32":
+                assert same["stats"] == numbers["stats"]
+            for name, value in expected.items():
+                assert _relative(found[name], value) < tolerance, (precision, name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "num_processes"), [("ddp8.yaml", 4), ("fsdp2.yaml", 2)])
 def test_several_processes_resume_to_the_same_bits(tiny_overrides, config, num_processes):
     # A constant learning rate: the halves then do not know how long they will be.

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from sparsellm.kernel_choice import KernelStats
 from sparsellm.metrics import (
     MetricsLog,
     TrainRecord,
@@ -44,6 +45,7 @@ def _record(recipe, step: int) -> TrainRecord:
             nnz_by_position=[[float(b) for b in range(buckets)]] * layers,
             nnz_histogram=list(range(len(edges))),
         ),
+        kernels=KernelStats([False] * layers, [12.5] * layers, overflows=0),
         seconds=float(step),
     )
 

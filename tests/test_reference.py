@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from sparsellm.reference import gated_ffn, non_gated_ffn
+from sparsellm.reference import TOKEN_AT, columns_of, dense_of, gated_ffn, non_gated_ffn
 
 
 def _weights(m: int, k: int, n: int, density: float, seed: int) -> tuple[torch.Tensor, ...]:
@@ -95,3 +95,47 @@ def test_l1_is_accumulated_in_fp32_under_bf16():
     eye = torch.eye(64, dtype=torch.bfloat16)
     # bf16 sums stop growing at 256; 4096 × 64 ones are 262,144.
     assert float(non_gated_ffn(h, eye, eye)[1].l1_sum) == pytest.approx(4096 * 64)
+
+
+def test_places_of_a_column_are_those_of_the_kernels():
+    # cuda/union.cuh, token_at: a thread of a warp's 16 × 8 result holds rows r, r + 8.
+    assert TOKEN_AT[:16] == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    assert TOKEN_AT[16:] == [16 + token for token in TOKEN_AT[:48]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(st.integers(0, 150), st.integers(1, 12)),
+    density=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    gated=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_columns_block_by_block_and_back(shape, density, gated, seed):
+    (m, n), generator = shape, torch.Generator().manual_seed(seed)
+    fires = torch.rand(m, n, generator=generator) < density
+    gate = torch.rand(m, n, generator=generator) + 0.1
+    gate, up = torch.where(fires, gate, 0), torch.randn(m, n, generator=generator)
+    expected = []  # (block, neuron), as the format says it
+    for block in range(-(-m // 64)):
+        own = fires[64 * block : 64 * (block + 1)]
+        expected += [(block, neuron) for neuron in range(n) if own[:, neuron].any()]
+    columns = columns_of(gate if gated else None, up if gated else gate, len(expected) + 3)
+    pattern = columns.gate if gated else columns.up
+    starts = [sum(block < b for block, _ in expected) for b in range(-(-m // 64) + 1)]
+    assert columns.offset.tolist() == starts
+    assert columns.neuron.tolist() == [neuron for _, neuron in expected] + [0] * 3
+    for column, (block, neuron) in enumerate(expected):
+        for place, token in enumerate(64 * block + t for t in TOKEN_AT):
+            found = pattern[column, place]
+            assert found == (gate[token, neuron] if token < m else 0)
+            fired = int(columns.mask[column]) >> token % 64 & 1
+            assert fired == (token < m and bool(fires[token, neuron]))
+    assert torch.equal(dense_of(columns, pattern, m, n), gate)
+    if gated:
+        member = torch.cat([own.any(0).expand_as(own) for own in fires.split(64)])
+        assert torch.equal(dense_of(columns, columns.up, m, n), torch.where(member, up, 0))
+    else:
+        assert columns.gate.shape == (0, 64)
+    small = columns_of(gate, up, len(expected) // 2)
+    assert torch.equal(small.offset, columns.offset)
+    assert small.neuron.tolist() == columns.neuron.tolist()[: len(expected) // 2]

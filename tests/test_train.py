@@ -109,6 +109,47 @@ def test_ten_sigkills_change_nothing(tiny_overrides):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["false", "true"])
+def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, checkpointing):
+    overrides = [*tiny_overrides, "train.steps=30", "sparsity.l1_coefficient=0.1"]
+    overrides += [f"runtime.activation_checkpointing={checkpointing}"]
+    outcomes = []
+    for kernels in ("dense", "sparse"):
+        result = _train([*overrides, f"ffn.kernels={kernels}", f"name={kernels}"])
+        assert result.returncode == 0, result.stderr
+        outcomes.append(_outcome([*overrides, f"name={kernels}"])[0])
+    first, same = outcomes[0][0], outcomes[1][0]
+    assert first["sparsity"] == same["sparsity"]  # the same weights: exactly
+    assert first["kernels"]["union_mean"] == same["kernels"]["union_mean"]
+    for dense, sparse in zip(*outcomes, strict=True):
+        assert sparse["loss"] == pytest.approx(dense["loss"], rel=1e-4)
+        if dense["kind"] == "train":
+            assert sparse["l1"] == pytest.approx(dense["l1"], rel=1e-3)
+            assert sparse["grad_norm"] == pytest.approx(dense["grad_norm"], rel=1e-3)
+            assert sparse["sparsity"]["nnz_mean"] == pytest.approx(
+                dense["sparsity"]["nnz_mean"], rel=1e-3
+            )
+            assert dense["kernels"]["sparse"] == [False, False]
+            assert sparse["kernels"]["sparse"] == [True, True]
+
+
+@pytest.mark.slow
+def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides):
+    """… though a resumed run reserves for the worst case, where the other's patterns overflow."""
+    overrides = [*tiny_overrides, "ffn.kernels=sparse", "model.intermediate_size=2048"]
+    overrides += ["sparsity.l1_coefficient=0.03", "optimizer.min_lr_ratio=1"]
+    overrides += ["checkpoint.every_steps=40", "validation.every_steps=40"]
+    for name, steps in (("straight", 80), ("halves", 40), ("halves", 80)):
+        trained = _train([*overrides, f"train.steps={steps}", f"name={name}"])
+        assert trained.returncode == 0, trained.stderr
+    assert "resuming from" in trained.stdout
+    straight, halves = (_outcome([*overrides, f"name={n}"]) for n in ("straight", "halves"))
+    for record in (*straight[0], *halves[0]):
+        record.get("kernels", {}).pop("overflows", None)
+    _assert_same(straight, halves)
+
+
+@pytest.mark.slow
 def test_divergence_stops_with_the_last_good_checkpoint_named(tiny_overrides):
     overrides = [*tiny_overrides, "train.steps=20", "checkpoint.every_steps=1"]
     overrides += ["optimizer.learning_rate=1e30", "optimizer.clip_norm=1e30"]

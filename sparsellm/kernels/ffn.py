@@ -99,17 +99,17 @@ def _measure_costs(num_tokens: int, k: int, n: int, gated: bool, device: torch.d
     def sparse_at(union: int) -> float:
         bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
         bias_N[torch.arange(union, device=device) * n // union] = 1e4
-        return _median([partial(sparse, x_MK, ffn(i, bias_N), transposed[i]) for i in each])
+        return median_ms([partial(sparse, x_MK, ffn(i, bias_N), transposed[i]) for i in each])
 
     each = range(copies)
     few, many = n // 8, n // 2
     at_few, at_many = sparse_at(few), sparse_at(many)
-    all_dense = _median([partial(dense_ffn, x_MK, ffn(i, None)) for i in each])
+    all_dense = median_ms([partial(dense_ffn, x_MK, ffn(i, None)) for i in each])
     per_neuron = max(at_many - at_few, 0.0) / (many - few)
     return Costs(all_dense, at_few - per_neuron * few, per_neuron)
 
 
-def _median(calls: list[Callable[[], object]], rounds: int = 7) -> float:
+def median_ms(calls: list[Callable[[], object]], rounds: int = 7) -> float:
     """Milliseconds of a call on the GPU, in a CUDA graph: small ones would measure the CPU."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -6,6 +6,7 @@ M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -119,10 +120,21 @@ def union_entries(union: Union, observed: int = 0) -> None:
     )
 
 
-def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> None:
-    """``gate`` ← gate * (x Wᵀ + bias), in place."""
+class Kept(NamedTuple):
+    """What `union_up` leaves for training, see ``cuda/columns.cuh``."""
+
+    offset: Tensor  # (blocks + 1,) int32, is read
+    up: Tensor  # (C, 64) bf16: x Wᵀ + bias
+    l1: Tensor  # (blocks, tiles, 8) fp32, zero before: parts of Σ|h|
+
+
+def union_up(
+    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union, kept: Kept | None = None
+) -> None:
+    """``gate`` ← gate * (x Wᵀ + bias), in place; and what training keeps."""
     m, k = x_MK.shape
     kernel, stream = load_for("union_up", x_MK)
+    offset, up, l1 = kept or (None, None, None)
     kernel.launch(
         min(kernel.num_multiprocessors, gate.unit.shape[0]),
         384,
@@ -136,6 +148,10 @@ def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> 
             gate.unit.data_ptr(),
             gate.control.data_ptr(),
             gate.value.data_ptr(),
+            pointer(offset),
+            pointer(up),
+            np.uint64(0 if up is None else len(up)),
+            pointer(l1),
         ),
         stream,
     )

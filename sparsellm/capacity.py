@@ -1,0 +1,53 @@
+"""How many columns of an activation pattern a layer keeps for its backward pass.
+
+Reserved memory is what it costs; a pattern that does not fit costs time (backward computes it
+again), never a result. Plain numbers: nothing here waits for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+_LATELY = 32  # observations (steps) whose largest pattern must fit
+_ROOM = 1.25  # columns for each one that was needed lately
+_CLOSE = 1.1  # less room than this, and it grows before anything is lost
+_ROUND = 1024  # columns
+_STEP = 1.2  # between one size and the next: few sizes, so that freed memory fits again
+
+
+class Capacity:
+    """Columns of one layer; begins at the worst case, which cannot overflow.
+
+    Args:
+        worst: columns of a pattern in which every neuron fires, ``blocks * N``.
+    """
+
+    def __init__(self, worst: int) -> None:
+        self.worst = worst
+        self.columns = worst
+        self.overflows = 0  # steps with a pattern that did not fit
+        self._largest: deque[int] = deque(maxlen=_LATELY)
+
+    def observe(self, largest: int) -> None:
+        """After a step: the columns of its largest pattern on this rank.
+
+        Grows at once where there was no room to spare; shrinks when everything lately would have
+        fitted into less.
+        """
+        self.overflows += largest > self.columns
+        self._largest.append(largest)
+        wanted = min(size_for(_ROOM * max(self._largest)), self.worst)
+        full = len(self._largest) == _LATELY
+        if (wanted > self.columns and _CLOSE * largest > self.columns) or (
+            wanted < self.columns and full
+        ):
+            self.columns = wanted
+            self._largest.clear()
+
+
+def size_for(columns: float) -> int:
+    """The smallest of the sizes that holds so many: about powers of 1.2, multiples of 1024."""
+    size = _ROUND
+    while size < columns:
+        size = -int(-size * _STEP // _ROUND) * _ROUND
+    return size

@@ -1,0 +1,197 @@
+"""Forward and backward of the FFN on its sparsity pattern, for training; Hopper GPUs.
+
+Shapes: M tokens, K hidden_size, N intermediate_size, C capacity in columns; everything bf16 and
+contiguous. `reference.sparse_forward` and `sparse_backward` are the specification.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsellm.dispatch import Costs
+from sparsellm.kernels import tensor_map, union
+from sparsellm.kernels.compile import load_for, pointer
+from sparsellm.kernels.ffn import median_ms
+from sparsellm.kernels.weight_grad import weight_grads
+from sparsellm.reference import BLOCK_TOKENS, Columns, FFNWeights
+
+_UNIT_MEMBERS, _UNIT_COLUMNS, _THREADS = 256, 512, 384  # cuda/up.cuh, down.cuh, gather.cuh
+
+Forward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def forward(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, capacity: int) -> Forward:
+    """y (M, K), Σ|h| () fp32, nnz (M,) and fired (N,) int32, `Columns` one by one.
+
+    y and the statistics are right whatever the capacity. The M × N scratch is free again when
+    this returns; only the columns stay until the backward pass.
+    """
+    gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device)
+    columns, l1_sum, nnz_M, fired_N = _activations(x_MK, w, capacity, gate)
+    y_MK = torch.empty_like(x_MK)
+    union.union_down(gate, down_NK, w.b_down_K, y_MK)
+    return y_MK, l1_sum, nnz_M, fired_N, *columns
+
+
+def backward(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+    down_NK: Tensor,
+    saved: Columns,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum`` by x, W_g, W_u and W_dᵀ, the latter in ``dtype``.
+
+    Where the pattern did not fit into ``saved`` it is computed again.
+    """
+    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    blocks, capacity = len(saved.offset) - 1, len(saved.neuron)
+    if capacity < blocks * n and (needed := int(saved.offset[-1])) > capacity:
+        again = union.empty_union(m, n, x_MK.device)
+        saved, *_ = _activations(x_MK, w, needed, again)
+        capacity = needed
+    gate = None if w.gate_NK is None else saved.gate
+    unit = _ints(capacity // _UNIT_MEMBERS + blocks, 2, like=saved.offset)
+    order, control = _ints(blocks, 2, like=saved.offset), _ints(16, like=saved.offset)
+    _launch("column_units", x_MK, 1, 1024, saved.offset, np.int32(blocks), unit, order, control)
+
+    d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
+    _launch_persistent(
+        "columns_grad",
+        x_MK,
+        len(unit),
+        tensor_map.encode(dy_MK.data_ptr(), m, k, BLOCK_TOKENS),
+        *(down_NK, np.int32(k), saved.offset, saved.neuron, gate, saved.up),
+        *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
+    )
+    dx_MK = torch.empty_like(x_MK)
+    _launch_persistent(
+        "columns_down",
+        x_MK,
+        blocks * -(-k // _UNIT_COLUMNS),
+        *(w.up_NK, w.gate_NK, np.int32(m), np.int32(k), saved.offset, saved.neuron),
+        *(d_up, d_gate, order, control, dx_MK),
+    )
+    return dx_MK, *weight_grads(saved, d_gate, d_up, x_MK, dy_MK, n, dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def measure_costs(num_tokens: int, k: int, n: int, gated: bool, device_index: int) -> Costs:
+    """Times forward and backward on random weights, dense and sparse; waits for the GPU.
+
+    As `kernels.ffn.measure_costs`: a bias decides what fires. Dense is eager autograd.
+    """
+    device = torch.device("cuda", device_index)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def matrix(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+    x_MK, dy_MK = matrix(num_tokens, k), matrix(num_tokens, k)
+    gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
+    capacity, d_l1 = -(-num_tokens // BLOCK_TOKENS) * n, torch.ones((), device=device)
+
+    def sparse_at(union_size: int) -> float:
+        bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
+        bias_N[torch.arange(union_size, device=device) * n // union_size] = 1e4
+        biases = (bias_N, None) if gated else (None, bias_N)
+        w = FFNWeights(gate_NK, up_NK, down_KN, biases[0], biases[1], None, 0.0)
+
+        def step() -> None:
+            down_NK = down_KN.t().contiguous()
+            saved = Columns(*forward(x_MK, w, down_NK, capacity)[4:])
+            *_, d_down_NK = backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
+            d_down_NK.t().contiguous()
+
+        return median_ms([step])
+
+    inputs = [t.requires_grad_() for t in (x_MK, gate_NK, up_NK, down_KN) if t is not None]
+
+    def dense_step() -> None:
+        h_MN = F.relu(F.linear(x_MK, up_NK if gate_NK is None else gate_NK))
+        if gate_NK is not None:
+            h_MN = h_MN * F.linear(x_MK, up_NK)
+        torch.autograd.grad(F.linear(h_MN, down_KN), inputs, dy_MK)
+
+    with torch.cuda.device(device):
+        dense = median_ms([dense_step])
+        few, many = n // 16, n // 4
+        with torch.no_grad():
+            at_few, at_many = sparse_at(few), sparse_at(many)
+    per_neuron = max(at_many - at_few, 0.0) / (many - few)
+    return Costs(dense, at_few - per_neuron * few, per_neuron)
+
+
+def _activations(
+    x_MK: Tensor, w: FFNWeights, capacity: int, scratch: union.Union
+) -> tuple[Columns, Tensor, Tensor, Tensor]:
+    """h in ``scratch``; its columns, Σ|h|, nnz (M,) and fired (N,)."""
+    (m, n), device = (x_MK.shape[0], w.up_NK.shape[0]), x_MK.device
+    blocks, tiles = scratch.count.shape
+    gated = w.gate_NK is not None
+    columns = Columns(
+        offset=torch.empty(blocks + 1, dtype=torch.int32, device=device),
+        neuron=torch.empty(capacity, dtype=torch.int32, device=device),
+        mask=torch.empty(capacity, dtype=torch.int64, device=device),
+        gate=x_MK.new_empty(capacity if gated else 0, BLOCK_TOKENS),
+        up=x_MK.new_empty(capacity, BLOCK_TOKENS),
+    )
+    fired_N = torch.zeros(n, dtype=torch.int32, device=device)
+    nnz_M = torch.empty(m, dtype=torch.int32, device=device)
+    if w.gate_NK is None:
+        l1 = torch.empty(blocks, 8, device=device)
+        union.gate_union(x_MK, w.up_NK, w.b_up_N, 0.0, scratch)
+        _columns(scratch, m, columns, columns.up, fired_N, nnz_M, l1)
+    else:
+        l1 = torch.zeros(blocks, tiles, 8, device=device)
+        union.gate_union(x_MK, w.gate_NK, w.b_gate_N, 0.0, scratch)
+        _columns(scratch, m, columns, columns.gate, fired_N, nnz_M, None)
+        kept = union.Kept(columns.offset, columns.up, l1)
+        union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)
+    return columns, l1.sum(), nnz_M, fired_N
+
+
+def _columns(  # noqa: PLR0917
+    scratch: union.Union,
+    num_tokens: int,
+    columns: Columns,
+    values: Tensor,
+    fired_N: Tensor,
+    nnz_M: Tensor,
+    l1: Tensor | None,
+) -> None:
+    blocks, tiles = scratch.count.shape
+    _launch(
+        "union_columns",
+        values,
+        blocks,
+        256,
+        *(scratch.entry, scratch.total, scratch.value, np.int32(tiles), np.int32(num_tokens)),
+        *(np.uint64(len(values)), columns.offset, columns.neuron, columns.mask, values),
+        *(fired_N, nnz_M, l1),
+    )
+
+
+def _launch(stem: str, like: Tensor, blocks: int, threads: int, *arguments: object) -> None:
+    kernel, stream = load_for(stem, like)
+    addresses = tuple(
+        pointer(value) if value is None or isinstance(value, Tensor) else value
+        for value in arguments
+    )
+    kernel.launch(blocks, threads, addresses, stream)
+
+
+def _launch_persistent(stem: str, like: Tensor, units: int, *arguments: object) -> None:
+    blocks = min(load_for(stem, like)[0].num_multiprocessors, units)
+    _launch(stem, like, blocks, _THREADS, *arguments)
+
+
+def _ints(*shape: int, like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=torch.int32, device=like.device)

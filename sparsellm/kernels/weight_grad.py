@@ -1,0 +1,186 @@
+"""The weights' gradients of a sparse FFN, summed over the pattern alone (``cuda/weight_grad.cu``).
+
+M tokens, K hidden_size, N intermediate_size, C columns of room; bf16 and contiguous. K is a
+multiple of 8. Runs on every GPU since Ampere; CUDA graphs capture it like any op. Nothing in the
+order of summation depends on the order of execution: the same bits every time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.kernels.compile import load_for, pointer
+from sparsellm.reference import BLOCK_TOKENS, Columns
+
+# cuda/weight_grad.cuh
+_GROUP_NEURONS, _MOST_PARTS, _SHORTEST_PART = 32, 60, 16
+_MEMBER_WORDS, _UNIT_WORDS, _CONTROL_WORDS = 8, 8, 2
+# cuda/weight_grad.cu
+_SLICE_COLUMNS, _THREADS = 512, 384
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The columns of a pattern, grouped by neuron; ``cuda/weight_grad.cuh`` says how."""
+
+    order: Tensor  # (N,) int32: the neurons in groups of 32
+    member: Tensor  # (C, 8) int32
+    piece: Tensor  # (C + groups, 2) int32
+    unit: Tensor  # (groups + 60, 8) int32
+    control: Tensor  # (2,) int32
+    progress: Tensor  # (1 + 60 · slices,) int32; zero before every use of the groups
+
+
+def weight_grads(  # noqa: PLR0917
+    columns: Columns,
+    d_gate: Tensor | None,
+    d_up: Tensor,
+    x_MK: Tensor,
+    dy_MK: Tensor,
+    num_neurons: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The gradients of W_gate, W_up and W_down, each neuron by neuron.
+
+    Args:
+        columns: the pattern, gate and up; values of tokens that do not fire are not used.
+        d_gate: (C, 64), the loss's gradient by the gate before its relu; None without a gate.
+        d_up: (C, 64), by ``up``; without a gate, before its relu.
+        x_MK: the FFN's input. Not finite, a token's row spoils the gradient of all neurons in the
+            groups of 32 that it fires, as it does in a dense product.
+        dy_MK: the loss's gradient by the FFN's output.
+        num_neurons: N.
+        dtype: float32 or bfloat16, of the results; sums are float32.
+
+    Returns:
+        Σ d_gate x (N, K), or None; Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or Σ up dy. Rows
+        of neurons that never fire are zero.
+    """
+    groups = group_columns(columns, num_neurons, x_MK.shape[1])
+    return sum_groups(groups, columns, d_gate, d_up, x_MK, dy_MK, num_neurons, dtype)
+
+
+def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
+    """Sorts the columns of a pattern by neuron, and shares out the work of `sum_groups`."""
+    kernel, stream = load_for("group_columns", columns.offset)
+    blocks, capacity = columns.offset.numel() - 1, columns.neuron.numel()
+    groups = -(-num_neurons // _GROUP_NEURONS)
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=columns.offset.device)
+
+    rank, rows, first = empty(num_neurons), empty(groups), empty(groups)
+    progress_words = 1 + _MOST_PARTS * 2 * _slices(hidden_size)
+    sizes = (
+        2 * num_neurons,
+        num_neurons,
+        groups,
+        _CONTROL_WORDS,
+        progress_words,
+        groups * blocks * _GROUP_NEURONS,
+    )
+    zeroed = torch.zeros(sum(sizes), dtype=torch.int32, device=columns.offset.device)
+    count, sample, group_sizes, control, progress, table = zeroed.split(sizes)
+    result = Groups(
+        order=empty(num_neurons),
+        member=empty(capacity, _MEMBER_WORDS),
+        piece=empty(capacity + groups, 2),
+        unit=empty(groups + _MOST_PARTS, _UNIT_WORDS),
+        control=control,
+        progress=progress,
+    )
+    launches = ((blocks, 256), (groups, 256), (blocks, 256), (groups, 512))
+    for number, (grid, threads) in enumerate(launches):
+        kernel.launch(
+            grid,
+            threads,
+            (
+                np.int32(number),
+                np.int32(num_neurons),
+                np.int32(blocks),
+                columns.offset.data_ptr(),
+                columns.neuron.data_ptr(),
+                columns.mask.data_ptr(),
+                count.data_ptr(),
+                sample.data_ptr(),
+                rank.data_ptr(),
+                result.order.data_ptr(),
+                group_sizes.data_ptr(),
+                table.data_ptr(),
+                rows.data_ptr(),
+                first.data_ptr(),
+                result.member.data_ptr(),
+                result.piece.data_ptr(),
+                result.unit.data_ptr(),
+                control.data_ptr(),
+            ),
+            stream,
+        )
+    return result
+
+
+def sum_groups(  # noqa: PLR0917
+    groups: Groups,
+    columns: Columns,
+    d_gate: Tensor | None,
+    d_up: Tensor,
+    x_MK: Tensor,
+    dy_MK: Tensor,
+    num_neurons: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """`weight_grads` of a pattern that is grouped; uses the groups up."""
+    assert dtype in (torch.float32, torch.bfloat16), dtype
+    gate, up = None if d_gate is None else columns.gate, columns.up
+    num_tokens, k = x_MK.shape
+    kernel, stream = load_for("weight_grad", x_MK)
+    slices = _slices(k)
+
+    def empty() -> Tensor:
+        return torch.empty(num_neurons, k, dtype=dtype, device=x_MK.device)
+
+    gate_NK, up_NK, down_NK = None if gate is None else empty(), empty(), empty()
+    # Nothing is split where no group can have so many rows.
+    parts = _MOST_PARTS if num_tokens > _SHORTEST_PART * BLOCK_TOKENS else 0
+    matrices = 2 if gate is None else 3
+    sums = torch.empty(
+        parts * slices * matrices * _GROUP_NEURONS * _SLICE_COLUMNS,
+        dtype=torch.float32,
+        device=x_MK.device,
+    )
+    kernel.launch(
+        min(kernel.num_multiprocessors, groups.unit.shape[0] * 2 * slices),
+        _THREADS,
+        (
+            x_MK.data_ptr(),
+            dy_MK.data_ptr(),
+            pointer(d_gate),
+            d_up.data_ptr(),
+            pointer(gate),
+            up.data_ptr(),
+            np.int32(k),
+            np.int32(num_neurons),
+            groups.order.data_ptr(),
+            groups.member.data_ptr(),
+            groups.piece.data_ptr(),
+            groups.unit.data_ptr(),
+            groups.control.data_ptr(),
+            groups.progress.data_ptr(),
+            sums.data_ptr(),
+            np.int32(gate is not None),  # the address of no columns is 0, too
+            np.int32(dtype == torch.float32),
+            pointer(gate_NK),
+            up_NK.data_ptr(),
+            down_NK.data_ptr(),
+        ),
+        stream,
+    )
+    return gate_NK, up_NK, down_NK
+
+
+def _slices(hidden_size: int) -> int:
+    return -(-hidden_size // _SLICE_COLUMNS)

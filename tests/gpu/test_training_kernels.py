@@ -1,0 +1,103 @@
+"""Forward and backward on the pattern against float64 autograd of the dense formula."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsellm.reference import Columns, FFNWeights
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the training kernels need a Hopper GPU")
+
+
+class Case(NamedTuple):
+    """A shape; ``bias`` shifts all gates: -100 silences them, 5 fires them all."""
+
+    m: int
+    k: int
+    n: int
+    bias: float
+    gated: bool = True
+    capacity: int | None = None  # columns; None holds any pattern
+
+
+CASES = [
+    Case(1, 8, 8, 1.0),
+    Case(64, 64, 256, 0.0),
+    Case(200, 72, 264, -1.0),
+    Case(300, 2048, 5632, -2.6),
+    Case(1000, 256, 1024, -2.0, gated=False),
+    Case(2048, 512, 2048, -100.0),
+    Case(500, 256, 512, 5.0),
+    Case(700, 264, 776, -1.0, capacity=1000),  # does not fit: computed again
+    Case(700, 264, 776, -1.0, gated=False, capacity=1000),
+    Case(70_000, 64, 512, -1.5),
+]
+LAMBDA = 0.01
+
+
+def _error(found: Tensor, right: Tensor) -> float:
+    return float((found.double() - right).norm() / right.norm().clamp(min=1e-30))
+
+
+def _inputs(case: Case) -> tuple[Tensor, FFNWeights, Tensor]:
+    device = torch.device("cuda", torch.cuda.current_device())
+    generator = torch.Generator(device).manual_seed(case.m + case.n)
+
+    def normal(rows: int, columns: int, scale: float) -> Tensor:
+        values = torch.randn(rows, columns, generator=generator, device=device) * scale
+        return values.bfloat16()
+
+    x_MK, dy_MK = normal(case.m, case.k, 1.0), normal(case.m, case.k, 1.0)
+    first, up_NK = (normal(case.n, case.k, case.k**-0.5) for _ in range(2))
+    x_MK[:, -1], first[:, -1] = 1.0, case.bias
+    gate_NK, up_NK = (first, up_NK) if case.gated else (None, first)
+    down_KN = normal(case.k, case.n, case.n**-0.5)
+    return x_MK, FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0), dy_MK
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equal_float64_autograd_and_repeat_to_the_bit(case):
+    from sparsellm.kernels import training
+
+    x_MK, w, dy_MK = _inputs(case)
+    capacity = -(-case.m // 64) * case.n if case.capacity is None else case.capacity
+    down_NK, d_l1 = w.down_KN.t().contiguous(), torch.tensor(LAMBDA, device=x_MK.device)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # poisons what torch.empty gives
+    try:
+        y_MK, l1_sum, nnz_M, fired_N, *saved = training.forward(x_MK, w, down_NK, capacity)
+        given = (dy_MK, d_l1, x_MK, w, down_NK, Columns(*saved), torch.float32)
+        found, again = training.backward(*given), training.backward(*given)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    x, up, down = (t.double().requires_grad_() for t in (x_MK, w.up_NK, w.down_KN))
+    gate = None if w.gate_NK is None else w.gate_NK.double().requires_grad_()
+    gate_MN = F.relu(x @ (up if gate is None else gate).t())
+    h_MN = gate_MN if gate is None else gate_MN * (x @ up.t())
+    y, l1 = h_MN @ down.t(), h_MN.abs().sum()
+    ((y * dy_MK.double()).sum() + LAMBDA * l1).backward()
+
+    assert _error(y_MK, y) < 8e-3
+    assert float(l1_sum) == pytest.approx(float(l1), rel=1e-3)
+    active_MN = gate_MN != 0
+    # A gate within fp32 rounding of zero may go either way.
+    assert (nnz_M - active_MN.sum(1)).abs().max() <= 1
+    assert (fired_N - active_MN.sum(0)).abs().max() <= 2
+    expected = (x.grad, None if gate is None else gate.grad, up.grad, down.grad.t())
+    for own, repeated, right in zip(found, again, expected, strict=True):
+        assert (own is None) == (right is None)
+        if own is not None:
+            assert torch.equal(own, repeated)
+            assert _error(own, right) < 1e-2

@@ -1,0 +1,279 @@
+"""The weights' gradients from columns against float64, and to the bit.
+
+M tokens, K hidden_size, N intermediate_size, C columns of room.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsellm.kernels.weight_grad import group_columns, sum_groups, weight_grads
+from sparsellm.reference import BLOCK_TOKENS, Columns
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """What a kernel reads before it is written shows: NaN, and the largest integers."""
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("the portable kernels need an Ampere GPU or a newer one")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Case(NamedTuple):
+    m: int
+    k: int
+    n: int
+    density: float  # of the pattern where tokens and neurons are even
+    gated: bool = True
+    dtype: torch.dtype = torch.float32
+    uneven: bool = True  # loud and silent tokens and neurons; some of each fire everywhere
+    spare: int = 0  # C beyond the columns
+
+
+BF16 = torch.bfloat16
+CASES = [
+    Case(1, 8, 8, 0.5),
+    Case(64, 64, 32, 0.2, uneven=False),
+    Case(65, 72, 40, 0.3, dtype=BF16, spare=1000),
+    Case(1000, 520, 264, 0.05),
+    Case(1000, 520, 264, 0.05, gated=False),
+    Case(300, 1544, 776, 0.02, dtype=BF16),
+    Case(300, 200, 776, 1.1, uneven=False),  # everything fires
+    Case(300, 200, 776, 0.0, uneven=False, spare=1),  # nothing does
+    Case(300, 200, 776, 0.0, gated=False, dtype=BF16, uneven=False, spare=50_000),
+    Case(4096, 136, 520, 0.02),  # split groups
+    Case(5000, 1032, 264, 0.3, gated=False),
+    Case(16384, 2048, 5632, 0.004),
+    Case(16384, 2048, 5632, 0.004, dtype=BF16),
+    Case(2048, 4096, 14336, 0.01, dtype=BF16),
+    Case(3000, 64, 4096, 1.1, uneven=False),
+    Case(300, 64, 65536, 0.01),
+    Case(70000, 64, 512, 0.02),
+]
+
+
+def _fuzz(count: int) -> list[Case]:
+    """Shapes about the edges of blocks, groups and slices; the same ones every time."""
+    draw = random.Random(0)
+
+    def near(step: int, most: int) -> int:
+        return max(8, step * draw.randint(0, most // step) + draw.choice((-8, 0, 8)))
+
+    def case() -> Case:
+        m = max(1, draw.choice((64, 1024)) * draw.randint(0, 5) + draw.choice((-1, 0, 1, 17)))
+        return Case(
+            m,
+            near(draw.choice((64, 512)), 1600),
+            near(32, 900),
+            draw.choice((0.001, 0.01, 0.1, 0.6)),
+            draw.random() < 0.6,
+            draw.choice((torch.float32, BF16)),
+            draw.random() < 0.7,
+            draw.choice((0, 0, 7, 10_000)),
+        )
+
+    return [case() for _ in range(count)]
+
+
+class Inputs(NamedTuple):
+    """What `weight_grads` takes, and the dense matrices (M, N) that it is made of."""
+
+    columns: Columns
+    d_gate: Tensor | None
+    d_up: Tensor
+    x_MK: Tensor
+    dy_MK: Tensor
+    fires_MN: Tensor
+    dense: tuple[Tensor | None, Tensor, Tensor | None, Tensor]  # gate, up, d_gate, d_up; bf16
+
+
+def pattern_of(case: Case, device: torch.device) -> Tensor:
+    """Which neurons each token fires; (M, N) bool, the same every time."""
+    generator = torch.Generator(device).manual_seed(case.m + case.n)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, device=device, generator=generator)
+
+    chance: Tensor | float = case.density
+    if case.uneven:
+        chance = chance * 4 * rand(case.m, 1) ** 3 * 6 * rand(1, case.n) ** 5
+    fires = rand(case.m, case.n) < chance
+    if case.uneven:
+        fires |= (rand(case.m, 1) < 2 / case.m) | (rand(1, case.n) < 2 / case.n)
+        fires &= (rand(case.m, 1) > 0.2) & (rand(1, case.n) > 0.3)
+        # Neighbours fall silent together, so that whole blocks and groups do.
+        fires &= (rand(-(-case.m // 100), 1) > 0.2).repeat_interleave(100, 0)[: case.m]
+    return fires
+
+
+def columns_of(fires_MN: Tensor, spare: int = 0) -> Columns:
+    """The pattern as columns; what is beyond them is not to be read."""
+    m, n = fires_MN.shape
+    blocks = -(-m // BLOCK_TOKENS)
+    padded = fires_MN.new_zeros(blocks * BLOCK_TOKENS, n)
+    padded[:m] = fires_MN
+    tokens_BTN = padded.view(blocks, BLOCK_TOKENS, n)
+    block, neuron = tokens_BTN.any(1).nonzero(as_tuple=True)
+    bit = torch.ones(BLOCK_TOKENS, dtype=torch.int64, device=fires_MN.device)
+    bit <<= torch.arange(BLOCK_TOKENS, device=fires_MN.device)
+    mask = torch.zeros(blocks, n, dtype=torch.int64, device=fires_MN.device)
+    for token in range(BLOCK_TOKENS):  # all at once would take 8 bytes a pair
+        mask += tokens_BTN[:, token] * bit[token]
+    offset = torch.zeros(blocks + 1, dtype=torch.int32, device=fires_MN.device)
+    offset[1:] = torch.bincount(block, minlength=blocks).cumsum(0)
+    beyond = torch.full((spare,), -1, device=fires_MN.device)
+    none = torch.empty(0, BLOCK_TOKENS, dtype=BF16, device=fires_MN.device)
+    neuron, mask = torch.cat((neuron, beyond)).int(), torch.cat((mask[block, neuron], beyond))
+    return Columns(offset, neuron, mask, gate=none, up=none)
+
+
+def values_of(columns: Columns, dense_MN: Tensor) -> Tensor:
+    """Columns of a dense matrix's values, (C, 64), in the order of the union format."""
+    (m, n), used = dense_MN.shape, int(columns.offset[-1])
+    blocks = columns.offset.numel() - 1
+    padded = dense_MN.new_zeros(blocks * BLOCK_TOKENS, n)
+    padded[:m] = dense_MN
+    sizes = columns.offset.diff()
+    block = torch.arange(blocks, device=sizes.device).repeat_interleave(sizes)
+    place = torch.arange(BLOCK_TOKENS, device=sizes.device)
+    within = place % 16
+    token = place // 16 * 16 + within // 2 % 2 * 8 + within // 4 * 2 + within % 2
+    out = dense_MN.new_full((columns.neuron.numel(), BLOCK_TOKENS), float("nan"))
+    rows = block[:, None] * BLOCK_TOKENS + token
+    out[:used] = padded[rows, columns.neuron[:used, None].long()]
+    return out
+
+
+def inputs_of(case: Case, device: torch.device) -> Inputs:
+    """Random, the same every time; NaN wherever nothing may be read."""
+    fires = pattern_of(case, device)
+    columns = columns_of(fires, case.spare)
+    generator = torch.Generator(device).manual_seed(1)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, generator=generator).bfloat16()
+
+    def active() -> Tensor:
+        return randn(case.m, case.n).masked_fill_(~fires, float("nan"))
+
+    up, d_up = active(), active()
+    gate = randn(case.m, case.n).abs_().masked_fill_(~fires, 0) if case.gated else None
+    d_gate = active() if case.gated else None
+    dense = (gate, up, d_gate, d_up)
+    values = [None if matrix is None else values_of(columns, matrix) for matrix in dense]
+    x_MK, dy_MK = randn(case.m, case.k), randn(case.m, case.k)
+    if values[0] is not None:
+        columns = columns._replace(gate=values[0])
+    columns = columns._replace(up=values[1])
+    return Inputs(columns, *values[2:], x_MK, dy_MK, fires, dense)
+
+
+def _check_sums(found: Tensor, values_MN: Tensor, fires_MN: Tensor, rows_MK: Tensor) -> None:
+    """Each element within rounding of float64's: of the result's dtype, and of fp32 sums."""
+    values = values_MN.masked_fill(~fires_MN, 0).double()
+    expected = values.t() @ rows_MK.double()
+    size = values.abs().t() @ rows_MK.double().abs()
+    rounding = 2.0**-8 if found.dtype == BF16 else 0.0
+    error = (found.double() - expected).abs()
+    assert bool((error <= 1e-5 * size + rounding * expected.abs()).all()), error.max()
+    assert not found[~fires_MN.any(0)].any()
+
+
+def check_against_float64(case: Case, device: torch.device) -> None:
+    """All gradients of one case."""
+    t = inputs_of(case, device)
+    found_gate, found_up, found_down = weight_grads(*t[:5], case.n, case.dtype)
+    gate, up, d_gate, d_up = t.dense
+    for found in (found_gate, found_up, found_down):
+        assert found is None or (found.dtype, found.shape) == (case.dtype, (case.n, case.k))
+    _check_sums(found_up, d_up, t.fires_MN, t.x_MK)
+    _check_sums(found_down, up if gate is None else gate * up, t.fires_MN, t.dy_MK)
+    assert (found_gate is None) == (d_gate is None)
+    if found_gate is not None:
+        assert d_gate is not None
+        _check_sums(found_gate, d_gate, t.fires_MN, t.x_MK)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.mark.parametrize("case", [*CASES, *_fuzz(40)], ids=str)
+def test_equals_float64(case):
+    check_against_float64(case, _device())
+
+
+@pytest.mark.parametrize("case", [CASES[3], CASES[9], CASES[11]], ids=str)
+def test_the_same_bits_every_time(case):
+    t = inputs_of(case, _device())
+    first = weight_grads(*t[:5], case.n, case.dtype)
+    for _ in range(10):
+        again = weight_grads(*t[:5], case.n, case.dtype)
+        for expected, found in zip(first, again, strict=True):
+            assert torch.equal(expected, found)
+
+
+def test_hot_groups_are_split_within_bounds():
+    case = CASES[11]
+    fires = pattern_of(case, _device())
+    groups = group_columns(columns_of(fires), case.n, case.k)
+    units = groups.unit[: int(groups.control[0])].tolist()
+    slots = [slot for *_, slot, _, parts in units if parts > 1]
+    assert slots == list(range(len(slots)))
+    assert 1 < len(slots) <= 60
+    neurons = groups.order.long()
+    assert neurons.sort().values.tolist() == list(range(case.n))
+    done: dict[int, int] = {}
+    for group, rows, _, pieces, first_row, *_ in units:
+        assert rows == int(fires[:, neurons[group * 32 : group * 32 + 32]].any(1).sum())
+        assert first_row == 64 * done.get(group, 0)
+        done[group] = done.get(group, 0) + pieces
+        assert 64 * done[group] < rows + 64 or rows == 0
+    assert all(64 * done[group] >= rows for group, rows, *_ in units)
+
+
+def test_a_graph_follows_its_inputs():
+    """Captured once; then another pattern, in the same memory, with other columns in use."""
+    case, other = CASES[3]._replace(spare=30_000), Case(1000, 520, 264, 0.3)
+    t, replacement = inputs_of(case, _device()), inputs_of(other, _device())
+    used = int(replacement.columns.offset[-1])
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        weight_grads(*t[:5], case.n, case.dtype)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        found = weight_grads(*t[:5], case.n, case.dtype)
+    t.columns.offset.copy_(replacement.columns.offset)
+    for name in ("neuron", "mask", "gate", "up"):
+        getattr(t.columns, name)[:used] = getattr(replacement.columns, name)
+    for own, new in zip(t[1:3], replacement[1:3], strict=True):
+        own[:used] = new
+    t.x_MK.copy_(replacement.x_MK)
+    t.dy_MK.copy_(replacement.dy_MK)
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    expected = weight_grads(*replacement[:5], other.n, other.dtype)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_grouping_serves_one_sum():
+    """The two halves of `weight_grads`, as a caller may time or place them apart."""
+    case = CASES[3]
+    t = inputs_of(case, _device())
+    groups = group_columns(t.columns, case.n, case.k)
+    found = sum_groups(groups, *t[:5], case.n, case.dtype)
+    expected = weight_grads(*t[:5], case.n, case.dtype)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sparsellm.dispatch import Dispatch, Kernels, Path, handle_of, new_dispatch
+from sparsellm.dispatch import Dispatch, Kernels, Path, new_dispatch
 from sparsellm.ffn import SparseFFN
 from sparsellm.ops import beyond_limits, sparse_ffn
 from sparsellm.reference import FFNWeights
 
-DOWN_NK, DISPATCH = "sparsellm_down_NK", "sparsellm_dispatch"
+DOWN_NK, INSTALLED = "sparsellm_down_NK", "sparsellm_installed"
 OLDEST = (8, 0)  # compute capability: bf16 in tensor cores, cp.async
 
 
@@ -93,7 +94,11 @@ def restore(model: nn.Module) -> None:
     for module in model.modules():
         if DOWN_NK in module._buffers:
             delattr(module, DOWN_NK)
-            del vars(module)["forward"], vars(module)[DISPATCH]
+            own = vars(module)
+            previous = own.pop(INSTALLED).previous
+            del own["forward"]
+            if previous is not None:
+                own["forward"] = previous
 
 
 class Projections(NamedTuple):
@@ -135,6 +140,8 @@ def _why_not(module: nn.Module, ffn: Projections) -> str | None:
         reason = (
             f"its weights are {', '.join(map(str, sorted(dtypes, key=str)))}, not torch.bfloat16"
         )
+    elif any(linear.weight.is_meta for linear in ffn.present):
+        reason = "its weights are offloaded"
     elif len({linear.weight.device for linear in ffn.present}) > 1:
         reason = "its weights are on several devices"
     elif weight.is_cuda and torch.cuda.get_device_capability(weight.device) < OLDEST:
@@ -152,34 +159,47 @@ def _has_relu(module: nn.Module) -> bool:
     return any(isinstance(value, nn.ReLU) for value in found)
 
 
+@dataclass
+class _Installed:
+    """What `accelerate` put into a module beside its transposed W_d."""
+
+    dispatch: Dispatch
+    threshold: float
+    previous: Callable[[Tensor], Tensor] | None  # a forward of the instance's own
+
+
 def _install(module: nn.Module, ffn: Projections, threshold: float, dispatch: Dispatch) -> None:
-    dense: Callable[[Tensor], Tensor] = module.forward
-    gate, up, down = ffn
     # A buffer moves with the module, and a non-persistent one is not saved with it.
-    module.register_buffer(DOWN_NK, down.weight.detach().t().contiguous(), persistent=False)
+    module.register_buffer(DOWN_NK, ffn.down.weight.detach().t().contiguous(), persistent=False)
+    own = vars(module)
+    own[INSTALLED] = _Installed(dispatch, threshold, own.get("forward"))
+    # A bound method, not a closure: a deep copy of the module then computes with its own weights.
+    own["forward"] = MethodType(_forward, module)
 
-    handle = handle_of(dispatch)
-    vars(module)[DISPATCH] = dispatch  # kept alive with the module
 
-    def forward(x: Tensor) -> Tensor:
-        trains = torch.is_grad_enabled() and (x.requires_grad or up.weight.requires_grad)
-        if x.dtype != torch.bfloat16 or trains or x.numel() == 0:
-            return dense(x)
-        w = FFNWeights(
-            None if gate is None else gate.weight,
-            up.weight,
-            down.weight,
-            None if gate is None else gate.bias,
-            up.bias,
-            down.bias,
-            threshold,
-        )
-        down_NK = module._buffers[DOWN_NK]
-        assert down_NK is not None
-        if x.ndim == 2 and x.is_contiguous():
-            return sparse_ffn(x, w, down_NK, handle)
-        x_MK = x.reshape(-1, x.shape[-1]).contiguous()
-        y_MK = sparse_ffn(x_MK, w, down_NK, handle)
-        return y_MK.view(x.shape)
-
-    vars(module)["forward"] = forward
+def _forward(module: nn.Module, x: Tensor) -> Tensor:
+    installed: _Installed = module.__dict__[INSTALLED]
+    ffn = _projections(module)
+    assert ffn is not None
+    gate, up, down = ffn
+    trains = torch.is_grad_enabled() and (x.requires_grad or up.weight.requires_grad)
+    if x.dtype != torch.bfloat16 or trains or x.numel() == 0:
+        if installed.previous is not None:
+            return installed.previous(x)
+        y: Tensor = type(module).forward(module, x)
+        return y
+    w = FFNWeights(
+        None if gate is None else gate.weight,
+        up.weight,
+        down.weight,
+        None if gate is None else gate.bias,
+        up.bias,
+        down.bias,
+        installed.threshold,
+    )
+    down_NK, handle = module._buffers[DOWN_NK], installed.dispatch.handle
+    assert down_NK is not None
+    if x.ndim == 2 and x.is_contiguous():
+        return sparse_ffn(x, w, down_NK, handle)
+    y_MK = sparse_ffn(x.reshape(-1, x.shape[-1]).contiguous(), w, down_NK, handle)
+    return y_MK.view(x.shape)

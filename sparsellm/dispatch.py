@@ -61,6 +61,7 @@ class Dispatch:
     kernels: Kernels
     observed: torch.Tensor
     states: dict[int, _State] = field(default_factory=dict)
+    handle: int = field(init=False)  # never 0; see `by_handle`
 
     def __post_init__(self) -> None:
         if self.kernels not in get_args(Kernels):
@@ -68,6 +69,15 @@ class Dispatch:
                 f"kernels {self.kernels!r} must be one of {', '.join(get_args(Kernels))}"
             )
         self._words = self.observed.numpy()
+        self.handle = next(_next_handle)
+        _by_handle[self.handle] = self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Dispatch:
+        """One that has seen nothing, with words of its own: a GPU writes to those it was given."""
+        return new_dispatch(self.kernels, pinned=self.observed.is_pinned())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return new_dispatch, (self.kernels, self.observed.is_pinned())
 
     def word(self, num_tokens: int) -> int:
         """Address of the word that the kernels write for this many tokens."""
@@ -120,24 +130,17 @@ def bucket_of(num_tokens: int) -> int:
     return min((num_tokens - 1).bit_length(), _NUM_BUCKETS - 1)
 
 
-def new_dispatch(kernels: Kernels, *, pinned: bool) -> Dispatch:
+def new_dispatch(kernels: Kernels, pinned: bool) -> Dispatch:
     """A dispatch with its own words; ``pinned`` where a GPU will write them."""
     return Dispatch(kernels, torch.full((_NUM_BUCKETS,), -1, dtype=torch.int32, pin_memory=pinned))
 
 
-# Operators take numbers and tensors only: a dispatch goes through them by its number. Who holds the
+# Operators take numbers and tensors only: a dispatch goes through them by its handle. Who holds the
 # dispatch keeps it alive.
 _by_handle: WeakValueDictionary[int, Dispatch] = WeakValueDictionary()
 _next_handle = itertools.count(1)
 
 
-def handle_of(dispatch: Dispatch) -> int:
-    """A number that `by_handle` takes; never 0."""
-    handle = next(_next_handle)
-    _by_handle[handle] = dispatch
-    return handle
-
-
 def by_handle(handle: int) -> Dispatch | None:
-    """The dispatch of a number; None for 0, which stands for the sparse path always."""
+    """The dispatch of a handle; None for 0, which stands for the sparse path always."""
     return _by_handle[handle] if handle else None

@@ -98,7 +98,7 @@ def sparse_ffn(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int = 0) 
         x_MK: bf16 and contiguous, as everything here; on a GPU of compute capability 8.0 or newer.
         w: the FFN; W_d itself is read where dispatch chooses the dense path.
         down_NK: W_d transposed; the sparse kernels read this one.
-        dispatch: of `dispatch.handle_of`; 0 takes the sparse kernels whatever they cost.
+        dispatch: `Dispatch.handle`; 0 takes the sparse kernels whatever they cost.
 
     Returns:
         y of (M, K).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -88,6 +90,31 @@ def test_what_cannot_be_served_is_named_and_left_alone():
         sparsellm.accelerate(silu, threshold=-1.0)
     with pytest.raises(ValueError, match="kernels 'fast' must be one of auto, sparse, dense"):
         sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM), kernels="fast")
+
+
+@torch.inference_mode()
+def test_a_deep_copy_computes_with_its_own_weights():
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    sparsellm.accelerate(model)
+    other = copy.deepcopy(model)
+    before = model(TOKENS).logits
+    for layer in other.model.layers:
+        layer.mlp.gate_proj.weight.zero_()
+    assert torch.equal(model(TOKENS).logits, before)
+    assert not torch.allclose(other(TOKENS).logits, before, atol=1e-2)
+    sparsellm.restore(other)
+    assert torch.equal(model(TOKENS).logits, before)
+
+
+def test_a_forward_of_the_instance_comes_back():
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    mlp = model.model.layers[0].mlp
+    vars(mlp)["forward"] = own = lambda x: x  # as a hook would
+    sparsellm.accelerate(model)
+    x = torch.randn(3, 64)
+    assert mlp(x) is x  # not bf16: the dense path is the instance's own
+    sparsellm.restore(model)
+    assert vars(mlp)["forward"] is own
 
 
 def test_no_tokens_at_all_and_restoring_twice():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
+import pickle
 
 import pytest
 
-from sparsellm.dispatch import Costs, by_handle, handle_of, new_dispatch
+from sparsellm.dispatch import Costs, by_handle, new_dispatch
 
 COSTS = Costs(dense=1.0, fixed=0.4, per_neuron=0.001)  # leaves at 570 neurons, returns at 520
 
@@ -92,10 +94,21 @@ def test_fixed_paths_and_errors():
 
 def test_a_handle_lasts_as_long_as_its_dispatch():
     dispatch = new_dispatch("auto", pinned=False)
-    handle = handle_of(dispatch)
+    handle = dispatch.handle
     assert by_handle(handle) is dispatch
     assert by_handle(0) is None
     del dispatch
     gc.collect()
     with pytest.raises(KeyError):
         by_handle(handle)
+
+
+def test_a_copy_has_its_own_words_and_handle():
+    dispatch = new_dispatch("sparse", pinned=False)
+    _observe(dispatch, 7)
+    for other in (copy.deepcopy(dispatch), pickle.loads(pickle.dumps(dispatch))):
+        assert other.kernels == "sparse"
+        assert other.handle != dispatch.handle
+        assert by_handle(other.handle) is other
+        assert other.observed.data_ptr() != dispatch.observed.data_ptr()
+        assert other.observed.max() == -1

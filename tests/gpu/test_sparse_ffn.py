@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsellm.dispatch import handle_of, new_dispatch
+from sparsellm.dispatch import new_dispatch
 from sparsellm.ops import sparse_ffn
 from sparsellm.reference import FFNWeights, fatrelu_ffn
 
@@ -152,7 +152,7 @@ def test_in_a_cuda_graph_with_new_inputs(m):
     torch.manual_seed(0)
     x_MK, w = problem(m, 512, 1024, random.Random(3))
     dispatch = new_dispatch("auto", pinned=True)
-    handle = handle_of(dispatch)
+    handle = dispatch.handle
     for _ in range(3):
         operator(x_MK, w, handle)
     down_NK = w.down_KN.t().contiguous()
@@ -202,7 +202,7 @@ def test_dispatch_runs_dense_where_all_fire_and_sparse_where_few_do():
         b_N = torch.full((n,), bias, device=device, dtype=torch.bfloat16)
         w = FFNWeights(gate_NK, up_NK, down_KN, b_N, None, None, 0.0)
         dispatch = new_dispatch("auto", pinned=True)
-        handle = handle_of(dispatch)
+        handle = dispatch.handle
         right = expected(x_MK, w)
         for _ in range(40):  # through a probe
             found = operator(x_MK, w, handle)

@@ -247,6 +247,7 @@ extern "C" __global__ void __launch_bounds__(most_threads)
                   uint2* piece, Unit* unit, uint32* control) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
+  await_previous_kernel();
   if (launch == 0) count_columns(offset, neuron, mask, count, sample);
   if (launch == 1) rank_neurons(shared, n, count, sample, rank, order, columns);
   if (launch == 2) scatter_columns(offset, neuron, rank, table);

@@ -516,6 +516,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
                 void* down_NK) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
+  await_previous_kernel();
   const int slices = (k + slice_columns - 1) / slice_columns;
   const Arguments a{k,    n,             slices,  gated != 0, x_MK, dy_MK,   d_gate,   d_up,
                     gate, up,            order,   member,     piece, unit,   control,  progress,

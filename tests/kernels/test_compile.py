@@ -52,3 +52,11 @@ def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):
     header.write_text(header.read_text() + "// changed\n")
     for stem in STEMS:
         assert compile.compile_options(stem, "sm_90a") != before[stem]
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_waits_for_the_kernel_before(stem):
+    """Launches overlap: a kernel that does not wait reads what is not written yet."""
+    path = compile.source_path(stem)
+    texts = [path.read_text(), *(h.read_text() for h in compile._included(path))]
+    assert any("await_previous_kernel();\n" in text for text in texts)

@@ -97,7 +97,7 @@ def test_fsdp2_computes_the_gradient_of_one_process(tiny_overrides, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
+@pytest.mark.parametrize("config", ["fsdp2.yaml"])
 def test_sparse_kernels_compute_the_gradient_of_dense_ones(tiny_overrides, tmp_path, config):
     common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
     common += ["validation.every_steps=0", "train.micro_batch_size=2"]

@@ -23,8 +23,8 @@ torch.library.define(
 )
 
 
-@torch.library.impl("sparsellm::sparse_ffn", "CUDA")
-def _sparse_ffn_cuda(  # noqa: PLR0917 - operators have no keyword-only tensors
+@torch.library.impl("sparsellm::sparse_ffn", ("CPU", "CUDA"))
+def _sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
     x_MK: Tensor,
     w_gate_NK: Tensor | None,
     w_up_NK: Tensor,
@@ -37,7 +37,11 @@ def _sparse_ffn_cuda(  # noqa: PLR0917 - operators have no keyword-only tensors
     dispatch: int,
 ) -> Tensor:
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, threshold)
-    return _on_cuda(x_MK, w, down_NK, dispatch)
+    if x_MK.is_cuda:
+        return _on_cuda(x_MK, w, down_NK, dispatch)
+    _check(x_MK, w, down_NK, x_MK.dtype)
+    # What the kernels read.
+    return fatrelu_ffn(x_MK, w._replace(down_KN=down_NK.t()))
 
 
 def _on_cuda(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int) -> Tensor:
@@ -70,25 +74,6 @@ def _run(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int) -> Tensor:
 @torch.library.register_fake("sparsellm::sparse_ffn")
 def _(x_MK: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x_MK)
-
-
-@torch.library.impl("sparsellm::sparse_ffn", "CPU")
-def _sparse_ffn_cpu(  # noqa: PLR0917
-    x_MK: Tensor,
-    w_gate_NK: Tensor | None,
-    w_up_NK: Tensor,
-    w_down_KN: Tensor,
-    down_NK: Tensor,
-    b_gate_N: Tensor | None,
-    b_up_N: Tensor | None,
-    b_down_K: Tensor | None,
-    threshold: float,
-    dispatch: int,
-) -> Tensor:
-    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, threshold)
-    _check(x_MK, w, down_NK, x_MK.dtype)
-    # What the kernels read.
-    return fatrelu_ffn(x_MK, w._replace(down_KN=down_NK.t()))
 
 
 def sparse_ffn(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int = 0) -> Tensor:
@@ -136,23 +121,43 @@ def _check(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dtype: torch.dtype) -> 
         raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
     if not w.threshold >= 0:
         raise ValueError(f"sparse_ffn: threshold {w.threshold} must not be negative")
-    checks = [
-        ("x", x_MK, (m, k)),
+    device = x_MK.device
+    _check_tensor("x", x_MK, (m, k), dtype, device, contiguous=True)
+    check_weights(w, k, n, dtype, device, contiguous=True)
+    _check_tensor("W_d transposed", down_NK, (n, k), dtype, device, contiguous=True)
+
+
+def check_weights(
+    w: FFNWeights,
+    k: int,
+    n: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    contiguous: bool = False,
+) -> None:
+    """Raises ValueError where a matrix or bias does not belong to this FFN, by name."""
+    checks = (
         ("W_g", w.gate_NK, (n, k)),
         ("W_u", w.up_NK, (n, k)),
         ("W_d", w.down_KN, (k, n)),
-        ("W_d transposed", down_NK, (n, k)),
         ("b_g", w.b_gate_N, (n,)),
         ("b_u", w.b_up_N, (n,)),
         ("b_d", w.b_down_K, (k,)),
-    ]
+    )
     for name, tensor, shape in checks:
         if tensor is not None:
-            _check_tensor(name, tensor, shape, dtype, x_MK.device)
+            _check_tensor(name, tensor, shape, dtype, device, contiguous=contiguous)
 
 
 def _check_tensor(
-    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    name: str,
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    contiguous: bool,
 ) -> None:
     if tensor.shape != shape:
         raise ValueError(f"sparse_ffn: {name} is {tuple(tensor.shape)} where {shape} belongs")
@@ -160,5 +165,5 @@ def _check_tensor(
         raise ValueError(
             f"sparse_ffn: {name} is {tensor.dtype} on {tensor.device}, not {dtype} on {device}"
         )
-    if not tensor.is_contiguous():
+    if contiguous and not tensor.is_contiguous():
         raise ValueError(f"sparse_ffn: {name} is not contiguous; call .contiguous() on it")

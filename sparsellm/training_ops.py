@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.ops import MAX_TOKENS, beyond_limits
+from sparsellm.ops import MAX_TOKENS, beyond_limits, check_weights
 from sparsellm.reference import (
     BLOCK_TOKENS,
     Columns,
@@ -263,24 +263,7 @@ def _check(x_MK: Tensor, w: FFNWeights, capacity: int) -> None:
         raise ValueError(f"sparse_ffn: capacity {capacity:,} must be 0 to {worst:,} (blocks × N)")
     if worst >= 2**31:
         raise ValueError(f"sparse_ffn: {m:,} tokens × {n:,} neurons are over 2³¹ columns")
-    shapes = {
-        "W_g": (w.gate_NK, (n, k)),
-        "W_u": (w.up_NK, (n, k)),
-        "W_d": (w.down_KN, (k, n)),
-        "b_g": (w.b_gate_N, (n,)),
-        "b_u": (w.b_up_N, (n,)),
-        "b_d": (w.b_down_K, (k,)),
-    }
-    for name, (tensor, shape) in shapes.items():
-        if tensor is None:
-            continue
-        if tensor.shape != shape:
-            raise ValueError(f"sparse_ffn: {name} is {tuple(tensor.shape)} where {shape} belongs")
-        if tensor.device != x_MK.device or tensor.dtype != w.up_NK.dtype:
-            raise ValueError(
-                f"sparse_ffn: {name} is {tensor.dtype} on {tensor.device}, not "
-                f"{w.up_NK.dtype} on {x_MK.device}"
-            )
+    check_weights(w, k, n, w.up_NK.dtype, x_MK.device)
 
 
 def _check_cuda(x_MK: Tensor, w: FFNWeights) -> None:

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from sparsellm.kernels import tensor_map
 from sparsellm.kernels.compile import load_for, pointer
+from sparsellm.reference import BLOCK_TOKENS
 
-BLOCK_TOKENS = 64
 TILE_NEURONS = 256
-_UNIT_ENTRIES = 256
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ __device__ __forceinline__ void barrier_arrive_expect(uint64* barrier, uint32 by
 }
 
 __device__ __forceinline__ void barrier_wait(uint64* barrier, uint32 parity) {
+#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n.reg .pred done;\n"
       "again:\n"
@@ -79,6 +80,15 @@ __device__ __forceinline__ void barrier_wait(uint64* barrier, uint32 parity) {
       "@!done bra again;\n}" ::"r"(smem_address(barrier)),
       "r"(parity)
       : "memory");
+#else
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(smem_address(barrier)),
+      "r"(parity)
+      : "memory");
+#endif
 }
 
 // A barrier among `threads` threads of the block, apart from __syncthreads (which is number 0).

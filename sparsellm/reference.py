@@ -120,6 +120,9 @@ class Columns(NamedTuple):
     mask: Tensor  # (C,) int64, bit t: token t of the block fires the neuron
     gate: Tensor  # (C, 64), after relu; (0, 64) without W_g
     up: Tensor  # (C, 64), x W_u + b_u of every token; without W_g its relu, which is h
+    # (1,) int32: E once more. Of a GPU's columns it lies on the host where E may exceed C: backward
+    # must know before it launches. -1: still to be copied.
+    needed: Tensor
 
 
 def columns_of(gate_MN: Tensor | None, up_MN: Tensor, capacity: int) -> Columns:
@@ -147,6 +150,7 @@ def columns_of(gate_MN: Tensor | None, up_MN: Tensor, capacity: int) -> Columns:
         mask=filled((active_BNP[block, neuron] * bit_P).sum(1)),
         gate=gate_CP,
         up=filled(up_BNP[block, neuron]),
+        needed=offset[-1:].clone(),
     )
 
 

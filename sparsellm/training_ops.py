@@ -23,7 +23,9 @@ from sparsellm.reference import (
     sparse_forward,
 )
 
-_Forward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+_Forward = tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]  # fmt: skip
 _Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -117,16 +119,19 @@ def _(  # noqa: PLR0917
     capacity: int,
 ) -> _Forward:
     m, n = x_MK.shape[0], w_up_NK.shape[0]
+    blocks = (m + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    device = x_MK.device if capacity == blocks * n else "cpu"  # of `Columns.needed`
     return (
         torch.empty_like(x_MK),
         x_MK.new_empty((), dtype=torch.promote_types(x_MK.dtype, torch.float32)),
         x_MK.new_empty(m, dtype=torch.int32),
         x_MK.new_empty(n, dtype=torch.int32),
-        x_MK.new_empty((m + BLOCK_TOKENS - 1) // BLOCK_TOKENS + 1, dtype=torch.int32),
+        x_MK.new_empty(blocks + 1, dtype=torch.int32),
         x_MK.new_empty(capacity, dtype=torch.int32),
         x_MK.new_empty(capacity, dtype=torch.int64),
         x_MK.new_empty(0 if w_gate_NK is None else capacity, BLOCK_TOKENS),
         x_MK.new_empty(capacity, BLOCK_TOKENS),
+        torch.empty(1, dtype=torch.int32, device=device),
     )
 
 
@@ -146,6 +151,7 @@ def sparse_ffn_backward(  # noqa: PLR0917
     mask: Tensor,
     gate: Tensor,
     up: Tensor,
+    needed: Tensor,
 ) -> _Backward:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
 
@@ -156,19 +162,14 @@ def sparse_ffn_backward(  # noqa: PLR0917
         Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for what there is not.
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
-    saved = Columns(offset, neuron, mask, gate, up)
+    saved = Columns(offset, neuron, mask, gate, up, needed)
     if x_MK.shape[0] == 0:
         return _plain_backward(dy_MK, d_l1, x_MK, w, saved)
     from sparsellm.kernels import training
 
     with torch.cuda.device(x_MK.get_device()):
         cast, down_NK = _kernel_weights(w, x_MK.dtype)
-        dx_MK, d_gate_NK, d_up_NK, d_down_NK = training.backward(
-            dy_MK, d_l1, x_MK, cast, down_NK, saved, w_up_NK.dtype
-        )
-        d_down_KN = d_down_NK.t().contiguous()
-        d_b_down_K = None if b_down_K is None else dy_MK.sum(0, dtype=torch.float32)
-    gradients = FFNGradients(dx_MK, d_gate_NK, d_up_NK, d_down_KN, None, None, d_b_down_K)
+        gradients = training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, w_up_NK.dtype)
     return _in_own_types(gradients, x_MK, w)
 
 
@@ -188,9 +189,10 @@ def _(  # noqa: PLR0917
     mask: Tensor,
     gate: Tensor,
     up: Tensor,
+    needed: Tensor,
 ) -> _Backward:
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
-    return _plain_backward(dy_MK, d_l1, x_MK, w, Columns(offset, neuron, mask, gate, up))
+    return _plain_backward(dy_MK, d_l1, x_MK, w, Columns(offset, neuron, mask, gate, up, needed))
 
 
 @sparse_ffn_backward.register_fake
@@ -274,5 +276,3 @@ def _check_cuda(x_MK: Tensor, w: FFNWeights) -> None:
         raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
     if x_MK.dtype != torch.bfloat16:
         raise ValueError(f"sparse_ffn: x is {x_MK.dtype}; on a GPU it must be torch.bfloat16")
-    if w.b_gate_N is not None or w.b_up_N is not None:
-        raise ValueError("sparse_ffn: b_g and b_u have no gradient on a GPU; use the dense FFN")

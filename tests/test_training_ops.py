@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
 from sparsellm.ffn import SparseFFN
-from sparsellm.reference import FFNWeights, sparse_backward, sparse_forward
+from sparsellm.reference import FFNWeights, columns_of, sparse_backward, sparse_forward
 from sparsellm.training_ops import sparse_ffn_backward, sparse_ffn_forward, sparse_ffn_training
 
 VARIANTS = list(itertools.product((True, False), (True, False)))  # gated, biased
@@ -269,8 +269,8 @@ def test_padding_of_the_last_block_fires_nothing():
     assert _assert_equal_to_dense(x_MK, w, 16) == 16
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, gated):
+@pytest.mark.parametrize(("gated", "biased"), VARIANTS, ids=IDS)
+def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, gated, biased):
     """What the operators do around the CUDA kernels; the specification stands in for them."""
     from sparsellm.kernels import training
 
@@ -282,14 +282,13 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
         return (y_MK, *stats[:3], *columns)
 
     def backward(dy_MK, d_l1, x_MK, w, down_NK, saved, dtype):  # noqa: PLR0917
-        found = sparse_backward(dy_MK, d_l1, x_MK, w._replace(down_KN=down_NK.t()), saved)
-        gate_NK = None if found.gate_NK is None else found.gate_NK.to(dtype)
-        return found.x_MK, gate_NK, found.up_NK.to(dtype), found.down_KN.t().to(dtype)
+        assert dtype == torch.float32
+        return sparse_backward(dy_MK, d_l1, x_MK, w._replace(down_KN=down_NK.t()), saved)
 
     monkeypatch.setattr(training, "forward", forward)
     monkeypatch.setattr(training, "backward", backward)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    x_MK, w = _inputs(70, 8, 16, gated, dtype=torch.float32)
+    x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
     x_MK = x_MK.detach().bfloat16()
     inputs = (x_MK, *(None if t is None else t.detach() for t in w[:-1]))
     on_gpu, on_cpu = sparse_ffn_forward._init_fn(*inputs, 20), sparse_ffn_forward(*inputs, 20)
@@ -301,11 +300,27 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     assert all(a.is_contiguous() and a.dtype == torch.float32 for a in on_gpu[1:4] if a.numel())
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_bias_gradients_are_sums_over_what_fires(gated):
+    """Around the kernels, in PyTorch; unfilled columns and silent tokens hold anything."""
+    from sparsellm.kernels.training import _bias_grad
+
+    generator, capacity = torch.Generator().manual_seed(0), 60
+    h_MN, d_MN = (torch.randn(150, 24, generator=generator) for _ in range(2))
+    h_MN = F.relu(h_MN - 2.2)
+    saved = columns_of(h_MN if gated else None, d_MN if gated else h_MN, capacity)
+    d_CP = columns_of(h_MN, d_MN, capacity).up
+    assert 20 < int(saved.offset[-1]) < capacity
+    d_CP[(saved.gate if gated else saved.up) == 0] = float("nan")
+    saved.neuron[int(saved.offset[-1]) :] = 10**9
+    expected_N = torch.where(h_MN != 0, d_MN, 0).sum(0)
+    torch.testing.assert_close(_bias_grad(saved, d_CP, 24), expected_N)
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
         ({"dtype": torch.float32}, "x is torch.float32; on a GPU it must be torch.bfloat16"),
-        ({"biased": True}, "b_g and b_u have no gradient on a GPU"),
         ({"n": 12}, "must be multiples of 8"),
     ],
 )

@@ -18,11 +18,13 @@ from sparsellm.kernels import tensor_map, union
 from sparsellm.kernels.compile import load_for, pointer
 from sparsellm.kernels.ffn import median_ms
 from sparsellm.kernels.weight_grad import weight_grads
-from sparsellm.reference import BLOCK_TOKENS, Columns, FFNWeights
+from sparsellm.reference import BLOCK_TOKENS, Columns, FFNGradients, FFNWeights
 
 _UNIT_MEMBERS, _UNIT_COLUMNS, _THREADS = 256, 512, 384  # cuda/up.cuh, down.cuh, gather.cuh
 
-Forward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Forward = tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]  # fmt: skip
 
 
 def forward(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, capacity: int) -> Forward:
@@ -46,14 +48,17 @@ def backward(  # noqa: PLR0917
     down_NK: Tensor,
     saved: Columns,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Gradients of ``Σ dy * y + d_l1 * l1_sum`` by x, W_g, W_u and W_dᵀ, the latter in ``dtype``.
+) -> FFNGradients:
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``, biases' fp32.
 
     Where the pattern did not fit into ``saved`` it is computed again.
+
+    Raises:
+        ValueError: within the capture of a CUDA graph, and the pattern might not fit.
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     blocks, capacity = len(saved.offset) - 1, len(saved.neuron)
-    if capacity < blocks * n and (needed := int(saved.offset[-1])) > capacity:
+    if capacity < blocks * n and (needed := _columns_needed(saved, blocks * n)) > capacity:
         again = union.empty_union(m, n, x_MK.device)
         saved, *_ = _activations(x_MK, w, needed, again)
         capacity = needed
@@ -79,7 +84,38 @@ def backward(  # noqa: PLR0917
         *(w.up_NK, w.gate_NK, np.int32(m), np.int32(k), saved.offset, saved.neuron),
         *(d_up, d_gate, order, control, dx_MK),
     )
-    return dx_MK, *weight_grads(saved, d_gate, d_up, x_MK, dy_MK, n, dtype)
+    gate_NK, up_NK, down_NK = weight_grads(saved, d_gate, d_up, x_MK, dy_MK, n, dtype)
+    return FFNGradients(
+        x_MK=dx_MK,
+        gate_NK=gate_NK,
+        up_NK=up_NK,
+        down_KN=down_NK.t().contiguous(),
+        b_gate_N=None if w.b_gate_N is None or d_gate is None else _bias_grad(saved, d_gate, n),
+        b_up_N=None if w.b_up_N is None else _bias_grad(saved, d_up, n),
+        b_down_K=None if w.b_down_K is None else dy_MK.sum(0, dtype=torch.float32),
+    )
+
+
+def _columns_needed(saved: Columns, worst: int) -> int:
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            f"sparse_ffn: backward in a CUDA graph needs room for any pattern: capacity {worst:,}"
+        )
+    needed = int(saved.needed)
+    return int(saved.offset[-1]) if needed < 0 else needed
+
+
+def _bias_grad(saved: Columns, d_CP: Tensor, num_neurons: int) -> Tensor:
+    """(N,) fp32: the sum over tokens that fire; always in the same order."""
+    blocks, gate_CP = len(saved.offset) - 1, saved.gate if len(saved.gate) else saved.up
+    sum_C = torch.where(gate_CP != 0, d_CP, 0).sum(1, dtype=torch.float32)
+    column_C = torch.arange(len(sum_C), dtype=torch.int32, device=d_CP.device)
+    # Columns that are not filled go to one more block, and neuron.
+    block_C = torch.searchsorted(saved.offset[1:], column_C, right=True)
+    neuron_C = torch.where(block_C < blocks, saved.neuron, num_neurons).long()
+    sum_BN = sum_C.new_zeros(blocks + 1, num_neurons + 1)
+    sum_BN[block_C, neuron_C] = sum_C
+    return sum_BN[:blocks, :num_neurons].sum(0)
 
 
 @functools.lru_cache(maxsize=64)
@@ -107,8 +143,7 @@ def measure_costs(num_tokens: int, k: int, n: int, gated: bool, device_index: in
         def step() -> None:
             down_NK = down_KN.t().contiguous()
             saved = Columns(*forward(x_MK, w, down_NK, capacity)[4:])
-            *_, d_down_NK = backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
-            d_down_NK.t().contiguous()
+            backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
 
         return median_ms([step])
 
@@ -142,6 +177,7 @@ def _activations(
         mask=torch.empty(capacity, dtype=torch.int64, device=device),
         gate=x_MK.new_empty(capacity if gated else 0, BLOCK_TOKENS),
         up=x_MK.new_empty(capacity, BLOCK_TOKENS),
+        needed=torch.zeros(1, dtype=torch.int32, device=device),
     )
     fired_N = torch.zeros(n, dtype=torch.int32, device=device)
     nnz_M = torch.empty(m, dtype=torch.int32, device=device)
@@ -155,7 +191,17 @@ def _activations(
         _columns(scratch, m, columns, columns.gate, fired_N, nnz_M, None)
         kept = union.Kept(columns.offset, columns.up, l1)
         union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)
+    if capacity < blocks * n:
+        columns = columns._replace(needed=_on_the_host(columns.offset[-1:]))
     return columns, l1.sum(), nnz_M, fired_N
+
+
+def _on_the_host(count: Tensor) -> Tensor:
+    """A copy that arrives some time; -1 until then, and within the capture of a CUDA graph."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.full((1,), -1, dtype=torch.int32)
+    copy = torch.full((1,), -1, dtype=torch.int32, pin_memory=True)
+    return copy.copy_(count, non_blocking=True)
 
 
 def _columns(  # noqa: PLR0917

@@ -21,6 +21,8 @@ _GROUP_NEURONS, _MOST_PARTS, _SHORTEST_PART = 32, 60, 16
 _MEMBER_WORDS, _UNIT_WORDS, _CONTROL_WORDS = 8, 8, 2
 # cuda/weight_grad.cu
 _SLICE_COLUMNS, _THREADS = 512, 384
+# cuda/fill_pieces.cu
+_FILL_THREADS, _FILL_BLOCKS = 256, 4
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,6 @@ def sum_groups(  # noqa: PLR0917
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """`weight_grads` of a pattern that is grouped; uses the groups up."""
     assert dtype in (torch.float32, torch.bfloat16), dtype
-    gate, up = None if d_gate is None else columns.gate, columns.up
     num_tokens, k = x_MK.shape
     kernel, stream = load_for("weight_grad", x_MK)
     slices = _slices(k)
@@ -143,35 +144,33 @@ def sum_groups(  # noqa: PLR0917
     def empty() -> Tensor:
         return torch.empty(num_neurons, k, dtype=dtype, device=x_MK.device)
 
-    gate_NK, up_NK, down_NK = None if gate is None else empty(), empty(), empty()
+    gate_NK, up_NK, down_NK = None if d_gate is None else empty(), empty(), empty()
     # Nothing is split where no group can have so many rows.
     parts = _MOST_PARTS if num_tokens > _SHORTEST_PART * BLOCK_TOKENS else 0
-    matrices = 2 if gate is None else 3
+    matrices = 2 if d_gate is None else 3
     sums = torch.empty(
         parts * slices * matrices * _GROUP_NEURONS * _SLICE_COLUMNS,
         dtype=torch.float32,
         device=x_MK.device,
     )
+    pieces = _fill_pieces(groups, columns, d_gate, d_up, num_tokens)
     kernel.launch(
         min(kernel.num_multiprocessors, groups.unit.shape[0] * 2 * slices),
         _THREADS,
         (
             x_MK.data_ptr(),
             dy_MK.data_ptr(),
-            pointer(d_gate),
-            d_up.data_ptr(),
-            pointer(gate),
-            up.data_ptr(),
             np.int32(k),
             np.int32(num_neurons),
             groups.order.data_ptr(),
-            groups.member.data_ptr(),
-            groups.piece.data_ptr(),
             groups.unit.data_ptr(),
             groups.control.data_ptr(),
+            pieces.first.data_ptr(),
+            pieces.token.data_ptr(),
+            pieces.values.data_ptr(),
             groups.progress.data_ptr(),
             sums.data_ptr(),
-            np.int32(gate is not None),  # the address of no columns is 0, too
+            np.int32(d_gate is not None),
             np.int32(dtype == torch.float32),
             pointer(gate_NK),
             up_NK.data_ptr(),
@@ -180,6 +179,51 @@ def sum_groups(  # noqa: PLR0917
         stream,
     )
     return gate_NK, up_NK, down_NK
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """The pieces' values; ``cuda/weight_grad.cuh`` says how."""
+
+    first: Tensor  # (groups + 60,) int32
+    token: Tensor  # (pieces, 64) int32
+    values: Tensor  # (pieces, 4, 3 or 2, 32, 16) bfloat16
+
+
+def _fill_pieces(
+    groups: Groups, columns: Columns, d_gate: Tensor | None, d_up: Tensor, num_tokens: int
+) -> _Pieces:
+    kernel, stream = load_for("fill_pieces", d_up)
+    num_units = groups.unit.shape[0]
+    num_groups, capacity = num_units - _MOST_PARTS, groups.member.shape[0]
+    matrices = 2 if d_gate is None else 3
+    # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
+    most = min(num_groups * -(-num_tokens // BLOCK_TOKENS), capacity + num_groups)
+    pieces = _Pieces(
+        torch.empty(num_units, dtype=torch.int32, device=d_up.device),
+        torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device),
+        d_up.new_empty(most, BLOCK_TOKENS * matrices * _GROUP_NEURONS),
+    )
+    kernel.launch(
+        min(most, kernel.num_multiprocessors * _FILL_BLOCKS),
+        _FILL_THREADS,
+        (
+            pointer(d_gate),
+            d_up.data_ptr(),
+            pointer(None if d_gate is None else columns.gate),
+            columns.up.data_ptr(),
+            np.int32(d_gate is not None),
+            groups.member.data_ptr(),
+            groups.piece.data_ptr(),
+            groups.unit.data_ptr(),
+            groups.control.data_ptr(),
+            pieces.first.data_ptr(),
+            pieces.token.data_ptr(),
+            pieces.values.data_ptr(),
+        ),
+        stream,
+    )
+    return pieces
 
 
 def _slices(hidden_size: int) -> int:

@@ -95,8 +95,8 @@ def test_equal_float64_autograd_and_repeat_to_the_bit(case):
     # A gate within fp32 rounding of zero may go either way.
     assert (nnz_M - active_MN.sum(1)).abs().max() <= 1
     assert (fired_N - active_MN.sum(0)).abs().max() <= 2
-    expected = (x.grad, None if gate is None else gate.grad, up.grad, down.grad.t())
-    for own, repeated, right in zip(found, again, expected, strict=True):
+    expected = (x.grad, None if gate is None else gate.grad, up.grad, down.grad)
+    for own, repeated, right in zip(found[:4], again[:4], expected, strict=True):
         assert (own is None) == (right is None)
         if own is not None:
             assert torch.equal(own, repeated)

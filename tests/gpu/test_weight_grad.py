@@ -135,7 +135,7 @@ def columns_of(fires_MN: Tensor, spare: int = 0) -> Columns:
     beyond = torch.full((spare,), -1, device=fires_MN.device)
     none = torch.empty(0, BLOCK_TOKENS, dtype=BF16, device=fires_MN.device)
     neuron, mask = torch.cat((neuron, beyond)).int(), torch.cat((mask[block, neuron], beyond))
-    return Columns(offset, neuron, mask, gate=none, up=none)
+    return Columns(offset, neuron, mask, gate=none, up=none, needed=offset[-1:])
 
 
 def values_of(columns: Columns, dense_MN: Tensor) -> Tensor:

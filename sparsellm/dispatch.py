@@ -109,6 +109,18 @@ class Dispatch:
         state.until_probe = state.interval
         return "sparse"
 
+    def stays_dense(self, num_tokens: int) -> bool:
+        """Whether `choose` would say dense: if so, it counts as asked, and need not be."""
+        bucket = bucket_of(num_tokens)
+        state = self.states.get(bucket)
+        if state is None or state.path == "sparse":
+            return False
+        self._update(state, int(self._words[bucket]))
+        if state.path == "sparse" or state.until_probe <= 1:
+            return False
+        state.until_probe -= 1
+        return True
+
     @staticmethod
     def _update(state: _State, num_neurons: int) -> None:
         if num_neurons < 0:

@@ -19,6 +19,9 @@ from transformers import (
 )
 
 import sparsellm
+from sparsellm import acceleration
+from sparsellm.dispatch import Costs
+from sparsellm.ffn import SparseFFN
 from sparsellm.model import build_model
 from sparsellm.ops import sparse_ffn
 from sparsellm.reference import FFNWeights
@@ -125,6 +128,21 @@ def test_no_tokens_at_all_and_restoring_twice():
     sparsellm.restore(model)
     sparsellm.restore(model)
     assert set(vars(mlp)) == set(vars(_model(LlamaConfig, LlamaForCausalLM).model.layers[0].mlp))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_few_tokens_of_a_dense_layer_skip_the_operator(gated, monkeypatch):
+    module = SparseFFN(16, 24, gated=gated).bfloat16().requires_grad_(False)
+    x = torch.randn(2, 3, 16).bfloat16()
+    expected = module(x)
+    (dispatch,) = sparsellm.accelerate(module).dispatches.values()
+    dispatch.observed.fill_(24)
+    assert dispatch.choose(6, lambda: Costs(dense=1.0, fixed=2.0, per_neuron=0.0)) == "dense"
+    with monkeypatch.context() as patch:
+        patch.setattr(acceleration, "sparse_ffn", None)  # not to be called
+        assert torch.equal(module(x), expected)
+    sparsellm.accelerate(module, threshold=0.5)
+    assert not torch.equal(module(x), expected)
 
 
 def test_training_goes_through_the_dense_path():

@@ -83,6 +83,25 @@ def test_a_graph_being_captured_takes_the_path_of_now_and_measures_nothing():
     assert [dispatch.choose(4096, costs, frozen=True) for _ in range(40)] == ["dense"] * 40
 
 
+def test_asking_whether_it_stays_dense_counts_as_a_call():
+    one, other = new_dispatch("auto", pinned=False), new_dispatch("auto", pinned=False)
+    assert not one.stays_dense(4096)  # never asked, nothing measured
+    for dispatch in (one, other):
+        dispatch.choose(4096, lambda: COSTS)
+        _observe(dispatch, 5000)
+        assert _calls(dispatch, 1) == ["dense"]
+
+    def asked() -> str:
+        return "dense" if one.stays_dense(4096) else one.choose(4096, lambda: COSTS)
+
+    found = [asked() for _ in range(100)]
+    assert found == _calls(other, 100)
+    assert 0 < found.count("sparse") < 5
+    _observe(one, 10)
+    assert not one.stays_dense(4096)
+    assert new_dispatch("dense", pinned=False).stays_dense(8) is False
+
+
 def test_fixed_paths_and_errors():
     for path in ("sparse", "dense"):
         dispatch = new_dispatch(path, pinned=False)

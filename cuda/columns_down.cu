@@ -9,13 +9,15 @@ struct ColumnsDown {
   const uint32* member;
   const bf16 *d_up, *w_up, *d_gate, *w_gate;  // the latter two: null without a gate
 
+  static constexpr bool rare = false;
+
   __device__ int num_sources() const { return d_gate == nullptr ? 1 : 2; }
   __device__ const uint32* members(int block) const { return member + offset[block]; }
   __device__ uint32 neuron(uint32 member) const { return member; }
   __device__ const bf16* columns(int source, int block) const {
     return (source == 0 ? d_up : d_gate) + static_cast<uint64>(offset[block]) * block_tokens;
   }
-  __device__ uint32 slot(uint32, int i) const { return i; }
+  __device__ uint32 place(uint32, int i) const { return i * block_tokens; }
   __device__ const bf16* weights(int source) const { return source == 0 ? w_up : w_gate; }
 };
 }  // namespace

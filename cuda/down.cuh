@@ -7,9 +7,10 @@
 //
 //   num_sources()                how many pairs of columns and weights there are to add up
 //   members(block), neuron(m)    a block's union, and the neuron that one of its words means
-//   columns(source, block)       64 values for each slot
-//   slot(m, i)                   of member i, whose word is m
+//   columns(source, block)       64 values for each member, 16-byte aligned
+//   place(m, i)                  where among them those of member i begin, whose word is m
 //   weights(source)              (N, K), a row a neuron
+//   rare                         whether L2 had better keep the weights than the columns
 #pragma once
 #include "gather.cuh"
 
@@ -50,9 +51,12 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
 #pragma unroll
   for (int i = 0; i < stage_entries * 8 / gather_threads; ++i) {
     const int row = i * (gather_threads / 8) + h_row;
-    const uint32 slot = op.slot(__shfl_sync(~0u, own, row), first + row);
-    copy16_async(to_h + i * (gather_threads / 8) * 128, from_h + slot * block_tokens,
-                 whole || row < present ? 16 : 0);
+    const uint32 place = op.place(__shfl_sync(~0u, own, row), first + row);
+    const uint32 to = to_h + i * (gather_threads / 8) * 128, bytes = whole || row < present ? 16 : 0;
+    if (Op::rare)
+      copy16_async(to, from_h + place, bytes, evict_first());
+    else
+      copy16_async(to, from_h + place, bytes);
   }
 }
 
@@ -99,10 +103,33 @@ __device__ void gather(Shared& shared, const Op& op, uint32 columns, int units_k
   RingPlace<stages> place;
   const auto look_up = [&](int index) { return order[index / units_k]; };
   UnitWalk walk(shared.queue, control + next_down, blocks * units_k, look_up);
-  for (Unit unit; (unit = walk.next(look_up)).index >= 0;)
+  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;)
     for (int source = 0; source < op.num_sources(); ++source)
       gather_source(shared, place, op, op.weights(source), op.columns(source, unit.a),
                     op.members(unit.a), unit.b, unit.index % units_k * unit_columns, columns);
+}
+
+// A warpgroup's sums over the next `steps` stages.
+__device__ __forceinline__ void sum_steps(Shared& shared, RingPlace<stages>& place, int steps,
+                                          float (&d)[128]) {
+  const int consumer = threadIdx.x / 128 - 1;
+  for (int step = 0; step < steps; ++step) {
+    barrier_wait(&shared.full[place.stage], place.parity);
+    fence_async_proxy();
+    wgmma_begin();
+    const uint32 a = smem_address(shared.h[place.stage]);
+    const uint32 b = smem_address(shared.w[place.stage][consumer * 4]);
+#pragma unroll
+    for (int s = 0; s < stage_entries / 16; ++s)
+      wgmma_n256<1, 1>(d, operand(a + 2048 * s, 0, 1024),
+                       operand(b + 2048 * s, panel_bytes, 1024), step > 0 || s > 0);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
+    place.advance();
+  }
+  wgmma_wait<0>();
+  if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
 }
 
 // Where 64 × 256 sums of a warpgroup go.
@@ -143,7 +170,7 @@ __device__ void multiply(Shared& shared, int num_sources, int m, int k, int unit
   RingPlace<stages> place;
   const auto look_up = [](int) { return make_uint2(0, 0); };
   UnitWalk walk(shared.queue, nullptr, 0, look_up);
-  for (Unit unit; (unit = walk.next(look_up)).index >= 0;) {
+  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;) {
     const int block = unit.a, entries = unit.b;
     const Output unit_y{y, bias, m, k, block * block_tokens,
                         unit.index % units_k * unit_columns + consumer * 256};
@@ -151,36 +178,15 @@ __device__ void multiply(Shared& shared, int num_sources, int m, int k, int unit
       store(unit_y, [](int) { return 0.0f; });
       continue;
     }
-    const int steps = (entries + stage_entries - 1) / stage_entries * num_sources;
-    for (int step = 0; step < steps; ++step) {
-      barrier_wait(&shared.full[place.stage], place.parity);
-      fence_async_proxy();
-      wgmma_begin();
-      const uint32 a = smem_address(shared.h[place.stage]);
-      const uint32 b = smem_address(shared.w[place.stage][consumer * 4]);
-#pragma unroll
-      for (int s = 0; s < stage_entries / 16; ++s)
-        wgmma_n256<1, 1>(d, operand(a + 2048 * s, 0, 1024),
-                         operand(b + 2048 * s, panel_bytes, 1024), step > 0 || s > 0);
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
-      place.advance();
-    }
-    wgmma_wait<0>();
-    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
+    sum_steps(shared, place, (entries + stage_entries - 1) / stage_entries * num_sources, d);
     store(unit_y, [&](int i) { return d[i]; });
   }
 }
 
-// The body of a kernel of `block_threads` threads: y ← the sums + bias (or null).
-template <typename Op>
-__device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int k,
-                                    const uint2* order, uint32* control, bf16* y_MK) {
+// How a kernel of `block_threads` threads begins.
+__device__ __forceinline__ Shared& begin() {
   extern __shared__ unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
-  const int units_k = (k + unit_columns - 1) / unit_columns;
-  const int blocks = (m + block_tokens - 1) / block_tokens;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(&shared.full[stage], gather_threads);
@@ -192,11 +198,23 @@ __device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int
   __syncthreads();
   admit_next_kernel();
   await_previous_kernel();
+  return shared;
+}
+
+constexpr int gather_registers = 88, multiply_registers = 208;
+
+// The body of a kernel: y ← the sums + bias (or null).
+template <typename Op>
+__device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int k,
+                                    const uint2* order, uint32* control, bf16* y_MK) {
+  Shared& shared = begin();
+  const int units_k = (k + unit_columns - 1) / unit_columns;
+  const int blocks = (m + block_tokens - 1) / block_tokens;
   if (threadIdx.x < gather_threads) {
-    registers_decrease<88>();
+    registers_decrease<gather_registers>();
     gather(shared, op, k, units_k, blocks, order, control);
   } else {
-    registers_increase<208>();
+    registers_increase<multiply_registers>();
     multiply(shared, op.num_sources(), m, k, units_k, bias_K, y_MK);
   }
 }

@@ -8,10 +8,9 @@
 namespace {
 constexpr int num_threads = 256, column_lanes = 8, lane_tokens = block_tokens / column_lanes;
 constexpr int batch = num_threads / column_lanes;  // columns at once
-constexpr int matrix_values = group_neurons * step_rows;
 
 struct alignas(128) Shared {
-  bf16 values[piece_steps * 3 * matrix_values];
+  bf16 values[piece_rows * 3 * group_neurons];
   int token[piece_rows];
   int sum[num_threads / 32];
   // Of the unit that a piece is of: its first piece, its first in `piece`, its group's rows, its own
@@ -109,15 +108,14 @@ __device__ __forceinline__ void scatter(Shared& shared, bool gated, const Part& 
     if ((in.fires >> token % 32 & 1) == 0) continue;
     const int row = base + __popc(in.tokens & ((1u << token % 32) - 1));
     if (static_cast<uint32>(row) >= piece_rows) continue;  // of the piece before or after
-    bf16* to = shared.values + row / step_rows * matrices * matrix_values +
-               value_at(neuron, row % step_rows);
+    bf16* to = shared.values + row * matrices * group_neurons + neuron;
     const uint32 up = in.up.at(i);
     if (gated) {
       to[0] = in.d_gate.at(i);
-      to += matrix_values;
+      to += group_neurons;
     }
     to[0] = in.d_up.at(i);
-    to[matrix_values] =
+    to[group_neurons] =
         gated ? pack_bf16(bf16_low(in.gate.at(i)) * bf16_low(up), 0.0f) : up;
     shared.token[row] = block + token;
   }
@@ -125,9 +123,9 @@ __device__ __forceinline__ void scatter(Shared& shared, bool gated, const Part& 
 
 // One piece: members [from, to).
 __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Member* member,
-                                     uint2 members, int first_row, int rows, int* token_out,
+                                     uint2 members, int first_row, int rows, uint32* token_out,
                                      uint4* out) {
-  const int words = piece_steps * (m.gated ? 3 : 2) * matrix_bytes / 16;
+  const int words = piece_rows * (m.gated ? 3 : 2) * group_neurons * 2 / 16;
   uint4* values = reinterpret_cast<uint4*>(shared.values);
   const int part = threadIdx.x % column_lanes, to = members.y;
   int at = members.x + threadIdx.x / column_lanes;
@@ -153,16 +151,15 @@ __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Me
   }
   __syncthreads();
   for (int i = threadIdx.x; i < words; i += num_threads) out[i] = values[i];
-  // A row past the last is multiplied by zeros; it must not bring NaN of a token that does not fire.
   const int row = threadIdx.x;
-  if (row < piece_rows) token_out[row] = rows == 0 ? 0 : shared.token[row < rows ? row : 0];
+  if (row < rows) token_out[row] = shared.token[row];
 }
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(num_threads, 4)
     fill_pieces(const bf16* d_gate, const bf16* d_up, const bf16* gate, const bf16* up, int gated,
                 const Member* member, const uint2* piece, const Unit* unit, const uint32* control,
-                int* piece_first, int* piece_token, bf16* piece_values) {
+                int* piece_first, uint32* piece_token, bf16* piece_values) {
   extern __shared__ __align__(128) unsigned char raw[];
   await_previous_kernel();
   Shared& shared = *reinterpret_cast<Shared*>(raw);
@@ -209,8 +206,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 4)
     const int done = at - shared.first, first_row = shared.first_row + done * piece_rows;
     fill(shared, m, member, piece[shared.piece + done], first_row,
          min(piece_rows, shared.rows - first_row), piece_token + static_cast<uint64>(at) * piece_rows,
-         reinterpret_cast<uint4*>(piece_values + static_cast<uint64>(at) * piece_steps * matrices *
-                                                     matrix_values));
+         reinterpret_cast<uint4*>(piece_values + static_cast<uint64>(at) * piece_rows * matrices *
+                                                     group_neurons));
     __syncthreads();
   }
 }

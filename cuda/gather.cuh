@@ -34,14 +34,14 @@ struct RingPlace {
 
 // Work units, taken from a counter in global memory by thread 0 of the gathering warpgroup as they
 // are needed: units differ in size, so who is free takes the next.
-struct Unit {
+struct WorkUnit {
   int index;  // -1: there are no more
   uint32 a, b;  // what the list says of it
 };
 
 struct UnitQueue {
   static constexpr int depth = 4;
-  Unit unit[depth];
+  WorkUnit unit[depth];
   uint64 full[depth], empty[depth];
 
   // One thread, before the block's first barrier.
@@ -59,7 +59,7 @@ struct UnitWalk {
   UnitQueue& queue;
   uint32* counter;
   int num_units, it = 0, second = 0;
-  Unit first{-1, 0, 0};
+  WorkUnit first{-1, 0, 0};
 
   template <typename LookUp>
   __device__ UnitWalk(UnitQueue& from, uint32* next, int units, LookUp look_up)
@@ -70,22 +70,22 @@ struct UnitWalk {
     }
   }
   template <typename LookUp>
-  __device__ Unit fetch(int index, LookUp look_up) {
+  __device__ WorkUnit fetch(int index, LookUp look_up) {
     if (index >= num_units) return {-1, 0, 0};
     const uint2 item = look_up(index);
     return {index, item.x, item.y};
   }
   template <typename LookUp>
-  __device__ Unit next(LookUp look_up) {
+  __device__ WorkUnit next(LookUp look_up) {
     const int place = it % UnitQueue::depth, parity = it / UnitQueue::depth & 1;
     ++it;
     if (threadIdx.x != 0) {
       barrier_wait(&queue.full[place], parity);
-      const Unit unit = queue.unit[place];
+      const WorkUnit unit = queue.unit[place];
       barrier_arrive(&queue.empty[place]);
       return unit;
     }
-    const Unit unit = first;
+    const WorkUnit unit = first;
     barrier_wait(&queue.empty[place], parity ^ 1);
     queue.unit[place] = unit;
     barrier_arrive(&queue.full[place]);

@@ -72,7 +72,6 @@ __device__ __forceinline__ void barrier_arrive_expect(uint64* barrier, uint32 by
 }
 
 __device__ __forceinline__ void barrier_wait(uint64* barrier, uint32 parity) {
-#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n.reg .pred done;\n"
       "again:\n"
@@ -80,15 +79,6 @@ __device__ __forceinline__ void barrier_wait(uint64* barrier, uint32 parity) {
       "@!done bra again;\n}" ::"r"(smem_address(barrier)),
       "r"(parity)
       : "memory");
-#else
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\n"
-      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}" ::"r"(smem_address(barrier)),
-      "r"(parity)
-      : "memory");
-#endif
 }
 
 // A barrier among `threads` threads of the block, apart from __syncthreads (which is number 0).
@@ -142,6 +132,19 @@ __device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& ma
 __device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32 bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(bytes)
+               : "memory");
+}
+
+// What L2 is to give up first: data that is read once in a long while, beside data that is read often.
+__device__ __forceinline__ uint64 evict_first() {
+  uint64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32 bytes,
+                                             uint64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(from), "r"(bytes), "l"(policy)
                : "memory");
 }
 

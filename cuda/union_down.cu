@@ -11,11 +11,13 @@ struct UnionDown {
   __device__ uint64 base(int block) const {
     return static_cast<uint64>(block) * tiles_n * tile_neurons;
   }
+  static constexpr bool rare = false;
+
   __device__ int num_sources() const { return 1; }
   __device__ const uint32* members(int block) const { return entry + base(block); }
   __device__ uint32 neuron(uint32 member) const { return entry_neuron(member); }
   __device__ const bf16* columns(int, int block) const { return value + base(block) * block_tokens; }
-  __device__ uint32 slot(uint32 member, int) const { return entry_slot(member); }
+  __device__ uint32 place(uint32 member, int) const { return entry_slot(member) * block_tokens; }
   __device__ const bf16* weights(int) const { return w; }
 };
 }  // namespace

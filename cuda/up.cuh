@@ -82,7 +82,7 @@ __device__ void gather(Shared& shared, const Op& op, const TensorMap& x, const b
   RingPlace<stages> place;
   const auto look_up = [&](int index) { return unit[index]; };
   UnitWalk walk(shared.queue, control + next_up, control[num_units], look_up);
-  for (Unit own; (own = walk.next(look_up)).index >= 0;) {
+  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
     const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_entries;
     const int entries = own.b;
     const uint32* members = op.members(block) + start;
@@ -111,7 +111,7 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
   RingPlace<stages> place;
   const auto look_up = [](int) { return make_uint2(0, 0); };
   UnitWalk walk(shared.queue, nullptr, 0, look_up);
-  for (Unit own; (own = walk.next(look_up)).index >= 0;) {
+  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
     const Part part{static_cast<int>(own.a >> 16), static_cast<int>(own.a & 0xffffu),
                     static_cast<int>(own.b)};
     uint32 name[members_lane];

@@ -14,10 +14,10 @@
 // and fill_pieces to weight_grad: the pieces' values, those of one unit after those of the one before.
 //
 //   piece_first  [groups + most_parts]      int32  the first piece of each unit
-//   piece_token  [pieces][64]               int32  the row of x and dy; past the last row the first
-//   piece_values [pieces][4][3][32][16]     bf16   16 rows, then d_gate, d_up and gate · up (without
-//                                                  a gate, two: d_up and up), neuron, row; zeros where
-//                                                  a token does not fire; in the order of value_at
+//   piece_token  [pieces][64]               uint32 the row of x and dy, where there is one
+//   piece_values [pieces][64][3][32]        bf16   d_gate, d_up and gate · up of the row's token and
+//                                                  the neurons (without a gate, two: d_up and up);
+//                                                  zero where it does not fire
 #pragma once
 #include "union.cuh"
 
@@ -47,13 +47,3 @@ struct alignas(16) Unit {
 // group's parts are done.
 constexpr int total_units = 0, groups_planned = 1;
 constexpr int next_unit = 0, arrived = 1;
-
-// Rows are worked off 16 at a time: one 16×16 operand's depth.
-constexpr int step_rows = 16, piece_steps = piece_rows / step_rows;
-constexpr int matrix_bytes = group_neurons * step_rows * 2;
-
-// Where a value of 32 neurons × 16 rows lies: the 16 bytes of neurons four apart are swapped, so that
-// eight neurons' are in eight different sets of banks.
-__device__ __forceinline__ int value_at(int neuron, int row) {
-  return neuron * step_rows + ((row & 8) ^ (neuron << 1 & 8)) + (row & 7);
-}

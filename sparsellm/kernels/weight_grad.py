@@ -1,8 +1,8 @@
 """The weights' gradients of a sparse FFN, summed over the pattern alone (``cuda/weight_grad.cu``).
 
 M tokens, K hidden_size, N intermediate_size, C columns of room; bf16 and contiguous. K is a
-multiple of 8. Runs on every GPU since Ampere; CUDA graphs capture it like any op. Nothing in the
-order of summation depends on the order of execution: the same bits every time.
+multiple of 8. For Hopper; CUDA graphs capture it like any op. Nothing in the order of summation
+depends on the order of execution: the same bits every time.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class _Pieces:
 
     first: Tensor  # (groups + 60,) int32
     token: Tensor  # (pieces, 64) int32
-    values: Tensor  # (pieces, 4, 3 or 2, 32, 16) bfloat16
+    values: Tensor  # (pieces, 64, 3 or 2, 32) bfloat16, and 32 more that are read and not used
 
 
 def _fill_pieces(
@@ -202,7 +202,7 @@ def _fill_pieces(
     pieces = _Pieces(
         torch.empty(num_units, dtype=torch.int32, device=d_up.device),
         torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device),
-        d_up.new_empty(most, BLOCK_TOKENS * matrices * _GROUP_NEURONS),
+        d_up.new_empty(most * BLOCK_TOKENS * matrices * _GROUP_NEURONS + _GROUP_NEURONS),
     )
     kernel.launch(
         min(most, kernel.num_multiprocessors * _FILL_BLOCKS),

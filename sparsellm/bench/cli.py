@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
+    import torch
+
+    from sparsellm.bench.ffn_cases import Case
+    from sparsellm.bench.ffn_sweep import Skipped
+    from sparsellm.bench.record import Measurement
+
+DEFAULT_TOKENS = 16_384  # M
 
 
 def add_bench_parser(commands: Any) -> None:
@@ -35,50 +45,88 @@ def add_bench_parser(commands: Any) -> None:
         description="One FFN forward: dense eager, dense compiled and ours, in one run. Without "
         "options: 16,384 tokens at 2048/5632. Prints and records case by case.",
     )
-    ffn.add_argument(
-        "--traces", type=Path, metavar="FILE", help="real patterns, from `sparsellm analyze`"
-    )
-    ffn.add_argument("--M", type=int, nargs="+", metavar="TOKENS", help="default: 16384")
-    ffn.add_argument("--shape", nargs="+", metavar="K/N[/non-gated]", help="default: 2048/5632")
-    ffn.add_argument(
-        "--pattern",
-        nargs="+",
-        choices=("trace", "uniform", "skewed"),
-        default=["trace", "uniform", "skewed"],
-    )
-    ffn.add_argument(
-        "--nnz",
-        nargs="+",
-        metavar="NNZ",
-        help="of the synthetic patterns, a token: numbers or percentages "
-        "(default: 15 30 60 120 300 50%%)",
-    )
-    ffn.add_argument("--all", action="store_true", help="every M and shape that is not given")
+    _add_grid_arguments(ffn)
     ffn.add_argument(
         "--kernels",
         choices=("auto", "sparse", "dense"),
         default="auto",
         help="ours: by measured density (default), or always these",
     )
-    ffn.add_argument("--seconds", type=float, default=1.0, help="of timing, a case (default: 1)")
-    ffn.add_argument(
-        "--energy",
-        action="store_true",
-        help="also mJ a token, of the trace and of nnz 30 and 60 at 16,384 tokens",
-    )
     ffn.set_defaults(run=_ffn)
+
+    ffn_train = names.add_parser(
+        "ffn-train",
+        help="one FFN forward and backward in training: ours against dense (GPU)",
+        description="Forward and backward of one FFN in training, time and memory: the sparse path "
+        "with statistics and L1, against the plain formula compiled. Without options: 16,384 "
+        "tokens at 2048/5632. Prints and records case by case.",
+    )
+    _add_grid_arguments(ffn_train)
+    ffn_train.set_defaults(run=_ffn_train)
+
+    dispatch = names.add_parser(
+        "dispatch",
+        help="from which density on training is faster dense, measured and predicted (GPU)",
+        description="Forward and backward of one FFN in training at rising density, dense and "
+        "sparse, beside what `ffn.kernels: auto` expects and where it changes over.",
+    )
+    dispatch.add_argument("--recipe", help="shape and micro-batch of this name or YAML file")
+    dispatch.add_argument("--M", type=int, metavar="TOKENS", help="default: 16384")
+    dispatch.add_argument("--shape", metavar="K/N[/non-gated]", help="default: 2048/5632")
+    dispatch.add_argument(
+        "--pattern", nargs="+", choices=("uniform", "skewed"), default=["uniform", "skewed"]
+    )
+    dispatch.add_argument(
+        "--nnz",
+        nargs="+",
+        metavar="NNZ",
+        help="a token: numbers or percentages (default: 8 to 50%%)",
+    )
+    dispatch.add_argument(
+        "--seconds", type=float, default=1.0, help="of timing, a point (default: 1)"
+    )
+    dispatch.set_defaults(run=_dispatch)
 
     run = names.add_parser("run", help="a finished training run's curve")
     run.add_argument("run_path", type=Path, metavar="RUN")
     run.add_argument("--name", default="train", help="name of the benchmark in the records")
     run.set_defaults(run=_run)
 
-    for parser in (loader, loss, ffn, run):
+    for parser in (loader, loss, ffn, ffn_train, dispatch, run):
         parser.add_argument(
             "--record", type=Path, metavar="FILE", help="append to it (benchmarks/results.jsonl)"
         )
     table = names.add_parser("table", help="benchmarks/RESULTS.md from results.jsonl")
     table.set_defaults(run=_table)
+
+
+def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which cases of `ffn_cases.grid`, and what of each."""
+    parser.add_argument(
+        "--traces", type=Path, metavar="FILE", help="real patterns, from `sparsellm analyze`"
+    )
+    parser.add_argument("--M", type=int, nargs="+", metavar="TOKENS", help="default: 16384")
+    parser.add_argument("--shape", nargs="+", metavar="K/N[/non-gated]", help="default: 2048/5632")
+    parser.add_argument(
+        "--pattern",
+        nargs="+",
+        choices=("trace", "uniform", "skewed"),
+        default=["trace", "uniform", "skewed"],
+    )
+    parser.add_argument(
+        "--nnz",
+        nargs="+",
+        metavar="NNZ",
+        help="of the synthetic patterns, a token: numbers or percentages "
+        "(default: 15 30 60 120 300 50%%)",
+    )
+    parser.add_argument("--all", action="store_true", help="every M and shape that is not given")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of timing, a case (default: 1)")
+    parser.add_argument(
+        "--energy",
+        action="store_true",
+        help="also mJ a token, of the trace and of nnz 30 and 60 at 16,384 tokens",
+    )
 
 
 def _loader(options: argparse.Namespace) -> None:
@@ -106,13 +154,64 @@ def _loss(options: argparse.Namespace) -> None:
 
 
 def _ffn(options: argparse.Namespace) -> None:
-    import torch
+    from sparsellm.bench import ffn, ffn_cases, ffn_records
 
-    from sparsellm.bench import ffn, ffn_cases, ffn_records, record
+    found = ffn.run(
+        _cases(options, ffn_cases.TOKENS),
+        _gpu("ffn"),
+        traces=options.traces,
+        kernels=options.kernels,
+        seconds=options.seconds,
+        with_energy=options.energy,
+    )
+    _follow(found, ffn_records.rows, options.record)
+
+
+def _ffn_train(options: argparse.Namespace) -> None:
+    from sparsellm.bench import ffn_records, ffn_train
+
+    found = ffn_train.run(
+        _cases(options, ffn_train.TRAIN_TOKENS),
+        _gpu("ffn-train"),
+        traces=options.traces,
+        seconds=options.seconds,
+        with_energy=options.energy,
+    )
+    _follow(found, ffn_records.rows, options.record)
+
+
+def _dispatch(options: argparse.Namespace) -> None:
+    from sparsellm.bench import dispatch, ffn_cases
+    from sparsellm.recipe import load_recipe
+
+    shape = ffn_cases.parse_shape(options.shape) if options.shape else ffn_cases.SHAPES[0]
+    tokens = options.M or DEFAULT_TOKENS
+    if options.recipe:
+        if options.shape or options.M:
+            raise ValueError("--recipe gives the shape and M: leave out --shape and --M")
+        recipe = load_recipe(options.recipe)
+        if recipe.ffn.activation != "relu":
+            raise ValueError(f"--recipe {options.recipe}: ffn.activation is not relu")
+        tokens, sizes = recipe.micro_batch_tokens, recipe.model
+        shape = ffn_cases.Shape(sizes.hidden_size, sizes.intermediate_size, recipe.ffn.gated)
+    found = dispatch.run(
+        shape,
+        tokens,
+        _gpu("dispatch"),
+        patterns=options.pattern,
+        nnz=options.nnz or dispatch.sweep(shape.intermediate_size),
+        seconds=options.seconds,
+    )
+    _follow(found, dispatch.rows, options.record)
+
+
+def _cases(options: argparse.Namespace, every_tokens: Sequence[int]) -> list[Case]:
+    """What `_add_grid_arguments` asks for; ``every_tokens`` is M under ``--all``."""
+    from sparsellm.bench import ffn_cases
 
     every_shape = list(map(str, ffn_cases.SHAPES))
     shapes = options.shape or (every_shape if options.all else every_shape[:1])
-    tokens = options.M or (ffn_cases.TOKENS if options.all else [ffn.ENERGY_TOKENS])
+    tokens = options.M or (every_tokens if options.all else [DEFAULT_TOKENS])
     cases = ffn_cases.grid(
         tokens,
         map(ffn_cases.parse_shape, shapes),
@@ -121,24 +220,38 @@ def _ffn(options: argparse.Namespace) -> None:
     )
     if not cases:
         raise ValueError(f"traces are of {ffn_cases.TRACED}: --shape and --pattern leave no case")
+    return cases
+
+
+def _gpu(bench: str) -> torch.device:
+    import torch
+
     if not torch.cuda.is_available():
-        raise ValueError("bench ffn measures GPU kernels and needs a CUDA device")
+        raise ValueError(f"bench {bench} measures GPU kernels and needs a CUDA device")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _follow(
+    measured: Iterable[list[Measurement] | Skipped],
+    rows: Callable[[list[Measurement]], list[str]],
+    path: Path | None,
+) -> None:
+    """Prints, and records in a file that is given, case by case.
+
+    Raises:
+        ValueError: no case was measured.
+    """
+    from sparsellm.bench import record
+
     num_measured = 0
-    for found in ffn.run(
-        cases,
-        torch.device("cuda", torch.cuda.current_device()),
-        traces=options.traces,
-        kernels=options.kernels,
-        seconds=options.seconds,
-        with_energy=options.energy,
-    ):
-        if isinstance(found, ffn.Skipped):
+    for found in measured:
+        if not isinstance(found, list):
             print(f"skipped: {found.case}: {found.why}", flush=True)
             continue
-        num_measured += found[0].bench != "ceilings"
-        print("\n".join(ffn_records.rows(found)), flush=True)
-        if options.record:
-            record.append(found, options.record)
+        num_measured += any(m.metric == "ms" for m in found)
+        print("\n".join(rows(found)), flush=True)
+        if path:
+            record.append(found, path)
     if not num_measured:
         raise ValueError("no case was measured; the reasons are above")
 

@@ -1,8 +1,8 @@
-"""What `sparsellm bench ffn` keeps of a case, and the lines that it prints.
+"""What `sparsellm bench ffn` and ``ffn-train`` keep of a case, and the lines that they print.
 
-The baseline of a time or an energy is dense compiled, and ``ratio`` is baseline over value: above 1
-is better than dense compiled. The baseline of a rate is what the GPU reached on a large matmul or
-copy in the same run, and ``ratio`` the share of it.
+The baseline of a time, an energy or a memory is dense compiled, and ``ratio`` is baseline over
+value: above 1 is better than dense compiled. The baseline of a rate is what the GPU reached on a
+large matmul or copy in the same run, and ``ratio`` the share of it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,19 @@ from collections import defaultdict
 from typing import Any, NamedTuple
 
 from sparsellm.bench.ffn_cases import DECODE_TOKENS, Case, Inputs
+from sparsellm.bench.memory import StepMemory
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Ceilings
+
+RATES = ("tflops", "gbytes_per_s")  # more is better; how their metrics begin
+PARTS = {"forward_ms": "forward", "memory_MiB": "holds", "peak_MiB": "peak"}  # as rows say it
+
+
+class StepTimes(NamedTuple):
+    """Of one forward, which keeps what a backward needs, and of that backward; ms."""
+
+    forward: float
+    backward: float
 
 
 class Rates(NamedTuple):
@@ -24,6 +35,21 @@ class Rates(NamedTuple):
     needed: float  # by the pattern: the gate whole, the rest where it fires
     dense: float
     ceiling: float
+
+
+def case_key(case: Case, inputs: Inputs, extra: dict[str, Any]) -> dict[str, Any]:
+    """The keys of every record of a case: its setting, ``extra``, and what its inputs are."""
+    return {
+        "M": case.tokens,
+        "K": case.shape.hidden_size,
+        "N": case.shape.intermediate_size,
+        "gated": case.shape.gated,
+        "pattern": case.pattern,
+        **extra,
+        "nnz": round(inputs.nnz, 1) if case.nnz is None else case.nnz,
+        "measured_nnz": round(inputs.nnz, 1),
+        "union_64": round(inputs.union_64, 1),
+    }
 
 
 def rates_of(case: Case, inputs: Inputs, ceilings: Ceilings) -> Rates:
@@ -69,6 +95,36 @@ def records(
     ]
 
 
+def train_records(
+    case: dict[str, Any],
+    times: dict[str, StepTimes],
+    memory: dict[str, StepMemory],
+    difference: float,
+) -> list[Measurement]:
+    """What is kept of a case of ``ffn_train``.
+
+    Args:
+        case: its keys.
+        times: of ``ours`` and ``dense_compiled``.
+        memory: likewise; empty where there is no GPU.
+        difference: the largest of y and of the gradients, relative norm.
+    """
+
+    def against(metric: str, unit: str, values: dict[str, float]) -> Measurement:
+        ours, compiled = values["ours"], values["dense_compiled"]
+        return Measurement("ffn_train", case, metric, ours, unit, compiled, compiled / ours)
+
+    both = {name: of.forward + of.backward for name, of in times.items()}
+    forward = {name: of.forward for name, of in times.items()}
+    found = [against("ms", "ms", both), against("forward_ms", "ms", forward)]
+    if memory:
+        held = {name: of.held for name, of in memory.items()}
+        peak = {name: of.peak for name, of in memory.items()}
+        found += [against("memory_MiB", "MiB", held), against("peak_MiB", "MiB", peak)]
+    unit = "relative to dense eager"
+    return [*found, Measurement("ffn_train", case, "difference", difference, unit)]
+
+
 def mean_over_layers(found: list[Measurement]) -> list[Measurement]:
     """Means of values and baselines over the key ``layer``; ratios are those of the means."""
     groups: dict[tuple[str, Any], list[Measurement]] = defaultdict(list)
@@ -85,7 +141,7 @@ def mean_over_layers(found: list[Measurement]) -> list[Measurement]:
         baseline = ratio = None
         if first.baseline is not None:
             baseline = statistics.mean(m.baseline for m in members if m.baseline is not None)
-            ratio = baseline / value if first.metric.startswith("ms") else value / baseline
+            ratio = value / baseline if first.metric.startswith(RATES) else baseline / value
         means.append(
             Measurement(first.bench, case, first.metric, value, first.unit, baseline, ratio)
         )
@@ -111,9 +167,18 @@ def _row(members: list[Measurement]) -> str:
     if "mJ_per_token" in metrics:
         m = metrics["mJ_per_token"]
         return f"{name:72} {m.value:.4f} mJ a token, dense {m.baseline:.4f}: {m.ratio:.2f}×"
-    ours, eager = metrics["ms"], metrics["ms_dense_eager"]
-    rate = next(m for m in members if m.metric in ("tflops", "gbytes_per_s"))
+    ms = metrics["ms"]
+    if "forward_ms" in metrics:
+        parts = [f"{ms.value:.4f} ms, dense {ms.baseline:.4f}: {ms.ratio:.2f}×"]
+        parts += [
+            f"{PARTS[m.metric]} {m.value:.4g} {m.unit} {m.ratio:.2f}×"
+            for m in members
+            if m.metric in PARTS
+        ]
+        return f"{name:72} {', '.join(parts)}"
+    eager = metrics["ms_dense_eager"]
+    rate = next(m for m in members if m.metric in RATES)
     return (
-        f"{name:72} {ours.value:.4f} ms, dense {ours.baseline:.4f} (eager {eager.value:.4f}): "
-        f"{ours.ratio:.2f}×, {rate.ratio:.0%} of the ceiling"
+        f"{name:72} {ms.value:.4f} ms, dense {ms.baseline:.4f} (eager {eager.value:.4f}): "
+        f"{ms.ratio:.2f}×, {rate.ratio:.0%} of the ceiling"
     )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsellm.bench import memory
 from sparsellm.bench.record import Measurement
 from sparsellm.objective import build_loss
 from sparsellm.recipe import RuntimeConfig
@@ -48,7 +49,7 @@ def run(tokens: int, hidden_size: int, vocab_size: int) -> list[Measurement]:
             (value / tokens).backward()
             return value.detach(), x.grad, w.grad
 
-        measured[name] = (_median_ms(step), _peak_mib(step), step())
+        measured[name] = (_median_ms(step), memory.peak_mib(step), step())
     (torch_ms, torch_mib, exact), (liger_ms, liger_mib, fused) = measured.values()
     case: dict[str, Any] = {"tokens": tokens, "hidden_size": hidden_size, "vocab_size": vocab_size}
     case |= {"loss": "liger", "precision": "bf16 autocast, fp32 weight"}
@@ -84,12 +85,3 @@ def _median_ms(step: Callable[[], object], repeats: int = 20) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end))
     return sorted(times)[repeats // 2]
-
-
-def _peak_mib(step: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20

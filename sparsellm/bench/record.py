@@ -16,14 +16,34 @@ from typing import Any
 
 RESULTS = Path("benchmarks/results.jsonl")
 TABLE = Path("benchmarks/RESULTS.md")
-# Of these, a row of the table is a case, with a column a metric; else a row is a metric.
-ROW_A_CASE = ("ffn_decode", "ffn_forward")
 FFN_LEGEND = """Times (ms of one FFN) and energy: in brackets baseline over value, the baseline \
 being dense under torch.compile; above 1 is better. Rates: in brackets the share of what a large \
 matmul (TFLOP/s) or copy (GB/s, of weights) reached in the same run; ours counts what the pattern \
 needs, the gate whole and the other matrices where it fires. `difference`: of ours from dense eager.
 
 """
+TRAIN_LEGEND = """Forward and backward of one FFN in training, with the gradients of x and all \
+weights: ours on the sparse path, with statistics and L1; in brackets baseline over value, the \
+baseline being the plain formula under torch.compile; above 1 is better. `forward_ms`: the \
+forward alone. `memory_MiB`: what is kept from forward to backward, without x, y and weights; \
+`peak_MiB`: the most at any moment, with y and all gradients. `difference`: the largest, of y, \
+the L1 sum and the gradients, of ours from dense eager.
+
+"""
+DISPATCH_LEGEND = """Forward and backward in training at rising unions (neurons that 64 tokens in \
+a row fire between them): sparse, and in brackets dense over sparse, as measured (dense compiled) \
+and as a run predicts it from its measured costs. `auto` leaves the sparse path above \
+`leave_union` and returns to it below `return_union`; `crossover_union`: where both were measured \
+to be equal.
+
+"""
+# Of these, a row of the table is a case, with a column a metric; else a row is a metric.
+LEGENDS = {
+    "dispatch": DISPATCH_LEGEND,
+    "ffn_decode": FFN_LEGEND,
+    "ffn_forward": FFN_LEGEND,
+    "ffn_train": TRAIN_LEGEND,
+}
 # Keys of a case that tell what it turned out to be, not which one it is.
 OUTCOMES = ("measured_nnz", "union_64", "path")
 
@@ -98,12 +118,12 @@ def table(records: list[dict[str, Any]]) -> str:
         by_bench[record["bench"]].append(record)
     parts = ["# Results\n\nMade from results.jsonl by `sparsellm bench table`; do not edit.\n"]
     for bench, records_of in sorted(by_bench.items()):
-        layout = _row_a_case if bench in ROW_A_CASE else _row_a_metric
+        layout = _row_a_case if bench in LEGENDS else _row_a_metric
         header, rows = layout(records_of)
         parts.append(f"\n## {bench}\n\n| {' | '.join(header)} |\n|{' --- |' * len(header)}\n")
         parts += [f"| {' | '.join(_cell(cell) for cell in cells)} |\n" for cells in rows]
         commands = dict.fromkeys(record["command"] for record in records_of)
-        legend = FFN_LEGEND if bench in ROW_A_CASE else ""
+        legend = LEGENDS.get(bench, "")
         parts.append("\n" + legend + "\n".join(f"`{command}`  " for command in commands) + "\n")
     return "".join(parts)
 

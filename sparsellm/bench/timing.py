@@ -24,20 +24,24 @@ class Ceilings(NamedTuple):
     gbytes_per_s: float  # a large copy, read and written, GB/s
 
 
-def interleaved(sides: Mapping[str, Sequence[Call]], seconds: float) -> dict[str, float]:
+def interleaved(
+    sides: Mapping[str, Sequence[Call]], seconds: float, lead: Call | None = None
+) -> dict[str, float]:
     """Median ms of one call of each side.
 
     Args:
         sides: by name; of its calls, such as one a copy of the weights, each round takes the next,
             and the sides never the same number in a row.
         seconds: of measuring, about; but at least 5 rounds, and at most 50.
+        lead: called before each call, untimed: see `other_work`.
     """
     torch.cuda.synchronize()
     began = time.perf_counter()
-    rounds = [_round(sides, 0)]
+    rounds = [_round(sides, 0, lead)]
     torch.cuda.synchronize()
     fitting = int(seconds / (time.perf_counter() - began))
-    rounds += [_round(sides, r) for r in range(1, min(max(fitting, MIN_ROUNDS), MAX_ROUNDS))]
+    last = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
+    rounds += [_round(sides, number, lead) for number in range(1, last)]
     torch.cuda.synchronize()
     return {
         name: statistics.median(times[name][0].elapsed_time(times[name][1]) for times in rounds)
@@ -46,17 +50,34 @@ def interleaved(sides: Mapping[str, Sequence[Call]], seconds: float) -> dict[str
 
 
 def _round(
-    sides: Mapping[str, Sequence[Call]], number: int
+    sides: Mapping[str, Sequence[Call]], number: int, lead: Call | None = None
 ) -> dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]:
     events = {}
     for place, (name, calls) in enumerate(sides.items()):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         call = calls[(number * len(sides) + place) % len(calls)]
+        if lead is not None:
+            lead()
         start.record()
         call()
         end.record()
         events[name] = (start, end)
     return events
+
+
+def other_work(device: torch.device) -> Call:
+    """Waits for the GPU, and keeps a large one busy for a millisecond and more.
+
+    The host launches what follows in the meantime, as in a model, where it runs ahead of the GPU.
+    """
+    size = 8192
+    a, b, c = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(3))
+
+    def work() -> None:
+        torch.cuda.synchronize(device)
+        torch.mm(a, b, out=c)
+
+    return work
 
 
 def graph(calls: Sequence[Call]) -> Call:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 
-import numpy as np
 import pytest
 import torch
 
 from sparsellm import cli
 from sparsellm.acceleration import Acceleration
-from sparsellm.analyze.trace import Trace, load_traces, save_traces
-from sparsellm.bench import ffn, ffn_cases, ffn_records, timing
-from sparsellm.bench.ffn_cases import SHAPES, Case, Shape, grid, parse_nnz, parse_shape
+from sparsellm.analyze.trace import load_traces
+from sparsellm.bench import ffn, ffn_cases, ffn_records, ffn_sweep, timing
+from sparsellm.bench.ffn_cases import SHAPES, Case, grid, parse_nnz, parse_shape
 from sparsellm.bench.timing import Ceilings
+from sparsellm.ffn import SparseFFN
 
-CPU = torch.device("cpu")
-GATED, NON_GATED = Shape(64, 256, True), Shape(64, 256, False)
+from .conftest import CPU, GATED, NON_GATED
+
 TIMES = {"dense_eager": 3.0, "dense_compiled": 2.0, "ours": 1.0}
 
 
@@ -50,18 +50,6 @@ def clock(monkeypatch):
 def _run(cases, **options):
     options = {"traces": None, "kernels": "sparse", "seconds": 0.5, "with_energy": False} | options
     return list(ffn.run(cases, CPU, **options))
-
-
-@pytest.fixture
-def traces(tmp_path, monkeypatch):
-    """A trace of two layers, 200 tokens, 256 neurons, and its shape as the traced one."""
-    generator, layers = np.random.default_rng(0), []
-    for rate in (0.02, 0.06):
-        fired = generator.random((200, 256)) < rate
-        layers.append(Trace(fired.sum(1).astype(np.uint16), fired.nonzero()[1].astype("u2"), 256))
-    save_traces(tmp_path / "traces.npz", layers)
-    monkeypatch.setattr(ffn, "TRACED", GATED)
-    return tmp_path / "traces.npz"
 
 
 def test_the_grid_has_every_case_once_and_compiled_functions_in_a_row():
@@ -169,9 +157,9 @@ def test_energy_is_of_few_cases(clock, monkeypatch, traces):
         assert ms == {"dense_compiled": 2.0 * layers, "ours": 1.0 * layers}
         return {"dense_compiled": 300.0 * layers, "ours": 200.0 * layers}
 
-    monkeypatch.setattr(ffn.energy, "EnergyCounter", Counter)
-    monkeypatch.setattr(ffn.energy, "per_call", per_call)
-    monkeypatch.setattr(ffn, "ENERGY_TOKENS", 100)
+    monkeypatch.setattr(ffn_sweep.energy, "EnergyCounter", Counter)
+    monkeypatch.setattr(ffn_sweep.energy, "per_call", per_call)
+    monkeypatch.setattr(ffn_sweep, "ENERGY_TOKENS", 100)
     layers = 1
     cases = [Case(100, GATED, "uniform", 30), Case(100, GATED, "uniform", 15)]
     found = _run(cases, with_energy=True)
@@ -194,13 +182,13 @@ def test_what_is_skipped_says_why(clock, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
-    monkeypatch.setattr(ffn, "synthetic_inputs", full)
-    assert _run(cases)[2] == ffn.Skipped(cases[1], "out of memory")
+    monkeypatch.setattr(ffn_sweep, "synthetic_inputs", full)
+    assert _run(cases)[2] == ffn_sweep.Skipped(cases[1], "out of memory")
 
 
 def test_a_wrong_result_has_no_time(clock, monkeypatch):
-    forward = ffn.SparseFFN.forward
-    monkeypatch.setattr(ffn.SparseFFN, "forward", lambda self, x: forward(self, x) * 1.1)
+    forward = SparseFFN.forward
+    monkeypatch.setattr(SparseFFN, "forward", lambda self, x: forward(self, x) * 1.1)
     monkeypatch.setattr(ffn.sparsellm, "accelerate", lambda *_, **__: Acceleration())
     _, skipped = _run([Case(128, GATED, "uniform", 20)])
     assert skipped.why == "ours is 10.0% off dense: no time is worth that"
@@ -232,6 +220,9 @@ def test_the_sides_alternate_over_the_copies():
         order.clear()
         timing.interleaved(sides, 1e3)
         assert len(order) == 3 * timing.MAX_ROUNDS
+        order.clear()
+        timing.interleaved(sides, 1e-9, lambda: order.append("lead"))
+        assert order[:6] == ["lead", "a0", "lead", "b1", "lead", "c0"]
 
 
 def test_the_command_records_case_by_case(clock, monkeypatch, tmp_path, capsys):

@@ -1,0 +1,160 @@
+"""Goes through the cases of an FFN benchmark: patterns, the layers of a trace, energy, failures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sparsellm.analyze.trace import load_traces
+from sparsellm.bench import energy
+from sparsellm.bench.ffn_cases import TRACED, Case, Inputs, synthetic_inputs, trace_inputs
+from sparsellm.bench.ffn_records import mean_over_layers
+from sparsellm.bench.ffn_sides import Sides, dense
+from sparsellm.bench.record import Measurement
+
+ENERGY_TOKENS, ENERGY_NNZ = 16_384, (None, 30, 60)  # None: a trace
+WARM_UP_CALLS = 3
+
+Measured = tuple[list[Measurement], Sides]
+
+
+class Skipped(NamedTuple):
+    """A case that was not measured, or not to its end."""
+
+    case: Case
+    why: str
+
+
+class FFNBench(ABC):
+    """What the FFN benchmarks have in common.
+
+    Args:
+        device: a CUDA device.
+        seconds: of timing, each.
+        traces: a file of `analyze.trace`, for the pattern ``trace``.
+        with_energy: of a few cases, also millijoules a token.
+
+    Raises:
+        FileNotFoundError: no such trace file.
+        ValueError: it is none, or there is no energy counter.
+    """
+
+    # In which all calls are made.
+    grad_mode: Callable[[], AbstractContextManager[object]]
+
+    def __init__(
+        self, device: torch.device, seconds: float, traces: Path | None, with_energy: bool
+    ) -> None:
+        self.device = device
+        self.seconds = seconds
+        self.traces = traces
+        self.num_layers = (
+            0 if traces is None else len(load_traces(traces, TRACED.intermediate_size))
+        )
+        self.counter = energy.EnergyCounter(device) if with_energy else None
+        self.compiled = torch.compile(dense, dynamic=False)
+
+    @abstractmethod
+    def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
+        """The records of one pattern, those of each way to launch together, and what was called.
+
+        Args:
+            case: its setting.
+            inputs: its inputs.
+            extra: keys of a record's case beside the setting: the layer of a trace.
+
+        Raises:
+            ValueError: ours is wrong, or cannot be had.
+        """
+
+    def run(self, cases: Iterable[Case]) -> Iterator[list[Measurement] | Skipped]:
+        """Measures case by case; what is yielded is final."""
+        compiled_for = None
+        for case in cases:
+            if (case.tokens, case.shape) != compiled_for:
+                torch.compiler.reset()  # after eight shapes it would give up and run eagerly
+                compiled_for = (case.tokens, case.shape)
+            try:
+                if case.nnz is not None:
+                    yield from self._synthetic(case)
+                elif self.traces is not None:
+                    yield from self._layers(case, self.traces)
+                else:
+                    yield Skipped(case, "there is no trace; give --traces FILE")
+            except torch.OutOfMemoryError:
+                yield Skipped(case, "out of memory")
+            except (ValueError, RuntimeError, ImportError) as error:
+                yield Skipped(case, str(error).partition("\n")[0])
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _synthetic(self, case: Case) -> Iterator[list[Measurement]]:
+        """One pattern."""
+        inputs = synthetic_inputs(case, self.device)
+        for found, sides in self.measure(case, inputs, {}):
+            yield found
+            if self._wants_energy(case):
+                yield [self._energy(case, found, [sides])]
+
+    def _layers(self, case: Case, traces: Path) -> Iterator[list[Measurement]]:
+        """A trace: each layer, then the mean over layers; energy is of all layers in turn."""
+        every: list[Measurement] = []
+        kept: list[Sides] = []
+        for layer in range(self.num_layers):
+            inputs = trace_inputs(case, traces, layer, self.device)
+            for found, sides in self.measure(case, inputs, {"layer": layer}):
+                yield found
+                every += found
+                if self._wants_energy(case):
+                    kept.append(sides)
+        means = mean_over_layers(every)
+        yield means
+        if kept:
+            yield [self._energy(case, means, kept)]
+
+    def warm_up(self, sides: Sides, num_calls: Mapping[str, int] | None = None) -> None:
+        """Calls everything a few times: `WARM_UP_CALLS`, or of a side as many as are given."""
+        for name, calls in sides.items():
+            for call in calls:
+                for _ in range((num_calls or {}).get(name, WARM_UP_CALLS)):
+                    call()
+                    self.synchronize()  # what ours has seen of the density has arrived
+
+    def synchronize(self) -> None:
+        """Waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _wants_energy(self, case: Case) -> bool:
+        wanted = case.tokens == ENERGY_TOKENS and case.nnz in ENERGY_NNZ
+        return wanted and self.counter is not None
+
+    def _energy(self, case: Case, found: list[Measurement], kept: list[Sides]) -> Measurement:
+        """Millijoules a token and layer; ``found`` tells about how long a call takes."""
+        assert self.counter is not None
+        times = next(m for m in found if m.metric == "ms")
+        assert times.baseline is not None
+        ms = {"dense_compiled": times.baseline * len(kept), "ours": times.value * len(kept)}
+
+        def all_layers(name: str) -> None:
+            for sides in kept:
+                sides[name][0]()
+
+        with self.grad_mode():
+            used = energy.per_call(
+                {name: partial(all_layers, name) for name in ms},
+                ms,
+                self.counter.read,
+                self.synchronize,
+            )
+        ours, baseline = (
+            used[name] / (case.tokens * len(kept)) for name in ("ours", "dense_compiled")
+        )
+        ratio = baseline / ours
+        return Measurement(times.bench, times.case, "mJ_per_token", ours, "mJ", baseline, ratio)

@@ -1,0 +1,195 @@
+"""Forward and backward of one FFN in training at a given pattern: dense compiled, and ours.
+
+Ours is what a layer does that ``ffn.kernels`` puts on the sparse path: `SparseFFN`, its statistics
+and the L1 term included, with the room for its pattern that a run would come to reserve
+(`capacity`). Dense is the plain formula under torch.compile, without statistics and without L1: the
+fastest that dense can be. Both give the gradients of x and of every weight, all bf16, by autograd.
+
+Forward and backward are timed apart, each behind other work on the GPU (`timing.other_work`), as
+between them in a model: there the host launches ahead, and by the backward it knows whether the
+pattern had room. All calls use the same weights: 2,048 tokens and more read them too often for a
+cache to matter.
+
+`ffn_records` says what the figures mean. Shapes: M tokens, K hidden_size, N intermediate_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsellm.bench import memory, timing
+from sparsellm.bench.ffn_cases import DECODE_TOKENS, TOKENS, Case, Inputs
+from sparsellm.bench.ffn_records import StepTimes, case_key, train_records
+from sparsellm.bench.ffn_sides import (
+    Sides,
+    dense_weights,
+    new_ffn,
+    relative_difference,
+    state_of,
+)
+from sparsellm.bench.ffn_sweep import FFNBench, Measured, Skipped
+from sparsellm.bench.record import Measurement
+from sparsellm.ffn import SparseFFN
+
+TRAIN_TOKENS = tuple(tokens for tokens in TOKENS if tokens > DECODE_TOKENS)
+MAX_DIFFERENCE = 0.03  # of y or a gradient from dense; bf16's rounding is about a third of it
+L1_COEFFICIENT = 0.1  # beside ∇y of N(0, 1): large enough for the check to see it
+SETTLING_STEPS = 64  # observations until `Capacity` stays as it is
+
+
+@dataclass(frozen=True)
+class Step:
+    """One way to go forward and backward; a call does both."""
+
+    forward: Callable[[], tuple[Tensor, ...]]
+    inputs: list[Tensor]  # x and the weights
+    d_outputs: tuple[Tensor, ...]  # gradients of what `forward` returns
+
+    def backward(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Gradients of `inputs`."""
+        return torch.autograd.grad(outputs, self.inputs, self.d_outputs)
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        return self.backward(self.forward())
+
+
+def run(
+    cases: Iterable[Case],
+    device: torch.device,
+    *,
+    traces: Path | None,
+    seconds: float,
+    with_energy: bool,
+) -> Iterator[list[Measurement] | Skipped]:
+    """Measures case by case; what is yielded is final.
+
+    Args:
+        cases: from `ffn_cases.grid`.
+        device: a CUDA device; on a CPU memory is left out.
+        traces: a file of `analyze.trace`, for the pattern ``trace``.
+        seconds: of timing, each.
+        with_energy: of a few cases, also millijoules a token.
+
+    Raises:
+        FileNotFoundError: no such trace file.
+        ValueError: it is none, no Hopper GPU, or one without an energy counter.
+    """
+    yield from TrainBench(device, seconds, traces, with_energy).run(cases)
+
+
+class TrainBench(FFNBench):
+    """See the module."""
+
+    grad_mode = torch.enable_grad
+
+    def __init__(
+        self,
+        device: torch.device,
+        seconds: float,
+        traces: Path | None = None,
+        with_energy: bool = False,
+    ) -> None:
+        super().__init__(device, seconds, traces, with_energy)
+        if device.type == "cuda":
+            from sparsellm.kernels.ffn import HOPPER
+
+            if torch.cuda.get_device_capability(device) != HOPPER:
+                name = torch.cuda.get_device_name(device)
+                raise ValueError(f"training has kernels for Hopper GPUs alone; this is {name}")
+        self.lead = timing.other_work(device)
+
+    def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
+        steps, difference = self.checked_steps(case, inputs)
+        times = self.timed(steps)
+        held: dict[str, memory.StepMemory] = {}
+        if self.device.type == "cuda":
+            held = {name: memory.of_step(s.forward, s.backward) for name, s in steps.items()}
+        key = case_key(case, inputs, extra) | {"path": "sparse"}
+        yield train_records(key, times, held, difference), sides_of(steps)
+
+    def timed(self, steps: dict[str, Step]) -> dict[str, StepTimes]:
+        """Of each side, warm."""
+        self.warm_up(sides_of(steps))
+        kept: dict[str, tuple[Tensor, ...]] = {}
+
+        def forward(name: str) -> None:
+            kept[name] = steps[name].forward()
+
+        def backward(name: str) -> None:
+            steps[name].backward(kept.pop(name))
+
+        stages = {
+            f"{name} {stage.__name__}": [partial(stage, name)]
+            for name in steps
+            for stage in (forward, backward)
+        }
+        ms = timing.interleaved(stages, self.seconds, self.lead)
+        return {name: StepTimes(ms[f"{name} forward"], ms[f"{name} backward"]) for name in steps}
+
+    def checked_steps(self, case: Case, inputs: Inputs) -> tuple[dict[str, Step], float]:
+        """Both sides on equal weights, and how far the gradients of ours are from dense.
+
+        Raises:
+            ValueError: further than bf16 explains.
+        """
+        ffn = new_ffn(case.shape, state_of(case.shape, inputs.w_NK), self.device)
+        ffn.use_kernels("sparse")
+        x_MK = inputs.x_MK.detach().requires_grad_()
+        generator = torch.Generator(self.device).manual_seed(2)
+        dy_MK = torch.empty_like(x_MK, requires_grad=False).normal_(generator=generator)
+        d_l1 = torch.tensor(L1_COEFFICIENT, device=self.device)
+        capacity = settled_capacity(ffn, x_MK)
+        wanted = [x_MK, *ffn.parameters()]
+
+        ours = Step(partial(_with_l1, ffn, x_MK, capacity), wanted, (dy_MK, d_l1))
+        expected = Step(partial(_with_l1, ffn, x_MK, None), wanted, (dy_MK, d_l1))
+        difference = _checked(ours, expected, ["x", *dict(ffn.named_parameters())])
+        compiled, weights = self.compiled, dense_weights(ffn)
+        dense = Step(lambda: (compiled(x_MK, *weights),), wanted, (dy_MK,))
+        return {"dense_compiled": dense, "ours": ours}, difference
+
+
+def sides_of(steps: dict[str, Step]) -> Sides:
+    """Forward and backward in one call."""
+    return {name: [step] for name, step in steps.items()}
+
+
+def settled_capacity(ffn: SparseFFN, x_MK: Tensor) -> int:
+    """The columns that a run of steps like this one comes to reserve."""
+    with torch.no_grad():
+        columns = int(ffn.compute(x_MK, 0)[1].union_sum)
+    ffn.capacity_for(len(x_MK))  # begins at the worst case
+    for _ in range(SETTLING_STEPS):
+        ffn.observe_union(columns)
+    capacity = ffn.capacity_for(len(x_MK))
+    assert capacity is not None  # the path is sparse
+    return capacity
+
+
+def _with_l1(ffn: SparseFFN, x_MK: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
+    y_MK, stats = ffn.compute(x_MK, capacity)
+    return y_MK, stats.l1_sum
+
+
+def _checked(ours: Step, expected: Step, names: list[str]) -> float:
+    """The largest difference of the outputs and of the gradients, of which ``names`` tells."""
+    found, wanted = ours.forward(), expected.forward()
+    named = ["y", "the L1 sum", *(f"the gradient of {name}" for name in names)]
+    pairs = zip(
+        named,
+        [*(output.detach() for output in found), *ours.backward(found)],
+        [*(output.detach() for output in wanted), *expected.backward(wanted)],
+        strict=True,
+    )
+    differences = {what: relative_difference(a, b) for what, a, b in pairs}
+    for what, difference in differences.items():
+        if not difference <= MAX_DIFFERENCE:
+            raise ValueError(f"{what} is {difference:.1%} off dense: no time is worth that")
+    return max(differences.values())

@@ -146,6 +146,7 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
         shape.hidden_size,
         shape.intermediate_size,
         recipe.ffn.gated,
+        recipe.runtime.compile,
         torch.empty(0, device=device).get_device(),
     )
     mean = torch.tensor(astuple(own), dtype=torch.float64, device=device)

@@ -2,8 +2,8 @@
 
 One FFN, forward and backward, at patterns of rising density: both sides as in `ffn_train`, beside
 what `kernels.training.measure_costs` makes a run expect at their unions (neurons that 64
-neighbouring tokens fire between them). The prediction's dense is eager; the one measured here is
-compiled.
+neighbouring tokens fire between them). The prediction's dense computes statistics, the one measured
+here does not.
 
 Records: ``ms`` and ``predicted_ms`` of sparse, their baselines dense, ``ratio`` baseline over
 value; ``leave_union`` and ``return_union``: a layer on the sparse path leaves it above, and one on
@@ -107,7 +107,7 @@ def _costs(shape: Shape, tokens: int, device: torch.device) -> Costs:
     try:
         from sparsellm.kernels.training import measure_costs
 
-        return measure_costs(tokens, *shape, torch.empty(0, device=device).get_device())
+        return measure_costs(tokens, *shape, True, torch.empty(0, device=device).get_device())
     except (RuntimeError, ImportError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"the costs of M {tokens} {shape} cannot be measured: {reason}") from error

@@ -7,10 +7,10 @@ contiguous. `reference.sparse_forward` and `sparse_backward` are the specificati
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.dispatch import Costs
@@ -18,7 +18,15 @@ from sparsellm.kernels import tensor_map, union
 from sparsellm.kernels.compile import load_for, pointer
 from sparsellm.kernels.ffn import median_ms
 from sparsellm.kernels.weight_grad import weight_grads
-from sparsellm.reference import BLOCK_TOKENS, Columns, FFNGradients, FFNWeights
+from sparsellm.reference import (
+    BLOCK_TOKENS,
+    Columns,
+    FFNGradients,
+    FFNStats,
+    FFNWeights,
+    gated_ffn,
+    non_gated_ffn,
+)
 
 _UNIT_MEMBERS, _UNIT_COLUMNS, _THREADS = 256, 512, 384  # cuda/up.cuh, down.cuh, gather.cuh
 
@@ -119,10 +127,13 @@ def _bias_grad(saved: Columns, d_CP: Tensor, num_neurons: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def measure_costs(num_tokens: int, k: int, n: int, gated: bool, device_index: int) -> Costs:
+def measure_costs(  # noqa: PLR0917
+    num_tokens: int, k: int, n: int, gated: bool, compiled: bool, device_index: int
+) -> Costs:
     """Times forward and backward on random weights, dense and sparse; waits for the GPU.
 
-    As `kernels.ffn.measure_costs`: a bias decides what fires. Dense is eager autograd.
+    Both with statistics and the L1 term, as training computes them; dense under torch.compile if
+    ``compiled``. As in `kernels.ffn.measure_costs` a bias decides what fires.
     """
     device = torch.device("cuda", device_index)
     generator = torch.Generator(device).manual_seed(0)
@@ -132,36 +143,44 @@ def measure_costs(num_tokens: int, k: int, n: int, gated: bool, device_index: in
 
     x_MK, dy_MK = matrix(num_tokens, k), matrix(num_tokens, k)
     gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
+    w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
     capacity, d_l1 = -(-num_tokens // BLOCK_TOKENS) * n, torch.ones((), device=device)
 
     def sparse_at(union_size: int) -> float:
         bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
         bias_N[torch.arange(union_size, device=device) * n // union_size] = 1e4
-        biases = (bias_N, None) if gated else (None, bias_N)
-        w = FFNWeights(gate_NK, up_NK, down_KN, biases[0], biases[1], None, 0.0)
+        biased = w._replace(b_gate_N=bias_N) if gated else w._replace(b_up_N=bias_N)
 
         def step() -> None:
             down_NK = down_KN.t().contiguous()
-            saved = Columns(*forward(x_MK, w, down_NK, capacity)[4:])
+            saved = Columns(*forward(x_MK, biased, down_NK, capacity)[4:])
             backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
 
         return median_ms([step])
 
-    inputs = [t.requires_grad_() for t in (x_MK, gate_NK, up_NK, down_KN) if t is not None]
-
-    def dense_step() -> None:
-        h_MN = F.relu(F.linear(x_MK, up_NK if gate_NK is None else gate_NK))
-        if gate_NK is not None:
-            h_MN = h_MN * F.linear(x_MK, up_NK)
-        torch.autograd.grad(F.linear(h_MN, down_KN), inputs, dy_MK)
-
     with torch.cuda.device(device):
-        dense = median_ms([dense_step])
+        dense = median_ms([_dense_step(x_MK, w, dy_MK, d_l1, compiled)])
         few, many = n // 16, n // 4
         with torch.no_grad():
             at_few, at_many = sparse_at(few), sparse_at(many)
     per_neuron = max(at_many - at_few, 0.0) / (many - few)
     return Costs(dense, at_few - per_neuron * few, per_neuron)
+
+
+def _dense_step(
+    x_MK: Tensor, w: FFNWeights, dy_MK: Tensor, d_l1: Tensor, compiled: bool
+) -> Callable[[], object]:
+    weights = [t for t in (w.gate_NK, w.up_NK, w.down_KN) if t is not None]
+    ffn: Callable[..., tuple[Tensor, FFNStats]] = non_gated_ffn if w.gate_NK is None else gated_ffn
+    if compiled:
+        ffn = torch.compile(ffn, dynamic=False)
+    inputs = [t.detach().requires_grad_() for t in (x_MK, *weights)]
+
+    def step() -> None:
+        y_MK, stats = ffn(*inputs)
+        torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, d_l1.to(stats.l1_sum.dtype)))
+
+    return step
 
 
 def _activations(

@@ -44,7 +44,7 @@ def _run(**options):
 
 def test_records(measured_costs):
     switch, *points, crossing = _run()
-    assert measured_costs == [(128, 64, 256, True, -1)]
+    assert measured_costs == [(128, 64, 256, True, True, -1)]
     key = {"M": 128, "K": 64, "N": 256, "gated": True}
     assert [(m.metric, m.value, m.case) for m in switch] == [
         ("leave_union", pytest.approx(144), key),

@@ -16,7 +16,6 @@
 //
 //   unit    [blocks * tiles]             uint32×2 256 entries of a block: block << 16 | which 256,
 //                                                 and how many entries there are from there on
-//   sorted  [classes][blocks]            uint32   blocks by class of size
 //   order   [blocks]                     uint32×2 block and its total, the largest class first
 //   control [16]                         uint32   see below; zeroed by the gate
 #pragma once

@@ -6,9 +6,10 @@
 
 extern "C" __global__ void __launch_bounds__(256)
     union_entries(const uint32* count, const unsigned char* neuron, int tiles_n, uint32* entry,
-                  uint32* total, uint2* unit, uint32* sorted, uint2* order, uint32* control,
-                  uint32* observed) {
+                  uint32* total, uint2* unit, uint2* order, uint32* control, uint32* observed) {
   extern __shared__ uint32 start[];  // [tiles_n + 1]
+  __shared__ uint32 class_start[classes];
+  __shared__ bool last;
   await_previous_kernel();
   const int block = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == 0) {
@@ -32,8 +33,7 @@ extern "C" __global__ void __launch_bounds__(256)
       const uint32 place = atomicAdd(control + num_units, chunks);
       for (uint32 chunk = 0; chunk < chunks; ++chunk)
         unit[place + chunk] = make_uint2(block << 16 | chunk, before - chunk * 256);
-      const int own_class = class_of(before);
-      sorted[own_class * gridDim.x + atomicAdd(control + class_size + own_class, 1)] = block;
+      atomicAdd(control + class_size + class_of(before), 1);
     }
   }
   __syncthreads();
@@ -46,21 +46,26 @@ extern "C" __global__ void __launch_bounds__(256)
                                 tile * tile_neurons + neuron[place * tile_neurons + i]);
   }
 
-  // The last block to come here strings the classes together.
-  __shared__ bool last;
+  // The last block to come here puts the blocks in order.
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(control + finished, 1) == gridDim.x - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
-  for (int own_class = 0, first = 0; own_class < classes; ++own_class) {
-    const int size = __ldcg(control + class_size + own_class);
-    for (int i = threadIdx.x; i < size; i += blockDim.x) {
-      const uint32 member = __ldcg(sorted + own_class * gridDim.x + i);
-      order[first + i] = make_uint2(member, __ldcg(total + member));
+  if (warp == 0) {
+    uint32 before = 0;
+    const uint32 size = lane < classes ? __ldcg(control + class_size + lane) : 0;
+    for (int smaller = 0; smaller < classes; ++smaller) {
+      const uint32 other = __shfl_sync(0xffffffffu, size, smaller);
+      before += smaller < lane ? other : 0;
     }
-    first += size;
+    if (lane < classes) class_start[lane] = before;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) {
+    const uint32 members = __ldcg(total + i);
+    order[atomicAdd(class_start + class_of(members), 1)] = make_uint2(i, members);
   }
   // Memory of the host, which reads it when it likes.
   if (threadIdx.x == 0 && observed != nullptr)

@@ -29,7 +29,6 @@ class Union:
     entry: Tensor  # (blocks, tiles * 256) int32
     total: Tensor  # (blocks,) int32
     unit: Tensor  # (blocks * tiles, 2) int32
-    sorted: Tensor  # (6, blocks) int32
     order: Tensor  # (blocks, 2) int32
     control: Tensor  # (16,) int32
 
@@ -48,7 +47,6 @@ def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Unio
         entry=empty(blocks, tiles * TILE_NEURONS),
         total=empty(blocks),
         unit=empty(blocks * tiles, 2),
-        sorted=empty(6, blocks),
         order=empty(blocks, 2),
         control=empty(16),
     )
@@ -110,7 +108,6 @@ def union_entries(union: Union, observed: int = 0) -> None:
             union.entry.data_ptr(),
             union.total.data_ptr(),
             union.unit.data_ptr(),
-            union.sorted.data_ptr(),
             union.order.data_ptr(),
             union.control.data_ptr(),
             observed,

@@ -8,12 +8,16 @@
 
 namespace {
 struct ColumnsGrad {
+  static constexpr bool shifts = true;
   const int* offset;
   const uint32* member;
   const bf16 *gate, *up;  // gate: null without one
   float lambda;
   bf16 *d_gate, *d_up;
 
+  // Without a gate every h that fires is positive. Added after the sums are rounded, λ would be
+  // rounded alike for all neurons of a token.
+  __device__ float shift() const { return gate == nullptr ? lambda : 0.0f; }
   __device__ const uint32* members(int block) const { return member + offset[block]; }
   __device__ uint32 neuron(uint32 member) const { return member; }
 
@@ -28,7 +32,7 @@ struct ColumnsGrad {
 
   // ∇h of one token, zero where it does not fire; selections, no branches.
   __device__ __forceinline__ float d_h(float sum, float fires, float h) const {
-    const float l1 = h == 0.0f ? 0.0f : copysignf(lambda, h);
+    const float l1 = h == 0.0f || gate == nullptr ? 0.0f : copysignf(lambda, h);
     return fires == 0.0f ? 0.0f : sum + l1;
   }
   __device__ __forceinline__ float2 d_h(uint32 sums, uint32 fires, uint32 h) const {

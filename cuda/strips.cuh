@@ -1,6 +1,7 @@
 // Columns shared out to the warps of a grid: those of each token block in strips of a few, and to
-// each warp as many strips, in a row. A token block can have ten times the columns of most others (a
-// sequence's first token fires everything), and the warps that had it whole would end last.
+// each warp as many strips, in a row. A token block can have eight times the columns of most others: a
+// sequence's first token can fire all neurons. With a block of threads a token block, union_columns
+// took 179 µs where that happened and 45 where it did not (H200, M 16384, N 5632, real traces).
 #pragma once
 #include "ptx.cuh"
 

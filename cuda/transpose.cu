@@ -1,5 +1,6 @@
 // transpose: a matrix (rows, columns) → (columns, rows), bf16 or fp32; or fp32 rounded to bf16. Both
-// sizes are multiples of 8, both matrices contiguous and aligned to 16 bytes.
+// sizes are multiples of 8, both matrices contiguous and aligned to 16 bytes. PyTorch's strided copy
+// takes 72 µs for a W_down, five times what its bytes do (H200, 2048 × 5632, bf16).
 //
 // A block of threads a tile of 64 rows × 128 bytes of the result's type. Memory sees 16 bytes a lane
 // both ways; a warp turns over 32 rows × 16 bytes of the tile at a time.

@@ -113,13 +113,13 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
       const uint64 tokens = join_tokens(bits);
       const uint32 place = step_of_lane() * groups + group, i = start + place;
       const uint32 fires = entry_neuron(__shfl_sync(~0u, members, place));
-      if (i >= run.to || (part & 2) != 0) continue;  // two lanes have each
-      atomicAdd(fired_N + fires, __popcll(tokens));
-      if (i >= kept) continue;
-      neuron[run.first + i] = fires;
-      mask[run.first + i] = tokens;
+      const bool mine = i < run.to && (part & 2) == 0;  // two lanes have each
+      if (mine) atomicAdd(fired_N + fires, __popcll(tokens));
+      if (mine && i < kept) {
+        neuron[run.first + i] = fires;
+        mask[run.first + i] = tokens;
+      }
     }
-    __syncwarp();
     add_counts(count, run.block, m, nnz_M);
   };
   share_strips<batch>(shared, blocks, [&](int block) { return total[block]; }, keep);

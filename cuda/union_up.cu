@@ -14,6 +14,7 @@ struct Kept {
 };
 
 struct UnionUp {
+  static constexpr bool shifts = false;
   const uint32* entry;
   bf16* value;
   const bf16* bias;
@@ -23,6 +24,7 @@ struct UnionUp {
   __device__ uint64 base(int block) const {
     return static_cast<uint64>(block) * tiles_n * tile_neurons;
   }
+  __device__ float shift() const { return 0.0f; }
   __device__ const uint32* members(int block) const { return entry + base(block); }
   __device__ uint32 neuron(uint32 member) const { return entry_neuron(member); }
 

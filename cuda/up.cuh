@@ -11,6 +11,7 @@
 //   finish(unit, i, name, sums, a, b)   the sums, as bf16, of a member and four tokens; returns
 //                               what `end` gets the sum of
 //   end(unit, sum)
+//   shifts, shift()   whether there is something to add to every sum, before it is rounded, and what
 //
 // Plain arrays in `multiply`, not an object a unit, and no branches in `finish`: else the compiler
 // keeps them in local memory.
@@ -141,6 +142,10 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
     }
     wgmma_wait<0>();
     if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
+    if (Op::shifts) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) d[i] += op.shift();
+    }
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < members_lane; ++j) {
@@ -164,7 +169,7 @@ __device__ __forceinline__ void run(const Op& op, const TensorMap& x_MK, const b
       barrier_init(&shared.full[stage], gather_threads + 1);
       barrier_init(&shared.empty[stage], 2);
     }
-    shared.queue.init();
+    shared.queue.init(block_threads);
     barrier_init_fence();
   }
   __syncthreads();

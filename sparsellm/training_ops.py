@@ -198,7 +198,7 @@ def _(  # noqa: PLR0917
 @sparse_ffn_backward.register_fake
 def _(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *further: Tensor | None) -> _Backward:
     parameters = further[: len(FFNGradients._fields) - 1]
-    empty = [x_MK.new_empty(0) if p is None else torch.empty_like(p) for p in parameters]
+    empty = [x_MK.new_empty(0) if p is None else p.new_empty(p.shape) for p in parameters]
     return (torch.empty_like(x_MK), *empty)  # type: ignore[return-value]
 
 
@@ -252,8 +252,15 @@ def _cast(w: FFNWeights, dtype: torch.dtype) -> FFNWeights:
 
 def _kernel_weights(w: FFNWeights, dtype: torch.dtype) -> tuple[FFNWeights, Tensor]:
     """All in ``dtype``, and W_d transposed and contiguous, which is what the kernels read of it."""
-    down_NK = w.down_KN.new_empty(w.down_KN.shape[::-1], dtype=dtype).copy_(w.down_KN.t())
-    return _cast(w._replace(down_KN=down_NK.t()), dtype), down_NK
+    from sparsellm.kernels.transpose import transposed
+
+    down_NK = transposed(w.down_KN, dtype)
+    gate_NK, up_NK = (
+        None if weight is None else weight.to(dtype).contiguous() for weight in (w.gate_NK, w.up_NK)
+    )
+    assert up_NK is not None
+    cast = w._replace(gate_NK=gate_NK, up_NK=up_NK, down_KN=down_NK.t())
+    return _cast(cast, dtype), down_NK
 
 
 def _check(x_MK: Tensor, w: FFNWeights, capacity: int) -> None:

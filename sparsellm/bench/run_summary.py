@@ -30,6 +30,8 @@ def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
         "l1_coefficient": recipe.sparsity.l1_coefficient,
+        "kernels": recipe.ffn.kernels,
+        "seed": recipe.seed,
     }
     found = []
     for record in (train[i] for i in chosen):

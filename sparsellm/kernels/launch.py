@@ -15,9 +15,11 @@ import threading
 from typing import Any
 
 import numpy as np
+import torch
 
 _ALLOW_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h
 _MOST_PARAMETER_BYTES = 4096
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT of cuda.h
 
 # What `struct` makes of an argument.
 _CODES: dict[type, str] = {
@@ -90,6 +92,16 @@ def _layout(types: tuple[type, ...]) -> struct.Struct:
     return struct.Struct("<" + "".join(_CODES[argument] for argument in types))
 
 
+def _enter_context() -> None:
+    """Makes the current device's primary context this thread's, as any call of the runtime does.
+
+    `torch.cuda.set_device` makes none where the device does not change.
+    """
+    import cupy
+
+    cupy.cuda.runtime.setDevice(torch.cuda.current_device())
+
+
 def launch(  # noqa: PLR0917
     function: int,
     grid: int,
@@ -122,6 +134,9 @@ def launch(  # noqa: PLR0917
     config.shared_bytes, config.stream, config.num_attributes = shared_bytes, stream, overlap
     pointers = ctypes.addressof(_local.pointers_to(types))
     result = _launcher()(ctypes.addressof(config), function, pointers, None)
+    if result == _INVALID_CONTEXT:  # the first call to CUDA of this thread: one of autograd's, say
+        _enter_context()
+        result = _launcher()(ctypes.addressof(config), function, pointers, None)
     if result != 0:
         raise RuntimeError(
             f"the driver refused a launch of {grid} blocks of {threads} threads with "

@@ -17,6 +17,7 @@ from sparsellm.dispatch import Costs
 from sparsellm.kernels import tensor_map, union
 from sparsellm.kernels.compile import load_for, pointer
 from sparsellm.kernels.ffn import median_ms
+from sparsellm.kernels.transpose import transposed
 from sparsellm.kernels.weight_grad import weight_grads
 from sparsellm.reference import (
     BLOCK_TOKENS,
@@ -29,6 +30,7 @@ from sparsellm.reference import (
 )
 
 _UNIT_MEMBERS, _UNIT_COLUMNS, _THREADS = 256, 512, 384  # cuda/up.cuh, down.cuh, gather.cuh
+_COLUMNS_THREADS, _COLUMNS_BLOCKS, _COLUMNS_BATCH = 256, 4, 16  # cuda/union_columns.cu
 
 Forward = tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
@@ -97,7 +99,7 @@ def backward(  # noqa: PLR0917
         x_MK=dx_MK,
         gate_NK=gate_NK,
         up_NK=up_NK,
-        down_KN=down_NK.t().contiguous(),
+        down_KN=transposed(down_NK, dtype),
         b_gate_N=None if w.b_gate_N is None or d_gate is None else _bias_grad(saved, d_gate, n),
         b_up_N=None if w.b_up_N is None else _bias_grad(saved, d_up, n),
         b_down_K=None if w.b_down_K is None else dy_MK.sum(0, dtype=torch.float32),
@@ -152,7 +154,7 @@ def measure_costs(  # noqa: PLR0917
         biased = w._replace(b_gate_N=bias_N) if gated else w._replace(b_up_N=bias_N)
 
         def step() -> None:
-            down_NK = down_KN.t().contiguous()
+            down_NK = transposed(down_KN, torch.bfloat16)
             saved = Columns(*forward(x_MK, biased, down_NK, capacity)[4:])
             backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
 
@@ -199,9 +201,9 @@ def _activations(
         needed=torch.zeros(1, dtype=torch.int32, device=device),
     )
     fired_N = torch.zeros(n, dtype=torch.int32, device=device)
-    nnz_M = torch.empty(m, dtype=torch.int32, device=device)
+    nnz_M = torch.zeros(m, dtype=torch.int32, device=device)
     if w.gate_NK is None:
-        l1 = torch.empty(blocks, 8, device=device)
+        l1 = torch.empty(_columns_grid(scratch), _COLUMNS_THREADS // 32, device=device)
         union.gate_union(x_MK, w.up_NK, w.b_up_N, 0.0, scratch)
         _columns(scratch, m, columns, columns.up, fired_N, nnz_M, l1)
     else:
@@ -232,16 +234,23 @@ def _columns(  # noqa: PLR0917
     nnz_M: Tensor,
     l1: Tensor | None,
 ) -> None:
-    blocks, tiles = scratch.count.shape
     _launch(
         "union_columns",
         values,
-        blocks,
-        256,
-        *(scratch.entry, scratch.total, scratch.value, np.int32(tiles), np.int32(num_tokens)),
+        _columns_grid(scratch),
+        _COLUMNS_THREADS,
+        *(scratch.entry, scratch.total, scratch.value),
+        *(np.int32(scratch.count.shape[1]), np.int32(num_tokens)),
         *(np.uint64(len(values)), columns.offset, columns.neuron, columns.mask, values),
         *(fired_N, nnz_M, l1),
     )
+
+
+def _columns_grid(scratch: union.Union) -> int:
+    """Blocks of threads of union_columns: as many as a GPU has at once, or can have work."""
+    most = -(-scratch.entry.numel() // (_COLUMNS_BATCH * _COLUMNS_THREADS // 32))
+    kernel, _ = load_for("union_columns", scratch.entry)
+    return min(most, kernel.num_multiprocessors * _COLUMNS_BLOCKS)
 
 
 def _launch(stem: str, like: Tensor, blocks: int, threads: int, *arguments: object) -> None:

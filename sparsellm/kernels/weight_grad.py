@@ -19,6 +19,8 @@ from sparsellm.reference import BLOCK_TOKENS, Columns
 # cuda/weight_grad.cuh
 _GROUP_NEURONS, _MOST_PARTS, _SHORTEST_PART = 32, 60, 16
 _MEMBER_WORDS, _UNIT_WORDS, _CONTROL_WORDS = 8, 8, 2
+# cuda/group_columns.cu
+_PLACE_THREADS, _PLACE_BLOCKS, _GROUP_THREADS, _LINE_BLOCKS = 256, 4, 512, 8
 # cuda/weight_grad.cu
 _SLICE_COLUMNS, _THREADS = 512, 384
 # cuda/fill_pieces.cu
@@ -75,18 +77,18 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=columns.offset.device)
 
-    rank, rows, first = empty(num_neurons), empty(groups), empty(groups)
+    rows, first = empty(groups), empty(groups)
     progress_words = 1 + _MOST_PARTS * 2 * _slices(hidden_size)
     sizes = (
+        num_neurons * -(-blocks // _LINE_BLOCKS) * _LINE_BLOCKS,
         2 * num_neurons,
         num_neurons,
         groups,
         _CONTROL_WORDS,
         progress_words,
-        groups * blocks * _GROUP_NEURONS,
     )
     zeroed = torch.zeros(sum(sizes), dtype=torch.int32, device=columns.offset.device)
-    count, sample, group_sizes, control, progress, table = zeroed.split(sizes)
+    table, count, sample, group_sizes, control, progress = zeroed.split(sizes)
     result = Groups(
         order=empty(num_neurons),
         member=empty(capacity, _MEMBER_WORDS),
@@ -95,7 +97,9 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
         control=control,
         progress=progress,
     )
-    launches = ((blocks, 256), (groups, 256), (blocks, 256), (groups, 512))
+    most = -(-blocks * num_neurons // _PLACE_THREADS)
+    placing = min(most, kernel.num_multiprocessors * _PLACE_BLOCKS)
+    launches = ((placing, _PLACE_THREADS), (groups, _GROUP_THREADS), (groups, _GROUP_THREADS))
     for number, (grid, threads) in enumerate(launches):
         kernel.launch(
             grid,
@@ -109,7 +113,6 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
                 columns.mask.data_ptr(),
                 count.data_ptr(),
                 sample.data_ptr(),
-                rank.data_ptr(),
                 result.order.data_ptr(),
                 group_sizes.data_ptr(),
                 table.data_ptr(),
@@ -167,7 +170,8 @@ def sum_groups(  # noqa: PLR0917
             groups.control.data_ptr(),
             pieces.first.data_ptr(),
             pieces.token.data_ptr(),
-            pieces.values.data_ptr(),
+            pieces.stage.data_ptr(),
+            pieces.pairs.data_ptr(),
             groups.progress.data_ptr(),
             sums.data_ptr(),
             np.int32(d_gate is not None),
@@ -183,11 +187,12 @@ def sum_groups(  # noqa: PLR0917
 
 @dataclass(frozen=True)
 class _Pieces:
-    """The pieces' values; ``cuda/weight_grad.cuh`` says how."""
+    """The pieces' non-zeros; ``cuda/weight_grad.cuh`` says how."""
 
     first: Tensor  # (groups + 60,) int32
     token: Tensor  # (pieces, 64) int32
-    values: Tensor  # (pieces, 64, 3 or 2, 32) bfloat16, and 32 more that are read and not used
+    stage: Tensor  # (pieces, 2) int64
+    pairs: Tensor  # (64 · C,) int64
 
 
 def _fill_pieces(
@@ -196,14 +201,15 @@ def _fill_pieces(
     kernel, stream = load_for("fill_pieces", d_up)
     num_units = groups.unit.shape[0]
     num_groups, capacity = num_units - _MOST_PARTS, groups.member.shape[0]
-    matrices = 2 if d_gate is None else 3
     # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
     most = min(num_groups * -(-num_tokens // BLOCK_TOKENS), capacity + num_groups)
     pieces = _Pieces(
         torch.empty(num_units, dtype=torch.int32, device=d_up.device),
         torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device),
-        d_up.new_empty(most * BLOCK_TOKENS * matrices * _GROUP_NEURONS + _GROUP_NEURONS),
+        torch.empty(most, 2, dtype=torch.int64, device=d_up.device),
+        torch.empty(capacity * BLOCK_TOKENS, dtype=torch.int64, device=d_up.device),
     )
+    num_pairs = torch.zeros(1, dtype=torch.int64, device=d_up.device)
     kernel.launch(
         min(most, kernel.num_multiprocessors * _FILL_BLOCKS),
         _FILL_THREADS,
@@ -219,7 +225,9 @@ def _fill_pieces(
             groups.control.data_ptr(),
             pieces.first.data_ptr(),
             pieces.token.data_ptr(),
-            pieces.values.data_ptr(),
+            pieces.stage.data_ptr(),
+            num_pairs.data_ptr(),
+            pieces.pairs.data_ptr(),
         ),
         stream,
     )

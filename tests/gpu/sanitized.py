@@ -5,22 +5,40 @@ No GEMM of PyTorch's: racecheck fails inside cuBLAS.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from sparsellm.kernels import dense, ffn, portable, union
+from sparsellm.kernels import compile, dense, ffn, portable, union
 from sparsellm.kernels.decode import MAX_TOKENS, decode_ffn
-from sparsellm.reference import FFNWeights
+from sparsellm.paths import bundled
+from sparsellm.reference import BLOCK_TOKENS, FFNWeights
+from sparsellm.training_ops import sparse_ffn_training
 
 
 def main() -> None:
-    """Hopper's kernels, the portable ones, decoding and the dense path, with tails everywhere."""
+    """Inference, by Hopper's kernels, the portable and dense ones, and training; all with tails."""
     device = torch.device("cuda", torch.cuda.current_device())
+    hopper = torch.cuda.get_device_capability() == ffn.HOPPER
     torch.manual_seed(0)
 
     def matrix(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).bfloat16()
 
+    infer(matrix, hopper)
+    if hopper:
+        for m, k, n in ((200, 264, 776), (65, 72, 264), (1100, 72, 40)):
+            train(matrix, m, k, n)
+        ran, there = compile.load.cache_info().currsize, len(list(bundled("cuda").glob("*.cu")))
+        assert ran >= there, f"{ran} kernels of {there} ran"
+    torch.cuda.synchronize()
+    print("all kernels ran")
+
+
+def infer(matrix: Callable[..., Tensor], hopper: bool) -> None:
+    """Each kernel by itself, and decoding."""
+    device = matrix(1).device
     for m, k, n in ((200, 264, 776), (65, 72, 264)):
         x_MK, w_NK, gate_MN, y_MK = matrix(m, k), matrix(n, k), matrix(m, n) - 2, matrix(m, k)
         b_N, b_K = matrix(n) - 20, matrix(k)
@@ -28,7 +46,7 @@ def main() -> None:
         portable.pack_union(gate_MN, 0.0, columns)
         portable.union_up(x_MK, w_NK, b_N, columns)
         portable.union_down(columns, w_NK, b_K, y_MK)
-        if torch.cuda.get_device_capability() == ffn.HOPPER:
+        if hopper:
             union.gate_union(x_MK, w_NK, b_N, 0.0, columns)
             union.union_up(x_MK, w_NK, b_N, columns)
             union.union_down(columns, w_NK, b_K, y_MK)
@@ -36,8 +54,29 @@ def main() -> None:
         for tokens in (1, 9, MAX_TOKENS):
             decode_ffn(x_MK[:tokens], w, w_NK, y_MK[:tokens])
         dense.relu_product(gate_MN, gate_MN, 0.0, gate_MN)
-    torch.cuda.synchronize()
-    print("all kernels ran")
+
+
+def train(matrix: Callable[..., Tensor], m: int, k: int, n: int) -> None:
+    """Forward and backward; few, half or all fire, with room for them and without."""
+    worst = -(-m // BLOCK_TOKENS) * n
+    x_MK, dy_MK, other_NK, down_KN = matrix(m, k), matrix(m, k), matrix(n, k), matrix(k, n)
+    for level, gated, dtype, capacity in (
+        (-2.5, True, torch.bfloat16, worst),
+        (-2.5, False, torch.float32, worst),
+        (-2.5, True, torch.float32, 5),
+        (-2.5, False, torch.bfloat16, 5),
+        (0.0, True, torch.bfloat16, worst),
+        (100.0, False, torch.bfloat16, worst),
+        (-100.0, True, torch.float32, 0),
+    ):
+        first_NK, b_N, b_K = matrix(n, k), matrix(n) + level * k**0.5, matrix(k)
+        weights = [first_NK if gated else None, other_NK if gated else first_NK, down_KN]
+        weights += [b_N if gated else None, matrix(n) if gated else b_N, b_K]
+        leaves = [None if t is None else t.detach().to(dtype).requires_grad_() for t in weights]
+        inputs = [x_MK.detach().requires_grad_(), *(t for t in leaves if t is not None)]
+        y_MK, stats = sparse_ffn_training(inputs[0], FFNWeights(*leaves, 0.0), capacity)
+        by_l1 = torch.ones_like(stats.l1_sum)
+        torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, by_l1))
 
 
 if __name__ == "__main__":

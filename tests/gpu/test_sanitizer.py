@@ -8,8 +8,12 @@ import sys
 
 import pytest
 
+from sparsellm.paths import bundled
+
 pytestmark = pytest.mark.gpu
 SANITIZER = shutil.which("compute-sanitizer")
+# Our kernels (tests/kernels/test_sanitizer_filters.py); PyTorch's own are not what is examined.
+KERNELS = sorted(path.stem for path in bundled("cuda").glob("*.cu"))
 
 
 @pytest.mark.timeout(600)
@@ -18,9 +22,7 @@ def test_sanitizer_finds_nothing(tool):
     pytest.importorskip("cupy", reason="CuPy is not installed")
     if SANITIZER is None:
         pytest.skip("compute-sanitizer is not on the PATH")
-    # PyTorch's own kernels are not what is examined.
-    ours = ("union", "decode", "portable", "relu_product", "weight", "columns")
-    filters = [f"--kernel-name=kns={name}" for name in ours]
+    filters = [f"--kernel-name=kns={name}" for name in KERNELS]
     command = [SANITIZER, f"--tool={tool}", "--error-exitcode=9", *filters]
     result = subprocess.run(
         [*command, sys.executable, "-m", "tests.gpu.sanitized"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, process_env, set_arguments
+from conftest import ROOT, TINY, process_env, set_arguments
 from safetensors.torch import load_file
 
 from sparsellm.metrics import read_metrics
@@ -19,6 +19,21 @@ from sparsellm.recipe import RuntimeConfig, load_recipe
 
 pytestmark = pytest.mark.gpu
 WORKER = ROOT / "tests" / "gradient_worker.py"
+# A block of 64 tokens and half of one in each micro-batch.
+UNEVEN = [
+    "model.hidden_size=64",
+    "model.intermediate_size=256",
+    "model.context_length=96",
+    "train.global_batch_tokens=768",
+    "train.micro_batch_size=1",
+]
+
+
+@pytest.fixture
+def hopper():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the training kernels need a Hopper GPU")
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -50,13 +65,18 @@ def test_losses_equal_float64(name, shape):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_bf16_is_as_near_to_float64_as_eager_bf16(tiny, checkpointing):
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+def test_compiled_bf16_is_as_near_to_float64_as_eager_bf16(tiny, checkpointing, kernels, request):
+    if kernels == "sparse":
+        request.getfixturevalue("hopper")
     recipe = tiny("model.hidden_size=256", "model.intermediate_size=768", "runtime.precision=bf16")
-    tokens = torch.randint(257, (4, 33), device="cuda")
+    tokens = torch.randint(257, (3, 33), device="cuda")
 
-    def gradients(runtime, dtype):
+    def gradients(runtime, dtype, kernels="dense"):
         model = build_model(recipe, eos_token_id=256).to("cuda", dtype).train()
         prepare_blocks(model, runtime)
+        for layer in model.model.layers:
+            layer.mlp.use_kernels(kernels)
         with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.float32):
             sums = Objective(model, runtime)(tokens[:, :-1], tokens[:, 1:])
         total_loss(sums, 0.01, tokens[:, 1:].numel(), 1).backward()
@@ -66,7 +86,9 @@ def test_compiled_bf16_is_as_near_to_float64_as_eager_bf16(tiny, checkpointing):
     compiled = RuntimeConfig(compile=True, activation_checkpointing=checkpointing)
     exact = gradients(eager, torch.float64)
     eager_error = _relative(gradients(eager, torch.float32), exact)
-    assert _relative(gradients(compiled, torch.float32), exact) < 1.2 * eager_error + 1e-4
+    for runtime in (eager, compiled) if kernels == "sparse" else (compiled,):
+        found = gradients(runtime, torch.float32, kernels)
+        assert _relative(found, exact) < 1.2 * eager_error + 1e-4
 
 
 def _launch(config: str, num_processes: int, *program: str):
@@ -80,8 +102,17 @@ def _launch(config: str, num_processes: int, *program: str):
         check=False,
         env=process_env(),
         cwd=ROOT,
-        timeout=120,
+        timeout=240,
     )
+
+
+def _gradients(config: str, num_processes: int, out: Path, common: list[str], *splits: list[str]):
+    """A step for each split, all in one launch: (gradient by parameter, numbers) of each."""
+    words = [word for split in splits for word in ("--", *split)]
+    result = _launch(config, num_processes, str(WORKER), str(out), *common, *words)
+    assert result.returncode == 0, result.stderr[-3000:]
+    files = [Path(f"{out}-{index}.safetensors") for index in range(len(splits))]
+    return [(load_file(f), json.loads(f.with_suffix(".json").read_text())) for f in files]
 
 
 @pytest.mark.slow
@@ -89,17 +120,10 @@ def _launch(config: str, num_processes: int, *program: str):
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
 def test_two_gpus_compute_the_gradient_of_one(tiny_overrides, tmp_path, config):
     common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
-    common += ["validation.every_steps=0", "--", "train.micro_batch_size=1"]
-
-    def gradient(name: str, config: str, num_processes: int):
-        out = tmp_path / name
-        result = _launch(config, num_processes, str(WORKER), str(out), *common)
-        assert result.returncode == 0, result.stderr[-3000:]
-        file = Path(f"{out}-0.safetensors")
-        return load_file(file), json.loads(file.with_suffix(".json").read_text())
-
-    expected, numbers = gradient("one", "single.yaml", 1)
-    found, same = gradient("two", config, 2)
+    common += ["validation.every_steps=0"]
+    split = ["train.micro_batch_size=1"]
+    [(expected, numbers)] = _gradients("single.yaml", 1, tmp_path / "one", common, split)
+    [(found, same)] = _gradients(config, 2, tmp_path / "two", common, split)
     assert same["world_size"] == 2
     assert same["stats"] == numbers["stats"]
     assert same["loss"] == pytest.approx(numbers["loss"], rel=1e-4)
@@ -108,14 +132,51 @@ def test_two_gpus_compute_the_gradient_of_one(tiny_overrides, tmp_path, config):
         assert _relative(found[name], value) < 2e-3, name  # TF32 products
 
 
+@pytest.fixture(scope="module")
+def one_dense_gpu(tmp_path_factory):
+    """The gradient in fp32, its numbers, and the overrides that it was computed with."""
+    folder = tmp_path_factory.mktemp("one")
+    common = [*TINY, *UNEVEN, f"logging.run_dir={folder}", "sparsity.l1_coefficient=0.5"]
+    common += ["optimizer.clip_norm=1e6", "validation.every_steps=0"]
+    split = ["ffn.kernels=dense", "runtime.precision=fp32"]
+    [(gradient, numbers)] = _gradients("single.yaml", 1, folder / "one", common, split)
+    return gradient, numbers, common
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
+def test_sparse_kernels_on_two_gpus_come_as_near_as_dense(hopper, one_dense_gpu, tmp_path, config):
+    exact, numbers, common = one_dense_gpu
+    splits = [
+        [f"ffn.kernels={kernels}", f"runtime.activation_checkpointing={recomputed}"]
+        for kernels, recomputed in (("dense", "false"), ("sparse", "false"), ("sparse", "true"))
+    ]
+    common = [*common, "runtime.precision=bf16"]
+    dense, *sparse = _gradients(config, 2, tmp_path / "two", common, *splits)
+    for found, same in sparse:
+        assert same["world_size"] == 2
+        assert same["loss"] == pytest.approx(numbers["loss"], rel=1e-4)
+        assert same["l1"] == pytest.approx(numbers["l1"], rel=1e-3)
+        assert same["stats"] == sparse[0][1]["stats"]  # recomputation counts nothing twice
+        for name, value in exact.items():
+            usual = _relative(dense[0][name], value)
+            assert _relative(found[name], value) < 1.25 * usual + 5e-3, name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
 @pytest.mark.parametrize("config", ["single.yaml", "fsdp2.yaml"])
-def test_training_resumes_to_the_same_losses(tiny_overrides, config):
+def test_training_resumes_to_the_same_losses(tiny_overrides, config, kernels, request):
     num_processes = 1 if config == "single.yaml" else 2
     if torch.cuda.device_count() < num_processes:
         pytest.skip("needs two CUDA devices")
     overrides = [*tiny_overrides, "runtime.precision=bf16", "runtime.compile=true"]
     overrides += ["sparsity.reinit_rate=0.1", "optimizer.min_lr_ratio=1", "data.num_workers=2"]
+    if kernels == "sparse":
+        request.getfixturevalue("hopper")
+        overrides += [*UNEVEN, "ffn.kernels=sparse"]
     program = ["-m", "sparsellm", "train", "--recipe", "debug"]
 
     def losses(name, *steps):
@@ -128,3 +189,45 @@ def test_training_resumes_to_the_same_losses(tiny_overrides, config):
         return [r["loss"] for r in records if r["kind"] == "train"]
 
     assert losses("halves", 3, 6) == pytest.approx(losses("straight", 6), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_sparse_kernels_train_to_the_losses_of_dense_ones(hopper, tiny_overrides):
+    """Through the time when half of the neurons fire, and on when little room is left to few."""
+    overrides = [*tiny_overrides, *UNEVEN, "model.intermediate_size=2048", "runtime.precision=bf16"]
+    overrides += ["train.micro_batch_size=2", "train.steps=48", "sparsity.l1_coefficient=0.03"]
+    overrides += ["sparsity.dead_window_tokens=1536", "validation.every_steps=24"]
+    overrides += ["checkpoint.every_steps=48"]
+
+    def records(kernels):
+        run = [*overrides, f"ffn.kernels={kernels}", f"name={kernels}"]
+        program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(run)]
+        result = _launch("single.yaml", 1, *program)
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert "train by dense products" not in result.stdout
+        return read_metrics(load_recipe("debug", run).run_path)
+
+    dense, sparse, auto = (records(kernels) for kernels in ("dense", "sparse", "auto"))
+    trained = [record for record in sparse if record["kind"] == "train"]
+    assert all(record["kernels"]["sparse"] == [True, True] for record in trained)
+    assert len(trained) == 48
+    for found in (sparse, auto):
+        for own, usual in zip(found, dense, strict=True):
+            early = own["step"] <= 10
+            assert own["loss"] == pytest.approx(usual["loss"], rel=1e-3 if early else 1e-2)
+            if own["kind"] == "train" and own["step"] <= 8:
+                _assert_alike(own, usual, first=own["step"] == 1)
+
+
+def _assert_alike(own: dict, usual: dict, *, first: bool) -> None:
+    """Statistics of a step within rounding; of the first step, whose weights are the same, more."""
+    relative = 1e-3 if first else 3e-2
+    assert own["grad_norm"] == pytest.approx(usual["grad_norm"], rel=1e-2)
+    assert own["l1"] == pytest.approx(usual["l1"], rel=relative)
+    for key in ("nnz_mean", "nnz_max", "nnz_p99"):
+        expected = pytest.approx(usual["sparsity"][key], rel=relative, abs=3)
+        assert own["sparsity"][key] == expected, key
+    dead = pytest.approx(usual["sparsity"]["dead_fraction"], abs=0.03)
+    assert own["sparsity"]["dead_fraction"] == dead
+    union = pytest.approx(usual["kernels"]["union_mean"], rel=relative, abs=3)
+    assert own["kernels"]["union_mean"] == union

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.reference import Columns, FFNWeights
+from sparsellm.reference import TOKEN_AT, Columns, FFNWeights, dense_of
 
 pytestmark = pytest.mark.gpu
 
@@ -22,7 +22,10 @@ def hopper():
 
 
 class Case(NamedTuple):
-    """A shape; ``bias`` shifts all gates: -100 silences them, 5 fires them all."""
+    """A shape; ``bias`` shifts all gates: -100 silences them, 5 fires them all.
+
+    Every ``loud``-th token fires all neurons, as the first ones of sequences do.
+    """
 
     m: int
     k: int
@@ -30,6 +33,7 @@ class Case(NamedTuple):
     bias: float
     gated: bool = True
     capacity: int | None = None  # columns; None holds any pattern
+    loud: int | None = None
 
 
 CASES = [
@@ -43,6 +47,8 @@ CASES = [
     Case(700, 264, 776, -1.0, capacity=1000),  # does not fit: computed again
     Case(700, 264, 776, -1.0, gated=False, capacity=1000),
     Case(70_000, 64, 512, -1.5),
+    Case(4096, 256, 5632, -2.6, loud=1000),
+    Case(4096, 256, 5632, -10.0, gated=False, loud=1000),
 ]
 LAMBDA = 0.01
 
@@ -62,6 +68,8 @@ def _inputs(case: Case) -> tuple[Tensor, FFNWeights, Tensor]:
     x_MK, dy_MK = normal(case.m, case.k, 1.0), normal(case.m, case.k, 1.0)
     first, up_NK = (normal(case.n, case.k, case.k**-0.5) for _ in range(2))
     x_MK[:, -1], first[:, -1] = 1.0, case.bias
+    if case.loud is not None:
+        x_MK[:: case.loud, -1] = -4.0
     gate_NK, up_NK = (first, up_NK) if case.gated else (None, first)
     down_KN = normal(case.k, case.n, case.n**-0.5)
     return x_MK, FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0), dy_MK
@@ -101,3 +109,32 @@ def test_equal_float64_autograd_and_repeat_to_the_bit(case):
         if own is not None:
             assert torch.equal(own, repeated)
             assert _error(own, right) < 1e-2
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.capacity is None], ids=str)
+def test_statistics_are_those_of_the_columns_and_repeat_to_the_bit(case):
+    from sparsellm.kernels import training
+
+    x_MK, w, _ = _inputs(case)
+    down_NK, blocks = w.down_KN.t().contiguous(), -(-case.m // 64)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        first, again = (training.forward(x_MK, w, down_NK, blocks * case.n) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    _, l1_sum, nnz_M, fired_N, *columns = first
+    saved = Columns(*columns)
+    used = int(saved.offset[-1])
+    pattern_CP = (saved.gate if case.gated else saved.up) != 0
+    active_MN = dense_of(saved, pattern_CP.int(), case.m, case.n) != 0
+    assert used == int(F.pad(active_MN, (0, 0, 0, -case.m % 64)).view(blocks, 64, -1).any(1).sum())
+    assert torch.equal(nnz_M, active_MN.sum(1, dtype=torch.int32))
+    assert torch.equal(fired_N, active_MN.sum(0, dtype=torch.int32))
+    bit_P = 1 << torch.tensor(TOKEN_AT, device=x_MK.device)
+    assert torch.equal(saved.mask[:used], (pattern_CP[:used] * bit_P).sum(1))
+    if case.loud is not None:
+        assert (saved.offset.diff() == case.n).sum() == -(-case.m // case.loud)
+    assert torch.equal(l1_sum, again[1])
+    for own, repeated in zip(saved[:5], again[4:9], strict=True):
+        rows = used if own is not saved.offset else None
+        assert torch.equal(own[:rows], repeated[:rows])

@@ -48,6 +48,19 @@ def test_arguments_and_configuration(driver):
     assert second[11] == [MAP, 0, 1, 2.0, 3]
 
 
+def test_a_thread_without_a_context_gets_one(driver, monkeypatch):
+    """Autograd's threads, for one: a kernel may be the first that they ask of CUDA."""
+    launcher, entered = module._launcher(), []
+
+    def refuse(*arguments):
+        return launcher(*arguments) if entered else 201
+
+    monkeypatch.setattr(module, "_launcher", lambda: refuse)
+    monkeypatch.setattr(module, "_enter_context", lambda: entered.append(1))
+    module.launch(7, 132, 384, 1000, ARGUMENTS, 99, overlap=True)
+    assert len(driver) == len(entered) == 1
+
+
 def test_refusals(driver):
     with pytest.raises(RuntimeError, match=r"132 blocks of 384 threads .* \(CUDA error 1\)"):
         module.launch(13, 132, 384, 0, ARGUMENTS, 0, overlap=True)

@@ -1,0 +1,635 @@
+"""Sparse training on a GPU: fuzzed against float64 with poisoned memory, compiled, in graphs.
+
+M tokens, K hidden_size, N intermediate_size. What is right is autograd of the dense formula in
+float64; how near one has to come, the dense formula in bf16 says.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from sparsellm.ffn import SparseFFN
+from sparsellm.reference import BLOCK_TOKENS, FFNWeights
+from sparsellm.training_ops import sparse_ffn_backward, sparse_ffn_forward, sparse_ffn_training
+
+pytestmark = pytest.mark.gpu
+
+# 2,000 before a release: SPARSELLM_FUZZ_CASES=2000.
+FUZZ_CASES = int(os.environ.get("SPARSELLM_FUZZ_CASES", "40"))
+DEVICE = torch.device("cuda")
+BF16 = torch.bfloat16
+KINDS = ("uniform", "neurons", "skewed", "rows", "first tokens", "topics", "none", "all")
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the training kernels need a Hopper GPU")
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """What torch.empty gives, inside the operators too, is NaN or the largest integer."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class Case(NamedTuple):
+    m: int
+    k: int
+    n: int
+    kind: str = "uniform"  # of KINDS: which tokens fire which neurons
+    density: float = 0.02
+    gated: bool = True
+    biases: tuple[bool, bool, bool] = (False, False, False)  # of the gate (or up), of up, of down
+    dtype: torch.dtype = BF16  # of weights
+    l1: float = 2**-7  # gradient of Σ|h|, not rounded by bf16; 0: the loss has no such term
+
+
+class Problem(NamedTuple):
+    """Leaves that require gradients, and the gradient of the loss by y."""
+
+    x_MK: Tensor
+    w: FFNWeights
+    dy_MK: Tensor
+    l1: float
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """x and the weights that there are."""
+        return [t for t in (self.x_MK, *self.w) if isinstance(t, Tensor)]
+
+    @property
+    def worst(self) -> int:
+        """The capacity that holds any pattern."""
+        return -(-len(self.x_MK) // BLOCK_TOKENS) * len(self.w.up_NK)
+
+
+# Entries of x, W_g and W_u are integers times one power of two, small enough for fp32 to hold every
+# partial sum: no order of summation changes which gates fire or the sign of an activation.
+STEPS = 32  # σ of an entry
+
+
+def problem_of(case: Case, seed: int = 0) -> Problem:
+    """Random, the same every time."""
+    m, k, n = case[:3]
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+
+    def normal(*shape: int, std: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=generator, device=DEVICE) * std
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=DEVICE)
+
+    def integers(*shape: int, std: float = STEPS) -> Tensor:
+        return normal(*shape, std=std).round().clamp(-127, 127)
+
+    root_k = 2 ** round(torch.tensor(k).log2().item() / 2)
+    x, first, up = integers(m, k), integers(n, k), integers(n, k)
+    # How far above its mean a gate's standard Gaussian has to be to fire.
+    normal_law = torch.distributions.Normal(0, 1)
+    level = float(normal_law.icdf(torch.tensor(1 - case.density)))
+    level_N, level_M = torch.full((n,), level, device=DEVICE), torch.zeros(m, device=DEVICE)
+    if case.kind == "neurons":  # some always, most never
+        level_N = torch.where(rand(n) < case.density, -4.0, 6.0)
+    elif case.kind == "skewed":
+        level_N, level_M = level_N + normal(n).abs() - 0.8, normal(m, std=0.5)
+    elif case.kind == "rows":  # silent but for rows eight times as large; some are zero
+        level_N.fill_(5.0)
+        x[rand(m) < 0.05] *= 8
+        x[rand(m) < 0.05] = 0
+    elif case.kind == "first tokens":
+        place = torch.arange(m, device=DEVICE) % 100
+        level_M = -(level + 1) * torch.exp(-place / 4)
+    elif case.kind == "topics":  # neighbours fire alike
+        x = integers(-(-m // 48), k, std=0.9 * STEPS).repeat_interleave(48, 0)[:m]
+        x = (x + integers(m, k, std=0.4 * STEPS)).clamp(-127, 127)
+    elif case.kind in ("none", "all"):
+        level_N.fill_(40.0 if case.kind == "none" else -40.0)
+    unit = STEPS**2 * k**0.5  # σ of a gate
+    # The last columns of x and of the gate's weights subtract the levels.
+    by_token = 2 ** round(torch.tensor(k).log2().item() / 4) * STEPS
+    x[:, -2], first[:, -2] = _integer(-level_M * unit / by_token), by_token
+    x[:, -1] = torch.where(x.any(1), STEPS, 0)
+    biased, biased_up, biased_down = case.biases
+    b_first = None
+    if biased:
+        first[:, -1], b_first = 0, _integer(-level_N * unit)
+    else:
+        first[:, -1] = _integer(-level_N * unit / STEPS)
+    b_up = _integer(normal(n) * unit) if biased_up and case.gated else None
+    if not case.gated:
+        b_first, b_up, first, up = None, b_first, None, first
+
+    def leaf(values: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor | None:
+        if values is None:
+            return None
+        values = values * scale
+        if dtype == torch.float32:  # further bits, which the cast to bf16 rounds away
+            values = values * (1 + 2.0**-11 * (rand(*values.shape) - 0.5))
+        return values.to(dtype).requires_grad_()
+
+    of_w, of_b = 1 / (STEPS * root_k), 1 / (STEPS**2 * root_k)
+    w = FFNWeights(
+        gate_NK=leaf(first, of_w, case.dtype),
+        up_NK=leaf(up, of_w, case.dtype),
+        down_KN=leaf(normal(k, n), n**-0.5, case.dtype),
+        b_gate_N=leaf(b_first, of_b, case.dtype),
+        b_up_N=leaf(b_up, of_b, case.dtype),
+        b_down_K=leaf(normal(k) if biased_down else None, 1.0, case.dtype),
+        threshold=0.0,
+    )
+    x_MK = leaf(x, 1 / STEPS, BF16)
+    assert x_MK is not None
+    return Problem(x_MK, w, normal(m, k).bfloat16(), case.l1)
+
+
+def _integer(values: Tensor) -> Tensor:
+    """The nearest integer that bf16 holds, nearly."""
+    return values.round().bfloat16().float()
+
+
+PATTERN = ("nnz", "fired", "union")
+
+
+class Outcome(NamedTuple):
+    """What is checked: y, l1 and gradients by name; the pattern: nnz (M,), fired (N,), union ()."""
+
+    values: dict[str, Tensor]
+    pattern: tuple[Tensor, Tensor, Tensor]
+
+    def gradients(self) -> list[Tensor]:
+        """Of `Problem.inputs`."""
+        return list(self.values.values())[2:]
+
+
+def _outcome(
+    p: Problem, y_MK: Tensor, l1: Tensor, pattern: tuple[Tensor, Tensor, Tensor]
+) -> Outcome:
+    fields = zip(("x_MK", *p.w._fields), (p.x_MK, *p.w), strict=True)
+    names = [name for name, tensor in fields if isinstance(tensor, Tensor)]
+    gradients = dict(zip(names, _gradients(p, y_MK, l1, p.inputs), strict=True))
+    return Outcome({"y": y_MK.detach(), "l1": l1.detach()} | gradients, pattern)
+
+
+def _gradients(p: Problem, y_MK: Tensor, l1: Tensor, by: list[Tensor], **options: bool):
+    """Of ``Σ dy * y + p.l1 * l1``."""
+    if not p.l1:
+        return torch.autograd.grad(y_MK, by, p.dy_MK.to(y_MK.dtype), **options)
+    by_roots = (p.dy_MK.to(y_MK.dtype), torch.full_like(l1, p.l1))
+    return torch.autograd.grad((y_MK, l1), by, by_roots, **options)
+
+
+def sparse(p: Problem, capacity: int | None = None) -> Outcome:
+    """By the operators; ``capacity``: None holds any pattern."""
+    capacity = p.worst if capacity is None else capacity
+    y_MK, stats = sparse_ffn_training(p.x_MK, p.w, capacity)
+    return _outcome(p, y_MK, stats.l1_sum, (stats.nnz_M, stats.fired_N, stats.union_sum))
+
+
+class Activations(NamedTuple):
+    """The dense formula, step by step."""
+
+    first_MN: Tensor  # what goes into the relu
+    up_MN: Tensor  # without a gate the same
+    h_MN: Tensor
+    y_MK: Tensor
+    l1: Tensor
+
+
+def _forward(x_MK: Tensor, w: FFNWeights) -> Activations:
+    up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
+    first_MN = up_MN if w.gate_NK is None else F.linear(x_MK, w.gate_NK, w.b_gate_N)
+    h_MN = F.relu(first_MN) if w.gate_NK is None else F.relu(first_MN) * up_MN
+    l1 = h_MN.abs().sum(dtype=torch.promote_types(h_MN.dtype, torch.float32))
+    return Activations(first_MN, up_MN, h_MN, F.linear(h_MN, w.down_KN, w.b_down_K), l1)
+
+
+def _pattern(first_MN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    active_MN = first_MN > 0
+    padded_MN = F.pad(active_MN, (0, 0, 0, -len(active_MN) % BLOCK_TOKENS))
+    union = padded_MN.view(-1, BLOCK_TOKENS, active_MN.shape[1]).any(1).sum()
+    return active_MN.sum(1, dtype=torch.int32), active_MN.sum(0, dtype=torch.int32), union
+
+
+def dense(p: Problem) -> Outcome:
+    """The formula in bf16, as autocast would compute it."""
+    weights = (t.to(BF16) if isinstance(t, Tensor) else t for t in p.w)
+    a = _forward(p.x_MK, FFNWeights(*weights))
+    return _outcome(p, a.y_MK, a.l1, _pattern(a.first_MN))
+
+
+def exact(p: Problem) -> tuple[Outcome, dict[str, Tensor]]:
+    """The formula in float64, of what bf16 holds of the weights; and of each value its spread.
+
+    The spread is what relative errors of all terms, independent of each other, add up to: the root
+    of the sum of their squares over all elements of the value.
+    """
+    x_MK, *weights = (
+        t.detach().to(BF16).double().requires_grad_() if isinstance(t, Tensor) else t
+        for t in (p.x_MK, *p.w)
+    )
+    w = FFNWeights(*weights)
+    p, a = Problem(x_MK, w, p.dy_MK.double(), p.l1), _forward(x_MK, w)
+    d_first_MN, d_up_MN = _gradients(p, a.y_MK, a.l1, [a.first_MN, a.up_MN], retain_graph=True)
+    found = _outcome(p, a.y_MK, a.l1, _pattern(a.first_MN))
+
+    def of_products(one_AB: Tensor, other_BC: Tensor) -> Tensor:
+        return one_AB.square().sum(0) @ other_BC.square().sum(1)
+
+    gated = w.gate_NK is not None
+    squares = {
+        "y": of_products(a.h_MN, w.down_KN.t()),
+        "l1": a.h_MN.square().sum(),
+        "x_MK": of_products(d_up_MN, w.up_NK),
+        "up_NK": of_products(d_up_MN.t(), x_MK),
+        "down_KN": of_products(p.dy_MK.t(), a.h_MN),
+        "b_up_N": d_up_MN.square().sum(),
+        "b_down_K": p.dy_MK.square().sum(),
+    }
+    if gated:
+        squares["x_MK"] += of_products(d_first_MN, w.gate_NK)
+        squares["gate_NK"] = of_products(d_first_MN.t(), x_MK)
+        squares["b_gate_N"] = d_first_MN.square().sum()
+    return found, {name: squares[name].detach().sqrt() for name in found.values}
+
+
+def errors(found: Outcome, right: Outcome) -> Tensor:
+    """Of each value: the norm of what is wrong."""
+    pairs = ((value, right.values[name]) for name, value in found.values.items())
+    return torch.stack([(value.double() - true).norm() for value, true in pairs])
+
+
+# What is off, beside dense bf16's, relative to the spread. Where few terms or few elements make a
+# value, luck has a part in how their roundings add up.
+SLACK, FLOOR_OF_FEW, FLOOR = 1.25, 2.0**-6, 2.0**-9
+MANY_TERMS, MANY_ELEMENTS = 10_000, 1000
+
+
+def check(p: Problem, found: Outcome, where: object) -> float:
+    """Values as near to float64 as dense bf16 comes, the pattern the same; the largest error."""
+    right, spread = exact(p)
+    for name, own, true in zip(PATTERN, found.pattern, right.pattern, strict=True):
+        assert torch.equal(own, true), f"{where}: {name}"
+    assert found.values.keys() == right.values.keys()
+    for gradient, given in zip(found.gradients(), p.inputs, strict=True):
+        assert (gradient.dtype, gradient.shape) == (given.dtype, given.shape), where
+    scale = torch.stack(list(spread.values()))
+    own, usual = errors(found, right), errors(dense(p), right)
+    numbers = torch.stack([own, usual, scale], 1).tolist()
+    many_terms = int(right.pattern[0].sum()) >= MANY_TERMS
+    for (name, value), (error, usual_error, size) in zip(
+        right.values.items(), numbers, strict=True
+    ):
+        many = many_terms and value.numel() >= MANY_ELEMENTS
+        most = SLACK * usual_error + (FLOOR if many else FLOOR_OF_FEW) * size
+        assert error <= most, f"{where}: {name} is {error:.3g} off where {most:.3g} may be"
+    return float((own / scale.clamp(min=1e-30)).max())
+
+
+def random_case(choose: random.Random) -> Case:
+    """Mostly small, about the edges of blocks, tiles and stages, and in between."""
+    most = choose.choice([1, 8, 64, 65, 128, 200, 700, 700, 3000])
+    m = choose.choice([choose.randint(1, most), 64 * choose.randint(1, 4) + choose.choice((-1, 1))])
+    k = 8 * choose.randint(1, choose.choice([1, 8, 40, 70, 130]))
+    n = 8 * choose.randint(1, choose.choice([1, 4, 33, 64, 300]))
+    return Case(
+        m,
+        k,
+        n,
+        kind=choose.choice(KINDS),
+        density=choose.choice([0.0005, 0.005, 0.03, 0.2, 0.5, 0.9]),
+        gated=choose.random() < 0.7,
+        biases=(choose.random() < 0.3, False, choose.random() < 0.4),
+        dtype=choose.choice([BF16, torch.float32]),
+        l1=choose.choice([0.0, 2**-7, 1.0]),
+    )
+
+
+@pytest.mark.timeout(600)
+def test_fuzz():
+    seed = int(os.environ.get("SPARSELLM_FUZZ_SEED", "0"))
+    largest = 0.0
+    for number in range(FUZZ_CASES):
+        choose = random.Random(f"{seed}/{number}")
+        case = random_case(choose)
+        p = problem_of(case, choose.randrange(2**31))
+        with poisoned():
+            found = sparse(p)
+            needed = int(found.pattern[2])
+            capacity = choose.choice([0, needed // 2, max(needed - 1, 0), needed, p.worst])
+            again = sparse(p, capacity)
+        where = f"case {number}: {case}, capacity {capacity} for {needed}"
+        largest = max(largest, check(p, found, where))
+        assert_same(found, again, where)
+    print(f"{FUZZ_CASES} cases, largest error {largest:.2e}")
+
+
+def assert_same(one: Outcome, other: Outcome, where: object = "") -> None:
+    """To the bit."""
+    assert one.values.keys() == other.values.keys()
+    pairs = [(name, value, other.values[name]) for name, value in one.values.items()]
+    pairs += zip(PATTERN, one.pattern, other.pattern, strict=True)
+    for name, a, b in pairs:
+        assert torch.equal(a, b), f"{where}: {name} differs by {(a.double() - b.double()).norm()}"
+
+
+@pytest.mark.parametrize("kind", ["uniform", "topics", "all"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_biases_have_gradients(gated, kind):
+    # No L1: the sum of up and its bias may be rounded across zero, where |h| has none.
+    p = problem_of(Case(700, 264, 776, kind, 0.05, gated, (True, True, True), l1=0.0))
+    with poisoned():
+        found = sparse(p)
+        assert_same(found, sparse(p, 10))
+    check(p, found, kind)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("m", [70_000, 131_112])
+def test_more_tokens_than_16_bits_count(m, gated):
+    for kind in ("skewed", "first tokens"):
+        p = problem_of(Case(m, 64, 136, kind, density=0.03, gated=gated))
+        check(p, sparse(p, 2 * m), kind)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_same_bits_every_time(gated):
+    for kind, density in (("skewed", 0.02), ("all", 0.5)):
+        p = problem_of(Case(6000, 520, 1032, kind, density, gated, dtype=torch.float32))
+        first = sparse(p)
+        for _ in range(8):
+            assert_same(first, sparse(p), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_capacity_that_is_too_small_changes_no_bit(gated, kind):
+    p = problem_of(Case(1500, 264, 776, kind, density=0.05, gated=gated, dtype=torch.float32))
+    with poisoned():
+        right = sparse(p)
+        needed = int(right.pattern[2])
+        for capacity in sorted({0, 1, 64, needed // 3, needed - 1, needed, needed + 1, p.worst}):
+            if 0 <= capacity <= p.worst:
+                assert_same(right, sparse(p, capacity), f"capacity {capacity} for {needed}")
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_nothing_of_all_tokens_and_neurons_is_kept_for_backward(gated):
+    m, k, n = 16_384, 128, 4096
+    p = problem_of(Case(m, k, n, density=0.0005, gated=gated, dtype=torch.float32))
+    capacity = int(sparse(p).pattern[2]) + 1000
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    y_MK, stats = sparse_ffn_training(p.x_MK, p.w, capacity)
+    kept = torch.cuda.memory_allocated() - before
+    column = 2 * BLOCK_TOKENS * (2 if gated else 1) + 4 + 8  # gate and up, neuron, mask
+    y_and_weights, statistics = 2 * k * (m + 3 * n), 4 * (m + n)
+    allowed = capacity * column + y_and_weights + statistics + 2**20
+    assert allowed < m * n / 2  # bytes: no such matrix
+    assert kept <= allowed, f"{kept:,} bytes for {capacity:,} columns"
+    assert int(stats.union_sum) <= capacity
+    torch.autograd.grad((y_MK, stats.l1_sum), p.inputs, (p.dy_MK, torch.ones_like(stats.l1_sum)))
+    del y_MK, stats
+    assert torch.cuda.memory_allocated() - before <= 2**20
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("gated", [True, False])
+def test_whatever_lies_in_memory_as_it_likes(gated, dtype):
+    p = problem_of(Case(300, 264, 520, "skewed", 0.1, gated, (True, True, True), dtype))
+    right = sparse(p)
+
+    def transposed(tensor: Tensor) -> Tensor:
+        view = tensor.detach().t().contiguous().t()
+        return view.requires_grad_()
+
+    weights = [t if t is None or t.ndim < 2 else transposed(t) for t in p.w[:-1]]
+    turned = Problem(transposed(p.x_MK), FFNWeights(*weights, 0.0), p.dy_MK, p.l1)
+    assert not turned.w.up_NK.is_contiguous()
+    assert_same(right, sparse(turned), "x and weights")
+    assert_same(right, sparse(p._replace(dy_MK=transposed(p.dy_MK))), "dy")
+    wide = torch.stack([p.x_MK.detach(), p.x_MK.detach()], 2)[..., 1].requires_grad_()
+    assert_same(right, sparse(p._replace(x_MK=wide)), "every other value")
+    # The gradient of a sum is one number, expanded.
+    y_MK, _ = sparse_ffn_training(p.x_MK, p.w, p.worst)
+    found = torch.autograd.grad(y_MK.sum(), p.inputs)
+    expected = sparse(p._replace(dy_MK=torch.ones_like(p.dy_MK), l1=0.0)).gradients()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.timeout(600)
+def test_compiled_with_weights_as_transposed_views():
+    p = problem_of(Case(300, 264, 520, "skewed", 0.1, dtype=torch.float32))
+    weights = [t if t is None else t.detach().t().contiguous().t() for t in p.w[:-1]]
+    turned = p._replace(w=FFNWeights(*(t if t is None else t.requires_grad_() for t in weights), 0))
+
+    def run(x_MK: Tensor, w: FFNWeights):
+        y_MK, stats = sparse_ffn_training(x_MK, w, p.worst)
+        return y_MK, stats.l1_sum, (stats.nnz_M, stats.fired_N, stats.union_sum)
+
+    compiled = torch.compile(run, fullgraph=True)
+    assert_same(sparse(p), _outcome(turned, *compiled(turned.x_MK, turned.w)))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_no_tokens_at_all(gated):
+    p = problem_of(Case(0, 64, 136, gated=gated, biases=(True, True, True)))
+    found = sparse(p)
+    assert found.values["y"].shape == (0, 64)
+    assert not any(tensor.any() for tensor in (*found.values.values(), *found.pattern))
+    assert [t.shape for t in found.gradients()] == [t.shape for t in p.inputs]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_half_of_the_loss_and_half_of_the_weights(gated):
+    p = problem_of(Case(300, 264, 520, "skewed", 0.1, gated, l1=1.0))
+    y_MK, stats = sparse_ffn_training(p.x_MK, p.w, p.worst)
+    [by_y] = torch.autograd.grad(y_MK, p.w.up_NK, p.dy_MK, retain_graph=True)
+    [by_l1] = torch.autograd.grad(stats.l1_sum, p.w.up_NK)
+    whole = sparse(p).values["up_NK"].double()
+    assert float((by_y.double() + by_l1.double() - whole).norm() / whole.norm()) < 1e-2
+    assert torch.equal(by_y, sparse(p._replace(l1=0.0)).values["up_NK"])
+    frozen = p.w._replace(down_KN=p.w.down_KN.detach())
+    y_MK, stats = sparse_ffn_training(p.x_MK.detach(), frozen, p.worst)
+    [alone] = torch.autograd.grad(y_MK, p.w.up_NK, p.dy_MK)
+    assert torch.equal(alone, by_y)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_under_autocast_fp32_weights_have_unrounded_gradients(gated):
+    p = problem_of(Case(500, 264, 776, "topics", 0.05, gated, dtype=torch.float32))
+    right = sparse(p)
+    wide = p._replace(x_MK=p.x_MK.detach().float().requires_grad_())
+    with torch.autocast(DEVICE.type, BF16):
+        y_MK, stats = sparse_ffn_training(wide.x_MK, wide.w, wide.worst)
+    pattern = (stats.nnz_M, stats.fired_N, stats.union_sum)
+    found = _outcome(wide, y_MK, stats.l1_sum, pattern)
+    assert (y_MK.dtype, stats.l1_sum.dtype) == (BF16, torch.float32)
+    assert found.values["x_MK"].dtype == torch.float32
+    right.values["x_MK"] = right.values["x_MK"].float()
+    assert_same(right, found)
+    gradient = found.values["up_NK"]
+    assert gradient.dtype == torch.float32
+    assert not torch.equal(gradient, gradient.bfloat16().float())
+
+
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_recomputation_changes_no_bit(share):
+    p = problem_of(Case(500, 264, 776, "topics", 0.05, dtype=torch.float32))
+    capacity = int(share * p.worst)
+
+    def run(x_MK: Tensor):
+        return sparse_ffn_training(x_MK, p.w, capacity)
+
+    y_MK, stats = checkpoint(run, p.x_MK, use_reentrant=False)
+    pattern = (stats.nnz_M, stats.fired_N, stats.union_sum)
+    assert_same(sparse(p), _outcome(p, y_MK, stats.l1_sum, pattern))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("capacity", ["none", "all"])
+def test_operators_are_what_they_say(gated, capacity):
+    # What is beyond the columns that are filled is anything: here none are, or all.
+    p = problem_of(Case(70, 64, 136, "all", gated=gated, dtype=torch.float32))
+    columns = p.worst if capacity == "all" else 0
+    arguments = (p.x_MK, *p.w[:-1])
+    torch.library.opcheck(sparse_ffn_forward, (*arguments, columns))
+    y_MK, l1_sum, _, _, *saved = sparse_ffn_forward(*arguments, columns)
+    detached = [t.detach() if torch.is_tensor(t) else t for t in (y_MK, l1_sum, *arguments)]
+    torch.library.opcheck(sparse_ffn_backward, (*detached, *saved))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_whole(gated, mode):
+    p = problem_of(Case(500, 264, 776, "topics", 0.05, gated, dtype=torch.float32))
+    right = sparse(p)
+    capacities = [p.worst, p.worst // 2, 1000, 10]
+    if mode == "reduce-overhead":  # a CUDA graph cannot look whether the pattern fits
+        capacities = [p.worst] * 4
+
+    def run(x_MK: Tensor, w: FFNWeights, capacity: int):
+        # Something to compile around the operators, exact however it is fused.
+        y_MK, stats = sparse_ffn_training(x_MK * 2 / 2, w, capacity)
+        return y_MK * 2 / 2, stats.l1_sum, (stats.nnz_M, stats.fired_N, stats.union_sum)
+
+    torch.compiler.reset()
+    compiled = torch.compile(run, fullgraph=True, mode=mode)
+    for capacity in capacities:
+        torch.compiler.cudagraph_mark_step_begin()
+        assert_same(right, _outcome(p, *compiled(p.x_MK, p.w, capacity)), f"capacity {capacity}")
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_in_a_cuda_graph_with_new_inputs(gated):
+    case = Case(700, 264, 776, "topics", 0.05, gated, (False, False, True), torch.float32)
+    p, others = problem_of(case), [problem_of(case._replace(kind=kind), 1) for kind in KINDS]
+    expected = [sparse(other) for other in others]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            sparse(p)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        found = sparse(p)
+    for other, right in zip(others, expected, strict=True):
+        with torch.no_grad():
+            for own, new in zip((*p.inputs, p.dy_MK), (*other.inputs, other.dy_MK), strict=True):
+                own.copy_(new)
+        for _ in range(2):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert_same(right, found)
+
+
+def test_on_other_streams_several_at_a_time():
+    problems = [
+        problem_of(Case(m, 264, 1032, kind, 0.05, gated=m != 300), m)
+        for m, kind in zip((16, 300, 1000, 2000), KINDS, strict=False)
+    ]
+    right = [sparse(p) for p in problems]
+    streams = [torch.cuda.Stream() for _ in problems]
+    torch.cuda.synchronize()
+    for share in (1.0, 1.0, 0.01, 1.0, 0.01):
+        found = []
+        for p, stream in zip(problems, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(sparse(p, int(share * p.worst)))
+        torch.cuda.synchronize()
+        for index, (one, other) in enumerate(zip(right, found, strict=True)):
+            assert_same(one, other, index)
+
+
+def test_on_a_device_that_is_not_current():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    p = problem_of(Case(500, 264, 776, "topics", 0.05))
+    right = sparse(p)
+    x_MK, *weights = (
+        t.detach().to("cuda:1").requires_grad_() if isinstance(t, Tensor) else t
+        for t in (p.x_MK, *p.w)
+    )
+    other = Problem(x_MK, FFNWeights(*weights), p.dy_MK.to("cuda:1"), p.l1)
+    assert torch.cuda.current_device() == 0
+    for capacity in (p.worst, 10):
+        found = sparse(other, capacity)
+        values = {name: value.to(DEVICE) for name, value in found.values.items()}
+        assert_same(right, Outcome(values, tuple(t.to(DEVICE) for t in found.pattern)))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_module_computes_the_same_by_either_path(gated):
+    torch.manual_seed(0)
+    ffn = SparseFFN(264, 776, gated=gated).to(DEVICE)
+    with torch.no_grad():  # most gates are silent
+        ffn.pattern_weight[:, 0] = -1.0
+    x_BTK = torch.randn(3, 170, 264, device=DEVICE)
+    x_BTK[..., 0] = 1.0
+    outcomes = {}
+    for kernels in ("dense", "sparse"):
+        ffn.use_kernels(kernels)
+        for dtype in (BF16, torch.float64) if kernels == "dense" else (BF16,):
+            own = ffn.double() if dtype == torch.float64 else ffn.float()
+            with torch.autocast(DEVICE.type, BF16, enabled=dtype == BF16):
+                y_BTK, stats = own.forward_with_stats(x_BTK.to(own.up_proj.weight.dtype))
+            own.zero_grad()
+            (y_BTK.double().square().sum() + stats.l1_sum).backward()
+            gradients = [p.grad.clone() for p in own.parameters()]
+            values = [y_BTK.detach(), stats.l1_sum.detach(), *gradients]
+            outcomes[kernels, dtype] = (values, [t.detach() for t in stats])
+            assert y_BTK.shape == x_BTK.shape
+    exact = outcomes["dense", torch.float64][0]
+
+    def wrong(kernels: str) -> list[float]:
+        found = outcomes[kernels, BF16][0]
+        pairs = zip(found, exact, strict=True)
+        return [float((own.double() - true).norm() / true.norm()) for own, true in pairs]
+
+    for own, usual in zip(wrong("sparse"), wrong("dense"), strict=True):
+        assert own <= SLACK * usual + FLOOR
+    # A gate within rounding of zero may fire or not.
+    for own, usual in zip(outcomes["sparse", BF16][1], outcomes["dense", BF16][1], strict=True):
+        assert float((own.double() - usual.double()).abs().sum() / usual.double().sum()) < 1e-3
+    ffn.float()
+    with torch.no_grad(), torch.autocast(DEVICE.type, BF16):
+        assert ffn.capacity_for(510) == 0
+        assert torch.equal(ffn(x_BTK), outcomes["sparse", BF16][0][0])

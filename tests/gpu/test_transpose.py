@@ -1,0 +1,79 @@
+"""The transpose of weights: the same bits as PyTorch's, at every tail and type."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from sparsellm.kernels import transpose
+from sparsellm.kernels.transpose import transposed
+
+pytestmark = pytest.mark.gpu
+BF16, FP32 = torch.bfloat16, torch.float32
+TYPES = [(BF16, BF16), (FP32, BF16), (FP32, FP32)]
+SHAPES = [(8, 8), (64, 64), (72, 136), (2048, 5632), (5632, 2048), (8, 65536), (65536, 8)]
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch):
+    """What is launched; memory is poisoned."""
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("the kernels need an Ampere GPU or a newer one")
+    launched = []
+    load_for = transpose.load_for
+
+    def load(stem, like):
+        launched.append(stem)
+        return load_for(stem, like)
+
+    monkeypatch.setattr(transpose, "load_for", load)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield launched
+    torch.use_deterministic_algorithms(False)
+
+
+def _matrix(rows, columns, dtype):
+    """Random; some values are not finite, some on the border between two of bf16."""
+    generator = torch.Generator("cuda").manual_seed(rows + columns)
+    matrix = torch.randn(rows, columns, device="cuda", generator=generator)
+    kind = torch.randint(40, matrix.shape, device="cuda", generator=generator)
+    for number, value in enumerate((float("inf"), -0.0, 1e-45, 1 + 2.0**-8, 3.4e38)):
+        matrix[kind == number] = value
+    return matrix.to(dtype)
+
+
+def _fuzz(count):
+    draw = random.Random(0)
+    return [(8 * draw.randint(1, 100), 8 * draw.randint(1, 100)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("given", "wanted"), TYPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *_fuzz(20)], ids=str)
+def test_equals_pytorch_to_the_bit(shape, given, wanted, kernel):
+    matrix = _matrix(*shape, given)
+    found, expected = transposed(matrix, wanted), matrix.t().to(wanted).contiguous()
+    assert kernel == ["transpose"]
+    assert found.is_contiguous()
+    assert found.dtype == wanted
+    bits = torch.int16 if wanted == BF16 else torch.int32
+    assert torch.equal(found.view(bits), expected.view(bits))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        lambda: _matrix(64, 128, FP32)[:, ::2],
+        lambda: _matrix(64, 64, BF16).flatten()[4:516].view(8, 64),  # not aligned to 16 bytes
+        lambda: _matrix(12, 64, BF16),
+        lambda: _matrix(64, 64, torch.float16),
+        lambda: _matrix(64, 64, BF16)[:0],
+    ],
+    ids=["strided", "unaligned", "odd", "float16", "empty"],
+)
+def test_pytorch_takes_what_the_kernel_does_not(matrix, kernel):
+    matrix = matrix()
+    assert torch.equal(transposed(matrix, BF16), matrix.t().to(BF16))
+    assert kernel == []

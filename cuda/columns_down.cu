@@ -9,7 +9,7 @@ struct ColumnsDown {
   const uint32* member;
   const bf16 *d_up, *w_up, *d_gate, *w_gate;  // the latter two: null without a gate
 
-  static constexpr int row_warps = 4;
+  static constexpr bool rare = false;
 
   __device__ int num_sources() const { return d_gate == nullptr ? 1 : 2; }
   __device__ const uint32* members(int block) const { return member + offset[block]; }

@@ -10,7 +10,7 @@
 //   columns(source, block)       64 values for each member, 16-byte aligned
 //   place(m, i)                  where among them those of member i begin, whose word is m
 //   weights(source)              (N, K), a row a neuron
-//   row_warps                    warps that gather: of the four, the others fill in the columns
+//   rare                         whether L2 had better keep the weights than the columns
 #pragma once
 #include "gather.cuh"
 
@@ -32,33 +32,31 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
                                              uint32 own, const char* from_w, uint32 row_bytes,
                                              uint32 column, uint32 columns, const bf16* from_h,
                                              int first, int present) {
-  // A warp copies every fourth row, or every third, its 1024 bytes in two halves.
-  constexpr int warps = Op::row_warps, turns = warps == 4 ? 2 : 8;  // until row % 8 comes again
+  // A warp copies every fourth row, its 1024 bytes in two halves.
   const uint32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint32 to_row[turns];
+  const uint32 to_even = lane / 8 * panel_bytes + swizzled(warp, lane % 8);
+  const uint32 to_odd = lane / 8 * panel_bytes + swizzled(warp + 4, lane % 8);
 #pragma unroll
-  for (int i = 0; i < turns; ++i)
-    to_row[i] = lane / 8 * panel_bytes + warp * 128 + ((lane % 8 ^ (warps * i + warp) % 8) << 4);
-#pragma unroll
-  for (int i = 0; i < (stage_entries + warps - 1) / warps; ++i) {
-    const int row = warps * i + warp;
-    if (stage_entries % warps != 0 && row >= stage_entries) break;
+  for (int i = 0; i < stage_entries / 4; ++i) {
+    const int row = 4 * i + warp;
     const uint32 neuron = op.neuron(__shfl_sync(~0u, own, row));
     const char* source = from_w + static_cast<uint64>(neuron) * row_bytes;
-    const uint32 to = stage_w + to_row[i % turns] + i * warps * 128;
+    const uint32 to = stage_w + (i % 2 == 0 ? to_even : to_odd) + i / 2 * 1024;
     const bool left = whole || (row < present && column < columns);
     const bool right = whole || (row < present && column + unit_columns / 2 < columns);
     copy16_async(to, source, left ? 16 : 0);
     copy16_async(to + 4 * panel_bytes, source + unit_columns, right ? 16 : 0);
   }
-  if (warps < gather_threads / 32) return;
   const uint32 h_row = threadIdx.x / 8, to_h = stage_h + swizzled(h_row, threadIdx.x % 8);
 #pragma unroll
   for (int i = 0; i < stage_entries * 8 / gather_threads; ++i) {
     const int row = i * (gather_threads / 8) + h_row;
     const uint32 place = op.place(__shfl_sync(~0u, own, row), first + row);
-    copy16_async(to_h + i * (gather_threads / 8) * 128, from_h + place,
-                 whole || row < present ? 16 : 0);
+    const uint32 to = to_h + i * (gather_threads / 8) * 128, bytes = whole || row < present ? 16 : 0;
+    if (Op::rare)
+      copy16_async(to, from_h + place, bytes, evict_first());
+    else
+      copy16_async(to, from_h + place, bytes);
   }
 }
 
@@ -185,19 +183,16 @@ __device__ void multiply(Shared& shared, int num_sources, int m, int k, int unit
   }
 }
 
-// How a kernel begins.
-//
-// threads: of a block, all of which walk over the work units.
-// arrivals: when a stage is full.
-__device__ __forceinline__ Shared& begin(int threads, int arrivals) {
+// How a kernel of `block_threads` threads begins.
+__device__ __forceinline__ Shared& begin() {
   extern __shared__ unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
-      barrier_init(&shared.full[stage], arrivals);
+      barrier_init(&shared.full[stage], gather_threads);
       barrier_init(&shared.empty[stage], 2);
     }
-    shared.queue.init(threads);
+    shared.queue.init();
     barrier_init_fence();
   }
   __syncthreads();
@@ -208,11 +203,11 @@ __device__ __forceinline__ Shared& begin(int threads, int arrivals) {
 
 constexpr int gather_registers = 88, multiply_registers = 208;
 
-// The body of a kernel of `block_threads` threads: y ← the sums + bias (or null).
+// The body of a kernel: y ← the sums + bias (or null).
 template <typename Op>
 __device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int k,
                                     const uint2* order, uint32* control, bf16* y_MK) {
-  Shared& shared = begin(block_threads, gather_threads);
+  Shared& shared = begin();
   const int units_k = (k + unit_columns - 1) / unit_columns;
   const int blocks = (m + block_tokens - 1) / block_tokens;
   if (threadIdx.x < gather_threads) {

@@ -1,6 +1,5 @@
-// fill_pieces: the non-zeros of each piece of group_columns, for weight_grad, which reads them once for
-// every 512 columns of x and of dy (weight_grad.cuh has the result). Their order within a stage
-// differs from run to run; as each has a place of its own there, no sum does.
+// fill_pieces: the values of the pieces of group_columns as small dense matrices, for weight_grad,
+// which reads them once for every 512 columns of x and of dy (weight_grad.cuh has the result).
 //
 // A block of threads a piece, and then another. Eight lanes a column: 16 bytes of each matrix, where
 // one of their tokens fires.
@@ -11,9 +10,7 @@ constexpr int num_threads = 256, column_lanes = 8, lane_tokens = block_tokens / 
 constexpr int batch = num_threads / column_lanes;  // columns at once
 
 struct alignas(128) Shared {
-  Pair pair[piece_stages][stage_pairs];
-  uint32 count[piece_stages];
-  uint64 first_pair;  // of the piece, in memory
+  bf16 values[piece_rows * 3 * group_neurons];
   int token[piece_rows];
   int sum[num_threads / 32];
   // Of the unit that a piece is of: its first piece, its first in `piece`, its group's rows, its own
@@ -102,7 +99,7 @@ __device__ __forceinline__ void load_part(const Matrices& m, const Member& membe
 __device__ __forceinline__ void scatter(Shared& shared, bool gated, const Part& in, int part,
                                         int first_row) {
   if (in.fires == 0) return;
-  const uint32 neuron = in.where % group_neurons;
+  const int neuron = in.where % group_neurons, matrices = gated ? 3 : 2;
   const int block = (in.where >> 5) * block_tokens;
   const int base = in.row - first_row;
 #pragma unroll
@@ -111,12 +108,15 @@ __device__ __forceinline__ void scatter(Shared& shared, bool gated, const Part& 
     if ((in.fires >> token % 32 & 1) == 0) continue;
     const int row = base + __popc(in.tokens & ((1u << token % 32) - 1));
     if (static_cast<uint32>(row) >= piece_rows) continue;  // of the piece before or after
-    const int stage = row / stage_rows;
+    bf16* to = shared.values + row * matrices * group_neurons + neuron;
     const uint32 up = in.up.at(i);
-    const uint32 h = gated ? pack_bf16(bf16_low(in.gate.at(i)) * bf16_low(up), 0.0f) : up;
-    shared.pair[stage][atomicAdd(shared.count + stage, 1)] =
-        Pair{(gated ? in.d_gate.at(i) : 0) | in.d_up.at(i) << 16,
-             h | (neuron * stage_rows + row % stage_rows) << 16};
+    if (gated) {
+      to[0] = in.d_gate.at(i);
+      to += group_neurons;
+    }
+    to[0] = in.d_up.at(i);
+    to[group_neurons] =
+        gated ? pack_bf16(bf16_low(in.gate.at(i)) * bf16_low(up), 0.0f) : up;
     shared.token[row] = block + token;
   }
 }
@@ -124,7 +124,9 @@ __device__ __forceinline__ void scatter(Shared& shared, bool gated, const Part& 
 // One piece: members [from, to).
 __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Member* member,
                                      uint2 members, int first_row, int rows, uint32* token_out,
-                                     uint64* stage_out, uint64* num_pairs, Pair* pairs) {
+                                     uint4* out) {
+  const int words = piece_rows * (m.gated ? 3 : 2) * group_neurons * 2 / 16;
+  uint4* values = reinterpret_cast<uint4*>(shared.values);
   const int part = threadIdx.x % column_lanes, to = members.y;
   int at = members.x + threadIdx.x / column_lanes;
   constexpr int burst = 2;
@@ -134,7 +136,7 @@ __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Me
     own[i].fires = 0;
     if (at + i * batch < to) load_part(m, member[at + i * batch], part, own[i]);
   }
-  if (threadIdx.x < piece_stages) shared.count[threadIdx.x] = 0;
+  for (int i = threadIdx.x; i < words; i += num_threads) values[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
   while (true) {
 #pragma unroll
@@ -148,27 +150,16 @@ __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Me
     }
   }
   __syncthreads();
-  const uint32 count[piece_stages] = {shared.count[0], shared.count[1]};
-  if (threadIdx.x == 0) {
-    const uint64 first = atomicAdd(num_pairs, static_cast<uint64>(count[0] + count[1]));
-    stage_out[0] = stage_of(first, count[0]);
-    stage_out[1] = stage_of(first + count[0], count[1]);
-    shared.first_pair = first;
-  }
+  for (int i = threadIdx.x; i < words; i += num_threads) out[i] = values[i];
   const int row = threadIdx.x;
   if (row < rows) token_out[row] = shared.token[row];
-  __syncthreads();
-  Pair* const out = pairs + shared.first_pair;
-  for (uint32 i = threadIdx.x; i < count[0]; i += num_threads) out[i] = shared.pair[0][i];
-  for (uint32 i = threadIdx.x; i < count[1]; i += num_threads)
-    out[count[0] + i] = shared.pair[1][i];
 }
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(num_threads, 4)
     fill_pieces(const bf16* d_gate, const bf16* d_up, const bf16* gate, const bf16* up, int gated,
                 const Member* member, const uint2* piece, const Unit* unit, const uint32* control,
-                int* piece_first, uint32* piece_token, uint64* stage, uint64* num_pairs, Pair* pairs) {
+                int* piece_first, uint32* piece_token, bf16* piece_values) {
   extern __shared__ __align__(128) unsigned char raw[];
   await_previous_kernel();
   Shared& shared = *reinterpret_cast<Shared*>(raw);
@@ -199,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 4)
     before = 0;
     look_at(0);
   }
+  const int matrices = gated ? 3 : 2;
   for (int at = blockIdx.x; at < pieces; at += gridDim.x) {
     while (at >= total) {
       before = total;
@@ -214,7 +206,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 4)
     const int done = at - shared.first, first_row = shared.first_row + done * piece_rows;
     fill(shared, m, member, piece[shared.piece + done], first_row,
          min(piece_rows, shared.rows - first_row), piece_token + static_cast<uint64>(at) * piece_rows,
-         stage + at * piece_stages, num_pairs, pairs);
+         reinterpret_cast<uint4*>(piece_values + static_cast<uint64>(at) * piece_rows * matrices *
+                                                     group_neurons));
     __syncthreads();
   }
 }

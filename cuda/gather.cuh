@@ -45,10 +45,10 @@ struct UnitQueue {
   uint64 full[depth], empty[depth];
 
   // One thread, before the block's first barrier.
-  __device__ void init(int threads) {
+  __device__ void init() {
     for (int i = 0; i < depth; ++i) {
       barrier_init(&full[i], 1);
-      barrier_init(&empty[i], threads - 1);
+      barrier_init(&empty[i], block_threads - 1);
     }
   }
 };

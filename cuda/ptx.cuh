@@ -135,6 +135,19 @@ __device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32
                : "memory");
 }
 
+// What L2 is to give up first: data that is read once in a long while, beside data that is read often.
+__device__ __forceinline__ uint64 evict_first() {
+  uint64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32 bytes,
+                                             uint64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(from), "r"(bytes), "l"(policy)
+               : "memory");
+}
+
 // Arrives at the barrier once all copies that this thread has issued so far are done.
 __device__ __forceinline__ void copy_arrive(uint64* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(smem_address(barrier))

@@ -11,7 +11,7 @@ struct UnionDown {
   __device__ uint64 base(int block) const {
     return static_cast<uint64>(block) * tiles_n * tile_neurons;
   }
-  static constexpr int row_warps = 4;
+  static constexpr bool rare = false;
 
   __device__ int num_sources() const { return 1; }
   __device__ const uint32* members(int block) const { return entry + base(block); }

@@ -169,7 +169,7 @@ __device__ __forceinline__ void run(const Op& op, const TensorMap& x_MK, const b
       barrier_init(&shared.full[stage], gather_threads + 1);
       barrier_init(&shared.empty[stage], 2);
     }
-    shared.queue.init(block_threads);
+    shared.queue.init();
     barrier_init_fence();
   }
   __syncthreads();

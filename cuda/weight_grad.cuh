@@ -11,19 +11,17 @@
 //   control   [2]                    uint32   see below; zeroed
 //   progress  [1 + most_parts * slices]  uint32   of weight_grad alone, see below; zeroed
 //
-// and fill_pieces to weight_grad: the pieces' non-zeros, by stages of 32 rows, the pieces of one unit
-// after those of the one before.
+// and fill_pieces to weight_grad: the pieces' values, those of one unit after those of the one before.
 //
 //   piece_first  [groups + most_parts]      int32  the first piece of each unit
 //   piece_token  [pieces][64]               uint32 the row of x and dy, where there is one
-//   stage        [pieces][2]                uint64 first in `pairs` << 12 | how many: see stage_of
-//   pairs        [non-zeros]                Pair
+//   piece_values [pieces][64][3][32]        bf16   d_gate, d_up and gate · up of the row's token and
+//                                                  the neurons (without a gate, two: d_up and up);
+//                                                  zero where it does not fire
 #pragma once
 #include "union.cuh"
 
 constexpr int group_neurons = 32, piece_rows = 64;
-constexpr int stage_rows = 32, piece_stages = piece_rows / stage_rows;
-constexpr int stage_pairs = stage_rows * group_neurons;  // at most
 
 // A group with many rows is cut into parts, whose sums meet in memory: room for so many.
 constexpr int most_parts = 60;
@@ -49,14 +47,3 @@ struct alignas(16) Unit {
 // group's parts are done.
 constexpr int total_units = 0, groups_planned = 1;
 constexpr int next_unit = 0, arrived = 1;
-
-// A non-zero of a stage, and the gradients there.
-struct alignas(8) Pair {
-  uint32 d;     // d_up << 16 | d_gate
-  uint32 h_at;  // (neuron of the group * 32 + row of the stage) << 16 | gate · up, without a gate up
-};
-
-__device__ __forceinline__ uint64 stage_of(uint64 first, uint32 pairs) { return first << 12 | pairs; }
-__device__ __forceinline__ uint64 first_pair(uint64 stage) { return stage >> 12; }
-__device__ __forceinline__ int num_pairs(uint64 stage) { return stage & 0xfff; }
-static_assert(stage_pairs < 1 << 12, "");

@@ -15,13 +15,13 @@ struct Arguments {
   const Unit* unit;
   const int* piece_first;
   const uint32* piece_token;
-  const uint64* stage;
-  const Pair* pairs;
+  const bf16* piece_values;
   uint32* progress;
   float* sums;
   bool as_float;
   void *out_gate, *out_up, *out_down;
 
+  __device__ int row_values() const { return (gated ? 3 : 2) * group_neurons; }
   __device__ bool of_x(int slice) const { return slice < slices; }
   // Two matrices of values at once: those of gate and up, which meet the same rows of x.
   __device__ bool twice(int slice) const { return gated && of_x(slice); }

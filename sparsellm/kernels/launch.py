@@ -19,7 +19,6 @@ import torch
 
 _ALLOW_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h
 _MOST_PARAMETER_BYTES = 4096
-_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT of cuda.h
 
 # What `struct` makes of an argument.
 _CODES: dict[type, str] = {
@@ -59,6 +58,7 @@ class _Local(threading.local):
         self.pointers: dict[tuple[type, ...], ctypes.Array[ctypes.c_void_p]] = {}
         self.config = _Config((1, 1, 1), (1, 1, 1))
         self.config.attributes = ctypes.pointer(_Attribute(_ALLOW_OVERLAP, value=1))
+        self.entered = False  # a context
 
     def pointers_to(self, types: tuple[type, ...]) -> ctypes.Array[ctypes.c_void_p]:
         """Where the driver finds each of the packed arguments."""
@@ -133,10 +133,10 @@ def launch(  # noqa: PLR0917
     config.grid[0], config.block[0] = grid, threads
     config.shared_bytes, config.stream, config.num_attributes = shared_bytes, stream, overlap
     pointers = ctypes.addressof(_local.pointers_to(types))
-    result = _launcher()(ctypes.addressof(config), function, pointers, None)
-    if result == _INVALID_CONTEXT:  # the first call to CUDA of this thread: one of autograd's, say
+    if not _local.entered:  # it may be the first that a thread, of autograd's say, asks of CUDA
         _enter_context()
-        result = _launcher()(ctypes.addressof(config), function, pointers, None)
+        _local.entered = True
+    result = _launcher()(ctypes.addressof(config), function, pointers, None)
     if result != 0:
         raise RuntimeError(
             f"the driver refused a launch of {grid} blocks of {threads} threads with "

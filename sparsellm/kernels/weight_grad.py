@@ -170,8 +170,7 @@ def sum_groups(  # noqa: PLR0917
             groups.control.data_ptr(),
             pieces.first.data_ptr(),
             pieces.token.data_ptr(),
-            pieces.stage.data_ptr(),
-            pieces.pairs.data_ptr(),
+            pieces.values.data_ptr(),
             groups.progress.data_ptr(),
             sums.data_ptr(),
             np.int32(d_gate is not None),
@@ -187,12 +186,11 @@ def sum_groups(  # noqa: PLR0917
 
 @dataclass(frozen=True)
 class _Pieces:
-    """The pieces' non-zeros; ``cuda/weight_grad.cuh`` says how."""
+    """The pieces' values; ``cuda/weight_grad.cuh`` says how."""
 
     first: Tensor  # (groups + 60,) int32
     token: Tensor  # (pieces, 64) int32
-    stage: Tensor  # (pieces, 2) int64
-    pairs: Tensor  # (64 · C,) int64
+    values: Tensor  # (pieces, 64, 3 or 2, 32) bfloat16, and 32 more that are read and not used
 
 
 def _fill_pieces(
@@ -201,15 +199,14 @@ def _fill_pieces(
     kernel, stream = load_for("fill_pieces", d_up)
     num_units = groups.unit.shape[0]
     num_groups, capacity = num_units - _MOST_PARTS, groups.member.shape[0]
+    matrices = 2 if d_gate is None else 3
     # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
     most = min(num_groups * -(-num_tokens // BLOCK_TOKENS), capacity + num_groups)
     pieces = _Pieces(
         torch.empty(num_units, dtype=torch.int32, device=d_up.device),
         torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device),
-        torch.empty(most, 2, dtype=torch.int64, device=d_up.device),
-        torch.empty(capacity * BLOCK_TOKENS, dtype=torch.int64, device=d_up.device),
+        d_up.new_empty(most * BLOCK_TOKENS * matrices * _GROUP_NEURONS + _GROUP_NEURONS),
     )
-    num_pairs = torch.zeros(1, dtype=torch.int64, device=d_up.device)
     kernel.launch(
         min(most, kernel.num_multiprocessors * _FILL_BLOCKS),
         _FILL_THREADS,
@@ -225,9 +222,7 @@ def _fill_pieces(
             groups.control.data_ptr(),
             pieces.first.data_ptr(),
             pieces.token.data_ptr(),
-            pieces.stage.data_ptr(),
-            num_pairs.data_ptr(),
-            pieces.pairs.data_ptr(),
+            pieces.values.data_ptr(),
         ),
         stream,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -30,6 +31,8 @@ def driver(monkeypatch):
         return 1 if function == 13 else 0
 
     monkeypatch.setattr(module, "_launcher", lambda: record)
+    monkeypatch.setattr(module, "_enter_context", lambda: seen.append("entered"))
+    monkeypatch.setattr(module, "_local", module._Local())
     return seen
 
 
@@ -40,7 +43,7 @@ ARGUMENTS = (MAP, 0x7F00_1234_5678, np.int32(-5), np.float32(0.5), np.uint64(9))
 def test_arguments_and_configuration(driver):
     module.launch(7, 132, 384, 1000, ARGUMENTS, 99, overlap=True)
     module.launch(7, 1, 32, 0, (MAP, 0, np.int32(1), np.float32(2), np.uint64(3)), 0, overlap=False)
-    first, second = driver
+    _, first, second = driver
     assert first[:10] == (7, 132, 1, 1, 384, 1, 1, 1000, 99, 1)
     assert first[10] == 6
     assert first[11] == [MAP, 0x7F00_1234_5678, -5, 0.5, 9]
@@ -48,17 +51,20 @@ def test_arguments_and_configuration(driver):
     assert second[11] == [MAP, 0, 1, 2.0, 3]
 
 
-def test_a_thread_without_a_context_gets_one(driver, monkeypatch):
-    """Autograd's threads, for one: a kernel may be the first that they ask of CUDA."""
-    launcher, entered = module._launcher(), []
+def test_every_thread_enters_a_context_once(driver):
+    """The driver, unlike CUDA's runtime, refuses who has none: a kernel may come first there."""
 
-    def refuse(*arguments):
-        return launcher(*arguments) if entered else 201
+    def twice():
+        for _ in range(2):
+            module.launch(7, 132, 384, 1000, ARGUMENTS, 99, overlap=True)
 
-    monkeypatch.setattr(module, "_launcher", lambda: refuse)
-    monkeypatch.setattr(module, "_enter_context", lambda: entered.append(1))
-    module.launch(7, 132, 384, 1000, ARGUMENTS, 99, overlap=True)
-    assert len(driver) == len(entered) == 1
+    twice()
+    thread = threading.Thread(target=twice)
+    thread.start()
+    thread.join()
+    assert [event for event in driver if event == "entered"] == ["entered"] * 2
+    assert driver[0] == "entered"
+    assert len(driver) == 6
 
 
 def test_refusals(driver):

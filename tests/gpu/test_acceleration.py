@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import sparsellm
+from gpu.conditions import need_kernels
 from tests.test_acceleration import FAMILIES, TOKENS, _model
 
 pytestmark = pytest.mark.gpu
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def cupy():
-    pytest.importorskip("cupy", reason="CuPy is not installed")
+    need_kernels()
 
 
 def _on_gpu(config_class, model_class, options):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from gpu.conditions import need_kernels, poisoned
 from sparsellm.reference import FFNWeights
 
 pytestmark = pytest.mark.gpu
@@ -17,9 +16,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def decode():
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("the decode kernels need an Ampere GPU or a newer one")
+    need_kernels()
     from sparsellm.kernels import decode
 
     return decode
@@ -76,16 +73,6 @@ def problem_of(case: Case) -> tuple[Tensor, FFNWeights]:
         b_up = randn(n, mean=0.0 if case.gated else case.bias)
         b_gate = randn(n, mean=case.bias) if case.gated else None
     return x, FFNWeights(gate, up, down, b_gate, b_up, b_down, case.threshold)
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """What torch.empty gives is all ones, which no count or value survives."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def run(decode, x_MK: Tensor, w: FFNWeights, observed: int = 0) -> Tensor:

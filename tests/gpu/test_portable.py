@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpu import union_cases
+from gpu.conditions import need_kernels
 from gpu.union_cases import CASES, FUZZ
 
 pytestmark = pytest.mark.gpu
@@ -13,9 +14,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def kernels():
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("the portable kernels need an Ampere GPU or a newer one")
+    need_kernels()
     from sparsellm.kernels import portable
 
     return portable

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor
 
+from gpu.conditions import need_kernels, poisoned
 from sparsellm.dispatch import new_dispatch
 from sparsellm.ops import sparse_ffn
 from sparsellm.reference import FFNWeights, fatrelu_ffn
@@ -23,18 +22,7 @@ FUZZ_CASES = int(os.environ.get("SPARSELLM_FUZZ_CASES", "200"))
 
 @pytest.fixture(autouse=True)
 def cupy():
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """What torch.empty gives, inside the operator too, is NaN or the largest integer."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+    need_kernels()
 
 
 def operator(x_MK: Tensor, w: FFNWeights, dispatch: int = 0) -> Tensor:

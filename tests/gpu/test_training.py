@@ -12,6 +12,7 @@ import torch
 from conftest import ROOT, TINY, process_env, set_arguments
 from safetensors.torch import load_file
 
+from gpu.conditions import need_hopper
 from sparsellm.metrics import read_metrics
 from sparsellm.model import build_model, prepare_blocks
 from sparsellm.objective import Objective, build_loss, total_loss
@@ -31,9 +32,7 @@ UNEVEN = [
 
 @pytest.fixture
 def hopper():
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the training kernels need a Hopper GPU")
+    need_hopper()
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:

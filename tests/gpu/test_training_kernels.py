@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpu.conditions import need_hopper, poisoned
 from sparsellm.reference import TOKEN_AT, Columns, FFNWeights, dense_of
 
 pytestmark = pytest.mark.gpu
@@ -16,9 +17,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def hopper():
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the training kernels need a Hopper GPU")
+    need_hopper()
 
 
 class Case(NamedTuple):
@@ -82,13 +81,10 @@ def test_equal_float64_autograd_and_repeat_to_the_bit(case):
     x_MK, w, dy_MK = _inputs(case)
     capacity = -(-case.m // 64) * case.n if case.capacity is None else case.capacity
     down_NK, d_l1 = w.down_KN.t().contiguous(), torch.tensor(LAMBDA, device=x_MK.device)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # poisons what torch.empty gives
-    try:
+    with poisoned():
         y_MK, l1_sum, nnz_M, fired_N, *saved = training.forward(x_MK, w, down_NK, capacity)
         given = (dy_MK, d_l1, x_MK, w, down_NK, Columns(*saved), torch.float32)
         found, again = training.backward(*given), training.backward(*given)
-    finally:
-        torch.use_deterministic_algorithms(False)
 
     x, up, down = (t.double().requires_grad_() for t in (x_MK, w.up_NK, w.down_KN))
     gate = None if w.gate_NK is None else w.gate_NK.double().requires_grad_()
@@ -117,11 +113,8 @@ def test_statistics_are_those_of_the_columns_and_repeat_to_the_bit(case):
 
     x_MK, w, _ = _inputs(case)
     down_NK, blocks = w.down_KN.t().contiguous(), -(-case.m // 64)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
+    with poisoned():
         first, again = (training.forward(x_MK, w, down_NK, blocks * case.n) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
     _, l1_sum, nnz_M, fired_N, *columns = first
     saved = Columns(*columns)
     used = int(saved.offset[-1])

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -18,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gpu.conditions import need_hopper, poisoned
 from sparsellm.ffn import SparseFFN
 from sparsellm.reference import BLOCK_TOKENS, FFNWeights
 from sparsellm.training_ops import sparse_ffn_backward, sparse_ffn_forward, sparse_ffn_training
@@ -33,20 +32,7 @@ KINDS = ("uniform", "neurons", "skewed", "rows", "first tokens", "topics", "none
 
 @pytest.fixture(autouse=True)
 def hopper():
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the training kernels need a Hopper GPU")
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """What torch.empty gives, inside the operators too, is NaN or the largest integer."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+    need_hopper()
 
 
 class Case(NamedTuple):

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from gpu.conditions import need_kernels, poisoned
 from sparsellm.kernels import transpose
 from sparsellm.kernels.transpose import transposed
 
@@ -19,9 +20,7 @@ SHAPES = [(8, 8), (64, 64), (72, 136), (2048, 5632), (5632, 2048), (8, 65536), (
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch):
     """What is launched; memory is poisoned."""
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("the kernels need an Ampere GPU or a newer one")
+    need_kernels()
     launched = []
     load_for = transpose.load_for
 
@@ -30,9 +29,8 @@ def kernel(monkeypatch):
         return load_for(stem, like)
 
     monkeypatch.setattr(transpose, "load_for", load)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield launched
-    torch.use_deterministic_algorithms(False)
+    with poisoned():
+        yield launched
 
 
 def _matrix(rows, columns, dtype):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from gpu import union_cases
+from gpu.conditions import need_hopper
 from gpu.union_cases import CASES, FUZZ
 
 pytestmark = pytest.mark.gpu
@@ -13,9 +13,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def kernels():
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the union kernels need a Hopper GPU")
+    need_hopper()
     from sparsellm.kernels import union
 
     return union

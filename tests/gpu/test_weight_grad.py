@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpu.conditions import need_hopper, poisoned
 from sparsellm.kernels.weight_grad import group_columns, sum_groups, weight_grads
 from sparsellm.reference import BLOCK_TOKENS, Columns
 
@@ -21,13 +22,9 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def poisoned_memory():
     """What a kernel reads before it is written shows: NaN, and the largest integers."""
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("the portable kernels need an Ampere GPU or a newer one")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
+    need_hopper()
+    with poisoned():
+        yield
 
 
 class Case(NamedTuple):

@@ -62,21 +62,24 @@ __device__ __forceinline__ void cut(float (&d)[128], float threshold) {
     if (bf16_low(pack_bf16(d[i], 0.0f)) <= threshold) d[i] = 0.0f;
 }
 
-// Adds the bias; rows past M become -inf, for they must not fire.
-__device__ __forceinline__ void add_bias(float (&d)[128], const bf16* bias, int column, int n,
-                                         int row, int m) {
-  constexpr int minus_infinity = 0xff800000;
-  const float upper = row < m ? 0.0f : __int_as_float(minus_infinity);
-  const float lower = row + 8 < m ? 0.0f : __int_as_float(minus_infinity);
+__device__ __forceinline__ void add_bias(float (&d)[128], const bf16* bias, int column, int n) {
 #pragma unroll
   for (int j = 0; j < 32; ++j) {
     const int at = column + 8 * j;
     const uint32 pair = at < n ? *reinterpret_cast<const uint32*>(bias + at) : 0;
-    d[4 * j] += bf16_low(pair) + upper;
-    d[4 * j + 1] += bf16_high(pair) + upper;
-    d[4 * j + 2] += bf16_low(pair) + lower;
-    d[4 * j + 3] += bf16_high(pair) + lower;
+    d[4 * j] += bf16_low(pair);
+    d[4 * j + 1] += bf16_high(pair);
+    d[4 * j + 2] += bf16_low(pair);
+    d[4 * j + 3] += bf16_high(pair);
   }
+}
+
+// What lies past M or N must not fire, as a bias would have it, and NaN or infinity times the zeros
+// that TMA fills in. `rows`, `columns`: how many there are from this thread's first ones on.
+__device__ __forceinline__ void cut_edges(float (&d)[128], int rows, int columns) {
+#pragma unroll
+  for (int i = 0; i < 128; ++i)
+    if (i / 2 % 2 * 8 >= rows || i / 4 * 8 >= columns) d[i] = 0.0f;
 }
 
 // The warp's part of the tile, relu'd and transposed: 16 tokens of every neuron.
@@ -163,8 +166,9 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
 
     const Tile tile = tile_of(index, tiles_m, tiles_n, rank);
     const int first = tile.m + consumer * 64;
-    if (bias != nullptr)
-      add_bias(d, bias, tile.n + 2 * (lane % 4), n, first + threadIdx.x / 32 % 4 * 16 + lane / 4, m);
+    const int row = first + threadIdx.x / 32 % 4 * 16 + lane / 4, column = tile.n + 2 * (lane % 4);
+    if (bias != nullptr) add_bias(d, bias, column, n);
+    if (first + block_tokens > m || tile.n + tile_n > n) cut_edges(d, m - row, n - column);
     if (threshold > 0.0f) cut(d, threshold);
     barrier_wait(&shared.out_empty[consumer], parity ^ 1);
     leave(d, shared.out[consumer]);

@@ -123,7 +123,7 @@ def test_fuzz(path, monkeypatch):
 @pytest.mark.parametrize("gated", [True, False])
 def test_nan_reaches_the_output_and_no_other_row(m, gated):
     torch.manual_seed(0)
-    x_MK, w = problem(m, 256, 512, random.Random(7))
+    x_MK, w = problem(m, 256, 520, random.Random(7))
     w = w._replace(threshold=0.0, b_gate_N=None, b_up_N=None)
     if not gated:
         w = w._replace(gate_NK=None)

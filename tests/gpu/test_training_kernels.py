@@ -131,3 +131,23 @@ def test_statistics_are_those_of_the_columns_and_repeat_to_the_bit(case):
     for own, repeated in zip(saved[:5], again[4:9], strict=True):
         rows = used if own is not saved.offset else None
         assert torch.equal(own[:rows], repeated[:rows])
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_nan_stays_with_its_token(gated):
+    """All its neurons fire; those past N, which a tile has, do not."""
+    from sparsellm.kernels import training
+
+    case = Case(200, 136, 776, -1.0, gated)
+    x_MK, w, dy_MK = _inputs(case)
+    x_MK[70] = float("nan")
+    down_NK, d_l1 = w.down_KN.t().contiguous(), torch.tensor(LAMBDA, device=x_MK.device)
+    with poisoned():
+        y_MK, _, nnz_M, fired_N, *saved = training.forward(x_MK, w, down_NK, 4 * case.n)
+        found = training.backward(dy_MK, d_l1, x_MK, w, down_NK, Columns(*saved), torch.float32)
+    others = torch.arange(case.m, device=x_MK.device) != 70
+    assert nnz_M[70] == case.n
+    assert fired_N.min() >= 1
+    for rows_MK in (y_MK, found.x_MK):
+        assert rows_MK[70].isnan().all()
+        assert rows_MK[others].isfinite().all()

@@ -198,3 +198,11 @@ def check_nan_passes(kernels: ModuleType, threshold: float) -> None:
     others = torch.arange(200, device=y.device) != 70
     assert y[70].isnan().all()
     assert _relative(y[others], clean[others].double()) < 4e-3  # other unions, other order of sums
+
+    # Times the zeros that stand for what lies past M and N, NaN and infinity are NaN.
+    union = poisoned_union(200, 776)
+    kernels.gate_union(t.x_MK, t.w_gate_NK, t.b_gate_N, threshold, union)
+    assert dense(union, 200, 776)[70].isnan().all()
+    t.w_gate_NK[7] = float("inf")
+    kernels.gate_union(t.x_MK, t.w_gate_NK, t.b_gate_N, threshold, union)
+    assert dense(union, 200, 776)[70].isnan().all()

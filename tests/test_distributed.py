@@ -115,7 +115,7 @@ def test_sparse_kernels_compute_the_gradient_of_dense_ones(tiny_overrides, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "num_processes"), [("ddp8.yaml", 4), ("fsdp2.yaml", 2)])
+@pytest.mark.parametrize(("config", "num_processes"), [("ddp8.yaml", 2), ("fsdp2.yaml", 2)])
 def test_several_processes_resume_to_the_same_bits(tiny_overrides, config, num_processes):
     # A constant learning rate: the halves then do not know how long they will be.
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]

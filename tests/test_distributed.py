@@ -115,15 +115,15 @@ def test_sparse_kernels_compute_the_gradient_of_dense_ones(tiny_overrides, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "num_processes"), [("ddp8.yaml", 2), ("fsdp2.yaml", 2)])
-def test_several_processes_resume_to_the_same_bits(tiny_overrides, config, num_processes):
+@pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
+def test_several_processes_resume_to_the_same_bits(tiny_overrides, config):
     # A constant learning rate: the halves then do not know how long they will be.
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
 
     def train(*further):
         program = ["-m", "sparsellm", "train", "--recipe", "debug"]
         arguments = set_arguments([*overrides, *further])
-        result = launch(num_processes, *program, *arguments, config=config)
+        result = launch(2, *program, *arguments, config=config)
         assert result.returncode == 0, result.stderr[-3000:]
         return result.stdout
 

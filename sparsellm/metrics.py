@@ -37,7 +37,7 @@ class TrainRecord:
     tokens_per_second: float  # all ranks, since the last record
     mfu: float | None  # dense-equivalent FLOPs over the bf16 peak; None where it is unknown
     mfu_executed: float | None  # FLOPs really performed over the peak
-    memory_gib: float  # peak of this rank's device (CPU: resident set)
+    memory_gib: float  # peak of this rank's device since the last record (CPU: resident set)
     sparsity: StepStats
     kernels: KernelStats
     seconds: float  # wall time since this process began

@@ -145,7 +145,9 @@ class RuntimeConfig(StrictModel):
 class CheckpointConfig(StrictModel):
     """What is kept."""
 
-    every_steps: PositiveInt = Field(1000, description="Steps between checkpoints")
+    every_steps: NonNegativeInt = Field(
+        1000, description="Steps between checkpoints; 0 is never, not even at the end"
+    )
     keep: PositiveInt = Field(3, description="Newest checkpoints that are kept")
 
 

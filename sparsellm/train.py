@@ -108,7 +108,6 @@ def _loop(
 ) -> None:
     recipe, say = run.recipe, run.accelerator.print
     meter = Meter(run)
-    saved_step = run.step if run.step else None
     while run.step < recipe.train.steps:
         totals = train_step(run, stop)
         last = run.step == recipe.train.steps
@@ -122,22 +121,20 @@ def _loop(
             validate(run, log)
         if evaluator and (_due(run.step, recipe.evaluation.every_steps) or last):
             evaluator.evaluate(run, log)
-        if _due(run.step, recipe.checkpoint.every_steps) or last or totals.stop:
+        every = recipe.checkpoint.every_steps
+        if every and (_due(run.step, every) or last or totals.stop):
             if log is not None:
                 log.sync()
-            saved_step = run.step
             say(f"saved {save_run(run)}")
         meter.go_on()
         if totals.stop and not last:
-            say(
-                f"stopped after step {run.step} ({stop.received or 'signal on another rank'}); "
-                "the same command resumes here"
-            )
+            why = stop.received or "signal on another rank"
+            then = "the same command resumes here" if every else "nothing was saved"
+            say(f"stopped after step {run.step} ({why}); {then}")
             return
-    if saved_step == run.step:
-        say(f"done: {run.step} steps, {run.tokens:,} tokens")
-        say(f"files: {recipe.run_path}/ (recipe.yaml, metrics.jsonl, checkpoints/)")
-        say(f"plots: sparsellm plot {recipe.run_path}")
+    say(f"done: {run.step} steps, {run.tokens:,} tokens")
+    say(f"files: {recipe.run_path}/ (recipe.yaml, metrics.jsonl, checkpoints/)")
+    say(f"plots: sparsellm plot {recipe.run_path}")
 
 
 @dataclass(frozen=True)
@@ -293,8 +290,11 @@ class Meter:
 
 
 def _peak_memory_gib(device: torch.device) -> float:
+    """Since the last call; on a CPU since the process began."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak / 2**30
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

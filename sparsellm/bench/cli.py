@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsellm.bench.train_cli import add_train_parser
+
 if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
     import torch
 
@@ -87,12 +89,14 @@ def add_bench_parser(commands: Any) -> None:
     )
     dispatch.set_defaults(run=_dispatch)
 
+    train = add_train_parser(names)
+
     run = names.add_parser("run", help="a finished training run's curve")
     run.add_argument("run_path", type=Path, metavar="RUN")
-    run.add_argument("--name", default="train", help="name of the benchmark in the records")
+    run.add_argument("--name", default="run", help="name of the benchmark in the records")
     run.set_defaults(run=_run)
 
-    for parser in (loader, loss, ffn, ffn_train, dispatch, run):
+    for parser in (loader, loss, ffn, ffn_train, dispatch, train, run):
         parser.add_argument(
             "--record", type=Path, metavar="FILE", help="append to it (benchmarks/results.jsonl)"
         )

@@ -37,12 +37,41 @@ and as a run predicts it from its measured costs. `auto` leaves the sparse path 
 to be equal.
 
 """
+PAPER = """The paper's own figures (arXiv 2603.23198), dense → sparse at its λ = 2e-5, a GPU of a \
+node of eight H100 (its energy implies SXM), 1,048,576 tokens a step:
+
+| model | training tokens/ms | peak GB | forward tokens/ms | forward mJ a token | mean non-zeros |
+| --- | --- | --- | --- | --- | --- |
+| 0.5B | 97.3 → 95.9 (0.99×) | 26.2 → 21.2 | 410 → 480 (1.17×) | 1.63 → 1.43 | 39 |
+| 1B | 48.6 → 52.1 (1.07×) | 44.5 → 33.1 | 185 → 219 (1.18×) | 3.71 → 3.17 |  |
+| 1.5B | 31.8 → 35.5 (1.12×) | 62.8 → 45.1 | 119 → 141 (1.19×) | 5.73 → 4.87 | 29 |
+| 2B | 22.4 → 27.3 (1.22×) | 46.7 → 57.1 ¹ | 87.8 → 106 (1.21×) | 7.85 → 6.51 | 24 |
+
+¹ Sparse with a larger micro-batch.
+
+"""
+RUN_LEGEND = """Whole training runs through accelerate launch, from weights whose sparsity has \
+settled; medians over the second half of the steps. In brackets above 1 is better: \
+`tokens_per_ms`, `memory_GiB` (peak of rank 0) and `mJ_per_token` (training, all GPUs) against the \
+dense run of the same GPUs; `tokens_per_ms_a_gpu` against one GPU alone with the same kernels \
+(scaling efficiency); `loader` (tokens/ms) against what training takes. `resume_difference`: after \
+SIGKILL and resume, the largest relative difference of a step's loss from an uninterrupted run; \
+`resume_seconds`: from the kill until the same step was done again.
+
+"""
+MODEL_LEGEND = """A settled model's whole forward on one GPU, M tokens of held-out text, both \
+sides compiled: `sparsellm.accelerate`, in brackets against dense; above 1 is better. \
+`difference`: of the logits, from dense. The paper's figures stand under `train`.
+
+"""
 # Of these, a row of the table is a case, with a column a metric; else a row is a metric.
 LEGENDS = {
     "dispatch": DISPATCH_LEGEND,
     "ffn_decode": FFN_LEGEND,
     "ffn_forward": FFN_LEGEND,
     "ffn_train": TRAIN_LEGEND,
+    "model_forward": MODEL_LEGEND,
+    "train": RUN_LEGEND + PAPER,
 }
 # Keys of a case that tell what it turned out to be, not which one it is.
 OUTCOMES = ("measured_nnz", "union_64", "path")

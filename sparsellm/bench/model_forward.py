@@ -1,0 +1,112 @@
+"""A trained model's whole forward on one GPU: `sparsellm.accelerate` against dense.
+
+Both are compiled, alternate call by call in inference mode, and see the same held-out text: as many
+tokens as a micro-batch of the recipe has. Logits of all positions are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsellm.acceleration import accelerate_whole
+from sparsellm.bench import energy, timing
+from sparsellm.bench.ffn import SETTLING_CALLS
+from sparsellm.bench.ffn_sides import relative_difference
+from sparsellm.bench.record import Measurement
+from sparsellm.data import load_corpus, load_tokenizer
+from sparsellm.data.loader import validation_batches
+from sparsellm.pretrained import load_pretrained
+from sparsellm.recipe import Recipe
+
+# Of the logits, relative norm. bf16's rounding adds up over layers; a wrong layer would be far off.
+MAX_DIFFERENCE = 0.1
+
+
+def run(path: Path, recipe: Recipe, device: torch.device, with_energy: bool) -> list[Measurement]:
+    """Measures for two seconds; in ratios above 1 is better.
+
+    Args:
+        path: checkpoint, run or exported folder.
+        recipe: gives the text and the number of tokens.
+        device: a CUDA device.
+        with_energy: also millijoules a token.
+
+    Raises:
+        ValueError: an FFN that the kernels cannot serve, no held-out text, or wrong results.
+    """
+    counter = energy.EnergyCounter(device) if with_energy else None
+    tokens_BT = held_out(recipe).to(device)
+    models = {
+        name: load_pretrained(path, device, torch.bfloat16).model for name in ("dense", "ours")
+    }
+    done = accelerate_whole(models["ours"], kernels="auto")
+    calls = {name: partial(logits, torch.compile(m), tokens_BT) for name, m in models.items()}
+    with torch.inference_mode():
+        for _ in range(SETTLING_CALLS):
+            calls["ours"]()
+        difference = relative_difference(calls["ours"](), calls["dense"]())
+        if not difference <= MAX_DIFFERENCE:
+            raise ValueError(f"ours is {difference:.1%} off dense: no time is worth that")
+        ms = timing.interleaved({name: [call] for name, call in calls.items()}, seconds=2.0)
+        millijoules = None
+        if counter is not None:
+            wait = partial(torch.cuda.synchronize, device)
+            millijoules = energy.per_call(calls, ms, counter.read, wait)
+
+    num_tokens = tokens_BT.numel()
+    case = {
+        "recipe": recipe.name,
+        "layers": recipe.model.num_hidden_layers,
+        "M": num_tokens,
+        "context_length": recipe.model.context_length,
+    }
+    ours, dense = (num_tokens / ms[name] for name in ("ours", "dense"))
+    unit = "tokens/ms"
+    found = [Measurement("model_forward", case, "tokens_per_ms", ours, unit, dense, ours / dense)]
+    if millijoules:
+        mj, base = (millijoules[name] / num_tokens for name in ("ours", "dense"))
+        found += [Measurement("model_forward", case, "mJ_per_token", mj, "mJ", base, base / mj)]
+    sparse = sum("sparse" in paths.values() for paths in done.paths().values())
+    return [
+        *found,
+        Measurement("model_forward", case, "sparse_layers", sparse, "layers"),
+        Measurement("model_forward", case, "difference", difference, "relative to dense"),
+    ]
+
+
+def held_out(recipe: Recipe) -> Tensor:
+    """A micro-batch of the recipe's validation text: tokens_BT, int64.
+
+    Raises:
+        ValueError: there is too little of it.
+    """
+    data, size = recipe.data, recipe.train.micro_batch_size
+    corpus = load_corpus(data.corpus, files=data.files, validation_files=data.validation_files)
+    batches = validation_batches(
+        corpus,
+        load_tokenizer(data.tokenizer),
+        context_length=recipe.model.context_length,
+        micro_batch_size=size,
+        num_tokens=recipe.micro_batch_tokens,
+        rank=0,
+        world_size=1,
+    )
+    tokens_BT1 = next(batches)
+    if len(tokens_BT1) < size:
+        raise ValueError(
+            f"--forward needs {size} sequences of held-out text and there are {len(tokens_BT1)}: "
+            "give a smaller train.micro_batch_size, or more data.validation_files"
+        )
+    return tokens_BT1[:, :-1]
+
+
+def logits(model: Callable[..., Any], tokens_BT: Tensor) -> Tensor:
+    """(B, T, vocabulary)."""
+    found: Tensor = model(tokens_BT, use_cache=False).logits
+    return found

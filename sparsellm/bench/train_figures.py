@@ -1,0 +1,152 @@
+"""What is recorded of a training run in `bench train`: figures out of its records, and ratios."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsellm.bench.launched import Record
+from sparsellm.bench.record import Measurement
+
+MIN_STEADY = 3
+MAX_DRIFT = 0.2  # of non-zeros a token, between the halves of the measured part
+# After so many steps the room for patterns has shrunk to what they need: `capacity` looks at 32
+# steps first, and the first step of `auto` is dense.
+SHRUNK_STEPS = 34
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one run."""
+
+    tokens_per_ms: float  # all GPUs
+    mfu: float | None  # None: no known GPU
+    memory_gib: float | None  # peak of rank 0's GPU; None: no GPU, or not settled
+    mj_per_token: float | None  # of all its GPUs; None: not asked for
+    sparse_layers: int
+    union_mean: float  # neurons that 64 tokens fire between them, mean over layers
+    nnz: float  # neurons a token, mean over layers
+    loss: float  # nats a token, of the last step
+
+
+def figures(
+    records: Sequence[Record],
+    energy: dict[int, int],
+    tokens_a_step: int,
+    *,
+    settles: bool = True,
+    on_gpu: bool = True,
+) -> Figures:
+    """What a run's records say of its second half, by when it is compiled and warm.
+
+    Rates are medians over the steps whose layers took the paths that they had taken in the step
+    before. Memory is the last step's.
+
+    Args:
+        records: of every step.
+        energy: mJ on the counters when a step was seen to be done, by step; not of every step.
+        tokens_a_step: of all ranks.
+        settles: refuse a run whose sparsity still changes.
+        on_gpu: elsewhere memory is that of the process, and left out.
+
+    Raises:
+        ValueError: too few steady steps, or non-zeros that drift.
+    """
+    half = len(records) // 2
+    part = records[half:]
+    steady = [
+        after
+        for before, after in itertools.pairwise(records[max(half - 1, 0) :])
+        if before["kernels"]["sparse"] == after["kernels"]["sparse"]
+    ]
+    if len(steady) < MIN_STEADY:
+        raise ValueError(
+            f"of the last {len(part)} steps only {len(steady)} took the paths of the step before: "
+            "sparsity has not settled; more --steps or --settle-steps"
+        )
+    nnz = [statistics.mean(record["sparsity"]["nnz_mean"]) for record in part]
+    first, last = (statistics.mean(h) for h in (nnz[: len(nnz) // 2], nnz[len(nnz) // 2 :]))
+    if settles and abs(last - first) > MAX_DRIFT * max(first, 1e-9):
+        raise ValueError(
+            f"sparsity has not settled: {first:.1f} → {last:.1f} non-zeros a token within the "
+            "measured steps; give --settle-steps, more of them, or --init-from"
+        )
+    end = records[-1]
+    sparse_layers = sum(end["kernels"]["sparse"])
+    shrunk = not sparse_layers or len(records) > SHRUNK_STEPS
+    mfu = [record["mfu"] for record in steady]
+    counted = sorted(step for step in energy if step >= part[0]["step"] - 1)
+    tokens = (counted[-1] - counted[0]) * tokens_a_step if counted else 0
+    return Figures(
+        tokens_per_ms=statistics.median(r["tokens_per_second"] for r in steady) / 1e3,
+        mfu=None if None in mfu else statistics.median(mfu),
+        memory_gib=end["memory_gib"] if on_gpu and shrunk else None,
+        mj_per_token=(energy[counted[-1]] - energy[counted[0]]) / tokens if tokens else None,
+        sparse_layers=sparse_layers,
+        union_mean=statistics.mean(end["kernels"]["union_mean"]),
+        nnz=last,
+        loss=end["loss"],
+    )
+
+
+def measurements(
+    case: dict[str, Any], found: Figures, dense: Figures | None, alone: Figures | None
+) -> list[Measurement]:
+    """What is recorded of a run; in ratios above 1 is better.
+
+    Args:
+        case: its keys, ``gpus`` among them.
+        found: its figures.
+        dense: those of the dense run of the same GPUs and configuration: the baseline of rate,
+            memory and energy.
+        alone: those of one GPU with the same kernels: the baseline of the rate a GPU, whose ratio
+            is the scaling efficiency.
+    """
+    rows: list[Measurement] = []
+
+    def of(metric: str, unit: str, value: float | None, baseline: float | None = None) -> None:
+        if value is None:
+            return
+        ratio = None
+        if baseline:
+            more_is_better = metric.startswith("tokens_per_ms")
+            ratio = value / baseline if more_is_better else baseline / value
+        rows.append(Measurement("train", case, metric, value, unit, baseline, ratio))
+
+    rate, gpus = found.tokens_per_ms, case["gpus"]
+    of("tokens_per_ms", "tokens/ms", rate, dense.tokens_per_ms if dense else None)
+    of("tokens_per_ms_a_gpu", "tokens/ms", rate / gpus, alone.tokens_per_ms if alone else None)
+    of("mfu", "of the bf16 peak, dense-equivalent", found.mfu)
+    of("memory_GiB", "GiB, peak of rank 0", found.memory_gib, dense.memory_gib if dense else None)
+    of("mJ_per_token", "mJ", found.mj_per_token, dense.mj_per_token if dense else None)
+    of("sparse_layers", "layers", found.sparse_layers)
+    of("union_mean", "neurons of 64 tokens, mean over layers", found.union_mean)
+    of("nnz", "neurons a token, mean over layers", found.nnz)
+    of("loss", "nats a token", found.loss)
+    return rows
+
+
+def row(found: Sequence[Measurement]) -> str:
+    """A line for a person; all are of one case."""
+    case = " ".join(f"{key}={value}" for key, value in found[0].case.items())
+    parts = []
+    for m in found:
+        ratio = "" if m.ratio is None else f" ({m.ratio:.2f}× of {m.baseline:,.4g})"
+        parts.append(f"{m.metric} {m.value:,.4g}{ratio}")
+    return f"{found[0].bench} {case}: {', '.join(parts)}"
+
+
+def largest_difference(records: Sequence[Record], expected: Sequence[Record]) -> float:
+    """The largest of all steps' relative differences of the loss.
+
+    Raises:
+        ValueError: they are not of the same steps.
+    """
+    losses, expected_losses = ([(r["step"], r["loss"]) for r in rs] for rs in (records, expected))
+    if [step for step, _ in losses] != [step for step, _ in expected_losses]:
+        raise ValueError("the resumed run has not recorded the same steps as the uninterrupted one")
+    pairs = zip(losses, expected_losses, strict=True)
+    return max(abs(loss - wanted) / abs(wanted) for (_, loss), (_, wanted) in pairs)

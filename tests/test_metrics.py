@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from dataclasses import replace
 
 import pytest
@@ -124,6 +125,15 @@ def _offline_records(run_path):
                 yield record
 
 
+def _settled_records(run_path):
+    """The same once they grow no more: wandb's own process may write on after its `finish`."""
+    found, more = None, list(_offline_records(run_path))
+    while found != more:
+        time.sleep(0.5)
+        found, more = more, list(_offline_records(run_path))
+    return found
+
+
 @pytest.mark.slow
 def test_offline_wandb_run_holds_the_same_numbers_and_goes_on_after_resume(tiny, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -131,7 +141,7 @@ def test_offline_wandb_run_holds_the_same_numbers_and_goes_on_after_resume(tiny,
     _write(recipe, [1, 2, 3])
     _write(recipe, [3, 4], resume_step=2)
 
-    records = list(_offline_records(recipe.run_path))
+    records = _settled_records(recipe.run_path)
     history, run_ids, configs, metrics = [], set(), [], {}
     for record in records:
         kind = record.WhichOneof("record_type")

@@ -132,6 +132,22 @@ __device__ __forceinline__ void sum_steps(Shared& shared, RingPlace<stages>& pla
   if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
 }
 
+// Eight neighbouring columns of a row of sums, as bf16 and a 16-byte store: of the row that `half` of
+// the fragment is, of 32 columns from `first` + 32 · group on, this lane's of its quad.
+template <typename Sum>
+__device__ __forceinline__ uint4 octet_of(Sum sum, int half, int group, const bf16* bias, int first,
+                                          int columns) {
+  uint32 word[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int at = 4 * (4 * group + j) + 2 * half;
+    word[j] = pack_biased(sum(at), sum(at + 1), bias,
+                          first + 32 * group + 8 * j + 2 * (threadIdx.x % 4), columns);
+  }
+  transpose_quad(word);
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
 // Where 64 × 256 sums of a warpgroup go.
 struct Output {
   bf16* y;
@@ -147,18 +163,10 @@ __device__ __forceinline__ void store(const Output& to, Sum sum) {
     const int row = first + token_at(lane / 4 + 8 * half);
     bf16* out = to.y + static_cast<uint64>(row) * to.k;
 #pragma unroll
-    for (int group = 0; group < 8; ++group) {  // of 32 columns
-      uint32 word[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = 4 * (4 * group + j) + 2 * half;
-        word[j] = pack_biased(sum(at), sum(at + 1), to.bias,
-                              to.column + 32 * group + 8 * j + 2 * (lane % 4), to.k);
-      }
-      transpose_quad(word);  // 8 columns a lane: 16-byte stores
+    for (int group = 0; group < 8; ++group) {
+      const uint4 octet = octet_of(sum, half, group, to.bias, to.column, to.k);
       const int column = to.column + 32 * group + 8 * (lane % 4);
-      if (row < to.m && column < to.k)
-        *reinterpret_cast<uint4*>(out + column) = make_uint4(word[0], word[1], word[2], word[3]);
+      if (row < to.m && column < to.k) *reinterpret_cast<uint4*>(out + column) = octet;
     }
   }
 }
@@ -183,31 +191,13 @@ __device__ void multiply(Shared& shared, int num_sources, int m, int k, int unit
   }
 }
 
-// How a kernel of `block_threads` threads begins.
-__device__ __forceinline__ Shared& begin() {
-  extern __shared__ unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < stages; ++stage) {
-      barrier_init(&shared.full[stage], gather_threads);
-      barrier_init(&shared.empty[stage], 2);
-    }
-    shared.queue.init();
-    barrier_init_fence();
-  }
-  __syncthreads();
-  admit_next_kernel();
-  await_previous_kernel();
-  return shared;
-}
-
 constexpr int gather_registers = 88, multiply_registers = 208;
 
 // The body of a kernel: y ← the sums + bias (or null).
 template <typename Op>
 __device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int k,
                                     const uint2* order, uint32* control, bf16* y_MK) {
-  Shared& shared = begin();
+  Shared& shared = begin<Shared>(gather_threads);
   const int units_k = (k + unit_columns - 1) / unit_columns;
   const int blocks = (m + block_tokens - 1) / block_tokens;
   if (threadIdx.x < gather_threads) {
@@ -219,5 +209,5 @@ __device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int
   }
 }
 
-constexpr uint32 shared_bytes = sizeof(Shared) + 1024;
+constexpr uint32 shared_bytes = aligned_bytes<Shared>;
 }  // namespace

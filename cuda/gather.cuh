@@ -96,3 +96,28 @@ struct UnitWalk {
     return unit;
   }
 };
+
+// How a kernel of `block_threads` threads begins: its shared memory, barriers ready.
+//
+// full_arrivals: when a stage is full; it is empty when both multiplying warpgroups have read it.
+template <typename Shared>
+__device__ __forceinline__ Shared& begin(int full_arrivals) {
+  extern __shared__ unsigned char raw[];
+  Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
+  if (threadIdx.x == 0) {
+    constexpr int stages = sizeof(Shared::full) / sizeof(uint64);
+    for (int stage = 0; stage < stages; ++stage) {
+      barrier_init(&shared.full[stage], full_arrivals);
+      barrier_init(&shared.empty[stage], 2);
+    }
+    shared.queue.init();
+    barrier_init_fence();
+  }
+  __syncthreads();
+  admit_next_kernel();
+  await_previous_kernel();
+  return shared;
+}
+
+template <typename Shared>
+constexpr uint32 aligned_bytes = sizeof(Shared) + 1024;

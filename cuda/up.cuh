@@ -161,20 +161,8 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
 template <typename Op>
 __device__ __forceinline__ void run(const Op& op, const TensorMap& x_MK, const bf16* w_NK, int k,
                                     const uint2* unit, uint32* control) {
-  extern __shared__ unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
   const int steps = (k + tile_k - 1) / tile_k;
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < stages; ++stage) {
-      barrier_init(&shared.full[stage], gather_threads + 1);
-      barrier_init(&shared.empty[stage], 2);
-    }
-    shared.queue.init();
-    barrier_init_fence();
-  }
-  __syncthreads();
-  admit_next_kernel();
-  await_previous_kernel();
+  Shared& shared = begin<Shared>(gather_threads + 1);
   if (threadIdx.x < gather_threads) {
     registers_decrease<120>();
     gather(shared, op, x_MK, w_NK, k, steps, unit, control);
@@ -184,5 +172,5 @@ __device__ __forceinline__ void run(const Op& op, const TensorMap& x_MK, const b
   }
 }
 
-constexpr uint32 shared_bytes = sizeof(Shared) + 1024;
+constexpr uint32 shared_bytes = aligned_bytes<Shared>;
 }  // namespace

@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
                 const Unit* unit, const uint32* control, const int* piece_first,
                 const uint32* piece_token, const bf16* piece_values, uint32* progress, float* sums,
                 int gated, int as_float, void* gate_NK, void* up_NK, void* down_NK) {
-  Shared& shared = begin();
+  Shared& shared = begin<Shared>(gather_threads);
   const int slices = (k + unit_columns - 1) / unit_columns, units = control[total_units];
   const Arguments a{k,           n,           slices,       gated != 0, x_MK, dy_MK,
                     order,       unit,        piece_first,  piece_token, piece_values, progress,

@@ -99,18 +99,10 @@ __device__ __forceinline__ void store_row(float* row, int columns, Sum sum, int 
 template <typename Sum>
 __device__ __forceinline__ void store_row(bf16* row, int columns, Sum sum, int half) {
 #pragma unroll
-  for (int group = 0; group < 8; ++group) {  // of 32 columns
-    uint32 word[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int at = 4 * (4 * group + j) + 2 * half;
-      word[j] = pack_bf16(sum(at), sum(at + 1));
-    }
-    transpose_quad(word);  // 8 columns a lane: 16-byte stores
+  for (int group = 0; group < 8; ++group) {
+    const uint4 octet = octet_of(sum, half, group, nullptr, 0, 0);
     const int column = 32 * group + 8 * (threadIdx.x % 4);
-    if (column < columns)
-      __stcs(reinterpret_cast<uint4*>(row + column),
-             make_uint4(word[0], word[1], word[2], word[3]));
+    if (column < columns) __stcs(reinterpret_cast<uint4*>(row + column), octet);
   }
 }
 

@@ -100,13 +100,12 @@ class Dispatch:
         if state is None:
             state = self.states[bucket] = _State(costs())
         self._update(state, int(self._words[bucket]))
-        if state.path == "sparse" or frozen:
+        if frozen:
             return state.path
-        state.until_probe -= 1
-        if state.until_probe > 0:
+        if self._takes_dense_turn(state):
             return "dense"
-        state.interval = min(2 * state.interval, _LAST_PROBE)
-        state.until_probe = state.interval
+        if state.path == "dense":
+            state.interval = state.until_probe = min(2 * state.interval, _LAST_PROBE)
         return "sparse"
 
     def stays_dense(self, num_tokens: int) -> bool:
@@ -116,6 +115,11 @@ class Dispatch:
         if state is None or state.path == "sparse":
             return False
         self._update(state, int(self._words[bucket]))
+        return self._takes_dense_turn(state)
+
+    @staticmethod
+    def _takes_dense_turn(state: _State) -> bool:
+        """Counts a call of a layer that runs dense, but for the one that tries sparse."""
         if state.path == "sparse" or state.until_probe <= 1:
             return False
         state.until_probe -= 1

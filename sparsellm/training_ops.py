@@ -23,6 +23,7 @@ from sparsellm.reference import (
     sparse_forward,
 )
 
+_DEVICES = ("cpu", "cuda")
 _Forward = tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]  # fmt: skip
@@ -62,7 +63,9 @@ def sparse_ffn_training(x_MK: Tensor, w: FFNWeights, capacity: int) -> tuple[Ten
     return y_MK, FFNStats(l1_sum, nnz_M, fired_N, offset[-1].long())
 
 
-@torch.library.custom_op("sparsellm::sparse_ffn_forward", mutates_args=(), device_types="cuda")
+@torch.library.custom_op(
+    "sparsellm::sparse_ffn_forward", mutates_args=(), device_types=("cpu", "cuda")
+)
 def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensors
     x_MK: Tensor,
     w_gate_NK: Tensor | None,
@@ -81,29 +84,8 @@ def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensor
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
     _check(x_MK, w, capacity)
-    if x_MK.shape[0] == 0:
-        return _plain_forward(x_MK, w, capacity)
-    _check_cuda(x_MK, w)
-    from sparsellm.kernels import training
-
-    with torch.cuda.device(x_MK.get_device()):
-        cast, down_NK = _kernel_weights(w, x_MK.dtype)
-        return training.forward(x_MK, cast, down_NK, capacity)
-
-
-@sparse_ffn_forward.register_kernel("cpu")
-def _(  # noqa: PLR0917
-    x_MK: Tensor,
-    w_gate_NK: Tensor | None,
-    w_up_NK: Tensor,
-    w_down_KN: Tensor,
-    b_gate_N: Tensor | None,
-    b_up_N: Tensor | None,
-    b_down_K: Tensor | None,
-    capacity: int,
-) -> _Forward:
-    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
-    _check(x_MK, w, capacity)
+    if x_MK.is_cuda and x_MK.shape[0] > 0:
+        return _forward_by_kernels(x_MK, w, capacity)
     return _plain_forward(x_MK, w, capacity)
 
 
@@ -135,7 +117,9 @@ def _(  # noqa: PLR0917
     )
 
 
-@torch.library.custom_op("sparsellm::sparse_ffn_backward", mutates_args=(), device_types="cuda")
+@torch.library.custom_op(
+    "sparsellm::sparse_ffn_backward", mutates_args=(), device_types=("cpu", "cuda")
+)
 def sparse_ffn_backward(  # noqa: PLR0917
     dy_MK: Tensor,
     d_l1: Tensor,
@@ -163,36 +147,9 @@ def sparse_ffn_backward(  # noqa: PLR0917
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
     saved = Columns(offset, neuron, mask, gate, up, needed)
-    if x_MK.shape[0] == 0:
-        return _plain_backward(dy_MK, d_l1, x_MK, w, saved)
-    from sparsellm.kernels import training
-
-    with torch.cuda.device(x_MK.get_device()):
-        cast, down_NK = _kernel_weights(w, x_MK.dtype)
-        gradients = training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, w_up_NK.dtype)
-    return _in_own_types(gradients, x_MK, w)
-
-
-@sparse_ffn_backward.register_kernel("cpu")
-def _(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w_gate_NK: Tensor | None,
-    w_up_NK: Tensor,
-    w_down_KN: Tensor,
-    b_gate_N: Tensor | None,
-    b_up_N: Tensor | None,
-    b_down_K: Tensor | None,
-    offset: Tensor,
-    neuron: Tensor,
-    mask: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    needed: Tensor,
-) -> _Backward:
-    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
-    return _plain_backward(dy_MK, d_l1, x_MK, w, Columns(offset, neuron, mask, gate, up, needed))
+    if x_MK.is_cuda and x_MK.shape[0] > 0:
+        return _backward_by_kernels(dy_MK, d_l1, x_MK, w, saved)
+    return _plain_backward(dy_MK, d_l1, x_MK, w, saved)
 
 
 @sparse_ffn_backward.register_fake
@@ -238,6 +195,26 @@ def _plain_backward(
     return _in_own_types(gradients, x_MK, w)
 
 
+def _forward_by_kernels(x_MK: Tensor, w: FFNWeights, capacity: int) -> _Forward:
+    _check_cuda(x_MK, w)
+    from sparsellm.kernels import training
+
+    with torch.cuda.device(x_MK.get_device()):
+        cast, down_NK = _kernel_weights(w, x_MK.dtype)
+        return training.forward(x_MK, cast, down_NK, capacity)
+
+
+def _backward_by_kernels(
+    dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, w: FFNWeights, saved: Columns
+) -> _Backward:
+    from sparsellm.kernels import training
+
+    with torch.cuda.device(x_MK.get_device()):
+        cast, down_NK = _kernel_weights(w, x_MK.dtype)
+        gradients = training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, w.up_NK.dtype)
+    return _in_own_types(gradients, x_MK, w)
+
+
 def _in_own_types(gradients: FFNGradients, x_MK: Tensor, w: FFNWeights) -> _Backward:
     own = w.up_NK.dtype
     cast = [x_MK.new_empty(0) if g is None else g.to(own) for g in gradients[1:]]
@@ -255,12 +232,9 @@ def _kernel_weights(w: FFNWeights, dtype: torch.dtype) -> tuple[FFNWeights, Tens
     from sparsellm.kernels.transpose import transposed
 
     down_NK = transposed(w.down_KN, dtype)
-    gate_NK, up_NK = (
-        None if weight is None else weight.to(dtype).contiguous() for weight in (w.gate_NK, w.up_NK)
-    )
-    assert up_NK is not None
-    cast = w._replace(gate_NK=gate_NK, up_NK=up_NK, down_KN=down_NK.t())
-    return _cast(cast, dtype), down_NK
+    cast = _cast(w._replace(down_KN=down_NK.t()), dtype)
+    gate_NK = None if cast.gate_NK is None else cast.gate_NK.contiguous()
+    return cast._replace(gate_NK=gate_NK, up_NK=cast.up_NK.contiguous()), down_NK
 
 
 def _check(x_MK: Tensor, w: FFNWeights, capacity: int) -> None:

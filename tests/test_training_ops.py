@@ -14,8 +14,20 @@ from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
 from sparsellm.ffn import SparseFFN
-from sparsellm.reference import FFNWeights, columns_of, sparse_backward, sparse_forward
-from sparsellm.training_ops import sparse_ffn_backward, sparse_ffn_forward, sparse_ffn_training
+from sparsellm.reference import (
+    Columns,
+    FFNWeights,
+    columns_of,
+    sparse_backward,
+    sparse_forward,
+)
+from sparsellm.training_ops import (
+    _backward_by_kernels,
+    _forward_by_kernels,
+    sparse_ffn_backward,
+    sparse_ffn_forward,
+    sparse_ffn_training,
+)
 
 VARIANTS = list(itertools.product((True, False), (True, False)))  # gated, biased
 IDS = ["gated, biased", "gated", "non-gated, biased", "non-gated"]
@@ -291,11 +303,12 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
     x_MK = x_MK.detach().bfloat16()
     inputs = (x_MK, *(None if t is None else t.detach() for t in w[:-1]))
-    on_gpu, on_cpu = sparse_ffn_forward._init_fn(*inputs, 20), sparse_ffn_forward(*inputs, 20)
+    bare = FFNWeights(*inputs[1:], 0.0)
+    on_gpu, on_cpu = _forward_by_kernels(x_MK, bare, 20), sparse_ffn_forward(*inputs, 20)
     assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
     y_MK, l1_sum, _, _, *columns = on_cpu
-    arguments = (y_MK, l1_sum, *inputs, *columns)
-    on_gpu, on_cpu = sparse_ffn_backward._init_fn(*arguments), sparse_ffn_backward(*arguments)
+    on_gpu = _backward_by_kernels(y_MK, l1_sum, x_MK, bare, Columns(*columns))
+    on_cpu = sparse_ffn_backward(y_MK, l1_sum, *inputs, *columns)
     assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
     assert all(a.is_contiguous() and a.dtype == torch.float32 for a in on_gpu[1:4] if a.numel())
 
@@ -328,4 +341,4 @@ def test_what_kernels_cannot_do_is_said(inputs, message):
     options = {"m": 70, "k": 8, "n": 16, "dtype": torch.bfloat16} | inputs
     x_MK, w = _inputs(**options)
     with pytest.raises(ValueError, match=message):
-        sparse_ffn_forward._init_fn(x_MK, *w[:-1], 20)
+        _forward_by_kernels(x_MK, w, 20)

@@ -119,6 +119,24 @@ def pointer(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def launch_for(stem: str, like: torch.Tensor, grid: int, threads: int, *arguments: Any) -> None:
+    """Queues a kernel on the current stream of a tensor's device; returns at once.
+
+    Args:
+        stem: of ``cuda/<stem>.cu``.
+        like: the tensor.
+        grid: blocks.
+        threads: of a block.
+        arguments: as `launch` takes them, and tensors and None, which become addresses.
+    """
+    kernel, stream = load_for(stem, like)
+    addresses = tuple(
+        pointer(value) if value is None or isinstance(value, torch.Tensor) else value
+        for value in arguments
+    )
+    kernel.launch(grid, threads, addresses, stream)
+
+
 def _shared_bytes(module: Any, stem: str) -> int:
     """What the source exports as ``<stem>_shared_bytes``: the size is stated once, there."""
     import cupy

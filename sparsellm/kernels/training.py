@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsellm.dispatch import Costs
 from sparsellm.kernels import tensor_map, union
-from sparsellm.kernels.compile import load_for, pointer
+from sparsellm.kernels.compile import launch_for, load_for
 from sparsellm.kernels.ffn import median_ms
 from sparsellm.kernels.transpose import transposed
 from sparsellm.kernels.weight_grad import weight_grads
@@ -79,7 +79,7 @@ def backward(  # noqa: PLR0917
     gate = None if w.gate_NK is None else saved.gate
     unit = _ints(capacity // _UNIT_MEMBERS + blocks, 2, like=saved.offset)
     order, control = _ints(blocks, 2, like=saved.offset), _ints(16, like=saved.offset)
-    _launch("column_units", x_MK, 1, 1024, saved.offset, np.int32(blocks), unit, order, control)
+    launch_for("column_units", x_MK, 1, 1024, saved.offset, np.int32(blocks), unit, order, control)
 
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
     _launch_persistent(
@@ -242,7 +242,7 @@ def _columns(  # noqa: PLR0917
     nnz_M: Tensor,
     l1: Tensor | None,
 ) -> None:
-    _launch(
+    launch_for(
         "union_columns",
         values,
         _columns_grid(scratch),
@@ -261,18 +261,9 @@ def _columns_grid(scratch: union.Union) -> int:
     return min(most, kernel.num_multiprocessors * _COLUMNS_BLOCKS)
 
 
-def _launch(stem: str, like: Tensor, blocks: int, threads: int, *arguments: object) -> None:
-    kernel, stream = load_for(stem, like)
-    addresses = tuple(
-        pointer(value) if value is None or isinstance(value, Tensor) else value
-        for value in arguments
-    )
-    kernel.launch(blocks, threads, addresses, stream)
-
-
 def _launch_persistent(stem: str, like: Tensor, units: int, *arguments: object) -> None:
     blocks = min(load_for(stem, like)[0].num_multiprocessors, units)
-    _launch(stem, like, blocks, _THREADS, *arguments)
+    launch_for(stem, like, blocks, _THREADS, *arguments)
 
 
 def _ints(*shape: int, like: Tensor) -> Tensor:

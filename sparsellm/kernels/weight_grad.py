@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.kernels.compile import load_for, pointer
+from sparsellm.kernels.compile import launch_for, load_for
 from sparsellm.reference import BLOCK_TOKENS, Columns
 
 # cuda/weight_grad.cuh
@@ -70,7 +70,7 @@ def weight_grads(  # noqa: PLR0917
 
 def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
     """Sorts the columns of a pattern by neuron, and shares out the work of `sum_groups`."""
-    kernel, stream = load_for("group_columns", columns.offset)
+    kernel, _ = load_for("group_columns", columns.offset)
     blocks, capacity = columns.offset.numel() - 1, columns.neuron.numel()
     groups = -(-num_neurons // _GROUP_NEURONS)
 
@@ -101,29 +101,28 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
     placing = min(most, kernel.num_multiprocessors * _PLACE_BLOCKS)
     launches = ((placing, _PLACE_THREADS), (groups, _GROUP_THREADS), (groups, _GROUP_THREADS))
     for number, (grid, threads) in enumerate(launches):
-        kernel.launch(
+        launch_for(
+            "group_columns",
+            columns.offset,
             grid,
             threads,
-            (
-                np.int32(number),
-                np.int32(num_neurons),
-                np.int32(blocks),
-                columns.offset.data_ptr(),
-                columns.neuron.data_ptr(),
-                columns.mask.data_ptr(),
-                count.data_ptr(),
-                sample.data_ptr(),
-                result.order.data_ptr(),
-                group_sizes.data_ptr(),
-                table.data_ptr(),
-                rows.data_ptr(),
-                first.data_ptr(),
-                result.member.data_ptr(),
-                result.piece.data_ptr(),
-                result.unit.data_ptr(),
-                control.data_ptr(),
-            ),
-            stream,
+            np.int32(number),
+            np.int32(num_neurons),
+            np.int32(blocks),
+            columns.offset,
+            columns.neuron,
+            columns.mask,
+            count,
+            sample,
+            result.order,
+            group_sizes,
+            table,
+            rows,
+            first,
+            result.member,
+            result.piece,
+            result.unit,
+            control,
         )
     return result
 
@@ -141,7 +140,7 @@ def sum_groups(  # noqa: PLR0917
     """`weight_grads` of a pattern that is grouped; uses the groups up."""
     assert dtype in (torch.float32, torch.bfloat16), dtype
     num_tokens, k = x_MK.shape
-    kernel, stream = load_for("weight_grad", x_MK)
+    kernel, _ = load_for("weight_grad", x_MK)
     slices = _slices(k)
 
     def empty() -> Tensor:
@@ -157,29 +156,28 @@ def sum_groups(  # noqa: PLR0917
         device=x_MK.device,
     )
     pieces = _fill_pieces(groups, columns, d_gate, d_up, num_tokens)
-    kernel.launch(
+    launch_for(
+        "weight_grad",
+        x_MK,
         min(kernel.num_multiprocessors, groups.unit.shape[0] * 2 * slices),
         _THREADS,
-        (
-            x_MK.data_ptr(),
-            dy_MK.data_ptr(),
-            np.int32(k),
-            np.int32(num_neurons),
-            groups.order.data_ptr(),
-            groups.unit.data_ptr(),
-            groups.control.data_ptr(),
-            pieces.first.data_ptr(),
-            pieces.token.data_ptr(),
-            pieces.values.data_ptr(),
-            groups.progress.data_ptr(),
-            sums.data_ptr(),
-            np.int32(d_gate is not None),
-            np.int32(dtype == torch.float32),
-            pointer(gate_NK),
-            up_NK.data_ptr(),
-            down_NK.data_ptr(),
-        ),
-        stream,
+        x_MK,
+        dy_MK,
+        np.int32(k),
+        np.int32(num_neurons),
+        groups.order,
+        groups.unit,
+        groups.control,
+        pieces.first,
+        pieces.token,
+        pieces.values,
+        groups.progress,
+        sums,
+        np.int32(d_gate is not None),
+        np.int32(dtype == torch.float32),
+        gate_NK,
+        up_NK,
+        down_NK,
     )
     return gate_NK, up_NK, down_NK
 
@@ -196,7 +194,7 @@ class _Pieces:
 def _fill_pieces(
     groups: Groups, columns: Columns, d_gate: Tensor | None, d_up: Tensor, num_tokens: int
 ) -> _Pieces:
-    kernel, stream = load_for("fill_pieces", d_up)
+    kernel, _ = load_for("fill_pieces", d_up)
     num_units = groups.unit.shape[0]
     num_groups, capacity = num_units - _MOST_PARTS, groups.member.shape[0]
     matrices = 2 if d_gate is None else 3
@@ -207,24 +205,23 @@ def _fill_pieces(
         torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device),
         d_up.new_empty(most * BLOCK_TOKENS * matrices * _GROUP_NEURONS + _GROUP_NEURONS),
     )
-    kernel.launch(
+    launch_for(
+        "fill_pieces",
+        d_up,
         min(most, kernel.num_multiprocessors * _FILL_BLOCKS),
         _FILL_THREADS,
-        (
-            pointer(d_gate),
-            d_up.data_ptr(),
-            pointer(None if d_gate is None else columns.gate),
-            columns.up.data_ptr(),
-            np.int32(d_gate is not None),
-            groups.member.data_ptr(),
-            groups.piece.data_ptr(),
-            groups.unit.data_ptr(),
-            groups.control.data_ptr(),
-            pieces.first.data_ptr(),
-            pieces.token.data_ptr(),
-            pieces.values.data_ptr(),
-        ),
-        stream,
+        d_gate,
+        d_up,
+        None if d_gate is None else columns.gate,
+        columns.up,
+        np.int32(d_gate is not None),
+        groups.member,
+        groups.piece,
+        groups.unit,
+        groups.control,
+        pieces.first,
+        pieces.token,
+        pieces.values,
     )
     return pieces
 

@@ -60,11 +60,13 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
   }
 }
 
-// A block's union, `total` members, from one pair of columns and weights.
-template <typename Op>
+// A block's union, `total` members, from one pair of columns and weights. `before_stage(left)` is
+// called before each stage, with the number of those from it on.
+template <typename Op, typename BeforeStage>
 __device__ __forceinline__ void gather_source(Shared& shared, RingPlace<stages>& place, const Op& op,
                                               const bf16* w, const bf16* h, const uint32* members,
-                                              int total, uint32 first_column, uint32 columns) {
+                                              int total, uint32 first_column, uint32 columns,
+                                              BeforeStage before_stage) {
   const uint32 lane = threadIdx.x % 32, row_bytes = 2 * columns, column = first_column + lane * 8;
   const bool all_columns = first_column + unit_columns <= columns;
   const char* from_w = reinterpret_cast<const char*>(w + column);
@@ -83,6 +85,7 @@ __device__ __forceinline__ void gather_source(Shared& shared, RingPlace<stages>&
     for (int i = 0; i < lookahead - 1; ++i) ahead[i] = ahead[i + 1];
     ahead[lookahead - 1] = static_cast<int>(lane) < present - lookahead * stage_entries ? *list : 0;
     list += stage_entries;
+    before_stage((present + stage_entries - 1) / stage_entries);
     barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
     const uint32 stage_w = smem_address(shared.w[place.stage]);
     const uint32 stage_h = smem_address(shared.h[place.stage]);
@@ -102,11 +105,12 @@ __device__ void gather(Shared& shared, const Op& op, uint32 columns, int units_k
                        const uint2* order, uint32* control) {
   RingPlace<stages> place;
   const auto look_up = [&](int index) { return order[index / units_k]; };
-  UnitWalk walk(shared.queue, control + next_down, blocks * units_k, look_up);
+  UnitWalk walk(shared.queue, control + next_down, blocks * units_k);
   for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;)
-    for (int source = 0; source < op.num_sources(); ++source)
+    for (int source = 0, sources = op.num_sources(); source < sources; ++source)
       gather_source(shared, place, op, op.weights(source), op.columns(source, unit.a),
-                    op.members(unit.a), unit.b, unit.index % units_k * unit_columns, columns);
+                    op.members(unit.a), unit.b, unit.index % units_k * unit_columns, columns,
+                    [&](int left) { if (source == sources - 1) walk.approach_end(left, look_up); });
 }
 
 // A warpgroup's sums over the next `steps` stages.
@@ -176,9 +180,8 @@ __device__ void multiply(Shared& shared, int num_sources, int m, int k, int unit
   const int consumer = threadIdx.x / 128 - 1;
   float d[128];
   RingPlace<stages> place;
-  const auto look_up = [](int) { return make_uint2(0, 0); };
-  UnitWalk walk(shared.queue, nullptr, 0, look_up);
-  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;) {
+  UnitReader walk(shared.queue);
+  for (WorkUnit unit; (unit = walk.next()).index >= 0;) {
     const int block = unit.a, entries = unit.b;
     const Output unit_y{y, bias, m, k, block * block_tokens,
                         unit.index % units_k * unit_columns + consumer * 256};

@@ -1,16 +1,22 @@
 // fill_pieces: the values of the pieces of group_columns as small dense matrices, for weight_grad,
 // which reads them once for every 512 columns of x and of dy (weight_grad.cuh has the result).
 //
-// A block of threads a piece, and then another. Eight lanes a column: 16 bytes of each matrix, where
-// one of their tokens fires.
+// A block of threads a piece, and then another. First two lanes a column list which of its tokens fire
+// and have rows in the piece, then a lane a non-zero fetches its values.
 #include "weight_grad.cuh"
 
 namespace {
-constexpr int num_threads = 256, column_lanes = 8, lane_tokens = block_tokens / column_lanes;
-constexpr int batch = num_threads / column_lanes;  // columns at once
+constexpr int num_threads = 256, lists = num_threads / 32, list_rows = piece_rows / lists;
+
+struct Item {
+  uint32 column;
+  uint32 where;  // token of its block | neuron of the group << 6 | row of the piece << 11
+};
 
 struct alignas(128) Shared {
   bf16 values[piece_rows * 3 * group_neurons];
+  Item item[lists][list_rows * group_neurons];  // a list for a warp, of every eighth row
+  uint32 count[lists];
   int token[piece_rows];
   int sum[num_threads / 32];
   // Of the unit that a piece is of: its first piece, its first in `piece`, its group's rows, its own
@@ -44,122 +50,73 @@ __device__ Sums sum_threads(Shared& shared, int own) {
   return sums;
 }
 
-// The token of a value, of a lane's eight: token_at(lane * 8 + place).
-__device__ __forceinline__ int token_of(int part, int place) {
-  return part / 2 * 16 + part % 2 * 4 + place / 2 % 2 * 8 + place / 4 * 2 + place % 2;
-}
-
-struct Octet {
-  uint4 word;
-  __device__ __forceinline__ uint32 at(int i) const {
-    const uint32 pair = i / 2 == 0 ? word.x : i / 2 == 1 ? word.y : i / 2 == 2 ? word.z : word.w;
-    return i % 2 == 0 ? pair & 0xffffu : pair >> 16;
-  }
-};
-
-__device__ __forceinline__ Octet load(const bf16* matrix, uint64 at) {
-  return {*reinterpret_cast<const uint4*>(matrix + at)};
-}
-
 struct Matrices {
   const bf16 *d_gate, *d_up, *gate, *up;  // d_gate and gate: if gated
   bool gated;
 };
 
-// A part of one column: eight of its values.
-struct Part {
-  uint32 fires, tokens;  // of the part's 32 tokens: of this column; of the group
-  int row;               // of the first of them
-  uint32 where;
-  Octet d_gate, d_up, gate, up;
-};
-
-// Tokens of a part of eight: four bits and four more, eight further.
-__device__ __forceinline__ uint32 tokens_of(int part) {
-  return 0x0f0fu << (part % 4 / 2 * 16 + part % 2 * 4);
-}
-
-__device__ __forceinline__ void load_part(const Matrices& m, const Member& member, int part,
-                                          Part& out) {
-  const bool upper = part >= column_lanes / 2;
-  out.where = member.where;
-  out.row = upper ? member.row[1] : member.row[0];
-  out.tokens = upper ? member.all[1] : member.all[0];
-  out.fires = (upper ? member.mask[1] : member.mask[0]) & tokens_of(part);
-  if (out.fires == 0) return;
-  const uint64 at = static_cast<uint64>(member.column) * block_tokens + part * lane_tokens;
-  out.d_up = load(m.d_up, at);
-  out.up = load(m.up, at);
-  if (m.gated) {
-    out.d_gate = load(m.d_gate, at);
-    out.gate = load(m.gate, at);
-  }
-}
-
-__device__ __forceinline__ void scatter(Shared& shared, bool gated, const Part& in, int part,
-                                        int first_row) {
-  if (in.fires == 0) return;
-  const int neuron = in.where % group_neurons, matrices = gated ? 3 : 2;
-  const int block = (in.where >> 5) * block_tokens;
-  const int base = in.row - first_row;
-#pragma unroll
-  for (int i = 0; i < lane_tokens; ++i) {
-    const int token = token_of(part, i);
-    if ((in.fires >> token % 32 & 1) == 0) continue;
-    const int row = base + __popc(in.tokens & ((1u << token % 32) - 1));
+// Lists the non-zeros of one half of a column that have rows in the piece.
+__device__ __forceinline__ void list_half(Shared& shared, const Member& member, int half,
+                                          int first_row) {
+  const bool upper = half != 0;
+  const uint32 all = upper ? member.all[1] : member.all[0];
+  const int base = (upper ? member.row[1] : member.row[0]) - first_row;
+  const uint32 first_token = member.where / group_neurons * block_tokens + half * 32;
+  const uint32 where = half * 32 | member.where % group_neurons << 6;
+  for (uint32 left = upper ? member.mask[1] : member.mask[0]; left != 0; left &= left - 1) {
+    const int token = __ffs(left) - 1, row = base + __popc(all & ((1u << token) - 1));
     if (static_cast<uint32>(row) >= piece_rows) continue;  // of the piece before or after
-    bf16* to = shared.values + row * matrices * group_neurons + neuron;
-    const uint32 up = in.up.at(i);
-    if (gated) {
-      to[0] = in.d_gate.at(i);
-      to += group_neurons;
-    }
-    to[0] = in.d_up.at(i);
-    to[group_neurons] =
-        gated ? pack_bf16(bf16_low(in.gate.at(i)) * bf16_low(up), 0.0f) : up;
-    shared.token[row] = block + token;
+    const int list = row % lists;
+    shared.item[list][atomicAdd(shared.count + list, 1)] =
+        Item{member.column, where + token + (row << 11)};
+    shared.token[row] = first_token + token;
   }
 }
 
-// One piece: members [from, to).
+// Where the value of a token of a block lies in its column: the inverse of token_at.
+__device__ __forceinline__ uint32 value_at(uint32 token) {
+  return token / 16 * 16 + token % 8 / 2 * 4 + token / 8 % 2 * 2 + token % 2;
+}
+
+__device__ __forceinline__ void fetch(Shared& shared, const Matrices& m, const Item& item) {
+  const uint64 at = static_cast<uint64>(item.column) * block_tokens + value_at(item.where % 64);
+  const uint32 neuron = item.where >> 6 & 31, row = item.where >> 11;
+  bf16* to = shared.values + row * (m.gated ? 3 : 2) * group_neurons + neuron;
+  const uint32 d_up = m.d_up[at], up = m.up[at];
+  if (!m.gated) {
+    to[0] = d_up;
+    to[group_neurons] = up;
+    return;
+  }
+  const uint32 d_gate = m.d_gate[at], gate = m.gate[at];
+  to[0] = d_gate;
+  to[group_neurons] = d_up;
+  to[2 * group_neurons] = pack_bf16(bf16_low(gate) * bf16_low(up), 0.0f);
+}
+
+// One piece: members [from, to), `rows` rows. `count` is zero.
 __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Member* member,
                                      uint2 members, int first_row, int rows, uint32* token_out,
                                      uint4* out) {
   const int words = piece_rows * (m.gated ? 3 : 2) * group_neurons * 2 / 16;
+  const int thread = threadIdx.x, list = thread / 32;
   uint4* values = reinterpret_cast<uint4*>(shared.values);
-  const int part = threadIdx.x % column_lanes, to = members.y;
-  int at = members.x + threadIdx.x / column_lanes;
-  constexpr int burst = 2;
-  Part own[burst];
-#pragma unroll
-  for (int i = 0; i < burst; ++i) {
-    own[i].fires = 0;
-    if (at + i * batch < to) load_part(m, member[at + i * batch], part, own[i]);
-  }
-  for (int i = threadIdx.x; i < words; i += num_threads) values[i] = make_uint4(0, 0, 0, 0);
+  for (int i = thread; i < words; i += num_threads) values[i] = make_uint4(0, 0, 0, 0);
+  for (uint32 at = members.x + thread / 2; at < members.y; at += num_threads / 2)
+    list_half(shared, member[at], thread % 2, first_row);
   __syncthreads();
-  while (true) {
-#pragma unroll
-    for (int i = 0; i < burst; ++i) scatter(shared, m.gated, own[i], part, first_row);
-    at += burst * batch;
-    if (at - static_cast<int>(threadIdx.x / column_lanes) >= to) break;
-#pragma unroll
-    for (int i = 0; i < burst; ++i) {
-      own[i].fires = 0;
-      if (at + i * batch < to) load_part(m, member[at + i * batch], part, own[i]);
-    }
-  }
+  for (uint32 i = thread % 32; i < shared.count[list]; i += 32)
+    fetch(shared, m, shared.item[list][i]);
+  if (thread < rows) token_out[thread] = shared.token[thread];
   __syncthreads();
-  for (int i = threadIdx.x; i < words; i += num_threads) out[i] = values[i];
-  const int row = threadIdx.x;
-  if (row < rows) token_out[row] = shared.token[row];
+  for (int i = thread; i < words; i += num_threads) out[i] = values[i];
 }
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(num_threads, 4)
+extern "C" __global__ void __launch_bounds__(num_threads, 5)
     fill_pieces(const bf16* d_gate, const bf16* d_up, const bf16* gate, const bf16* up, int gated,
                 const Member* member, const uint2* piece, const Unit* unit, const uint32* control,
-                int* piece_first, uint32* piece_token, bf16* piece_values) {
+                uint2* work, uint32* piece_token, bf16* piece_values) {
   extern __shared__ __align__(128) unsigned char raw[];
   await_previous_kernel();
   Shared& shared = *reinterpret_cast<Shared*>(raw);
@@ -182,7 +139,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 4)
     before = total;
     look_at(from);
     const int own = from + threadIdx.x;
-    if (blockIdx.x == 0 && own < units) piece_first[own] = own_first;
+    const int rows = min(own_unit.pieces * piece_rows, own_unit.rows - own_unit.first_row);
+    if (blockIdx.x == 0 && own < units) work[own] = make_uint2(own_first * piece_rows, rows);
   }
   const int pieces = total;
 
@@ -202,6 +160,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 4)
       shared.rows = own_unit.rows;
       shared.first_row = own_unit.first_row;
     }
+    if (threadIdx.x < lists) shared.count[threadIdx.x] = 0;
     __syncthreads();
     const int done = at - shared.first, first_row = shared.first_row + done * piece_rows;
     fill(shared, m, member, piece[shared.piece + done], first_row,

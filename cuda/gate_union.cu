@@ -189,7 +189,7 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(384
   const int steps = (k + tile_k - 1) / tile_k;
   admit_next_kernel();
   await_previous_kernel();
-  if (blockIdx.x == 0 && threadIdx.x < 16) control[threadIdx.x] = 0;
+  if (blockIdx.x == 0 && threadIdx.x < control_words) control[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(&shared.full[stage], 1);

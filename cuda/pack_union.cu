@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(block_threads)
   const int tiles_n = (n + tile_neurons - 1) / tile_neurons;
   const int block = blockIdx.x / tiles_n, tile = blockIdx.x % tiles_n;
   await_previous_kernel();
-  if (blockIdx.x == 0 && threadIdx.x < 16) control[threadIdx.x] = 0;
+  if (blockIdx.x == 0 && threadIdx.x < control_words) control[threadIdx.x] = 0;
 
   const int column = tile * tile_neurons + lane * chunk_neurons;
   const bf16* gate = gate_MN + static_cast<uint64>(block) * block_tokens * n + column;

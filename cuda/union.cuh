@@ -16,8 +16,8 @@
 //
 //   unit    [blocks * tiles]             uint32×2 256 entries of a block: block << 16 | which 256,
 //                                                 and how many entries there are from there on
-//   order   [blocks]                     uint32×2 block and its total, the largest class first
-//   control [16]                         uint32   see below; zeroed by the gate
+//   order   [blocks]                     uint32×2 block and its total; both the largest first
+//   control [8]                          uint32   see below; zeroed by the gate
 #pragma once
 #include "ptx.cuh"
 
@@ -35,13 +35,5 @@ __device__ __forceinline__ int token_at(int place) {
 }
 
 // Words of `control`.
-constexpr int num_units = 0, next_up = 1, next_down = 2, finished = 3;
-constexpr int class_size = 4;  // one a class
-constexpr int num_entries = 10;
-
-// Blocks by their number of entries: the largest must start first, or the last wave waits for it.
-constexpr int classes = 6;
-__device__ __forceinline__ int class_of(uint32 entries) {
-  return entries >= 4096 ? 0 : entries >= 2048 ? 1 : entries >= 1280 ? 2 : entries >= 896 ? 3
-         : entries >= 512 ? 4 : 5;
-}
+constexpr int num_units = 0, next_up = 1, next_down = 2, finished = 3, num_entries = 4;
+constexpr int control_words = 8;

@@ -1,14 +1,15 @@
 // union_entries: strings the unions of each token block together (union.cuh: `entry`, `total`).
 //
-// One block of threads a token block. Also shares out the work of the two kernels after it; the
-// order of units and of blocks within a class differs from run to run, the results do not.
-#include "union.cuh"
+// One block of threads a token block; the last of them shares out the work of the two kernels after.
+#include "units.cuh"
 
-extern "C" __global__ void __launch_bounds__(256)
+constexpr int threads = 256;
+
+extern "C" __global__ void __launch_bounds__(threads)
     union_entries(const uint32* count, const unsigned char* neuron, int tiles_n, uint32* entry,
                   uint32* total, uint2* unit, uint2* order, uint32* control, uint32* observed) {
   extern __shared__ uint32 start[];  // [tiles_n + 1]
-  __shared__ uint32 class_start[classes];
+  __shared__ SharedUnits units;
   __shared__ bool last;
   await_previous_kernel();
   const int block = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -29,11 +30,6 @@ extern "C" __global__ void __launch_bounds__(256)
       start[0] = 0;
       total[block] = before;
       atomicAdd(control + num_entries, before);
-      const uint32 chunks = (before + 255) / 256;
-      const uint32 place = atomicAdd(control + num_units, chunks);
-      for (uint32 chunk = 0; chunk < chunks; ++chunk)
-        unit[place + chunk] = make_uint2(block << 16 | chunk, before - chunk * 256);
-      atomicAdd(control + class_size + class_of(before), 1);
     }
   }
   __syncthreads();
@@ -46,27 +42,14 @@ extern "C" __global__ void __launch_bounds__(256)
                                 tile * tile_neurons + neuron[place * tile_neurons + i]);
   }
 
-  // The last block to come here puts the blocks in order.
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(control + finished, 1) == gridDim.x - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
-  if (warp == 0) {
-    uint32 before = 0;
-    const uint32 size = lane < classes ? __ldcg(control + class_size + lane) : 0;
-    for (int smaller = 0; smaller < classes; ++smaller) {
-      const uint32 other = __shfl_sync(0xffffffffu, size, smaller);
-      before += smaller < lane ? other : 0;
-    }
-    if (lane < classes) class_start[lane] = before;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) {
-    const uint32 members = __ldcg(total + i);
-    order[atomicAdd(class_start + class_of(members), 1)] = make_uint2(i, members);
-  }
+  share_units<threads>(units, gridDim.x, [&](int i) { return __ldcg(total + i); }, unit, order,
+                       control);
   // Memory of the host, which reads it when it likes.
   if (threadIdx.x == 0 && observed != nullptr)
     *observed = __ldcg(control + num_entries) / gridDim.x;

@@ -82,7 +82,7 @@ __device__ void gather(Shared& shared, const Op& op, const TensorMap& x, const b
                        int steps, const uint2* unit, uint32* control) {
   RingPlace<stages> place;
   const auto look_up = [&](int index) { return unit[index]; };
-  UnitWalk walk(shared.queue, control + next_up, control[num_units], look_up);
+  UnitWalk walk(shared.queue, control + next_up, control[num_units]);
   for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
     const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_entries;
     const int entries = own.b;
@@ -96,11 +96,15 @@ __device__ void gather(Shared& shared, const Op& op, const TensorMap& x, const b
       source[i] = w + static_cast<uint64>(neuron) * k + threadIdx.x % 8 * 8;
     }
     if (entries >= unit_entries && k % (step_group * tile_k) == 0) {
-      for (int step = 0; step < steps; step += step_group)
+      for (int step = 0; step < steps; step += step_group) {
+        walk.approach_end(steps - step, look_up);
         gather_steps<true>(shared, place, x, block, source, entries, step, steps, k);
+      }
     } else {
-      for (int step = 0; step < steps; step += step_group)
+      for (int step = 0; step < steps; step += step_group) {
+        walk.approach_end(steps - step, look_up);
         gather_steps<false>(shared, place, x, block, source, entries, step, steps, k);
+      }
     }
   }
 }
@@ -110,9 +114,8 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
   const int consumer = threadIdx.x / 128 - 1;
   float d[64];
   RingPlace<stages> place;
-  const auto look_up = [](int) { return make_uint2(0, 0); };
-  UnitWalk walk(shared.queue, nullptr, 0, look_up);
-  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
+  UnitReader walk(shared.queue);
+  for (WorkUnit own; (own = walk.next()).index >= 0;) {
     const Part part{static_cast<int>(own.a >> 16), static_cast<int>(own.a & 0xffffu),
                     static_cast<int>(own.b)};
     uint32 name[members_lane];

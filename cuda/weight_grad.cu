@@ -29,19 +29,16 @@ struct Rows {
 __device__ void gather(Shared& shared, const Arguments& a, int units) {
   RingPlace<stages> place;
   const int values = a.row_values();
-  const auto look_up = [&](int index) {
-    const Unit unit = a.unit[index % units];
-    const int rows = min(unit.pieces * piece_rows, unit.rows - unit.first_row);
-    return make_uint2(a.piece_first[index % units] * piece_rows, rows);
-  };
-  UnitWalk walk(shared.queue, a.progress + next_unit, units * 2 * a.slices, look_up);
+  const auto look_up = [&](int index) { return a.work[index % units]; };
+  UnitWalk walk(shared.queue, a.progress + next_unit, units * 2 * a.slices);
   for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;) {
     const int slice = unit.index / units;
     const bool of_x = a.of_x(slice);
     const bf16* from = a.piece_values + static_cast<uint64>(unit.a) * values +
                        (of_x ? 0 : values - group_neurons);
     gather_source(shared, place, Rows{values}, of_x ? a.x : a.dy, from, a.piece_token + unit.a,
-                  unit.b, a.first_column(slice), a.k);
+                  unit.b, a.first_column(slice), a.k,
+                  [&](int left) { walk.approach_end(left, look_up); });
   }
 }
 
@@ -49,9 +46,8 @@ __device__ void multiply(Shared& shared, const Arguments& a, int units) {
   __shared__ bool add_up;
   float d[128];
   RingPlace<stages> place;
-  const auto look_up = [](int) { return make_uint2(0, 0); };
-  UnitWalk walk(shared.queue, nullptr, 0, look_up);
-  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
+  UnitReader walk(shared.queue);
+  for (WorkUnit own; (own = walk.next()).index >= 0;) {
     const int slice = own.index / units;
     const Unit unit = a.unit[own.index % units];
     if (own.b == 0) {
@@ -68,13 +64,13 @@ __device__ void multiply(Shared& shared, const Arguments& a, int units) {
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
     weight_grad(const bf16* x_MK, const bf16* dy_MK, int k, int n, const uint32* order,
-                const Unit* unit, const uint32* control, const int* piece_first,
+                const Unit* unit, const uint32* control, const uint2* work,
                 const uint32* piece_token, const bf16* piece_values, uint32* progress, float* sums,
                 int gated, int as_float, void* gate_NK, void* up_NK, void* down_NK) {
   Shared& shared = begin<Shared>(gather_threads);
   const int slices = (k + unit_columns - 1) / unit_columns, units = control[total_units];
   const Arguments a{k,           n,           slices,       gated != 0, x_MK, dy_MK,
-                    order,       unit,        piece_first,  piece_token, piece_values, progress,
+                    order,       unit,        work,         piece_token, piece_values, progress,
                     sums,        as_float != 0, gate_NK,    up_NK,      down_NK};
   if (threadIdx.x < gather_threads) {
     registers_decrease<gather_registers>();

@@ -13,7 +13,8 @@
 //
 // and fill_pieces to weight_grad: the pieces' values, those of one unit after those of the one before.
 //
-//   piece_first  [groups + most_parts]      int32  the first piece of each unit
+//   work         [groups + most_parts]      uint2  each unit's first row among those of all pieces,
+//                                                  and its rows
 //   piece_token  [pieces][64]               uint32 the row of x and dy, where there is one
 //   piece_values [pieces][64][3][32]        bf16   d_gate, d_up and gate · up of the row's token and
 //                                                  the neurons (without a gate, two: d_up and up);

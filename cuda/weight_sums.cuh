@@ -13,7 +13,7 @@ struct Arguments {
   const bf16 *x, *dy;
   const uint32* order;
   const Unit* unit;
-  const int* piece_first;
+  const uint2* work;
   const uint32* piece_token;
   const bf16* piece_values;
   uint32* progress;

@@ -78,7 +78,7 @@ def backward(  # noqa: PLR0917
         capacity = needed
     gate = None if w.gate_NK is None else saved.gate
     unit = _ints(capacity // _UNIT_MEMBERS + blocks, 2, like=saved.offset)
-    order, control = _ints(blocks, 2, like=saved.offset), _ints(16, like=saved.offset)
+    order, control = _ints(blocks, 2, like=saved.offset), _ints(8, like=saved.offset)
     launch_for("column_units", x_MK, 1, 1024, saved.offset, np.int32(blocks), unit, order, control)
 
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)

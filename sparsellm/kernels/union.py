@@ -30,7 +30,7 @@ class Union:
     total: Tensor  # (blocks,) int32
     unit: Tensor  # (blocks * tiles, 2) int32
     order: Tensor  # (blocks, 2) int32
-    control: Tensor  # (16,) int32
+    control: Tensor  # (8,) int32
 
 
 def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Union:
@@ -48,7 +48,7 @@ def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Unio
         total=empty(blocks),
         unit=empty(blocks * tiles, 2),
         order=empty(blocks, 2),
-        control=empty(16),
+        control=empty(8),
     )
 
 

@@ -24,7 +24,7 @@ _PLACE_THREADS, _PLACE_BLOCKS, _GROUP_THREADS, _LINE_BLOCKS = 256, 4, 512, 8
 # cuda/weight_grad.cu
 _SLICE_COLUMNS, _THREADS = 512, 384
 # cuda/fill_pieces.cu
-_FILL_THREADS, _FILL_BLOCKS = 256, 4
+_FILL_THREADS, _FILL_BLOCKS = 256, 5
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def sum_groups(  # noqa: PLR0917
         groups.order,
         groups.unit,
         groups.control,
-        pieces.first,
+        pieces.work,
         pieces.token,
         pieces.values,
         groups.progress,
@@ -186,7 +186,7 @@ def sum_groups(  # noqa: PLR0917
 class _Pieces:
     """The pieces' values; ``cuda/weight_grad.cuh`` says how."""
 
-    first: Tensor  # (groups + 60,) int32
+    work: Tensor  # (groups + 60, 2) int32
     token: Tensor  # (pieces, 64) int32
     values: Tensor  # (pieces, 64, 3 or 2, 32) bfloat16, and 32 more that are read and not used
 
@@ -201,7 +201,7 @@ def _fill_pieces(
     # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
     most = min(num_groups * -(-num_tokens // BLOCK_TOKENS), capacity + num_groups)
     pieces = _Pieces(
-        torch.empty(num_units, dtype=torch.int32, device=d_up.device),
+        torch.empty(num_units, 2, dtype=torch.int32, device=d_up.device),
         torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device),
         d_up.new_empty(most * BLOCK_TOKENS * matrices * _GROUP_NEURONS + _GROUP_NEURONS),
     )
@@ -219,7 +219,7 @@ def _fill_pieces(
         groups.piece,
         groups.unit,
         groups.control,
-        pieces.first,
+        pieces.work,
         pieces.token,
         pieces.values,
     )

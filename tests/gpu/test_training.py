@@ -224,7 +224,9 @@ def _assert_alike(own: dict, usual: dict, *, first: bool) -> None:
     assert own["grad_norm"] == pytest.approx(usual["grad_norm"], rel=1e-2)
     assert own["l1"] == pytest.approx(usual["l1"], rel=relative)
     for key in ("nnz_mean", "nnz_max", "nnz_p99"):
-        expected = pytest.approx(usual["sparsity"][key], rel=relative, abs=3)
+        # The few largest of 768 tokens differ by more than their mean.
+        few = 1 if first or key == "nnz_mean" else 3
+        expected = pytest.approx(usual["sparsity"][key], rel=few * relative, abs=3)
         assert own["sparsity"][key] == expected, key
     dead = pytest.approx(usual["sparsity"]["dead_fraction"], abs=0.03)
     assert own["sparsity"]["dead_fraction"] == dead

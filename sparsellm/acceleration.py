@@ -118,7 +118,7 @@ class Projections(NamedTuple):
 
 def _projections(module: nn.Module) -> Projections | None:
     children = module._modules  # not getattr: its search costs microseconds a call
-    gate, up, down = (children.get(name) for name in ("gate_proj", "up_proj", "down_proj"))
+    gate, up, down = children.get("gate_proj"), children.get("up_proj"), children.get("down_proj")
     if not isinstance(up, nn.Linear) or not isinstance(down, nn.Linear):
         return None
     return Projections(gate if isinstance(gate, nn.Linear) else None, up, down)
@@ -183,29 +183,17 @@ def _forward(module: nn.Module, x: Tensor) -> Tensor:
     installed: _Installed = module.__dict__[INSTALLED]
     ffn = _projections(module)
     assert ffn is not None
-    gate, up, down = ffn
-    trains = torch.is_grad_enabled() and (x.requires_grad or up.weight.requires_grad)
+    trains = torch.is_grad_enabled() and (x.requires_grad or ffn.up.weight.requires_grad)
     if x.dtype != torch.bfloat16 or trains or x.numel() == 0:
         if installed.previous is not None:
             return installed.previous(x)
         y: Tensor = type(module).forward(module, x)
         return y
-    w = FFNWeights(
-        None if gate is None else gate.weight,
-        up.weight,
-        down.weight,
-        None if gate is None else gate.bias,
-        up.bias,
-        down.bias,
-        installed.threshold,
-    )
-    num_tokens = x.numel() // x.shape[-1]
-    if (
-        num_tokens <= FEW_TOKENS
-        and installed.threshold == 0
-        and not torch.compiler.is_compiling()
-        and installed.dispatch.stays_dense(num_tokens)
-    ):
+    gate_NK, b_gate_N = (None, None) if ffn.gate is None else _parameters(ffn.gate)
+    up_NK, b_up_N = _parameters(ffn.up)
+    down_KN, b_down_K = _parameters(ffn.down)
+    w = FFNWeights(gate_NK, up_NK, down_KN, b_gate_N, b_up_N, b_down_K, installed.threshold)
+    if _few_stay_dense(x, installed):
         return _few_dense(x, w)
     down_NK, handle = module._buffers[DOWN_NK], installed.dispatch.handle
     assert down_NK is not None
@@ -213,6 +201,31 @@ def _forward(module: nn.Module, x: Tensor) -> Tensor:
         return sparse_ffn(x, w, down_NK, handle)
     y_MK = sparse_ffn(x.reshape(-1, x.shape[-1]).contiguous(), w, down_NK, handle)
     return y_MK.view(x.shape)
+
+
+def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias: parameters are not searched for, which costs a microsecond each."""
+    own = linear._parameters
+    weight = own.get("weight")
+    if weight is None:  # parametrized
+        return linear.weight, linear.bias
+    return weight, own["bias"]
+
+
+def _few_stay_dense(x: Tensor, installed: _Installed) -> bool:
+    """Whether a call is better done by `_few_dense` than by the operator.
+
+    Not while a CUDA graph is captured: its replay waits for no host, and the operator's dense path
+    has one kernel where `_few_dense` has two.
+    """
+    num_tokens = x.numel() // x.shape[-1]
+    return (
+        num_tokens <= FEW_TOKENS
+        and installed.threshold == 0
+        and not torch.compiler.is_compiling()
+        and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+        and installed.dispatch.stays_dense(num_tokens)
+    )
 
 
 def _few_dense(x: Tensor, w: FFNWeights) -> Tensor:

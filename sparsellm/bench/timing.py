@@ -80,6 +80,16 @@ def other_work(device: torch.device) -> Call:
     return work
 
 
+def in_a_row(calls: Sequence[Call]) -> Call:
+    """All calls one after the other: the host runs ahead of the GPU or not, as in a model."""
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
 def graph(calls: Sequence[Call]) -> Call:
     """One CUDA graph of all calls, which must be warm; what is returned replays it."""
     captured = torch.cuda.CUDAGraph()

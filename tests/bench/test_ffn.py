@@ -23,28 +23,29 @@ TIMES = {"dense_eager": 3.0, "dense_compiled": 2.0, "ours": 1.0}
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Every side is called once a measurement and takes what TIMES says, a copy of the weights."""
+    """Every call of a side takes what TIMES says; the calls in a row, by side, are kept."""
+    rows = []
 
     def interleaved(sides, seconds):
         assert seconds == 0.5
-        for calls in sides.values():
-            for call in calls:
-                call()
-        graphs = all(len(calls) == 1 and hasattr(calls[0], "calls") for calls in sides.values())
-        return {n: TIMES[n] * (len(sides[n][0].calls) if graphs else 1) for n in sides}
+        rows.append({name: row.calls for name, (row,) in sides.items()})
+        return {name: TIMES[name] * len(row.calls) for name, (row,) in sides.items()}
 
-    def graph(calls):
-        def replay():
+    def in_a_row(calls):
+        def run():
             for call in calls:
                 call()
 
-        replay.calls = calls
-        return replay
+        run.calls = calls
+        run()
+        return run
 
     monkeypatch.setattr(timing, "interleaved", interleaved)
-    monkeypatch.setattr(timing, "graph", graph)
+    monkeypatch.setattr(timing, "in_a_row", in_a_row)
+    monkeypatch.setattr(timing, "graph", in_a_row)
     monkeypatch.setattr(timing, "ceilings", lambda device: Ceilings(700.0, 4000.0))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    return rows
 
 
 def _run(cases, **options):
@@ -110,6 +111,11 @@ def test_decode_is_timed_both_ways_and_rotates_its_weights(clock, monkeypatch):
     _, eager, graph = _run([Case(8, GATED, "uniform", 15)])
     assert {m.case["launch"] for m in eager} == {"eager"}
     assert {m.case["launch"] for m in graph} == {"graph"}
+    assert len(clock) == 2
+    for calls in (calls for sides in clock for calls in sides.values()):
+        assert len(calls) == 12
+        assert len({id(call) for call in calls}) == 3
+        assert all(a is not b for a, b in itertools.pairwise(calls))
     for found in (eager, graph):
         by_metric = {m.metric: m for m in found}
         assert all(m.bench == "ffn_decode" for m in found)

@@ -18,7 +18,7 @@ from sparsellm.kernels import tensor_map, union
 from sparsellm.kernels.compile import launch_for, load_for
 from sparsellm.kernels.ffn import median_ms
 from sparsellm.kernels.transpose import transposed
-from sparsellm.kernels.weight_grad import group_columns, sum_groups
+from sparsellm.kernels.weight_grad import weight_grads
 from sparsellm.reference import (
     BLOCK_TOKENS,
     Columns,
@@ -80,7 +80,6 @@ def backward(  # noqa: PLR0917
     unit = _ints(capacity // _UNIT_MEMBERS + blocks, 2, like=saved.offset)
     order, control = _ints(blocks, 2, like=saved.offset), _ints(8, like=saved.offset)
     launch_for("column_units", x_MK, 1, 1024, saved.offset, np.int32(blocks), unit, order, control)
-    groups = group_columns(saved, n, k)
 
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
     _launch_persistent(
@@ -91,8 +90,6 @@ def backward(  # noqa: PLR0917
         *(down_NK, np.int32(k), saved.offset, saved.neuron, gate, saved.up),
         *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
     )
-    # Right after columns_grad, while L2 still holds some of what it left.
-    gate_NK, up_NK, down_NK = sum_groups(groups, saved, d_gate, d_up, x_MK, dy_MK, n, dtype)
     dx_MK = torch.empty_like(x_MK)
     _launch_persistent(
         "columns_down",
@@ -101,6 +98,7 @@ def backward(  # noqa: PLR0917
         *(w.up_NK, w.gate_NK, np.int32(m), np.int32(k), saved.offset, saved.neuron),
         *(d_up, d_gate, order, control, dx_MK),
     )
+    gate_NK, up_NK, down_NK = weight_grads(saved, d_gate, d_up, x_MK, dy_MK, n, dtype)
     return FFNGradients(
         x_MK=dx_MK,
         gate_NK=gate_NK,

@@ -39,6 +39,35 @@ class Groups:
     progress: Tensor  # (1 + 60 · slices,) int32; zero before every use of the groups
 
 
+def weight_grads(  # noqa: PLR0917
+    columns: Columns,
+    d_gate: Tensor | None,
+    d_up: Tensor,
+    x_MK: Tensor,
+    dy_MK: Tensor,
+    num_neurons: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The gradients of W_gate, W_up and W_down, each neuron by neuron.
+
+    Args:
+        columns: the pattern, gate and up; values of tokens that do not fire are not used.
+        d_gate: (C, 64), the loss's gradient by the gate before its relu; None without a gate.
+        d_up: (C, 64), by ``up``; without a gate, before its relu.
+        x_MK: the FFN's input. Not finite, a token's row spoils the gradient of all neurons in the
+            groups of 32 that it fires, as it does in a dense product.
+        dy_MK: the loss's gradient by the FFN's output.
+        num_neurons: N.
+        dtype: float32 or bfloat16, of the results; sums are float32.
+
+    Returns:
+        Σ d_gate x (N, K), or None; Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or Σ up dy. Rows
+        of neurons that never fire are zero.
+    """
+    groups = group_columns(columns, num_neurons, x_MK.shape[1])
+    return sum_groups(groups, columns, d_gate, d_up, x_MK, dy_MK, num_neurons, dtype)
+
+
 def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
     """Sorts the columns of a pattern by neuron, and shares out the work of `sum_groups`."""
     kernel, _ = load_for("group_columns", columns.offset)
@@ -108,23 +137,7 @@ def sum_groups(  # noqa: PLR0917
     num_neurons: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The gradients of W_gate, W_up and W_down, each neuron by neuron.
-
-    Args:
-        groups: `group_columns` of the pattern; used up.
-        columns: the pattern, gate and up; values of tokens that do not fire are not used.
-        d_gate: (C, 64), the loss's gradient by the gate before its relu; None without a gate.
-        d_up: (C, 64), by ``up``; without a gate, before its relu.
-        x_MK: the FFN's input. Not finite, a token's row spoils the gradient of all neurons in the
-            groups of 32 that it fires, as it does in a dense product.
-        dy_MK: the loss's gradient by the FFN's output.
-        num_neurons: N.
-        dtype: float32 or bfloat16, of the results; sums are float32.
-
-    Returns:
-        Σ d_gate x (N, K), or None; Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or Σ up dy. Rows
-        of neurons that never fire are zero.
-    """
+    """`weight_grads` of a pattern that is grouped; uses the groups up."""
     assert dtype in (torch.float32, torch.bfloat16), dtype
     num_tokens, k = x_MK.shape
     kernel, _ = load_for("weight_grad", x_MK)

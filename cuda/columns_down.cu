@@ -12,14 +12,13 @@ struct ColumnsDown {
   static constexpr bool rare = false;
 
   __device__ int num_sources() const { return d_gate == nullptr ? 1 : 2; }
-  __device__ uint64 start(int block) const { return offset[block]; }
-  __device__ const uint32* members(uint64 start) const { return member + start; }
+  __device__ const uint32* members(int block) const { return member + offset[block]; }
   __device__ uint32 neuron(uint32 member) const { return member; }
-  __device__ const bf16* columns(const Segment& of) const {
-    return (of.source == 0 ? d_up : d_gate) + of.start * block_tokens;
+  __device__ const bf16* columns(int source, int block) const {
+    return (source == 0 ? d_up : d_gate) + static_cast<uint64>(offset[block]) * block_tokens;
   }
   __device__ uint32 place(uint32, int i) const { return i * block_tokens; }
-  __device__ const bf16* weights(const Segment& of) const { return of.source == 0 ? w_up : w_gate; }
+  __device__ const bf16* weights(int source) const { return source == 0 ? w_up : w_gate; }
 };
 }  // namespace
 

@@ -5,21 +5,18 @@
 // cp.async. Each multiplying warpgroup holds 64 tokens × 256 columns. Both operands are stored with
 // k, the member, as the slow index, which wgmma reads as "transposed". An `Op` says where things are:
 //
-//   num_sources()       how many pairs of columns and weights there are to add up
-//   start(block)        where a block's union begins, of all; what follows is told by a `Segment`
-//   members(start)      the union, and
-//   neuron(m)           the neuron that one of its words means
-//   columns(segment)    64 values for each member, 16-byte aligned
-//   place(m, i)         where among them those of member i begin, whose word is m
-//   weights(segment)    (N, K), a row a neuron
-//   rare                whether L2 had better keep the weights than the columns
+//   num_sources()                how many pairs of columns and weights there are to add up
+//   members(block), neuron(m)    a block's union, and the neuron that one of its words means
+//   columns(source, block)       64 values for each member, 16-byte aligned
+//   place(m, i)                  where among them those of member i begin, whose word is m
+//   weights(source)              (N, K), a row a neuron
+//   rare                         whether L2 had better keep the weights than the columns
 #pragma once
 #include "gather.cuh"
 
 namespace {
 constexpr int stage_entries = 32, stages = 6, unit_columns = 512, panel = 64;
-constexpr int lookahead = 4;  // stages whose members are loaded before their turn
-constexpr int segment_at = 6;  // stages left when the next segment is looked up
+constexpr int lookahead = 4;  // stages whose entries are loaded before their turn
 constexpr int panel_bytes = stage_entries * panel * 2;
 
 struct Shared {
@@ -27,13 +24,6 @@ struct Shared {
   bf16 w[stages][unit_columns / panel][stage_entries * panel];
   uint64 full[stages], empty[stages];
   UnitQueue queue;
-};
-
-// A union's members with one pair of columns and weights.
-struct Segment {
-  WorkUnit unit;  // `b`: its members
-  int source;
-  uint64 start;
 };
 
 // One stage. `whole`: all rows and columns are there. `first`: the stage's first member.
@@ -70,70 +60,57 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
   }
 }
 
-// The gathering side. `first_column(index)`: of a unit's 512. Members are loaded stages ahead, those
-// of the next segment too, so that rows flow on from one to the other.
-template <typename Op, typename LookUp, typename FirstColumn>
-__device__ void gather(Shared& shared, const Op& op, UnitWalk& walk, LookUp look_up, uint32 columns,
-                       FirstColumn first_column) {
-  RingPlace<stages> place;
-  const uint32 lane = threadIdx.x % 32, row_bytes = 2 * columns;
-  const int last_source = op.num_sources() - 1;
-  const auto next = [&](const Segment& after) {
-    if (after.source < last_source) return Segment{after.unit, after.source + 1, after.start};
-    const WorkUnit unit = walk.next(look_up);
-    return Segment{unit, 0, op.start(unit.a)};
-  };
+// A block's union, `total` members, from one pair of columns and weights. `before_stage(left)` is
+// called before each stage, with the number of those from it on.
+template <typename Op, typename BeforeStage>
+__device__ __forceinline__ void gather_source(Shared& shared, RingPlace<stages>& place, const Op& op,
+                                              const bf16* w, const bf16* h, const uint32* members,
+                                              int total, uint32 first_column, uint32 columns,
+                                              BeforeStage before_stage) {
+  const uint32 lane = threadIdx.x % 32, row_bytes = 2 * columns, column = first_column + lane * 8;
+  const bool all_columns = first_column + unit_columns <= columns;
+  const char* from_w = reinterpret_cast<const char*>(w + column);
+  const bf16* from_h = h + threadIdx.x % 8 * 8;
+  // Lane l keeps member l of the stage; those of the next ones are on their way meanwhile.
+  const uint32* list = members + lane;
   uint32 ahead[lookahead];
-  bool loaded = false;
-  for (Segment own = next({{}, last_source, 0}), following; own.unit.index >= 0; own = following) {
-    const int total = own.unit.b, num_stages = (total + stage_entries - 1) / stage_entries;
-    const uint32 column = first_column(own.unit.index) + lane * 8;
-    const bool all_columns = column - lane * 8 + unit_columns <= columns;
-    const char* from_w = reinterpret_cast<const char*>(op.weights(own) + column);
-    const bf16* from_h = op.columns(own) + threadIdx.x % 8 * 8;
-    // Lane l keeps member l of each stage. `list`: the next to be loaded, of `left_of_list`.
-    const uint32* list = op.members(own.start) + lane;
-    int left_of_list = total - static_cast<int>(lane);
-    const auto load = [&] {
-      const uint32 member = left_of_list > 0 ? *list : 0;
-      list += stage_entries;
-      left_of_list -= stage_entries;
-      return member;
-    };
-    if (loaded) {
-      list += lookahead * stage_entries;
-      left_of_list -= lookahead * stage_entries;
-    } else {
 #pragma unroll
-      for (int i = 0; i < lookahead; ++i) ahead[i] = load();
-    }
-    for (int first = 0, left = num_stages; left > 0; first += stage_entries, --left) {
-      if (own.source == last_source) walk.approach_end(left, look_up);
-      if (left == segment_at) following = next(own);
-      if (left == lookahead && num_stages >= segment_at) {
-        list = op.members(following.start) + lane;
-        left_of_list = static_cast<int>(following.unit.b - lane);
-      }
-      const uint32 members = ahead[0];
+  for (int i = 0; i < lookahead; ++i)
+    ahead[i] = static_cast<int>(lane) + i * stage_entries < total ? list[i * stage_entries] : 0;
+  list += lookahead * stage_entries;
+  for (int first = 0; first < total; first += stage_entries) {
+    const int present = total - first;
+    const uint32 own = ahead[0];
 #pragma unroll
-      for (int i = 0; i < lookahead - 1; ++i) ahead[i] = ahead[i + 1];
-      ahead[lookahead - 1] = load();
-      barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
-      const uint32 stage_w = smem_address(shared.w[place.stage]);
-      const uint32 stage_h = smem_address(shared.h[place.stage]);
-      const int present = total - first;
-      if (all_columns && present >= stage_entries)
-        gather_stage<true>(op, stage_w, stage_h, members, from_w, row_bytes, column, columns, from_h,
-                           first, present);
-      else
-        gather_stage<false>(op, stage_w, stage_h, members, from_w, row_bytes, column, columns, from_h,
-                            first, present);
-      copy_arrive(&shared.full[place.stage]);
-      place.advance();
-    }
-    loaded = num_stages >= segment_at;
-    if (!loaded) following = next(own);
+    for (int i = 0; i < lookahead - 1; ++i) ahead[i] = ahead[i + 1];
+    ahead[lookahead - 1] = static_cast<int>(lane) < present - lookahead * stage_entries ? *list : 0;
+    list += stage_entries;
+    before_stage((present + stage_entries - 1) / stage_entries);
+    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+    const uint32 stage_w = smem_address(shared.w[place.stage]);
+    const uint32 stage_h = smem_address(shared.h[place.stage]);
+    if (all_columns && present >= stage_entries)
+      gather_stage<true>(op, stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h,
+                         first, present);
+    else
+      gather_stage<false>(op, stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h,
+                          first, present);
+    copy_arrive(&shared.full[place.stage]);
+    place.advance();
   }
+}
+
+template <typename Op>
+__device__ void gather(Shared& shared, const Op& op, uint32 columns, int units_k, int blocks,
+                       const uint2* order, uint32* control) {
+  RingPlace<stages> place;
+  const auto look_up = [&](int index) { return order[index / units_k]; };
+  UnitWalk walk(shared.queue, control + next_down, blocks * units_k);
+  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;)
+    for (int source = 0, sources = op.num_sources(); source < sources; ++source)
+      gather_source(shared, place, op, op.weights(source), op.columns(source, unit.a),
+                    op.members(unit.a), unit.b, unit.index % units_k * unit_columns, columns,
+                    [&](int left) { if (source == sources - 1) walk.approach_end(left, look_up); });
 }
 
 // A warpgroup's sums over the next `steps` stages.
@@ -228,9 +205,7 @@ __device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int
   const int blocks = (m + block_tokens - 1) / block_tokens;
   if (threadIdx.x < gather_threads) {
     registers_decrease<gather_registers>();
-    const auto look_up = [&](int index) { return order[index / units_k]; };
-    UnitWalk walk(shared.queue, control + next_down, blocks * units_k);
-    gather(shared, op, walk, look_up, k, [&](int index) { return index % units_k * unit_columns; });
+    gather(shared, op, k, units_k, blocks, order, control);
   } else {
     registers_increase<multiply_registers>();
     multiply(shared, op.num_sources(), m, k, units_k, bias_K, y_MK);

@@ -75,7 +75,7 @@ struct UnitReader {
 // for it would wait while others have none left (H200, weight_grad on layer 1 of the pilot's traces,
 // two units ahead: the first multiprocessor was done after 0.21 ms of 0.32).
 struct UnitWalk : UnitReader {
-  static constexpr int take_at = 10, look_up_at = 8, never = -1;  // stages left
+  static constexpr int take_at = 8, look_up_at = 4, never = -1;  // stages left
   uint32* counter;
   int num_units, due, index = 0;
   WorkUnit ahead{-1, 0, 0};

@@ -8,17 +8,17 @@ struct UnionDown {
   const bf16 *value, *w;
   int tiles_n;
 
+  __device__ uint64 base(int block) const {
+    return static_cast<uint64>(block) * tiles_n * tile_neurons;
+  }
   static constexpr bool rare = false;
 
   __device__ int num_sources() const { return 1; }
-  __device__ uint64 start(int block) const {
-    return static_cast<uint64>(block) * tiles_n * tile_neurons;
-  }
-  __device__ const uint32* members(uint64 start) const { return entry + start; }
+  __device__ const uint32* members(int block) const { return entry + base(block); }
   __device__ uint32 neuron(uint32 member) const { return entry_neuron(member); }
-  __device__ const bf16* columns(const Segment& of) const { return value + of.start * block_tokens; }
+  __device__ const bf16* columns(int, int block) const { return value + base(block) * block_tokens; }
   __device__ uint32 place(uint32 member, int) const { return entry_slot(member) * block_tokens; }
-  __device__ const bf16* weights(const Segment&) const { return w; }
+  __device__ const bf16* weights(int) const { return w; }
 };
 }  // namespace
 

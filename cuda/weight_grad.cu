@@ -17,24 +17,30 @@
 
 namespace {
 struct Rows {
-  const Arguments& a;
-  int values, units;  // values of a row; units of a slice
-
+  int values;  // of a row
   // A row of x is read for eleven groups of 176, its values for one (H200, 16384 × 2048 × 5632,
   // layer 1 of the pilot's trace: 0.319 for 0.341 ms).
   static constexpr bool rare = true;
 
-  __device__ int num_sources() const { return 1; }
-  __device__ uint64 start(uint32 row) const { return row; }
-  __device__ const uint32* members(uint64 start) const { return a.piece_token + start; }
   __device__ uint32 neuron(uint32 token) const { return token; }
-  __device__ bool of_x(const Segment& of) const { return a.of_x(of.unit.index / units); }
-  __device__ const bf16* columns(const Segment& of) const {
-    return a.piece_values + of.start * values + (of_x(of) ? 0 : values - group_neurons);
-  }
   __device__ uint32 place(uint32, int row) const { return row * values; }
-  __device__ const bf16* weights(const Segment& of) const { return of_x(of) ? a.x : a.dy; }
 };
+
+__device__ void gather(Shared& shared, const Arguments& a, int units) {
+  RingPlace<stages> place;
+  const int values = a.row_values();
+  const auto look_up = [&](int index) { return a.work[index % units]; };
+  UnitWalk walk(shared.queue, a.progress + next_unit, units * 2 * a.slices);
+  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;) {
+    const int slice = unit.index / units;
+    const bool of_x = a.of_x(slice);
+    const bf16* from = a.piece_values + static_cast<uint64>(unit.a) * values +
+                       (of_x ? 0 : values - group_neurons);
+    gather_source(shared, place, Rows{values}, of_x ? a.x : a.dy, from, a.piece_token + unit.a,
+                  unit.b, a.first_column(slice), a.k,
+                  [&](int left) { walk.approach_end(left, look_up); });
+  }
+}
 
 __device__ void multiply(Shared& shared, const Arguments& a, int units) {
   __shared__ bool add_up;
@@ -68,10 +74,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
                     sums,        as_float != 0, gate_NK,    up_NK,      down_NK};
   if (threadIdx.x < gather_threads) {
     registers_decrease<gather_registers>();
-    const auto look_up = [&](int index) { return a.work[index % units]; };
-    UnitWalk walk(shared.queue, a.progress + next_unit, units * 2 * slices);
-    gather(shared, Rows{a, a.row_values(), units}, walk, look_up, k,
-           [&](int index) { return a.first_column(index / units); });
+    gather(shared, a, units);
   } else {
     registers_increase<multiply_registers>();
     multiply(shared, a, units);

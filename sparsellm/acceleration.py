@@ -18,7 +18,9 @@ from sparsellm.reference import FFNWeights
 
 DOWN_NK, INSTALLED = "sparsellm_down_NK", "sparsellm_installed"
 OLDEST = (8, 0)  # compute capability: bf16 in tensor cores, cp.async
-FEW_TOKENS = 64  # so few that the host decides the time of a dense FFN
+# With so few tokens and weights no larger the host decides the time of a dense FFN: an H200 reads
+# 256 MiB in 65 µs, which is what it takes to queue the operator.
+FEW_TOKENS, LARGE_BYTES = 64, 2**28
 
 
 @dataclass
@@ -168,13 +170,15 @@ class _Installed:
     dispatch: Dispatch
     threshold: float
     previous: Callable[[Tensor], Tensor] | None  # a forward of the instance's own
+    large: bool  # a GPU takes longer to read the weights than a host to queue the operator
 
 
 def _install(module: nn.Module, ffn: Projections, threshold: float, dispatch: Dispatch) -> None:
     # A buffer moves with the module, and a non-persistent one is not saved with it.
     module.register_buffer(DOWN_NK, ffn.down.weight.detach().t().contiguous(), persistent=False)
     own = vars(module)
-    own[INSTALLED] = _Installed(dispatch, threshold, own.get("forward"))
+    num_bytes = sum(linear.weight.nbytes for linear in ffn.present)
+    own[INSTALLED] = _Installed(dispatch, threshold, own.get("forward"), num_bytes > LARGE_BYTES)
     # A bound method, not a closure: a deep copy of the module then computes with its own weights.
     own["forward"] = MethodType(_forward, module)
 
@@ -215,12 +219,13 @@ def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
 def _few_stay_dense(x: Tensor, installed: _Installed) -> bool:
     """Whether a call is better done by `_few_dense` than by the operator.
 
-    Not while a CUDA graph is captured: its replay waits for no host, and the operator's dense path
-    has one kernel where `_few_dense` has two.
+    Not where the host does not matter, with large weights and while a CUDA graph is captured: the
+    operator's dense path has one kernel where `_few_dense` has two.
     """
     num_tokens = x.numel() // x.shape[-1]
     return (
         num_tokens <= FEW_TOKENS
+        and not installed.large
         and installed.threshold == 0
         and not torch.compiler.is_compiling()
         and not (x.is_cuda and torch.cuda.is_current_stream_capturing())

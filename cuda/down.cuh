@@ -16,36 +16,31 @@
 
 namespace {
 constexpr int stage_entries = 32, stages = 6, unit_columns = 512, panel = 64;
+constexpr int lookahead = 4;  // stages whose entries are loaded before their turn
 constexpr int panel_bytes = stage_entries * panel * 2;
 
 struct Shared {
   bf16 h[stages][stage_entries * block_tokens];
   bf16 w[stages][unit_columns / panel][stage_entries * panel];
   uint64 full[stages], empty[stages];
-  uint32 members[stages][gather_threads / 32][stage_entries];  // a copy a gathering warp
   UnitQueue queue;
 };
-
-// Where a warp keeps member `row` of a stage: those of the rows that it copies, every fourth, together.
-__device__ __forceinline__ int member_place(int row) { return row % 4 * 8 + row / 4; }
 
 // One stage. `whole`: all rows and columns are there. `first`: the stage's first member.
 template <bool whole, typename Op>
 __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint32 stage_h,
-                                             const uint32* members, const char* from_w,
-                                             uint32 row_bytes, uint32 column, uint32 columns,
-                                             const bf16* from_h, int first, int present) {
+                                             uint32 own, const char* from_w, uint32 row_bytes,
+                                             uint32 column, uint32 columns, const bf16* from_h,
+                                             int first, int present) {
   // A warp copies every fourth row, its 1024 bytes in two halves.
   const uint32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32 to_even = lane / 8 * panel_bytes + swizzled(warp, lane % 8);
   const uint32 to_odd = lane / 8 * panel_bytes + swizzled(warp + 4, lane % 8);
-  const uint4* own = reinterpret_cast<const uint4*>(members + member_place(warp));
-  const uint4 early = own[0], late = own[1];
-  const uint32 member[8] = {early.x, early.y, early.z, early.w, late.x, late.y, late.z, late.w};
 #pragma unroll
   for (int i = 0; i < stage_entries / 4; ++i) {
     const int row = 4 * i + warp;
-    const char* source = from_w + static_cast<uint64>(op.neuron(member[i])) * row_bytes;
+    const uint32 neuron = op.neuron(__shfl_sync(~0u, own, row));
+    const char* source = from_w + static_cast<uint64>(neuron) * row_bytes;
     const uint32 to = stage_w + (i % 2 == 0 ? to_even : to_odd) + i / 2 * 1024;
     const bool left = whole || (row < present && column < columns);
     const bool right = whole || (row < present && column + unit_columns / 2 < columns);
@@ -56,7 +51,7 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
 #pragma unroll
   for (int i = 0; i < stage_entries * 8 / gather_threads; ++i) {
     const int row = i * (gather_threads / 8) + h_row;
-    const uint32 place = op.place(members[member_place(row)], first + row);
+    const uint32 place = op.place(__shfl_sync(~0u, own, row), first + row);
     const uint32 to = to_h + i * (gather_threads / 8) * 128, bytes = whole || row < present ? 16 : 0;
     if (Op::rare)
       copy16_async(to, from_h + place, bytes, evict_first());
@@ -76,32 +71,30 @@ __device__ __forceinline__ void gather_source(Shared& shared, RingPlace<stages>&
   const bool all_columns = first_column + unit_columns <= columns;
   const char* from_w = reinterpret_cast<const char*>(w + column);
   const bf16* from_h = h + threadIdx.x % 8 * 8;
-  // A stage brings the members of the one that will take its place in the ring: who finds that place
-  // empty again finds them there. (To load them into registers ahead of their turn does not do: the
-  // compiler waits for the last of several such loads where it needs the first.)
-  const int warp = threadIdx.x / 32, at = member_place(lane);
+  // Lane l keeps member l of the stage; those of the next ones are on their way meanwhile.
   const uint32* list = members + lane;
+  uint32 ahead[lookahead];
 #pragma unroll
-  for (int i = 0, stage = place.stage; i < stages; ++i, stage = stage + 1 == stages ? 0 : stage + 1)
-    if (static_cast<int>(lane) + i * stage_entries < total)
-      shared.members[stage][warp][at] = list[i * stage_entries];
+  for (int i = 0; i < lookahead; ++i)
+    ahead[i] = static_cast<int>(lane) + i * stage_entries < total ? list[i * stage_entries] : 0;
+  list += lookahead * stage_entries;
   for (int first = 0; first < total; first += stage_entries) {
     const int present = total - first;
+    const uint32 own = ahead[0];
+#pragma unroll
+    for (int i = 0; i < lookahead - 1; ++i) ahead[i] = ahead[i + 1];
+    ahead[lookahead - 1] = static_cast<int>(lane) < present - lookahead * stage_entries ? *list : 0;
+    list += stage_entries;
     before_stage((present + stage_entries - 1) / stage_entries);
     barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
-    __syncwarp();
-    const uint32* own = shared.members[place.stage][warp];
     const uint32 stage_w = smem_address(shared.w[place.stage]);
     const uint32 stage_h = smem_address(shared.h[place.stage]);
     if (all_columns && present >= stage_entries)
-      gather_stage<true>(op, stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h, first,
-                         present);
+      gather_stage<true>(op, stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h,
+                         first, present);
     else
-      gather_stage<false>(op, stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h, first,
-                          present);
-    __syncwarp();
-    if (static_cast<int>(lane) < present - stages * stage_entries)
-      copy4_async(smem_address(own + at), list + first + stages * stage_entries);
+      gather_stage<false>(op, stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h,
+                          first, present);
     copy_arrive(&shared.full[place.stage]);
     place.advance();
   }

@@ -145,10 +145,6 @@ __device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32
                : "memory");
 }
 
-__device__ __forceinline__ void copy4_async(uint32 to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
 // What L2 is to give up first: data that is read once in a long while, beside data that is read often.
 __device__ __forceinline__ uint64 evict_first() {
   uint64 policy;

@@ -57,10 +57,10 @@ class FFNConfig(StrictModel):
     activation: Literal["relu", "silu"] = Field("relu", description="Activation of the gate")
     gated: bool = Field(True, description="gate * up (Llama), or up alone (paper, appendix)")
     kernels: Literal["auto", "dense", "sparse"] = Field(
-        "dense",
+        "auto",
         description="Training by dense matrix products, on the sparsity pattern, or (auto) a layer "
-        "and step by whichever was measured to be faster; auto on a CPU is dense. On GPUs sparse "
-        "and auto are experimental",
+        "and step by whichever was measured to be faster; auto is dense on a CPU, and on a GPU "
+        "that cannot run the sparse kernels, where it says why",
     )
 
 

@@ -166,4 +166,4 @@ def test_sparse_kernels_need_relu():
     wrong = ["ffn.activation=silu", "ffn.kernels=sparse"]
     with pytest.raises(ValueError, match=r"ffn.kernels: sparse needs ffn.activation: relu"):
         load_recipe("debug", wrong)
-    assert load_recipe("ablations/dense-silu").ffn.kernels == "dense"
+    assert load_recipe("ablations/dense-silu").ffn.kernels == "auto"  # dense, without ReLU

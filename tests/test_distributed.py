@@ -78,40 +78,27 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path):
 
 
 @pytest.mark.slow
-def test_fsdp2_computes_the_gradient_of_one_process(tiny_overrides, tmp_path):
-    common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
-    common += ["validation.every_steps=0", "train.micro_batch_size=1"]
-    # bf16: the gradient has the rounding of bf16 activations, but losses are summed in fp32 (in
-    # bf16 they would be 2e-3 off).
-    cases = [("fp32", 1e-6, 1e-4), ("bf16", 1e-4, 0.1)]
-    [(expected, numbers)] = _gradients(1, tmp_path / "one", common, [("runtime.precision=fp32",)])
-    for precision, loss_tolerance, tolerance in cases:
-        split = (f"runtime.precision={precision}",)
-        out = tmp_path / precision
-        [(found, same)] = _gradients(2, out, common, [split], config="fsdp2.yaml")
-        assert same["world_size"] == 2
-        assert same["loss"] == pytest.approx(numbers["loss"], rel=loss_tolerance)
-        assert same["l1"] == pytest.approx(numbers["l1"], rel=10 * loss_tolerance)
-        for name, value in expected.items():
-            assert _relative(found[name], value) < tolerance, (precision, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", ["fsdp2.yaml"])
-def test_sparse_kernels_compute_the_gradient_of_dense_ones(tiny_overrides, tmp_path, config):
+def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
+    tiny_overrides, tmp_path
+):
     common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
     common += ["validation.every_steps=0", "train.micro_batch_size=2"]
     [(expected, numbers)] = _gradients(1, tmp_path / "one", common, [("ffn.kernels=dense",)])
+    recomputed = "runtime.activation_checkpointing=true"
+    splits = [("ffn.kernels=dense",), ("ffn.kernels=sparse",), ("ffn.kernels=sparse", recomputed)]
+    # bf16: the gradient has the rounding of bf16 activations, but losses are summed in fp32 (in
+    # bf16 they would be 2e-3 off).
     for precision, loss_tolerance, tolerance in (("fp32", 1e-6, 1e-4), ("bf16", 1e-4, 0.1)):
-        sparse = [*common, "ffn.kernels=sparse", f"runtime.precision={precision}"]
-        splits = [(f"runtime.activation_checkpointing={again}",) for again in ("false", "true")]
-        for found, same in _gradients(2, tmp_path / precision, sparse, splits, config=config):
+        out, own = tmp_path / precision, [*common, f"runtime.precision={precision}"]
+        found_of_splits = _gradients(2, out, own, splits, config="fsdp2.yaml")
+        for split, (found, same) in zip(splits, found_of_splits, strict=True):
             assert same["world_size"] == 2
             assert same["loss"] == pytest.approx(numbers["loss"], rel=loss_tolerance)
+            assert same["l1"] == pytest.approx(numbers["l1"], rel=10 * loss_tolerance)
             if precision == "fp32":
                 assert same["stats"] == numbers["stats"]
             for name, value in expected.items():
-                assert _relative(found[name], value) < tolerance, (precision, name)
+                assert _relative(found[name], value) < tolerance, (precision, split, name)
 
 
 @pytest.mark.slow

@@ -86,13 +86,13 @@ def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, num_workers)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_ten_sigkills_change_nothing(tiny_overrides):
-    """Bit-identical losses, statistics and weights after ten kills at random instants."""
+def test_six_sigkills_change_nothing(tiny_overrides):
+    """Bit-identical losses, statistics and weights after kills at random instants."""
     overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1"]
     overrides += ["validation.every_steps=7", "data.num_workers=1"]
     chance = random.Random(4)
     killed_at = []
-    for _ in range(10):
+    for _ in range(6):
         process = _start([*overrides, "name=killed"])
         lines_to_see = chance.randint(1, 8)  # the first is of the resume: kills may hit it too
         for line in process.stdout:
@@ -109,14 +109,13 @@ def test_ten_sigkills_change_nothing(tiny_overrides):
     _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=killed"]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", ["true"])
-def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, checkpointing):
+def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "train.steps=30", "sparsity.l1_coefficient=0.1"]
-    overrides += [f"runtime.activation_checkpointing={checkpointing}"]
+    overrides += ["runtime.activation_checkpointing=true"]
     outcomes = []
     for kernels in ("dense", "sparse"):
-        result = _train([*overrides, f"ffn.kernels={kernels}", f"name={kernels}"])
+        own = set_arguments([*overrides, f"ffn.kernels={kernels}", f"name={kernels}"])
+        result = cli_here("train", "--recipe", "debug", *own)
         assert result.returncode == 0, result.stderr
         outcomes.append(_outcome([*overrides, f"name={kernels}"])[0])
     first, same = outcomes[0][0], outcomes[1][0]
@@ -165,33 +164,30 @@ def test_divergence_stops_with_the_last_good_checkpoint_named(tiny_overrides):
     assert all(bool(w.isfinite().all()) for w in weights)
 
 
-@pytest.mark.slow
-def test_resume_says_what_the_recipe_changed_and_goes_on(tiny_overrides):
-    assert _train(tiny_overrides).returncode == 0
-    longer = _train([*tiny_overrides, "train.steps=6"])
+def test_resume_says_what_the_recipe_changed_and_goes_on(tiny_overrides, cli_here):
+    def train(*overrides):
+        return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
+
+    assert train().returncode == 0
+    longer = train("train.steps=6")
     assert longer.returncode == 0, longer.stderr
     assert "changed since the checkpoint: train.steps 4 → 6" in longer.stdout
     records, snapshot = _outcome([*tiny_overrides, "train.steps=6"])
     assert snapshot.step == 6
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
-    again = _train([*tiny_overrides, "train.steps=6"])
+    again = train("train.steps=6")
     assert again.returncode == 0
     assert "done: 6 steps" in again.stdout
 
 
-@pytest.mark.slow
-def test_another_model_in_the_run_folder_is_refused(tiny_overrides):
-    assert _train(tiny_overrides).returncode == 0
-    other = _train([*tiny_overrides, "model.intermediate_size=96"])
+def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
+    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    wider = [*own, "--set", "model.intermediate_size=96"]
+    assert cli_here(*own).returncode == 0
+    other = cli_here(*wider)
     assert other.returncode == 1
     assert "has shape (64, 32), the recipe's model (96, 32)" in other.stderr
-    fresh = subprocess.run(
-        [*_command([*tiny_overrides, "model.intermediate_size=96"]), "--fresh"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=process_env(),
-    )
+    fresh = cli_here(*wider, "--fresh")
     assert fresh.returncode == 0, fresh.stderr
     assert "the earlier run is now" in fresh.stdout
     run_path = load_recipe("debug", tiny_overrides).run_path

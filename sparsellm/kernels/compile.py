@@ -137,6 +137,11 @@ def launch_for(stem: str, like: torch.Tensor, grid: int, threads: int, *argument
     kernel.launch(grid, threads, addresses, stream)
 
 
+def workers(stem: str, like: torch.Tensor, units: int, each: int = 1) -> int:
+    """Blocks of threads for so many units of work: at most ``each`` a multiprocessor."""
+    return min(load(stem, like.get_device()).num_multiprocessors * each, units)
+
+
 def _shared_bytes(module: Any, stem: str) -> int:
     """What the source exports as ``<stem>_shared_bytes``: the size is stated once, there."""
     import cupy

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsellm.dispatch import Costs
 from sparsellm.kernels import tensor_map, union
-from sparsellm.kernels.compile import launch_for, load_for
+from sparsellm.kernels.compile import launch_for, workers
 from sparsellm.kernels.ffn import median_ms
 from sparsellm.kernels.transpose import transposed
 from sparsellm.kernels.weight_grad import weight_grads
@@ -82,19 +82,21 @@ def backward(  # noqa: PLR0917
     launch_for("column_units", x_MK, 1, 1024, saved.offset, np.int32(blocks), unit, order, control)
 
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
-    _launch_persistent(
+    launch_for(
         "columns_grad",
         x_MK,
-        len(unit),
+        workers("columns_grad", x_MK, len(unit)),
+        _THREADS,
         tensor_map.encode(dy_MK.data_ptr(), m, k, BLOCK_TOKENS),
         *(down_NK, np.int32(k), saved.offset, saved.neuron, gate, saved.up),
         *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
     )
     dx_MK = torch.empty_like(x_MK)
-    _launch_persistent(
+    launch_for(
         "columns_down",
         x_MK,
-        blocks * -(-k // _UNIT_COLUMNS),
+        workers("columns_down", x_MK, blocks * -(-k // _UNIT_COLUMNS)),
+        _THREADS,
         *(w.up_NK, w.gate_NK, np.int32(m), np.int32(k), saved.offset, saved.neuron),
         *(d_up, d_gate, order, control, dx_MK),
     )
@@ -257,13 +259,7 @@ def _columns(  # noqa: PLR0917
 def _columns_grid(scratch: union.Union) -> int:
     """Blocks of threads of union_columns: as many as a GPU has at once, or can have work."""
     most = -(-scratch.entry.numel() // (_COLUMNS_BATCH * _COLUMNS_THREADS // 32))
-    kernel, _ = load_for("union_columns", scratch.entry)
-    return min(most, kernel.num_multiprocessors * _COLUMNS_BLOCKS)
-
-
-def _launch_persistent(stem: str, like: Tensor, units: int, *arguments: object) -> None:
-    blocks = min(load_for(stem, like)[0].num_multiprocessors, units)
-    launch_for(stem, like, blocks, _THREADS, *arguments)
+    return workers("union_columns", scratch.entry, most, _COLUMNS_BLOCKS)
 
 
 def _ints(*shape: int, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.kernels import tensor_map
-from sparsellm.kernels.compile import load_for, pointer
+from sparsellm.kernels.compile import launch_for, load_for, workers
 from sparsellm.reference import BLOCK_TOKENS
 
 TILE_NEURONS = 256
@@ -65,25 +65,17 @@ def gate_union(  # noqa: PLR0917
     ``observed`` as in `union_entries`.
     """
     (m, k), n = x_MK.shape, w_NK.shape[0]
-    kernel, stream = load_for("gate_union", x_MK)
-    clusters = min(kernel.num_multiprocessors // 2, -(-m // 256) * out.count.shape[1])
-    kernel.launch(
+    multiprocessors = load_for("gate_union", x_MK)[0].num_multiprocessors
+    clusters = min(multiprocessors // 2, -(-m // 256) * out.count.shape[1])
+    launch_for(
+        "gate_union",
+        x_MK,
         2 * clusters,
         384,
-        (
-            tensor_map.encode(x_MK.data_ptr(), m, k, 128),
-            tensor_map.encode(w_NK.data_ptr(), n, k, 128),
-            pointer(bias_N),
-            np.int32(m),
-            np.int32(n),
-            np.int32(k),
-            np.float32(threshold),
-            out.count.data_ptr(),
-            out.neuron.data_ptr(),
-            out.value.data_ptr(),
-            out.control.data_ptr(),
-        ),
-        stream,
+        tensor_map.encode(x_MK.data_ptr(), m, k, 128),
+        tensor_map.encode(w_NK.data_ptr(), n, k, 128),
+        *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
+        *(out.count, out.neuron, out.value, out.control),
     )
     union_entries(out, observed)
 
@@ -96,23 +88,14 @@ def union_entries(union: Union, observed: int = 0) -> None:
         observed: address of an int32, pinned, for the mean number of members of a token block; 0
             for none.
     """
-    kernel, stream = load_for("union_entries", union.count)
     blocks, tiles = union.count.shape
-    kernel.launch(
+    launch_for(
+        "union_entries",
+        union.count,
         blocks,
         256,
-        (
-            union.count.data_ptr(),
-            union.neuron.data_ptr(),
-            np.int32(tiles),
-            union.entry.data_ptr(),
-            union.total.data_ptr(),
-            union.unit.data_ptr(),
-            union.order.data_ptr(),
-            union.control.data_ptr(),
-            observed,
-        ),
-        stream,
+        *(union.count, union.neuron, np.int32(tiles), union.entry, union.total),
+        *(union.unit, union.order, union.control, observed),
     )
 
 
@@ -129,48 +112,29 @@ def union_up(
 ) -> None:
     """``gate`` ← gate * (x Wᵀ + bias), in place; and what training keeps."""
     m, k = x_MK.shape
-    kernel, stream = load_for("union_up", x_MK)
     offset, up, l1 = kept or (None, None, None)
-    kernel.launch(
-        min(kernel.num_multiprocessors, gate.unit.shape[0]),
+    launch_for(
+        "union_up",
+        x_MK,
+        workers("union_up", x_MK, gate.unit.shape[0]),
         384,
-        (
-            tensor_map.encode(x_MK.data_ptr(), m, k, BLOCK_TOKENS),
-            w_NK.data_ptr(),
-            pointer(bias_N),
-            np.int32(k),
-            np.int32(gate.count.shape[1]),
-            gate.entry.data_ptr(),
-            gate.unit.data_ptr(),
-            gate.control.data_ptr(),
-            gate.value.data_ptr(),
-            pointer(offset),
-            pointer(up),
-            np.uint64(0 if up is None else len(up)),
-            pointer(l1),
-        ),
-        stream,
+        tensor_map.encode(x_MK.data_ptr(), m, k, BLOCK_TOKENS),
+        *(w_NK, bias_N, np.int32(k), np.int32(gate.count.shape[1])),
+        *(gate.entry, gate.unit, gate.control, gate.value),
+        *(offset, up, np.uint64(0 if up is None else len(up)), l1),
     )
 
 
 def union_down(h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
     """``y`` ← h W + bias, the weight neuron by neuron: ``down_proj.weight`` transposed."""
+    blocks = workers("union_down", y_MK, h.total.shape[0] * -(-y_MK.shape[1] // 512))
+    launch_for("union_down", y_MK, blocks, 384, *down_arguments(h, w_NK, bias_K, y_MK))
+
+
+def down_arguments(
+    h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor
+) -> tuple[object, ...]:
+    """What ``cuda/union_down.cu`` and ``cuda/portable_down.cu`` take."""
     m, k = y_MK.shape
-    kernel, stream = load_for("union_down", y_MK)
-    kernel.launch(
-        min(kernel.num_multiprocessors, h.total.shape[0] * -(-k // 512)),
-        384,
-        (
-            w_NK.data_ptr(),
-            pointer(bias_K),
-            np.int32(m),
-            np.int32(k),
-            np.int32(h.count.shape[1]),
-            h.entry.data_ptr(),
-            h.order.data_ptr(),
-            h.control.data_ptr(),
-            h.value.data_ptr(),
-            y_MK.data_ptr(),
-        ),
-        stream,
-    )
+    sizes = (np.int32(m), np.int32(k), np.int32(h.count.shape[1]))
+    return (w_NK, bias_K, *sizes, h.entry, h.order, h.control, h.value, y_MK)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.kernels.compile import launch_for, load_for
+from sparsellm.kernels.compile import launch_for, workers
 from sparsellm.reference import BLOCK_TOKENS, Columns
 
 # cuda/weight_grad.cuh
@@ -70,7 +70,6 @@ def weight_grads(  # noqa: PLR0917
 
 def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
     """Sorts the columns of a pattern by neuron, and shares out the work of `sum_groups`."""
-    kernel, _ = load_for("group_columns", columns.offset)
     blocks, capacity = columns.offset.numel() - 1, columns.neuron.numel()
     groups = -(-num_neurons // _GROUP_NEURONS)
 
@@ -98,7 +97,7 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
         progress=progress,
     )
     most = -(-blocks * num_neurons // _PLACE_THREADS)
-    placing = min(most, kernel.num_multiprocessors * _PLACE_BLOCKS)
+    placing = workers("group_columns", columns.offset, most, _PLACE_BLOCKS)
     launches = ((placing, _PLACE_THREADS), (groups, _GROUP_THREADS), (groups, _GROUP_THREADS))
     for number, (grid, threads) in enumerate(launches):
         launch_for(
@@ -140,7 +139,6 @@ def sum_groups(  # noqa: PLR0917
     """`weight_grads` of a pattern that is grouped; uses the groups up."""
     assert dtype in (torch.float32, torch.bfloat16), dtype
     num_tokens, k = x_MK.shape
-    kernel, _ = load_for("weight_grad", x_MK)
     slices = _slices(k)
 
     def empty() -> Tensor:
@@ -159,7 +157,7 @@ def sum_groups(  # noqa: PLR0917
     launch_for(
         "weight_grad",
         x_MK,
-        min(kernel.num_multiprocessors, groups.unit.shape[0] * 2 * slices),
+        workers("weight_grad", x_MK, groups.unit.shape[0] * 2 * slices),
         _THREADS,
         x_MK,
         dy_MK,
@@ -194,7 +192,6 @@ class _Pieces:
 def _fill_pieces(
     groups: Groups, columns: Columns, d_gate: Tensor | None, d_up: Tensor, num_tokens: int
 ) -> _Pieces:
-    kernel, _ = load_for("fill_pieces", d_up)
     num_units = groups.unit.shape[0]
     num_groups, capacity = num_units - _MOST_PARTS, groups.member.shape[0]
     matrices = 2 if d_gate is None else 3
@@ -208,7 +205,7 @@ def _fill_pieces(
     launch_for(
         "fill_pieces",
         d_up,
-        min(most, kernel.num_multiprocessors * _FILL_BLOCKS),
+        workers("fill_pieces", d_up, most, _FILL_BLOCKS),
         _FILL_THREADS,
         d_gate,
         d_up,

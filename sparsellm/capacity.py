@@ -25,7 +25,6 @@ class Capacity:
     def __init__(self, worst: int) -> None:
         self.worst = worst
         self.columns = worst
-        self.overflows = 0  # steps with a pattern that did not fit
         self._largest: deque[int] = deque(maxlen=_LATELY)
 
     def observe(self, largest: int) -> None:
@@ -34,7 +33,6 @@ class Capacity:
         Grows at once where there was no room to spare; shrinks when everything lately would have
         fitted into less.
         """
-        self.overflows += largest > self.columns
         self._largest.append(largest)
         wanted = min(size_for(_ROOM * max(self._largest)), self.worst)
         full = len(self._largest) == _LATELY

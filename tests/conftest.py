@@ -92,10 +92,13 @@ def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def cli_here(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The same within this process, which saves the seconds that its imports take."""
     from sparsellm.cli import main
+
+    for name, value in process_env().items():
+        monkeypatch.setenv(name, value)  # for what the command itself starts
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         capsys.readouterr()

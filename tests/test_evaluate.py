@@ -86,7 +86,7 @@ def _lm_eval(stock: Path, tasks: Path, dtype: str, *arguments: str) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "context_length", "limit"), [("float32", 72, 24), ("bfloat16", 64, 12)]
+    ("dtype", "context_length", "limit"), [("float32", 64, 12), ("bfloat16", 64, 12)]
 )
 def test_scores_are_those_of_lm_evals_own_command(  # noqa: PLR0917
     pair, data_dir, tmp_path, dtype, context_length, limit

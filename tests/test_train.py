@@ -64,10 +64,9 @@ def _assert_same(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, num_workers):
+def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides):
     overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1000"]
-    overrides += [f"data.num_workers={num_workers}", "sparsity.reinit_rate=0.1"]
+    overrides += ["data.num_workers=2", "sparsity.reinit_rate=0.1"]
     process = _start([*overrides, "name=stopped"])
     lines = []
     for line in process.stdout:
@@ -86,13 +85,13 @@ def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, num_workers)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_six_sigkills_change_nothing(tiny_overrides):
+def test_sigkills_change_nothing(tiny_overrides):
     """Bit-identical losses, statistics and weights after kills at random instants."""
     overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1"]
     overrides += ["validation.every_steps=7", "data.num_workers=1"]
     chance = random.Random(4)
     killed_at = []
-    for _ in range(6):
+    for _ in range(4):
         process = _start([*overrides, "name=killed"])
         lines_to_see = chance.randint(1, 8)  # the first is of the resume: kills may hit it too
         for line in process.stdout:
@@ -134,13 +133,14 @@ def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, cli_he
 
 
 @pytest.mark.slow
-def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides):
+def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides, cli_here):
     """… though a resumed run reserves for the worst case, where the other's patterns overflow."""
     overrides = [*tiny_overrides, "ffn.kernels=sparse", "model.intermediate_size=2048"]
     overrides += ["sparsity.l1_coefficient=0.03", "optimizer.min_lr_ratio=1"]
     overrides += ["checkpoint.every_steps=40", "validation.every_steps=40"]
     for name, steps in (("straight", 80), ("halves", 40), ("halves", 80)):
-        trained = _train([*overrides, f"train.steps={steps}", f"name={name}"])
+        own = set_arguments([*overrides, f"train.steps={steps}", f"name={name}"])
+        trained = cli_here("train", "--recipe", "debug", *own)
         assert trained.returncode == 0, trained.stderr
     assert "resuming from" in trained.stdout
     straight, halves = (_outcome([*overrides, f"name={n}"]) for n in ("straight", "halves"))
@@ -150,10 +150,10 @@ def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides):
 
 
 @pytest.mark.slow
-def test_divergence_stops_with_the_last_good_checkpoint_named(tiny_overrides):
+def test_divergence_stops_with_the_last_good_checkpoint_named(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "train.steps=20", "checkpoint.every_steps=1"]
     overrides += ["optimizer.learning_rate=1e30", "optimizer.clip_norm=1e30"]
-    diverged = _train(overrides)
+    diverged = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
     assert diverged.returncode == 1
     last = diverged.stderr.strip().splitlines()[-1]
     assert last.startswith("error: step ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import types
@@ -12,7 +11,7 @@ from contextlib import closing
 import psutil
 import pytest
 import torch
-from conftest import process_env, set_arguments
+from conftest import set_arguments
 
 from sparsellm.bench import launched, model_forward, timing, train
 from sparsellm.bench.record import read, table
@@ -221,14 +220,14 @@ def test_closing_kills_all_that_was_started(tmp_path):
 
 
 @pytest.mark.slow
-def test_real_runs_killed_and_resumed(tiny_overrides, tmp_path, monkeypatch):
+def test_real_runs_killed_and_resumed(tiny_overrides, tmp_path, monkeypatch, cli_here):
     quiet = ("checkpoint.", "validation.every", "logging.")
     overrides = [o for o in tiny_overrides if not o.startswith(quiet)]
     folder, results = tmp_path / "bench", tmp_path / "results.jsonl"
-    command = [sys.executable, "-m", "sparsellm", "bench", "train", "--recipe", "debug"]
+    command = ["bench", "train", "--recipe", "debug"]
     command += ["--kernels", "dense", "--steps", "60", "--kill", "--folder", str(folder)]
     command += [*set_arguments(overrides), "--record", str(results)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=process_env())
+    done = cli_here(*command)
     assert done.returncode == 0, done.stdout + done.stderr
     records = {r["metric"]: r for r in read(results)}
     case = records["tokens_per_ms"]["case"]

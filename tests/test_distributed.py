@@ -102,14 +102,15 @@ def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
 
 
 @pytest.mark.slow
-def test_several_processes_resume_to_the_same_bits(tiny_overrides):
+@pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
+def test_several_processes_resume_to_the_same_bits(tiny_overrides, config):
     # A constant learning rate: the halves then do not know how long they will be.
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
 
     def train(*further):
         program = ["-m", "sparsellm", "train", "--recipe", "debug"]
         arguments = set_arguments([*overrides, *further])
-        result = launch(2, *program, *arguments, config="fsdp2.yaml")
+        result = launch(2, *program, *arguments, config=config)
         assert result.returncode == 0, result.stderr[-3000:]
         return result.stdout
 

@@ -23,6 +23,7 @@
 
 constexpr int block_tokens = 64;
 constexpr int tile_neurons = 256;
+constexpr int unit_members = 256;
 
 __device__ __forceinline__ uint32 entry_of(uint32 slot, uint32 neuron) { return slot << 16 | neuron; }
 __device__ __forceinline__ uint32 entry_slot(uint32 entry) { return entry >> 16; }

@@ -2,8 +2,6 @@
 #pragma once
 #include "union.cuh"
 
-constexpr int unit_members = 256;
-
 // Sizes to an eighth of a power of two, the largest (65536) first. Work units are taken in this order:
 // whatever is begun last, everybody waits for.
 constexpr int size_classes = 130;

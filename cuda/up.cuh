@@ -19,18 +19,18 @@
 #include "gather.cuh"
 
 namespace {
-constexpr int tile_k = 64, stages = 5, unit_entries = 256;
+constexpr int tile_k = 64, stages = 5;
 constexpr int members_lane = 16;  // of a unit, that a lane finishes: 8j + lane/4 of its warpgroup
 constexpr int bytes_x = block_tokens * tile_k * 2;
 
 struct Shared {
   bf16 x[stages][block_tokens * tile_k];
-  bf16 w[stages][unit_entries * tile_k];
+  bf16 w[stages][unit_members * tile_k];
   uint64 full[stages], empty[stages];
   UnitQueue queue;
 };
 
-constexpr int rows = unit_entries * 8 / gather_threads;  // 16-byte chunks a thread and step
+constexpr int rows = unit_members * 8 / gather_threads;  // 16-byte chunks a thread and step
 constexpr int row_step = gather_threads / 8, step_group = 4;
 
 constexpr uint32 none = 0xffffffffu;
@@ -39,7 +39,7 @@ constexpr uint32 none = 0xffffffffu;
 struct Part {
   int block, chunk, members;  // there may be more than 256 from there on
 
-  __device__ __forceinline__ int start() const { return chunk * unit_entries; }
+  __device__ __forceinline__ int start() const { return chunk * unit_members; }
 };
 
 // The member of a unit that this lane finishes j-th.
@@ -84,7 +84,7 @@ __device__ void gather(Shared& shared, const Op& op, const TensorMap& x, const b
   const auto look_up = [&](int index) { return unit[index]; };
   UnitWalk walk(shared.queue, control + next_up, control[num_units]);
   for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
-    const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_entries;
+    const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_members;
     const int entries = own.b;
     const uint32* members = op.members(block) + start;
     const bf16* source[rows];
@@ -95,7 +95,7 @@ __device__ void gather(Shared& shared, const Op& op, const TensorMap& x, const b
       const uint32 neuron = row < entries ? op.neuron(members[row]) : 0;
       source[i] = w + static_cast<uint64>(neuron) * k + threadIdx.x % 8 * 8;
     }
-    if (entries >= unit_entries && k % (step_group * tile_k) == 0) {
+    if (entries >= unit_members && k % (step_group * tile_k) == 0) {
       for (int step = 0; step < steps; step += step_group) {
         walk.approach_end(steps - step, look_up);
         gather_steps<true>(shared, place, x, block, source, entries, step, steps, k);

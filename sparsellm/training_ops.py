@@ -63,9 +63,7 @@ def sparse_ffn_training(x_MK: Tensor, w: FFNWeights, capacity: int) -> tuple[Ten
     return y_MK, FFNStats(l1_sum, nnz_M, fired_N, offset[-1].long())
 
 
-@torch.library.custom_op(
-    "sparsellm::sparse_ffn_forward", mutates_args=(), device_types=("cpu", "cuda")
-)
+@torch.library.custom_op("sparsellm::sparse_ffn_forward", mutates_args=(), device_types=_DEVICES)
 def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensors
     x_MK: Tensor,
     w_gate_NK: Tensor | None,
@@ -117,9 +115,7 @@ def _(  # noqa: PLR0917
     )
 
 
-@torch.library.custom_op(
-    "sparsellm::sparse_ffn_backward", mutates_args=(), device_types=("cpu", "cuda")
-)
+@torch.library.custom_op("sparsellm::sparse_ffn_backward", mutates_args=(), device_types=_DEVICES)
 def sparse_ffn_backward(  # noqa: PLR0917
     dy_MK: Tensor,
     d_l1: Tensor,

@@ -97,7 +97,7 @@ def cli_here(
     """The same within this process, which saves the seconds that its imports take."""
     from sparsellm.cli import main
 
-    for name, value in process_env().items():
+    for name, value in CHILDREN.items():
         monkeypatch.setenv(name, value)  # for what the command itself starts
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -109,9 +109,12 @@ def cli_here(
     return run
 
 
+CHILDREN = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # one thread, no network
+
+
 def process_env(**extra: str) -> dict[str, str]:
-    """The environment of a child process: one thread, no network."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | extra
+    """The environment of a child process."""
+    return os.environ | CHILDREN | extra
 
 
 def set_arguments(overrides: list[str]) -> list[str]:

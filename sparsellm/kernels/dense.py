@@ -9,7 +9,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.kernels.compile import load_for, pointer
+from sparsellm.kernels.compile import launch_for
 from sparsellm.reference import FFNWeights
 
 _THREADS, _VALUES = 256, 8
@@ -28,16 +28,10 @@ def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
 def relu_product(gate_MN: Tensor, up_MN: Tensor | None, threshold: float, h_MN: Tensor) -> None:
     """``h`` ← relu(gate) * up, or relu(gate); ``h`` may be one of them. N is a multiple of 8."""
     octets = h_MN.numel() // _VALUES
-    kernel, stream = load_for("relu_product", h_MN)
-    kernel.launch(
+    launch_for(
+        "relu_product",
+        h_MN,
         -(-octets // _THREADS),
         _THREADS,
-        (
-            gate_MN.data_ptr(),
-            pointer(up_MN),
-            h_MN.data_ptr(),
-            np.uint64(octets),
-            np.float32(threshold),
-        ),
-        stream,
+        *(gate_MN, up_MN, h_MN, np.uint64(octets), np.float32(threshold)),
     )

@@ -29,7 +29,7 @@ from sparsellm.reference import (
     non_gated_ffn,
 )
 
-_UNIT_MEMBERS, _UNIT_COLUMNS, _THREADS = 256, 512, 384  # cuda/up.cuh, down.cuh, gather.cuh
+_UNIT_MEMBERS, _UNIT_COLUMNS, _THREADS = 256, 512, 384  # cuda/union.cuh, down.cuh, gather.cuh
 _COLUMNS_THREADS, _COLUMNS_BLOCKS, _COLUMNS_BATCH = 256, 4, 16  # cuda/union_columns.cu
 
 # Standard deviations above which a normal gate lies for one token in 32: two tokens of a block;

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.kernels.compile import load_for
+from sparsellm.kernels.compile import launch_for
 
 # cuda/transpose.cu
 _THREADS, _TILE_ROWS, _TILE_BYTES, _CHUNK_BYTES = 128, 64, 128, 16
@@ -22,20 +22,14 @@ def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     out = matrix.new_empty(matrix.shape[::-1], dtype=dtype)
     if not _is_taken(matrix, dtype):
         return out.copy_(matrix.t())
-    kernel, stream = load_for("transpose", matrix)
     rows, columns = matrix.shape
-    kernel.launch(
+    launch_for(
+        "transpose",
+        matrix,
         -(-rows // _TILE_ROWS) * -(-columns * out.itemsize // _TILE_BYTES),
         _THREADS,
-        (
-            matrix.data_ptr(),
-            out.data_ptr(),
-            np.int32(rows),
-            np.int32(columns),
-            np.int32(matrix.dtype == torch.float32),
-            np.int32(dtype == torch.float32),
-        ),
-        stream,
+        *(matrix, out, np.int32(rows), np.int32(columns)),
+        *(np.int32(matrix.dtype == torch.float32), np.int32(dtype == torch.float32)),
     )
     return out
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.kernels import tensor_map
-from sparsellm.kernels.compile import launch_for, load_for, workers
+from sparsellm.kernels.compile import launch_for, workers
 from sparsellm.reference import BLOCK_TOKENS
 
 TILE_NEURONS = 256
@@ -65,12 +65,11 @@ def gate_union(  # noqa: PLR0917
     ``observed`` as in `union_entries`.
     """
     (m, k), n = x_MK.shape, w_NK.shape[0]
-    multiprocessors = load_for("gate_union", x_MK)[0].num_multiprocessors
-    clusters = min(multiprocessors // 2, -(-m // 256) * out.count.shape[1])
+    pairs = -(-m // 256) * out.count.shape[1]  # of tiles, one for a cluster of two blocks
     launch_for(
         "gate_union",
         x_MK,
-        2 * clusters,
+        workers("gate_union", x_MK, 2 * pairs) // 2 * 2,
         384,
         tensor_map.encode(x_MK.data_ptr(), m, k, 128),
         tensor_map.encode(w_NK.data_ptr(), n, k, 128),

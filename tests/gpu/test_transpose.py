@@ -22,13 +22,13 @@ def kernel(monkeypatch):
     """What is launched; memory is poisoned."""
     need_kernels()
     launched = []
-    load_for = transpose.load_for
+    launch_for = transpose.launch_for
 
-    def load(stem, like):
+    def launch(stem, *arguments):
         launched.append(stem)
-        return load_for(stem, like)
+        launch_for(stem, *arguments)
 
-    monkeypatch.setattr(transpose, "load_for", load)
+    monkeypatch.setattr(transpose, "launch_for", launch)
     with poisoned():
         yield launched
 

@@ -2,6 +2,7 @@
 // ring of shared-memory stages between the gathering warpgroup and the two that multiply.
 #pragma once
 #include "union.cuh"
+#include "unit_taker.cuh"
 #include "wgmma.cuh"
 
 constexpr int gather_threads = 128;  // warpgroup 0; warpgroups 1 and 2 multiply
@@ -32,13 +33,7 @@ struct RingPlace {
 // its wait; on the gathering side that fence would wait for every copy under way (H200, union_up at
 // 16384 × 2048 × 5632, 648 entries a block: 0.21 instead of 0.18 ms).
 
-// Work units, taken from a counter in global memory as they are needed: units differ in size, so who
-// is free takes the next.
-struct WorkUnit {
-  int index;  // -1: there are no more
-  uint32 a, b;  // what the list says of it
-};
-
+// How thread 0 hands its work units to all.
 struct UnitQueue {
   static constexpr int depth = 4;
   WorkUnit unit[depth];
@@ -70,42 +65,19 @@ struct UnitReader {
   }
 };
 
-// That of a gathering thread. Thread 0 takes the units from `counter`: each while the last stages of
-// the one before are filled, so that nobody waits for global memory between units, and not earlier,
-// for it would wait while others have none left (H200, weight_grad on layer 1 of the pilot's traces,
-// two units ahead: the first multiprocessor was done after 0.21 ms of 0.32).
-struct UnitWalk : UnitReader {
-  static constexpr int take_at = 8, look_up_at = 4, never = -1;  // stages left
-  uint32* counter;
-  int num_units, due, index = 0;
-  WorkUnit ahead{-1, 0, 0};
-
+// That of a gathering thread.
+struct UnitWalk : UnitReader, UnitTaker {
   __device__ UnitWalk(UnitQueue& to, uint32* next_index, int units)
-      : UnitReader(to), counter(next_index), num_units(units), due(threadIdx.x == 0 ? take_at : never) {}
+      : UnitReader(to), UnitTaker(next_index, units) {}
 
-  // Before each stage: how many the unit has from it on. `look_up(index)`: what the list says of a unit.
-  template <typename LookUp>
-  __device__ __forceinline__ void approach_end(int left, LookUp look_up) {
-    if (left > due) return;
-    if (due == take_at) {
-      index = take_next(counter);
-      due = look_up_at;
-    } else {
-      const uint2 item = index < num_units ? look_up(index) : make_uint2(0, 0);
-      ahead = {index < num_units ? index : -1, item.x, item.y};
-      due = never;
-    }
-  }
   template <typename LookUp>
   __device__ WorkUnit next(LookUp look_up) {
     if (threadIdx.x != 0) return UnitReader::next();
-    while (due != never) approach_end(0, look_up);
-    const WorkUnit unit = ahead;
+    const WorkUnit unit = take(look_up);
     barrier_wait(&queue.empty[place()], parity() ^ 1);
     queue.unit[place()] = unit;
     barrier_arrive(&queue.full[place()]);
     ++it;
-    if (unit.index >= 0) due = take_at;
     return unit;
   }
 };

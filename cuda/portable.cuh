@@ -7,6 +7,7 @@
 #pragma once
 #include "mma.cuh"
 #include "union.cuh"
+#include "unit_taker.cuh"
 
 constexpr int block_threads = 256, blocks_per_multiprocessor = 2;
 constexpr int stages = 4, stage_inner = 32, unit_width = 256;
@@ -16,8 +17,8 @@ constexpr int mma_inner = 16;
 using Sums = float[2][8][4];
 
 // Takes `steps` stages through the ring. `copy(stage)` starts this thread's copies of the next step
-// and is called for one step after the other; `multiply(stage)` uses what lies there. Nobody may be
-// reading the ring when it starts.
+// and is called for one step after the other; `multiply(stage, left)` uses what lies there, with so
+// many steps to go. Nobody may be reading the ring when it starts.
 template <typename Copy, typename Multiply>
 __device__ __forceinline__ void run_ring(int steps, Copy copy, Multiply multiply) {
 #pragma unroll
@@ -31,50 +32,23 @@ __device__ __forceinline__ void run_ring(int steps, Copy copy, Multiply multiply
     __syncthreads();
     if (step + stages - 1 < steps) copy((step + stages - 1) % stages);
     copy_commit();  // empty at the end, to keep the count
-    multiply(step % stages);
+    multiply(step % stages, steps - step);
   }
 }
 
-// Work units, taken from a counter in global memory as they are needed: units differ in size, so
-// who is free takes the next. `look_up(index)` is called by thread 0 alone, which runs a unit ahead
-// with it, and two with the counter, so that nobody waits for global memory between units.
-struct Unit {
-  int index;  // -1: there are no more
-  uint32 a, b;  // what the list says of it
-};
+// A walk through the work units, for all threads together.
+struct UnitWalk : UnitTaker {
+  WorkUnit (&shared)[2];  // in turn: a slow thread may still read the one before
+  int turn = 0;
 
-struct UnitWalk {
-  Unit (&shared)[2];  // in turn: a slow thread may still read the one before
-  uint32* counter;
-  int num_units, turn = 0, second = 0;
-  Unit first{-1, 0, 0};
-
+  __device__ UnitWalk(WorkUnit (&handed)[2], uint32* next_index, int units)
+      : UnitTaker(next_index, units), shared(handed) {}
+  // All threads have finished the unit before.
   template <typename LookUp>
-  __device__ UnitWalk(Unit (&handed)[2], uint32* next, int units, LookUp look_up)
-      : shared(handed), counter(next), num_units(units) {
-    if (threadIdx.x == 0) {
-      first = fetch(atomicAdd(counter, 1), look_up);
-      second = atomicAdd(counter, 1);
-    }
-  }
-  template <typename LookUp>
-  __device__ Unit fetch(int index, LookUp look_up) {
-    if (index >= num_units) return {-1, 0, 0};
-    const uint2 item = look_up(index);
-    return {index, item.x, item.y};
-  }
-  // For all threads together; all of them have finished the unit before.
-  template <typename LookUp>
-  __device__ Unit next(LookUp look_up) {
-    if (threadIdx.x == 0) {
-      shared[turn] = first;
-      if (first.index >= 0) {
-        first = fetch(second, look_up);
-        second = atomicAdd(counter, 1);
-      }
-    }
+  __device__ WorkUnit next(LookUp look_up) {
+    if (threadIdx.x == 0) shared[turn] = take(look_up);
     __syncthreads();
-    const Unit unit = shared[turn];
+    const WorkUnit unit = shared[turn];
     turn ^= 1;
     return unit;
   }

@@ -12,7 +12,7 @@ constexpr int h_bytes = block_tokens * 2, w_bytes = unit_width * 2;  // a row: o
 struct alignas(128) Shared {
   unsigned char h[stages][stage_inner * h_bytes];
   unsigned char w[stages][stage_inner * w_bytes];
-  Unit unit[2];
+  WorkUnit unit[2];
 };
 
 // Where 16 bytes, chunk `chunk` of a row, lie: of 8 rows each in its own banks.
@@ -128,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   const int warp = threadIdx.x / 32, units_k = (k + unit_width - 1) / unit_width;
   const int blocks = (m + block_tokens - 1) / block_tokens;
   const auto look_up = [&](int index) { return order[index / units_k]; };
-  UnitWalk walk(shared.unit, control + next_down, blocks * units_k, look_up);
-  for (Unit own; (own = walk.next(look_up)).index >= 0;) {
+  UnitWalk walk(shared.unit, control + next_down, blocks * units_k);
+  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
     const int block = own.a, total = own.b, first_column = own.index % units_k * unit_width;
     const uint64 base = static_cast<uint64>(block) * tiles_n * tile_neurons;
     Source from = source_of(entry + base, value + base * block_tokens, w_NK, k,
@@ -138,7 +138,10 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
     run_ring(
         (total + stage_inner - 1) / stage_inner,
         [&](int stage) { copy_stage(shared, stage, from); },
-        [&](int stage) { multiply_stage(shared, stage, d); });
+        [&](int stage, int left) {
+          walk.approach_end(left, look_up);
+          multiply_stage(shared, stage, d);
+        });
     store(d, bias_K, y_MK, m, k, block * block_tokens + warp / 4 * 32,
           first_column + warp % 4 * 64);
   }

@@ -12,7 +12,7 @@ constexpr int row_bytes = stage_inner * 2;
 struct alignas(128) Shared {
   unsigned char x[stages][block_tokens * row_bytes];
   unsigned char w[stages][unit_width * row_bytes];
-  Unit unit[2];
+  WorkUnit unit[2];
 };
 
 // Where 16 bytes, chunk `chunk` of 64-byte row `row`, lie: of 8 rows each in its own banks.
@@ -152,8 +152,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   await_previous_kernel();
   const int steps = (k + stage_inner - 1) / stage_inner;
   const auto look_up = [&](int index) { return unit[index]; };
-  UnitWalk walk(shared.unit, control + next_up, control[num_units], look_up);
-  for (Unit own; (own = walk.next(look_up)).index >= 0;) {
+  UnitWalk walk(shared.unit, control + next_up, control[num_units]);
+  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
     const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_width;
     const int entries = min(static_cast<int>(own.b), unit_width);
     const uint64 base = static_cast<uint64>(block) * tiles_n * tile_neurons;
@@ -163,7 +163,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
     Sums d = {};
     run_ring(
         steps, [&](int stage) { copy_stage(shared, stage, from); },
-        [&](int stage) {
+        [&](int stage, int left) {
+          walk.approach_end(left, look_up);
           if (groups >= max_groups)
             multiply_stage<true>(shared, stage, groups, d);
           else

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -21,6 +25,30 @@ def any_rank(flag: bool, device: torch.device) -> bool:
     flags = torch.tensor(int(flag), device=device)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
     return bool(flags.item())
+
+
+@contextmanager
+def accumulating(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
+    """Around a micro-batch that is not a step's last: each rank keeps its gradients to itself.
+
+    Where FSDP2 keeps gathered weights from forward to backward (``fsdp_reshard_after_forward:
+    false``), it keeps them for the next micro-batch too. The peak of memory, at the end of a
+    forward pass, has them all anyway.
+    """
+    with accelerator.no_sync(model):
+        if not isinstance(model, FSDPModule) or _reshards_after_forward(accelerator):
+            yield
+            return
+        model.set_reshard_after_backward(False)
+        try:
+            yield
+        finally:
+            model.set_reshard_after_backward(True)
+
+
+def _reshards_after_forward(accelerator: Accelerator) -> bool:
+    plugin = accelerator.state.fsdp_plugin
+    return plugin is None or bool(plugin.reshard_after_forward)
 
 
 def reshard(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from sparsellm import checkpoint
-from sparsellm.distributed import all_reduce_sum
+from sparsellm.distributed import accumulating, all_reduce_sum
 from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
 from sparsellm.evaluate.training import Evaluator
 from sparsellm.kernel_choice import KernelStats, StepSums, choose_kernels, each_path
@@ -168,7 +168,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     for index in range(rounds):
         tokens_BT1 = next(run.loader).to(accelerator.device, non_blocking=True)
         if index < rounds - 1:
-            with accelerator.no_sync(run.objective):
+            with accumulating(accelerator, run.objective):
                 sums.add(_micro_batch(run, tokens_BT1, l1_weight))
         else:
             sums.add(_micro_batch(run, tokens_BT1, l1_weight))

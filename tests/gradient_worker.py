@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsellm.recipe import load_recipe
 from sparsellm.run import build_run
@@ -42,6 +43,16 @@ class FixedBatch:
         return next(self._micro_batches)
 
 
+class Gathers(TorchDispatchMode):
+    """Counts the all-gathers of FSDP2."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.c10d._allgather_base_.default
+        return func(*args, **(kwargs or {}))
+
+
 def step(overrides: list[str], out: Path) -> None:
     """One step; the main rank writes the gradient and what else is compared."""
     run = build_run(load_recipe("debug", overrides))
@@ -49,7 +60,8 @@ def step(overrides: list[str], out: Path) -> None:
     run.loader.close()
     run.loader = FixedBatch(run)
     run.optimizer = torch.optim.SGD(run.objective.parameters())
-    totals = train_step(run, StopRequest())
+    with Gathers() as gathers:
+        totals = train_step(run, StopRequest())
     after = gather_model(run.model)  # all ranks take part
     if run.accelerator.is_main_process:
         lr = totals.learning_rate
@@ -59,6 +71,7 @@ def step(overrides: list[str], out: Path) -> None:
             "loss": totals.loss,
             "l1": totals.l1,
             "grad_norm": totals.grad_norm,
+            "gathers": gathers.count,
         }
         stats = {n: t.tolist() for n, t in run.stats.state_dict().items()}
         out.with_suffix(".json").write_text(json.dumps(numbers | {"stats": stats}))

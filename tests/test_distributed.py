@@ -86,6 +86,7 @@ def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
     [(expected, numbers)] = _gradients(1, tmp_path / "one", common, [("ffn.kernels=dense",)])
     recomputed = "runtime.activation_checkpointing=true"
     splits = [("ffn.kernels=dense",), ("ffn.kernels=sparse",), ("ffn.kernels=sparse", recomputed)]
+    splits.append(("ffn.kernels=dense", "train.micro_batch_size=4"))
     # bf16: the gradient has the rounding of bf16 activations, but losses are summed in fp32 (in
     # bf16 they would be 2e-3 off).
     for precision, loss_tolerance, tolerance in (("fp32", 1e-6, 1e-4), ("bf16", 1e-4, 0.1)):
@@ -99,6 +100,8 @@ def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
                 assert same["stats"] == numbers["stats"]
             for name, value in expected.items():
                 assert _relative(found[name], value) < tolerance, (precision, split, name)
+        # Weights are gathered once a step, be it of two micro-batches or of one.
+        assert len({same["gathers"] for _, same in found_of_splits}) == 1
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ contiguous. `reference.sparse_forward` and `sparse_backward` are the specificati
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -35,6 +36,8 @@ _COLUMNS_THREADS, _COLUMNS_BLOCKS, _COLUMNS_BATCH = 256, 4, 16  # cuda/union_col
 # Standard deviations above which a normal gate lies for one token in 32: two tokens of a block;
 # the columns of real traces have 1.7 to 2.5.
 _FIRES_ABOVE = 1.8627
+
+_POLL_SECONDS = 2e-5
 
 Forward = tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
@@ -113,12 +116,22 @@ def backward(  # noqa: PLR0917
 
 
 def _columns_needed(saved: Columns, worst: int) -> int:
+    """Waits for forward to have counted its columns, and not for what is queued after it.
+
+    The host is usually ahead: it begins the backward pass with the last layer, whose forward the
+    GPU may have before it. A copy from the GPU here would come after the head and the loss, and
+    the GPU would run out of work meanwhile.
+    """
     if torch.cuda.is_current_stream_capturing():
         raise ValueError(
             f"sparse_ffn: backward in a CUDA graph needs room for any pattern: capacity {worst:,}"
         )
-    needed = int(saved.needed)
-    return int(saved.offset[-1]) if needed < 0 else needed
+    word, stream = saved.needed.numpy(), torch.cuda.current_stream()
+    while word[0] < 0:
+        if stream.query():  # also raises what a kernel died of
+            return int(saved.offset[-1])  # forward was captured in a CUDA graph, or ran elsewhere
+        time.sleep(_POLL_SECONDS)
+    return int(word[0])
 
 
 def _bias_grad(saved: Columns, d_CP: Tensor, num_neurons: int) -> Tensor:

@@ -375,6 +375,24 @@ def test_a_capacity_that_is_too_small_changes_no_bit(gated, kind):
                 assert_same(right, sparse(p, capacity), f"capacity {capacity} for {needed}")
 
 
+def test_backward_waits_for_its_own_forward_and_for_nothing_after_it():
+    p = problem_of(Case(1500, 264, 776, "topics", 0.05))
+    w, worst = p.w, p.worst
+    for capacity in (worst - 1, 10):  # the second is too small: computed again
+        for _ in range(2):  # compiles, and has memory at hand
+            torch.cuda.synchronize()
+            torch.cuda._sleep(50_000_000)  # forward is not done when backward begins
+            y_MK, _ = sparse_ffn_training(p.x_MK, w, capacity)
+            torch.cuda._sleep(1_000_000_000)  # half a second: the head, the loss
+            later = torch.cuda.Event()
+            later.record()
+            found = torch.autograd.grad(y_MK, p.inputs, p.dy_MK)
+            was_early = not later.query()
+        assert was_early
+        right = torch.autograd.grad(sparse_ffn_training(p.x_MK, w, worst)[0], p.inputs, p.dy_MK)
+        assert all(map(torch.equal, found, right))
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_nothing_of_all_tokens_and_neurons_is_kept_for_backward(gated):
     m, k, n = 16_384, 128, 4096

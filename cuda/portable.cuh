@@ -17,22 +17,32 @@ constexpr int mma_inner = 16;
 using Sums = float[2][8][4];
 
 // Takes `steps` stages through the ring. `copy(stage)` starts this thread's copies of the next step
-// and is called for one step after the other; `multiply(stage, left)` uses what lies there, with so
-// many steps to go. Nobody may be reading the ring when it starts.
-template <typename Copy, typename Multiply>
-__device__ __forceinline__ void run_ring(int steps, Copy copy, Multiply multiply) {
+// and is called for one step after the other; `multiply(stage)` uses what lies there. Nobody may be
+// reading the ring when it starts.
+template <typename Copy, typename Multiply, typename ApproachEnd>
+__device__ __forceinline__ void run_ring(int steps, Copy copy, Multiply multiply,
+                                         ApproachEnd approach_end) {
 #pragma unroll
   for (int step = 0; step < stages - 1; ++step) {
     if (step < steps) copy(step);
     copy_commit();
   }
-  for (int step = 0; step < steps; ++step) {
-    copy_wait<stages - 2>();
-    // Everybody's copies of this step are here, and the stage of the step before is free.
-    __syncthreads();
-    if (step + stages - 1 < steps) copy((step + stages - 1) % stages);
-    copy_commit();  // empty at the end, to keep the count
-    multiply(step % stages, steps - step);
+  // Whoever multiplies takes the units too: asked in between, not at every step.
+  constexpr int part = UnitTaker::look_up_at;
+  static_assert(UnitTaker::take_at == 2 * part);
+  int step = 0;
+#pragma unroll 1
+  for (int left = 2 * part; left >= 0; left -= part) {
+#pragma unroll 1
+    for (; step < steps - left; ++step) {
+      copy_wait<stages - 2>();
+      // Everybody's copies of this step are here, and the stage of the step before is free.
+      __syncthreads();
+      if (step + stages - 1 < steps) copy((step + stages - 1) % stages);
+      copy_commit();  // empty at the end, to keep the count
+      multiply(step % stages);
+    }
+    approach_end(left);
   }
 }
 

@@ -138,10 +138,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
     run_ring(
         (total + stage_inner - 1) / stage_inner,
         [&](int stage) { copy_stage(shared, stage, from); },
-        [&](int stage, int left) {
-          walk.approach_end(left, look_up);
-          multiply_stage(shared, stage, d);
-        });
+        [&](int stage) { multiply_stage(shared, stage, d); },
+        [&](int left) { walk.approach_end(left, look_up); });
     store(d, bias_K, y_MK, m, k, block * block_tokens + warp / 4 * 32,
           first_column + warp % 4 * 64);
   }

@@ -163,13 +163,13 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
     Sums d = {};
     run_ring(
         steps, [&](int stage) { copy_stage(shared, stage, from); },
-        [&](int stage, int left) {
-          walk.approach_end(left, look_up);
+        [&](int stage) {
           if (groups >= max_groups)
             multiply_stage<true>(shared, stage, groups, d);
           else
             multiply_stage<false>(shared, stage, groups, d);
-        });
+        },
+        [&](int left) { walk.approach_end(left, look_up); });
     finish(d, list, entries, bias_N, value + base * block_tokens);
   }
 }

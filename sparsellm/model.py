@@ -121,6 +121,10 @@ def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
     hooks (FSDP2) outside the graph; checkpointing goes around the compiled block, so that what
     is recomputed is the same compiled code.
     """
+    if runtime.compile:
+        # For DDP torch would cut each graph where 25 MB of gradients are complete, to begin with
+        # their reduction: block and loss of 0.5B into seven, and nothing is fused across a cut.
+        torch._dynamo.config.optimize_ddp = False
     for layer in model.model.layers:
         if runtime.compile:
             layer.forward = torch.compile(layer.forward)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+from torch.distributed import HashStore
+from torch.nn.parallel import DistributedDataParallel
 from transformers import ArceeForCausalLM, LlamaForCausalLM
 
 from sparsellm.model import SparseDecoderLayer, build_model, prepare_blocks
@@ -115,6 +119,30 @@ def test_compiled_blocks_compute_the_same(tiny, checkpointing):
         torch.testing.assert_close(a, b)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, same[name], rtol=1e-4, atol=1e-6)
+
+
+def test_ddp_does_not_cut_what_is_compiled(tiny, monkeypatch):
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    # A gradient of the block is 100 MB, four buckets of DDP's.
+    wide = ("model.hidden_size=1024", "model.intermediate_size=8192", "runtime.compile=true")
+    recipe = tiny(*wide, "model.num_hidden_layers=1")
+    model = build_model(recipe, eos_token_id=256).train()
+    prepare_blocks(model, recipe.runtime)
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        objective = DistributedDataParallel(Objective(model, recipe.runtime))
+        tokens = _tokens(recipe)
+        sums = objective(tokens[:, :-1], tokens[:, 1:])
+        total_loss(sums, 0.1, tokens[:, 1:].numel(), 1).backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(graphs) == 2  # the block and the loss
 
 
 def test_bf16_keeps_fp32_weights_and_a_bf16_residual_stream(tiny):

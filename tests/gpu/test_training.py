@@ -17,6 +17,8 @@ from sparsellm.metrics import read_metrics
 from sparsellm.model import build_model, prepare_blocks
 from sparsellm.objective import Objective, build_loss, total_loss
 from sparsellm.recipe import RuntimeConfig, load_recipe
+from sparsellm.run import build_run, close_run
+from sparsellm.train import _micro_batch, _send
 
 pytestmark = pytest.mark.gpu
 WORKER = ROOT / "tests" / "gradient_worker.py"
@@ -116,6 +118,30 @@ def _gradients(config: str, num_processes: int, out: Path, common: list[str], *s
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+def test_the_host_runs_ahead_of_the_gpu(tiny_overrides, kernels, request):
+    if kernels == "sparse":
+        request.getfixturevalue("hopper")
+    size = ["model.context_length=1024", "train.global_batch_tokens=32768"]
+    size += ["train.micro_batch_size=16", "model.hidden_size=64"]
+    size += ["runtime.precision=bf16", f"ffn.kernels={kernels}"]
+    run = build_run(load_recipe("debug", [*tiny_overrides, *size]))
+    try:
+        for _ in range(2):  # the second time everything is compiled and memory at hand
+            torch.cuda.synchronize()
+            torch.cuda._sleep(2_000_000_000)  # a second
+            busy = torch.cuda.Event()
+            busy.record()
+            for _ in range(2):
+                tokens_BT1 = _send(next(run.loader), run.accelerator.device)
+                assert tokens_BT1.nbytes > 2**16  # what CUDA would copy at once
+                _micro_batch(run, tokens_BT1, l1_weight=0.1)
+            was_ahead = not busy.query()
+        assert was_ahead
+    finally:
+        close_run(run)
+
+
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
 def test_two_gpus_compute_the_gradient_of_one(tiny_overrides, tmp_path, config):
     common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-_LATELY = 32  # observations (steps) whose largest pattern must fit
+_LATELY = 16  # observations (steps) whose largest pattern must fit
 _ROOM = 1.25  # columns for each one that was needed lately
 _CLOSE = 1.1  # less room than this, and it grows before anything is lost
 _ROUND = 1024  # columns

@@ -13,12 +13,12 @@ WORST = 128 * 5632
 def test_begins_where_nothing_can_overflow_and_stays_until_it_has_seen_enough():
     capacity = Capacity(WORST)
     assert capacity.columns == WORST
-    for _ in range(31):
+    for _ in range(15):
         capacity.observe(50_000)
         assert capacity.columns == WORST
     capacity.observe(WORST)  # the largest lately decides
     assert capacity.columns == WORST
-    for _ in range(32):
+    for _ in range(16):
         capacity.observe(50_000)
     assert capacity.columns == size_for(1.25 * 50_000) == 71_680
 
@@ -26,7 +26,7 @@ def test_begins_where_nothing_can_overflow_and_stays_until_it_has_seen_enough():
 def test_grows_at_once_after_an_overflow_and_just_before_one():
     for largest, fits in ((100_000, False), (70_000, True)):
         capacity = Capacity(WORST)
-        for _ in range(32):
+        for _ in range(16):
             capacity.observe(50_000)
         assert (largest <= capacity.columns) == fits
         capacity.observe(largest)

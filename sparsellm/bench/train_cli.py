@@ -35,7 +35,7 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         "--steps",
         type=int,
         default=40,
-        help="of each run (default: 40; up to 34 the memory of sparse layers is not recorded)",
+        help="of each run (default: 40; up to 18 the memory of sparse layers is not recorded)",
     )
     parser.add_argument(
         "--tokens-per-gpu",

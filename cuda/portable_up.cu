@@ -8,6 +8,7 @@
 namespace {
 constexpr uint32 none = 0xffffffffu;
 constexpr int row_bytes = stage_inner * 2;
+static_assert(unit_width == unit_members);
 
 struct alignas(128) Shared {
   unsigned char x[stages][block_tokens * row_bytes];
@@ -154,8 +155,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   const auto look_up = [&](int index) { return unit[index]; };
   UnitWalk walk(shared.unit, control + next_up, control[num_units]);
   for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
-    const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_width;
-    const int entries = min(static_cast<int>(own.b), unit_width);
+    const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_members;
+    const int entries = min(static_cast<int>(own.b), unit_members);
     const uint64 base = static_cast<uint64>(block) * tiles_n * tile_neurons;
     const uint32* list = entry + base + start;
     const int groups = (entries - threadIdx.x / 32 % 4 * 16 + group_step - 1) / group_step;

@@ -14,6 +14,10 @@ _CLOSE = 1.1  # less room than this, and it grows before anything is lost
 _ROUND = 1024  # columns
 _STEP = 1.2  # between one size and the next: few sizes, so that freed memory fits again
 
+# Beyond so many steps of a run room has shrunk to what is needed: the first step of `auto` is
+# dense, and the step after the observations is the first that follows them.
+SHRUNK_STEPS = _LATELY + 2
+
 
 class Capacity:
     """Columns of one layer; begins at the worst case, which cannot overflow.

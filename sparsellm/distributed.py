@@ -36,7 +36,7 @@ def accumulating(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     forward pass, has them all anyway.
     """
     with accelerator.no_sync(model):
-        if not isinstance(model, FSDPModule) or _reshards_after_forward(accelerator):
+        if not isinstance(model, FSDPModule) or accelerator.state.fsdp_plugin.reshard_after_forward:
             yield
             return
         model.set_reshard_after_backward(False)
@@ -44,11 +44,6 @@ def accumulating(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
             yield
         finally:
             model.set_reshard_after_backward(True)
-
-
-def _reshards_after_forward(accelerator: Accelerator) -> bool:
-    plugin = accelerator.state.fsdp_plugin
-    return plugin is None or bool(plugin.reshard_after_forward)
 
 
 def reshard(model: nn.Module) -> None:

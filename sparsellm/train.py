@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -148,10 +149,8 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     rounds = recipe.accumulation_steps(accelerator.num_processes)
     for index in range(rounds):
         tokens_BT1 = _send(next(run.loader), accelerator.device)
-        if index < rounds - 1:
-            with accumulating(accelerator, run.objective):
-                sums.add(_micro_batch(run, tokens_BT1, l1_weight))
-        else:
+        last = index == rounds - 1
+        with nullcontext() if last else accumulating(accelerator, run.objective):
             sums.add(_micro_batch(run, tokens_BT1, l1_weight))
     step = sums.read(stop.received is not None)
     tokens = recipe.train.global_batch_tokens

@@ -10,7 +10,7 @@ through copies that no cache holds. Above, it is ``ffn_forward``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from sparsellm.bench.ffn_sides import (
     dense,
     dense_weights,
     new_ffn,
+    refuse_if_off,
     relative_difference,
     state_of,
 )
@@ -39,10 +40,7 @@ SETTLING_CALLS = 25  # until the choice between dense and sparse kernels stands
 MAX_DIFFERENCE = 0.02  # relative to dense: bf16's rounding is about a third of it
 
 
-Prepare = Callable[[Sequence[timing.Call]], timing.Call]
-
-
-def _launches(num_tokens: int) -> dict[str, Prepare]:
+def _launches(num_tokens: int) -> dict[str, timing.Prepare]:
     """How calls are timed, by name, which is empty where the host does not matter."""
     if num_tokens > DECODE_TOKENS:
         return {"": timing.in_a_row}
@@ -110,26 +108,17 @@ class _ForwardBench(FFNBench):
         with torch.inference_mode():
             self.warm_up(sides, {"ours": SETTLING_CALLS})
             difference = relative_difference(sides["ours"][0](), sides["dense_eager"][0]())
-        if not difference <= MAX_DIFFERENCE:
-            raise ValueError(f"ours is {difference:.1%} off dense: no time is worth that")
+        refuse_if_off("ours", difference, MAX_DIFFERENCE)
         for launch, prepare in _launches(case.tokens).items():
             with torch.inference_mode():
-                ms = self._ms_of_a_call(sides, prepare, CALLS_IN_A_ROW if launch else 1)
+                least = CALLS_IN_A_ROW if launch else 1
+                ms = timing.ms_of_a_call(sides, prepare, least, self.seconds)
             chosen = [path for paths in done.paths().values() for path in paths.values()]
             key = case_key(case, inputs, extra)
             key |= {"kernels": self.kernels, "path": chosen[0] if chosen else self.kernels}
             key |= {"launch": launch} if launch else {}
             bench = "ffn_decode" if launch else "ffn_forward"
             yield records(bench, key, ms, difference, rates_of(case, inputs, self.ceilings)), sides
-
-    def _ms_of_a_call(
-        self, sides: Mapping[str, Sequence[timing.Call]], prepare: Prepare, least: int
-    ) -> dict[str, float]:
-        """Of each side's calls in a row, of which there are at least so many."""
-        rows = {name: [*calls] * -(-least // len(calls)) for name, calls in sides.items()}
-        prepared = {name: [prepare(row)] for name, row in rows.items()}
-        ms = timing.interleaved(prepared, self.seconds)
-        return {name: value / len(rows[name]) for name, value in ms.items()}
 
     def _build(self, case: Case, inputs: Inputs) -> Built:
         """Calls on equal weights, in copies: several where they must not stay in a cache."""

@@ -56,6 +56,12 @@ def new_ffn(shape: Shape, state: dict[str, Tensor], device: torch.device) -> Spa
     return ffn
 
 
+def refuse_if_off(what: str, difference: float, most: float) -> None:
+    """Raises ValueError where ``difference`` from dense is more than ``most``, or NaN."""
+    if not difference <= most:
+        raise ValueError(f"{what} is {difference:.1%} off dense: no time is worth that")
+
+
 def relative_difference(found: Tensor, expected: Tensor) -> float:
     """Norm of the difference over that of ``expected``, in fp32."""
     error = (found.float() - expected.float()).norm()

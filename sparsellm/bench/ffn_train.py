@@ -31,6 +31,7 @@ from sparsellm.bench.ffn_sides import (
     Sides,
     dense_weights,
     new_ffn,
+    refuse_if_off,
     relative_difference,
     state_of,
 )
@@ -190,6 +191,5 @@ def _checked(ours: Step, expected: Step, names: list[str]) -> float:
     )
     differences = {what: relative_difference(a, b) for what, a, b in pairs}
     for what, difference in differences.items():
-        if not difference <= MAX_DIFFERENCE:
-            raise ValueError(f"{what} is {difference:.1%} off dense: no time is worth that")
+        refuse_if_off(what, difference, MAX_DIFFERENCE)
     return max(differences.values())

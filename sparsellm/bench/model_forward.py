@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsellm.acceleration import accelerate_whole
 from sparsellm.bench import energy, timing
 from sparsellm.bench.ffn import SETTLING_CALLS
-from sparsellm.bench.ffn_sides import relative_difference
+from sparsellm.bench.ffn_sides import refuse_if_off, relative_difference
 from sparsellm.bench.record import Measurement
 from sparsellm.data import load_corpus, load_tokenizer
 from sparsellm.data.loader import validation_batches
@@ -55,11 +55,9 @@ def run(path: Path, recipe: Recipe, device: torch.device, with_energy: bool) -> 
         for _ in range(SETTLING_CALLS):
             calls["ours"]()
         difference = relative_difference(calls["ours"](), calls["dense"]())
-        if not difference <= MAX_DIFFERENCE:
-            raise ValueError(f"ours is {difference:.1%} off dense: no time is worth that")
-        rows = {name: [timing.in_a_row([call] * IN_A_ROW)] for name, call in calls.items()}
-        found_ms = timing.interleaved(rows, SECONDS)
-        ms = {name: value / IN_A_ROW for name, value in found_ms.items()}
+        refuse_if_off("ours", difference, MAX_DIFFERENCE)
+        sides = {name: [call] for name, call in calls.items()}
+        ms = timing.ms_of_a_call(sides, timing.in_a_row, IN_A_ROW, SECONDS)
         millijoules = None
         if counter is not None:
             wait = partial(torch.cuda.synchronize, device)

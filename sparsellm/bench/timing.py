@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 Call = Callable[[], object]
+Prepare = Callable[[Sequence[Call]], Call]  # `in_a_row` or `graph`
 MAX_ROUNDS, MIN_ROUNDS = 50, 5
 
 
@@ -97,6 +98,15 @@ def graph(calls: Sequence[Call]) -> Call:
         for call in calls:
             call()
     return captured.replay
+
+
+def ms_of_a_call(
+    sides: Mapping[str, Sequence[Call]], prepare: Prepare, least: int, seconds: float
+) -> dict[str, float]:
+    """`interleaved` for calls in a row, as ``prepare`` has it: at least ``least`` of each side."""
+    rows = {name: [*calls] * -(-least // len(calls)) for name, calls in sides.items()}
+    ms = interleaved({name: [prepare(row)] for name, row in rows.items()}, seconds)
+    return {name: value / len(rows[name]) for name, value in ms.items()}
 
 
 def ceilings(device: torch.device) -> Ceilings:

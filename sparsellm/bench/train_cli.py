@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sparsellm.capacity import SHRUNK_STEPS
+
 
 def add_train_parser(names: Any) -> argparse.ArgumentParser:
     """Adds ``train`` to the benchmarks; the caller adds ``--record``."""
@@ -35,7 +37,8 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         "--steps",
         type=int,
         default=40,
-        help="of each run (default: 40; up to 18 the memory of sparse layers is not recorded)",
+        help=f"of each run (default: 40; up to {SHRUNK_STEPS} the memory of sparse layers is not "
+        "recorded)",
     )
     parser.add_argument(
         "--tokens-per-gpu",

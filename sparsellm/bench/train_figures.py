@@ -10,12 +10,10 @@ from typing import Any
 
 from sparsellm.bench.launched import Record
 from sparsellm.bench.record import Measurement
+from sparsellm.capacity import SHRUNK_STEPS
 
 MIN_STEADY = 3
 MAX_DRIFT = 0.2  # of non-zeros a token, between the halves of the measured part
-# After so many steps the room for patterns has shrunk to what they need: `capacity` looks at 16
-# steps first, and the first step of `auto` is dense.
-SHRUNK_STEPS = 18
 
 
 @dataclass(frozen=True)

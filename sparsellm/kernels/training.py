@@ -126,9 +126,9 @@ def _columns_needed(saved: Columns, worst: int) -> int:
         raise ValueError(
             f"sparse_ffn: backward in a CUDA graph needs room for any pattern: capacity {worst:,}"
         )
-    word, stream = saved.needed.numpy(), torch.cuda.current_stream()
+    word = saved.needed.numpy()
     while word[0] < 0:
-        if stream.query():  # also raises what a kernel died of
+        if torch.cuda.current_stream().query():  # also raises what a kernel died of
             return int(saved.offset[-1])  # forward was captured in a CUDA graph, or ran elsewhere
         time.sleep(_POLL_SECONDS)
     return int(word[0])

@@ -116,8 +116,6 @@ def _gradients(config: str, num_processes: int, out: Path, common: list[str], *s
     return [(load_file(f), json.loads(f.with_suffix(".json").read_text())) for f in files]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("kernels", ["dense", "sparse"])
 def test_the_host_runs_ahead_of_the_gpu(tiny_overrides, kernels, request):
     if kernels == "sparse":
@@ -142,6 +140,8 @@ def test_the_host_runs_ahead_of_the_gpu(tiny_overrides, kernels, request):
         close_run(run)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
 def test_two_gpus_compute_the_gradient_of_one(tiny_overrides, tmp_path, config):
     common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]

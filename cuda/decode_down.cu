@@ -76,12 +76,7 @@ __device__ __forceinline__ void list_many(Shared& shared, const Input& in, uint3
 // Fills `before` and returns how many neurons fire; `many`: some section has over `speculative`.
 __device__ __forceinline__ uint32 scan(Shared& shared, uint32 count, bool& many) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint32 up_to = count;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint32 below = __shfl_up_sync(~0u, up_to, step);
-    if (lane >= step) up_to += below;
-  }
+  const uint32 up_to = sum_to_lane(count);
   if (lane == 31) shared.warp_total[warp] = up_to;
   many = __syncthreads_or(count > speculative) != 0;
   uint32 earlier = 0, total = 0;

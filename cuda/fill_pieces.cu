@@ -31,12 +31,7 @@ struct Sums {
 
 __device__ Sums sum_threads(Shared& shared, int own) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = own;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += other;
-  }
+  const int sum = sum_to_lane(own);
   __syncthreads();
   if (lane == 31) shared.sum[warp] = sum;
   __syncthreads();

@@ -132,13 +132,7 @@ __device__ __forceinline__ Sums sum_warps(PlanShared& shared, uint32 of_warp) {
 }
 
 __device__ Sums sum_threads(PlanShared& shared, uint32 own) {
-  const int lane = threadIdx.x % 32;
-  uint32 sum = own;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint32 other = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += other;
-  }
+  const uint32 sum = sum_to_lane(own);
   const Sums warps = sum_warps(shared, __shfl_sync(~0u, sum, 31));
   return {warps.before + sum - own, warps.total};
 }

@@ -108,12 +108,7 @@ extern "C" __global__ void __launch_bounds__(block_threads)
       stage_rows(shared, gate, threshold, m - block * block_tokens, column < n, n));
   __syncthreads();
   const uint32 fired = fired_chunk(shared, lane);
-  uint32 place = __popc(fired);
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint32 before = __shfl_up_sync(~0u, place, step);
-    if (lane >= step) place += before;
-  }
+  uint32 place = sum_to_lane(__popc(fired));
   if (threadIdx.x == 31) count[blockIdx.x] = place;
   place -= __popc(fired);
   write_members(shared, fired, place, neuron + static_cast<uint64>(blockIdx.x) * tile_neurons,

@@ -172,6 +172,17 @@ __device__ __forceinline__ void fence_async_proxy() {
 
 // --- warps ---------------------------------------------------------------------------------------
 
+// The sum of `own` over the lanes up to this one. The whole warp calls it.
+__device__ __forceinline__ uint32 sum_to_lane(uint32 own) {
+  uint32 sum = own;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32 below = __shfl_up_sync(~0u, sum, step);
+    if (static_cast<int>(threadIdx.x % 32) >= step) sum += below;
+  }
+  return sum;
+}
+
 template <int registers>
 __device__ __forceinline__ void registers_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));

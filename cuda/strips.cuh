@@ -49,14 +49,7 @@ __device__ __forceinline__ void share_strips(SharedStrips<threads>& shared, int 
       sum.y = count(block);
       sum.x = strips_of(sum.y);
     }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint32 strips = __shfl_up_sync(~0u, sum.x, step);
-      const uint32 columns = __shfl_up_sync(~0u, sum.y, step);
-      if (lane < step) continue;
-      sum.x += strips;
-      sum.y += columns;
-    }
+    sum = make_uint2(sum_to_lane(sum.x), sum_to_lane(sum.y));
     __syncthreads();  // all have read what the next lines overwrite
     if (lane == 31) shared.sum[warp] = sum;
     if (threadIdx.x == 0) {

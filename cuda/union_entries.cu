@@ -18,11 +18,7 @@ extern "C" __global__ void __launch_bounds__(threads)
     for (int first = 0; first < tiles_n; first += 32) {
       const int tile = first + lane;
       const uint32 own = tile < tiles_n ? count[block * tiles_n + tile] : 0;
-      uint32 sum = own;
-      for (int step = 1; step < 32; step *= 2) {
-        const uint32 other = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += other;
-      }
+      const uint32 sum = sum_to_lane(own);
       if (tile < tiles_n) start[tile + 1] = before + sum;
       before += __shfl_sync(0xffffffffu, sum, 31);
     }

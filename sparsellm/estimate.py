@@ -102,9 +102,13 @@ def estimate_memory(recipe: Recipe, num_shards: int = 1) -> MemoryEstimate:
     Args:
         recipe: the run.
         num_shards: GPUs over which FSDP2 shards weights, gradients and optimizer state.
+
+    Raises:
+        ValueError: the global batch does not divide over them.
     """
     m = recipe.model
     parameters = count_parameters(recipe).total
+    rounds = recipe.accumulation_steps(num_shards)
     half = 2 if recipe.runtime.precision == "bf16" else 4
     tokens = recipe.train.micro_batch_size * m.context_length
     ffn_tensors = 3 if recipe.ffn.gated else 2  # gate, up, h saved for backward
@@ -121,7 +125,8 @@ def estimate_memory(recipe: Recipe, num_shards: int = 1) -> MemoryEstimate:
         per_token += recipe.padded_vocab_size * logit_bytes
     return MemoryEstimate(
         weights=parameters * 4 // num_shards + (parameters * 2 if half == 2 else 0),
-        gradients=parameters * 4 // num_shards,
+        # FSDP2 shards gradients at the last micro-batch; until then each GPU adds to whole ones.
+        gradients=parameters * 4 // (num_shards if rounds == 1 else 1),
         optimizer=parameters * 8 // num_shards,
         activations=tokens * per_token,
     )

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from sparsellm import checkpoint
-from sparsellm.distributed import accumulating, all_reduce_sum
+from sparsellm.distributed import accumulating, all_reduce_sum, clear_gradients
 from sparsellm.evaluate.training import Evaluator
 from sparsellm.kernel_choice import StepSums, choose_kernels, each_path
 from sparsellm.meter import Meter, StepTotals
@@ -96,7 +96,7 @@ def warm_up(run: Run) -> None:
         with accelerator.autocast():
             sums = run.objective(tokens_BT, tokens_BT)
         accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes))
-    run.optimizer.zero_grad(set_to_none=True)
+    clear_gradients(run.optimizer, run.objective)
 
 
 def _loop(
@@ -160,7 +160,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     grad_norm = _clip_gradients(run)
     _refuse_non_finite(run, loss, l1, grad_norm)
     run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=True)
+    clear_gradients(run.optimizer, run.objective)
     run.step += 1
     choose_kernels(run.ffns, step)
     logged = _due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)

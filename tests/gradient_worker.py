@@ -53,6 +53,12 @@ class Gathers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def gradient_storages(model: torch.nn.Module) -> int:
+    """How many pieces of memory the gradients are in."""
+    kept = [p.grad for p in model.parameters() if p.grad is not None]
+    return len({gradient.untyped_storage().data_ptr() for gradient in kept})
+
+
 def step(overrides: list[str], out: Path) -> None:
     """One step; the main rank writes the gradient and what else is compared."""
     run = build_run(load_recipe("debug", overrides))
@@ -72,6 +78,7 @@ def step(overrides: list[str], out: Path) -> None:
             "l1": totals.l1,
             "grad_norm": totals.grad_norm,
             "gathers": gathers.count,
+            "gradient_storages": gradient_storages(run.objective),
         }
         stats = {n: t.tolist() for n, t in run.stats.state_dict().items()}
         out.with_suffix(".json").write_text(json.dumps(numbers | {"stats": stats}))

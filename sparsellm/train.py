@@ -148,7 +148,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     sums = StepSums(run.ffns, recipe.micro_batch_tokens, accelerator.device)
     rounds = recipe.accumulation_steps(accelerator.num_processes)
     for index in range(rounds):
-        tokens_BT1 = _send(next(run.loader), accelerator.device)
+        tokens_BT1 = next(run.loader).to(accelerator.device, non_blocking=True)
         last = index == rounds - 1
         with nullcontext() if last else accumulating(accelerator, run.objective):
             sums.add(_micro_batch(run, tokens_BT1, l1_weight))
@@ -175,17 +175,6 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
             step=run.step,
         )
     return StepTotals(loss, l1, l1_weight, lr, grad_norm, sparsity, step.kernels, step.stop)
-
-
-def _send(tokens_BT1: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """To the device, without waiting for it.
-
-    Copied from pageable memory, more than 64 KB would come after all that the GPU still has to do,
-    and the host would begin each micro-batch with the GPU idle.
-    """
-    if device.type == "cuda":
-        tokens_BT1 = tokens_BT1.pin_memory()
-    return tokens_BT1.to(device, non_blocking=True)
 
 
 def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float) -> LossSums:

@@ -58,7 +58,8 @@ class _Packer(IterableDataset):  # type: ignore[type-arg]
             )
             while True:
                 batch = [next(sequences) for _ in range(self.micro_batch_size)]
-                yield torch.from_numpy(np.stack([tokens for tokens, _ in batch])), batch[-1][1]
+                tokens_BT1 = torch.from_numpy(np.stack([tokens for tokens, _ in batch]))
+                yield tokens_BT1.long(), batch[-1][1]
         except (ValueError, OSError) as error:
             yield _Failure(error)
 
@@ -132,7 +133,9 @@ class TokenLoader:
         tokens_BT1, cursor = item
         self._cursors[self._next_stream] = Cursor(*cursor)
         self._next_stream = (self._next_stream + 1) % len(self._streams)
-        return tokens_BT1.long()
+        # As DataLoader pinned it, not converted: from pageable memory more than 64 KB would be copied
+        # after all that the GPU still has to do, and each micro-batch would find it idle.
+        return tokens_BT1
 
     def _start(self) -> DataLoader:  # type: ignore[type-arg]
         # DataLoader asks its workers in turn from number 0: give that number to the stream whose

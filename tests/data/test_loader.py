@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import process_env
+from torch.utils.data import DataLoader
 
 from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer
 from sparsellm.data.loader import validation_batches
@@ -24,6 +25,19 @@ SHAPE = {"context_length": 64, "micro_batch_size": 3}
 def _loader(corpus=None, tokenizer="bytes", **changes):
     options = {"seed": 1, "rank": 0, "world_size": 1, "num_workers": 0} | SHAPE | changes
     return TokenLoader(corpus or load_corpus("sample"), load_tokenizer(tokenizer), **options)
+
+
+def test_what_dataloader_pinned_is_handed_out_and_no_copy_of_it(monkeypatch):
+    pinned = []
+
+    class Recording(DataLoader):
+        def __iter__(self):
+            for item in super().__iter__():
+                pinned.append(item[0])
+                yield item
+
+    monkeypatch.setattr("sparsellm.data.loader.DataLoader", Recording)
+    assert next(_loader()) is pinned[0]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])

@@ -18,7 +18,7 @@ from sparsellm.model import build_model, prepare_blocks
 from sparsellm.objective import Objective, build_loss, total_loss
 from sparsellm.recipe import RuntimeConfig, load_recipe
 from sparsellm.run import build_run, close_run
-from sparsellm.train import _micro_batch, _send
+from sparsellm.train import _micro_batch
 
 pytestmark = pytest.mark.gpu
 WORKER = ROOT / "tests" / "gradient_worker.py"
@@ -131,7 +131,7 @@ def test_the_host_runs_ahead_of_the_gpu(tiny_overrides, kernels, request):
             busy = torch.cuda.Event()
             busy.record()
             for _ in range(2):
-                tokens_BT1 = _send(next(run.loader), run.accelerator.device)
+                tokens_BT1 = next(run.loader).to(run.accelerator.device, non_blocking=True)
                 assert tokens_BT1.nbytes > 2**16  # what CUDA would copy at once
                 _micro_batch(run, tokens_BT1, l1_weight=0.1)
             was_ahead = not busy.query()

@@ -176,9 +176,9 @@ __device__ __forceinline__ void fence_async_proxy() {
 __device__ __forceinline__ uint32 sum_to_lane(uint32 own) {
   uint32 sum = own;
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
+  for (uint32 step = 1; step < 32; step *= 2) {
     const uint32 below = __shfl_up_sync(~0u, sum, step);
-    if (static_cast<int>(threadIdx.x % 32) >= step) sum += below;
+    if (threadIdx.x % 32 >= step) sum += below;
   }
   return sum;
 }

@@ -1,4 +1,4 @@
-"""The few collectives that the loop needs; with one process they are no-ops."""
+"""What differs in the loop where several processes share a step; with one nothing does."""
 
 from __future__ import annotations
 

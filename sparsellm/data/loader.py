@@ -133,8 +133,8 @@ class TokenLoader:
         tokens_BT1, cursor = item
         self._cursors[self._next_stream] = Cursor(*cursor)
         self._next_stream = (self._next_stream + 1) % len(self._streams)
-        # As DataLoader pinned it, not converted: from pageable memory more than 64 KB would be copied
-        # after all that the GPU still has to do, and each micro-batch would find it idle.
+        # As DataLoader pinned it, not converted: from pageable memory more than 64 KB would be
+        # copied after all that the GPU still has to do, and each micro-batch would find it idle.
         return tokens_BT1
 
     def _start(self) -> DataLoader:  # type: ignore[type-arg]

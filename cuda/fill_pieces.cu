@@ -3,6 +3,7 @@
 //
 // A block of threads a piece, and then another. First two lanes a column list which of its tokens fire
 // and have rows in the piece, then a lane a non-zero fetches its values.
+#include "block_sums.cuh"
 #include "weight_grad.cuh"
 
 namespace {
@@ -18,32 +19,11 @@ struct alignas(128) Shared {
   Item item[lists][list_rows * group_neurons];  // a list for a warp, of every eighth row
   uint32 count[lists];
   int token[piece_rows];
-  int sum[num_threads / 32];
+  uint32 sum[num_threads / 32];
   // Of the unit that a piece is of: its first piece, its first in `piece`, its group's rows, its own
   // first.
   int first, piece, rows, first_row;
 };
-
-// The sum of the threads before this one, and of all.
-struct Sums {
-  int before, total;
-};
-
-__device__ Sums sum_threads(Shared& shared, int own) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int sum = sum_to_lane(own);
-  __syncthreads();
-  if (lane == 31) shared.sum[warp] = sum;
-  __syncthreads();
-  Sums sums{sum - own, 0};
-#pragma unroll
-  for (int i = 0; i < num_threads / 32; ++i) {
-    const int other = shared.sum[i];
-    sums.before += i < warp ? other : 0;
-    sums.total += other;
-  }
-  return sums;
-}
 
 struct Matrices {
   const bf16 *d_gate, *d_up, *gate, *up;  // d_gate and gate: if gated
@@ -125,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(num_threads, 5)
     first_unit = units_from;
     const int own = first_unit + static_cast<int>(threadIdx.x);
     own_unit = own < units ? unit[own] : Unit{};
-    const Sums sums = sum_threads(shared, own_unit.pieces);
+    const Sums sums = sum_threads(shared.sum, own_unit.pieces);
     own_first = before + sums.before;
     total = before + sums.total;
   };

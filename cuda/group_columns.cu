@@ -1,5 +1,6 @@
 // group_columns: sorts the columns of a sparse pattern by neuron, for weight_grad (its .cuh has the
 // result). Three launches, in order; integer atomics only, and no order that depends on them.
+#include "block_sums.cuh"
 #include "strips.cuh"
 #include "weight_grad.cuh"
 
@@ -117,26 +118,6 @@ struct PlanShared {
   uint32 first[plan_threads], before[plan_threads];  // of so many groups at a time
 };
 
-// What a block of threads finds between them: the sum before this warp or thread, and of all.
-struct Sums {
-  uint32 before, total;
-};
-
-__device__ __forceinline__ Sums sum_warps(PlanShared& shared, uint32 of_warp) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();
-  if (lane == 0) shared.sum[warp] = of_warp;
-  __syncthreads();
-  const uint32 other = lane < plan_warps ? shared.sum[lane] : 0;
-  return {__reduce_add_sync(~0u, lane < warp ? other : 0), __reduce_add_sync(~0u, other)};
-}
-
-__device__ Sums sum_threads(PlanShared& shared, uint32 own) {
-  const uint32 sum = sum_to_lane(own);
-  const Sums warps = sum_warps(shared, __shfl_sync(~0u, sum, 31));
-  return {warps.before + sum - own, warps.total};
-}
-
 // The pieces that begin or end in rows [first, end) of a group, whose members are [from, to).
 __device__ __forceinline__ void mark_pieces(uint2* piece, int first, int end, uint32 from,
                                             uint32 to) {
@@ -189,7 +170,7 @@ __device__ uint2 plan_group(PlanShared& shared, int n, int blocks, const uint64*
   const uint32* line = neuron < n ? table + whose * line_columns(blocks) : nullptr;
   uint32 next[warp_blocks];  // columns are loaded a round ahead of their masks
   load_columns(next, line, warp * warp_blocks, blocks);
-  const uint32 first_member = sum_threads(shared, earlier).total;
+  const uint32 first_member = sum_threads(shared.sum, earlier).total;
   piece += first_member + group;
 
   uint32 rows = 0, at = first_member;
@@ -205,7 +186,7 @@ __device__ uint2 plan_group(PlanShared& shared, int n, int blocks, const uint64*
     uint32 sizes = 0;
 #pragma unroll
     for (int i = 0; i < warp_blocks; ++i) sizes += Together(fires[i], column[i] != 0).size();
-    const Sums sums = sum_warps(shared, sizes);
+    const Sums sums = sum_warps(shared.sum, sizes);
     uint32 before = sums.before;
 #pragma unroll
     for (int i = 0; i < warp_blocks; ++i) {
@@ -248,7 +229,7 @@ __device__ uint32 choose_parts(PlanShared& shared, int groups) {
   uint32 own = 0;
   for (int i = threadIdx.x; i < groups; i += plan_threads) own += pieces_of(shared.rows[i]);
   // Each warp tries a length, an eighth longer than the one of the warp before.
-  uint32 part = max(16u, sum_threads(shared, own).total / (2 * most_parts));
+  uint32 part = max(16u, sum_threads(shared.sum, own).total / (2 * most_parts));
   while (true) {
     uint32 own_part = 0;
     for (int i = 0; i < plan_warps; ++i, part += part / 8)
@@ -281,7 +262,7 @@ __device__ void make_units(PlanShared& shared, int groups, const uint32* group_r
     const uint32 own_first = own < groups ? __ldcg(group_first + own) : 0;
     const uint32 own_parts = own < groups ? parts_of(shared.rows[own], part_pieces) : 0;
     // Slots << 16 | units: at most 60 and 572.
-    const Sums sums = sum_threads(shared, (own_parts > 1 ? own_parts : 0) << 16 | own_parts);
+    const Sums sums = sum_threads(shared.sum, (own_parts > 1 ? own_parts : 0) << 16 | own_parts);
     shared.first[threadIdx.x] = own_first;
     shared.before[threadIdx.x] = sums.before;
     __syncthreads();

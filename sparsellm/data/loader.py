@@ -6,11 +6,9 @@ of the batches that were handed out, and whose turn is next.
 
 from __future__ import annotations
 
+import atexit
 import logging
-import multiprocessing
-import os
-import signal
-import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.stream import Cursor, StreamConfig, pack, read_in_order
 from sparsellm.data.tokenizer import Tokenizer, Tokens, load_tokenizer
+from sparsellm.data.workers import begin_worker, worker_context
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +114,7 @@ class TokenLoader:
             "corpus": corpus.fingerprint,
         }
         self._batches: Iterator[Any] | None = None
+        _loaders.add(self)
 
     def __iter__(self) -> TokenLoader:
         return self
@@ -152,8 +152,8 @@ class TokenLoader:
         if self._num_workers:
             options = {
                 "prefetch_factor": self._prefetch,
-                "worker_init_fn": _begin_worker,
-                "multiprocessing_context": _context(),
+                "worker_init_fn": begin_worker,
+                "multiprocessing_context": worker_context(),
             }
         return DataLoader(
             packer,
@@ -195,38 +195,15 @@ class TokenLoader:
         self._batches = None
 
 
-def _context() -> Any:
-    """The forkserver: a fork of a training process would inherit CUDA's, tiktoken's and Arrow's
-    threads in an unknown state, and spawning imports torch once a worker; the server imports it
-    once a rank."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
+_loaders: weakref.WeakSet[TokenLoader] = weakref.WeakSet()
 
 
-def _begin_worker(worker: int) -> None:
-    torch.set_num_threads(1)
-    # A signal to the whole process group asks the main process to save; workers must live on.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    _ignore_first_sigterm()
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _ignore_first_sigterm() -> None:
-    # The first may be the group's; a second comes from a main process that wants this one gone.
-    def second(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    signal.signal(signal.SIGTERM, second)
-
-
-def _die_with_parent() -> None:
-    # DataLoader's own watchdog looks at the parent's process number, which is the forkserver's.
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+# Else Python would wait at exit for the workers of a loader that an error left open: they ignore
+# the one SIGTERM it sends. Registered after torch's own end, so run before it.
+@atexit.register
+def _close_all() -> None:
+    for loader in list(_loaders):
+        loader.close()
 
 
 def validation_batches(

@@ -144,41 +144,72 @@ def test_no_held_out_text_says_what_to_do(tmp_path):
 
 
 PARENT = """
-import multiprocessing, sys, time
+import multiprocessing, signal, sys, threading, time
 from sparsellm.data import TokenLoader, load_corpus, load_tokenizer
+
+def start():
+    next(loader), next(loader)  # one of each worker: both are ready
+
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, lambda number, frame: None)
     loader = TokenLoader(load_corpus("sample"), load_tokenizer("bytes"), context_length=64,
         micro_batch_size=2, seed=0, rank=0, world_size=1, num_workers=2)
-    next(loader), next(loader)  # one of each worker: both are ready
+    thread = threading.Thread(target=start)  # loaders need not be the main thread's
+    thread.start()
+    thread.join()
     print(*(p.pid for p in multiprocessing.active_children()), flush=True)
-    time.sleep(100)
+    sys.stdin.readline()
+    raise RuntimeError("with the loader open")
 """
 
 
-@pytest.mark.slow
-def test_workers_outlive_a_group_signal_and_die_with_a_killed_parent(tmp_path):
+@pytest.fixture
+def parent(tmp_path):
+    """A process with a loader, in a process group of its own; its workers and their server."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    parent = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=process_env()
-    )
-    workers = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(workers) == 2
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(
+        command, text=True, env=process_env(), start_new_session=True, **pipes
+    ) as process:
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(workers) == 2
+        yield process, [*workers, int(_stat(workers[0])[1])]
+        process.kill()
+
+
+@pytest.mark.slow
+def test_workers_and_their_server_outlive_a_group_signal_and_die_with_a_killed_parent(parent):
+    process, serving = parent
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        for pid in workers:
-            os.kill(pid, number)
+        os.killpg(process.pid, number)
     time.sleep(0.5)
-    assert all(_alive(pid) for pid in workers)
-    parent.kill()
-    parent.wait()
+    assert all(_alive(pid) for pid in serving)
+    process.kill()
+    process.wait()
     deadline = time.monotonic() + 10
-    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
+    while any(_alive(pid) for pid in serving) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not any(_alive(pid) for pid in workers)
+    assert not any(_alive(pid) for pid in serving)
+
+
+@pytest.mark.slow
+def test_an_error_ends_the_process_though_the_loader_is_open(parent):
+    process, _ = parent
+    _, errors = process.communicate("\n", timeout=20)
+    assert errors.splitlines()[-1] == "RuntimeError: with the loader open"
+    assert process.returncode == 1
 
 
 def _alive(pid):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return _stat(pid)[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def _stat(pid):
+    """State, parent, … of a process."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

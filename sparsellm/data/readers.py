@@ -101,9 +101,19 @@ class ParquetReader:
                 raise _damaged(self._shard, error) from error
 
         # Only this consumer's rows become Python strings: where shards are divided by rows, the
-        # others' are most of the block.
-        wanted = with_retries(read, self._shard.url).take(rows)
-        return [text or "" for text in wanted.to_pylist()]
+        # others' are most of the block. Arrow's `take` would join the chunks of a column, which
+        # fails above 2 GiB.
+        column = with_retries(read, self._shard.url)
+        return [self._text(column, block, row) for row in rows.tolist()]
+
+    def _text(self, column: pa.ChunkedArray, block: int, row: int) -> str:
+        try:
+            return column[row].as_py() or ""
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self._shard.url}: row {row} of row group {block}: {self._shard.text_field!r} is "
+                f"not UTF-8 ({error}); mend or remove the row, or take the shard out of the corpus"
+            ) from error
 
 
 class JsonlReader:

@@ -118,6 +118,28 @@ def test_corrupt_page_is_named(tmp_path):
         _read_all(path, "parquet")
 
 
+def test_row_that_is_not_utf8_is_named(tmp_path):
+    texts = pa.array([b"fine", b"caf\xe9"]).view(pa.string())
+    pq.write_table(pa.table({"text": texts}), tmp_path / "latin.parquet")
+    with pytest.raises(ValueError, match=r"latin\.parquet: row 1 of row group 0.*mend or remove"):
+        _read_all(tmp_path / "latin.parquet", "parquet")
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_every_kind_of_text_column_is_read(tmp_path, kind):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": pa.array(["a", None, "naïve"], kind)}), path)
+    assert _read_all(path, "parquet") == ["a", "", "naïve"]
+
+
+def test_row_group_above_2_gib_is_read(tmp_path, monkeypatch):
+    reader = open_shard(Shard(str(_parquet(tmp_path / "a.parquet")), "parquet"))
+    chunk = pa.array(["x" * 2**20])
+    table = pa.table({"text": pa.chunked_array([chunk] * 2100)})  # one and the same MiB
+    monkeypatch.setattr(reader._file, "read_row_group", lambda *_, **__: table)
+    assert reader.read_rows(0, np.array([2099])) == ["x" * 2**20]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

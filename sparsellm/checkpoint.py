@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 STATS_FILE = "stats.safetensors"
 TRAINER_FILE = "trainer.json"
 RECIPE_FILE = "recipe.yaml"
+_STEP_FOLDERS = "step_" + "[0-9]" * 8  # and not a copy that somebody put beside them
 
 
 class CheckpointError(RuntimeError):
@@ -127,8 +129,15 @@ def _publish(folder: Path, partial: Path, final: Path, keep: int) -> None:
     partial.rename(final)
     _fsync(folder)
     write_atomically(folder / LATEST, final.name + "\n")
-    for old in sorted(folder.glob("step_*"))[:-keep]:
-        if old != final:
+    try:
+        _prune(folder, final, keep)
+    except OSError as error:  # what was to be saved is saved
+        print(f"warning: an old checkpoint stays: {error}", file=sys.stderr, flush=True)
+
+
+def _prune(folder: Path, newest: Path, keep: int) -> None:
+    for old in sorted(folder.glob(_STEP_FOLDERS))[:-keep]:
+        if old != newest:
             # Renamed first: a kill while deleting leaves no half a checkpoint of that name.
             old.rename(folder / f".tmp-pruned-{old.name}")
     for doomed in [*folder.glob(".tmp-pruned-*"), *folder.glob(".tmp-replaced-*")]:
@@ -148,7 +157,7 @@ def latest(folder: Path) -> Path | None:
         for candidate in (named, _replaced(named)):
             if candidate.is_dir() and candidate != folder:
                 return candidate
-    return max(folder.glob("step_*"), default=None)
+    return max(folder.glob(_STEP_FOLDERS), default=None)
 
 
 def load(path: Path, rank: int) -> Snapshot:
@@ -186,9 +195,13 @@ def load(path: Path, rank: int) -> Snapshot:
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a small file such that a reader, or a kill, sees the old or the new one."""
     partial = path.with_name(f".tmp-{path.name}")
-    partial.write_text(text, encoding="utf-8")
-    _fsync(partial)
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        _fsync(partial)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     _fsync(path.parent)
 
 

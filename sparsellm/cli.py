@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from sparsellm import __version__
+from sparsellm.arguments import positive_int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses and runs; a user's mistake becomes one ``error:`` message and exit code 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # λ and → where the terminal has no such letters
+            stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     from sparsellm.checkpoint import CheckpointError
 
     try:
         options.run(options)
-    except (ValueError, FileNotFoundError, CheckpointError, FloatingPointError) as error:
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
+    except (ValueError, OSError, CheckpointError, FloatingPointError) as error:
         if os.environ.get("SPARSELLM_TRACEBACK"):
             raise
         rank = int(os.environ.get("RANK", "0"))
@@ -43,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Trains a recipe. The same command resumes from the run's last checkpoint.",
     )
     _add_recipe_arguments(train)
-    train.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="resume from this one")
+    train.add_argument(
+        "--resume", type=Path, metavar="CHECKPOINT", help="resume from this one (or a run's last)"
+    )
     train.add_argument(
         "--fresh",
         action="store_true",
@@ -62,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     actions.add_parser("list", help="names of the bundled recipes").set_defaults(run=_recipe_list)
     show = actions.add_parser("show", help="resolved recipe, parameters, FLOPs, memory")
     _add_recipe_arguments(show)
-    show.add_argument("--gpus", type=int, default=8, help="number of GPUs (default: 8)")
+    show.add_argument(
+        "--gpus", type=positive_int, help="number of GPUs (default: 8, if they divide)"
+    )
     show.set_defaults(run=_recipe_show)
 
     plot = commands.add_parser("plot", help="PNG plots of a run")
@@ -127,12 +140,12 @@ def _recipe_list(options: argparse.Namespace) -> None:
 
 
 def _recipe_show(options: argparse.Namespace) -> None:
-    from sparsellm.estimate import summary
+    from sparsellm.estimate import most_gpus, summary
     from sparsellm.recipe import load_recipe
 
     recipe = load_recipe(options.recipe, options.overrides)
     print(recipe.to_yaml())
-    print(summary(recipe, options.gpus))
+    print(summary(recipe, options.gpus or most_gpus(recipe)))
 
 
 def _plot(options: argparse.Namespace) -> None:

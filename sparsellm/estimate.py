@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sparsellm.recipe import Recipe
@@ -132,6 +133,12 @@ def estimate_memory(recipe: Recipe, num_shards: int = 1) -> MemoryEstimate:
     )
 
 
+def most_gpus(recipe: Recipe) -> int:
+    """Of a node of eight, as many as the global batch divides over."""
+    batches = recipe.train.global_batch_tokens // recipe.micro_batch_tokens
+    return math.gcd(batches, 8)
+
+
 def summary(recipe: Recipe, num_gpus: int) -> str:
     """What ``sparsellm recipe show`` prints under the recipe; lines begin with ``#``.
 
@@ -151,7 +158,7 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
             f"{recipe.train.micro_batch_size} sequences × {recipe.model.context_length} tokens",
         ),
         ("steps", f"{recipe.train.steps:,}"),
-        ("tokens in all", f"{recipe.train.steps * tokens / 1e9:.2f}B"),
+        ("tokens in all", f"{recipe.train.steps * tokens:,}"),
         (
             "training FLOPs",
             f"{flops / 1e9:.2f} G a token, {flops * tokens * recipe.train.steps:.2e}",

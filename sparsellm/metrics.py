@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -109,8 +111,7 @@ class MetricsLog:
         """Adds a record to the JSONL and to wandb."""
         self._file.write(json.dumps(asdict(record)) + "\n")
         self._file.flush()
-        if self._wandb is not None:
-            self._wandb.log(wandb_values(record, self._recipe))
+        self._try_wandb(lambda run: run.log(wandb_values(record, self._recipe)))
 
     def sync(self) -> None:
         """Makes the records durable; called before each checkpoint, which must not outlive them."""
@@ -119,28 +120,71 @@ class MetricsLog:
 
     def close(self) -> None:
         """Makes the records durable and ends the wandb run."""
-        self.sync()
-        self._file.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        try:
+            self.sync()
+            self._file.close()
+        finally:
+            self._try_wandb(lambda run: run.finish())
+
+    def _try_wandb(self, action: Callable[[Any], None]) -> None:
+        """A dashboard that fails does not end the training that it shows."""
+        if self._wandb is None:
+            return
+        try:
+            action(self._wandb)
+        except Exception as error:  # wandb raises its own errors and those of its sockets
+            self._wandb = None
+            print(
+                f"warning: wandb stopped ({type(error).__name__}: {error}); "
+                f"{METRICS_FILE} has the numbers, and wandb again after a resume",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def check_wandb(recipe: Recipe) -> None:
+    """Before anything of a run is written.
+
+    Raises:
+        ValueError: the recipe wants wandb online, and nobody is logged in.
+    """
+    if recipe.logging.wandb != "online":
+        return
+    import wandb
+
+    if not wandb.login(prompt=False, verify=False):
+        raise ValueError(
+            "logging.wandb is online and wandb knows no API key: run `wandb login`, set "
+            "WANDB_API_KEY, or choose --set logging.wandb=offline"
+        )
 
 
 def start_wandb(recipe: Recipe) -> Any:
-    """The wandb run of a training run, the same one every time."""
+    """The wandb run of a training run, the same one every time.
+
+    Raises:
+        ValueError: wandb cannot start it.
+    """
     import wandb
 
     id_file = recipe.run_path / WANDB_ID_FILE
     if not id_file.is_file():
         write_atomically(id_file, secrets.token_hex(4))
-    run = wandb.init(
-        project=recipe.logging.wandb_project,
-        name=recipe.name,
-        id=id_file.read_text(encoding="utf-8").strip(),
-        resume="allow",  # the same run goes on after a restart
-        mode=recipe.logging.wandb,
-        dir=str(recipe.run_path),
-        config=recipe.model_dump(mode="json"),
-    )
+    try:
+        run = wandb.init(
+            project=recipe.logging.wandb_project,
+            name=recipe.name,
+            id=id_file.read_text(encoding="utf-8").strip(),
+            resume="allow",  # the same run goes on after a restart
+            mode=recipe.logging.wandb,
+            dir=str(recipe.run_path),
+            config=recipe.model_dump(mode="json"),
+        )
+    except wandb.Error as error:
+        raise ValueError(
+            f"wandb did not start: {error}; --set logging.wandb=offline trains without a network, "
+            "`wandb sync` sends it later"
+        ) from error
     run.define_metric("tokens")
     run.define_metric("*", step_metric="tokens")
     run.define_metric("validation/loss", step_metric="tokens", summary="min")

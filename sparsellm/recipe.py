@@ -223,7 +223,7 @@ class Recipe(StrictModel):
     @property
     def run_path(self) -> Path:
         """The folder of this run."""
-        return Path(self.logging.run_dir) / self.name
+        return Path(self.logging.run_dir).expanduser() / self.name
 
     @property
     def dead_window_steps(self) -> int:

@@ -46,17 +46,13 @@ class Run:
     validation: ValidationSet | None
     stats: SparsityStats
     step: int = 0
+    tokens: int = 0  # that all ranks have trained on
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
 
     @property
     def ffns(self) -> list[SparseFFN]:
         """The FFN of each layer."""
         return [layer.mlp for layer in self.model.model.layers]
-
-    @property
-    def tokens(self) -> int:
-        """Training tokens seen by all ranks."""
-        return self.step * self.recipe.train.global_batch_tokens
 
     @property
     def checkpoints(self) -> Path:
@@ -205,7 +201,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
     state.restore_model(run.model, snapshot.model)
     state.restore_optimizer(run.model, run.optimizer, snapshot.optimizer)
     run.stats.load_state_dict(snapshot.stats)
-    run.step = snapshot.step
+    run.step, run.tokens = snapshot.step, snapshot.trainer["tokens"]
     run.origin = snapshot.trainer.get("init_from")
     restore_kernels(run.ffns, snapshot.trainer.get("kernels"), run.accelerator.device)
     try:

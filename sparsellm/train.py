@@ -20,9 +20,10 @@ from sparsellm.distributed import accumulating, all_reduce_sum, clear_gradients
 from sparsellm.evaluate.training import Evaluator
 from sparsellm.kernel_choice import StepSums, choose_kernels, each_path
 from sparsellm.meter import Meter, StepTotals
-from sparsellm.metrics import MetricsLog, ValidationRecord, progress_line
+from sparsellm.metrics import MetricsLog, ValidationRecord, check_wandb, progress_line
 from sparsellm.objective import LossSums, total_loss
 from sparsellm.optim import reinit_dead_neurons
+from sparsellm.pretrained import find_checkpoint
 from sparsellm.recipe import Recipe
 from sparsellm.run import Run, build_run, close_run, initialise_run, restore_run, save_run
 from sparsellm.schedule import l1_coefficient, learning_rate
@@ -49,28 +50,38 @@ def train(
     torch.set_float32_matmul_precision("high")
     with StopRequest() as stop:
         run = build_run(recipe)
-        say = run.accelerator.print
-        if fresh:
-            _move_aside(run)
-        evaluator = Evaluator(run) if recipe.evaluation.every_steps else None
-        warm_up(run)
-        path = resume_from or checkpoint.latest(run.checkpoints)
-        if path is not None:
-            say(f"resuming from {path}")
-            for note in restore_run(run, path):
-                say(f"  {note}")
-        elif init_from is not None:
-            say("\n  ".join(initialise_run(run, init_from)))
-        if run.accelerator.is_main_process:
-            recipe.run_path.mkdir(parents=True, exist_ok=True)
-            checkpoint.write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
-        log = MetricsLog(recipe, run.step) if run.accelerator.is_main_process else None
         try:
-            _loop(run, log, stop, evaluator)
+            evaluator = Evaluator(run) if recipe.evaluation.every_steps else None
+            warm_up(run)
+            _first_state(run, resume_from, fresh, init_from)
+            if run.step >= recipe.train.steps:
+                run.accelerator.print(
+                    f"nothing to do: it has done {run.step} steps of train.steps "
+                    f"{recipe.train.steps}; raise it, or start anew by --fresh or --set name=NEW"
+                )
+                return
+            if fresh:
+                _move_aside(run)
+            flag = "--fresh" if fresh else "--resume" if resume_from else None
+            _logged_loop(run, stop, evaluator, flag)
         finally:
-            if log is not None:
-                log.close()
             close_run(run)
+
+
+def _first_state(run: Run, resume_from: Path | None, fresh: bool, init_from: Path | None) -> None:
+    """Restores or initialises the run. Nothing of the run's folder is changed."""
+    say = run.accelerator.print
+    path = find_checkpoint(resume_from) if resume_from else None
+    if path is None and not fresh:
+        path = checkpoint.latest(run.checkpoints)
+    if path is not None:
+        say(f"resuming from {path}")
+        for note in restore_run(run, path):
+            say(f"  {note}")
+    elif init_from is not None:
+        say("\n  ".join(initialise_run(run, init_from)))
+    if run.accelerator.is_main_process:
+        check_wandb(run.recipe)
 
 
 def _move_aside(run: Run) -> None:
@@ -80,6 +91,34 @@ def _move_aside(run: Run) -> None:
         path.rename(aside)
         run.accelerator.print(f"the earlier run is now {aside}")
     run.accelerator.wait_for_everyone()
+
+
+def _logged_loop(
+    run: Run, stop: StopRequest, evaluator: Evaluator | None, flag: str | None
+) -> None:
+    """The loop with its log. ``flag``: what the command would do again, were it given again."""
+    recipe, say = run.recipe, run.accelerator.print
+    log = None
+    if run.accelerator.is_main_process:
+        recipe.run_path.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
+        log = MetricsLog(recipe, run.step)
+    try:
+        finished = _loop(run, log, stop, evaluator)
+    finally:
+        if log is not None:
+            log.close()
+    saves = recipe.checkpoint.every_steps > 0
+    if not finished:
+        why = stop.received or "signal on another rank"
+        resumes = f"without {flag} the same command" if flag else "the same command"
+        then = f"{resumes} resumes here" if saves else "nothing was saved"
+        say(f"stopped after step {run.step} ({why}); {then}")
+        return
+    say(f"done: {run.step} steps, {run.tokens:,} tokens")
+    files = "recipe.yaml, metrics.jsonl, checkpoints/" if saves else "recipe.yaml, metrics.jsonl"
+    say(f"files: {recipe.run_path}/ ({files})")
+    say(f"plots: sparsellm plot {recipe.run_path}")
 
 
 def warm_up(run: Run) -> None:
@@ -99,9 +138,8 @@ def warm_up(run: Run) -> None:
     clear_gradients(run.optimizer, run.objective)
 
 
-def _loop(
-    run: Run, log: MetricsLog | None, stop: StopRequest, evaluator: Evaluator | None = None
-) -> None:
+def _loop(run: Run, log: MetricsLog | None, stop: StopRequest, evaluator: Evaluator | None) -> bool:
+    """Trains to the last step; False where it was asked to stop before."""
     recipe, say = run.recipe, run.accelerator.print
     meter = Meter(run)
     while run.step < recipe.train.steps:
@@ -124,13 +162,8 @@ def _loop(
             say(f"saved {save_run(run)}")
         meter.go_on()
         if totals.stop and not last:
-            why = stop.received or "signal on another rank"
-            then = "the same command resumes here" if every else "nothing was saved"
-            say(f"stopped after step {run.step} ({why}); {then}")
-            return
-    say(f"done: {run.step} steps, {run.tokens:,} tokens")
-    say(f"files: {recipe.run_path}/ (recipe.yaml, metrics.jsonl, checkpoints/)")
-    say(f"plots: sparsellm plot {recipe.run_path}")
+            return False
+    return True
 
 
 def train_step(run: Run, stop: StopRequest) -> StepTotals:
@@ -162,6 +195,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     run.optimizer.step()
     clear_gradients(run.optimizer, run.objective)
     run.step += 1
+    run.tokens += tokens
     choose_kernels(run.ffns, step)
     logged = _due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
     sparsity = run.stats.finish_step(all_reduce_sum, summarise=logged)

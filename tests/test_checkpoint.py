@@ -52,6 +52,35 @@ def test_keeps_the_newest(tmp_path):
     assert _names(tmp_path) == ["latest", "step_00000003", "step_00000010"]
 
 
+def test_a_copy_beside_them_is_left_alone(tmp_path):
+    (tmp_path / "step_00000001_keep").mkdir()
+    (tmp_path / "step_best").mkdir()
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, _snapshot(step), ALONE, keep=1)
+    assert _names(tmp_path) == ["latest", "step_00000001_keep", "step_00000003", "step_best"]
+    (tmp_path / "latest").unlink()
+    assert checkpoint.latest(tmp_path).name == "step_00000003"
+
+
+def test_an_old_one_that_cannot_be_deleted_is_no_failure(tmp_path, monkeypatch, capsys):
+    checkpoint.save(tmp_path, _snapshot(1), ALONE, keep=1)
+
+    def refused(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refused)
+    path = checkpoint.save(tmp_path, _snapshot(2), ALONE, keep=1)
+    assert checkpoint.latest(tmp_path) == path
+    assert "warning: an old checkpoint stays: " in capsys.readouterr().err
+
+
+def test_a_small_file_that_cannot_be_replaced_leaves_nothing(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(IsADirectoryError):
+        checkpoint.write_atomically(tmp_path / "taken", "text")
+    assert _names(tmp_path) == ["taken"]
+
+
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
     path = checkpoint.save(tmp_path, _snapshot(1), ALONE, keep=1)
     assert {p.suffix for p in path.iterdir()} == {".safetensors", ".json", ".yaml"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -28,5 +29,34 @@ def test_fsdp2_shards_our_blocks():
     assert config["fsdp_transformer_layer_cls_to_wrap"] == SparseDecoderLayer.__name__
 
 
-def test_slurm_script_is_valid_shell():
-    subprocess.run(["bash", "-n", str(ROOT / "launch" / "slurm.sh")], check=True)
+def _slurm(tmp_path, *arguments):
+    """Runs the script with stubs of what Slurm and accelerate would do."""
+    stubs = {
+        "scontrol": "echo node1",
+        "srun": '[ "$1" = --overlap ] || { shift; exec "$@"; }',
+        "accelerate": 'printf "%s\\n" "$@"',
+    }
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NODELIST": "node1", "SLURM_NNODES": "2", "SLURM_NODEID": "1"}
+    environment = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = ["bash", str(ROOT / "launch" / "slurm.sh"), *arguments]
+    return subprocess.run(script, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_slurm_script_hands_on_its_arguments(tmp_path):
+    own = ["--recipe", "2b", "--set", "data.files=[/a b/*.parquet, $HOME/*]", "--set", "name='n'"]
+    result = _slurm(tmp_path, *own)
+    assert result.returncode == 0, result.stderr
+    launched = result.stdout.splitlines()
+    assert launched[-len(own) :] == own
+    assert launched[launched.index("--machine_rank") + 1] == "1"
+    assert launched[launched.index("--num_processes") + 1] == "16"
+
+
+@pytest.mark.parametrize("argument", ["--fresh", "--resume", "--resume=runs/2b"])
+def test_slurm_script_refuses_what_a_requeued_job_would_do_again(tmp_path, argument):
+    result = _slurm(tmp_path, "--recipe", "2b", argument)
+    assert result.returncode == 2
+    assert f"by {argument}; instead give --set name=NEW" in result.stderr

@@ -93,6 +93,19 @@ def test_resume_drops_later_records_and_half_a_line(tiny):
     ]
 
 
+def test_a_dashboard_that_fails_does_not_end_the_run(tiny, monkeypatch, capsys):
+    class Dead:
+        def log(self, values):
+            raise ConnectionResetError("Connection lost")
+
+    monkeypatch.setattr("sparsellm.metrics.start_wandb", lambda recipe: Dead())
+    recipe = tiny("logging.wandb=offline")
+    _write(recipe, [1, 3, 5])
+    assert [r["step"] for r in read_metrics(recipe.run_path)] == [1, 3, 5]
+    printed = capsys.readouterr().err
+    assert printed.count("warning: wandb stopped (ConnectionResetError: Connection lost)") == 1
+
+
 def test_a_folder_without_metrics_is_no_run(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is no run: it has no metrics.jsonl"):
         read_metrics(tmp_path)

@@ -13,6 +13,7 @@ import torch
 from conftest import ROOT, process_env, set_arguments
 
 from sparsellm import checkpoint
+from sparsellm import train as train_module
 from sparsellm.cli import main
 from sparsellm.metrics import read_metrics
 from sparsellm.recipe import load_recipe
@@ -175,9 +176,54 @@ def test_resume_says_what_the_recipe_changed_and_goes_on(tiny_overrides, cli_her
     records, snapshot = _outcome([*tiny_overrides, "train.steps=6"])
     assert snapshot.step == 6
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
-    again = train("train.steps=6")
+    again = train("train.steps=6", "sparsity.l1_coefficient=9")
     assert again.returncode == 0
-    assert "done: 6 steps" in again.stdout
+    assert "nothing to do: it has done 6 steps of train.steps 6" in again.stdout
+    recipe_file = load_recipe("debug", tiny_overrides).run_path / "recipe.yaml"
+    assert load_recipe(str(recipe_file)).sparsity.l1_coefficient != 9  # what trained stays written
+
+
+def test_tokens_are_counted_where_the_batch_changes(tiny_overrides, cli_here):
+    def train(*overrides):
+        return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
+
+    assert train().returncode == 0
+    larger = train("train.steps=6", "train.global_batch_tokens=512")
+    assert "done: 6 steps, 2,048 tokens" in larger.stdout, larger.stderr
+    records, snapshot = _outcome([*tiny_overrides, "train.steps=6"])
+    tokens = [r["tokens"] for r in records if r["kind"] == "train"]
+    assert tokens == [256, 512, 768, 1024, 1536, 2048]
+    assert snapshot.trainer["tokens"] == 2048
+
+
+def test_resume_takes_a_run_and_a_stop_says_how_to_go_on(tiny_overrides, cli_here, monkeypatch):
+    own = ["train", "--recipe", "debug", *set_arguments([*tiny_overrides, "train.steps=6"])]
+    line = train_module.progress_line
+
+    def stop_at_3(record, recipe):
+        if record.step == 3:
+            signal.raise_signal(signal.SIGUSR1)
+        return line(record, recipe)
+
+    monkeypatch.setattr(train_module, "progress_line", stop_at_3)
+    fresh = cli_here(*own, "--fresh")
+    assert "without --fresh the same command resumes here" in fresh.stdout, fresh.stderr
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    resumed = cli_here(*own, "--resume", str(run_path))
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resuming from {run_path / 'checkpoints'}/step_00000004" in resumed.stdout
+    assert "done: 6 steps" in resumed.stdout
+
+
+def test_fresh_moves_nothing_before_the_new_run_can_start(tiny_overrides, cli_here, tmp_path):
+    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    assert cli_here(*own).returncode == 0
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    before = sorted(run_path.rglob("*"))
+    typo = cli_here(*own, "--fresh", "--init-from", str(tmp_path / "typo"))
+    assert typo.returncode == 1
+    assert "is no checkpoint" in typo.stderr
+    assert sorted(run_path.rglob("*")) == before
 
 
 def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
@@ -205,15 +251,38 @@ def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
             "nope",
         ),
         (["train", "--recipe", "debug", "--resume", str(ROOT)], "is no checkpoint"),
+        (
+            ["train", "--recipe", "debug", "--set", "logging.run_dir=/dev/null"],
+            "Not a directory",
+        ),
+        (["train", "--recipe", "debug", "--set", "logging.wandb=online"], "run `wandb login`"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_1(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # of nobody who is logged in
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
     assert main(arguments) == 1
     printed = capsys.readouterr().err
     assert message in printed
     assert "Traceback" not in printed
     assert len(printed.strip().splitlines()) == 1
+
+
+def test_ctrl_c_is_no_traceback(cli_here, monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sparsellm.recipe.load_recipe", interrupted)
+    result = cli_here("recipe", "list")
+    assert (result.returncode, result.stderr) == (130, "interrupted\n")
+
+
+def test_recipe_show_takes_as_many_gpus_as_the_batch_divides_over(cli_here):
+    shown = cli_here("recipe", "show", "--recipe", "debug")
+    assert shown.returncode == 0, shown.stderr
+    assert "2 GPUs × 1 micro-batches × 16 sequences × 256 tokens" in shown.stdout
+    assert "# tokens in all              983,040" in shown.stdout
 
 
 def test_recipe_show_is_a_recipe_with_its_counts(cli, tmp_path):

@@ -165,14 +165,17 @@ def _hub(name: str, config: HubCorpus) -> Corpus:
 def _files(name: str, config: FilesCorpus, source: str) -> Corpus:
     # Several globs may cover several layouts; together they must match something.
     train = _expand(config.files, source, "files")
-    shards = [_shard(path, config.text_field) for path in train]
+    shards = [_shard(path, config.text_field) for path in train.values()]
     if config.validation_files:
         held_out = _expand(config.validation_files, source, "validation_files")
-        overlap = set(held_out) & set(train)
+        overlap = held_out.keys() & train.keys()
         if overlap:
-            raise ValueError(f"{source}: {min(overlap)} is in files and in validation_files")
+            path = min(held_out[file] for file in overlap)
+            raise ValueError(f"{source}: {path} is in files and in validation_files")
         return Corpus(
-            name, tuple(shards), tuple(_shard(path, config.text_field) for path in held_out)
+            name,
+            tuple(shards),
+            tuple(_shard(path, config.text_field) for path in held_out.values()),
         )
     return _hold_out(name, shards, config.validation_shards)
 
@@ -186,8 +189,9 @@ def _hold_out(name: str, shards: list[Shard], count: int) -> Corpus:
     return Corpus(name, tuple(shards[:split]), tuple(shards[split:]))
 
 
-def _expand(patterns: list[str], source: str, key: str) -> list[str]:
-    found: set[str] = set()
+def _expand(patterns: list[str], source: str, key: str) -> dict[str, str]:
+    """The path of each file by what it is once links are followed, in the order of paths."""
+    found: set[Path] = set()
     for pattern in patterns:
         expanded = os.path.expandvars(str(Path(pattern).expanduser()))
         if "$" in expanded:
@@ -196,10 +200,15 @@ def _expand(patterns: list[str], source: str, key: str) -> list[str]:
                 f"it, or give globs with --set 'data.{key}=[…]'"
             )
         # pathlib has no glob for a whole pattern, absolute or relative.
-        found.update(os.path.realpath(p) for p in glob.glob(expanded, recursive=True))  # noqa: PTH207
+        found.update(Path(path) for path in glob.glob(expanded, recursive=True))  # noqa: PTH207
     if not found:
         raise FileNotFoundError(f"{source}: {key} {patterns} match no file")
-    return sorted(found)
+    # A link keeps its name: in the hub's cache the file it leads to has neither format nor order.
+    paths = sorted(str(path.parent.resolve() / path.name) for path in found)
+    by_file: dict[str, str] = {}
+    for path in paths:
+        by_file.setdefault(os.path.realpath(path), path)
+    return by_file
 
 
 def _shard(url: str, text_field: str) -> Shard:

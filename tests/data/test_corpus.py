@@ -93,6 +93,23 @@ def test_unknown_format_overlap_and_nothing_left(tmp_path):
         load_corpus("nope")
 
 
+def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):
+    """``snapshots/<revision>/x.parquet`` leads to ``blobs/<sha>``, a name without a suffix."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for name, blob in (("0", "f00d"), ("1", "beef"), ("same-as-1", "beef")):
+        _parquet(blobs / blob, [f"document of {blob}"])
+        (snapshot / f"{name}.parquet").symlink_to(f"../../blobs/{blob}")
+    (tmp_path / "link").symlink_to(snapshot)
+    files = [f"{tmp_path}/link/*.parquet", f"{snapshot}/0.parquet"]
+    corpus = load_corpus("local", files=files)
+    assert [shard.url for shard in corpus.train] == [f"{snapshot}/{i}.parquet" for i in (0, 1)]
+    assert _read_all(corpus.train[0].url, corpus.train[0].format) == ["document of f00d"]
+    with pytest.raises(ValueError, match=r"same-as-1\.parquet is in files and in validation_files"):
+        load_corpus("local", files=files, validation_files=[f"{snapshot}/same*"])
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [

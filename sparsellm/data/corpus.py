@@ -124,7 +124,7 @@ def load_corpus(
 
     Args:
         name_or_path: a file of ``data/`` by name, or a path.
-        files: globs that replace the YAML's ``files``.
+        files: globs that replace the YAML's ``files``, and its ``validation_files`` by none.
         validation_files: globs that replace its ``validation_files``.
 
     Raises:
@@ -133,6 +133,8 @@ def load_corpus(
     """
     path = corpus_path(name_or_path)
     content = load_yaml(path)
+    if files is not None and "validation_files" in content:
+        content["validation_files"] = []  # held out of other text
     overrides = {"files": files, "validation_files": validation_files}
     content |= {key: value for key, value in overrides.items() if value is not None}
     kind = content.get("source")

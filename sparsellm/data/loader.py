@@ -219,15 +219,17 @@ def validation_batches(
     """The held-out sequences of this rank, in order: number i belongs to rank i % world_size.
 
     Yields int64 (at most micro_batch_size, context_length + 1); stops at ``num_tokens`` targets
-    over all ranks, rounded down to whole sequences, or at the end of the held-out text.
+    over all ranks, rounded down to whole sequences, or at the end of the held-out text. A rank that
+    has none yields one batch of none.
 
     Raises:
         ValueError: the corpus has no held-out text, or not one sequence of it.
     """
     if not corpus.validation:
         raise ValueError(
-            f"corpus {corpus.name} has no held-out text: set validation_files or validation_shards "
-            "in its YAML, data.validation_files in the recipe, or validation.every_steps=0"
+            f"corpus {corpus.name} has no held-out text: give some with data.validation_files (the "
+            "YAML's is not used beside data.files), set validation_shards in its YAML, or do "
+            "without: validation.every_steps=0"
         )
     wanted = max(num_tokens // context_length, 1)
     sequences: list[Tokens] = []
@@ -246,11 +248,13 @@ def validation_batches(
         )
     if len(sequences) < wanted and rank == 0:
         logger.warning(
-            "corpus %s: held-out text ends after %d of validation.tokens %d",
+            "corpus %s: held-out text ends after %d of the %d tokens asked for",
             corpus.name,
             len(sequences) * context_length,
             num_tokens,
         )
     own = sequences[rank::world_size]
+    if not own:  # the other ranks' shape, for it pads to their number of batches
+        yield torch.empty(0, context_length + 1, dtype=torch.int64)
     for first in range(0, len(own), micro_batch_size):
         yield torch.from_numpy(np.stack(own[first : first + micro_batch_size])).long()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from torch.utils.data import DataLoader
 
 from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer
 from sparsellm.data.loader import validation_batches
+from sparsellm.objective import IGNORED_TARGET
+from sparsellm.validation import ValidationSet
 
 SHAPE = {"context_length": 64, "micro_batch_size": 3}
 
@@ -25,6 +28,12 @@ SHAPE = {"context_length": 64, "micro_batch_size": 3}
 def _loader(corpus=None, tokenizer="bytes", **changes):
     options = {"seed": 1, "rank": 0, "world_size": 1, "num_workers": 0} | SHAPE | changes
     return TokenLoader(corpus or load_corpus("sample"), load_tokenizer(tokenizer), **options)
+
+
+def _held_out(corpus, num_tokens=64, rank=0, world_size=1):
+    tokenizer = load_tokenizer("bytes")
+    options = {"num_tokens": num_tokens, "rank": rank, "world_size": world_size}
+    return list(validation_batches(corpus, tokenizer, **options, **SHAPE))
 
 
 def test_what_dataloader_pinned_is_handed_out_and_no_copy_of_it(monkeypatch):
@@ -61,7 +70,7 @@ def test_state_restores_exactly_twice_in_a_row(num_workers):
 
 def test_gpt2_on_real_parquet_resumes_across_epochs(test_data, gpt2_cache):
     files = [str(test_data / "corpus" / "validation.parquet")]
-    corpus = load_corpus("local", files=files, validation_files=[])
+    corpus = load_corpus("local", files=files)
     options = {"tokenizer": "gpt2", "context_length": 1024, "micro_batch_size": 64}
     loader = _loader(corpus, **options)
     batches = list(islice(loader, 6))  # 464,743 tokens: the epoch ends in the eighth
@@ -97,7 +106,7 @@ def test_another_division_or_corpus_is_refused(change, named, tmp_path):
     state = _loader().state_dict()
     if change.get("corpus"):
         (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
-        corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"], validation_files=[])
+        corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"])
         change = {"corpus": corpus}
     with pytest.raises(DataStateMismatch, match=named) as error:
         _loader(**change).load_state_dict(state)
@@ -107,7 +116,7 @@ def test_another_division_or_corpus_is_refused(change, named, tmp_path):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_workers_error_is_the_users_one_line(num_workers, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{oops\n')
-    corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"], validation_files=[])
+    corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"])
     loader = _loader(corpus, num_workers=num_workers)
     with pytest.raises(ValueError, match=r"bad\.jsonl: line 2 is not JSON") as error:
         next(loader)
@@ -116,13 +125,10 @@ def test_a_workers_error_is_the_users_one_line(num_workers, tmp_path):
 
 
 def test_validation_is_the_same_on_any_number_of_ranks():
-    corpus, tokenizer = load_corpus("sample"), load_tokenizer("bytes")
+    corpus = load_corpus("sample")
 
     def sequences(rank, world_size):
-        batches = validation_batches(
-            corpus, tokenizer, num_tokens=64 * 11, rank=rank, world_size=world_size, **SHAPE
-        )
-        return [row for batch in batches for row in batch]
+        return [row for batch in _held_out(corpus, 64 * 11, rank, world_size) for row in batch]
 
     whole = sequences(0, 1)
     assert len(whole) == 11
@@ -132,15 +138,36 @@ def test_validation_is_the_same_on_any_number_of_ranks():
             assert torch.equal(parts[index % world_size][index // world_size], row)
 
 
-def test_no_held_out_text_says_what_to_do(tmp_path):
+def test_a_rank_without_held_out_sequences_has_the_shape_of_the_others():
+    corpus = load_corpus("sample")
+    shapes = [batch.shape for rank in (0, 1) for batch in _held_out(corpus, 64, rank, 2)]
+    assert shapes == [(1, 65), (0, 65)]
+    # And so it can pad to as many sequences as they have.
+    none = ValidationSet(_held_out(corpus, 64, 1, 2), 3, torch.device("cpu"))
+    inputs_BT, targets_BT = none._batch(0, torch.device("cpu"))
+    assert inputs_BT.shape == targets_BT.shape == (3, 64)
+    assert (targets_BT == IGNORED_TARGET).all()
+
+
+def test_held_out_text_that_ends_early_is_a_warning(tmp_path, caplog):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 200}) + "\n")
+    files = [f"{tmp_path}/*.jsonl"]
+    corpus = load_corpus("local", files=files)
+    corpus = replace(corpus, validation=corpus.train)
+    assert len(_held_out(corpus, 640)[0]) == 3
+    assert "ends after 192 of the 640 tokens asked for" in caplog.text
+
+
+def test_text_of_ones_own_needs_held_out_text_of_ones_own(tmp_path, monkeypatch):
+    """The YAML's would be of other text, and names a variable that need not be set."""
+    monkeypatch.delenv("SPARSELLM_DATA", raising=False)
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
-    corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"], validation_files=[])
-    with pytest.raises(ValueError, match=r"no held-out text: set validation_files"):
-        next(
-            validation_batches(
-                corpus, load_tokenizer("bytes"), num_tokens=64, rank=0, world_size=1, **SHAPE
-            )
-        )
+    corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"])
+    assert [Path(shard.url).name for shard in corpus.train] == ["a.jsonl"]
+    with pytest.raises(
+        ValueError, match=r"no held-out text: .*data\.validation_files.*validation\.every_steps=0"
+    ):
+        _held_out(corpus)
 
 
 PARENT = """

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
+
+# tiktoken's regex runs out of stack at a million white-space characters in a row.
+LONGEST_RUN = 500_000
+# `\s` as that regex has it; Python's takes in four control characters more.
+WHITE_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
 
 class Tokenizer(Protocol):
@@ -52,6 +59,10 @@ class GPT2Tokenizer:
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> Tokens:
+        parts = [self._encode_part(part) for part in cut_long_runs(text)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _encode_part(self, text: str) -> Tokens:
         # An array straight from Rust; a list of Python ints would cost about as much again.
         try:
             tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
@@ -72,6 +83,22 @@ class GPT2Tokenizer:
         # tiktoken has no public name for all of them at once.
         tokens = (self._encoding.decode_single_token_bytes(i) for i in range(self.eot_id))
         return {token: rank for rank, token in enumerate(tokens)}
+
+
+def cut_long_runs(text: str, longest: int = LONGEST_RUN) -> Iterator[str]:
+    """Parts of a text whose GPT-2 ids, joined, are the text's.
+
+    None has more than ``longest`` white-space characters before another one: the cuts are before
+    the last of such a run, where GPT-2's own pattern has one.
+    """
+    begin = 0
+    if len(text) > longest:
+        runs = rf"(?<!{WHITE_SPACE}){WHITE_SPACE}{{{longest + 1},}}+"
+        for run in re.finditer(runs, text):
+            if run.end() < len(text):  # at the end they stay together
+                yield text[begin : run.end() - 1]
+                begin = run.end() - 1
+    yield text[begin:]
 
 
 class ByteTokenizer:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsellm.arguments import positive_int
+
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm --help` must not
     from torch import Tensor
 
@@ -34,7 +36,7 @@ def add_generate_parser(commands: Any) -> None:
     parser.add_argument("--prompt", required=True, help="text to continue")
     parser.add_argument(
         "--max-new-tokens",
-        type=int,
+        type=positive_int,
         metavar="N",
         help=f"default: {DEFAULT_NEW_TOKENS}, or what the context leaves",
     )

@@ -219,7 +219,6 @@ def test_mistakes_are_named(tiny, tmp_path, capsys):
     out = str(tmp_path / "out")
     for arguments, message in (
         (["--drop-dead"], "--drop-dead needs ffn.activation: relu; debug has silu"),
-        (["--drop-dead", "--drop-dead-tokens", "0"], "--drop-dead-tokens 0 and"),
         (["--drop-dead-tokens", "64"], "add --drop-dead, or leave them out"),
         (["--drop-dead", "--device", "nowhere"], "--device nowhere"),
     ):

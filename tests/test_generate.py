@@ -162,7 +162,7 @@ def test_command(checkpoint_path, capsys):
     [
         (["--device", "nonsense"], "--device nonsense: "),
         (["--temperature", "-1"], "must not be negative"),
-        (["--max-new-tokens", "0"], "--max-new-tokens is 0"),
+        (["--max-new-tokens", "32"], "--max-new-tokens is 32"),
     ],
 )
 def test_mistakes(checkpoint_path, capsys, arguments, message):

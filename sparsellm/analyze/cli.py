@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sparsellm.arguments import check_out, positive_int
+
 STATISTICS_FILE = "statistics.json"
 TRACES_FILE = "traces.npz"
 
@@ -22,8 +24,8 @@ def add_analyze_parser(commands: Any) -> None:
     parser.add_argument(
         "--data", nargs="+", metavar="GLOB", help="Parquet or JSONL (default: the recipe's corpus)"
     )
-    parser.add_argument("--tokens", type=int, default=16_384, help="in whole sequences")
-    parser.add_argument("--micro-batch-size", type=int, default=4, help="sequences")
+    parser.add_argument("--tokens", type=positive_int, default=16_384, help="in whole sequences")
+    parser.add_argument("--micro-batch-size", type=positive_int, default=4, help="sequences")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: analysis/ in the checkpoint's folder"
     )
@@ -36,13 +38,15 @@ def _analyze(options: argparse.Namespace) -> None:
     from sparsellm.analyze.trace import save_traces
     from sparsellm.checkpoint import write_atomically
     from sparsellm.device import default_dtype, pick_device
-    from sparsellm.pretrained import load_pretrained
+    from sparsellm.pretrained import find_checkpoint, load_pretrained
 
     device = pick_device(options.device)
-    pretrained = load_pretrained(options.source, device, default_dtype(device))
+    path = find_checkpoint(options.source)
+    out = options.out or path / "analysis"
+    check_out(out, is_folder=True)
+    pretrained = load_pretrained(path, device, default_dtype(device))
     corpus = held_out_corpus(pretrained.recipe, options.data)
     statistics, traces = analyze(pretrained, corpus, options.tokens, options.micro_batch_size)
-    out = options.out or pretrained.path / "analysis"
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / STATISTICS_FILE, json.dumps(statistics, indent=1) + "\n")
     save_traces(out / TRACES_FILE, traces)

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sparsellm.arguments import positive_int
 from sparsellm.capacity import SHRUNK_STEPS
 
 
@@ -23,7 +24,9 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         "--set turns them on. Prints and records run by run.",
     )
     parser.add_argument("--recipe", required=True, help="bundled name or a YAML file")
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1], help="of a run (default: 1)")
+    parser.add_argument(
+        "--gpus", type=positive_int, nargs="+", default=[1], help="of a run (default: 1)"
+    )
     parser.add_argument(
         "--config",
         nargs="+",
@@ -35,14 +38,14 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--steps",
-        type=int,
+        type=positive_int,
         default=40,
         help=f"of each run (default: 40; up to {SHRUNK_STEPS} the memory of sparse layers is not "
         "recorded)",
     )
     parser.add_argument(
         "--tokens-per-gpu",
-        type=int,
+        type=positive_int,
         metavar="TOKENS",
         help="of a step: weak scaling (default: the recipe's global batch for any number of GPUs)",
     )

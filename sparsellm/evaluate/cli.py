@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsellm.arguments import positive_int
+
 if TYPE_CHECKING:
     from sparsellm.evaluate.run import Evaluation
     from sparsellm.evaluate.scores import Scores
@@ -32,8 +34,12 @@ def add_eval_parser(commands: Any) -> None:
         help="read DIR/<task>/<split>.jsonl instead of the Hugging Face hub",
     )
     parser.add_argument("--tasks", metavar="A,B", help="some of the suite's tasks (default: all)")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N rows of each")
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="default: 32")
+    parser.add_argument(
+        "--limit", type=positive_int, metavar="N", help="only the first N rows of each"
+    )
+    parser.add_argument(
+        "--batch-size", type=positive_int, default=32, metavar="N", help="default: 32"
+    )
     parser.add_argument("--dtype", choices=("bf16", "fp32"), help="default: bf16 on a GPU")
     parser.add_argument(
         "--kernels",
@@ -51,10 +57,6 @@ def add_eval_parser(commands: Any) -> None:
 def _eval(options: argparse.Namespace) -> None:
     from sparsellm.evaluate.suite import require_lm_eval
 
-    for name in ("limit", "batch_size"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
     require_lm_eval()
     accelerator = _accelerator(options.device)
     try:

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from sparsellm.arguments import positive_int
+
 
 def add_export_parsers(commands: Any) -> None:
     """Adds both to the ``sparsellm`` command."""
@@ -44,14 +46,16 @@ def _add_drop_dead_arguments(export: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--drop-dead-tokens",
-        type=int,
+        type=positive_int,
         metavar="N",
         help="tokens to measure, in whole sequences (default: 1,048,576)",
     )
     group.add_argument(
         "--data", nargs="+", metavar="GLOB", help="Parquet or JSONL (default: the recipe's corpus)"
     )
-    group.add_argument("--micro-batch-size", type=int, metavar="N", help="sequences (default: 4)")
+    group.add_argument(
+        "--micro-batch-size", type=positive_int, metavar="N", help="sequences (default: 4)"
+    )
     group.add_argument("--device", help="that measures (default: a GPU if there is one)")
 
 

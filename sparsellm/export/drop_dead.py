@@ -43,13 +43,6 @@ class DropDead:
     micro_batch_size: int = 4  # sequences
     device: str | None = None  # None is a GPU if there is one
 
-    def __post_init__(self) -> None:
-        if self.tokens < 1 or self.micro_batch_size < 1:
-            raise ValueError(
-                f"--drop-dead-tokens {self.tokens} and --micro-batch-size {self.micro_batch_size} "
-                "must be at least 1"
-            )
-
 
 def drop_dead_neurons(
     pretrained: Pretrained, dtype: str, options: DropDead

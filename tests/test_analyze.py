@@ -125,6 +125,13 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert mean == pytest.approx([layer["nnz_mean"] for layer in found["layers"]])
 
 
+def test_a_file_as_out_is_refused_before_anything_is_loaded(checkpoint, capsys):
+    (checkpoint / "model.safetensors").unlink()
+    out = checkpoint / "recipe.yaml"
+    assert main(["analyze", str(checkpoint), "--out", str(out)]) == 1
+    assert f"{out} cannot be written ({out} is no folder); name ano" in capsys.readouterr().err
+
+
 def test_the_command_reads_files(checkpoint, tmp_path, capsys):
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a neuron fires " * 40}) + "\n")
     command = ["analyze", str(checkpoint), "--tokens", "256", "--out", str(tmp_path / "out")]

@@ -24,6 +24,7 @@ from transformers import GPT2TokenizerFast
 from sparsellm import state
 from sparsellm.data import load_tokenizer
 from sparsellm.evaluate import suite as suite_module
+from sparsellm.evaluate.cli import _beside
 from sparsellm.evaluate.lm import SparseLM
 from sparsellm.evaluate.run import Evaluation
 from sparsellm.evaluate.scores import from_lm_eval, table
@@ -178,7 +179,7 @@ def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
     assert result.returncode == 0, result.stderr
     assert "kernels: dense" in result.stdout
     assert "mean of the 7 scores with *:" in result.stdout
-    path = run / "checkpoints" / "eval_step_00000004.json"
+    path = run / "checkpoints" / "eval_step_00000004_limit9.json"
     assert f"saved {path}" in result.stdout
     report = json.loads(path.read_text())
     assert list(report["tasks"]) == NAMES
@@ -270,7 +271,7 @@ def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, cli, data_di
     assert len(found) == 2  # of training and of the command
     assert found[0] == found[1]
     assert found[0]["tokens"] == 1024
-    report = json.loads((run / "checkpoints" / "eval_step_00000004.json").read_text())
+    report = json.loads((run / "checkpoints" / "eval_step_00000004_limit3.json").read_text())
     assert found[1]["evaluation/mean"] == report["mean"]
     assert found[1]["evaluation/piqa/acc_norm"] == report["tasks"]["piqa"]["acc_norm"]
 
@@ -376,7 +377,25 @@ def test_mistakes_at_the_command_line_are_one_line(cli, cli_here, tmp_path, tiny
     hub = cli("eval", str(tmp_path / "runs" / "debug"), "--tasks", "piqa")
     assert hub.returncode == 1
     assert hub.stderr.count("error:") == 1
-    assert "Without a network, give --data-dir" in hub.stderr
+    assert "Without a network, give --data-dir DIR (to train: --set evaluation.data_" in hub.stderr
+
+
+def test_scores_of_a_part_do_not_replace_those_of_the_whole():
+    def name(names, limit=None):
+        return _beside(Path("checkpoints/step_00000004"), SUITE, names, limit).name
+
+    assert name(NAMES) == "eval_step_00000004.json"
+    assert name(NAMES, 1) == "eval_step_00000004_limit1.json"
+    assert name(["winogrande", "piqa"]) == "eval_step_00000004_piqa+winogrande.json"
+    assert name(["piqa"], 20) == "eval_step_00000004_piqa_limit20.json"
+
+
+def test_a_folder_as_out_is_refused_before_anything_is_loaded(cli_here, tmp_path):
+    checkpoint = tmp_path / "step_00000004"
+    checkpoint.mkdir()
+    (checkpoint / "trainer.json").touch()  # nothing else of it is there to be read
+    result = cli_here("eval", str(checkpoint), "--out", str(tmp_path))
+    assert result.stderr.startswith(f"error: {tmp_path} cannot be written (it is a folder)")
 
 
 def test_table_stars_what_enters_the_mean():

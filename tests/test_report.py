@@ -98,6 +98,9 @@ def test_errors_name_file_and_remedy(tiny, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot be written .*--out"):
         write_report([path], tmp_path / "file" / "report.html")
+    (path / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"cannot be written \(it is a folder\)"):
+        write_report([path], tmp_path)  # said before the run is read
 
 
 def test_files_lie_where_they_are_looked_for(tiny, tmp_path, monkeypatch, capsys):

@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsellm.arguments import positive_int
+from sparsellm.arguments import check_out, positive_int
 
 if TYPE_CHECKING:
     from sparsellm.evaluate.run import Evaluation
     from sparsellm.evaluate.scores import Scores
+    from sparsellm.evaluate.suite import Suite
     from sparsellm.pretrained import Pretrained
 
 
@@ -49,7 +50,10 @@ def add_eval_parser(commands: Any) -> None:
     )
     parser.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU if there is one)")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="the JSON (default: beside the checkpoint)"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the JSON (default: beside the checkpoint; its name tells --tasks and --limit)",
     )
     parser.set_defaults(run=_eval)
 
@@ -73,18 +77,24 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     from sparsellm.device import default_dtype, pick_device
     from sparsellm.evaluate.run import Evaluation
     from sparsellm.evaluate.scores import table
+    from sparsellm.evaluate.suite import load_suite
     from sparsellm.pretrained import find_checkpoint, load_pretrained
 
     path = find_checkpoint(options.checkpoint)  # before the tasks, which take longer
+    suite = load_suite()
+    names = suite.select(_names(options.tasks))
+    out = options.out or _beside(path, suite, names, options.limit)
+    check_out(out)
     device = accelerator.device if accelerator is not None else pick_device(options.device)
     dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, None: default_dtype(device)}
     evaluation = Evaluation(
-        names=_names(options.tasks),
+        names=names,
         data_dir=options.data_dir,
         limit=options.limit,
         batch_size=options.batch_size,
         accelerator=accelerator,
         show_progress=True,
+        suite=suite,
     )
     loaded = load_pretrained(path, device, dtypes[options.dtype])
     if options.kernels != "dense":
@@ -95,7 +105,7 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     about = _about(loaded, evaluation, options)
     print(" | ".join(f"{key}: {value}" for key, value in about.items() if value is not None))
     print(table(scores, evaluation.suite), flush=True)
-    print(f"saved {_save(options.out or _beside(path), about, scores, evaluation)}")
+    print(f"saved {_save(out, about, scores, evaluation)}")
     _log_to_wandb(loaded, scores)
 
 
@@ -149,9 +159,15 @@ def _about(
     }
 
 
-def _beside(checkpoint: Path) -> Path:
+def _beside(checkpoint: Path, suite: Suite, names: list[str], limit: int | None) -> Path:
+    """Scores of a part have a name of their own: they do not replace those of the whole."""
     # Not "step_…": that is what checkpoints are found by.
-    return checkpoint.with_name(f"eval_{checkpoint.name}.json")
+    parts = ["eval", checkpoint.name]
+    if len(names) < len(suite.tasks):
+        parts.append("+".join(name for name in suite.tasks if name in names))
+    if limit is not None:
+        parts.append(f"limit{limit}")
+    return checkpoint.with_name("_".join(parts) + ".json")
 
 
 def _save(path: Path, about: dict[str, Any], scores: Scores, evaluation: Evaluation) -> Path:

@@ -33,6 +33,7 @@ DATA_KEYS = (
 )
 # lm-eval's own default (`simple_evaluate`): which examples a task with shots > 0 shows.
 FEWSHOT_SEED = 1234
+_NO_NETWORK = "Without a network, give --data-dir DIR (to train: --set evaluation.data_dir=DIR)"
 
 
 class TaskConfig(StrictModel):
@@ -147,7 +148,8 @@ def _rows(source: Path, split: str, path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is missing: key 'dataset_kwargs.data_files.{split}' of {source} asks for it. "
-            "Put the split there, leave the task out (--tasks), or leave --data-dir out (the hub)"
+            "Put the split there, leave the task out (--tasks), or leave --data-dir (to train: "
+            "evaluation.data_dir) out and read the hub"
         )
     return path.resolve()
 
@@ -174,7 +176,7 @@ def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[s
             try:
                 tasks[name] = _build(manager, name, folder / f"{name}.yaml")
             except Exception as error:  # whatever lm-eval, datasets or the hub raise
-                remedy = "" if data_dir else ". Without a network, give --data-dir"
+                remedy = "" if data_dir else f". {_NO_NETWORK}"
                 raise ValueError(
                     f"{task_file(name)}: lm-eval cannot build the task {name!r}: "
                     f"{type(error).__name__}: {error}{remedy}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sparsellm.arguments import check_out
 from sparsellm.checkpoint import write_atomically
 from sparsellm.plots import plot_run
 from sparsellm.report.collect import read_runs
@@ -24,6 +25,8 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> list[Path]:
         FileNotFoundError: a folder is no run.
         ValueError: a run has no record yet, a file of it is damaged, or the page cannot be written.
     """
+    if out is not None:
+        check_out(out)
     runs = read_runs(run_paths)
     if out is None:
         out = runs[0].path / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE)

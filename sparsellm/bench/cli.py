@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsellm.arguments import positive_int
 from sparsellm.bench.train_cli import add_train_parser
 
 if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
@@ -29,9 +30,9 @@ def add_bench_parser(commands: Any) -> None:
     loader.add_argument("--files", nargs="*", help="globs that replace the corpus's files")
     loader.add_argument("--tokenizer", default="bytes", choices=("gpt2", "bytes"))
     loader.add_argument("--num-workers", type=int, nargs="+", default=[0, 2])
-    loader.add_argument("--num-ranks", type=int, default=1, help="training processes")
-    loader.add_argument("--context-length", type=int, default=2048, help="tokens")
-    loader.add_argument("--micro-batch-size", type=int, default=16, help="sequences")
+    loader.add_argument("--num-ranks", type=positive_int, default=1, help="training processes")
+    loader.add_argument("--context-length", type=positive_int, default=2048, help="tokens")
+    loader.add_argument("--micro-batch-size", type=positive_int, default=16, help="sequences")
     loader.add_argument("--seconds", type=float, default=5.0, help="of measuring, each")
     loader.set_defaults(run=_loader)
 

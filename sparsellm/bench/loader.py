@@ -9,10 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from contextlib import closing
+from threading import BrokenBarrierError
 from typing import Any
 
 from sparsellm.bench.record import Measurement
 from sparsellm.data import TokenLoader, load_corpus, load_tokenizer
+from sparsellm.data.corpus import Corpus
 
 Options = dict[str, Any]
 
@@ -32,7 +35,14 @@ def run(
 
     Returns:
         tokens/s of all together, and of one worker.
+
+    Raises:
+        ValueError, FileNotFoundError: no such corpus, files or tokenizer, or what a rank met.
     """
+    if num_workers < 0:
+        raise ValueError(f"--num-workers {num_workers}: give 0 (ranks tokenise themselves) or more")
+    found = load_corpus(corpus, files=files or None)
+    load_tokenizer(tokenizer)
     options = {
         "corpus": corpus,
         "tokenizer": tokenizer,
@@ -45,7 +55,7 @@ def run(
     results = context.SimpleQueue()
     barrier = context.Barrier(num_ranks)
     ranks = [
-        context.Process(target=_measure, args=(options, files, rank, seconds, barrier, results))
+        context.Process(target=_measure, args=(options, found, rank, seconds, barrier, results))
         for rank in range(num_ranks)
     ]
     for process in ranks:
@@ -54,7 +64,11 @@ def run(
         process.join()
     if any(process.exitcode for process in ranks):
         raise ValueError("a rank of the loader benchmark failed; its message is above")
-    rate = sum(results.get() for _ in ranks)
+    rates = [results.get() for _ in ranks]
+    for error in rates:
+        if isinstance(error, Exception):  # the first: the others' follow from it
+            raise error
+    rate = sum(rates)
     case = options | {"cores": os.cpu_count()}
     per_worker = rate / (num_ranks * max(num_workers, 1))
     return [
@@ -65,16 +79,15 @@ def run(
 
 def _measure(  # noqa: PLR0917 - Process passes them by position
     options: Options,
-    files: list[str] | None,
+    corpus: Corpus,
     rank: int,
     seconds: float,
     barrier: Any,
     results: Any,
 ) -> None:
-    """One rank: tokens a second that it hands out, put into ``results``."""
-    held_out: list[str] | None = [] if files else None
+    """One rank: puts the tokens a second that it hands out, or its error, into ``results``."""
     loader = TokenLoader(
-        load_corpus(options["corpus"], files=files, validation_files=held_out),
+        corpus,
         load_tokenizer(options["tokenizer"]),
         context_length=options["context_length"],
         micro_batch_size=options["micro_batch_size"],
@@ -83,13 +96,18 @@ def _measure(  # noqa: PLR0917 - Process passes them by position
         world_size=options["num_ranks"],
         num_workers=options["num_workers"],
     )
-    # What was made before the clock starts must not count: hand out every prefetched batch.
-    for _ in range(1 + 8 * options["num_workers"]):
-        next(loader)
-    barrier.wait()
-    began, tokens = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - began) < seconds:
-        tokens += next(loader).shape[0] * options["context_length"]
-    results.put(tokens / elapsed)
-    barrier.wait()  # until the last has measured, all load the machine
-    loader.close()
+    # A process that multiprocessing started waits for its workers before it runs `atexit`.
+    with closing(loader):
+        try:
+            # What was made before the clock starts must not count: hand out what is prefetched.
+            for _ in range(1 + 8 * options["num_workers"]):
+                next(loader)
+            barrier.wait()
+            began, tokens = time.perf_counter(), 0
+            while (elapsed := time.perf_counter() - began) < seconds:
+                tokens += next(loader).shape[0] * options["context_length"]
+            results.put(tokens / elapsed)
+            barrier.wait()  # until the last has measured, all load the machine
+        except (ValueError, OSError, BrokenBarrierError) as error:
+            results.put(error)
+            barrier.abort()  # nor do the others wait for this one

@@ -208,6 +208,9 @@ def test_differences_are_the_keys_that_differ(tiny):
 # --- evaluations ----------------------------------------------------------------------------------
 
 
+SHORT = {"num_rows": 5, "num_rows_total": 90}  # the first rows alone
+
+
 def test_evaluations_of_every_kind(tiny):
     recipe = tiny()
     task = {"acc": 0.5, "acc_stderr": 0.1, "acc_norm": None, "acc_norm_stderr": None}
@@ -223,7 +226,7 @@ def test_evaluations_of_every_kind(tiny):
     suite = {"tasks": {"boolq": {"metric": "acc", "in_mean": True}}}
     whole = {"step": 2, "tokens": 512, "limit": None, "mean": 0.5, "mean_stderr": 0.01}
     save("checkpoints/eval_step_00000002.json", whole | {"tasks": {"boolq": task}, "suite": suite})
-    many = {name: task for name in ("boolq", "piqa", "sciq")}
+    many = {name: task | SHORT for name in ("boolq", "piqa", "sciq")}
     save("checkpoints/eval_tried.json", whole | {"limit": 5, "tasks": many})  # loses: cut short
     harness = {"results": {"wiki": {"word_perplexity,none": 12.5, "acc,none": 0.25, "alias": "w"}}}
     save("checkpoints/step_00000003/eval.json", harness)
@@ -241,6 +244,30 @@ def test_evaluations_of_every_kind(tiny):
     (path / "eval.json").write_text("{")
     with pytest.raises(ValueError, match=r"eval.json is damaged .*evaluate again"):
         read_runs([path])
+
+
+def test_what_was_cut_short_is_marked(tiny):
+    recipe = tiny()
+    logged = {"kind": "evaluation", "step": 1, "tokens": 256, "mean": 0.4, "mean_stderr": None}
+    tasks = {"piqa": {"acc": 0.5} | SHORT, "tiny": {"acc": 0.5, "num_rows": 3, "num_rows_total": 3}}
+    path = write_run(recipe, [record(recipe, 1), logged | {"tasks": tasks}])
+    [run] = read_runs([path])
+    assert [evaluation.limit for evaluation in run.evaluations] == [5]
+    assert "debug: only the first 5 rows of each task, no result" in evaluation_table([run])
+    lines = run_series(run)["lines"]
+    assert lines["evaluation"] == {"x": [], "y": []}
+    assert lines["evaluation_limited"] == {"x": [256], "y": [0.4]}
+
+    (path / "checkpoints").mkdir()
+    harness = {"results": {"piqa": {"acc,none": 0.3}}}
+    for rows in (20, 7):
+        samples = {"n-samples": {"piqa": {"original": 90, "effective": rows}}}
+        file = path / "checkpoints" / f"eval_step_00000002_limit{rows}.json"
+        file.write_text(json.dumps(harness | samples))
+    assert [e.limit for e in read_evaluations(path, [])] == [20]  # more rows, though read first
+    samples["n-samples"]["piqa"]["effective"] = 90
+    (path / "checkpoints" / "eval_step_00000002.json").write_text(json.dumps(harness | samples))
+    assert [e.limit for e in read_evaluations(path, [])] == [None]
 
 
 def test_without_evaluations_the_report_says_so(tiny):

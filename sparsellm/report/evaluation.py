@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -36,11 +36,21 @@ class Evaluation:
     tokens: int | None
     mean: Score | None
     scores: dict[tuple[str, str], Score]  # by (task, metric)
-    limit: int | None = None  # only the first rows of each task were scored
+    limit: int | None = None  # rows, where some task has more than were scored
+
+    @property
+    def caveat(self) -> str:
+        """What must be said beside its scores; empty for whole tasks."""
+        if self.limit is None:
+            return ""
+        return f"only the first {self.limit:,} rows of each task, no result to report"
 
 
 def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Evaluation]:
-    """One a step, sorted; where a step was evaluated several times, the one with most scores.
+    """One a step, sorted; where a step was evaluated several times, the fullest.
+
+    That is one of whole tasks before one with a limit, then the one with most scores, then the one
+    with most rows.
 
     Reads the run's records of kind ``evaluation`` and every ``eval*.json`` in the run's folder, in
     ``checkpoints/`` and in a checkpoint.
@@ -63,13 +73,14 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
     return sorted(best.values(), key=lambda e: -1 if e.step is None else e.step)
 
 
-def _worth(evaluation: Evaluation) -> tuple[bool, int]:
-    return evaluation.limit is None, len(evaluation.scores)
+def _worth(evaluation: Evaluation) -> tuple[bool, int, int]:
+    return evaluation.limit is None, len(evaluation.scores), evaluation.limit or 0
 
 
 def _from_record(record: dict[str, Any]) -> Evaluation:
     scores = dict(_task_scores(record["tasks"], {}))
-    return Evaluation(record["step"], record["tokens"], _mean(record), scores)
+    limit = _limit(_task_rows(record["tasks"]))
+    return Evaluation(record["step"], record["tokens"], _mean(record), scores, limit)
 
 
 def _from_file(path: Path, content: dict[str, Any], tokens: dict[int, int]) -> Evaluation:
@@ -80,10 +91,12 @@ def _from_file(path: Path, content: dict[str, Any], tokens: dict[int, int]) -> E
     if isinstance(content.get("tasks"), dict):
         suite = content.get("suite", {}).get("tasks", {})
         scores = dict(_task_scores(content["tasks"], suite))
+        limit = _limit(_task_rows(content["tasks"]))
     else:
         scores = dict(_lm_eval_scores(content.get("results")))
+        limit = _limit(_lm_eval_rows(content.get("n-samples")))
     seen = content.get("tokens", tokens.get(step) if step is not None else None)
-    return Evaluation(step, seen, _mean(content), scores, content.get("limit"))
+    return Evaluation(step, seen, _mean(content), scores, limit)
 
 
 def _mean(content: dict[str, Any]) -> Score | None:
@@ -114,6 +127,21 @@ def _lm_eval_scores(results: Any) -> Iterator[tuple[tuple[str, str], Score]]:
                 error = values.get(f"{metric}_stderr,{filter_name}")
                 name = metric if filter_name in ("", "none") else f"{metric} ({filter_name})"
                 yield (task, name), Score(value, error if _is_number(error) else None)
+
+
+def _task_rows(tasks: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    return ((values.get("num_rows"), values.get("num_rows_total")) for values in tasks.values())
+
+
+def _lm_eval_rows(samples: Any) -> Iterator[tuple[Any, Any]]:
+    for rows in samples.values() if isinstance(samples, dict) else ():
+        yield rows.get("effective"), rows.get("original")
+
+
+def _limit(rows: Iterable[tuple[Any, Any]]) -> int | None:
+    """From the rows of each task that were scored, and all it has: records do not name a limit."""
+    cut = [n for n, total in rows if _is_number(n) and _is_number(total) and n < total]
+    return int(max(cut)) if cut else None
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -22,7 +22,7 @@ function overTokens(host, id, title, yLabel, names, spec = {}) {
     lines.map(([name, suffix]) => ({
       run,
       name: run.label + suffix,
-      markers: name === "validation" || name === "evaluation",
+      markers: name === "validation" || name.startsWith("evaluation"),
       fine: name === "loss",
       ...run.lines[name],
     }));
@@ -129,7 +129,7 @@ function addTrainingCharts() {
     "evaluation",
     "Mean benchmark score over training",
     "mean score",
-    { evaluation: "" },
+    { evaluation: "", evaluation_limited: ", first rows of each task only" },
     { least: 2, yFormat: percent },
   );
 }

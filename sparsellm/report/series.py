@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sparsellm.report.collect import Activity, Records, RunData
+from sparsellm.report.evaluation import Evaluation
 from sparsellm.stats import nnz_bucket_edges, position_bucket_starts
 
 MAX_POINTS = 1000  # of a line; a long run has more records than a screen has columns
@@ -63,9 +64,14 @@ def _lines(run: RunData) -> dict[str, Line]:
     }
     lines = {name: _line(run.train, value) for name, value in of_train.items()}
     lines["validation"] = _line(run.validation, lambda r: r["loss"])
-    scored = [(e.tokens, e.mean.value) for e in run.evaluations if e.mean and e.tokens is not None]
-    lines["evaluation"] = {"x": [x for x, _ in scored], "y": _rounded([y for _, y in scored])}
+    lines["evaluation"] = _mean_scores([e for e in run.evaluations if not e.caveat])
+    lines["evaluation_limited"] = _mean_scores([e for e in run.evaluations if e.caveat])
     return lines
+
+
+def _mean_scores(evaluations: list[Evaluation]) -> Line:
+    scored = [(e.tokens, e.mean.value) for e in evaluations if e.mean and e.tokens is not None]
+    return {"x": [x for x, _ in scored], "y": _rounded([y for _, y in scored])}
 
 
 def _line(records: Records, value: Callable[[dict[str, Any]], float | None]) -> Line:

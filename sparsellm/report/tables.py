@@ -86,11 +86,8 @@ def evaluation_table(runs: list[RunData]) -> str:
     head = ["Task, metric", *(f"{run.label}, {_when(e)}" for run, e in scored)]
     notes = ["Accuracies in percent ± standard error; * enters the mean."]
     for run, evaluation in scored:
-        if evaluation.limit is not None:
-            notes.append(
-                f"{run.label}: only the first {evaluation.limit:,} rows of each task, "
-                "no result to report."
-            )
+        if evaluation.caveat:
+            notes.append(f"{run.label}: {evaluation.caveat}.")
     table = _table("Benchmark scores, newest evaluation of each run", head, rows)
     return table + f"<p class='note'>{escape(' '.join(notes))}</p>"
 

@@ -5,29 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsellm.metrics import read_metrics
-from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe import Recipe
+from sparsellm.report.collect import Records, read_recipe, read_records
 from sparsellm.stats import nnz_bucket_edges, position_bucket_starts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Records = list[dict[str, Any]]
-
 
 def plot_run(run_path: Path) -> list[Path]:
     """Writes ``<run>/plots/training.png`` and ``sparsity.png``.
 
     Raises:
-        FileNotFoundError: the folder is no run.
-        ValueError: it has no record yet.
+        FileNotFoundError: the folder is no run, or has lost its recipe.
+        ValueError: it has no record yet, or a file of it is damaged.
     """
-    records = read_metrics(run_path)
+    records = read_records(run_path)
     train = [r for r in records if r["kind"] == "train"]
     if not train:
         raise ValueError(f"{run_path}: nothing was logged yet, so there is nothing to plot")
-    recipe = load_recipe(str(run_path / "recipe.yaml"))
+    recipe = read_recipe(run_path)
     validation = [r for r in records if r["kind"] == "validation"]
     folder = run_path / "plots"
     folder.mkdir(exist_ok=True)

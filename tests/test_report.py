@@ -74,9 +74,21 @@ def write_run(recipe, records):
 # --- what is read ---------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_no_run_gives_one_line(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path} is no run: it has no metrics.jsonl\n"
+@pytest.mark.parametrize("command", [["report"], ["plot"], ["bench", "run"]])
+def test_what_is_no_whole_run_gives_one_line(command, tiny, tmp_path, capsys):
+    def error(path):
+        assert main([*command, str(path)]) == 1
+        return capsys.readouterr().err
+
+    assert error(tmp_path) == f"error: {tmp_path} is no run: it has no metrics.jsonl\n"
+    path = write_run(tiny(), [record(tiny(), 1)])
+    metrics = path / "metrics.jsonl"
+    metrics.write_bytes(b'{"step": "\x01"}\n' + metrics.read_bytes())
+    damaged = f"error: {metrics} has a damaged line (Invalid control character at: "
+    assert error(path) == f"{damaged}line 1 column 11 (char 10)); delete that line\n"
+    write_run(tiny(), [record(tiny(), 1)])
+    (path / "recipe.yaml").unlink()
+    assert "recipe.yaml is missing; copy it from one of the checkpoints\n" in error(path)
 
 
 def test_errors_name_file_and_remedy(tiny, tmp_path):

@@ -5,22 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparsellm.bench.record import Measurement
-from sparsellm.metrics import read_metrics
-from sparsellm.recipe import load_recipe
+from sparsellm.report.collect import read_recipe, read_records
 
 
 def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
     """About ``num_points`` records of the run, evenly spaced, always with the first and last.
 
     Raises:
-        FileNotFoundError: the folder is no run.
-        ValueError: nothing was logged.
+        FileNotFoundError: the folder is no run, or has lost its recipe.
+        ValueError: nothing was logged, or a file of the run is damaged.
     """
-    recipe = load_recipe(str(run_path / "recipe.yaml"))
-    records = read_metrics(run_path)
+    records = read_records(run_path)
     train = [r for r in records if r["kind"] == "train"]
     if not train:
         raise ValueError(f"{run_path}: nothing was logged")
+    recipe = read_recipe(run_path)
     last = len(train) - 1
     chosen = sorted({round(i * last / (num_points - 1)) for i in range(num_points)})
     model = recipe.model

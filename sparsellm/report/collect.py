@@ -81,19 +81,39 @@ def _labels(paths: list[Path]) -> list[str]:
     return labels
 
 
-def _read_run(path: Path, label: str) -> RunData:
+def read_records(run_path: Path) -> Records:
+    """All records of a run.
+
+    Raises:
+        FileNotFoundError: the folder is no run.
+        ValueError: a line is damaged.
+    """
     try:
-        records = read_metrics(path)
-    except json.JSONDecodeError as error:
-        file = path / METRICS_FILE
+        return read_metrics(run_path)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        file = run_path / METRICS_FILE
         raise ValueError(f"{file} has a damaged line ({error}); delete that line") from error
+
+
+def read_recipe(run_path: Path) -> Recipe:
+    """The recipe that lies in a run.
+
+    Raises:
+        FileNotFoundError: it does not.
+        ValueError: it is damaged.
+    """
+    recipe_file = run_path / checkpoint.RECIPE_FILE
+    if not recipe_file.is_file():
+        raise FileNotFoundError(f"{recipe_file} is missing; copy it from one of the checkpoints")
+    return load_recipe(str(recipe_file))
+
+
+def _read_run(path: Path, label: str) -> RunData:
+    records = read_records(path)
     train = [record for record in records if record["kind"] == "train"]
     if not train:
         raise ValueError(f"{path}: nothing was logged yet, so there is nothing to report")
-    recipe_file = path / checkpoint.RECIPE_FILE
-    if not recipe_file.is_file():
-        raise FileNotFoundError(f"{recipe_file} is missing; copy it from one of the checkpoints")
-    recipe = load_recipe(str(recipe_file))
+    recipe = read_recipe(path)
     _check_shapes(path, recipe, train[-1])
     return RunData(
         path=path,

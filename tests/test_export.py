@@ -189,7 +189,7 @@ def test_card_tells_the_run(tiny, tmp_path):
     assert f"| held-out loss at step 4 | {validation['loss']:.4f} nats (512 tokens) |" in card
     assert "| tokens | 1,024 |" in card
     assert f"| 1 | {last_train['sparsity']['nnz_mean'][1]:.1f} |" in card
-    assert card.count("| piqa | acc | 0.7500 ± 0.0125 |") == 1
+    assert card.count("| piqa | acc | 75.00 ± 1.25 |") == 1
     assert "llama.cpp** ignores `hidden_act`" in card
     assert "--model-impl transformers" in card
     assert recipe.to_yaml() in card
@@ -200,7 +200,33 @@ def test_card_without_a_run_says_so(trained, tmp_path):
     export(trained, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "unknown: no metrics.jsonl beside the checkpoint" in card
-    assert "No evaluation lay beside" in card
+    assert "Unknown: no evaluation of step 1 was found." in card
+
+
+def test_card_has_the_scores_of_its_own_step(trained, test_data, tmp_path, capsys):
+    run_path = trained.parent.parent
+    card = tmp_path / "out" / "README.md"
+
+    def exported():
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        export(trained, tmp_path / "out")
+        return card.read_text()
+
+    logged = {"kind": "evaluation", "step": 1, "tokens": 256, "mean": 0.5, "mean_stderr": None}
+    score = {"acc": 0.25, "acc_stderr": 0.01, "num_rows": 3, "num_rows_total": 500}
+    other = logged | {"step": 0, "tasks": {"boolq": score}}
+    lines = (json.dumps(line) + "\n" for line in (other, logged | {"tasks": {"sciq": score}}))
+    (run_path / "metrics.jsonl").write_text("".join(lines))
+    assert "| sciq | acc | 25.00 ± 1.00 |" in exported()
+    assert "| mean of the suite |  | 50.00 |" in exported()
+    assert "Only the first 3 rows of each task, no result to report." in exported()
+    assert "boolq" not in exported()
+
+    command = ["eval", str(trained), "--data-dir", str(test_data / "eval"), "--tasks", "piqa"]
+    assert main([*command, "--limit", "4"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("piqa"))
+    assert f"| piqa | acc | {row.split('  ')[-2].strip()} |" in exported()
+    assert "Only the first 4 rows of each task, no result to report." in exported()
 
 
 def test_card_reads_the_checkpoints_window(tiny, tmp_path):

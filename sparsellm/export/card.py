@@ -10,8 +10,10 @@ from sparsellm import __version__, checkpoint
 from sparsellm.estimate import count_parameters
 from sparsellm.export.drop_report import COLUMNS, DROP_DEAD_FILE, DropReport
 from sparsellm.export.folder import EXPORT_RECIPE_FILE
-from sparsellm.metrics import METRICS_FILE, read_metrics
+from sparsellm.metrics import METRICS_FILE
 from sparsellm.pretrained import Pretrained
+from sparsellm.report.collect import read_records
+from sparsellm.report.evaluation import Evaluation, read_evaluations
 
 CARD_FILE = "README.md"
 
@@ -22,10 +24,13 @@ def model_card(pretrained: Pretrained, dtype: str, dropped: DropReport | None = 
     """The text of README.md. What the checkpoint's run does not tell is said to be unknown.
 
     Args:
-        pretrained: the checkpoint; its run's ``metrics.jsonl`` and any ``eval*.json`` beside it
+        pretrained: the checkpoint; its run's ``metrics.jsonl`` and every ``eval*.json`` of the run
             are read.
         dtype: ``bf16`` or ``fp32``, of the exported weights.
         dropped: what was left out of every layer, if anything was.
+
+    Raises:
+        ValueError: one of these files is damaged.
     """
     records = _records(pretrained)
     width = pretrained.recipe.model.intermediate_size
@@ -35,7 +40,7 @@ def model_card(pretrained: Pretrained, dtype: str, dropped: DropReport | None = 
         *([_dropped(dropped)] if dropped else []),
         _training(pretrained, records),
         _sparsity(pretrained, records, trained_width),
-        _evaluation(pretrained),
+        _evaluation(pretrained, records),
         _caveats(pretrained),
         f"## Recipe\n\n`{EXPORT_RECIPE_FILE}`:\n\n```yaml\n{pretrained.recipe.to_yaml()}```",
     ]
@@ -143,41 +148,24 @@ def _window_nnz(path: Path) -> list[float]:
     return (stats["activity_LN"].sum(1).double() / stats["activity_tokens"]).tolist()
 
 
-def _evaluation(pretrained: Pretrained) -> str:
-    rows = []
-    for path in _evaluation_files(pretrained.path):
-        content = checkpoint.read_json(path, "delete it, or evaluate again")
-        if isinstance(content, dict) and content.get("step", pretrained.trainer["step"]) == int(
-            pretrained.trainer["step"]
-        ):
-            rows += list(_scores(content))
-    if not rows:
-        return "## Evaluation\n\nNo evaluation lay beside the checkpoint."
-    return "## Evaluation\n\n" + _table(("task", "metric", "score"), rows)
+def _evaluation(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
+    title, found = "## Evaluation\n\n", _evaluation_of(pretrained, records)
+    if found is None:
+        return f"{title}Unknown: no evaluation of step {pretrained.trainer['step']:,} was found."
+    rows = [(task, name, score.text(name)) for (task, name), score in found.scores.items()]
+    if found.mean:
+        rows.append(("mean of the suite", "", found.mean.text("acc")))
+    caveat = f" {found.caveat.capitalize()}." if found.caveat else ""
+    note = f"Accuracies in percent ± standard error; * enters the mean.{caveat}\n\n"
+    return title + note + _table(("task", "metric", "score"), rows)
 
 
-def _evaluation_files(path: Path) -> list[Path]:
-    run_path = _run_path(path)
-    return sorted(path.glob("eval*.json")) + (
-        sorted(run_path.glob("eval*.json")) if run_path else []
-    )
-
-
-def _scores(content: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """(task, metric, score) of lm-evaluation-harness's layout: ``results``, task, ``acc,none``."""
-    results = content.get("results")
-    for task, metrics in sorted(results.items()) if isinstance(results, dict) else ():
-        for metric, score in sorted(metrics.items()) if isinstance(metrics, dict) else ():
-            is_number = isinstance(score, int | float) and not isinstance(score, bool)
-            if is_number and "stderr" not in metric and metric not in ("sample_len", "samples"):
-                error = metrics.get(_stderr_name(metric))
-                spread = f" ± {error:.4f}" if isinstance(error, int | float) else ""
-                yield task, metric.removesuffix(",none"), f"{score:.4f}{spread}"
-
-
-def _stderr_name(metric: str) -> str:
-    name, comma, filter_name = metric.partition(",")
-    return f"{name}_stderr{comma}{filter_name}"
+def _evaluation_of(pretrained: Pretrained, records: list[dict[str, Any]]) -> Evaluation | None:
+    run_path, step = _run_path(pretrained.path), int(pretrained.trainer["step"])
+    # Beside weights that are no run's, a file need not say its step.
+    steps = {step} if run_path else {step, None}
+    found = read_evaluations(run_path or pretrained.path, records)
+    return next((evaluation for evaluation in found if evaluation.step in steps), None)
 
 
 def _records(pretrained: Pretrained) -> list[dict[str, Any]]:
@@ -186,7 +174,7 @@ def _records(pretrained: Pretrained) -> list[dict[str, Any]]:
     if run_path is None or not (run_path / METRICS_FILE).is_file():
         return []
     step = int(pretrained.trainer["step"])
-    return [record for record in read_metrics(run_path) if record["step"] <= step]
+    return [record for record in read_records(run_path) if record["step"] <= step]
 
 
 def _run_path(path: Path) -> Path | None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsellm.analyze import statistics
-from sparsellm.analyze.run import record
+from sparsellm.analyze.run import held_out_corpus, record
 from sparsellm.analyze.trace import Trace, load_traces, save_traces
 from sparsellm.cli import main
 from sparsellm.pretrained import load_pretrained
@@ -137,6 +137,17 @@ def test_the_command_reads_files(checkpoint, tmp_path, capsys):
     command = ["analyze", str(checkpoint), "--tokens", "256", "--out", str(tmp_path / "out")]
     assert main([*command, "--data", str(tmp_path / "*.jsonl")]) == 0
     assert "256 tokens" in capsys.readouterr().out
+
+
+def test_without_held_out_text_the_remedy_is_an_option_of_the_command(tiny, tmp_path):
+    text = tmp_path / "text.jsonl"
+    text.touch()
+    recipe = tiny("data.corpus=local", f"data.files=[{text}]")
+    with pytest.raises(ValueError, match=r"corpus local has no held-out text; name .* --data GLOB"):
+        held_out_corpus(recipe, None)
+    text.unlink()
+    with pytest.raises(ValueError, match=r"cannot be read .*match no file.* name .* --data GLOB"):
+        held_out_corpus(recipe, None)
 
 
 def test_trace_files_are_checked(tmp_path):

@@ -32,7 +32,7 @@ def analyze(
     """Statistics of all layers, ready for JSON, and the traces that they come from.
 
     Raises:
-        ValueError: the corpus has no held-out text, or less than one sequence.
+        ValueError: the corpus has less than one sequence of held-out text.
     """
     shape = pretrained.recipe.model
     batches = held_out_tokens(pretrained, corpus, num_tokens, micro_batch_size)
@@ -67,13 +67,21 @@ def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
     """What is measured on: all of the files (globs), or the recipe's corpus if there are none.
 
     Raises:
-        FileNotFoundError: no such corpus or files.
+        FileNotFoundError: no such files.
+        ValueError: their format is unknown, or the recipe's corpus cannot be read here or has no
+            held-out text.
     """
     if files:
         found = load_corpus("local", files=files, validation_files=[])
         return dataclasses.replace(found, validation=found.train)
-    data = recipe.data
-    return load_corpus(data.corpus, files=data.files, validation_files=data.validation_files)
+    data, remedy = recipe.data, "name text to measure on: --data GLOB"
+    try:
+        found = load_corpus(data.corpus, files=data.files, validation_files=data.validation_files)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the recipe's corpus cannot be read ({error}); {remedy}") from error
+    if not found.validation:
+        raise ValueError(f"the recipe's corpus {found.name} has no held-out text; {remedy}")
+    return found
 
 
 def held_out_tokens(

@@ -58,8 +58,8 @@ def drop_dead_neurons(
         options: which text, how much of it.
 
     Raises:
-        FileNotFoundError: no such corpus or files.
-        ValueError: not a ReLU model, or the corpus has no held-out text or under one sequence.
+        FileNotFoundError: no such files.
+        ValueError: not a ReLU model, no held-out text can be read, or under one sequence of it.
     """
     recipe, model = pretrained.recipe, pretrained.model
     if recipe.ffn.activation != "relu":

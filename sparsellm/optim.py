@@ -42,7 +42,7 @@ def reinit_dead_neurons(
     for layer, (ffn, dead_N) in enumerate(zip(ffns, dead_LN, strict=True)):
         weight = ffn.pattern_weight
         generator = torch.Generator(device=weight.device)
-        generator.manual_seed((seed * 1_000_003 + step) * 10_007 + layer)
+        generator.manual_seed(((seed * 1_000_003 + step) * 10_007 + layer) % 2**63)
         noise_NK = torch.randn(
             tuple(weight.shape), generator=generator, device=weight.device, dtype=weight.dtype
         )

@@ -210,7 +210,10 @@ def restore_run(run: Run, path: Path) -> list[str]:
         _set_rng_state(snapshot.rank.rng)
     except DataStateMismatch as mismatch:
         if run.recipe.data.on_mismatch == "refuse":
-            raise
+            raise DataStateMismatch(
+                f"{mismatch}. Start it as it was then, or let the data stream start over with "
+                "--set data.on_mismatch=restart"
+            ) from None
         notes.append(f"the data stream starts over from its beginning: {mismatch}")
     return notes
 
@@ -229,8 +232,7 @@ def _check_world_size(saved: int, present: int) -> None:
     if saved != present:
         raise DataStateMismatch(
             f"the checkpoint was saved by {saved} ranks and this run has {present}: the data "
-            f"stream cannot continue exactly. Start {saved} processes, or let the data stream "
-            "start over with --set data.on_mismatch=restart"
+            "stream cannot continue exactly"
         )
 
 

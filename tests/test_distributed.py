@@ -145,3 +145,4 @@ def test_another_number_of_processes_is_refused_or_restarts_the_data(tiny_overri
     restarted = cli_here(*program, *longer, "--set", "data.on_mismatch=restart")
     assert restarted.returncode == 0, restarted.stderr[-3000:]
     assert "data stream starts over" in restarted.stdout
+    assert "on_mismatch=restart" not in restarted.stdout  # advice that was taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sparsellm.ffn import SparseFFN
 from sparsellm.model import build_model
 from sparsellm.optim import build_optimizer, reinit_dead_neurons
 
@@ -50,3 +51,9 @@ def test_reinit_moves_the_gate_rows_of_dead_neurons_alone(tiny):
     with torch.no_grad():
         ffns[1].gate_proj.weight.copy_(before[1])
     assert not torch.equal(reinit(step=8), first)
+
+
+def test_reinit_takes_any_seed():
+    ffns = [SparseFFN(8, 16, gated=True)]
+    dead_LN = torch.ones(1, 16, dtype=torch.bool)
+    reinit_dead_neurons(ffns, dead_LN, rate=0.1, std=0.02, seed=2**40, step=10**6)

@@ -180,8 +180,7 @@ class TokenLoader:
             if state.get(key) != value:
                 raise DataStateMismatch(
                     f"the data position was saved with {key} {state.get(key)!r} and this run has "
-                    f"{value!r}: it cannot continue exactly. Start with the same {key}, or let the "
-                    "data stream start over with --set data.on_mismatch=restart"
+                    f"{value!r}: it cannot continue exactly"
                 )
         self.close()
         self._next_stream = int(state["next_stream"])

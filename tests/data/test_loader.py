@@ -108,9 +108,8 @@ def test_another_division_or_corpus_is_refused(change, named, tmp_path):
         (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
         corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"])
         change = {"corpus": corpus}
-    with pytest.raises(DataStateMismatch, match=named) as error:
+    with pytest.raises(DataStateMismatch, match=named):
         _loader(**change).load_state_dict(state)
-    assert "data.on_mismatch=restart" in str(error.value)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -124,13 +124,20 @@ function addTrainingCharts() {
     { mfu: "" },
     { yFromZero: true, yFormat: percent },
   );
+  const limited = runs.filter((run) => run.lines.evaluation_limited.x.length);
   overTokens(
     "evaluation",
     "evaluation",
     "Mean benchmark score over training",
     "mean score",
-    { evaluation: "", evaluation_limited: ", first rows of each task only" },
-    { least: 2, yFormat: percent },
+    { evaluation: "", evaluation_limited: ", first rows only" },
+    {
+      least: 2,
+      yFormat: percent,
+      note: limited.length
+        ? `The first rows of each task only, no result to report: ${limited.map((run) => run.label).join(", ")}.`
+        : "",
+    },
   );
 }
 

@@ -77,16 +77,17 @@ def read_metrics(run_path: Path) -> list[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: the folder has no metrics.
+        ValueError: a line is damaged.
     """
     path = run_path / METRICS_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{run_path} is no run: it has no {METRICS_FILE}")
-    return [json.loads(line) for line in _whole_lines(path)]
-
-
-def _whole_lines(path: Path) -> list[str]:
-    # A kill can leave half a last line.
-    return [line for line in path.read_text(encoding="utf-8").splitlines(True) if line[-1] == "\n"]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(True)
+        # A kill can leave half a last line.
+        return [json.loads(line) for line in lines if line[-1] == "\n"]
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} has a damaged line ({error}); delete that line") from error
 
 
 class MetricsLog:
@@ -101,9 +102,9 @@ class MetricsLog:
         self._recipe = recipe
         path = recipe.run_path / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _whole_lines(path) if path.is_file() else []
-        kept = [line for line in kept if json.loads(line)["step"] <= resume_step]
-        write_atomically(path, "".join(kept))
+        records = read_metrics(recipe.run_path) if path.is_file() else []
+        kept = [json.dumps(record) for record in records if record["step"] <= resume_step]
+        write_atomically(path, "".join(f"{line}\n" for line in kept))
         self._file: IO[str] = path.open("a", encoding="utf-8")
         self._wandb = start_wandb(recipe) if recipe.logging.wandb != "disabled" else None
 

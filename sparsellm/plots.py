@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsellm.metrics import read_metrics
 from sparsellm.recipe import Recipe
-from sparsellm.report.collect import Records, read_recipe, read_records
+from sparsellm.report.collect import Records, read_recipe
 from sparsellm.stats import nnz_bucket_edges, position_bucket_starts
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def plot_run(run_path: Path) -> list[Path]:
         FileNotFoundError: the folder is no run, or has lost its recipe.
         ValueError: it has no record yet, or a file of it is damaged.
     """
-    records = read_records(run_path)
+    records = read_metrics(run_path)
     train = [r for r in records if r["kind"] == "train"]
     if not train:
         raise ValueError(f"{run_path}: nothing was logged yet, so there is nothing to plot")

@@ -93,6 +93,15 @@ def test_resume_drops_later_records_and_half_a_line(tiny):
     ]
 
 
+def test_a_damaged_line_is_named_on_resume(tiny):
+    recipe = tiny()
+    _write(recipe, [1])
+    path = recipe.run_path / "metrics.jsonl"
+    path.write_text("\0\n" + path.read_text(), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"metrics.jsonl has a damaged line .*delete that line"):
+        MetricsLog(recipe, 1)
+
+
 def test_a_dashboard_that_fails_does_not_end_the_run(tiny, monkeypatch, capsys):
     class Dead:
         def log(self, values):

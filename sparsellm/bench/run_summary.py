@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparsellm.bench.record import Measurement
-from sparsellm.report.collect import read_recipe, read_records
+from sparsellm.metrics import read_metrics
+from sparsellm.report.collect import read_recipe
 
 
 def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
@@ -15,7 +16,7 @@ def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
         FileNotFoundError: the folder is no run, or has lost its recipe.
         ValueError: nothing was logged, or a file of the run is damaged.
     """
-    records = read_records(run_path)
+    records = read_metrics(run_path)
     train = [r for r in records if r["kind"] == "train"]
     if not train:
         raise ValueError(f"{run_path}: nothing was logged")

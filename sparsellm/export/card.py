@@ -10,9 +10,8 @@ from sparsellm import __version__, checkpoint
 from sparsellm.estimate import count_parameters
 from sparsellm.export.drop_report import COLUMNS, DROP_DEAD_FILE, DropReport
 from sparsellm.export.folder import EXPORT_RECIPE_FILE
-from sparsellm.metrics import METRICS_FILE
+from sparsellm.metrics import METRICS_FILE, read_metrics
 from sparsellm.pretrained import Pretrained
-from sparsellm.report.collect import read_records
 from sparsellm.report.evaluation import Evaluation, read_evaluations
 
 CARD_FILE = "README.md"
@@ -174,7 +173,7 @@ def _records(pretrained: Pretrained) -> list[dict[str, Any]]:
     if run_path is None or not (run_path / METRICS_FILE).is_file():
         return []
     step = int(pretrained.trainer["step"])
-    return [record for record in read_records(run_path) if record["step"] <= step]
+    return [record for record in read_metrics(run_path) if record["step"] <= step]
 
 
 def _run_path(path: Path) -> Path | None:

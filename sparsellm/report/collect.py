@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,20 +80,6 @@ def _labels(paths: list[Path]) -> list[str]:
     return labels
 
 
-def read_records(run_path: Path) -> Records:
-    """All records of a run.
-
-    Raises:
-        FileNotFoundError: the folder is no run.
-        ValueError: a line is damaged.
-    """
-    try:
-        return read_metrics(run_path)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        file = run_path / METRICS_FILE
-        raise ValueError(f"{file} has a damaged line ({error}); delete that line") from error
-
-
 def read_recipe(run_path: Path) -> Recipe:
     """The recipe that lies in a run.
 
@@ -109,7 +94,7 @@ def read_recipe(run_path: Path) -> Recipe:
 
 
 def _read_run(path: Path, label: str) -> RunData:
-    records = read_records(path)
+    records = read_metrics(path)
     train = [record for record in records if record["kind"] == "train"]
     if not train:
         raise ValueError(f"{path}: nothing was logged yet, so there is nothing to report")

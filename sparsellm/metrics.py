@@ -82,10 +82,15 @@ def read_metrics(run_path: Path) -> list[dict[str, Any]]:
     path = run_path / METRICS_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{run_path} is no run: it has no {METRICS_FILE}")
+    return [record for _, record in _whole_lines(path)]
+
+
+def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Each line and what it says."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines(True)
         # A kill can leave half a last line.
-        return [json.loads(line) for line in lines if line[-1] == "\n"]
+        return [(line, json.loads(line)) for line in lines if line[-1] == "\n"]
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} has a damaged line ({error}); delete that line") from error
 
@@ -102,9 +107,9 @@ class MetricsLog:
         self._recipe = recipe
         path = recipe.run_path / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        records = read_metrics(recipe.run_path) if path.is_file() else []
-        kept = [json.dumps(record) for record in records if record["step"] <= resume_step]
-        write_atomically(path, "".join(f"{line}\n" for line in kept))
+        written = _whole_lines(path) if path.is_file() else []
+        kept = [line for line, record in written if record["step"] <= resume_step]
+        write_atomically(path, "".join(kept))
         self._file: IO[str] = path.open("a", encoding="utf-8")
         self._wandb = start_wandb(recipe) if recipe.logging.wandb != "disabled" else None
 

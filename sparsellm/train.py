@@ -51,6 +51,8 @@ def train(
     with StopRequest() as stop:
         run = build_run(recipe)
         try:
+            if run.accelerator.is_main_process:
+                check_wandb(recipe)
             evaluator = Evaluator(run) if recipe.evaluation.every_steps else None
             warm_up(run)
             _first_state(run, resume_from, fresh, init_from)
@@ -80,8 +82,6 @@ def _first_state(run: Run, resume_from: Path | None, fresh: bool, init_from: Pat
             say(f"  {note}")
     elif init_from is not None:
         say("\n  ".join(initialise_run(run, init_from)))
-    if run.accelerator.is_main_process:
-        check_wandb(run.recipe)
 
 
 def _move_aside(run: Run) -> None:

@@ -72,7 +72,7 @@ def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
             held-out text.
     """
     if files:
-        found = load_corpus("local", files=files, validation_files=[])
+        found = load_corpus("local", files=files)
         return dataclasses.replace(found, validation=found.train)
     data, remedy = recipe.data, "name text to measure on: --data GLOB"
     try:

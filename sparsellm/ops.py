@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsellm.dispatch import by_handle
 from sparsellm.reference import FFNWeights, fatrelu_ffn
 
-MAX_NEURONS = 65_536  # 16-bit column slots, cuda/union.cuh
+MAX_NEURONS = 65_536  # 16-bit column slots, cuda/common/union.cuh
 MAX_TOKENS = 4_194_304  # 16-bit block numbers, likewise
 
 

@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "silu": F.
 
 
 BLOCK_TOKENS = 64
-# The token of a block at each place of a column, `token_at` of cuda/union.cuh.
+# The token of a block at each place of a column, `token_at` of cuda/common/union.cuh.
 TOKEN_AT = [
     place // 16 * 16 + place // 2 % 2 * 8 + place % 16 // 4 * 2 + place % 2
     for place in range(BLOCK_TOKENS)

@@ -98,7 +98,7 @@ def test_l1_is_accumulated_in_fp32_under_bf16():
 
 
 def test_places_of_a_column_are_those_of_the_kernels():
-    # cuda/union.cuh, token_at: a thread of a warp's 16 × 8 result holds rows r, r + 8.
+    # cuda/common/union.cuh, token_at: a thread of a warp's 16 × 8 result holds rows r, r + 8.
     assert TOKEN_AT[:16] == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
     assert TOKEN_AT[16:] == [16 + token for token in TOKEN_AT[:48]]
 

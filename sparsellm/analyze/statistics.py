@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sparsellm.analyze.trace import Trace
 from sparsellm.stats import position_bucket_starts
 
-TILE_NEURONS = 256  # the gate GEMM's column tile (cuda/union.cuh)
+TILE_NEURONS = 256  # the gate GEMM's column tile (cuda/common/union.cuh)
 HEAVY_ROW = 128  # the hybrid format's usual ELL width (paper, hybrid format)
 UNION_TOKENS = (64, 128, 256)
 HOT_NEURONS = (128, 256, 512, 1024)

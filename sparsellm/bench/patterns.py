@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsellm.analyze.trace import load_traces
 
-UNION_TOKENS = 64  # a block of the union format (cuda/union.cuh)
+UNION_TOKENS = 64  # a block of the union format (cuda/common/union.cuh)
 _STEPS = 64  # σ of `_gaussian_integers`
 
 

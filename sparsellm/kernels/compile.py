@@ -1,4 +1,4 @@
-"""Compiles ``cuda/<stem>.cu`` for the GPU at hand through CuPy, once a process and device.
+"""Compiles ``cuda/*/<stem>.cu`` for the GPU at hand through CuPy, once per process and device.
 
 CuPy keeps the machine code on disk (``CUPY_CACHE_DIR``, default ``~/.cupy/kernel_cache``) under a
 key of source and options, which does not see included headers: a digest of them is an option here.
@@ -22,9 +22,15 @@ from sparsellm.paths import bundled
 SPECIFIC_TARGETS = {(9, 0): "sm_90a"}
 
 
+def sources() -> dict[str, Path]:
+    """The file of each op's device code, by stem; they lie in a folder per architecture."""
+    return {path.stem: path for path in sorted(bundled("cuda").glob("*/*.cu"))}
+
+
+@functools.cache
 def source_path(stem: str) -> Path:
     """The file of one op's device code."""
-    return bundled("cuda") / f"{stem}.cu"
+    return sources()[stem]
 
 
 def compile_options(stem: str, target: str) -> tuple[str, ...]:
@@ -51,7 +57,7 @@ def _included(source: Path) -> set[Path]:
     while pending:
         text = pending.pop().read_text(encoding="utf-8")
         for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
-            header = source.parent / name
+            header = bundled("cuda") / name
             if header not in found:
                 found.add(header)
                 pending.append(header)
@@ -82,7 +88,7 @@ class Kernel:
 
 @functools.cache
 def load(stem: str, device_index: int) -> Kernel:
-    """The kernel ``stem`` of ``cuda/<stem>.cu``, compiled for and loaded on a device.
+    """The kernel ``stem`` of ``cuda/*/<stem>.cu``, compiled for and loaded on a device.
 
     Raises:
         RuntimeError: CuPy is not installed; the source does not compile for the device.
@@ -123,7 +129,7 @@ def launch_for(stem: str, like: torch.Tensor, grid: int, threads: int, *argument
     """Queues a kernel on the current stream of a tensor's device; returns at once.
 
     Args:
-        stem: of ``cuda/<stem>.cu``.
+        stem: of ``cuda/*/<stem>.cu``.
         like: the tensor.
         grid: blocks.
         threads: of a block.

@@ -1,7 +1,7 @@
 """The FFN of up to 64 tokens, where reading the weights is all that costs.
 
-`cuda/decode_gate.cu` reads the gate's weights and the rows of W_u whose neurons fire,
-`cuda/decode_down.cu` the same neurons' rows of W_d; ``cuda/decode.cuh`` has what lies between.
+``cuda/common/decode_gate.cu`` reads the gate's weights and the rows of W_u whose neurons fire,
+``cuda/common/decode_down.cu`` the same neurons' rows of W_d; ``decode.cuh`` has what lies between.
 M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
 """
 
@@ -18,8 +18,8 @@ MAX_TOKENS = 64
 MAX_NEURONS = 65_536  # 16-bit numbers
 
 _THREADS = 256
-_MAX_SECTIONS, _MAX_SECTION = 256, 1024  # cuda/decode.cuh
-_BLOCK_COLUMNS = 16  # cuda/decode_down.cu
+_MAX_SECTIONS, _MAX_SECTION = 256, 1024  # cuda/common/decode.cuh
+_BLOCK_COLUMNS = 16  # cuda/common/decode_down.cu
 
 
 def decode_ffn(
@@ -44,7 +44,7 @@ def decode_ffn(
     sections = min(max(gate.num_multiprocessors, -(-n // _MAX_SECTION)), _MAX_SECTIONS, n)
     stride = -(-n // (16 * sections)) * 16
     padded = next(size for size in (8, 16, 32, 64) if m <= size)
-    # One allocation: count, neuron and value of cuda/decode.cuh.
+    # One allocation: count, neuron and value of cuda/common/decode.cuh.
     neuron_at = 4 * _MAX_SECTIONS
     value_at = neuron_at + 2 * sections * stride
     scratch = torch.empty(value_at + 2 * n * padded, dtype=torch.uint8, device=x_MK.device)

@@ -2,8 +2,8 @@
 
 CuPy compiles; its own launch knows no attributes, and programmatic dependent launch is one: a
 kernel's blocks are brought up while the last ones of the kernel before still run, and wait at
-``await_previous_kernel`` (cuda/ptx.cuh), which every kernel here calls before anything else. It
-saves a microsecond or two a kernel, of the 15 that a whole FFN takes for 8 tokens.
+``await_previous_kernel`` (cuda/common/ptx.cuh), which every kernel here calls before anything else.
+It saves a microsecond or two a kernel, of the 15 that a whole FFN takes for 8 tokens.
 """
 
 from __future__ import annotations

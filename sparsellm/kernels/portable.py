@@ -14,7 +14,7 @@ from sparsellm.kernels.compile import launch_for, workers
 from sparsellm.kernels.union import Union, down_arguments, union_entries
 
 _THREADS = 256
-_UNIT_COLUMNS = 256  # cuda/portable.cuh: unit_width
+_UNIT_COLUMNS = 256  # cuda/sm80/portable.cuh: unit_width
 _BLOCKS_PER_MULTIPROCESSOR = 2  # where shared memory has room; the others find nothing left to do
 
 

@@ -30,8 +30,9 @@ from sparsellm.reference import (
     non_gated_ffn,
 )
 
-_UNIT_MEMBERS, _UNIT_COLUMNS, _THREADS = 256, 512, 384  # cuda/union.cuh, down.cuh, gather.cuh
-_COLUMNS_THREADS, _COLUMNS_BLOCKS, _COLUMNS_BATCH = 256, 4, 16  # cuda/union_columns.cu
+_UNIT_MEMBERS = 256  # cuda/common/union.cuh
+_UNIT_COLUMNS, _THREADS = 512, 384  # cuda/sm90/down.cuh, gather.cuh
+_COLUMNS_THREADS, _COLUMNS_BLOCKS, _COLUMNS_BATCH = 256, 4, 16  # cuda/common/union_columns.cu
 
 # Standard deviations above which a normal gate lies for one token in 32: two tokens of a block;
 # the columns of real traces have 1.7 to 2.5.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparsellm.kernels.compile import launch_for
 
-# cuda/transpose.cu
+# cuda/common/transpose.cu
 _THREADS, _TILE_ROWS, _TILE_BYTES, _CHUNK_BYTES = 128, 64, 128, 16
 _TAKEN = {
     (torch.bfloat16, torch.bfloat16),

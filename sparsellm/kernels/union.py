@@ -1,4 +1,4 @@
-"""Launches the union kernels (``cuda/union.cuh`` has the format) on torch tensors.
+"""Launches the union kernels (``cuda/common/union.cuh`` has the format) on torch tensors.
 
 M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
 """
@@ -99,7 +99,7 @@ def union_entries(union: Union, observed: int = 0) -> None:
 
 
 class Kept(NamedTuple):
-    """What `union_up` leaves for training, see ``cuda/columns.cuh``."""
+    """What `union_up` leaves for training, see ``cuda/common/columns.cuh``."""
 
     offset: Tensor  # (blocks + 1,) int32, is read
     up: Tensor  # (C, 64) bf16: x Wᵀ + bias
@@ -133,7 +133,7 @@ def union_down(h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> N
 def down_arguments(
     h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor
 ) -> tuple[object, ...]:
-    """What ``cuda/union_down.cu`` and ``cuda/portable_down.cu`` take."""
+    """What ``cuda/sm90/union_down.cu`` and ``cuda/sm80/portable_down.cu`` take."""
     m, k = y_MK.shape
     sizes = (np.int32(m), np.int32(k), np.int32(h.count.shape[1]))
     return (w_NK, bias_K, *sizes, h.entry, h.order, h.control, h.value, y_MK)

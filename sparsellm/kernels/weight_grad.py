@@ -1,4 +1,4 @@
-"""The weights' gradients of a sparse FFN, summed over the pattern alone (``cuda/weight_grad.cu``).
+"""The weights' gradients of a sparse FFN, summed over the pattern alone (cuda/sm90/weight_grad.cu).
 
 M tokens, K hidden_size, N intermediate_size, C columns of room; bf16 and contiguous. K is a
 multiple of 8. For Hopper; CUDA graphs capture it like any op. Nothing in the order of summation
@@ -16,20 +16,20 @@ from torch import Tensor
 from sparsellm.kernels.compile import launch_for, workers
 from sparsellm.reference import BLOCK_TOKENS, Columns
 
-# cuda/weight_grad.cuh
+# cuda/common/weight_grad.cuh
 _GROUP_NEURONS, _MOST_PARTS, _SHORTEST_PART = 32, 60, 16
 _MEMBER_WORDS, _UNIT_WORDS, _CONTROL_WORDS = 8, 8, 2
-# cuda/group_columns.cu
+# cuda/common/group_columns.cu
 _PLACE_THREADS, _PLACE_BLOCKS, _GROUP_THREADS, _LINE_BLOCKS = 256, 4, 512, 8
-# cuda/weight_grad.cu
+# cuda/sm90/weight_grad.cu
 _SLICE_COLUMNS, _THREADS = 512, 384
-# cuda/fill_pieces.cu
+# cuda/common/fill_pieces.cu
 _FILL_THREADS, _FILL_BLOCKS = 256, 5
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The columns of a pattern, grouped by neuron; ``cuda/weight_grad.cuh`` says how."""
+    """The columns of a pattern, grouped by neuron; ``cuda/common/weight_grad.cuh`` says how."""
 
     order: Tensor  # (N,) int32: the neurons in groups of 32
     member: Tensor  # (C, 8) int32
@@ -182,7 +182,7 @@ def sum_groups(  # noqa: PLR0917
 
 @dataclass(frozen=True)
 class _Pieces:
-    """The pieces' values; ``cuda/weight_grad.cuh`` says how."""
+    """The pieces' values; ``cuda/common/weight_grad.cuh`` says how."""
 
     work: Tensor  # (groups + 60, 2) int32
     token: Tensor  # (pieces, 64) int32

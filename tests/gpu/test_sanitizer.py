@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from sparsellm.paths import bundled
+from sparsellm.kernels.compile import sources
 
 pytestmark = pytest.mark.gpu
 SANITIZER = shutil.which("compute-sanitizer")
 # Our kernels (tests/kernels/test_sanitizer_filters.py); PyTorch's own are not what is examined.
-KERNELS = sorted(path.stem for path in bundled("cuda").glob("*.cu"))
+KERNELS = list(sources())
 
 
 @pytest.mark.timeout(600)

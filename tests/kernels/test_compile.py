@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from sparsellm.kernels import compile
 from sparsellm.paths import bundled
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy is not installed")
-STEMS = sorted(path.stem for path in bundled("cuda").glob("*.cu"))
+STEMS = list(compile.sources())
 # One of each generation that a portable kernel is for; sm_86 and 89 run what sm_80 compiles.
 PORTABLE_TARGETS = ["sm_80", "sm_90a", "sm_100", "sm_120"]
 
 
 def _targets(stem):
-    """wgmma exists on Hopper alone (Blackwell dropped it), so its users compile for nothing else.
-
-    TMA and clusters go with it: no kernel uses them without.
-    """
-    headers = {header.name for header in compile._included(compile.source_path(stem))}
-    return ["sm_90a"] if "wgmma.cuh" in headers else PORTABLE_TARGETS
+    """wgmma exists on Hopper alone (Blackwell dropped it), so its users compile for nothing else."""
+    return ["sm_90a"] if compile.source_path(stem).parent.name == "sm90" else PORTABLE_TARGETS
 
 
 @pytest.mark.parametrize(
@@ -44,14 +42,19 @@ def test_every_gpu_since_ampere_has_the_kernels_of_an_ffn():
 
 
 def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):
-    for path in bundled("cuda").glob("*.cu*"):
-        (tmp_path / path.name).write_text(path.read_text())
-    monkeypatch.setattr(compile, "bundled", lambda folder: tmp_path)
+    copy = shutil.copytree(bundled("cuda"), tmp_path / "cuda")
+    monkeypatch.setattr(compile, "bundled", lambda folder: copy)
+    monkeypatch.setattr(compile, "source_path", lambda stem: compile.sources()[stem])
     before = {stem: compile.compile_options(stem, "sm_90a") for stem in STEMS}
-    header = tmp_path / "ptx.cuh"  # included by every kernel, by some through other headers
+    header = copy / "common" / "ptx.cuh"  # included by every kernel, by some through other headers
     header.write_text(header.read_text() + "// changed\n")
     for stem in STEMS:
         assert compile.compile_options(stem, "sm_90a") != before[stem]
+
+
+def test_the_digest_covers_every_header():
+    headers = set(bundled("cuda").rglob("*.cuh"))
+    assert set().union(*(compile._included(compile.source_path(stem)) for stem in STEMS)) == headers
 
 
 @pytest.mark.parametrize("stem", STEMS)

@@ -10,7 +10,7 @@ from gpu.test_sanitizer import KERNELS
 from sparsellm.paths import bundled
 
 DECLARED = re.compile(r"__global__ void(?:\s+__\w+__\([^()]*\))*\s+(\w+)\(")
-SOURCES = sorted(bundled("cuda").glob("*.cu*"))
+SOURCES = sorted(bundled("cuda").glob("*/*.cu*"))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)

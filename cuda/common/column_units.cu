@@ -1,0 +1,17 @@
+// column_units: shares out the work on columns (columns.cuh): the units of columns_grad and the order
+// of columns_down, as union_entries does for the union format. One block of threads.
+#include "common/units.cuh"
+
+constexpr int threads = 1024;
+
+extern "C" __global__ void __launch_bounds__(threads)
+    column_units(const uint32* offset, int blocks, uint2* unit, uint2* order, uint32* control) {
+  __shared__ SharedUnits units;
+  await_previous_kernel();
+  if (threadIdx.x < control_words) control[threadIdx.x] = 0;
+  __syncthreads();
+  share_units<threads>(units, blocks, [&](int i) { return offset[i + 1] - offset[i]; }, unit, order,
+                       control);
+}
+
+extern "C" __device__ const uint32 column_units_shared_bytes = 0;

@@ -1,0 +1,36 @@
+// Columns: the union format without its reserve, which training keeps from forward to backward.
+//
+// The members of all blocks' unions strung together, E in all; there is room for `capacity`. A block
+// b has members offset[b] to offset[b + 1]; neurons ascend within it.
+//
+//   offset  [blocks + 1]  int32
+//   neuron  [capacity]    int32
+//   mask    [capacity]    uint64   bit t: token t of the block, of 64, fires
+//   gate, up, and their gradients  [capacity][64]  bf16, tokens in the order of token_at
+//
+// Members past the capacity are not kept; the host sees offset[blocks] and has them computed again.
+#pragma once
+#include "common/union.cuh"
+
+// Four values of a column: those of the four places that a lane of a multiplying warp finishes.
+__device__ __forceinline__ uint2* column_part(bf16* columns, uint32 at) {
+  const int place = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 4 * 4;
+  return reinterpret_cast<uint2*>(columns + static_cast<uint64>(at) * block_tokens + place);
+}
+__device__ __forceinline__ uint2 column_part(const bf16* columns, uint32 at) {
+  return *column_part(const_cast<bf16*>(columns), at);
+}
+
+__device__ __forceinline__ uint32 multiply_bf16(uint32 a, uint32 b) {
+  return pack_bf16(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b));
+}
+
+__device__ __forceinline__ float sum_abs(uint32 pair) {
+  return fabsf(bf16_low(pair)) + fabsf(bf16_high(pair));
+}
+
+__device__ __forceinline__ float add_warp(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}

@@ -1,0 +1,41 @@
+// What decode_gate leaves for decode_down: the neurons that fire for any of up to 64 tokens.
+//
+// The N neurons are cut into sections, as equal as can be: neurons N·s/sections to N·(s+1)/sections
+// are those of section s, and one block of decode_gate. T is the number of tokens, padded to 8, 16,
+// 32 or 64. Of each section, in ascending order:
+//
+//   count   [sections]          uint32   how many of its neurons fire
+//   neuron  [sections][stride]  uint16   which; stride is a multiple of 16, so that two 16-byte
+//                                        loads have the first 16
+//   value   [N][T]              bf16     their h, the i-th in row `first_neuron` + i; tokens past
+//                                        M are zeros
+//
+// What lies past `count` in a section is undefined.
+#pragma once
+#include "common/mma.cuh"
+
+constexpr int num_warps = 8, block_threads = 32 * num_warps;
+constexpr int max_sections = block_threads;  // decode_down gives a thread to each
+constexpr int max_section = 1024;            // neurons of one
+
+__device__ __forceinline__ uint32 first_neuron(uint32 section, uint32 sections, uint32 n) {
+  return section * n / sections;  // below 2^24 before the division
+}
+
+// Runs `kernel` with the number of token octets that T stands for, as a compile-time constant.
+template <int octets>
+struct Octets {
+  static constexpr int num = octets;
+};
+
+template <typename Kernel>
+__device__ __forceinline__ void with_octets(int tokens, Kernel kernel) {
+  if (tokens <= 8)
+    kernel(Octets<1>());
+  else if (tokens <= 16)
+    kernel(Octets<2>());
+  else if (tokens <= 32)
+    kernel(Octets<4>());
+  else
+    kernel(Octets<8>());
+}

@@ -1,0 +1,354 @@
+// decode_gate: h = relu(x · W_gateᵀ + b) * (x · W_upᵀ + b) for up to 64 tokens, kept where it is
+// not zero (decode.cuh); without W_up, h = relu(x · Wᵀ + b).
+//
+// Bound by memory: all of the gate's weights are read, and of W_up the rows that fire. A block owns
+// a section of neurons, N / blocks to within one, so that all multiprocessors finish together, and
+// knows by itself which of its neurons fire: both products are one kernel. k is shared out among
+// the warps, 64 at a time; what they sum is added up in shared memory, in a fixed order.
+//
+// Weights are the 16-row operand of mma.sync, tokens the 8-column one. A product does not mind in
+// which order k comes, so a lane takes 16 bytes of its row as they lie: of 32 k, lane l has 8(l%4)
+// and the 7 after it in rows l/4 and l/4 + 8, and the same k of token l/4. No lane needs what
+// another one copied: each waits for its own cp.async alone, with 64 KB a block under way at all
+// times.
+#include "common/decode.cuh"
+
+namespace {
+constexpr int tile_rows = 16, chunk_k = 32, slots = 8;
+constexpr int round_pairs = num_warps;  // (tile, octet)s whose sums are added up at a time
+
+struct Shared {
+  uint4 ring[num_warps][slots][2][32];          // [rows l/4 or l/4 + 8][lane]
+  float4 sums[num_warps][round_pairs][2 * 16];  // [share of k][tile, octet][row, half of the octet]
+  uint32 fires[num_warps];
+  uint16 neuron[max_section];
+};
+
+// Tiles whose sums a warp holds at a time; x is read once for all of them.
+template <int octets>
+constexpr int max_tiles = octets <= 2 ? 8 : octets == 4 ? 4 : 3;
+
+template <int octets>
+using Sums = float[max_tiles<octets>][octets][4];
+
+struct Problem {
+  const bf16* x;
+  uint32 m, k;
+  float threshold;
+  bf16* value;     // of this section, as `neuron`
+  uint16* neuron;
+};
+
+// The rows of one of the products: consecutive ones, or those that a list in shared memory names.
+struct Rows {
+  const bf16* w;
+  const bf16* bias;    // or null
+  const uint16* list;  // or null
+  uint32 first;
+  uint32 num;  // never 0
+
+  __device__ __forceinline__ uint32 at(uint32 i) const {
+    return list == nullptr ? first + i : list[i];
+  }
+  __device__ __forceinline__ float add(uint32 i) const {
+    return bias != nullptr && i < num ? bf16_low(bias[at(i)]) : 0.0f;
+  }
+};
+
+// A warp's share of k: chunks 2w and 2w + 1, then those 16 further on. Together the warps read 1 KB
+// of a row at a time, and each warp both halves of its 128-byte lines.
+__device__ __forceinline__ uint32 first_chunk() { return threadIdx.x / 32 * 2; }
+__device__ __forceinline__ uint32 next_chunk(uint32 chunk) {
+  return chunk % 2 == 0 ? chunk + 1 : chunk + 2 * num_warps - 1;
+}
+
+// This lane's copies, in the order of use: one chunk of up to `most` tiles, then the next chunk;
+// after the last one the next tiles.
+template <int most>
+struct Copies {
+  const Rows& rows;
+  const uint32 k, ring;  // address of this lane's 16 bytes
+  const bf16* const w;   // this lane's column
+  uint32 num_tiles, tiles, first_tile = 0, tile = 0, chunk = first_chunk(), slot = 0;
+  const bf16* from[2];
+  bool present[2];
+
+  __device__ __forceinline__ Copies(const Shared& shared, const Rows& rows, uint32 k)
+      : rows(rows),
+        k(k),
+        ring(smem_address(&shared.ring[threadIdx.x / 32][0][0][threadIdx.x % 32])),
+        w(rows.w + threadIdx.x % 4 * 8) {
+    num_tiles = chunk * chunk_k < k ? (rows.num + tile_rows - 1) / tile_rows : 0;
+    tiles = min(most, num_tiles);
+    point();
+#pragma unroll 1
+    for (int ahead = 0; ahead < slots; ++ahead) next();
+  }
+
+  __device__ __forceinline__ void point() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32 row = (first_tile + tile) * tile_rows + 8 * i + threadIdx.x % 32 / 4;
+      present[i] = row < rows.num;
+      from[i] = w + static_cast<uint64>(rows.at(min(row, rows.num - 1))) * k;
+    }
+  }
+
+  // One tile of one chunk, if there are any left; a group in any case, for `copy_wait` counts them.
+  __device__ __forceinline__ void next() {
+    if (first_tile < num_tiles) {
+      const uint32 at = chunk * chunk_k;
+      const bool inside = at + threadIdx.x % 4 * 8 < k;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        copy16_async(ring + (slot * 2 + i) * sizeof(Shared::ring[0][0][0]), from[i] + at,
+                     inside && present[i] ? 16 : 0);
+      slot = (slot + 1) % slots;
+      advance();
+    }
+    copy_commit();
+  }
+
+  __device__ __forceinline__ void advance() {
+    if (++tile == tiles) {
+      tile = 0;
+      chunk = next_chunk(chunk);
+      const bool same_tiles = chunk * chunk_k < k;
+      if (same_tiles && tiles == 1) return;
+      if (!same_tiles) {
+        chunk = first_chunk();
+        first_tile += tiles;
+        tiles = min(most, num_tiles - first_tile);
+      }
+    }
+    point();
+  }
+};
+
+// This lane's part of a chunk of x, of all octets; zeros past M and K.
+template <int octets>
+__device__ __forceinline__ void load_tokens(uint4 (&to)[octets], const Problem& p, uint32 chunk) {
+  const uint32 lane = threadIdx.x % 32, at = chunk * chunk_k + lane % 4 * 8;
+#pragma unroll
+  for (int octet = 0; octet < octets; ++octet) {
+    const uint32 token = octet * 8 + lane / 4;
+    to[octet] = make_uint4(0, 0, 0, 0);
+    const bf16* from = p.x + static_cast<uint64>(token) * p.k + at;
+    if (token < p.m && at < p.k) to[octet] = __ldg(reinterpret_cast<const uint4*>(from));
+  }
+}
+
+// Adds this warp's share of k to the sums of the `tiles` tiles whose copies come next.
+template <int octets>
+__device__ __forceinline__ void multiply(const Shared& shared, Copies<max_tiles<octets>>& copies,
+                                         uint32& slot, const Problem& p, int tiles,
+                                         Sums<octets>& d) {
+  const int lane = threadIdx.x % 32;
+  uint4 ahead[octets];
+  load_tokens(ahead, p, first_chunk());
+#pragma unroll 1
+  for (uint32 chunk = first_chunk(); chunk * chunk_k < p.k; chunk = next_chunk(chunk)) {
+    uint4 x[octets];
+#pragma unroll
+    for (int octet = 0; octet < octets; ++octet) x[octet] = ahead[octet];
+    load_tokens(ahead, p, next_chunk(chunk));
+#pragma unroll
+    for (int tile = 0; tile < max_tiles<octets>; ++tile) {
+      if (tile >= tiles) break;
+      copy_wait<slots - 1>();
+      const auto& own = shared.ring[threadIdx.x / 32][slot];
+      const uint4 upper = own[0][lane], lower = own[1][lane];
+      slot = (slot + 1) % slots;
+      const uint32 first[4] = {upper.x, lower.x, upper.y, lower.y};
+      const uint32 second[4] = {upper.z, lower.z, upper.w, lower.w};
+#pragma unroll
+      for (int octet = 0; octet < octets; ++octet) {
+        mma(d[tile][octet], first, x[octet].x, x[octet].y);
+        mma(d[tile][octet], second, x[octet].z, x[octet].w);
+      }
+      copies.next();  // after the products: they have read what it may overwrite
+    }
+  }
+}
+
+// Where a thread adds up sums: its warp has one tile and octet of a round, two lanes a row.
+template <int octets>
+struct Place {
+  static constexpr int round_tiles = round_pairs / octets;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int tile = warp / octets, octet = warp % octets;  // tile of the round
+  int row = lane / 2, first_token = octet * 8 + lane % 2 * 4;
+
+  // This thread's four values in row i of `value`.
+  __device__ __forceinline__ uint2* in(bf16* value, uint32 i) const {
+    return reinterpret_cast<uint2*>(value + i * (8 * octets) + first_token);
+  }
+};
+
+// The four sums of this thread's place; `first` is the first tile of the round in `d`.
+template <int octets>
+__device__ __forceinline__ float4 add_up(Shared& shared, const Sums<octets>& d, int first) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int tile = 0; tile < max_tiles<octets>; ++tile)
+    if (tile / Place<octets>::round_tiles * Place<octets>::round_tiles == first) {
+#pragma unroll
+      for (int octet = 0; octet < octets; ++octet) {
+        const int pair = tile % Place<octets>::round_tiles * octets + octet;
+        float2* to = reinterpret_cast<float2*>(shared.sums[warp][pair]) + lane;
+        const float(&own)[4] = d[tile][octet];
+        to[0] = make_float2(own[0], own[1]);
+        to[32] = make_float2(own[2], own[3]);
+      }
+    }
+  __syncthreads();
+  float4 sum = shared.sums[0][warp][lane];
+#pragma unroll
+  for (int share = 1; share < num_warps; ++share) {
+    const float4 part = shared.sums[share][warp][lane];
+    sum.x += part.x;
+    sum.y += part.y;
+    sum.z += part.z;
+    sum.w += part.w;
+  }
+  return sum;
+}
+
+// FATReLU of two tokens, of which `present` are there: what is not above the threshold, once it is
+// rounded, becomes zero, as does a token past M. NaN passes.
+__device__ __forceinline__ uint32 cut(float low, float high, float threshold, int present) {
+  const uint32 pair = pack_bf16(low, high);
+  const bool no_low = present < 1 || bf16_low(pair) <= threshold;
+  const bool no_high = present < 2 || bf16_high(pair) <= threshold;
+  return pair & (no_low ? 0xffff0000u : ~0u) & (no_high ? 0x0000ffffu : ~0u);
+}
+
+// gate * (up + add), pairwise.
+__device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add) {
+  return pack_bf16(bf16_low(gate) * (bf16_low(up) + add), bf16_high(gate) * (bf16_high(up) + add));
+}
+
+// Keeps the rows of one round that fire, after `count` earlier ones. `first_row`: of the round.
+template <int octets>
+__device__ __forceinline__ uint32 keep_firing(Shared& shared, const Problem& p, const Rows& rows,
+                                           const Sums<octets>& d, int first, uint32 first_row,
+                                           uint32 count) {
+  const Place<octets> place;
+  const uint32 row = first_row + place.tile * tile_rows + place.row;
+  const float add = rows.add(row);
+  const float4 sum = add_up<octets>(shared, d, first);
+  // How many of this thread's four tokens are there.
+  const int tokens = row < rows.num ? static_cast<int>(p.m) - place.first_token : 0;
+  const uint2 gate = make_uint2(cut(sum.x + add, sum.y + add, p.threshold, tokens),
+                                cut(sum.z + add, sum.w + add, p.threshold, tokens - 2));
+  const uint32 fired = __ballot_sync(~0u, ((gate.x | gate.y) & 0x7fff7fffu) != 0);
+  if (place.lane == 0) shared.fires[place.warp] = fired;
+  __syncthreads();
+  uint32 own = 0;
+  uint32 before = count;
+#pragma unroll
+  for (int tile = 0; tile < Place<octets>::round_tiles; ++tile) {
+    uint32 firing = 0;
+#pragma unroll
+    for (int octet = 0; octet < octets; ++octet) firing |= shared.fires[tile * octets + octet];
+    firing = (firing | firing >> 1) & 0x55555555u;  // bit 2r: row r
+    if (tile == place.tile) {
+      own = firing;
+      before = count;
+    }
+    count += __popc(firing);
+  }
+  const uint32 bit = 1u << 2 * place.row;
+  if ((own & bit) != 0) {
+    const uint32 to = before + __popc(own & (bit - 1));
+    *place.in(p.value, to) = gate;
+    if (place.first_token == 0)
+      shared.neuron[to] = p.neuron[to] = static_cast<uint16>(rows.at(row));
+  }
+  return count;
+}
+
+// The gate's values of one round's rows, times their sums.
+template <int octets>
+__device__ __forceinline__ void multiply_gate(Shared& shared, const Problem& p, const Rows& rows,
+                                              const Sums<octets>& d, int first,
+                                              uint32 first_row) {
+  const Place<octets> place;
+  const uint32 row = first_row + place.tile * tile_rows + place.row;
+  const float add = rows.add(row);
+  const uint2 gate = row < rows.num ? *place.in(p.value, row) : make_uint2(0, 0);
+  const float4 sum = add_up<octets>(shared, d, first);
+  if (row < rows.num)
+    *place.in(p.value, row) = make_uint2(product(gate.x, pack_bf16(sum.x, sum.y), add),
+                                         product(gate.y, pack_bf16(sum.z, sum.w), add));
+  __syncthreads();  // the next round overwrites the sums
+}
+
+// Brings the rows of W_down that decode_down will ask for into L2 meanwhile; a tile of them at
+// most, lest where everything fires it displace what is still to be read.
+__device__ __forceinline__ void prefetch_down(const Shared& shared, const bf16* w_down, uint32 k,
+                                              uint32 count) {
+  constexpr int sector = 16;  // bf16 in 32 bytes
+  for (uint32 i = threadIdx.x / 32; i < min(count, tile_rows); i += num_warps) {
+    const bf16* row = w_down + static_cast<uint64>(shared.neuron[i]) * k;
+    for (uint32 at = threadIdx.x % 32 * sector; at < k; at += 32 * sector)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
+  }
+}
+
+// All of a section: the gate, then W_up's rows of the neurons that fire. Returns how many do.
+template <int octets>
+__device__ __forceinline__ uint32 section(Shared& shared, const Problem& p, Rows rows,
+                                          const bf16* w_up, const bf16* bias_up,
+                                          const bf16* w_down) {
+  constexpr int most = max_tiles<octets>, round_tiles = Place<octets>::round_tiles;
+  uint32 count = 0;
+#pragma unroll 1
+  for (bool gate = true;; gate = false) {
+    Copies<most> copies(shared, rows, p.k);
+    if (!gate) prefetch_down(shared, w_down, p.k, count);
+    uint32 slot = 0;
+#pragma unroll 1
+    for (uint32 row = 0; row < rows.num; row += most * tile_rows) {
+      const int tiles = min(most, (rows.num - row + tile_rows - 1) / tile_rows);
+      Sums<octets> d = {};
+      multiply<octets>(shared, copies, slot, p, tiles, d);
+#pragma unroll
+      for (int first = 0; first < most; first += round_tiles) {
+        if (first >= tiles) break;
+        const uint32 first_row = row + first * tile_rows;
+        if (gate)
+          count = keep_firing<octets>(shared, p, rows, d, first, first_row, count);
+        else
+          multiply_gate<octets>(shared, p, rows, d, first, first_row);
+      }
+    }
+    if (!gate || w_up == nullptr || count == 0) return count;
+    __syncthreads();  // the list, and the gate's values
+    rows = {w_up, bias_up, shared.neuron, 0, count};
+  }
+}
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(block_threads, 1)
+    decode_gate(const bf16* x_MK, const bf16* w_NK, const bf16* bias_N, const bf16* w_up_NK,
+                const bf16* bias_up_N, const bf16* w_down_NK, uint32 m, uint32 n,
+                uint32 k, float threshold, uint32 stride, uint32* count, uint16* neuron,
+                bf16* value) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  admit_next_kernel();
+  await_previous_kernel();
+  const uint32 first = first_neuron(blockIdx.x, gridDim.x, n);
+  const uint32 end = first_neuron(blockIdx.x + 1, gridDim.x, n);
+  const Rows rows{w_NK, bias_N, nullptr, first, end - first};
+  with_octets(m, [&](auto octets) {
+    constexpr int num = decltype(octets)::num;
+    const Problem p{x_MK, m, k, threshold, value + static_cast<uint64>(first) * (8 * num),
+                    neuron + blockIdx.x * stride};
+    const uint32 own = section<num>(shared, p, rows, w_up_NK, bias_up_N, w_down_NK);
+    if (threadIdx.x == 0) count[blockIdx.x] = own;
+  });
+}
+
+extern "C" __device__ const uint32 decode_gate_shared_bytes = sizeof(Shared);

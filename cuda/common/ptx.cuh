@@ -1,0 +1,137 @@
+// Thin names for the PTX that kernels of every architecture use (from sm_80 on). Everything here is
+// one instruction or a short idiom.
+#pragma once
+
+using int32 = int;
+using uint16 = unsigned short;
+using uint32 = unsigned int;
+using uint64 = unsigned long long;
+using bf16 = unsigned short;  // the bits; NVRTC needs no header for them
+
+__device__ __forceinline__ uint32 smem_address(const void* pointer) {
+  return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+}
+
+// --- kernels that overlap ------------------------------------------------------------------------
+
+// Waits until the kernel before in the stream has ended and its writes are visible. Every kernel
+// calls it before it reads or writes global memory (sparsellm/kernels/launch.py).
+__device__ __forceinline__ void await_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel's blocks come up as this one's leave; for kernels whose blocks all fit at
+// once, lest those take their places.
+__device__ __forceinline__ void admit_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// --- counters ------------------------------------------------------------------------------------
+
+// atomicAdd(counter, 1) for one thread, below 2³¹: as atomicInc, since the compiler adds up an
+// atomicAdd over the warp, and so waits for its result at once.
+__device__ __forceinline__ uint32 take_next(uint32* counter) {
+  uint32 taken;
+  asm volatile("atom.global.inc.u32 %0, [%1], 0x7fffffff;" : "=r"(taken) : "l"(counter) : "memory");
+  return taken;
+}
+
+// --- barriers ------------------------------------------------------------------------------------
+
+// A barrier among `threads` threads of the block, apart from __syncthreads (which is number 0).
+__device__ __forceinline__ void named_barrier(uint32 number, uint32 threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// --- cp.async ------------------------------------------------------------------------------------
+
+// 16 bytes from global to shared memory, past L1; `bytes` < 16 fills the rest with zeros.
+__device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32 bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(bytes)
+               : "memory");
+}
+
+// What L2 is to give up first: data that is read once in a long while, beside data that is read often.
+__device__ __forceinline__ uint64 evict_first() {
+  uint64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32 bytes,
+                                             uint64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(from), "r"(bytes), "l"(policy)
+               : "memory");
+}
+
+// --- warps ---------------------------------------------------------------------------------------
+
+// The sum of `own` over the lanes up to this one. The whole warp calls it.
+__device__ __forceinline__ uint32 sum_to_lane(uint32 own) {
+  uint32 sum = own;
+#pragma unroll
+  for (uint32 step = 1; step < 32; step *= 2) {
+    const uint32 below = __shfl_up_sync(~0u, sum, step);
+    if (threadIdx.x % 32 >= step) sum += below;
+  }
+  return sum;
+}
+
+// Two fp32 → bf16 pair of their positive parts; NaN stays NaN.
+__device__ __forceinline__ uint32 pack_bf16_relu(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two fp32 → bf16 pair, round to nearest even; `low` in the low half.
+__device__ __forceinline__ uint32 pack_bf16(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ float bf16_low(uint32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(uint32 pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
+
+// Transposes an 8×8 matrix of 16-bit elements that a warp holds: lane l has row l/4, columns
+// 2(l%4) and 2(l%4)+1, in and out.
+__device__ __forceinline__ uint32 transpose_8x8(uint32 pair) {
+  uint32 out;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  return out;
+}
+
+// Transposes 4×4 words across the lanes of a quad: word j of lane q becomes word q of lane j. Four
+// neighbouring words of a row of sums (fragments: wgmma.cuh, mma.cuh) so come to one lane.
+__device__ __forceinline__ void transpose_quad(uint32 (&word)[4]) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int low = 0; low < 4; ++low) {
+      if (low & step) continue;
+      uint32 &first = word[low], &second = word[low + step];
+      const uint32 other = __shfl_xor_sync(~0u, upper ? first : second, step);
+      (upper ? first : second) = other;
+    }
+  }
+}
+
+// Adds a bias to the sums of columns `at` and the next; a null pointer adds nothing.
+__device__ __forceinline__ uint32 pack_biased(float low, float high, const bf16* bias, int at,
+                                              int columns) {
+  if (bias != nullptr && at < columns) {
+    const uint32 pair = *reinterpret_cast<const uint32*>(bias + at);
+    low += bf16_low(pair);
+    high += bf16_high(pair);
+  }
+  return pack_bf16(low, high);
+}

@@ -1,0 +1,40 @@
+// The union format: where the kernels keep the active part of an M × N activation matrix.
+//
+// Tokens are cut into blocks of 64, neurons into tiles of 256. In a block, the neurons of a tile
+// that fire for at least one of its tokens form the tile's union. For each of
+// them the values of all 64 tokens are kept: a dense column that tensor cores can read. Nothing can
+// overflow: a full tile is a union of 256.
+//
+//   count   [blocks][tiles]              uint32   size of each union
+//   neuron  [blocks][tiles][256]         uint8    its members, column within the tile
+//   value   [blocks][tiles][256][64]     bf16     their values, one a token (order: token_at)
+//   entry   [blocks][tiles * 256]        uint32   all unions of a block in a row: column slot
+//                                                 (tile * 256 + place) << 16 | neuron
+//   total   [blocks]                     uint32   how many entries that is
+//
+// and, so that the kernels after the gate can share out their work:
+//
+//   unit    [blocks * tiles]             uint32×2 256 entries of a block: block << 16 | which 256,
+//                                                 and how many entries there are from there on
+//   order   [blocks]                     uint32×2 block and its total; both the largest first
+//   control [8]                          uint32   see below; zeroed by the gate
+#pragma once
+#include "common/ptx.cuh"
+
+constexpr int block_tokens = 64;
+constexpr int tile_neurons = 256;
+constexpr int unit_members = 256;
+
+__device__ __forceinline__ uint32 entry_of(uint32 slot, uint32 neuron) { return slot << 16 | neuron; }
+__device__ __forceinline__ uint32 entry_slot(uint32 entry) { return entry >> 16; }
+__device__ __forceinline__ uint32 entry_neuron(uint32 entry) { return entry & 0xffffu; }
+
+// Tokens lie in an order that lets a thread of a multiplying warp write its four values of a column
+// at once: the token, of 16, at a place of `value`.
+__device__ __forceinline__ int token_at(int place) {
+  return place / 2 % 2 * 8 + place / 4 * 2 + place % 2;
+}
+
+// Words of `control`.
+constexpr int num_units = 0, next_up = 1, next_down = 2, finished = 3, num_entries = 4;
+constexpr int control_words = 8;

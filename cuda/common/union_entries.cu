@@ -1,0 +1,54 @@
+// union_entries: strings the unions of each token block together (union.cuh: `entry`, `total`).
+//
+// One block of threads a token block; the last of them shares out the work of the two kernels after.
+#include "common/units.cuh"
+
+constexpr int threads = 256;
+
+extern "C" __global__ void __launch_bounds__(threads)
+    union_entries(const uint32* count, const unsigned char* neuron, int tiles_n, uint32* entry,
+                  uint32* total, uint2* unit, uint2* order, uint32* control, uint32* observed) {
+  extern __shared__ uint32 start[];  // [tiles_n + 1]
+  __shared__ SharedUnits units;
+  __shared__ bool last;
+  await_previous_kernel();
+  const int block = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp == 0) {
+    uint32 before = 0;
+    for (int first = 0; first < tiles_n; first += 32) {
+      const int tile = first + lane;
+      const uint32 own = tile < tiles_n ? count[block * tiles_n + tile] : 0;
+      const uint32 sum = sum_to_lane(own);
+      if (tile < tiles_n) start[tile + 1] = before + sum;
+      before += __shfl_sync(0xffffffffu, sum, 31);
+    }
+    if (lane == 0) {
+      start[0] = 0;
+      total[block] = before;
+      atomicAdd(control + num_entries, before);
+    }
+  }
+  __syncthreads();
+  uint32* out = entry + static_cast<uint64>(block) * tiles_n * tile_neurons;
+  for (int tile = warp; tile < tiles_n; tile += 8) {
+    const uint64 place = static_cast<uint64>(block) * tiles_n + tile;
+    const uint32 first = start[tile], members = start[tile + 1] - first;
+    for (uint32 i = lane; i < members; i += 32)
+      out[first + i] = entry_of(tile * tile_neurons + i,
+                                tile * tile_neurons + neuron[place * tile_neurons + i]);
+  }
+
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(control + finished, 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  share_units<threads>(units, gridDim.x, [&](int i) { return __ldcg(total + i); }, unit, order,
+                       control);
+  // Memory of the host, which reads it when it likes.
+  if (threadIdx.x == 0 && observed != nullptr)
+    *observed = __ldcg(control + num_entries) / gridDim.x;
+}
+
+extern "C" __device__ const uint32 union_entries_shared_bytes = 4 * (65536 / tile_neurons + 1);

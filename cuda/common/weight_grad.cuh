@@ -1,0 +1,50 @@
+// What group_columns hands to weight_grad: the columns of a pattern, grouped by neuron.
+//
+// Neurons are sorted by activity and cut into groups of 32. The *rows* of a group are the tokens
+// that fire any of its neurons, ascending: the rows of x and dy that its gradients need, each read
+// once for all 32. They are worked off in pieces of 64, across the borders of token blocks.
+//
+//   member    [C]                    Member   the columns of group 0, of group 1, …; within a group
+//                                             by token block
+//   piece     [C + groups]           uint2    first and last + 1 member of each piece: its blocks'
+//   unit      [groups + most_parts]  Unit     runs of pieces, the most active group's first
+//   control   [2]                    uint32   see below; zeroed
+//   progress  [1 + most_parts * slices]  uint32   of weight_grad alone, see below; zeroed
+//
+// and fill_pieces to weight_grad: the pieces' values, those of one unit after those of the one before.
+//
+//   work         [groups + most_parts]      uint2  each unit's first row among those of all pieces,
+//                                                  and its rows
+//   piece_token  [pieces][64]               uint32 the row of x and dy, where there is one
+//   piece_values [pieces][64][3][32]        bf16   d_gate, d_up and gate · up of the row's token and
+//                                                  the neurons (without a gate, two: d_up and up);
+//                                                  zero where it does not fire
+#pragma once
+#include "common/union.cuh"
+
+constexpr int group_neurons = 32, piece_rows = 64;
+
+// A group with many rows is cut into parts, whose sums meet in memory: room for so many.
+constexpr int most_parts = 60;
+
+// One neuron in one token block; pairs are for its tokens 0–31 and 32–63.
+struct alignas(16) Member {
+  uint32 mask[2];  // tokens that fire it
+  uint32 all[2];   // tokens that fire any neuron of the group
+  int row[2];      // the group's row of the first of `all`
+  uint32 column;   // where its values are
+  uint32 where;    // token block << 5 | neuron within the group
+};
+
+struct alignas(16) Unit {
+  int group, rows;   // rows of the group
+  int piece, pieces; // first (in `piece`) and number
+  int first_row;     // of the first piece, in the group
+  int slot;          // of its sums among the `most_parts`, if there are several parts
+  int part, parts;
+};
+
+// Words of `control`, and of `progress`: for each first part of a group, and slice, how many of the
+// group's parts are done.
+constexpr int total_units = 0, groups_planned = 1;
+constexpr int next_unit = 0, arrived = 1;

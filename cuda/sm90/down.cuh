@@ -1,0 +1,216 @@
+// Sums of weight rows over a token block's union: what union_down and columns_down share.
+//
+// A work unit is one block of 64 tokens × 512 output columns. It runs over the block's union, 32
+// members a stage: their columns and the 1024-byte pieces of their weight rows are gathered with
+// cp.async. Each multiplying warpgroup holds 64 tokens × 256 columns. Both operands are stored with
+// k, the member, as the slow index, which wgmma reads as "transposed". An `Op` says where things are:
+//
+//   num_sources()                how many pairs of columns and weights there are to add up
+//   members(block), neuron(m)    a block's union, and the neuron that one of its words means
+//   columns(source, block)       64 values for each member, 16-byte aligned
+//   place(m, i)                  where among them those of member i begin, whose word is m
+//   weights(source)              (N, K), a row a neuron
+//   rare                         whether L2 had better keep the weights than the columns
+#pragma once
+#include "sm90/gather.cuh"
+
+namespace {
+constexpr int stage_entries = 32, stages = 6, unit_columns = 512, panel = 64;
+constexpr int lookahead = 4;  // stages whose entries are loaded before their turn
+constexpr int panel_bytes = stage_entries * panel * 2;
+
+struct Shared {
+  bf16 h[stages][stage_entries * block_tokens];
+  bf16 w[stages][unit_columns / panel][stage_entries * panel];
+  uint64 full[stages], empty[stages];
+  UnitQueue queue;
+};
+
+// One stage. `whole`: all rows and columns are there. `first`: the stage's first member.
+template <bool whole, typename Op>
+__device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint32 stage_h,
+                                             uint32 own, const char* from_w, uint32 row_bytes,
+                                             uint32 column, uint32 columns, const bf16* from_h,
+                                             int first, int present) {
+  // A warp copies every fourth row, its 1024 bytes in two halves.
+  const uint32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32 to_even = lane / 8 * panel_bytes + swizzled(warp, lane % 8);
+  const uint32 to_odd = lane / 8 * panel_bytes + swizzled(warp + 4, lane % 8);
+#pragma unroll
+  for (int i = 0; i < stage_entries / 4; ++i) {
+    const int row = 4 * i + warp;
+    const uint32 neuron = op.neuron(__shfl_sync(~0u, own, row));
+    const char* source = from_w + static_cast<uint64>(neuron) * row_bytes;
+    const uint32 to = stage_w + (i % 2 == 0 ? to_even : to_odd) + i / 2 * 1024;
+    const bool left = whole || (row < present && column < columns);
+    const bool right = whole || (row < present && column + unit_columns / 2 < columns);
+    copy16_async(to, source, left ? 16 : 0);
+    copy16_async(to + 4 * panel_bytes, source + unit_columns, right ? 16 : 0);
+  }
+  const uint32 h_row = threadIdx.x / 8, to_h = stage_h + swizzled(h_row, threadIdx.x % 8);
+#pragma unroll
+  for (int i = 0; i < stage_entries * 8 / gather_threads; ++i) {
+    const int row = i * (gather_threads / 8) + h_row;
+    const uint32 place = op.place(__shfl_sync(~0u, own, row), first + row);
+    const uint32 to = to_h + i * (gather_threads / 8) * 128, bytes = whole || row < present ? 16 : 0;
+    if (Op::rare)
+      copy16_async(to, from_h + place, bytes, evict_first());
+    else
+      copy16_async(to, from_h + place, bytes);
+  }
+}
+
+// A block's union, `total` members, from one pair of columns and weights. `before_stage(left)` is
+// called before each stage, with the number of those from it on.
+template <typename Op, typename BeforeStage>
+__device__ __forceinline__ void gather_source(Shared& shared, RingPlace<stages>& place, const Op& op,
+                                              const bf16* w, const bf16* h, const uint32* members,
+                                              int total, uint32 first_column, uint32 columns,
+                                              BeforeStage before_stage) {
+  const uint32 lane = threadIdx.x % 32, row_bytes = 2 * columns, column = first_column + lane * 8;
+  const bool all_columns = first_column + unit_columns <= columns;
+  const char* from_w = reinterpret_cast<const char*>(w + column);
+  const bf16* from_h = h + threadIdx.x % 8 * 8;
+  // Lane l keeps member l of the stage; those of the next ones are on their way meanwhile.
+  const uint32* list = members + lane;
+  uint32 ahead[lookahead];
+#pragma unroll
+  for (int i = 0; i < lookahead; ++i)
+    ahead[i] = static_cast<int>(lane) + i * stage_entries < total ? list[i * stage_entries] : 0;
+  list += lookahead * stage_entries;
+  for (int first = 0; first < total; first += stage_entries) {
+    const int present = total - first;
+    const uint32 own = ahead[0];
+#pragma unroll
+    for (int i = 0; i < lookahead - 1; ++i) ahead[i] = ahead[i + 1];
+    ahead[lookahead - 1] = static_cast<int>(lane) < present - lookahead * stage_entries ? *list : 0;
+    list += stage_entries;
+    before_stage((present + stage_entries - 1) / stage_entries);
+    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+    const uint32 stage_w = smem_address(shared.w[place.stage]);
+    const uint32 stage_h = smem_address(shared.h[place.stage]);
+    if (all_columns && present >= stage_entries)
+      gather_stage<true>(op, stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h,
+                         first, present);
+    else
+      gather_stage<false>(op, stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h,
+                          first, present);
+    copy_arrive(&shared.full[place.stage]);
+    place.advance();
+  }
+}
+
+template <typename Op>
+__device__ void gather(Shared& shared, const Op& op, uint32 columns, int units_k, int blocks,
+                       const uint2* order, uint32* control) {
+  RingPlace<stages> place;
+  const auto look_up = [&](int index) { return order[index / units_k]; };
+  UnitWalk walk(shared.queue, control + next_down, blocks * units_k);
+  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;)
+    for (int source = 0, sources = op.num_sources(); source < sources; ++source)
+      gather_source(shared, place, op, op.weights(source), op.columns(source, unit.a),
+                    op.members(unit.a), unit.b, unit.index % units_k * unit_columns, columns,
+                    [&](int left) { if (source == sources - 1) walk.approach_end(left, look_up); });
+}
+
+// A warpgroup's sums over the next `steps` stages.
+__device__ __forceinline__ void sum_steps(Shared& shared, RingPlace<stages>& place, int steps,
+                                          float (&d)[128]) {
+  const int consumer = threadIdx.x / 128 - 1;
+  for (int step = 0; step < steps; ++step) {
+    barrier_wait(&shared.full[place.stage], place.parity);
+    fence_async_proxy();
+    wgmma_begin();
+    const uint32 a = smem_address(shared.h[place.stage]);
+    const uint32 b = smem_address(shared.w[place.stage][consumer * 4]);
+#pragma unroll
+    for (int s = 0; s < stage_entries / 16; ++s)
+      wgmma_n256<1, 1>(d, operand(a + 2048 * s, 0, 1024),
+                       operand(b + 2048 * s, panel_bytes, 1024), step > 0 || s > 0);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
+    place.advance();
+  }
+  wgmma_wait<0>();
+  if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
+}
+
+// Eight neighbouring columns of a row of sums, as bf16 and a 16-byte store: of the row that `half` of
+// the fragment is, of 32 columns from `first` + 32 · group on, this lane's of its quad.
+template <typename Sum>
+__device__ __forceinline__ uint4 octet_of(Sum sum, int half, int group, const bf16* bias, int first,
+                                          int columns) {
+  uint32 word[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int at = 4 * (4 * group + j) + 2 * half;
+    word[j] = pack_biased(sum(at), sum(at + 1), bias,
+                          first + 32 * group + 8 * j + 2 * (threadIdx.x % 4), columns);
+  }
+  transpose_quad(word);
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// Where 64 × 256 sums of a warpgroup go.
+struct Output {
+  bf16* y;
+  const bf16* bias;  // or null
+  int m, k, row, column;
+};
+
+template <typename Sum>
+__device__ __forceinline__ void store(const Output& to, Sum sum) {
+  const int lane = threadIdx.x % 32, first = to.row + threadIdx.x / 32 % 4 * 16;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = first + token_at(lane / 4 + 8 * half);
+    bf16* out = to.y + static_cast<uint64>(row) * to.k;
+#pragma unroll
+    for (int group = 0; group < 8; ++group) {
+      const uint4 octet = octet_of(sum, half, group, to.bias, to.column, to.k);
+      const int column = to.column + 32 * group + 8 * (lane % 4);
+      if (row < to.m && column < to.k) *reinterpret_cast<uint4*>(out + column) = octet;
+    }
+  }
+}
+
+__device__ void multiply(Shared& shared, int num_sources, int m, int k, int units_k,
+                         const bf16* bias, bf16* y) {
+  const int consumer = threadIdx.x / 128 - 1;
+  float d[128];
+  RingPlace<stages> place;
+  UnitReader walk(shared.queue);
+  for (WorkUnit unit; (unit = walk.next()).index >= 0;) {
+    const int block = unit.a, entries = unit.b;
+    const Output unit_y{y, bias, m, k, block * block_tokens,
+                        unit.index % units_k * unit_columns + consumer * 256};
+    if (entries == 0) {
+      store(unit_y, [](int) { return 0.0f; });
+      continue;
+    }
+    sum_steps(shared, place, (entries + stage_entries - 1) / stage_entries * num_sources, d);
+    store(unit_y, [&](int i) { return d[i]; });
+  }
+}
+
+constexpr int gather_registers = 88, multiply_registers = 208;
+
+// The body of a kernel: y ← the sums + bias (or null).
+template <typename Op>
+__device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int k,
+                                    const uint2* order, uint32* control, bf16* y_MK) {
+  Shared& shared = begin<Shared>(gather_threads);
+  const int units_k = (k + unit_columns - 1) / unit_columns;
+  const int blocks = (m + block_tokens - 1) / block_tokens;
+  if (threadIdx.x < gather_threads) {
+    registers_decrease<gather_registers>();
+    gather(shared, op, k, units_k, blocks, order, control);
+  } else {
+    registers_increase<multiply_registers>();
+    multiply(shared, op.num_sources(), m, k, units_k, bias_K, y_MK);
+  }
+}
+
+constexpr uint32 shared_bytes = aligned_bytes<Shared>;
+}  // namespace

@@ -1,0 +1,130 @@
+// Thin names for the PTX that Hopper has beyond common/ptx.cuh: mbarriers, clusters, bulk tensor
+// copies, register budgets of warpgroups. Sections follow the PTX ISA manual.
+#pragma once
+#include "common/ptx.cuh"
+
+// What cuTensorMapEncodeTiled fills; passed by value as a __grid_constant__ parameter.
+struct alignas(64) TensorMap {
+  char opaque[128];
+};
+
+// --- mbarrier ------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void barrier_init(uint64* barrier, uint32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals));
+}
+
+// Makes initialised barriers visible to the copy engine and to the other blocks of the cluster.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint64* barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier))
+               : "memory");
+}
+
+// Arrives at the barrier of the same name in block `rank` of the cluster. It orders no memory of
+// this block for the other: cluster scope would cost two membars a call (H200, gate_union at
+// 16384 × 2048 × 5632: a third of its time), and shared memory that wgmma has read needs none.
+__device__ __forceinline__ void barrier_arrive_remote(uint64* barrier, uint32 rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(
+          smem_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive_expect(uint64* barrier, uint32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   smem_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(uint64* barrier, uint32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(smem_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// --- cluster -------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32 cluster_rank() {
+  uint32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+
+// --- bulk tensor copies (TMA) --------------------------------------------------------------------
+
+__device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Copies the box at (column, row) into shared memory and counts its bytes at `barrier`.
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64* barrier, int column,
+                                         int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(smem_address(to)),
+      "l"(&map), "r"(smem_address(barrier)), "r"(column), "r"(row)
+      : "memory");
+}
+
+// The same into every block of the cluster whose bit is set, at the same offset, counted at each
+// block's own barrier.
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64* barrier,
+                                                   int column, int row, uint16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(to)),
+      "l"(&map), "r"(smem_address(barrier)), "r"(column), "r"(row), "h"(blocks)
+      : "memory");
+}
+
+// --- cp.async and the asynchronous proxy -----------------------------------------------------------
+
+// Arrives at the barrier once all copies that this thread has issued so far are done.
+__device__ __forceinline__ void copy_arrive(uint64* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(smem_address(barrier))
+               : "memory");
+}
+
+// Orders writes to shared memory by ordinary stores and cp.async, this thread's or seen by it
+// through a barrier, before reads by wgmma and TMA.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// --- warps ---------------------------------------------------------------------------------------
+
+template <int registers>
+__device__ __forceinline__ void registers_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+template <int registers>
+__device__ __forceinline__ void registers_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Writes four 8×8 matrices of 16-bit elements, held as in `transpose_8x8`, column by column: lane l
+// names the 16 bytes of column l%8 of matrix l/8.
+__device__ __forceinline__ void store_transposed(uint32 to, uint32 a, uint32 b, uint32 c,
+                                                 uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}

@@ -1,0 +1,179 @@
+// Products of a token block with the weight rows of its union: what union_up and columns_grad share.
+//
+// A work unit is 64 tokens × 256 members of their block's union; the weight rows that the members
+// name are gathered with cp.async, 64 k at a time, while TMA brings the tokens. Each multiplying
+// warpgroup holds 64 tokens × 128 members. An `Op` says which neuron a member is and what becomes
+// of the sums:
+//
+//   members(block), neuron(m)   a block's union, and the neuron that one of its words means
+//   name(unit, i)               what the others call member `i` of a unit; never `none`
+//   fetch(unit, name, a, b)     what `finish` needs beside the sums, on its way during the products
+//   finish(unit, i, name, sums, a, b)   the sums, as bf16, of a member and four tokens; returns
+//                               what `end` gets the sum of
+//   end(unit, sum)
+//   shifts, shift()   whether there is something to add to every sum, before it is rounded, and what
+//
+// Plain arrays in `multiply`, not an object a unit, and no branches in `finish`: else the compiler
+// keeps them in local memory.
+#pragma once
+#include "sm90/gather.cuh"
+
+namespace {
+constexpr int tile_k = 64, stages = 5;
+constexpr int members_lane = 16;  // of a unit, that a lane finishes: 8j + lane/4 of its warpgroup
+constexpr int bytes_x = block_tokens * tile_k * 2;
+
+struct Shared {
+  bf16 x[stages][block_tokens * tile_k];
+  bf16 w[stages][unit_members * tile_k];
+  uint64 full[stages], empty[stages];
+  UnitQueue queue;
+};
+
+constexpr int rows = unit_members * 8 / gather_threads;  // 16-byte chunks a thread and step
+constexpr int row_step = gather_threads / 8, step_group = 4;
+
+constexpr uint32 none = 0xffffffffu;
+
+// A unit: members 256·chunk and on of a block's union.
+struct Part {
+  int block, chunk, members;  // there may be more than 256 from there on
+
+  __device__ __forceinline__ int start() const { return chunk * unit_members; }
+};
+
+// The member of a unit that this lane finishes j-th.
+__device__ __forceinline__ int member_of(int j) {
+  return (threadIdx.x / 128 - 1) * 128 + 8 * j + threadIdx.x % 32 / 4;
+}
+
+// Up to `step_group` stages. `whole`: every row is present and every k inside, which saves the
+// predicates: four warps issue all copies, and their instructions are what the kernel waits for.
+template <bool whole>
+__device__ __forceinline__ void gather_steps(Shared& shared, RingPlace<stages>& place,
+                                             const TensorMap& x, int block,
+                                             const bf16* (&source)[rows], int entries, int step,
+                                             int end, uint32 k) {
+  const uint32 chunk = threadIdx.x % 8, to_thread = swizzled(threadIdx.x / 8, chunk);
+#pragma unroll
+  for (int ahead = 0; ahead < step_group; ++ahead, ++step) {
+    if (!whole && step >= end) break;
+    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+    if (threadIdx.x == 0) {
+      barrier_arrive_expect(&shared.full[place.stage], bytes_x);
+      tma_load(shared.x[place.stage], x, &shared.full[place.stage], step * tile_k,
+               block * block_tokens);
+    }
+    const uint32 to = smem_address(shared.w[place.stage]) + to_thread;
+    const uint32 bytes = whole || step * tile_k + chunk * 8 < k ? 16 : 0;
+#pragma unroll
+    for (int i = 0; i < rows; ++i)
+      if (whole || i * row_step < entries)
+        copy16_async(to + i * row_step * 128, source[i] + ahead * tile_k, bytes);
+    copy_arrive(&shared.full[place.stage]);
+    place.advance();
+  }
+#pragma unroll
+  for (int i = 0; i < rows; ++i) source[i] += step_group * tile_k;
+}
+
+template <typename Op>
+__device__ void gather(Shared& shared, const Op& op, const TensorMap& x, const bf16* w, uint32 k,
+                       int steps, const uint2* unit, uint32* control) {
+  RingPlace<stages> place;
+  const auto look_up = [&](int index) { return unit[index]; };
+  UnitWalk walk(shared.queue, control + next_up, control[num_units]);
+  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
+    const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_members;
+    const int entries = own.b;
+    const uint32* members = op.members(block) + start;
+    const bf16* source[rows];
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+      const int row = threadIdx.x / 8 + i * row_step;
+      // What lies in rows without a member ends up in columns that nobody reads.
+      const uint32 neuron = row < entries ? op.neuron(members[row]) : 0;
+      source[i] = w + static_cast<uint64>(neuron) * k + threadIdx.x % 8 * 8;
+    }
+    if (entries >= unit_members && k % (step_group * tile_k) == 0) {
+      for (int step = 0; step < steps; step += step_group) {
+        walk.approach_end(steps - step, look_up);
+        gather_steps<true>(shared, place, x, block, source, entries, step, steps, k);
+      }
+    } else {
+      for (int step = 0; step < steps; step += step_group) {
+        walk.approach_end(steps - step, look_up);
+        gather_steps<false>(shared, place, x, block, source, entries, step, steps, k);
+      }
+    }
+  }
+}
+
+template <typename Op>
+__device__ void multiply(Shared& shared, const Op& op, int steps) {
+  const int consumer = threadIdx.x / 128 - 1;
+  float d[64];
+  RingPlace<stages> place;
+  UnitReader walk(shared.queue);
+  for (WorkUnit own; (own = walk.next()).index >= 0;) {
+    const Part part{static_cast<int>(own.a >> 16), static_cast<int>(own.a & 0xffffu),
+                    static_cast<int>(own.b)};
+    uint32 name[members_lane];
+#pragma unroll
+    for (int j = 0; j < members_lane; ++j)
+      name[j] = member_of(j) < part.members ? op.name(part, member_of(j)) : none;
+    uint2 a[members_lane], b[members_lane];
+    for (int step = 0; step < steps; ++step) {
+      barrier_wait(&shared.full[place.stage], place.parity);
+      fence_async_proxy();
+      wgmma_begin();
+      const uint32 x = smem_address(shared.x[place.stage]);
+      const uint32 w = smem_address(shared.w[place.stage] + consumer * 128 * tile_k);
+#pragma unroll
+      for (int k = 0; k < tile_k / 16; ++k)
+        wgmma_n128<0, 0>(d, operand(x + 32 * k, 0, 1024), operand(w + 32 * k, 0, 1024),
+                         step > 0 || k > 0);
+      wgmma_commit();
+      if (step == steps / 2) {  // the names are here by now, and this will be in time
+#pragma unroll
+        for (int j = 0; j < members_lane; ++j)
+          if (name[j] != none) op.fetch(part, name[j], a[j], b[j]);
+      }
+      wgmma_wait<1>();
+      if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
+      place.advance();
+    }
+    wgmma_wait<0>();
+    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
+    if (Op::shifts) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) d[i] += op.shift();
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < members_lane; ++j) {
+      const uint2 sums = make_uint2(transpose_8x8(pack_bf16(d[4 * j], d[4 * j + 1])),
+                                    transpose_8x8(pack_bf16(d[4 * j + 2], d[4 * j + 3])));
+      if (name[j] != none) sum += op.finish(part, member_of(j), name[j], sums, a[j], b[j]);
+    }
+    op.end(part, sum);
+  }
+}
+
+// The body of a kernel of `block_threads` threads.
+template <typename Op>
+__device__ __forceinline__ void run(const Op& op, const TensorMap& x_MK, const bf16* w_NK, int k,
+                                    const uint2* unit, uint32* control) {
+  const int steps = (k + tile_k - 1) / tile_k;
+  Shared& shared = begin<Shared>(gather_threads + 1);
+  if (threadIdx.x < gather_threads) {
+    registers_decrease<120>();
+    gather(shared, op, x_MK, w_NK, k, steps, unit, control);
+  } else {
+    registers_increase<192>();
+    multiply(shared, op, steps);
+  }
+}
+
+constexpr uint32 shared_bytes = aligned_bytes<Shared>;
+}  // namespace

@@ -1,0 +1,84 @@
+// weight_grad: the weights' gradients of a sparse FFN, from columns in the order of group_columns and
+// their values in the form of fill_pieces.
+//
+//   gate[n] = Σ d_gate · x[token]    up[n] = Σ d_up · x[token]    down[n] = Σ gate · up · dy[token]
+//
+// A work unit is 32 neurons × 512 columns of x or dy × some rows, which are gathered and summed as
+// in down.cuh: a row stands for a member, its token for the neuron, and what stands for the tokens
+// are the group's neurons, those of d_gate and of d_up. Slices of 512 columns are worked off one after
+// the other: all tokens' slice fits into L2, and x as a whole does not (64 MB at 16384 × 2048).
+//
+// On real traces (16384 tokens, 16–44 fired neurons each) a group's rows are 0.46–0.63 of its
+// (token, neuron) pairs; of groups of 16, 0.56–0.74; of 64, 0.33–0.50 at twice the products.
+//
+// A group of neurons that is split leaves its parts' sums in memory; who comes last adds them up,
+// in their order: the same bits every time.
+#include "sm90/weight_sums.cuh"
+
+namespace {
+struct Rows {
+  int values;  // of a row
+  // A row of x is read for eleven groups of 176, its values for one (H200, 16384 × 2048 × 5632,
+  // layer 1 of the pilot's trace: 0.319 for 0.341 ms).
+  static constexpr bool rare = true;
+
+  __device__ uint32 neuron(uint32 token) const { return token; }
+  __device__ uint32 place(uint32, int row) const { return row * values; }
+};
+
+__device__ void gather(Shared& shared, const Arguments& a, int units) {
+  RingPlace<stages> place;
+  const int values = a.row_values();
+  const auto look_up = [&](int index) { return a.work[index % units]; };
+  UnitWalk walk(shared.queue, a.progress + next_unit, units * 2 * a.slices);
+  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;) {
+    const int slice = unit.index / units;
+    const bool of_x = a.of_x(slice);
+    const bf16* from = a.piece_values + static_cast<uint64>(unit.a) * values +
+                       (of_x ? 0 : values - group_neurons);
+    gather_source(shared, place, Rows{values}, of_x ? a.x : a.dy, from, a.piece_token + unit.a,
+                  unit.b, a.first_column(slice), a.k,
+                  [&](int left) { walk.approach_end(left, look_up); });
+  }
+}
+
+__device__ void multiply(Shared& shared, const Arguments& a, int units) {
+  __shared__ bool add_up;
+  float d[128];
+  RingPlace<stages> place;
+  UnitReader walk(shared.queue);
+  for (WorkUnit own; (own = walk.next()).index >= 0;) {
+    const int slice = own.index / units;
+    const Unit unit = a.unit[own.index % units];
+    if (own.b == 0) {
+      store_gradient(a, unit.group, slice, [](int) { return 0.0f; });
+      continue;
+    }
+    sum_steps(shared, place, (own.b + stage_entries - 1) / stage_entries, d);
+    if (unit.parts == 1 ||
+        add_parts(add_up, a, slice, unit.slot, unit.part, unit.parts, d))
+      store_gradient(a, unit.group, slice, [&](int i) { return d[i]; });
+  }
+}
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(block_threads, 1)
+    weight_grad(const bf16* x_MK, const bf16* dy_MK, int k, int n, const uint32* order,
+                const Unit* unit, const uint32* control, const uint2* work,
+                const uint32* piece_token, const bf16* piece_values, uint32* progress, float* sums,
+                int gated, int as_float, void* gate_NK, void* up_NK, void* down_NK) {
+  Shared& shared = begin<Shared>(gather_threads);
+  const int slices = (k + unit_columns - 1) / unit_columns, units = control[total_units];
+  const Arguments a{k,           n,           slices,       gated != 0, x_MK, dy_MK,
+                    order,       unit,        work,         piece_token, piece_values, progress,
+                    sums,        as_float != 0, gate_NK,    up_NK,      down_NK};
+  if (threadIdx.x < gather_threads) {
+    registers_decrease<gather_registers>();
+    gather(shared, a, units);
+  } else {
+    registers_increase<multiply_registers>();
+    multiply(shared, a, units);
+  }
+}
+
+extern "C" __device__ const uint32 weight_grad_shared_bytes = shared_bytes;

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-    from sparsellm.acceleration import Acceleration
-    from sparsellm.dispatch import Kernels
+    from sparsellm.ffn.accelerate import Acceleration
+    from sparsellm.ffn.dispatch import Kernels
 
 __version__ = "0.1.0"
 
 
 def accelerate(model: nn.Module, threshold: float = 0.0, kernels: Kernels = "auto") -> Acceleration:
-    """See `sparsellm.acceleration.accelerate`; a function, so that the import takes no torch."""
-    from sparsellm import acceleration
+    """See `sparsellm.ffn.accelerate.accelerate`; a function, so that the import takes no torch."""
+    from sparsellm.ffn import accelerate
 
-    return acceleration.accelerate(model, threshold, kernels)
+    return accelerate.accelerate(model, threshold, kernels)
 
 
 def restore(model: nn.Module) -> None:
     """Undoes `accelerate`."""
-    from sparsellm import acceleration
+    from sparsellm.ffn import accelerate
 
-    acceleration.restore(model)
+    accelerate.restore(model)

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # λ and → where the terminal has no such letters
             stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
-    from sparsellm.checkpoint import CheckpointError
+    from sparsellm.runs.checkpoint import CheckpointError
 
     try:
         options.run(options)
@@ -119,7 +119,7 @@ def _add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     from sparsellm.recipe import load_recipe
-    from sparsellm.train import train
+    from sparsellm.training.loop import train
 
     recipe = load_recipe(options.recipe, options.overrides)
     if options.fresh and options.resume:
@@ -149,7 +149,7 @@ def _recipe_show(options: argparse.Namespace) -> None:
 
 
 def _plot(options: argparse.Namespace) -> None:
-    from sparsellm.plots import plot_run
+    from sparsellm.report.plots import plot_run
 
     for path in plot_run(options.run_path):
         print(path)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm -
 
     from sparsellm.data.tokenizer import Tokenizer
     from sparsellm.model import HFModel
-    from sparsellm.pretrained import Pretrained
+    from sparsellm.runs.pretrained import Pretrained
 
 DEFAULT_NEW_TOKENS = 128
 
@@ -51,7 +51,7 @@ def add_generate_parser(commands: Any) -> None:
 
 def _generate(options: argparse.Namespace) -> None:
     from sparsellm.device import default_dtype, pick_device
-    from sparsellm.pretrained import load_pretrained
+    from sparsellm.runs.pretrained import load_pretrained
 
     device = pick_device(options.device)
     pretrained = load_pretrained(options.source, device, default_dtype(device))

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import ArceeConfig, ArceeForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedModel as HFModel
 
-from sparsellm.ffn import SparseFFN
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.types import FFNStats
 from sparsellm.recipe import Recipe, RuntimeConfig
-from sparsellm.reference import FFNStats
 
 
 class SparseDecoderLayer(nn.Module):

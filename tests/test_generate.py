@@ -10,10 +10,10 @@ import torch
 from sparsellm.cli import main
 from sparsellm.data import load_tokenizer
 from sparsellm.generate import Sampling, _Streamer, count_non_zeros, generate
-from sparsellm.pretrained import load_pretrained
-from sparsellm.run import build_run, close_run, save_run
-from sparsellm.signals import StopRequest
-from sparsellm.train import train_step
+from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.training.loop import train_step
+from sparsellm.training.run import build_run, close_run, save_run
+from sparsellm.training.signals import StopRequest
 
 GREEDY = Sampling(temperature=0)
 

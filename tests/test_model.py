@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import ArceeForCausalLM, LlamaForCausalLM
 
 from sparsellm.model import SparseDecoderLayer, build_model, prepare_blocks
-from sparsellm.objective import IGNORED_TARGET, Objective, total_loss
 from sparsellm.recipe import RuntimeConfig
+from sparsellm.training.objective import IGNORED_TARGET, Objective, total_loss
 
 VARIANTS = {
     "relu": [],

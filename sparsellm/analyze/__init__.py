@@ -1,1 +1,1 @@
-"""What a trained model's activations look like on real text."""
+"""What a trained model's activations look like on real text. May import `runs`, `data`, `ffn`."""

@@ -34,11 +34,11 @@ def add_analyze_parser(commands: Any) -> None:
 
 
 def _analyze(options: argparse.Namespace) -> None:
-    from sparsellm.analyze.run import analyze, held_out_corpus
+    from sparsellm.analyze.firing import analyze, held_out_corpus
     from sparsellm.analyze.trace import save_traces
-    from sparsellm.checkpoint import write_atomically
     from sparsellm.device import default_dtype, pick_device
-    from sparsellm.pretrained import find_checkpoint, load_pretrained
+    from sparsellm.runs.checkpoint import write_atomically
+    from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
     device = pick_device(options.device)
     path = find_checkpoint(options.source)

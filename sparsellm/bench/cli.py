@@ -135,11 +135,11 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _loader(options: argparse.Namespace) -> None:
-    from sparsellm.bench import loader
+    from sparsellm.bench import loader_rate
 
     found = []
     for num_workers in options.num_workers:
-        found += loader.run(
+        found += loader_rate.run(
             corpus=options.corpus,
             files=options.files,
             tokenizer=options.tokenizer,
@@ -159,9 +159,9 @@ def _loss(options: argparse.Namespace) -> None:
 
 
 def _ffn(options: argparse.Namespace) -> None:
-    from sparsellm.bench import ffn, ffn_cases, ffn_records
+    from sparsellm.bench import ffn_cases, ffn_forward, ffn_records
 
-    found = ffn.run(
+    found = ffn_forward.run(
         _cases(options, ffn_cases.TOKENS),
         _gpu("ffn"),
         traces=options.traces,
@@ -186,7 +186,7 @@ def _ffn_train(options: argparse.Namespace) -> None:
 
 
 def _dispatch(options: argparse.Namespace) -> None:
-    from sparsellm.bench import dispatch, ffn_cases
+    from sparsellm.bench import dispatch_sweep, ffn_cases
     from sparsellm.recipe import load_recipe
 
     shape = ffn_cases.parse_shape(options.shape) if options.shape else ffn_cases.SHAPES[0]
@@ -199,15 +199,15 @@ def _dispatch(options: argparse.Namespace) -> None:
             raise ValueError(f"--recipe {options.recipe}: ffn.activation is not relu")
         tokens, sizes = recipe.micro_batch_tokens, recipe.model
         shape = ffn_cases.Shape(sizes.hidden_size, sizes.intermediate_size, recipe.ffn.gated)
-    found = dispatch.run(
+    found = dispatch_sweep.run(
         shape,
         tokens,
         _gpu("dispatch"),
         patterns=options.pattern,
-        nnz=options.nnz or dispatch.sweep(shape.intermediate_size),
+        nnz=options.nnz or dispatch_sweep.sweep(shape.intermediate_size),
         seconds=options.seconds,
     )
-    _follow(found, dispatch.rows, options.record)
+    _follow(found, dispatch_sweep.rows, options.record)
 
 
 def _cases(options: argparse.Namespace, every_tokens: Sequence[int]) -> list[Case]:

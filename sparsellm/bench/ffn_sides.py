@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsellm.bench.ffn_cases import Shape
 from sparsellm.bench.timing import Call
-from sparsellm.ffn import SparseFFN
+from sparsellm.ffn.module import SparseFFN
 
 Sides = Mapping[str, Sequence[Call]]  # a call for each copy of the weights
 

@@ -37,7 +37,7 @@ from sparsellm.bench.ffn_sides import (
 )
 from sparsellm.bench.ffn_sweep import FFNBench, Measured, Skipped
 from sparsellm.bench.record import Measurement
-from sparsellm.ffn import SparseFFN
+from sparsellm.ffn.module import SparseFFN
 
 TRAIN_TOKENS = tuple(tokens for tokens in TOKENS if tokens > DECODE_TOKENS)
 MAX_DIFFERENCE = 0.03  # of y or a gradient from dense; bf16's rounding is about a third of it
@@ -82,10 +82,10 @@ def run(
         FileNotFoundError: no such trace file.
         ValueError: it is none, no Hopper GPU, or one without an energy counter.
     """
-    yield from TrainBench(device, seconds, traces, with_energy).run(cases)
+    yield from FFNTrainBench(device, seconds, traces, with_energy).run(cases)
 
 
-class TrainBench(FFNBench):
+class FFNTrainBench(FFNBench):
     """See the module."""
 
     grad_mode = torch.enable_grad
@@ -99,7 +99,7 @@ class TrainBench(FFNBench):
     ) -> None:
         super().__init__(device, seconds, traces, with_energy)
         if device.type == "cuda":
-            from sparsellm.kernels.ffn import HOPPER
+            from sparsellm.ffn.kernels.inference import HOPPER
 
             if torch.cuda.get_device_capability(device) != HOPPER:
                 name = torch.cuda.get_device_name(device)

@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from sparsellm.metrics import METRICS_FILE, read_metrics
 from sparsellm.paths import bundled
+from sparsellm.runs.records import METRICS_FILE, read_metrics
 
 Record = dict[str, Any]  # a line of metrics.jsonl, of kind `train`
 

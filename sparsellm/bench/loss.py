@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sparsellm.bench import memory
 from sparsellm.bench.record import Measurement
-from sparsellm.objective import build_loss
 from sparsellm.recipe import RuntimeConfig
+from sparsellm.training.objective import build_loss
 
 
 def run(tokens: int, hidden_size: int, vocab_size: int) -> list[Measurement]:

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.acceleration import accelerate_whole
 from sparsellm.bench import energy, timing
-from sparsellm.bench.ffn import SETTLING_CALLS
+from sparsellm.bench.ffn_forward import SETTLING_CALLS
 from sparsellm.bench.ffn_sides import refuse_if_off, relative_difference
 from sparsellm.bench.record import Measurement
 from sparsellm.data import load_corpus, load_tokenizer
 from sparsellm.data.loader import validation_batches
-from sparsellm.pretrained import load_pretrained
+from sparsellm.ffn.accelerate import accelerate_whole
 from sparsellm.recipe import Recipe
+from sparsellm.runs.pretrained import load_pretrained
 
 # Of the logits, relative norm. bf16's rounding adds up over layers; a wrong layer would be far off.
 MAX_DIFFERENCE = 0.1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparsellm.bench.record import Measurement
-from sparsellm.metrics import read_metrics
 from sparsellm.report.collect import read_recipe
+from sparsellm.runs.records import read_metrics
 
 
 def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:

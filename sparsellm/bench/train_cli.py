@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsellm.arguments import positive_int
-from sparsellm.capacity import SHRUNK_STEPS
+from sparsellm.ffn.capacity import SHRUNK_STEPS
 
 
 def add_train_parser(names: Any) -> argparse.ArgumentParser:
@@ -95,13 +95,13 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace, folder: Path) -> None:
-    from sparsellm.bench import record, train
+    from sparsellm.bench import record, training_run
     from sparsellm.bench.train_figures import row
 
-    plan = train.Plan(
+    plan = training_run.Plan(
         recipe=options.recipe,
         overrides=options.set,
-        sides=train.combinations(options.gpus, options.config, options.kernels),
+        sides=training_run.combinations(options.gpus, options.config, options.kernels),
         steps=options.steps,
         folder=folder.resolve(),
         init_from=options.init_from,
@@ -113,7 +113,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
         forward=options.forward,
         loader=options.loader,
     )
-    for found in train.run(plan):
+    for found in training_run.run(plan):
         if isinstance(found, str):
             print(found, flush=True)
         else:

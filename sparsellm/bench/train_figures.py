@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsellm.bench.launched import Record
 from sparsellm.bench.record import Measurement
-from sparsellm.capacity import SHRUNK_STEPS
+from sparsellm.ffn.capacity import SHRUNK_STEPS
 
 MIN_STEADY = 3
 MAX_DRIFT = 0.2  # of non-zeros a token, between the halves of the measured part

@@ -153,7 +153,7 @@ def load_corpus(
 def _hub(name: str, config: HubCorpus) -> Corpus:
     from datasets import load_dataset_builder
 
-    from sparsellm.data.readers import with_retries
+    from sparsellm.data.retry import with_retries
 
     builder = with_retries(
         lambda: load_dataset_builder(config.repo, config.config, revision=config.revision),

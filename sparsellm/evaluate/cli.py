@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from sparsellm.arguments import check_out, positive_int
 
 if TYPE_CHECKING:
-    from sparsellm.evaluate.run import Evaluation
+    from sparsellm.evaluate.evaluator import Evaluator
     from sparsellm.evaluate.scores import Scores
     from sparsellm.evaluate.suite import Suite
-    from sparsellm.pretrained import Pretrained
+    from sparsellm.runs.pretrained import Pretrained
 
 
 def add_eval_parser(commands: Any) -> None:
@@ -73,12 +73,12 @@ def _eval(options: argparse.Namespace) -> None:
 def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     import torch
 
-    from sparsellm.acceleration import accelerate_whole
     from sparsellm.device import default_dtype, pick_device
-    from sparsellm.evaluate.run import Evaluation
+    from sparsellm.evaluate.evaluator import Evaluator
     from sparsellm.evaluate.scores import table
     from sparsellm.evaluate.suite import load_suite
-    from sparsellm.pretrained import find_checkpoint, load_pretrained
+    from sparsellm.ffn.accelerate import accelerate_whole
+    from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
     path = find_checkpoint(options.checkpoint)  # before the tasks, which take longer
     suite = load_suite()
@@ -87,7 +87,7 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     check_out(out)
     device = accelerator.device if accelerator is not None else pick_device(options.device)
     dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, None: default_dtype(device)}
-    evaluation = Evaluation(
+    evaluator = Evaluator(
         names=names,
         data_dir=options.data_dir,
         limit=options.limit,
@@ -99,13 +99,13 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     loaded = load_pretrained(path, device, dtypes[options.dtype])
     if options.kernels != "dense":
         accelerate_whole(loaded.model, options.kernels)
-    scores = evaluation.run(loaded.model, loaded.tokenizer, loaded.recipe.model.context_length)
+    scores = evaluator.run(loaded.model, loaded.tokenizer, loaded.recipe.model.context_length)
     if scores is None:
         return
-    about = _about(loaded, evaluation, options)
+    about = _about(loaded, evaluator, options)
     print(" | ".join(f"{key}: {value}" for key, value in about.items() if value is not None))
-    print(table(scores, evaluation.suite), flush=True)
-    print(f"saved {_save(out, about, scores, evaluation)}")
+    print(table(scores, evaluator.suite), flush=True)
+    print(f"saved {_save(out, about, scores, evaluator)}")
     _log_to_wandb(loaded, scores)
 
 
@@ -130,9 +130,7 @@ def _accelerator(device: str | None) -> Any:
     return Accelerator(cpu=not torch.cuda.is_available())
 
 
-def _about(
-    loaded: Pretrained, evaluation: Evaluation, options: argparse.Namespace
-) -> dict[str, Any]:
+def _about(loaded: Pretrained, evaluator: Evaluator, options: argparse.Namespace) -> dict[str, Any]:
     """What was run and how: the report's first line and the JSON's head."""
     import importlib.metadata
 
@@ -141,7 +139,7 @@ def _about(
     from sparsellm import __version__
 
     device = loaded.model.device
-    ranks = 1 if evaluation.accelerator is None else evaluation.accelerator.num_processes
+    ranks = 1 if evaluator.accelerator is None else evaluator.accelerator.num_processes
     return {
         "checkpoint": str(loaded.path),
         "step": loaded.trainer["step"],
@@ -151,9 +149,9 @@ def _about(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": ranks,
         "data": str(options.data_dir.resolve()) if options.data_dir else "hub",
-        "limit": evaluation.limit,
-        "batch_size": evaluation.batch_size,
-        "log_softmax": evaluation.suite.log_softmax,
+        "limit": evaluator.limit,
+        "batch_size": evaluator.batch_size,
+        "log_softmax": evaluator.suite.log_softmax,
         "lm_eval": importlib.metadata.version("lm_eval"),
         "sparsellm": __version__,
     }
@@ -170,13 +168,13 @@ def _beside(checkpoint: Path, suite: Suite, names: list[str], limit: int | None)
     return checkpoint.with_name("_".join(parts) + ".json")
 
 
-def _save(path: Path, about: dict[str, Any], scores: Scores, evaluation: Evaluation) -> Path:
+def _save(path: Path, about: dict[str, Any], scores: Scores, evaluator: Evaluator) -> Path:
     import json
     from dataclasses import asdict
 
-    from sparsellm.checkpoint import write_atomically
+    from sparsellm.runs.checkpoint import write_atomically
 
-    suite = evaluation.suite.model_dump(mode="json")
+    suite = evaluator.suite.model_dump(mode="json")
     content = {**about, **asdict(scores), "suite": suite}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,8 +186,8 @@ def _save(path: Path, about: dict[str, Any], scores: Scores, evaluation: Evaluat
 
 def _log_to_wandb(loaded: Pretrained, scores: Scores) -> None:
     """Into the training run's wandb run, where the recipe has one and the checkpoint lies in it."""
-    from sparsellm.evaluate.training import to_record
-    from sparsellm.metrics import WANDB_ID_FILE, start_wandb, wandb_values
+    from sparsellm.evaluate.scores import to_record
+    from sparsellm.runs.metrics_log import WANDB_ID_FILE, start_wandb, wandb_values
 
     run_path = loaded.path.resolve().parent.parent
     if loaded.recipe.logging.wandb == "disabled":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparsellm.evaluate.suite import Suite
+from sparsellm.runs.records import EvaluationRecord
 
 
 @dataclass(frozen=True)
@@ -128,3 +129,9 @@ def _mean_line(scores: Scores, suite: Suite) -> str:
     return (
         f"mean of the {len(names)} scores with *: {_cell(scores.mean, scores.mean_stderr, False)}"
     )
+
+
+def to_record(scores: Scores, step: int, tokens: int) -> EvaluationRecord:
+    """What is logged of `Scores`."""
+    tasks = {name: asdict(score) for name, score in scores.tasks.items()}
+    return EvaluationRecord(step, tokens, scores.mean, scores.mean_stderr, tasks)

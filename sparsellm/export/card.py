@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsellm import __version__, checkpoint
+from sparsellm import __version__
 from sparsellm.estimate import count_parameters
 from sparsellm.export.drop_report import COLUMNS, DROP_DEAD_FILE, DropReport
-from sparsellm.export.folder import EXPORT_RECIPE_FILE
-from sparsellm.metrics import METRICS_FILE, read_metrics
-from sparsellm.pretrained import Pretrained
-from sparsellm.report.evaluation import Evaluation, read_evaluations
+from sparsellm.runs import checkpoint
+from sparsellm.runs.evaluations import Evaluation, read_evaluations
+from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
+from sparsellm.runs.pretrained import Pretrained
+from sparsellm.runs.records import METRICS_FILE, read_metrics
 
 CARD_FILE = "README.md"
 

@@ -73,7 +73,7 @@ def _export(options: argparse.Namespace) -> None:
             "measured; add --drop-dead, or leave them out"
         )
     from sparsellm.export.drop_dead import DropDead
-    from sparsellm.export.write import export
+    from sparsellm.export.save_export import export
 
     drop_dead = DropDead(**given) if options.drop_dead else None
     if drop_dead:

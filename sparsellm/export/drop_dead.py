@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.analyze.run import held_out_corpus, held_out_tokens
+from sparsellm.analyze.firing import held_out_corpus, held_out_tokens
 from sparsellm.estimate import count_parameters
 from sparsellm.export.drop_report import DropReport, LayerReport
-from sparsellm.ffn import SparseFFN
-from sparsellm.pretrained import Pretrained
+from sparsellm.ffn.module import SparseFFN
 from sparsellm.recipe import Recipe
+from sparsellm.runs.pretrained import Pretrained
 
 DEFAULT_TOKENS = 1_048_576
 WIDTH_MULTIPLE = 128  # neurons: whole GEMM tiles

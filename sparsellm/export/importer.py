@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparsellm import checkpoint, state
-from sparsellm.checkpoint import Ranks, RankState, Snapshot
-from sparsellm.export.folder import stored_dtypes
-from sparsellm.export.write import refuse_occupied
-from sparsellm.pretrained import Pretrained, load_export
+from sparsellm.export.save_export import refuse_occupied
+from sparsellm.runs import checkpoint, state
+from sparsellm.runs.checkpoint import Ranks, RankState, Snapshot
+from sparsellm.runs.hf_folder import stored_dtypes
+from sparsellm.runs.pretrained import Pretrained, load_export
 
 _ALONE = Ranks(rank=0, is_main=True, any_failed=lambda failed: failed)
 

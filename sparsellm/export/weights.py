@@ -8,9 +8,9 @@ from pathlib import Path
 
 from transformers import GenerationConfig
 
-from sparsellm.export.folder import CONFIG_FILE
-from sparsellm.pretrained import Pretrained
 from sparsellm.recipe import Recipe
+from sparsellm.runs.hf_folder import CONFIG_FILE
+from sparsellm.runs.pretrained import Pretrained
 
 _SHARD_SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB)")
 

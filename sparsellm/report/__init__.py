@@ -1,1 +1,4 @@
-"""One HTML page of runs, drawn from what lies in their folders; needs no wandb and no network."""
+"""One HTML page or PNG plots of runs, from their folders alone; no wandb, no network.
+
+May import `runs`.
+"""

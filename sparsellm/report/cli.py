@@ -28,7 +28,7 @@ def add_report_parser(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from sparsellm.report.write import write_report
+    from sparsellm.report.save_report import write_report
 
     for path in write_report(options.run_paths, options.out):
         print(path)

@@ -10,11 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsellm import checkpoint
-from sparsellm.metrics import METRICS_FILE, read_metrics
 from sparsellm.recipe import Recipe, load_recipe
-from sparsellm.report.evaluation import Evaluation, read_evaluations
-from sparsellm.stats import nnz_bucket_edges, position_bucket_starts
+from sparsellm.runs import checkpoint
+from sparsellm.runs.evaluations import Evaluation, read_evaluations
+from sparsellm.runs.records import (
+    METRICS_FILE,
+    nnz_bucket_edges,
+    position_bucket_starts,
+    read_metrics,
+)
 
 Records = list[dict[str, Any]]
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sparsellm.report.collect import Activity, Records, RunData
-from sparsellm.report.evaluation import Evaluation
-from sparsellm.stats import nnz_bucket_edges, position_bucket_starts
+from sparsellm.runs.evaluations import Evaluation
+from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
 
 MAX_POINTS = 1000  # of a line; a long run has more records than a screen has columns
 MAX_COLUMNS = 240  # of a heatmap

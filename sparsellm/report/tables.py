@@ -9,7 +9,7 @@ from typing import Any
 
 from sparsellm.estimate import count_parameters
 from sparsellm.report.collect import RunData
-from sparsellm.report.evaluation import Evaluation
+from sparsellm.runs.evaluations import Evaluation
 
 _NOT_COMPARED = ("name", "description", "logging.run_dir")
 

@@ -13,8 +13,8 @@ from sparsellm.bench.ffn_cases import Case
 from sparsellm.bench.ffn_records import StepTimes
 from sparsellm.bench.memory import StepMemory
 from sparsellm.bench.record import table
-from sparsellm.capacity import size_for
-from sparsellm.ffn import SparseFFN
+from sparsellm.ffn.capacity import size_for
+from sparsellm.ffn.module import SparseFFN
 
 from .conftest import CPU, GATED, NON_GATED
 
@@ -45,7 +45,7 @@ def test_records(train_clock, shape):
 
 def test_both_sides_give_the_gradients_of_x_and_all_weights(train_clock):
     inputs = ffn_cases.synthetic_inputs(CASE, CPU)
-    bench = ffn_train.TrainBench(CPU, 0.5)
+    bench = ffn_train.FFNTrainBench(CPU, 0.5)
     steps, difference = bench.checked_steps(CASE, inputs)
     assert difference < 0.01
     shapes = [(128, 64), (256, 64), (256, 64), (64, 256)]

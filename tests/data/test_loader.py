@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 
 from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer
 from sparsellm.data.loader import validation_batches
-from sparsellm.objective import IGNORED_TARGET
-from sparsellm.validation import ValidationSet
+from sparsellm.training.objective import IGNORED_TARGET
+from sparsellm.training.validation import ValidationSet
 
 SHAPE = {"context_length": 64, "micro_batch_size": 3}
 

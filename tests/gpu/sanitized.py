@@ -10,16 +10,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsellm.kernels import compile, dense, ffn, portable, union
-from sparsellm.kernels.decode import MAX_TOKENS, decode_ffn
-from sparsellm.reference import BLOCK_TOKENS, FFNWeights
-from sparsellm.training_ops import sparse_ffn_training
+from sparsellm.ffn.kernels import compile, dense, inference, portable, union
+from sparsellm.ffn.kernels.decode import MAX_TOKENS, decode_ffn
+from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights
 
 
 def main() -> None:
     """Inference, by Hopper's kernels, the portable and dense ones, and training; all with tails."""
     device = torch.device("cuda", torch.cuda.current_device())
-    hopper = torch.cuda.get_device_capability() == ffn.HOPPER
+    hopper = torch.cuda.get_device_capability() == inference.HOPPER
     torch.manual_seed(0)
 
     def matrix(*shape: int) -> Tensor:

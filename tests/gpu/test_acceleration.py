@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import sparsellm
 from gpu.conditions import need_kernels
-from tests.test_acceleration import FAMILIES, TOKENS, _model
+from tests.ffn.test_accelerate import FAMILIES, TOKENS, _model
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu.conditions import need_kernels, poisoned
-from sparsellm.reference import FFNWeights
+from sparsellm.ffn.types import FFNWeights
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def decode():
     need_kernels()
-    from sparsellm.kernels import decode
+    from sparsellm.ffn.kernels import decode
 
     return decode
 

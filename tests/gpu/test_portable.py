@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def kernels():
     need_kernels()
-    from sparsellm.kernels import portable
+    from sparsellm.ffn.kernels import portable
 
     return portable
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from sparsellm.kernels.compile import sources
 
 pytestmark = pytest.mark.gpu

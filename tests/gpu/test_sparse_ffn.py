@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from gpu.conditions import need_kernels, poisoned
-from sparsellm.dispatch import new_dispatch
-from sparsellm.ops import sparse_ffn
-from sparsellm.reference import FFNWeights, fatrelu_ffn
+from sparsellm.ffn.dispatch import new_dispatch
+from sparsellm.ffn.inference_ops import sparse_ffn
+from sparsellm.ffn.reference import fatrelu_ffn
+from sparsellm.ffn.types import FFNWeights
 
 pytestmark = pytest.mark.gpu
 
@@ -98,7 +99,7 @@ def shape(choose: random.Random) -> tuple[int, int, int]:
 @pytest.mark.parametrize("path", ["own", "portable"])
 def test_fuzz(path, monkeypatch):
     if path == "portable":  # what other GPUs than Hopper run
-        monkeypatch.setattr("sparsellm.kernels.ffn._is_hopper", lambda index: False)
+        monkeypatch.setattr("sparsellm.ffn.kernels.inference._is_hopper", lambda index: False)
     seed = int(os.environ.get("SPARSELLM_FUZZ_SEED", "0"))
     worst = 0.0
     for case in range(FUZZ_CASES):

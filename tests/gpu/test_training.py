@@ -13,15 +13,15 @@ from conftest import ROOT, TINY, process_env, set_arguments
 from safetensors.torch import load_file
 
 from gpu.conditions import need_hopper
-from sparsellm.metrics import read_metrics
 from sparsellm.model import build_model, prepare_blocks
-from sparsellm.objective import Objective, build_loss, total_loss
 from sparsellm.recipe import RuntimeConfig, load_recipe
-from sparsellm.run import build_run, close_run
-from sparsellm.train import _micro_batch
+from sparsellm.runs.records import read_metrics
+from sparsellm.training.loop import _micro_batch
+from sparsellm.training.objective import Objective, build_loss, total_loss
+from sparsellm.training.run import build_run, close_run
 
 pytestmark = pytest.mark.gpu
-WORKER = ROOT / "tests" / "gradient_worker.py"
+WORKER = ROOT / "tests" / "training" / "gradient_worker.py"
 # A block of 64 tokens and half of one in each micro-batch.
 UNEVEN = [
     "model.hidden_size=64",

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu.conditions import need_hopper, poisoned
-from sparsellm.reference import TOKEN_AT, Columns, FFNWeights, dense_of
+from sparsellm.ffn.reference import dense_of
+from sparsellm.ffn.types import TOKEN_AT, Columns, FFNWeights
 
 pytestmark = pytest.mark.gpu
 
@@ -76,15 +77,15 @@ def _inputs(case: Case) -> tuple[Tensor, FFNWeights, Tensor]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equal_float64_autograd_and_repeat_to_the_bit(case):
-    from sparsellm.kernels import training
+    from sparsellm.ffn.kernels import union_training
 
     x_MK, w, dy_MK = _inputs(case)
     capacity = -(-case.m // 64) * case.n if case.capacity is None else case.capacity
     down_NK, d_l1 = w.down_KN.t().contiguous(), torch.tensor(LAMBDA, device=x_MK.device)
     with poisoned():
-        y_MK, l1_sum, nnz_M, fired_N, *saved = training.forward(x_MK, w, down_NK, capacity)
+        y_MK, l1_sum, nnz_M, fired_N, *saved = union_training.forward(x_MK, w, down_NK, capacity)
         given = (dy_MK, d_l1, x_MK, w, down_NK, Columns(*saved), torch.float32)
-        found, again = training.backward(*given), training.backward(*given)
+        found, again = union_training.backward(*given), union_training.backward(*given)
 
     x, up, down = (t.double().requires_grad_() for t in (x_MK, w.up_NK, w.down_KN))
     gate = None if w.gate_NK is None else w.gate_NK.double().requires_grad_()
@@ -109,12 +110,12 @@ def test_equal_float64_autograd_and_repeat_to_the_bit(case):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.capacity is None], ids=str)
 def test_statistics_are_those_of_the_columns_and_repeat_to_the_bit(case):
-    from sparsellm.kernels import training
+    from sparsellm.ffn.kernels import union_training
 
     x_MK, w, _ = _inputs(case)
     down_NK, blocks = w.down_KN.t().contiguous(), -(-case.m // 64)
     with poisoned():
-        first, again = (training.forward(x_MK, w, down_NK, blocks * case.n) for _ in range(2))
+        first, again = (union_training.forward(x_MK, w, down_NK, blocks * case.n) for _ in range(2))
     _, l1_sum, nnz_M, fired_N, *columns = first
     saved = Columns(*columns)
     used = int(saved.offset[-1])
@@ -136,15 +137,17 @@ def test_statistics_are_those_of_the_columns_and_repeat_to_the_bit(case):
 @pytest.mark.parametrize("gated", [True, False])
 def test_nan_stays_with_its_token(gated):
     """All its neurons fire; those past N, which a tile has, do not."""
-    from sparsellm.kernels import training
+    from sparsellm.ffn.kernels import union_training
 
     case = Case(200, 136, 776, -1.0, gated)
     x_MK, w, dy_MK = _inputs(case)
     x_MK[70] = float("nan")
     down_NK, d_l1 = w.down_KN.t().contiguous(), torch.tensor(LAMBDA, device=x_MK.device)
     with poisoned():
-        y_MK, _, nnz_M, fired_N, *saved = training.forward(x_MK, w, down_NK, 4 * case.n)
-        found = training.backward(dy_MK, d_l1, x_MK, w, down_NK, Columns(*saved), torch.float32)
+        y_MK, _, nnz_M, fired_N, *saved = union_training.forward(x_MK, w, down_NK, 4 * case.n)
+        found = union_training.backward(
+            dy_MK, d_l1, x_MK, w, down_NK, Columns(*saved), torch.float32
+        )
     others = torch.arange(case.m, device=x_MK.device) != 70
     assert nnz_M[70] == case.n
     assert fired_N.min() >= 1

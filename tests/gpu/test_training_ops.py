@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gpu.conditions import need_hopper, poisoned
-from sparsellm.ffn import SparseFFN
-from sparsellm.reference import BLOCK_TOKENS, FFNWeights
-from sparsellm.training_ops import sparse_ffn_backward, sparse_ffn_forward, sparse_ffn_training
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.training_ops import sparse_ffn_backward, sparse_ffn_forward, sparse_ffn_training
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpu.conditions import need_kernels, poisoned
-from sparsellm.kernels import transpose
-from sparsellm.kernels.transpose import transposed
+from sparsellm.ffn.kernels import transpose
+from sparsellm.ffn.kernels.transpose import transposed
 
 pytestmark = pytest.mark.gpu
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def kernels():
     need_hopper()
-    from sparsellm.kernels import union
+    from sparsellm.ffn.kernels import union
 
     return union
 

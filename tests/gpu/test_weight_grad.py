@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gpu.conditions import need_hopper, poisoned
-from sparsellm.kernels.weight_grad import group_columns, sum_groups, weight_grads
-from sparsellm.reference import BLOCK_TOKENS, Columns
+from sparsellm.ffn.kernels.weight_grad import group_columns, sum_groups, weight_grads
+from sparsellm.ffn.types import BLOCK_TOKENS, Columns
 
 pytestmark = pytest.mark.gpu
 

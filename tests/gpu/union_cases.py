@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsellm.kernels.union import Union, empty_union
+from sparsellm.ffn.kernels.union import Union, empty_union
 
 BLOCK_TOKENS, TILE_NEURONS = 64, 256
 # A gate is rounded to bf16 before it meets the threshold: this near to it, it may go either way.

@@ -1,0 +1,142 @@
+"""One FFN forward at a given activation pattern: dense eager, dense compiled, and ours.
+
+Ours is what a user gets: `SparseFFN` under `sparsellm.accelerate`, in inference mode. All sides see
+the same inputs and weights and alternate call by call (`timing`). Up to 64 tokens the benchmark is
+``ffn_decode``: a dozen calls in a row, eagerly and as a CUDA graph, whose weights are rotated
+through copies that no cache holds. Above, it is ``ffn_forward``.
+
+`ffn_records` says what the figures mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import sparsellm
+from sparsellm.bench import timing
+from sparsellm.bench.ffn_cases import DECODE_TOKENS, Case, Inputs
+from sparsellm.bench.ffn_records import case_key, rates_of, records
+from sparsellm.bench.ffn_sides import (
+    dense,
+    dense_weights,
+    new_ffn,
+    refuse_if_off,
+    relative_difference,
+    state_of,
+)
+from sparsellm.bench.ffn_sweep import FFNBench, Measured, Skipped
+from sparsellm.bench.record import Measurement
+from sparsellm.ffn.accelerate import Acceleration
+from sparsellm.ffn.dispatch import Kernels
+
+CALLS_IN_A_ROW = 12  # of a few tokens, which take the host as long as the GPU
+SETTLING_CALLS = 25  # until the choice between dense and sparse kernels stands
+MAX_DIFFERENCE = 0.02  # relative to dense: bf16's rounding is about a third of it
+
+
+def _launches(num_tokens: int) -> dict[str, timing.Prepare]:
+    """How calls are timed, by name, which is empty where the host does not matter."""
+    if num_tokens > DECODE_TOKENS:
+        return {"": timing.in_a_row}
+    return {"eager": timing.in_a_row, "graph": timing.graph}
+
+
+class Built(NamedTuple):
+    """What a case calls."""
+
+    sides: dict[str, list[Callable[[], Tensor]]]
+    done: Acceleration  # of one of the copies
+
+
+def run(
+    cases: Iterable[Case],
+    device: torch.device,
+    *,
+    traces: Path | None,
+    kernels: Kernels,
+    seconds: float,
+    with_energy: bool,
+) -> Iterator[list[Measurement] | Skipped]:
+    """Measures the two ceilings, then case by case; what is yielded is final.
+
+    Args:
+        cases: from `ffn_cases.grid`.
+        device: a CUDA device.
+        traces: a file of `analyze.trace`, for the pattern ``trace``.
+        kernels: ``auto``, ``sparse`` or ``dense``, see `sparsellm.accelerate`.
+        seconds: of timing, each.
+        with_energy: of a few cases, also millijoules a token.
+
+    Raises:
+        FileNotFoundError: no such trace file.
+        ValueError: it is none, or there is no energy counter.
+    """
+    bench = _ForwardBench(device, seconds, traces, with_energy, kernels)
+    yield [
+        Measurement("ceilings", {"what": what}, metric, value, unit)
+        for what, metric, value, unit in (
+            ("bf16 matmul, 8192³", "tflops", bench.ceilings.tflops, "TFLOP/s"),
+            ("copy, 1 GiB", "gbytes_per_s", bench.ceilings.gbytes_per_s, "GB/s"),
+        )
+    ]
+    yield from bench.run(cases)
+
+
+class _ForwardBench(FFNBench):
+    grad_mode = torch.inference_mode
+
+    def __init__(
+        self,
+        device: torch.device,
+        seconds: float,
+        traces: Path | None,
+        with_energy: bool,
+        kernels: Kernels,
+    ) -> None:
+        super().__init__(device, seconds, traces, with_energy)
+        self.kernels = kernels
+        self.ceilings = timing.ceilings(device)
+
+    def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
+        sides, done = self._build(case, inputs)
+        with torch.inference_mode():
+            self.warm_up(sides, {"ours": SETTLING_CALLS})
+            difference = relative_difference(sides["ours"][0](), sides["dense_eager"][0]())
+        refuse_if_off("ours", difference, MAX_DIFFERENCE)
+        for launch, prepare in _launches(case.tokens).items():
+            with torch.inference_mode():
+                least = CALLS_IN_A_ROW if launch else 1
+                ms = timing.ms_of_a_call(sides, prepare, least, self.seconds)
+            chosen = [path for paths in done.paths().values() for path in paths.values()]
+            key = case_key(case, inputs, extra)
+            key |= {"kernels": self.kernels, "path": chosen[0] if chosen else self.kernels}
+            key |= {"launch": launch} if launch else {}
+            bench = "ffn_decode" if launch else "ffn_forward"
+            yield records(bench, key, ms, difference, rates_of(case, inputs, self.ceilings)), sides
+
+    def _build(self, case: Case, inputs: Inputs) -> Built:
+        """Calls on equal weights, in copies: several where they must not stay in a cache."""
+        state, copies = state_of(case.shape, inputs.w_NK), 1
+        if case.tokens <= DECODE_TOKENS:
+            copies = timing.copies_beyond_cache(inputs.w_NK.nbytes, self.device)
+        sides: dict[str, list[Callable[[], Tensor]]] = {
+            "dense_eager": [],
+            "dense_compiled": [],
+            "ours": [],
+        }
+        for _ in range(copies):
+            ffn = new_ffn(case.shape, state, self.device).requires_grad_(False).eval()
+            done = sparsellm.accelerate(ffn, kernels=self.kernels)
+            if done.left_alone:
+                raise ValueError("; ".join(done.left_alone.values()))
+            arguments = (inputs.x_MK, *dense_weights(ffn))
+            sides["dense_eager"].append(partial(dense, *arguments))
+            sides["dense_compiled"].append(partial(self.compiled, *arguments))
+            sides["ours"].append(partial(ffn, inputs.x_MK))
+        return Built(sides, done)

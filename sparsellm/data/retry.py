@@ -1,0 +1,125 @@
+"""Reads over a network: tried again while the fault may pass, else one clear error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import tenacity
+
+MAX_ATTEMPTS = 8
+
+
+logger = logging.getLogger(__name__)
+
+
+Result = TypeVar("Result")
+
+
+def with_retries(action: Callable[[], Result], what: str) -> Result:
+    """Runs ``action``, again with exponential backoff (1 to 60 s, jittered) while the cause passes.
+
+    Raises:
+        ConnectionError: it failed `MAX_ATTEMPTS` times.
+        FileNotFoundError: the shard is missing.
+        Exception: whatever is no passing trouble, at once.
+    """
+    try:
+        for attempt in _retrying(what):
+            with attempt:
+                return action()
+    except tenacity.RetryError as error:
+        cause = error.last_attempt.exception()
+        raise ConnectionError(
+            f"{what}: gave up after {MAX_ATTEMPTS} attempts ({one_line(cause)}). The run "
+            "can be resumed when the network is back"
+        ) from cause
+    except Exception as error:
+        status = _status(error)
+        if isinstance(error, FileNotFoundError) or status in (404, 410):
+            raise FileNotFoundError(
+                f"{what} is missing ({one_line(error)}); restore it, or take it out of the corpus"
+            ) from error
+        if status in (401, 403):
+            raise ValueError(
+                f"{what}: access was refused ({one_line(error)}); if it is private or gated, set "
+                "HF_TOKEN to a token that may read it"
+            ) from error
+        raise
+    raise AssertionError("unreachable")
+
+
+def _retrying(what: str) -> tenacity.Retrying:
+    backoff = tenacity.wait_random_exponential(multiplier=1, min=1, max=60)
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        assert state.outcome is not None
+        return max(backoff(state), _retry_after(state.outcome.exception()))
+
+    def warn(state: tenacity.RetryCallState) -> None:
+        assert state.outcome is not None
+        logger.warning(
+            "%s: attempt %d of %d failed (%s); trying again in %.0f s",
+            what,
+            state.attempt_number,
+            MAX_ATTEMPTS,
+            one_line(state.outcome.exception()),
+            state.upcoming_sleep,
+        )
+
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_transient),
+        stop=tenacity.stop_after_attempt(MAX_ATTEMPTS),
+        wait=wait,
+        before_sleep=warn,
+    )
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether waiting may help: 408, 429 and 5xx answers, timeouts, broken connections."""
+    status = _status(error)
+    if status is not None:
+        return status in (408, 429) or status >= 500
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ConnectionError | TimeoutError):
+            return True
+        # requests and httpx (whichever the hub's client uses) name these classes alike.
+        names = {cls.__name__ for cls in type(seen).__mro__}
+        if names & {
+            "TimeoutException",
+            "NetworkError",
+            "ProtocolError",
+            "ConnectionError",
+            "Timeout",
+        }:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _status(error: BaseException | None) -> int | None:
+    """HTTP status of an error or of what caused it."""
+    while error is not None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status is not None:
+            return int(status)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _retry_after(error: BaseException | None) -> float:
+    """Seconds that the server asked to wait, 0 if it did not; at most five minutes."""
+    while error is not None:
+        headers = getattr(getattr(error, "response", None), "headers", None)
+        if headers is not None:
+            value = str(headers.get("Retry-After", "0"))
+            return min(float(value), 300.0) if value.isdigit() else 0.0
+        error = error.__cause__ or error.__context__
+    return 0.0
+
+
+def one_line(error: BaseException | None) -> str:
+    """The message of an error without line breaks."""
+    return " ".join(str(error).split())

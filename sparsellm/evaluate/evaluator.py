@@ -1,0 +1,69 @@
+"""One evaluation: the suite's tasks, built once, scored for as many models as are handed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel as HFModel
+
+from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.evaluate.scores import Scores, from_lm_eval
+from sparsellm.evaluate.suite import Suite, build_tasks, load_suite, quiet
+
+
+@dataclass
+class Evaluator:
+    """What is evaluated and how; every rank builds the same one.
+
+    Raises:
+        FileNotFoundError, ValueError: see `build_tasks`; or a rank would have no row.
+    """
+
+    names: list[str] | None = None  # tasks; None is the whole suite
+    data_dir: Path | None = None  # None reads from the Hugging Face hub
+    limit: int | None = None  # first rows of each task
+    batch_size: int = 32  # requests at once, each rank
+    accelerator: Any = None  # None is one process
+    show_progress: bool = False
+    suite: Suite = field(default_factory=load_suite)
+
+    def __post_init__(self) -> None:
+        self.names = self.suite.select(self.names)
+        self.tasks = build_tasks(self.suite, self.names, self.data_dir)
+        ranks = 1 if self.accelerator is None else self.accelerator.num_processes
+        for name, task in self.tasks.items():
+            rows = min(len(task.eval_docs), self.limit or len(task.eval_docs))
+            if rows < ranks:
+                raise ValueError(
+                    f"{name}: {rows} rows for {ranks} processes, and each needs one; raise the "
+                    "limit or start fewer processes"
+                )
+
+    def run(self, model: HFModel, tokenizer: Tokenizer, context_length: int) -> Scores | None:
+        """Scores a model that every rank holds whole; None on other ranks than the main one."""
+        from lm_eval import evaluate
+
+        from sparsellm.evaluate.lm import SparseLM
+
+        with quiet():
+            lm = SparseLM(
+                model,
+                tokenizer,
+                max_length=context_length,
+                batch_size=self.batch_size,
+                softmax_dtype=torch.float32 if self.suite.log_softmax == "float32" else None,
+                accelerator=self.accelerator,
+                show_progress=self.show_progress,
+            )
+            # `evaluate`, not `simple_evaluate`: that one seeds every generator of the process.
+            results = evaluate(
+                lm, {"tasks": self.tasks, "groups": {}}, limit=self.limit, log_samples=False
+            )
+            counts = lm.gather_object((lm.num_requests, lm.num_cut))
+        if results is None:
+            return None
+        num_requests, num_cut = map(sum, zip(*counts, strict=True))
+        return from_lm_eval(results, self.suite, num_requests, num_cut)

@@ -1,0 +1,109 @@
+"""`sparsellm export`: a checkpoint as a folder that stock transformers loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+
+from sparsellm.device import pick_device
+from sparsellm.export.card import CARD_FILE, model_card
+from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
+from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport
+from sparsellm.export.weights import check_shard_size, write_weights
+from sparsellm.runs.checkpoint import CheckpointError
+from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE, EXPORT_TRAINER_FILE
+from sparsellm.runs.hf_tokenizer import write_tokenizer
+from sparsellm.runs.pretrained import Pretrained, find_checkpoint, load_pretrained
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Exported(NamedTuple):
+    """What `export` did."""
+
+    source: Path  # the checkpoint that was exported
+    dropped: DropReport | None  # None without ``drop_dead``
+
+
+def export(
+    source: Path,
+    folder: Path,
+    dtype: str = "bf16",
+    max_shard_size: str = "4GB",
+    drop_dead: DropDead | None = None,
+) -> Exported:
+    """Writes ``folder``.
+
+    The files are written beside and renamed at the end, so that ``folder`` is whole or absent.
+
+    Args:
+        source: checkpoint, run or exported folder.
+        folder: where to; must not exist or be empty.
+        dtype: ``bf16`` or ``fp32`` (bit-identical to the training weights).
+        max_shard_size: such as ``4GB``.
+        drop_dead: leave out the neurons that fire on none of this text (export/drop_dead.py).
+
+    Raises:
+        FileNotFoundError, ValueError: the checkpoint cannot be read, ``folder`` has files, or
+            dead neurons cannot be measured.
+        CheckpointError: ``folder`` could not be written; nothing is left of it.
+    """
+    check_shard_size(max_shard_size)
+    refuse_occupied(folder)
+    device = pick_device(drop_dead.device if drop_dead else "cpu")
+    pretrained = load_pretrained(find_checkpoint(source), device, DTYPES[dtype])
+    report = None
+    if drop_dead:
+        pretrained, report = drop_dead_neurons(pretrained, dtype, drop_dead)
+    folder = folder.absolute()
+    partial = folder.with_name(f".tmp-{folder.name}")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+        partial.mkdir(parents=True)
+        _write(pretrained, partial, dtype, max_shard_size, report)
+        partial.replace(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} was not written: {error}. Free space, say") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Exported(pretrained.path, report)
+
+
+def refuse_occupied(folder: Path) -> None:
+    """Raises ValueError if ``folder`` is a file, or has any."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not empty; give a new folder, or delete it first")
+
+
+def _write(
+    pretrained: Pretrained,
+    folder: Path,
+    dtype: str,
+    max_shard_size: str,
+    report: DropReport | None,
+) -> None:
+    recipe = pretrained.recipe
+    dropped = report if report and report.num_dropped else None
+    write_weights(pretrained, folder, max_shard_size)
+    write_tokenizer(recipe.data.tokenizer, folder, recipe.model.context_length)
+    (folder / EXPORT_RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
+    trainer = json.dumps(pretrained.trainer, indent=1) + "\n"
+    (folder / EXPORT_TRAINER_FILE).write_text(trainer, encoding="utf-8")
+    if dropped:
+        (folder / DROP_DEAD_FILE).write_text(dropped.to_json(), encoding="utf-8")
+    (folder / CARD_FILE).write_text(model_card(pretrained, dtype, dropped), encoding="utf-8")
+    mode = (folder / CARD_FILE).stat().st_mode
+    for shard in folder.glob("*.safetensors"):
+        shard.chmod(mode)  # safetensors makes files that only their owner can read
+    for path in [*folder.iterdir(), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,170 @@
+"""The FFN on its sparsity pattern as a `torch.library` operator, for inference.
+
+Shapes: M tokens, K hidden_size, N intermediate_size. On a CPU the operator is plain torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.dispatch import by_handle
+from sparsellm.ffn.reference import fatrelu_ffn
+from sparsellm.ffn.types import FFNWeights
+
+MAX_NEURONS = 65_536  # 16-bit column slots, cuda/common/union.cuh
+MAX_TOKENS = 4_194_304  # 16-bit block numbers, likewise
+
+
+# `define` and `impl` rather than `custom_op`, whose Python wrappers cost 30 µs a call.
+torch.library.define(
+    "sparsellm::sparse_ffn",
+    "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor down_NK, "
+    "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, float threshold, int dispatch) -> Tensor",
+)
+
+
+@torch.library.impl("sparsellm::sparse_ffn", ("CPU", "CUDA"))
+def _sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
+    x_MK: Tensor,
+    w_gate_NK: Tensor | None,
+    w_up_NK: Tensor,
+    w_down_KN: Tensor,
+    down_NK: Tensor,
+    b_gate_N: Tensor | None,
+    b_up_N: Tensor | None,
+    b_down_K: Tensor | None,
+    threshold: float,
+    dispatch: int,
+) -> Tensor:
+    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, threshold)
+    if x_MK.is_cuda:
+        return _on_cuda(x_MK, w, down_NK, dispatch)
+    _check(x_MK, w, down_NK, x_MK.dtype)
+    # What the kernels read.
+    return fatrelu_ffn(x_MK, w._replace(down_KN=down_NK.t()))
+
+
+def _on_cuda(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int) -> Tensor:
+    _check(x_MK, w, down_NK, torch.bfloat16)
+    if x_MK.shape[0] == 0:
+        return torch.empty_like(x_MK)
+    if x_MK.get_device() != torch.cuda.current_device():
+        with torch.cuda.device(x_MK.device):
+            return _run(x_MK, w, down_NK, dispatch)
+    return _run(x_MK, w, down_NK, dispatch)
+
+
+def _run(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int) -> Tensor:
+    from sparsellm.ffn.kernels import inference
+
+    chooser = by_handle(dispatch)
+    if chooser is None:
+        return inference.sparse(x_MK, w, down_NK)
+    (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
+    path = chooser.choose(
+        m,
+        lambda: inference.costs_of(m, k, n, gated, x_MK.get_device()),
+        frozen=torch.cuda.is_current_stream_capturing(),
+    )
+    if path == "dense":
+        return inference.dense_ffn(x_MK, w)
+    return inference.sparse(x_MK, w, down_NK, chooser.word(m))
+
+
+@torch.library.register_fake("sparsellm::sparse_ffn")
+def _(x_MK: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x_MK)
+
+
+def sparse_ffn(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int = 0) -> Tensor:
+    """``(relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d``, work only where the gate fires.
+
+    Args:
+        x_MK: bf16 and contiguous, as everything here; on a GPU of compute capability 8.0 or newer.
+        w: the FFN; W_d itself is read where dispatch chooses the dense path.
+        down_NK: W_d transposed; the sparse kernels read this one.
+        dispatch: `Dispatch.handle`; 0 takes the sparse kernels whatever they cost.
+
+    Returns:
+        y of (M, K).
+
+    Raises:
+        ValueError: shapes, types, devices or layouts that do not fit, by name.
+    """
+    # The operator is for compilers; without one its dispatch costs as much as a step of decoding.
+    if type(x_MK) is Tensor and x_MK.is_cuda and not torch.compiler.is_compiling():
+        return _on_cuda(x_MK, w, down_NK, dispatch)
+    gate_NK, up_NK, down_KN, *biases, threshold = w
+    y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(
+        x_MK, gate_NK, up_NK, down_KN, down_NK, *biases, threshold, dispatch
+    )
+    return y_MK
+
+
+def beyond_limits(k: int, n: int) -> str | None:
+    """Why the operator cannot take a hidden_size and intermediate_size, or None."""
+    if k % 8 or n % 8 or not 0 < n <= MAX_NEURONS or k == 0:
+        return (
+            f"hidden_size {k} and intermediate_size {n} must be multiples of 8, and the latter at "
+            f"most {MAX_NEURONS:,}"
+        )
+    return None
+
+
+def _check(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dtype: torch.dtype) -> None:
+    if x_MK.ndim != 2 or w.up_NK.ndim != 2:
+        raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
+    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    if reason := beyond_limits(k, n):
+        raise ValueError(f"sparse_ffn: {reason}; use the dense FFN")
+    if m > MAX_TOKENS:
+        raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
+    if not w.threshold >= 0:
+        raise ValueError(f"sparse_ffn: threshold {w.threshold} must not be negative")
+    device = x_MK.device
+    _check_tensor("x", x_MK, (m, k), dtype, device, contiguous=True)
+    check_weights(w, k, n, dtype, device, contiguous=True)
+    _check_tensor("W_d transposed", down_NK, (n, k), dtype, device, contiguous=True)
+
+
+def check_weights(
+    w: FFNWeights,
+    k: int,
+    n: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    contiguous: bool = False,
+) -> None:
+    """Raises ValueError where a matrix or bias does not belong to this FFN, by name."""
+    checks = (
+        ("W_g", w.gate_NK, (n, k)),
+        ("W_u", w.up_NK, (n, k)),
+        ("W_d", w.down_KN, (k, n)),
+        ("b_g", w.b_gate_N, (n,)),
+        ("b_u", w.b_up_N, (n,)),
+        ("b_d", w.b_down_K, (k,)),
+    )
+    for name, tensor, shape in checks:
+        if tensor is not None:
+            _check_tensor(name, tensor, shape, dtype, device, contiguous=contiguous)
+
+
+def _check_tensor(
+    name: str,
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    contiguous: bool,
+) -> None:
+    if tensor.shape != shape:
+        raise ValueError(f"sparse_ffn: {name} is {tuple(tensor.shape)} where {shape} belongs")
+    if tensor.dtype != dtype or tensor.device != device:
+        raise ValueError(
+            f"sparse_ffn: {name} is {tensor.dtype} on {tensor.device}, not {dtype} on {device}"
+        )
+    if contiguous and not tensor.is_contiguous():
+        raise ValueError(f"sparse_ffn: {name} is not contiguous; call .contiguous() on it")

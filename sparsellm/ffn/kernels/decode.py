@@ -1,0 +1,108 @@
+"""The FFN of up to 64 tokens, where reading the weights is all that costs.
+
+``cuda/common/decode_gate.cu`` reads the gate's weights and the rows of W_u whose neurons fire,
+``cuda/common/decode_down.cu`` the same neurons' rows of W_d; ``decode.cuh`` has what lies between.
+M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.kernels.compile import load_for, pointer
+from sparsellm.ffn.types import FFNWeights
+
+MAX_TOKENS = 64
+MAX_NEURONS = 65_536  # 16-bit numbers
+
+_THREADS = 256
+_MAX_SECTIONS, _MAX_SECTION = 256, 1024  # cuda/common/decode.cuh
+_BLOCK_COLUMNS = 16  # cuda/common/decode_down.cu
+
+
+def decode_ffn(
+    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor, observed: int = 0
+) -> None:
+    """``y`` ← ``reference.fatrelu_ffn(x, w)``, on the current stream.
+
+    Args:
+        x_MK: at most `MAX_TOKENS` tokens.
+        w: the FFN; its W_d is not read.
+        down_NK: W_d transposed.
+        y_MK: what is filled.
+        observed: address of an int32, pinned, for the number of neurons that any token fires; 0 for
+            none.
+
+    Raises:
+        ValueError: M, K or N is outside the limits, or ``down_NK`` is of another shape.
+    """
+    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    _check(m, k, n, down_NK)
+    gate, stream = load_for("decode_gate", x_MK)
+    sections = min(max(gate.num_multiprocessors, -(-n // _MAX_SECTION)), _MAX_SECTIONS, n)
+    stride = -(-n // (16 * sections)) * 16
+    padded = next(size for size in (8, 16, 32, 64) if m <= size)
+    # One allocation: count, neuron and value of cuda/common/decode.cuh.
+    neuron_at = 4 * _MAX_SECTIONS
+    value_at = neuron_at + 2 * sections * stride
+    scratch = torch.empty(value_at + 2 * n * padded, dtype=torch.uint8, device=x_MK.device)
+    count = scratch.data_ptr()
+    neuron, value = count + neuron_at, count + value_at
+    # The product that decides what fires, then the other one, if there is one.
+    up, none = (w.up_NK, w.b_up_N), (None, None)
+    first, second = (up, none) if w.gate_NK is None else ((w.gate_NK, w.b_gate_N), up)
+    gate.launch(
+        sections,
+        _THREADS,
+        (
+            x_MK.data_ptr(),
+            *map(pointer, first),
+            *map(pointer, second),
+            down_NK.data_ptr(),
+            np.int32(m),
+            np.int32(n),
+            np.int32(k),
+            np.float32(w.threshold),
+            np.int32(stride),
+            count,
+            neuron,
+            value,
+        ),
+        stream,
+    )
+    down, _ = load_for("decode_down", x_MK)
+    down.launch(
+        -(-k // _BLOCK_COLUMNS),
+        _THREADS,
+        (
+            down_NK.data_ptr(),
+            pointer(w.b_down_K),
+            np.int32(m),
+            np.int32(n),
+            np.int32(k),
+            np.int32(sections),
+            np.int32(stride),
+            count,
+            neuron,
+            value,
+            y_MK.data_ptr(),
+            observed,
+        ),
+        stream,
+    )
+
+
+def _check(m: int, k: int, n: int, down_NK: Tensor) -> None:
+    if not 1 <= m <= MAX_TOKENS:
+        raise ValueError(f"decode_ffn: {m} tokens; it takes 1 to {MAX_TOKENS}")
+    if k % 8 or n % 8 or k == 0 or not 0 < n <= MAX_NEURONS:
+        raise ValueError(
+            f"decode_ffn: hidden_size {k} and intermediate_size {n} must be multiples of 8, and "
+            f"the latter at most {MAX_NEURONS:,}"
+        )
+    if down_NK.shape != (n, k):
+        raise ValueError(
+            f"decode_ffn: W_d transposed is {tuple(down_NK.shape)} where {(n, k)} belongs"
+        )

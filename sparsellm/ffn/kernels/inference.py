@@ -1,0 +1,131 @@
+"""One FFN forward by each of the ways that there are, and what they cost.
+
+Shapes: M tokens, K hidden_size, N intermediate_size; everything bf16, contiguous, on one GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.dispatch import Costs, bucket_of
+from sparsellm.ffn.kernels import decode, portable, union
+from sparsellm.ffn.kernels.dense import dense_ffn
+from sparsellm.ffn.types import FFNWeights
+
+HOPPER = (9, 0)  # compute capability of wgmma and TMA multicast
+
+
+def sparse(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, observed: int = 0) -> Tensor:
+    """By the sparse kernels for this GPU and M; y of (M, K).
+
+    Args:
+        x_MK: the tokens.
+        w: the FFN; its W_d is not read.
+        down_NK: W_d transposed, which is what the kernels read.
+        observed: address of an int32, pinned, for the mean number of neurons that a block of
+            tokens fires between them; 0 for none.
+    """
+    y_MK = torch.empty_like(x_MK)
+    if x_MK.shape[0] <= decode.MAX_TOKENS:
+        decode.decode_ffn(x_MK, w, down_NK, y_MK, observed)
+        return y_MK
+    kernels = union if _is_hopper(x_MK.get_device()) else portable
+    gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device)
+    if w.gate_NK is None:
+        kernels.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed)
+    else:
+        kernels.gate_union(x_MK, w.gate_NK, w.b_gate_N, w.threshold, gate, observed)
+        kernels.union_up(x_MK, w.up_NK, w.b_up_N, gate)
+    kernels.union_down(gate, down_NK, w.b_down_K, y_MK)
+    return y_MK
+
+
+@functools.cache
+def _is_hopper(device_index: int) -> bool:
+    return torch.cuda.get_device_capability(device_index) == HOPPER
+
+
+def costs_of(num_tokens: int, k: int, n: int, gated: bool, device_index: int) -> Costs:
+    """What dense and sparse take at this magnitude of M."""
+    largest = 1 << min(bucket_of(num_tokens), _LARGEST_MEASURED)
+    return measure_costs(largest, k, n, gated, device_index)
+
+
+# Should there be no memory to measure with: H200, M 16384, K 2048, N 5632 in units of dense.
+_ASSUMED_FIXED, _ASSUMED_PER_SHARE = 0.35, 1.1
+_LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
+_MOST_COPIES = 6
+
+
+@functools.lru_cache(maxsize=256)
+def measure_costs(num_tokens: int, k: int, n: int, gated: bool, device_index: int) -> Costs:
+    """Times dense and sparse on random weights, once a shape and process; waits for the GPU.
+
+    A bias decides which neurons fire, so that the sparse side is timed at two known unions; its
+    cost is linear in the union (the gate's GEMM, then work a member).
+    """
+    device = torch.device("cuda", device_index)
+    try:
+        with torch.cuda.device(device):
+            return _measure_costs(num_tokens, k, n, gated, device)
+    except torch.cuda.OutOfMemoryError:
+        return Costs(1.0, _ASSUMED_FIXED, _ASSUMED_PER_SHARE / n)
+
+
+def _measure_costs(num_tokens: int, k: int, n: int, gated: bool, device: torch.device) -> Costs:
+    generator = torch.Generator(device).manual_seed(0)
+
+    def matrix(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+    # As in a model, no cache still holds the gate's weights when they are needed again.
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MOST_COPIES)
+    weights = [(matrix(n, k), matrix(n, k), matrix(k, n)) for _ in range(copies)]
+    transposed = [down_KN.t().contiguous() for _, _, down_KN in weights]
+
+    def ffn(copy: int, bias_N: Tensor | None) -> FFNWeights:
+        gate_NK, up_NK, down_KN = weights[copy]
+        if gated:
+            return FFNWeights(gate_NK, up_NK, down_KN, bias_N, None, None, 0.0)
+        return FFNWeights(None, up_NK, down_KN, None, bias_N, None, 0.0)
+
+    def sparse_at(union: int) -> float:
+        bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
+        bias_N[torch.arange(union, device=device) * n // union] = 1e4
+        return median_ms([partial(sparse, x_MK, ffn(i, bias_N), transposed[i]) for i in each])
+
+    each = range(copies)
+    few, many = n // 8, n // 2
+    at_few, at_many = sparse_at(few), sparse_at(many)
+    all_dense = median_ms([partial(dense_ffn, x_MK, ffn(i, None)) for i in each])
+    per_neuron = max(at_many - at_few, 0.0) / (many - few)
+    return Costs(all_dense, at_few - per_neuron * few, per_neuron)
+
+
+def median_ms(calls: list[Callable[[], object]], rounds: int = 7) -> float:
+    """Milliseconds of a call on the GPU, in a CUDA graph: small ones would measure the CPU."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        calls[0]()  # compiles and loads
+    torch.cuda.synchronize()
+    graph, times = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for call in calls:
+            call()
+    for turn in range(rounds + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if turn >= 1:  # warm
+            times.append(start.elapsed_time(end) / len(calls))
+    return statistics.median(times)

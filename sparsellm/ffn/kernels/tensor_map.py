@@ -1,0 +1,49 @@
+"""Tensor maps for the bulk copy engine (TMA), encoded by the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import numpy as np
+
+from sparsellm.ffn.kernels.launch import driver
+
+_BFLOAT16, _SWIZZLE_128B, _L2_PROMOTION_256B = 9, 3, 3  # of cuda.h
+_OPAQUE_BYTES = 128
+
+
+@functools.lru_cache(maxsize=4096)
+def encode(address: int, rows: int, columns: int, box_rows: int) -> bytes:
+    """A map of a row-major bf16 matrix whose boxes are ``box_rows`` × 64, swizzled by 128 bytes.
+
+    Returns:
+        128 bytes, which the kernel takes by value.
+
+    Raises:
+        RuntimeError: the driver refuses (an address off 16 bytes, say).
+    """
+    # The driver wants 64-byte alignment of what it fills.
+    raw = np.zeros(_OPAQUE_BYTES + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    aligned = raw[start : start + _OPAQUE_BYTES]
+    result = driver().cuTensorMapEncodeTiled(
+        aligned.ctypes.data_as(ctypes.c_void_p),
+        _BFLOAT16,
+        2,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(columns, rows),
+        (ctypes.c_uint64 * 1)(columns * 2),
+        (ctypes.c_uint32 * 2)(64, box_rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        0,
+        _SWIZZLE_128B,
+        _L2_PROMOTION_256B,
+        0,
+    )
+    if result != 0:
+        raise RuntimeError(
+            f"the driver refused a tensor map of {rows} × {columns} bf16 at {address:#x} "
+            f"(CUDA error {result}); the matrix must start at a multiple of 16 bytes"
+        )
+    return aligned.tobytes()

@@ -1,0 +1,139 @@
+"""Launches the union kernels (``cuda/common/union.cuh`` has the format) on torch tensors.
+
+M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.kernels import tensor_map
+from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.types import BLOCK_TOKENS
+
+TILE_NEURONS = 256
+
+
+@dataclass(frozen=True)
+class Union:
+    """An activation matrix of M × N in the union format."""
+
+    count: Tensor  # (blocks, tiles) int32
+    neuron: Tensor  # (blocks, tiles, 256) uint8
+    value: Tensor  # (blocks, tiles, 256, 64) bf16
+    entry: Tensor  # (blocks, tiles * 256) int32
+    total: Tensor  # (blocks,) int32
+    unit: Tensor  # (blocks * tiles, 2) int32
+    order: Tensor  # (blocks, 2) int32
+    control: Tensor  # (8,) int32
+
+
+def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Union:
+    """Room for any pattern, uninitialised; reserved whole, touched where neurons fire."""
+    blocks, tiles = -(-num_tokens // BLOCK_TOKENS), -(-num_neurons // TILE_NEURONS)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Union(
+        count=empty(blocks, tiles),
+        neuron=empty(blocks, tiles, TILE_NEURONS, dtype=torch.uint8),
+        value=empty(blocks, tiles, TILE_NEURONS, BLOCK_TOKENS, dtype=torch.bfloat16),
+        entry=empty(blocks, tiles * TILE_NEURONS),
+        total=empty(blocks),
+        unit=empty(blocks * tiles, 2),
+        order=empty(blocks, 2),
+        control=empty(8),
+    )
+
+
+def gate_union(  # noqa: PLR0917
+    x_MK: Tensor,
+    w_NK: Tensor,
+    bias_N: Tensor | None,
+    threshold: float,
+    out: Union,
+    observed: int = 0,
+) -> None:
+    """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
+
+    ``observed`` as in `union_entries`.
+    """
+    (m, k), n = x_MK.shape, w_NK.shape[0]
+    pairs = -(-m // 256) * out.count.shape[1]  # of tiles, one for a cluster of two blocks
+    launch_for(
+        "gate_union",
+        x_MK,
+        workers("gate_union", x_MK, 2 * pairs) // 2 * 2,
+        384,
+        tensor_map.encode(x_MK.data_ptr(), m, k, 128),
+        tensor_map.encode(w_NK.data_ptr(), n, k, 128),
+        *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
+        *(out.count, out.neuron, out.value, out.control),
+    )
+    union_entries(out, observed)
+
+
+def union_entries(union: Union, observed: int = 0) -> None:
+    """Strings the members of each token block together, from their counts and neurons.
+
+    Args:
+        union: as a gate kernel leaves it, ``control`` all zero.
+        observed: address of an int32, pinned, for the mean number of members of a token block; 0
+            for none.
+    """
+    blocks, tiles = union.count.shape
+    launch_for(
+        "union_entries",
+        union.count,
+        blocks,
+        256,
+        *(union.count, union.neuron, np.int32(tiles), union.entry, union.total),
+        *(union.unit, union.order, union.control, observed),
+    )
+
+
+class Kept(NamedTuple):
+    """What `union_up` leaves for training, see ``cuda/common/columns.cuh``."""
+
+    offset: Tensor  # (blocks + 1,) int32, is read
+    up: Tensor  # (C, 64) bf16: x Wᵀ + bias
+    l1: Tensor  # (blocks, tiles, 8) fp32, zero before: parts of Σ|h|
+
+
+def union_up(
+    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union, kept: Kept | None = None
+) -> None:
+    """``gate`` ← gate * (x Wᵀ + bias), in place; and what training keeps."""
+    m, k = x_MK.shape
+    offset, up, l1 = kept or (None, None, None)
+    launch_for(
+        "union_up",
+        x_MK,
+        workers("union_up", x_MK, gate.unit.shape[0]),
+        384,
+        tensor_map.encode(x_MK.data_ptr(), m, k, BLOCK_TOKENS),
+        *(w_NK, bias_N, np.int32(k), np.int32(gate.count.shape[1])),
+        *(gate.entry, gate.unit, gate.control, gate.value),
+        *(offset, up, np.uint64(0 if up is None else len(up)), l1),
+    )
+
+
+def union_down(h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
+    """``y`` ← h W + bias, the weight neuron by neuron: ``down_proj.weight`` transposed."""
+    blocks = workers("union_down", y_MK, h.total.shape[0] * -(-y_MK.shape[1] // 512))
+    launch_for("union_down", y_MK, blocks, 384, *down_arguments(h, w_NK, bias_K, y_MK))
+
+
+def down_arguments(
+    h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor
+) -> tuple[object, ...]:
+    """What ``cuda/sm90/union_down.cu`` and ``cuda/sm80/portable_down.cu`` take."""
+    m, k = y_MK.shape
+    sizes = (np.int32(m), np.int32(k), np.int32(h.count.shape[1]))
+    return (w_NK, bias_K, *sizes, h.entry, h.order, h.control, h.value, y_MK)

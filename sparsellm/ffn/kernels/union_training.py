@@ -1,0 +1,273 @@
+"""Forward and backward of the FFN on its sparsity pattern, for training; Hopper GPUs.
+
+Shapes: M tokens, K hidden_size, N intermediate_size, C capacity in columns; everything bf16 and
+contiguous. `reference.sparse_forward` and `sparse_backward` are the specification.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.dispatch import Costs
+from sparsellm.ffn.kernels import tensor_map, union
+from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.kernels.inference import median_ms
+from sparsellm.ffn.kernels.transpose import transposed
+from sparsellm.ffn.kernels.weight_grad import weight_grads
+from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
+from sparsellm.ffn.types import BLOCK_TOKENS, Columns, FFNGradients, FFNStats, FFNWeights
+
+_UNIT_MEMBERS = 256  # cuda/common/union.cuh
+_UNIT_COLUMNS, _THREADS = 512, 384  # cuda/sm90/down.cuh, gather.cuh
+_COLUMNS_THREADS, _COLUMNS_BLOCKS, _COLUMNS_BATCH = 256, 4, 16  # cuda/common/union_columns.cu
+
+# Standard deviations above which a normal gate lies for one token in 32: two tokens of a block;
+# the columns of real traces have 1.7 to 2.5.
+_FIRES_ABOVE = 1.8627
+
+_POLL_SECONDS = 2e-5
+
+Forward = tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]  # fmt: skip
+
+
+def forward(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, capacity: int) -> Forward:
+    """y (M, K), Σ|h| () fp32, nnz (M,) and fired (N,) int32, `Columns` one by one.
+
+    y and the statistics are right whatever the capacity. The M × N scratch is free again when
+    this returns; only the columns stay until the backward pass.
+    """
+    gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device)
+    columns, l1_sum, nnz_M, fired_N = _activations(x_MK, w, capacity, gate)
+    y_MK = torch.empty_like(x_MK)
+    union.union_down(gate, down_NK, w.b_down_K, y_MK)
+    return y_MK, l1_sum, nnz_M, fired_N, *columns
+
+
+def backward(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+    down_NK: Tensor,
+    saved: Columns,
+    dtype: torch.dtype,
+) -> FFNGradients:
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``, biases' fp32.
+
+    Where the pattern did not fit into ``saved`` it is computed again.
+
+    Raises:
+        ValueError: within the capture of a CUDA graph, and the pattern might not fit.
+    """
+    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    blocks, capacity = len(saved.offset) - 1, len(saved.neuron)
+    if capacity < blocks * n and (needed := _columns_needed(saved, blocks * n)) > capacity:
+        again = union.empty_union(m, n, x_MK.device)
+        saved, *_ = _activations(x_MK, w, needed, again)
+        capacity = needed
+    gate = None if w.gate_NK is None else saved.gate
+    unit = _ints(capacity // _UNIT_MEMBERS + blocks, 2, like=saved.offset)
+    order, control = _ints(blocks, 2, like=saved.offset), _ints(8, like=saved.offset)
+    launch_for("column_units", x_MK, 1, 1024, saved.offset, np.int32(blocks), unit, order, control)
+
+    d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
+    launch_for(
+        "columns_grad",
+        x_MK,
+        workers("columns_grad", x_MK, len(unit)),
+        _THREADS,
+        tensor_map.encode(dy_MK.data_ptr(), m, k, BLOCK_TOKENS),
+        *(down_NK, np.int32(k), saved.offset, saved.neuron, gate, saved.up),
+        *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
+    )
+    dx_MK = torch.empty_like(x_MK)
+    launch_for(
+        "columns_down",
+        x_MK,
+        workers("columns_down", x_MK, blocks * -(-k // _UNIT_COLUMNS)),
+        _THREADS,
+        *(w.up_NK, w.gate_NK, np.int32(m), np.int32(k), saved.offset, saved.neuron),
+        *(d_up, d_gate, order, control, dx_MK),
+    )
+    gate_NK, up_NK, down_NK = weight_grads(saved, d_gate, d_up, x_MK, dy_MK, n, dtype)
+    return FFNGradients(
+        x_MK=dx_MK,
+        gate_NK=gate_NK,
+        up_NK=up_NK,
+        down_KN=transposed(down_NK, dtype),
+        b_gate_N=None if w.b_gate_N is None or d_gate is None else _bias_grad(saved, d_gate, n),
+        b_up_N=None if w.b_up_N is None else _bias_grad(saved, d_up, n),
+        b_down_K=None if w.b_down_K is None else dy_MK.sum(0, dtype=torch.float32),
+    )
+
+
+def _columns_needed(saved: Columns, worst: int) -> int:
+    """Waits for forward to have counted its columns, and not for what is queued after it.
+
+    The host is usually ahead: it begins the backward pass with the last layer, whose forward the
+    GPU may have before it. A copy from the GPU here would come after the head and the loss, and
+    the GPU would run out of work meanwhile.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            f"sparse_ffn: backward in a CUDA graph needs room for any pattern: capacity {worst:,}"
+        )
+    word = saved.needed.numpy()
+    while word[0] < 0:
+        if torch.cuda.current_stream().query():  # also raises what a kernel died of
+            return int(saved.offset[-1])  # forward was captured in a CUDA graph, or ran elsewhere
+        time.sleep(_POLL_SECONDS)
+    return int(word[0])
+
+
+def _bias_grad(saved: Columns, d_CP: Tensor, num_neurons: int) -> Tensor:
+    """(N,) fp32: the sum over tokens that fire; always in the same order."""
+    blocks, gate_CP = len(saved.offset) - 1, saved.gate if len(saved.gate) else saved.up
+    sum_C = torch.where(gate_CP != 0, d_CP, 0).sum(1, dtype=torch.float32)
+    column_C = torch.arange(len(sum_C), dtype=torch.int32, device=d_CP.device)
+    # Columns that are not filled go to one more block, and neuron.
+    block_C = torch.searchsorted(saved.offset[1:], column_C, right=True)
+    neuron_C = torch.where(block_C < blocks, saved.neuron, num_neurons).long()
+    sum_BN = sum_C.new_zeros(blocks + 1, num_neurons + 1)
+    sum_BN[block_C, neuron_C] = sum_C
+    return sum_BN[:blocks, :num_neurons].sum(0)
+
+
+@functools.lru_cache(maxsize=64)
+def measure_costs(  # noqa: PLR0917
+    num_tokens: int, k: int, n: int, gated: bool, compiled: bool, device_index: int
+) -> Costs:
+    """Times forward and backward on random weights, dense and sparse; waits for the GPU.
+
+    Both with statistics and the L1 term, as training computes them; dense under torch.compile if
+    ``compiled``. A bias leaves some neurons silent and lets the others fire for one token in 32:
+    what the weights' gradients cost depends on the tokens of a column, too (`_FIRES_ABOVE`).
+    """
+    device = torch.device("cuda", device_index)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def matrix(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+    x_MK, dy_MK = matrix(num_tokens, k), matrix(num_tokens, k)
+    gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
+    w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
+    capacity, d_l1 = -(-num_tokens // BLOCK_TOKENS) * n, torch.ones((), device=device)
+
+    def sparse_at(num_firing: int) -> tuple[float, float]:
+        bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
+        firing = torch.arange(num_firing, device=device) * n // num_firing
+        bias_N[firing] = -_FIRES_ABOVE * k**0.5
+        biased = w._replace(b_gate_N=bias_N) if gated else w._replace(b_up_N=bias_N)
+
+        def step() -> Columns:
+            down_NK = transposed(down_KN, torch.bfloat16)
+            saved = Columns(*forward(x_MK, biased, down_NK, capacity)[4:])
+            backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
+            return saved
+
+        offset = step().offset
+        return median_ms([step]), int(offset[-1]) / (len(offset) - 1)
+
+    with torch.cuda.device(device):
+        dense = median_ms([_dense_step(x_MK, w, dy_MK, d_l1, compiled)])
+        with torch.no_grad():
+            (at_few, few), (at_many, many) = sparse_at(n // 16), sparse_at(n // 4)
+    per_neuron = max(at_many - at_few, 0.0) / (many - few)
+    return Costs(dense, at_few - per_neuron * few, per_neuron)
+
+
+def _dense_step(
+    x_MK: Tensor, w: FFNWeights, dy_MK: Tensor, d_l1: Tensor, compiled: bool
+) -> Callable[[], object]:
+    weights = [t for t in (w.gate_NK, w.up_NK, w.down_KN) if t is not None]
+    ffn: Callable[..., tuple[Tensor, FFNStats]] = non_gated_ffn if w.gate_NK is None else gated_ffn
+    if compiled:
+        ffn = torch.compile(ffn, dynamic=False)
+    inputs = [t.detach().requires_grad_() for t in (x_MK, *weights)]
+
+    def step() -> None:
+        y_MK, stats = ffn(*inputs)
+        torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, d_l1.to(stats.l1_sum.dtype)))
+
+    return step
+
+
+def _activations(
+    x_MK: Tensor, w: FFNWeights, capacity: int, scratch: union.Union
+) -> tuple[Columns, Tensor, Tensor, Tensor]:
+    """h in ``scratch``; its columns, Σ|h|, nnz (M,) and fired (N,)."""
+    (m, n), device = (x_MK.shape[0], w.up_NK.shape[0]), x_MK.device
+    blocks, tiles = scratch.count.shape
+    gated = w.gate_NK is not None
+    columns = Columns(
+        offset=torch.empty(blocks + 1, dtype=torch.int32, device=device),
+        neuron=torch.empty(capacity, dtype=torch.int32, device=device),
+        mask=torch.empty(capacity, dtype=torch.int64, device=device),
+        gate=x_MK.new_empty(capacity if gated else 0, BLOCK_TOKENS),
+        up=x_MK.new_empty(capacity, BLOCK_TOKENS),
+        needed=torch.zeros(1, dtype=torch.int32, device=device),
+    )
+    fired_N = torch.zeros(n, dtype=torch.int32, device=device)
+    nnz_M = torch.zeros(m, dtype=torch.int32, device=device)
+    if w.gate_NK is None:
+        l1 = torch.empty(_columns_grid(scratch), _COLUMNS_THREADS // 32, device=device)
+        union.gate_union(x_MK, w.up_NK, w.b_up_N, 0.0, scratch)
+        _columns(scratch, m, columns, columns.up, fired_N, nnz_M, l1)
+    else:
+        l1 = torch.zeros(blocks, tiles, 8, device=device)
+        union.gate_union(x_MK, w.gate_NK, w.b_gate_N, 0.0, scratch)
+        _columns(scratch, m, columns, columns.gate, fired_N, nnz_M, None)
+        kept = union.Kept(columns.offset, columns.up, l1)
+        union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)
+    if capacity < blocks * n:
+        columns = columns._replace(needed=_on_the_host(columns.offset[-1:]))
+    # In two steps: one kernel for all would be one block of threads (H200: 12 µs).
+    return columns, l1.flatten(1).sum(1).sum(), nnz_M, fired_N
+
+
+def _on_the_host(count: Tensor) -> Tensor:
+    """A copy that arrives some time; -1 until then, and within the capture of a CUDA graph."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.full((1,), -1, dtype=torch.int32)
+    copy = torch.full((1,), -1, dtype=torch.int32, pin_memory=True)
+    return copy.copy_(count, non_blocking=True)
+
+
+def _columns(  # noqa: PLR0917
+    scratch: union.Union,
+    num_tokens: int,
+    columns: Columns,
+    values: Tensor,
+    fired_N: Tensor,
+    nnz_M: Tensor,
+    l1: Tensor | None,
+) -> None:
+    launch_for(
+        "union_columns",
+        values,
+        _columns_grid(scratch),
+        _COLUMNS_THREADS,
+        *(scratch.entry, scratch.total, scratch.value),
+        *(np.int32(scratch.count.shape[1]), np.int32(num_tokens)),
+        *(np.uint64(len(values)), columns.offset, columns.neuron, columns.mask, values),
+        *(fired_N, nnz_M, l1),
+    )
+
+
+def _columns_grid(scratch: union.Union) -> int:
+    """Blocks of threads of union_columns: as many as a GPU has at once, or can have work."""
+    most = -(-scratch.entry.numel() // (_COLUMNS_BATCH * _COLUMNS_THREADS // 32))
+    return workers("union_columns", scratch.entry, most, _COLUMNS_BLOCKS)
+
+
+def _ints(*shape: int, like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=torch.int32, device=like.device)

@@ -1,0 +1,227 @@
+"""The weights' gradients of a sparse FFN, summed over the pattern alone (cuda/sm90/weight_grad.cu).
+
+M tokens, K hidden_size, N intermediate_size, C columns of room; bf16 and contiguous. K is a
+multiple of 8. For Hopper; CUDA graphs capture it like any op. Nothing in the order of summation
+depends on the order of execution: the same bits every time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.types import BLOCK_TOKENS, Columns
+
+# cuda/common/weight_grad.cuh
+_GROUP_NEURONS, _MOST_PARTS, _SHORTEST_PART = 32, 60, 16
+_MEMBER_WORDS, _UNIT_WORDS, _CONTROL_WORDS = 8, 8, 2
+# cuda/common/group_columns.cu
+_PLACE_THREADS, _PLACE_BLOCKS, _GROUP_THREADS, _LINE_BLOCKS = 256, 4, 512, 8
+# cuda/sm90/weight_grad.cu
+_SLICE_COLUMNS, _THREADS = 512, 384
+# cuda/common/fill_pieces.cu
+_FILL_THREADS, _FILL_BLOCKS = 256, 5
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The columns of a pattern, grouped by neuron; ``cuda/common/weight_grad.cuh`` says how."""
+
+    order: Tensor  # (N,) int32: the neurons in groups of 32
+    member: Tensor  # (C, 8) int32
+    piece: Tensor  # (C + groups, 2) int32
+    unit: Tensor  # (groups + 60, 8) int32
+    control: Tensor  # (2,) int32
+    progress: Tensor  # (1 + 60 · slices,) int32; zero before every use of the groups
+
+
+def weight_grads(  # noqa: PLR0917
+    columns: Columns,
+    d_gate: Tensor | None,
+    d_up: Tensor,
+    x_MK: Tensor,
+    dy_MK: Tensor,
+    num_neurons: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The gradients of W_gate, W_up and W_down, each neuron by neuron.
+
+    Args:
+        columns: the pattern, gate and up; values of tokens that do not fire are not used.
+        d_gate: (C, 64), the loss's gradient by the gate before its relu; None without a gate.
+        d_up: (C, 64), by ``up``; without a gate, before its relu.
+        x_MK: the FFN's input. Not finite, a token's row spoils the gradient of all neurons in the
+            groups of 32 that it fires, as it does in a dense product.
+        dy_MK: the loss's gradient by the FFN's output.
+        num_neurons: N.
+        dtype: float32 or bfloat16, of the results; sums are float32.
+
+    Returns:
+        Σ d_gate x (N, K), or None; Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or Σ up dy. Rows
+        of neurons that never fire are zero.
+    """
+    groups = group_columns(columns, num_neurons, x_MK.shape[1])
+    return sum_groups(groups, columns, d_gate, d_up, x_MK, dy_MK, num_neurons, dtype)
+
+
+def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
+    """Sorts the columns of a pattern by neuron, and shares out the work of `sum_groups`."""
+    blocks, capacity = columns.offset.numel() - 1, columns.neuron.numel()
+    groups = -(-num_neurons // _GROUP_NEURONS)
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=columns.offset.device)
+
+    rows, first = empty(groups), empty(groups)
+    progress_words = 1 + _MOST_PARTS * 2 * _slices(hidden_size)
+    sizes = (
+        num_neurons * -(-blocks // _LINE_BLOCKS) * _LINE_BLOCKS,
+        2 * num_neurons,
+        num_neurons,
+        groups,
+        _CONTROL_WORDS,
+        progress_words,
+    )
+    zeroed = torch.zeros(sum(sizes), dtype=torch.int32, device=columns.offset.device)
+    table, count, sample, group_sizes, control, progress = zeroed.split(sizes)
+    result = Groups(
+        order=empty(num_neurons),
+        member=empty(capacity, _MEMBER_WORDS),
+        piece=empty(capacity + groups, 2),
+        unit=empty(groups + _MOST_PARTS, _UNIT_WORDS),
+        control=control,
+        progress=progress,
+    )
+    most = -(-blocks * num_neurons // _PLACE_THREADS)
+    placing = workers("group_columns", columns.offset, most, _PLACE_BLOCKS)
+    launches = ((placing, _PLACE_THREADS), (groups, _GROUP_THREADS), (groups, _GROUP_THREADS))
+    for number, (grid, threads) in enumerate(launches):
+        launch_for(
+            "group_columns",
+            columns.offset,
+            grid,
+            threads,
+            np.int32(number),
+            np.int32(num_neurons),
+            np.int32(blocks),
+            columns.offset,
+            columns.neuron,
+            columns.mask,
+            count,
+            sample,
+            result.order,
+            group_sizes,
+            table,
+            rows,
+            first,
+            result.member,
+            result.piece,
+            result.unit,
+            control,
+        )
+    return result
+
+
+def sum_groups(  # noqa: PLR0917
+    groups: Groups,
+    columns: Columns,
+    d_gate: Tensor | None,
+    d_up: Tensor,
+    x_MK: Tensor,
+    dy_MK: Tensor,
+    num_neurons: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """`weight_grads` of a pattern that is grouped; uses the groups up."""
+    assert dtype in (torch.float32, torch.bfloat16), dtype
+    num_tokens, k = x_MK.shape
+    slices = _slices(k)
+
+    def empty() -> Tensor:
+        return torch.empty(num_neurons, k, dtype=dtype, device=x_MK.device)
+
+    gate_NK, up_NK, down_NK = None if d_gate is None else empty(), empty(), empty()
+    # Nothing is split where no group can have so many rows.
+    parts = _MOST_PARTS if num_tokens > _SHORTEST_PART * BLOCK_TOKENS else 0
+    matrices = 2 if d_gate is None else 3
+    sums = torch.empty(
+        parts * slices * matrices * _GROUP_NEURONS * _SLICE_COLUMNS,
+        dtype=torch.float32,
+        device=x_MK.device,
+    )
+    pieces = _fill_pieces(groups, columns, d_gate, d_up, num_tokens)
+    launch_for(
+        "weight_grad",
+        x_MK,
+        workers("weight_grad", x_MK, groups.unit.shape[0] * 2 * slices),
+        _THREADS,
+        x_MK,
+        dy_MK,
+        np.int32(k),
+        np.int32(num_neurons),
+        groups.order,
+        groups.unit,
+        groups.control,
+        pieces.work,
+        pieces.token,
+        pieces.values,
+        groups.progress,
+        sums,
+        np.int32(d_gate is not None),
+        np.int32(dtype == torch.float32),
+        gate_NK,
+        up_NK,
+        down_NK,
+    )
+    return gate_NK, up_NK, down_NK
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """The pieces' values; ``cuda/common/weight_grad.cuh`` says how."""
+
+    work: Tensor  # (groups + 60, 2) int32
+    token: Tensor  # (pieces, 64) int32
+    values: Tensor  # (pieces, 64, 3 or 2, 32) bfloat16, and 32 more that are read and not used
+
+
+def _fill_pieces(
+    groups: Groups, columns: Columns, d_gate: Tensor | None, d_up: Tensor, num_tokens: int
+) -> _Pieces:
+    num_units = groups.unit.shape[0]
+    num_groups, capacity = num_units - _MOST_PARTS, groups.member.shape[0]
+    matrices = 2 if d_gate is None else 3
+    # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
+    most = min(num_groups * -(-num_tokens // BLOCK_TOKENS), capacity + num_groups)
+    pieces = _Pieces(
+        torch.empty(num_units, 2, dtype=torch.int32, device=d_up.device),
+        torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device),
+        d_up.new_empty(most * BLOCK_TOKENS * matrices * _GROUP_NEURONS + _GROUP_NEURONS),
+    )
+    launch_for(
+        "fill_pieces",
+        d_up,
+        workers("fill_pieces", d_up, most, _FILL_BLOCKS),
+        _FILL_THREADS,
+        d_gate,
+        d_up,
+        None if d_gate is None else columns.gate,
+        columns.up,
+        np.int32(d_gate is not None),
+        groups.member,
+        groups.piece,
+        groups.unit,
+        groups.control,
+        pieces.work,
+        pieces.token,
+        pieces.values,
+    )
+    return pieces
+
+
+def _slices(hidden_size: int) -> int:
+    return -(-hidden_size // _SLICE_COLUMNS)

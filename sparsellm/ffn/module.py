@@ -1,0 +1,132 @@
+"""The FFN module: Hugging Face's Llama MLP in names and shapes, plus its sparsity statistics."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+from sparsellm.ffn.capacity import Capacity
+from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path
+from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
+from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats, FFNWeights
+
+
+class SparseFFN(nn.Module):
+    """``gate_proj``, ``up_proj``, ``down_proj`` as in `LlamaMLP` (non-gated: as in `ArceeMLP`).
+
+    A checkpoint of the one loads into the other without conversion.
+
+    Args:
+        hidden_size: K.
+        intermediate_size: N.
+        activation: ``relu`` or ``silu``.
+        gated: with `gate_proj` (`act(gate) * up`), or without (`act(up)`).
+        kernels: see `use_kernels`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: str = "relu",
+        gated: bool,
+        kernels: Kernels = "auto",
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gated = gated
+        if gated:
+            self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self._capacity: Capacity | None = None
+        self.use_kernels(kernels)
+
+    @property
+    def pattern_weight(self) -> Tensor:
+        """The (N, K) weight whose activation decides the pattern: the gate's, else up's."""
+        return (self.gate_proj if self.gated else self.up_proj).weight
+
+    def use_kernels(self, kernels: Kernels, costs: Costs | None = None) -> None:
+        """Decides how to compute, now and in `update_kernels`.
+
+        Args:
+            kernels: ``dense``; ``sparse``: by `training_ops`, whatever it costs; ``auto``: dense
+                until ``costs`` say that sparse is faster.
+            costs: of a micro-batch's forward and backward; in a distributed run the same on all
+                ranks. None: ``auto`` stays dense.
+
+        Raises:
+            ValueError: unknown ``kernels``; ``sparse`` without ReLU.
+        """
+        if kernels not in get_args(Kernels):
+            raise ValueError(f"kernels {kernels!r} must be one of {', '.join(get_args(Kernels))}")
+        if kernels == "sparse" and self.activation != "relu":
+            raise ValueError(f"kernels: sparse needs activation relu, not {self.activation}")
+        self.kernels = kernels
+        self.costs = costs if self.activation == "relu" else None
+        self.path: Path = "sparse" if kernels == "sparse" else "dense"
+
+    def update_kernels(self, mean_union: float) -> None:
+        """Chooses the path of the next step, where the choice is free; with hysteresis.
+
+        Args:
+            mean_union: neurons that 64 neighbouring tokens fire between them, the mean over the
+                last step's blocks: of all ranks, so that all choose alike.
+        """
+        if self.kernels != "auto" or self.costs is None:
+            return
+        share = self.costs.sparse(mean_union) / self.costs.dense
+        if share > LEAVE:
+            self.path = "dense"
+        elif share < RETURN:
+            self.path = "sparse"
+
+    def capacity_for(self, num_tokens: int) -> int | None:
+        """What `compute` is to be given now for so many tokens: None for the dense path."""
+        if self.path == "dense":
+            return None
+        if not torch.is_grad_enabled():
+            return 0  # nothing is kept for a backward pass
+        worst = -(-num_tokens // BLOCK_TOKENS) * self.up_proj.out_features
+        if self._capacity is None or self._capacity.worst != worst:
+            self._capacity = Capacity(worst)
+        return self._capacity.columns
+
+    def observe_union(self, largest: int) -> None:
+        """After a step: the largest ``union_sum`` of this rank, for the next `capacity_for`."""
+        if self._capacity is not None:
+            self._capacity.observe(largest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, K) → (…, K), as Hugging Face's MLP."""
+        return self.forward_with_stats(x)[0]
+
+    def forward_with_stats(self, x: Tensor) -> tuple[Tensor, FFNStats]:
+        """(…, K) → (…, K) and the statistics over all tokens of ``x``, in order."""
+        return self.compute(x, self.capacity_for(x.numel() // x.shape[-1]))
+
+    def compute(self, x: Tensor, capacity: int | None) -> tuple[Tensor, FFNStats]:
+        """`forward_with_stats` by a given path: dense (None), or sparse with so many columns.
+
+        Compiled code takes ``capacity`` as an argument: read from the module, every value of it
+        would be compiled anew.
+        """
+        x_MK = x.reshape(-1, x.shape[-1])
+        up, down = self.up_proj.weight, self.down_proj.weight
+        if capacity is not None:
+            gate = self.gate_proj.weight if self.gated else None
+            weights = FFNWeights(gate, up, down, None, None, None, 0.0)
+            y_MK, stats = sparse_ffn_training(x_MK, weights, capacity)
+        elif self.gated:
+            y_MK, stats = gated_ffn(x_MK, self.gate_proj.weight, up, down, self.activation)
+        else:
+            y_MK, stats = non_gated_ffn(x_MK, up, down, self.activation)
+        return y_MK.reshape(x.shape), stats
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation}, gated={self.gated}, kernels={self.kernels}"

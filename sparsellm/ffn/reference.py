@@ -1,0 +1,203 @@
+"""Every op in plain torch: the specification, the CPU path and the tests' oracle.
+
+Shapes: M tokens, K hidden_size, N intermediate_size. Weights are stored as `nn.Linear` stores
+them, (out, in): w_gate_NK, w_up_NK, w_down_KN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsellm.ffn.types import BLOCK_TOKENS, TOKEN_AT, Columns, FFNGradients, FFNStats, FFNWeights
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "silu": F.silu}
+
+
+def ffn_stats(h_MN: Tensor, gate_MN: Tensor) -> FFNStats:
+    """L1 of the hidden activations and the pattern of the gate.
+
+    A neuron counts as active where its *gate* is non-zero: that pattern is what a sparse format
+    stores and what decides which columns of W_u and W_d are read.
+    """
+    active_MN = gate_MN.detach() != 0
+    # By block first: what is said of neurons then reads the pattern once.
+    fired_BN = _blocks_of(active_MN).sum(dim=1, dtype=torch.int32)
+    # fp32 keeps the result independent of how the batch is split, to fp32 rounding; float64
+    # inputs (tests) stay float64.
+    accumulate = torch.promote_types(h_MN.dtype, torch.float32)
+    return FFNStats(
+        l1_sum=h_MN.abs().sum(dtype=accumulate),
+        nnz_M=active_MN.sum(dim=1, dtype=torch.int32),
+        fired_N=fired_BN.sum(dim=0, dtype=torch.int32),
+        union_sum=(fired_BN > 0).sum(),
+    )
+
+
+def gated_ffn(
+    x_MK: Tensor,
+    w_gate_NK: Tensor,
+    w_up_NK: Tensor,
+    w_down_KN: Tensor,
+    activation: str = "relu",
+) -> tuple[Tensor, FFNStats]:
+    """``y = (act(x W_g) * (x W_u)) W_d`` (paper, section 2, eq. 1) with its statistics.
+
+    Returns:
+        y of shape (M, K) and `FFNStats`.
+    """
+    gate_MN = ACTIVATIONS[activation](F.linear(x_MK, w_gate_NK))
+    h_MN = gate_MN * F.linear(x_MK, w_up_NK)
+    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, gate_MN)
+
+
+def non_gated_ffn(
+    x_MK: Tensor, w_up_NK: Tensor, w_down_KN: Tensor, activation: str = "relu"
+) -> tuple[Tensor, FFNStats]:
+    """``y = act(x W_u) W_d`` (paper's non-gated variant) with its statistics.
+
+    Returns:
+        y of shape (M, K) and `FFNStats`; the up-projection is its own gate.
+    """
+    h_MN = ACTIVATIONS[activation](F.linear(x_MK, w_up_NK))
+    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, h_MN)
+
+
+def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
+    """``(fatrelu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d``; y of (M, K).
+
+    Without W_g ``fatrelu(x W_u + b_u) W_d + b_d``. NaN passes, as through relu.
+    """
+    up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
+    gate_MN = up_MN if w.gate_NK is None else F.linear(x_MK, w.gate_NK, w.b_gate_N)
+    gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
+    h_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
+    return F.linear(h_MN, w.down_KN, w.b_down_K)
+
+
+def columns_of(gate_MN: Tensor | None, up_MN: Tensor, capacity: int) -> Columns:
+    """The pattern of a gate after its relu, and both activations on it, in C = ``capacity``.
+
+    Without a gate ``up`` is what there is after relu, and the pattern its own.
+    """
+    up_BNP = _by_place(up_MN)
+    gate_BNP = up_BNP if gate_MN is None else _by_place(gate_MN)
+    active_BNP = gate_BNP != 0
+    member_BN = active_BNP.any(2)
+    offset = F.pad(member_BN.sum(1).cumsum(0), (1, 0)).int()
+    block, neuron = (index[:capacity] for index in member_BN.nonzero(as_tuple=True))
+
+    def filled(values: Tensor) -> Tensor:
+        return F.pad(values, (0, 0) * (values.ndim - 1) + (0, capacity - len(values)))
+
+    bit_P = 1 << torch.tensor(TOKEN_AT, device=up_MN.device)
+    gate_CP = up_MN.new_empty(0, BLOCK_TOKENS)
+    if gate_MN is not None:
+        gate_CP = filled(gate_BNP[block, neuron])
+    return Columns(
+        offset=offset,
+        neuron=filled(neuron.int()),
+        mask=filled((active_BNP[block, neuron] * bit_P).sum(1)),
+        gate=gate_CP,
+        up=filled(up_BNP[block, neuron]),
+        needed=offset[-1:].clone(),
+    )
+
+
+def dense_of(columns: Columns, values_CP: Tensor, num_tokens: int, num_neurons: int) -> Tensor:
+    """(M, N) of values that stand in columns; zero where there is no column."""
+    blocks, filled = columns.offset.numel() - 1, int(columns.offset[-1])
+    block = torch.arange(blocks, device=values_CP.device)
+    block = block.repeat_interleave(columns.offset.diff().long())
+    values_BPN = values_CP.new_zeros(blocks, BLOCK_TOKENS, num_neurons)
+    token_P = torch.tensor(TOKEN_AT, device=values_CP.device)
+    neuron = columns.neuron[:filled].long()
+    values_BPN[block[:, None], token_P, neuron[:, None]] = values_CP[:filled]
+    return values_BPN.flatten(0, 1)[:num_tokens]
+
+
+def _blocks_of(values_MN: Tensor) -> Tensor:
+    """(blocks, 64, N), missing tokens zero."""
+    m, n = values_MN.shape
+    blocks = -(-m // BLOCK_TOKENS)
+    if missing := blocks * BLOCK_TOKENS - m:
+        values_MN = F.pad(values_MN, (0, 0, 0, missing))
+    return values_MN.reshape(blocks, BLOCK_TOKENS, n)
+
+
+def _by_place(values_MN: Tensor) -> Tensor:
+    """(blocks, N, 64): a column for every neuron."""
+    return _blocks_of(values_MN)[:, TOKEN_AT].transpose(1, 2)
+
+
+def sparse_forward(x_MK: Tensor, w: FFNWeights, capacity: int) -> tuple[Tensor, FFNStats, Columns]:
+    """One training forward (paper, section on training): y, statistics, and what backward reads.
+
+    y and the statistics are those of `gated_ffn` and `non_gated_ffn` whatever the capacity.
+
+    Args:
+        x_MK: the tokens; everything is computed in their type.
+        w: of the same type; its threshold is not read.
+        capacity: columns that are kept for `sparse_backward`.
+    """
+    gate_MN, up_MN = _activations(x_MK, w)
+    h_MN = up_MN if gate_MN is None else gate_MN * up_MN
+    y_MK = F.linear(h_MN, w.down_KN, w.b_down_K)
+    stats = ffn_stats(h_MN, up_MN if gate_MN is None else gate_MN)
+    return y_MK, stats, columns_of(gate_MN, up_MN, capacity)
+
+
+def _activations(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
+    """Gate and up as `Columns` has them."""
+    up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
+    if w.gate_NK is None:
+        return None, F.relu(up_MN)
+    return F.relu(F.linear(x_MK, w.gate_NK, w.b_gate_N)), up_MN
+
+
+def sparse_backward(
+    dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, w: FFNWeights, saved: Columns
+) -> FFNGradients:
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum`` on the pattern (paper, section on training).
+
+    ``∇h = ∇y W_dᵀ`` where the gate fires, plus ``d_l1 * sign(h)``; ``∇h_u = ∇h * h_g``,
+    ``∇h_g = ∇h * h_u``; ``∇x = ∇h_u W_uᵀ + ∇h_g W_gᵀ``; ``∇W_u = xᵀ ∇h_u``, ``∇W_g = xᵀ ∇h_g``,
+    ``∇W_d = hᵀ ∇y``. A pattern that did not fit is computed again from x. Factors are rounded to
+    the type of x and sums are fp32 (float64 of float64), as tensor cores compute; ∇x is of x's
+    type, weights' gradients are left unrounded.
+    """
+    num_columns = int(saved.offset[-1])
+    if num_columns > saved.neuron.numel():
+        saved = columns_of(*_activations(x_MK, w), num_columns)
+    wide = torch.promote_types(x_MK.dtype, torch.float32)
+    m, n = x_MK.shape[0], w.up_NK.shape[0]
+    fires_CP = saved.mask[:, None] >> torch.tensor(TOKEN_AT, device=x_MK.device) & 1
+    active_MN = dense_of(saved, fires_CP, m, n) != 0
+    up_MN = dense_of(saved, saved.up, m, n)
+    gate_MN = None if w.gate_NK is None else dense_of(saved, saved.gate, m, n)
+    h_MN = up_MN if gate_MN is None else gate_MN * up_MN
+
+    dy_MK, x_wide_MK = dy_MK.to(wide), x_MK.to(wide)
+    dh_MN = dy_MK @ w.down_KN.to(wide) + d_l1.to(wide) * h_MN.sign().to(wide)
+    dh_MN = torch.where(active_MN, dh_MN, 0)
+    d_up_MN = dh_MN if gate_MN is None else dh_MN * gate_MN
+    d_up_MN = d_up_MN.to(x_MK.dtype).to(wide)
+    dx_MK = d_up_MN @ w.up_NK.to(wide)
+    d_gate_NK = d_b_gate_N = None
+    if w.gate_NK is not None:
+        d_gate_MN = (dh_MN * up_MN).to(x_MK.dtype).to(wide)
+        dx_MK += d_gate_MN @ w.gate_NK.to(wide)
+        d_gate_NK = d_gate_MN.t() @ x_wide_MK
+        d_b_gate_N = None if w.b_gate_N is None else d_gate_MN.sum(0)
+    return FFNGradients(
+        x_MK=dx_MK.to(x_MK.dtype),
+        gate_NK=d_gate_NK,
+        up_NK=d_up_MN.t() @ x_wide_MK,
+        down_KN=dy_MK.t() @ h_MN.to(wide),
+        b_gate_N=d_b_gate_N,
+        b_up_N=None if w.b_up_N is None else d_up_MN.sum(0),
+        b_down_K=None if w.b_down_K is None else dy_MK.sum(0),
+    )

@@ -1,0 +1,248 @@
+"""Training the FFN on its sparsity pattern: forward and backward as `torch.library` operators.
+
+Shapes: M tokens, K hidden_size, N intermediate_size, C capacity in columns. On a CPU the operators
+are the plain torch of reference.py. They hold no state: what they compute depends on their
+arguments alone, so compiling, recomputing and sharding need nothing special.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.inference_ops import MAX_TOKENS, beyond_limits, check_weights
+from sparsellm.ffn.reference import sparse_backward, sparse_forward
+from sparsellm.ffn.types import BLOCK_TOKENS, Columns, FFNGradients, FFNStats, FFNWeights
+
+_DEVICES = ("cpu", "cuda")
+_Forward = tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]  # fmt: skip
+_Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def sparse_ffn_training(x_MK: Tensor, w: FFNWeights, capacity: int) -> tuple[Tensor, FFNStats]:
+    """``y = (relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d`` and its statistics, for training.
+
+    Computes in the type of x, under autocast in autocast's. Weights may be of another type: they
+    are cast inside, and their gradients come back in their own type without having been rounded to
+    that of x. Nothing is lost where the pattern does not fit: backward then computes it again.
+
+    Args:
+        x_MK: the tokens; bf16 on a GPU.
+        w: the FFN; its threshold must be 0 (ReLU).
+        capacity: columns that are kept for the backward pass (`reference.Columns`), of at most
+            ``blocks * N``; 0 where there will be none. The pattern did not fit where
+            ``stats.union_sum`` exceeds it.
+
+    Raises:
+        ValueError: shapes, types, devices or a capacity that do not fit, by name.
+    """
+    device = x_MK.device.type
+    if torch.is_autocast_enabled(device):
+        x_MK = x_MK.to(torch.get_autocast_dtype(device))
+    y_MK, l1_sum, nnz_M, fired_N, offset, *_ = sparse_ffn_forward(
+        x_MK.contiguous(),
+        w.gate_NK,
+        w.up_NK,
+        w.down_KN,
+        w.b_gate_N,
+        w.b_up_N,
+        w.b_down_K,
+        capacity,
+    )
+    return y_MK, FFNStats(l1_sum, nnz_M, fired_N, offset[-1].long())
+
+
+@torch.library.custom_op("sparsellm::sparse_ffn_forward", mutates_args=(), device_types=_DEVICES)
+def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensors
+    x_MK: Tensor,
+    w_gate_NK: Tensor | None,
+    w_up_NK: Tensor,
+    w_down_KN: Tensor,
+    b_gate_N: Tensor | None,
+    b_up_N: Tensor | None,
+    b_down_K: Tensor | None,
+    capacity: int,
+) -> _Forward:
+    """See `sparse_ffn_training`, which is what to call.
+
+    Returns:
+        y (M, K); l1_sum () fp32; nnz (M,) and fired (N,) int32; `reference.Columns` one by one.
+        Gradients flow through y and l1_sum.
+    """
+    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
+    _check(x_MK, w, capacity)
+    if x_MK.is_cuda and x_MK.shape[0] > 0:
+        return _forward_by_kernels(x_MK, w, capacity)
+    return _plain_forward(x_MK, w, capacity)
+
+
+@sparse_ffn_forward.register_fake
+def _(  # noqa: PLR0917
+    x_MK: Tensor,
+    w_gate_NK: Tensor | None,
+    w_up_NK: Tensor,
+    w_down_KN: Tensor,
+    b_gate_N: Tensor | None,
+    b_up_N: Tensor | None,
+    b_down_K: Tensor | None,
+    capacity: int,
+) -> _Forward:
+    m, n = x_MK.shape[0], w_up_NK.shape[0]
+    blocks = (m + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    device = x_MK.device if capacity == blocks * n else "cpu"  # of `Columns.needed`
+    return (
+        torch.empty_like(x_MK),
+        x_MK.new_empty((), dtype=torch.promote_types(x_MK.dtype, torch.float32)),
+        x_MK.new_empty(m, dtype=torch.int32),
+        x_MK.new_empty(n, dtype=torch.int32),
+        x_MK.new_empty(blocks + 1, dtype=torch.int32),
+        x_MK.new_empty(capacity, dtype=torch.int32),
+        x_MK.new_empty(capacity, dtype=torch.int64),
+        x_MK.new_empty(0 if w_gate_NK is None else capacity, BLOCK_TOKENS),
+        x_MK.new_empty(capacity, BLOCK_TOKENS),
+        torch.empty(1, dtype=torch.int32, device=device),
+    )
+
+
+@torch.library.custom_op("sparsellm::sparse_ffn_backward", mutates_args=(), device_types=_DEVICES)
+def sparse_ffn_backward(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w_gate_NK: Tensor | None,
+    w_up_NK: Tensor,
+    w_down_KN: Tensor,
+    b_gate_N: Tensor | None,
+    b_up_N: Tensor | None,
+    b_down_K: Tensor | None,
+    offset: Tensor,
+    neuron: Tensor,
+    mask: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    needed: Tensor,
+) -> _Backward:
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
+
+    Args: dy (contiguous, of x's type) and d_l1 (); what forward was given but for the capacity;
+    the columns that it returned.
+
+    Returns:
+        Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for what there is not.
+    """
+    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
+    saved = Columns(offset, neuron, mask, gate, up, needed)
+    if x_MK.is_cuda and x_MK.shape[0] > 0:
+        return _backward_by_kernels(dy_MK, d_l1, x_MK, w, saved)
+    return _plain_backward(dy_MK, d_l1, x_MK, w, saved)
+
+
+@sparse_ffn_backward.register_fake
+def _(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *further: Tensor | None) -> _Backward:
+    parameters = further[: len(FFNGradients._fields) - 1]
+    empty = [x_MK.new_empty(0) if p is None else p.new_empty(p.shape) for p in parameters]
+    return (torch.empty_like(x_MK), *empty)  # type: ignore[return-value]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: _Forward) -> None:
+    *tensors, _ = inputs
+    _, _, nnz_M, fired_N, *columns = output
+    ctx.mark_non_differentiable(nnz_M, fired_N, *columns)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *columns)
+
+
+def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) -> tuple[Any, ...]:
+    x_MK, *further = ctx.saved_tensors
+    dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
+    if d_l1 is None:
+        d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
+    found = sparse_ffn_backward(dy_MK, d_l1, x_MK, *further)
+    given = [x_MK, *further][: len(found)]
+    return (*(None if t is None else g for t, g in zip(given, found, strict=True)), None)
+
+
+sparse_ffn_forward.register_autograd(_gradients, setup_context=_save)
+
+
+def _plain_forward(x_MK: Tensor, w: FFNWeights, capacity: int) -> _Forward:
+    # An operator's inside still sees autocast; here every type is chosen.
+    with torch.autocast(x_MK.device.type, enabled=False):
+        y_MK, stats, columns = sparse_forward(x_MK, _cast(w, x_MK.dtype), capacity)
+    return (y_MK, stats.l1_sum, stats.nnz_M, stats.fired_N, *columns)
+
+
+def _plain_backward(
+    dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, w: FFNWeights, saved: Columns
+) -> _Backward:
+    with torch.autocast(x_MK.device.type, enabled=False):
+        gradients = sparse_backward(dy_MK, d_l1, x_MK, _cast(w, x_MK.dtype), saved)
+    return _in_own_types(gradients, x_MK, w)
+
+
+def _forward_by_kernels(x_MK: Tensor, w: FFNWeights, capacity: int) -> _Forward:
+    _check_cuda(x_MK, w)
+    from sparsellm.ffn.kernels import union_training
+
+    with torch.cuda.device(x_MK.get_device()):
+        cast, down_NK = _kernel_weights(w, x_MK.dtype)
+        return union_training.forward(x_MK, cast, down_NK, capacity)
+
+
+def _backward_by_kernels(
+    dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, w: FFNWeights, saved: Columns
+) -> _Backward:
+    from sparsellm.ffn.kernels import union_training
+
+    with torch.cuda.device(x_MK.get_device()):
+        cast, down_NK = _kernel_weights(w, x_MK.dtype)
+        gradients = union_training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, w.up_NK.dtype)
+    return _in_own_types(gradients, x_MK, w)
+
+
+def _in_own_types(gradients: FFNGradients, x_MK: Tensor, w: FFNWeights) -> _Backward:
+    own = w.up_NK.dtype
+    cast = [x_MK.new_empty(0) if g is None else g.to(own) for g in gradients[1:]]
+    return (gradients.x_MK, *cast)  # type: ignore[return-value]
+
+
+def _cast(w: FFNWeights, dtype: torch.dtype) -> FFNWeights:
+    *tensors, threshold = w
+    cast = [t.to(dtype) if isinstance(t, Tensor) else None for t in tensors]
+    return FFNWeights(*cast, threshold)  # type: ignore[arg-type, call-arg]
+
+
+def _kernel_weights(w: FFNWeights, dtype: torch.dtype) -> tuple[FFNWeights, Tensor]:
+    """All in ``dtype``, and W_d transposed and contiguous, which is what the kernels read of it."""
+    from sparsellm.ffn.kernels.transpose import transposed
+
+    down_NK = transposed(w.down_KN, dtype)
+    cast = _cast(w._replace(down_KN=down_NK.t()), dtype)
+    gate_NK = None if cast.gate_NK is None else cast.gate_NK.contiguous()
+    return cast._replace(gate_NK=gate_NK, up_NK=cast.up_NK.contiguous()), down_NK
+
+
+def _check(x_MK: Tensor, w: FFNWeights, capacity: int) -> None:
+    if x_MK.ndim != 2 or w.up_NK.ndim != 2:
+        raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
+    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    worst = -(-m // BLOCK_TOKENS) * n
+    if not 0 <= capacity <= worst:
+        raise ValueError(f"sparse_ffn: capacity {capacity:,} must be 0 to {worst:,} (blocks × N)")
+    if worst >= 2**31:
+        raise ValueError(f"sparse_ffn: {m:,} tokens × {n:,} neurons are over 2³¹ columns")
+    check_weights(w, k, n, w.up_NK.dtype, x_MK.device)
+
+
+def _check_cuda(x_MK: Tensor, w: FFNWeights) -> None:
+    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    if reason := beyond_limits(k, n):
+        raise ValueError(f"sparse_ffn: {reason}; use ffn.kernels=dense")
+    if m > MAX_TOKENS:
+        raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
+    if x_MK.dtype != torch.bfloat16:
+        raise ValueError(f"sparse_ffn: x is {x_MK.dtype}; on a GPU it must be torch.bfloat16")

@@ -1,0 +1,71 @@
+"""What an FFN is given and what it says: shared by the reference, the operators and the kernels.
+
+Shapes: M tokens, K hidden_size, N intermediate_size.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+BLOCK_TOKENS = 64
+
+
+# The token of a block at each place of a column, `token_at` of cuda/common/union.cuh.
+TOKEN_AT = [
+    place // 16 * 16 + place // 2 % 2 * 8 + place % 16 // 4 * 2 + place % 2
+    for place in range(BLOCK_TOKENS)
+]
+
+
+class FFNStats(NamedTuple):
+    """What an FFN says of its activations. Only `l1_sum` carries a gradient."""
+
+    l1_sum: Tensor  # () fp32, Σ over tokens and units of |h|
+    nnz_M: Tensor  # (M,) int32, non-zero gate activations of each token
+    fired_N: Tensor  # (N,) int32, tokens on which each neuron's gate was non-zero
+    union_sum: Tensor  # () int64, Σ over blocks of 64 tokens of the neurons that any of them fires
+
+
+class FFNWeights(NamedTuple):
+    """What an FFN computes with, see `fatrelu_ffn`; as `nn.Linear` stores it."""
+
+    gate_NK: Tensor | None  # None: the non-gated variant
+    up_NK: Tensor
+    down_KN: Tensor
+    b_gate_N: Tensor | None
+    b_up_N: Tensor | None
+    b_down_K: Tensor | None
+    threshold: float  # FATReLU's: a gate that is not above it counts as zero; 0 is ReLU
+
+
+class Columns(NamedTuple):
+    """An activation pattern, compact: a column is 64 tokens × one neuron that any of them fires.
+
+    C columns are reserved (the capacity). The first E = ``offset[-1]`` are filled, block by block,
+    neurons in ascending order (kernels may choose another). Where E > C only `offset` is valid.
+    Place p of a column belongs to token ``TOKEN_AT[p]`` of the block; places beyond the last token
+    are zero.
+    """
+
+    offset: Tensor  # (blocks + 1,) int32, first column of each block, then E
+    neuron: Tensor  # (C,) int32
+    mask: Tensor  # (C,) int64, bit t: token t of the block fires the neuron
+    gate: Tensor  # (C, 64), after relu; (0, 64) without W_g
+    up: Tensor  # (C, 64), x W_u + b_u of every token; without W_g its relu, which is h
+    # (1,) int32: E once more. Of a GPU's columns it lies on the host where E may exceed C: backward
+    # must know before it launches. -1: still to be copied.
+    needed: Tensor
+
+
+class FFNGradients(NamedTuple):
+    """Gradients of x and of each weight that there is; shaped as what they belong to."""
+
+    x_MK: Tensor
+    gate_NK: Tensor | None
+    up_NK: Tensor
+    down_KN: Tensor
+    b_gate_N: Tensor | None
+    b_up_N: Tensor | None
+    b_down_K: Tensor | None

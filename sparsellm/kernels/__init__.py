@@ -1,1 +1,0 @@
-"""Run-time compilation and launch of the device code in ``cuda/``."""

@@ -1,0 +1,149 @@
+"""PNG plots of one run from its metrics: loss, sparsity over training, layers and positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsellm.recipe import Recipe
+from sparsellm.report.collect import Records, read_recipe
+from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def plot_run(run_path: Path) -> list[Path]:
+    """Writes ``<run>/plots/training.png`` and ``sparsity.png``.
+
+    Raises:
+        FileNotFoundError: the folder is no run, or has lost its recipe.
+        ValueError: it has no record yet, or a file of it is damaged.
+    """
+    records = read_metrics(run_path)
+    train = [r for r in records if r["kind"] == "train"]
+    if not train:
+        raise ValueError(f"{run_path}: nothing was logged yet, so there is nothing to plot")
+    recipe = read_recipe(run_path)
+    validation = [r for r in records if r["kind"] == "validation"]
+    folder = run_path / "plots"
+    folder.mkdir(exist_ok=True)
+    figures = {
+        "training.png": _training_figure(recipe, train, validation),
+        "sparsity.png": _sparsity_figure(recipe, train),
+    }
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=150)
+    return [folder / name for name in figures]
+
+
+def _figure(title: str) -> tuple[Figure, list[Axes]]:
+    # The object interface: no pyplot state, no display, no backend to choose.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 7.5), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(2, 2)
+    return figure, list(axes.flat)
+
+
+def _training_figure(recipe: Recipe, train: Records, validation: Records) -> Figure:
+    figure, (loss, sparsity, l1, speed) = _figure(f"{recipe.name}: training")
+    tokens = [r["tokens"] for r in train]
+    loss.plot(tokens, [r["loss"] for r in train], label="training")
+    if validation:
+        points = [(r["tokens"], r["loss"]) for r in validation]
+        loss.plot(*zip(*points, strict=True), "o-", label="validation")
+    loss.legend()
+    _label(loss, "Cross-entropy", "nats a token")
+
+    n = recipe.model.intermediate_size
+    nnz = [_mean(r["sparsity"]["nnz_mean"]) for r in train]
+    sparsity.plot(tokens, [100 * value / n for value in nnz], label="active neurons")
+    dead = [100 * _mean(r["sparsity"]["dead_fraction"]) for r in train]
+    sparsity.plot(tokens, dead, label="dead neurons")
+    sparsity.set_yscale("symlog", linthresh=0.1)
+    sparsity.set_ylim(bottom=0)
+    sparsity.legend()
+    _label(sparsity, "Sparsity, mean over layers", f"% of {n:,} neurons")
+
+    l1.plot(tokens, [r["l1"] for r in train])
+    l1.set_yscale("log")
+    _label(l1, "L1 of the activations", "Σ|h|, mean over tokens and layers")
+
+    speed.plot(tokens, [r["tokens_per_second"] / 1e3 for r in train])
+    speed.set_ylim(bottom=0)
+    _label(speed, "Throughput, all ranks", "thousand tokens a second")
+    return figure
+
+
+def _sparsity_figure(recipe: Recipe, train: Records) -> Figure:
+    figure, (nnz, dead, position, histogram) = _figure(f"{recipe.name}: sparsity")
+    tokens = [r["tokens"] for r in train]
+    _heatmap(figure, nnz, tokens, [r["sparsity"]["nnz_mean"] for r in train], log=True)
+    _label(nnz, "Non-zeros a token", "layer")
+    dead_percent = [[100 * v for v in r["sparsity"]["dead_fraction"]] for r in train]
+    _heatmap(figure, dead, tokens, dead_percent, log=False)
+    _label(dead, "Dead neurons, %", "layer")
+
+    starts = position_bucket_starts(recipe.model.context_length)
+    by_position = train[-1]["sparsity"]["nnz_by_position"]
+    for layer, values in enumerate(by_position):
+        position.plot([start + 1 for start in starts], values, color=_shade(layer, by_position))
+    position.set_xscale("log")
+    position.set_yscale("symlog", linthresh=1)
+    position.set_ylim(bottom=0)
+    _label(position, "By position, last record (a line a layer)", "non-zeros a token")
+    position.set_xlabel("position in the sequence, from 1")
+
+    edges = nnz_bucket_edges(recipe.model.intermediate_size)
+    counts = train[-1]["sparsity"]["nnz_histogram"]
+    total = sum(counts)
+    widths = [right - left for left, right in zip(edges, [*edges[1:], edges[-1] + 1], strict=True)]
+    density = [count / total / width for count, width in zip(counts, widths, strict=True)]
+    histogram.step(edges, density, where="post")
+    histogram.set_xscale("symlog", linthresh=1)
+    histogram.set_yscale("log")
+    _label(histogram, "Tokens by non-zeros, last record, all layers", "share a non-zero")
+    histogram.set_xlabel("non-zeros of a token")
+    return figure
+
+
+def _heatmap(
+    figure: Figure, axes: Axes, tokens: list[int], rows: list[list[float]], *, log: bool
+) -> None:
+    from matplotlib.colors import LogNorm
+
+    layers = list(range(len(rows[0])))
+    values = [[row[layer] for row in rows] for layer in layers]
+    if len(tokens) == 1:  # a mesh needs two columns
+        tokens, values = [0, *tokens], [[v[0], v[0]] for v in values]
+    norm = None
+    if log:
+        values = [[max(v, 0.1) for v in line] for line in values]
+        norm = LogNorm()
+    mesh = axes.pcolormesh(tokens, layers, values, norm=norm, shading="nearest")
+    axes.set_yticks(layers[:: max(1, len(layers) // 10)])
+    figure.colorbar(mesh, ax=axes)
+
+
+def _label(axes: Axes, title: str, y: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_title(title)
+    axes.set_ylabel(y)
+    axes.set_xlabel("training tokens")
+    axes.grid(visible=True, alpha=0.25)
+    if axes.get_xscale() == "linear":
+        axes.xaxis.set_major_formatter(EngFormatter())
+
+
+def _shade(layer: int, layers: list[Any]) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](layer / max(len(layers) - 1, 1))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,148 @@
+"""Benchmark scores of a run: from its metrics, from `sparsellm eval`, or from lm-eval itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from sparsellm.runs import checkpoint
+
+_PERCENT = ("acc", "exact_match", "f1")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of one task."""
+
+    value: float
+    stderr: float | None
+    in_mean: bool = False
+
+    def text(self, metric: str) -> str:
+        """For people: accuracies in percent, ``*`` where it enters the mean."""
+        scale, digits = (100, 2) if metric.startswith(_PERCENT) else (1, 4)
+        error = "" if self.stderr is None else f" ± {scale * self.stderr:.{digits}f}"
+        return f"{scale * self.value:.{digits}f}{error}{'*' if self.in_mean else ''}"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All scores of one step."""
+
+    step: int | None  # None where the file does not say
+    tokens: int | None
+    mean: Score | None
+    scores: dict[tuple[str, str], Score]  # by (task, metric)
+    limit: int | None = None  # rows, where some task has more than were scored
+
+    @property
+    def caveat(self) -> str:
+        """What must be said beside its scores; empty for whole tasks."""
+        if self.limit is None:
+            return ""
+        return f"only the first {self.limit:,} rows of each task, no result to report"
+
+
+def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Evaluation]:
+    """One a step, sorted; where a step was evaluated several times, the fullest.
+
+    That is one of whole tasks before one with a limit, then the one with most scores, then the one
+    with most rows.
+
+    Reads the run's records of kind ``evaluation`` and every ``eval*.json`` in the run's folder, in
+    ``checkpoints/`` and in a checkpoint.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    tokens = {record["step"]: record["tokens"] for record in records}
+    found = [_from_record(record) for record in records if record["kind"] == "evaluation"]
+    for pattern in ("eval*.json", "checkpoints/eval*.json", "checkpoints/step_*/eval*.json"):
+        for path in sorted(run_path.glob(pattern)):
+            content = checkpoint.read_json(path, "delete it, or evaluate again")
+            if isinstance(content, dict):
+                found.append(_from_file(path, content, tokens))
+    best: dict[int | None, Evaluation] = {}
+    for evaluation in found:
+        known = best.get(evaluation.step)
+        if evaluation.scores and (known is None or _worth(evaluation) >= _worth(known)):
+            best[evaluation.step] = evaluation
+    return sorted(best.values(), key=lambda e: -1 if e.step is None else e.step)
+
+
+def _worth(evaluation: Evaluation) -> tuple[bool, int, int]:
+    return evaluation.limit is None, len(evaluation.scores), evaluation.limit or 0
+
+
+def _from_record(record: dict[str, Any]) -> Evaluation:
+    scores = dict(_task_scores(record["tasks"], {}))
+    limit = _limit(_task_rows(record["tasks"]))
+    return Evaluation(record["step"], record["tokens"], _mean(record), scores, limit)
+
+
+def _from_file(path: Path, content: dict[str, Any], tokens: dict[int, int]) -> Evaluation:
+    step = content.get("step")
+    named = re.search(r"step_(\d+)", f"{path.parent.name}/{path.name}")
+    if step is None and named:
+        step = int(named[1])
+    if isinstance(content.get("tasks"), dict):
+        suite = content.get("suite", {}).get("tasks", {})
+        scores = dict(_task_scores(content["tasks"], suite))
+        limit = _limit(_task_rows(content["tasks"]))
+    else:
+        scores = dict(_lm_eval_scores(content.get("results")))
+        limit = _limit(_lm_eval_rows(content.get("n-samples")))
+    seen = content.get("tokens", tokens.get(step) if step is not None else None)
+    return Evaluation(step, seen, _mean(content), scores, limit)
+
+
+def _mean(content: dict[str, Any]) -> Score | None:
+    value = content.get("mean")
+    return Score(float(value), content.get("mean_stderr")) if _is_number(value) else None
+
+
+def _task_scores(
+    tasks: dict[str, Any], suite: dict[str, Any]
+) -> Iterator[tuple[tuple[str, str], Score]]:
+    """`sparsellm eval`'s layout: ``acc``, ``acc_stderr``, ``acc_norm``, … of each task."""
+    for task, values in tasks.items():
+        config = suite.get(task, {})
+        for metric in ("acc", "acc_norm"):
+            if _is_number(values.get(metric)):
+                in_mean = bool(config.get("in_mean")) and config.get("metric") == metric
+                error = values.get(f"{metric}_stderr")
+                yield (task, metric), Score(values[metric], error, in_mean)
+
+
+def _lm_eval_scores(results: Any) -> Iterator[tuple[tuple[str, str], Score]]:
+    """lm-eval's own layout: ``acc,none`` and ``acc_stderr,none`` of each task in ``results``."""
+    for task, values in results.items() if isinstance(results, dict) else ():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            metric, _, filter_name = key.partition(",")
+            is_score = "stderr" not in metric and metric not in ("sample_len", "samples")
+            if _is_number(value) and is_score:
+                error = values.get(f"{metric}_stderr,{filter_name}")
+                name = metric if filter_name in ("", "none") else f"{metric} ({filter_name})"
+                yield (task, name), Score(value, error if _is_number(error) else None)
+
+
+def _task_rows(tasks: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    return ((values.get("num_rows"), values.get("num_rows_total")) for values in tasks.values())
+
+
+def _lm_eval_rows(samples: Any) -> Iterator[tuple[Any, Any]]:
+    for rows in samples.values() if isinstance(samples, dict) else ():
+        yield rows.get("effective"), rows.get("original")
+
+
+def _limit(rows: Iterable[tuple[Any, Any]]) -> int | None:
+    """From the rows of each task that were scored, and all it has: records do not name a limit."""
+    cut = [n for n, total in rows if _is_number(n) and _is_number(total) and n < total]
+    return int(max(cut)) if cut else None
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

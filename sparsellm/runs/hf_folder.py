@@ -1,0 +1,109 @@
+"""An exported folder as something to read: its files, its weights, and what must agree in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from sparsellm.model import model_config
+from sparsellm.recipe import Recipe
+from sparsellm.runs import checkpoint
+
+EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
+EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
+CONFIG_FILE = "config.json"
+INDEX_FILE = "model.safetensors.index.json"  # where there is more than one shard
+
+_REMEDY = "export the checkpoint again"
+# What of config.json decides the function that the weights compute.
+_COMPARED = (
+    "model_type",
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "rms_norm_eps",
+    "rope_parameters",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+)
+
+
+def is_export(path: Path) -> bool:
+    """Whether `sparsellm export` wrote it."""
+    return (path / EXPORT_RECIPE_FILE).is_file()
+
+
+def is_hugging_face(path: Path) -> bool:
+    """Whether it is a folder of Hugging Face's, ours or another's."""
+    return (path / CONFIG_FILE).is_file()
+
+
+def read_trainer(path: Path) -> dict[str, Any]:
+    """Step and tokens of the exported run; step 0 for a folder that we did not write."""
+    file = path / EXPORT_TRAINER_FILE
+    return checkpoint.read_json(file, _REMEDY) if file.is_file() else {"step": 0, "tokens": 0}
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """All tensors in the type in which they lie in the shards, on the CPU.
+
+    Raises:
+        FileNotFoundError: there are no weights, or a shard is missing.
+        ValueError: a shard is truncated, or has not what the index says.
+    """
+    index_file = path / INDEX_FILE
+    if not index_file.is_file():
+        return checkpoint.read_tensors(path / checkpoint.MODEL_FILE, _REMEDY)
+    places: dict[str, str] = checkpoint.read_json(index_file, _REMEDY).get("weight_map", {})
+    if not places:
+        raise ValueError(f"{index_file} has no weight_map; {_REMEDY}")
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(places.values())):
+        found = checkpoint.read_tensors(path / shard, _REMEDY)
+        expected = {name for name, place in places.items() if place == shard}
+        if found.keys() != expected:
+            odd = sorted(found.keys() ^ expected)[0]
+            raise ValueError(f"{path / shard} and {INDEX_FILE} differ, such as {odd}; {_REMEDY}")
+        tensors |= found
+    return tensors
+
+
+def stored_dtypes(path: Path) -> list[str]:
+    """Types of the tensors in the shards, such as ``BF16`` and ``F32``."""
+    found = set()
+    for shard in path.glob("*.safetensors"):
+        with safe_open(shard, framework="pt") as tensors:
+            found |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    return sorted(found)
+
+
+def check_config(path: Path, recipe: Recipe) -> None:
+    """Compares ``config.json`` with the recipe's model.
+
+    Raises:
+        ValueError: it is damaged, or a value that changes the model's function differs.
+    """
+    from transformers import AutoConfig
+
+    file = path / CONFIG_FILE
+    try:
+        found = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]  # transformers goes on for paragraphs
+        raise ValueError(f"{file} cannot be read ({reason}); {_REMEDY}") from error
+    expected = model_config(recipe, eos_token_id=0)
+    for key in _COMPARED:
+        has, wants = getattr(found, key, None), getattr(expected, key, None)
+        if has != wants:
+            raise ValueError(
+                f"{file}: {key} is {has!r} and the recipe's model has {wants!r}; give the recipe "
+                "that the weights were trained with"
+            )

@@ -1,0 +1,146 @@
+"""A trained model for use: evaluation, generation, analysis and export all load it here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel as HFModel
+
+from sparsellm.data import load_tokenizer
+from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.device import place
+from sparsellm.model import build_model
+from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.runs import checkpoint, hf_folder, state
+from sparsellm.runs.hf_tokenizer import check_tokenizer
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model in evaluation mode with what belongs to it."""
+
+    path: Path  # the checkpoint, or exported folder, that was read
+    recipe: Recipe
+    model: HFModel
+    tokenizer: Tokenizer
+    trainer: dict[str, Any]  # step, tokens, world_size and versions of the run
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that a path means.
+
+    That is the path itself if it is a checkpoint or an exported folder, or the latest of a run or
+    `checkpoints` folder.
+
+    Raises:
+        FileNotFoundError: there is none; says what was looked for.
+    """
+    if (path / checkpoint.TRAINER_FILE).is_file() or hf_folder.is_export(path):
+        return path
+    for candidate in (path, path / "checkpoints"):
+        if candidate.is_dir() and (found := checkpoint.latest(candidate)):
+            return found
+    if hf_folder.is_hugging_face(path):
+        raise FileNotFoundError(
+            f"{path} has no {hf_folder.EXPORT_RECIPE_FILE}; `sparsellm import {path} RUN_DIR "
+            "--recipe RECIPE` makes a checkpoint of it"
+        )
+    raise FileNotFoundError(
+        f"{path} is no checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), no "
+        "run folder with checkpoints/ and no exported folder; give such as runs/debug"
+    )
+
+
+def load_pretrained(
+    path: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Pretrained:
+    """Builds the model of a checkpoint's recipe and loads its weights.
+
+    Raises:
+        FileNotFoundError: no checkpoint there, or a file of it is missing.
+        ValueError: a file is truncated, or weights and recipe do not match.
+    """
+    found = find_checkpoint(path)
+    if hf_folder.is_export(found):
+        return load_export(found, None, device, dtype)
+    weights = read_weights(found)
+    tokenizer = load_tokenizer(weights.recipe.data.tokenizer)
+    source = str(found / checkpoint.MODEL_FILE)
+    model = place(_model(weights.recipe, tokenizer, weights.tensors, source), device, dtype)
+    return Pretrained(found, weights.recipe, model, tokenizer, weights.trainer)
+
+
+def load_export(
+    path: Path,
+    recipe: str | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Pretrained:
+    """As `load_pretrained`, from an exported folder.
+
+    Args:
+        path: the folder.
+        recipe: bundled name or file; default is the one in the folder.
+        device: where the model goes.
+        dtype: of its weights.
+
+    Raises:
+        FileNotFoundError: no such folder, a file is missing, or there is no recipe.
+        ValueError: a file is damaged, or recipe, configuration, weights and tokenizer differ.
+    """
+    if not hf_folder.is_hugging_face(path):
+        raise FileNotFoundError(
+            f"{path} is no exported folder: it has no {hf_folder.CONFIG_FILE}; give one that "
+            "`sparsellm export` wrote"
+        )
+    if recipe is None and not hf_folder.is_export(path):
+        raise FileNotFoundError(
+            f"{path} has no {hf_folder.EXPORT_RECIPE_FILE}; name the model that the weights are of "
+            "with --recipe"
+        )
+    loaded = load_recipe(recipe or str(path / hf_folder.EXPORT_RECIPE_FILE))
+    hf_folder.check_config(path, loaded)
+    tokenizer = load_tokenizer(loaded.data.tokenizer)
+    check_tokenizer(path, tokenizer)
+    model = _model(loaded, tokenizer, hf_folder.read_weights(path), str(path))
+    model = place(model, device, dtype)
+    return Pretrained(path, loaded, model, tokenizer, hf_folder.read_trainer(path))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What ``train --init-from`` begins with, on the CPU and in the type it was stored in."""
+
+    path: Path
+    recipe: Recipe  # that they were trained with
+    tensors: dict[str, Tensor]
+    trainer: dict[str, Any]
+
+
+def read_weights(path: Path) -> Weights:
+    """The weights of a checkpoint, run or exported folder, without a model around them.
+
+    Raises:
+        FileNotFoundError: no checkpoint there, or a file of it is missing.
+        ValueError: a file is truncated.
+    """
+    found = find_checkpoint(path)
+    if hf_folder.is_export(found):
+        recipe = load_recipe(str(found / hf_folder.EXPORT_RECIPE_FILE))
+        return Weights(found, recipe, hf_folder.read_weights(found), hf_folder.read_trainer(found))
+    trainer = checkpoint.read_json(found / checkpoint.TRAINER_FILE)
+    recipe = load_recipe(str(found / checkpoint.RECIPE_FILE))
+    tensors = checkpoint.read_tensors(found / checkpoint.MODEL_FILE)
+    return Weights(found, recipe, tensors, trainer)
+
+
+def _model(
+    recipe: Recipe, tokenizer: Tokenizer, tensors: dict[str, Tensor], source: str
+) -> HFModel:
+    model = build_model(recipe, tokenizer.eot_id)
+    state.restore_model(model, tensors, source, "give the recipe that it was trained with")
+    return model

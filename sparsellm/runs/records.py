@@ -1,0 +1,140 @@
+"""The records of a run, one object per line of ``<run>/metrics.jsonl``.
+
+``kind`` is ``train``, ``validation`` or ``evaluation``, ``step`` counts finished optimizer steps,
+``tokens`` the training tokens seen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def num_position_buckets(context_length: int) -> int:
+    """Buckets 0, 1, 2–3, 4–7, …: the first tokens of a sequence fire far more neurons."""
+    return int(math.log2(max(context_length - 1, 1))) + 2 if context_length > 1 else 1
+
+
+def position_bucket_starts(context_length: int) -> list[int]:
+    """First position of each bucket."""
+    return [0] + [2**k for k in range(num_position_buckets(context_length) - 1)]
+
+
+def nnz_bucket_edges(intermediate_size: int) -> list[int]:
+    """Left edges of the histogram of non-zeros a token: exact to 8, then four an octave."""
+    edges = list(range(min(8, intermediate_size) + 1))
+    while edges[-1] < intermediate_size:
+        edges.append(min(max(edges[-1] + 1, round(edges[-1] * 2**0.25)), intermediate_size))
+    return edges
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One step's statistics over all ranks; lists run over layers."""
+
+    nnz_mean: list[float]
+    nnz_max: list[int]
+    nnz_p50: list[int]
+    nnz_p99: list[int]
+    dead_fraction: list[float]
+    nnz_by_position: list[list[float]]  # L × P, mean non-zeros a token
+    nnz_histogram: list[int]  # tokens in each of `nnz_bucket_edges`, summed over layers
+
+    @property
+    def mean_nnz(self) -> float:
+        """Mean over layers of the mean non-zeros a token."""
+        return sum(self.nnz_mean) / len(self.nnz_mean)
+
+    @property
+    def mean_dead_fraction(self) -> float:
+        """Mean over layers of the dead fraction."""
+        return sum(self.dead_fraction) / len(self.dead_fraction)
+
+
+@dataclass(frozen=True)
+class KernelStats:
+    """How a step was computed; lists run over layers."""
+
+    sparse: list[bool]  # by the sparse kernels
+    union_mean: list[float]  # neurons that a block of 64 tokens fires between them
+    overflows: int  # patterns that backward computed again, of layers × micro-batches × ranks
+
+    @property
+    def sparse_layers(self) -> int:
+        """Layers on the sparse kernels."""
+        return sum(self.sparse)
+
+
+@dataclass(frozen=True)
+class TrainRecord:
+    """One step's numbers, over all ranks."""
+
+    step: int
+    tokens: int
+    loss: float  # cross-entropy, nats a token
+    l1: float  # Σ_units |h|, mean over tokens and layers
+    l1_coefficient: float
+    learning_rate: float
+    grad_norm: float  # before clipping
+    tokens_per_second: float  # all ranks, since the last record
+    mfu: float | None  # dense-equivalent FLOPs over the bf16 peak; None where it is unknown
+    mfu_executed: float | None  # FLOPs really performed over the peak
+    memory_gib: float  # peak of this rank's device since the last record (CPU: resident set)
+    sparsity: StepStats
+    kernels: KernelStats
+    seconds: float  # wall time since this process began
+    kind: str = field(default="train", init=False)
+
+
+@dataclass(frozen=True)
+class ValidationRecord:
+    """Held-out cross-entropy."""
+
+    step: int
+    tokens: int
+    loss: float  # nats a token
+    num_targets: int  # held-out tokens it is the mean of
+    kind: str = field(default="validation", init=False)
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """Benchmark scores of the model after a step."""
+
+    step: int
+    tokens: int
+    mean: float | None  # over the tasks that enter it (eval/suite.yaml)
+    mean_stderr: float | None
+    tasks: dict[str, dict[str, Any]]  # by name: acc, acc_norm, their standard errors, rows, …
+    kind: str = field(default="evaluation", init=False)
+
+
+Record = TrainRecord | ValidationRecord | EvaluationRecord
+
+
+def read_metrics(run_path: Path) -> list[dict[str, Any]]:
+    """All records of a run.
+
+    Raises:
+        FileNotFoundError: the folder has no metrics.
+        ValueError: a line is damaged.
+    """
+    path = run_path / METRICS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{run_path} is no run: it has no {METRICS_FILE}")
+    return [record for _, record in whole_lines(path)]
+
+
+def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Each line and what it says."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(True)
+        # A kill can leave half a last line.
+        return [(line, json.loads(line)) for line in lines if line[-1] == "\n"]
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} has a damaged line ({error}); delete that line") from error

@@ -1,0 +1,4 @@
+"""One training run on every rank: the loop and what a step needs.
+
+May import `evaluate`, `runs`, `data`, `model` and `ffn`; imported by the command line and `bench`.
+"""

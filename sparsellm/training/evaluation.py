@@ -1,0 +1,62 @@
+"""Evaluation during training: `sparsellm eval` of the model in memory, without a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from sparsellm.data import load_tokenizer
+from sparsellm.device import default_dtype, place
+from sparsellm.evaluate.evaluator import Evaluator
+from sparsellm.evaluate.scores import table, to_record
+from sparsellm.model import HFModel, build_model
+from sparsellm.runs import state
+from sparsellm.runs.metrics_log import MetricsLog
+from sparsellm.training.run import Run
+
+
+class PeriodicEvaluation:
+    """The suite, ready for a run's model; every rank builds one and calls it at the same steps.
+
+    Tasks are loaded here, so that a missing file is found before the first step. Each evaluation
+    works on a copy of the weights, whole on every rank in the type that `sparsellm eval` uses, and
+    freed afterwards: scores equal those of the checkpoint of that step, ranks need not run equally
+    many batches under FSDP2, and nothing of the training model (compiled blocks, mode, shards,
+    random state) is touched. It costs 2 bytes a parameter on a GPU.
+
+    Raises:
+        FileNotFoundError, ValueError: as `Evaluator`.
+    """
+
+    def __init__(self, run: Run) -> None:
+        config = run.recipe.evaluation
+        self._evaluation = Evaluator(
+            data_dir=Path(config.data_dir) if config.data_dir else None,
+            limit=config.limit,
+            batch_size=config.batch_size,
+            accelerator=run.accelerator,
+        )
+        self._tokenizer = load_tokenizer(run.recipe.data.tokenizer)
+
+    def evaluate(self, run: Run, log: MetricsLog | None) -> None:
+        """Scores the model as it is, to the terminal and the main rank's log."""
+        model = _copy_model(run, self._tokenizer.eot_id)
+        context_length = run.recipe.model.context_length
+        scores = self._evaluation.run(model, self._tokenizer, context_length)
+        if scores is None:
+            return
+        text = table(scores, self._evaluation.suite)
+        run.accelerator.print(f"step {run.step} | evaluation (kernels: dense)\n{text}")
+        if log is not None:
+            log.write(to_record(scores, run.step, run.tokens))
+
+
+def _copy_model(run: Run, eot_id: int) -> HFModel:
+    device = run.accelerator.device
+    weights = state.gather_model(run.model)
+    # `build_model` seeds; CUDA's generators are saved with checkpoints and must not move.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+        model = build_model(run.recipe, eot_id)
+    state.restore_model(model, weights)
+    return place(model, device, default_dtype(device))

@@ -1,0 +1,123 @@
+"""Which FFNs train on the sparse kernels: decided between steps, by numbers that all ranks share.
+
+Costs are measured once, on every rank, and averaged; unions are counted exactly in each step,
+whatever it was computed with, and summed over ranks together with the loss. L layers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import asdict, astuple
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sparsellm.ffn.dispatch import Costs
+from sparsellm.ffn.inference_ops import beyond_limits
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.recipe import Recipe
+from sparsellm.training.distributed import all_reduce_sum, any_rank
+from sparsellm.training.step_sums import StepReading
+
+
+def choose_kernels(ffns: list[SparseFFN], step: StepReading) -> None:
+    """Between two steps: each layer's path, the same on all ranks, and this rank's capacities."""
+    for ffn, mean, largest in zip(ffns, step.kernels.union_mean, step.largest_union_L, strict=True):
+        ffn.observe_union(largest)
+        ffn.update_kernels(mean)
+
+
+def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) -> str | None:
+    """Does what ``ffn.kernels`` asks; all ranks must call it.
+
+    Returns:
+        Why ``auto`` is dense on this GPU, if it is.
+
+    Raises:
+        ValueError: ``sparse`` cannot be had here; says why.
+    """
+    kernels, costs, reason = recipe.ffn.kernels, None, None
+    if device.type == "cuda" and kernels != "dense" and recipe.ffn.activation == "relu":
+        reason = _why_not(recipe, device)
+        if any_rank(reason is not None, device):
+            reason = reason or "another rank cannot run the sparse kernels"
+        elif kernels == "auto":
+            costs = _measure_costs(recipe, device)
+    if reason and kernels == "sparse":
+        raise ValueError(f"ffn.kernels: sparse: {reason}; or set ffn.kernels=dense")
+    for ffn in ffns:
+        ffn.use_kernels(kernels, costs)
+    return reason
+
+
+def _why_not(recipe: Recipe, device: torch.device) -> str | None:
+    from sparsellm.ffn.kernels.inference import HOPPER
+
+    shape = recipe.model
+    if recipe.runtime.precision != "bf16":
+        return "the sparse kernels need runtime.precision=bf16"
+    if torch.cuda.get_device_capability(device) != HOPPER:
+        return f"{torch.cuda.get_device_name(device)} is no Hopper GPU"
+    if importlib.util.find_spec("cupy") is None:
+        return "the sparse kernels need CuPy: pip install 'sparsellm[cuda]'"
+    return beyond_limits(shape.hidden_size, shape.intermediate_size)
+
+
+def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
+    """Of one micro-batch's forward and backward; the mean over ranks, so that all have the same."""
+    from sparsellm.ffn.kernels.union_training import measure_costs
+
+    shape = recipe.model
+    own = measure_costs(
+        recipe.micro_batch_tokens,
+        shape.hidden_size,
+        shape.intermediate_size,
+        recipe.ffn.gated,
+        recipe.runtime.compile,
+        torch.empty(0, device=device).get_device(),
+    )
+    mean = torch.tensor(astuple(own), dtype=torch.float64, device=device)
+    all_reduce_sum(mean)
+    mean /= dist.get_world_size() if dist.is_initialized() else 1
+    return Costs(*mean.tolist())
+
+
+def each_path(ffns: list[SparseFFN]) -> Iterator[None]:
+    """Puts the FFNs on each path that they may take in turn, and then back on their own."""
+    yield
+    free = [ffn for ffn in ffns if ffn.kernels == "auto" and ffn.costs is not None]
+    own = [ffn.path for ffn in free]
+    for ffn in free:
+        ffn.path = "sparse"
+    if free:
+        yield
+    for ffn, path in zip(free, own, strict=True):
+        ffn.path = path
+
+
+def kernels_state(ffns: list[SparseFFN], device: torch.device) -> dict[str, Any]:
+    """What a resumed run needs to choose as this one would: plain values, the same on all ranks."""
+    costs = ffns[0].costs
+    return {
+        "device": _name(device),
+        "costs": None if costs is None else asdict(costs),
+        "paths": [ffn.path for ffn in ffns],
+    }
+
+
+def restore_kernels(
+    ffns: list[SparseFFN], state: dict[str, Any] | None, device: torch.device
+) -> None:
+    """Goes on from `kernels_state`, where the choice is still free and the GPU the same model."""
+    if not state or not state["costs"] or state["device"] != _name(device):
+        return
+    for ffn, path in zip(ffns, state["paths"], strict=True):
+        if ffn.kernels == "auto" and ffn.costs is not None:
+            ffn.use_kernels("auto", Costs(**state["costs"]))
+            ffn.path = path
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,261 @@
+"""The training loop, top to bottom: `train` is the whole story of a run.
+
+`accelerate launch -m sparsellm train …` starts one process a GPU; each holds a `Run` and goes
+through the same steps. What is computed is decided by the recipe alone (recipe.py); how the ranks
+divide it never changes it (objective.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from sparsellm.recipe import Recipe
+from sparsellm.runs import checkpoint
+from sparsellm.runs.metrics_log import MetricsLog, check_wandb
+from sparsellm.runs.pretrained import find_checkpoint
+from sparsellm.runs.records import ValidationRecord
+from sparsellm.training.distributed import accumulating, all_reduce_sum, clear_gradients
+from sparsellm.training.evaluation import PeriodicEvaluation
+from sparsellm.training.kernel_policy import choose_kernels, each_path
+from sparsellm.training.meter import Meter, StepTotals
+from sparsellm.training.objective import LossSums, total_loss
+from sparsellm.training.optimizer import reinit_dead_neurons
+from sparsellm.training.progress import progress_line
+from sparsellm.training.run import Run, build_run, close_run, initialise_run, restore_run, save_run
+from sparsellm.training.schedule import l1_coefficient, learning_rate
+from sparsellm.training.signals import StopRequest
+from sparsellm.training.step_sums import StepSums
+
+
+def train(
+    recipe: Recipe,
+    resume_from: Path | None = None,
+    fresh: bool = False,
+    init_from: Path | None = None,
+) -> None:
+    """Trains to `recipe.train.steps`, from ``resume_from`` or from the run's own last checkpoint.
+
+    With ``fresh`` an earlier run of that name is moved aside (nothing is deleted) and training
+    begins at step 0. ``init_from`` gives the weights of step 0; a run that has a checkpoint of its
+    own resumes from that instead.
+
+    Raises:
+        ValueError, FileNotFoundError: a recipe, corpus or checkpoint that cannot be used.
+        CheckpointError: a checkpoint could not be written.
+        FloatingPointError: loss or gradients became NaN or infinite.
+    """
+    torch.set_float32_matmul_precision("high")
+    with StopRequest() as stop:
+        run = build_run(recipe)
+        try:
+            if run.accelerator.is_main_process:
+                check_wandb(recipe)
+            evaluator = PeriodicEvaluation(run) if recipe.evaluation.every_steps else None
+            warm_up(run)
+            _first_state(run, resume_from, fresh, init_from)
+            if run.step >= recipe.train.steps:
+                run.accelerator.print(
+                    f"nothing to do: it has done {run.step} steps of train.steps "
+                    f"{recipe.train.steps}; raise it, or start anew by --fresh or --set name=NEW"
+                )
+                return
+            if fresh:
+                _move_aside(run)
+            flag = "--fresh" if fresh else "--resume" if resume_from else None
+            _logged_loop(run, stop, evaluator, flag)
+        finally:
+            close_run(run)
+
+
+def _first_state(run: Run, resume_from: Path | None, fresh: bool, init_from: Path | None) -> None:
+    """Restores or initialises the run. Nothing of the run's folder is changed."""
+    say = run.accelerator.print
+    path = find_checkpoint(resume_from) if resume_from else None
+    if path is None and not fresh:
+        path = checkpoint.latest(run.checkpoints)
+    if path is not None:
+        say(f"resuming from {path}")
+        for note in restore_run(run, path):
+            say(f"  {note}")
+    elif init_from is not None:
+        say("\n  ".join(initialise_run(run, init_from)))
+
+
+def _move_aside(run: Run) -> None:
+    path = run.recipe.run_path
+    if run.accelerator.is_main_process and path.exists():
+        aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
+        path.rename(aside)
+        run.accelerator.print(f"the earlier run is now {aside}")
+    run.accelerator.wait_for_everyone()
+
+
+def _logged_loop(
+    run: Run, stop: StopRequest, evaluator: PeriodicEvaluation | None, flag: str | None
+) -> None:
+    """The loop with its log. ``flag``: what the command would do again, were it given again."""
+    recipe, say = run.recipe, run.accelerator.print
+    log = None
+    if run.accelerator.is_main_process:
+        recipe.run_path.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
+        log = MetricsLog(recipe, run.step)
+    try:
+        finished = _loop(run, log, stop, evaluator)
+    finally:
+        if log is not None:
+            log.close()
+    saves = recipe.checkpoint.every_steps > 0
+    if not finished:
+        why = stop.received or "signal on another rank"
+        resumes = f"without {flag} the same command" if flag else "the same command"
+        then = f"{resumes} resumes here" if saves else "nothing was saved"
+        say(f"stopped after step {run.step} ({why}); {then}")
+        return
+    say(f"done: {run.step} steps, {run.tokens:,} tokens")
+    files = "recipe.yaml, metrics.jsonl, checkpoints/" if saves else "recipe.yaml, metrics.jsonl"
+    say(f"files: {recipe.run_path}/ ({files})")
+    say(f"plots: sparsellm plot {recipe.run_path}")
+
+
+def warm_up(run: Run) -> None:
+    """One micro-batch forward and backward whose gradients are thrown away.
+
+    Compilation is then over before the clock starts. And DDP settles the layout of its gradient
+    buckets after its first backward: with that behind it, every step sums over ranks in the same
+    order, and a resumed run does not differ from an uninterrupted one in the last bits.
+    """
+    recipe, accelerator = run.recipe, run.accelerator
+    shape = (recipe.train.micro_batch_size, recipe.model.context_length)
+    tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
+    for _ in each_path(run.ffns):
+        with accelerator.autocast():
+            sums = run.objective(tokens_BT, tokens_BT)
+        accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes))
+    clear_gradients(run.optimizer, run.objective)
+
+
+def _loop(
+    run: Run, log: MetricsLog | None, stop: StopRequest, evaluator: PeriodicEvaluation | None
+) -> bool:
+    """Trains to the last step; False where it was asked to stop before."""
+    recipe, say = run.recipe, run.accelerator.print
+    meter = Meter(run)
+    while run.step < recipe.train.steps:
+        totals = train_step(run, stop)
+        last = run.step == recipe.train.steps
+        if _due(run.step, recipe.logging.every_steps) or last or run.step == 1:
+            record = meter.record(run, totals)
+            say(progress_line(record, recipe))
+            if log is not None:
+                log.write(record)
+        meter.pause()
+        if run.validation and (_due(run.step, recipe.validation.every_steps) or last):
+            validate(run, log)
+        if evaluator and (_due(run.step, recipe.evaluation.every_steps) or last):
+            evaluator.evaluate(run, log)
+        every = recipe.checkpoint.every_steps
+        if every and (_due(run.step, every) or last or totals.stop):
+            if log is not None:
+                log.sync()
+            say(f"saved {save_run(run)}")
+        meter.go_on()
+        if totals.stop and not last:
+            return False
+    return True
+
+
+def train_step(run: Run, stop: StopRequest) -> StepTotals:
+    """One optimizer step over `global_batch_tokens`.
+
+    Raises:
+        FloatingPointError: loss or gradient norm is not finite; weights are then unchanged.
+    """
+    recipe, accelerator = run.recipe, run.accelerator
+    lr = learning_rate(recipe.optimizer, run.step, recipe.train.steps)
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr
+    l1_weight = l1_coefficient(recipe.sparsity, run.step)
+
+    sums = StepSums(run.ffns, recipe.micro_batch_tokens, accelerator.device)
+    rounds = recipe.accumulation_steps(accelerator.num_processes)
+    for index in range(rounds):
+        tokens_BT1 = next(run.loader).to(accelerator.device, non_blocking=True)
+        last = index == rounds - 1
+        with nullcontext() if last else accumulating(accelerator, run.objective):
+            sums.add(_micro_batch(run, tokens_BT1, l1_weight))
+    step = sums.read(stop.received is not None)
+    tokens = recipe.train.global_batch_tokens
+    loss = step.cross_entropy_sum / tokens
+    l1 = step.l1_sum / (tokens * recipe.model.num_hidden_layers)
+
+    grad_norm = _clip_gradients(run)
+    _refuse_non_finite(run, loss, l1, grad_norm)
+    run.optimizer.step()
+    clear_gradients(run.optimizer, run.objective)
+    run.step += 1
+    run.tokens += tokens
+    choose_kernels(run.ffns, step)
+    logged = _due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
+    sparsity = run.stats.finish_step(all_reduce_sum, summarise=logged)
+    if recipe.sparsity.reinit_rate:
+        reinit_dead_neurons(
+            run.ffns,
+            run.stats.dead_LN(),
+            rate=recipe.sparsity.reinit_rate,
+            std=recipe.model.initializer_range,
+            seed=recipe.seed,
+            step=run.step,
+        )
+    return StepTotals(loss, l1, l1_weight, lr, grad_norm, sparsity, step.kernels, step.stop)
+
+
+def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float) -> LossSums:
+    """Forward and backward of one micro-batch; returns the sums of this rank."""
+    accelerator = run.accelerator
+    with accelerator.autocast():
+        sums = run.objective(tokens_BT1[:, :-1], tokens_BT1[:, 1:])
+    loss = total_loss(
+        sums, l1_weight, run.recipe.train.global_batch_tokens, accelerator.num_processes
+    )
+    accelerator.backward(loss)
+    run.stats.update(sums.nnz_LBT, sums.fired_LN)
+    return sums
+
+
+def _clip_gradients(run: Run) -> float:
+    norm = run.accelerator.clip_grad_norm_(
+        run.objective.parameters(), run.recipe.optimizer.clip_norm
+    )
+    assert norm is not None
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _refuse_non_finite(run: Run, loss: float, l1: float, grad_norm: float) -> None:
+    if all(math.isfinite(value) for value in (loss, l1, grad_norm)):
+        return
+    good = checkpoint.latest(run.checkpoints)
+    raise FloatingPointError(
+        f"step {run.step + 1}: loss {loss}, L1 {l1}, gradient norm {grad_norm}; the step was not "
+        f"taken. Last good checkpoint: {good or 'none yet'}. Resume from it with a lower "
+        "optimizer.learning_rate, or another seed to meet other data"
+    )
+
+
+def validate(run: Run, log: MetricsLog | None) -> None:
+    """Held-out loss, to the terminal and the log."""
+    assert run.validation is not None
+    loss, num_targets = run.validation.loss(run.objective, run.accelerator)
+    run.accelerator.print(f"step {run.step} | validation loss {loss:.4f} ({num_targets:,} tokens)")
+    if log is not None:
+        log.write(ValidationRecord(run.step, run.tokens, loss, num_targets))
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,86 @@
+"""A step in numbers: its totals over ranks, and how fast the run is."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
+from sparsellm.runs.records import KernelStats, StepStats, TrainRecord
+from sparsellm.training.run import Run
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """One step over all ranks."""
+
+    loss: float  # cross-entropy, nats a token
+    l1: float  # Σ_units |h|, mean over tokens and layers
+    l1_coefficient: float
+    learning_rate: float
+    grad_norm: float
+    sparsity: StepStats | None  # where the step is logged
+    kernels: KernelStats
+    stop: bool  # some rank was asked to stop
+
+
+class Meter:
+    """Throughput between records, not counting validation and checkpoints."""
+
+    def __init__(self, run: Run) -> None:
+        device = run.accelerator.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        peak = peak_flops(name) if run.recipe.runtime.precision == "bf16" else None
+        self._peak = peak * run.accelerator.num_processes if peak else None
+        self._flops = train_flops_per_token(run.recipe)
+        self._executed = executed_flops_per_token(run.recipe)
+        self._began = self._since = time.perf_counter()
+        self._paused = 0.0
+        self._step = run.step
+
+    def pause(self) -> None:
+        """Stops the clock."""
+        self._paused = time.perf_counter()
+
+    def go_on(self) -> None:
+        """Starts it again."""
+        self._since += time.perf_counter() - self._paused
+
+    def record(self, run: Run, totals: StepTotals) -> TrainRecord:
+        """The record of the step just done; begins the next interval."""
+        assert totals.sparsity is not None
+        now = time.perf_counter()
+        tokens = (run.step - self._step) * run.recipe.train.global_batch_tokens
+        rate = tokens / (now - self._since)
+        self._since, self._step = now, run.step
+        return TrainRecord(
+            step=run.step,
+            tokens=run.tokens,
+            loss=totals.loss,
+            l1=totals.l1,
+            l1_coefficient=totals.l1_coefficient,
+            learning_rate=totals.learning_rate,
+            grad_norm=totals.grad_norm,
+            tokens_per_second=rate,
+            mfu=rate * self._flops / self._peak if self._peak else None,
+            mfu_executed=rate * self._executed / self._peak if self._peak else None,
+            memory_gib=_peak_memory_gib(run.accelerator.device),
+            sparsity=totals.sparsity,
+            kernels=totals.kernels,
+            seconds=now - self._began,
+        )
+
+
+def _peak_memory_gib(device: torch.device) -> float:
+    """Since the last call; on a CPU since the process began."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak / 2**30
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -1,0 +1,270 @@
+"""A `Run` is what one rank holds while it trains: built here, saved to and restored from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from sparsellm import __version__
+from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer
+from sparsellm.data.loader import validation_batches
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.model import HFModel, build_model, prepare_blocks
+from sparsellm.recipe import Recipe
+from sparsellm.runs import checkpoint, state
+from sparsellm.runs.pretrained import read_weights
+from sparsellm.training.distributed import any_rank
+from sparsellm.training.kernel_policy import kernels_state, restore_kernels, set_up_kernels
+from sparsellm.training.objective import Objective
+from sparsellm.training.optimizer import build_optimizer
+from sparsellm.training.statistics import SparsityStats
+from sparsellm.training.validation import ValidationSet
+
+_CHANGED = "changed since the checkpoint: "
+# Keys that decide what function the same weights are.
+_MODEL_KEYS = ("model.", "ffn.activation ", "ffn.gated ", "data.tokenizer ")
+_CHANGED_MODEL = tuple(f"{_CHANGED}{key}" for key in _MODEL_KEYS)
+
+
+@dataclass
+class Run:
+    """One rank's state; `step` and `tokens` advance with every optimizer step."""
+
+    recipe: Recipe
+    accelerator: Accelerator
+    model: HFModel  # unwrapped: parameters by Hugging Face's names
+    objective: torch.nn.Module  # what is called: `Objective`, wrapped by DDP or FSDP2
+    optimizer: torch.optim.Optimizer
+    loader: TokenLoader
+    validation: ValidationSet | None
+    stats: SparsityStats
+    step: int = 0
+    tokens: int = 0  # that all ranks have trained on
+    origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
+
+    @property
+    def ffns(self) -> list[SparseFFN]:
+        """The FFN of each layer."""
+        return [layer.mlp for layer in self.model.model.layers]
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of this run's checkpoints."""
+        return self.recipe.run_path / "checkpoints"
+
+
+def build_accelerator(recipe: Recipe) -> Accelerator:
+    """bf16 autocast over fp32 weights; without CUDA, CPU processes over gloo."""
+    bf16 = recipe.runtime.precision == "bf16"
+    accelerator = Accelerator(
+        mixed_precision="bf16" if bf16 else "no",
+        cpu=not torch.cuda.is_available(),
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+    )
+    if accelerator.is_fsdp2 and bf16:
+        # accelerate's default also reduces gradients and casts every module's outputs, our loss
+        # sums among them, to bf16: 2 digits. DDP has fp32 for both.
+        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
+    return accelerator
+
+
+def build_run(recipe: Recipe) -> Run:
+    """Everything at step 0, on this rank's device."""
+    accelerator = build_accelerator(recipe)
+    recipe.accumulation_steps(accelerator.num_processes)  # raises before anything is built
+    corpus = load_corpus(
+        recipe.data.corpus,
+        files=recipe.data.files,
+        validation_files=recipe.data.validation_files,
+    )
+    tokenizer = load_tokenizer(recipe.data.tokenizer)
+    shape = {
+        "context_length": recipe.model.context_length,
+        "micro_batch_size": recipe.train.micro_batch_size,
+        "rank": accelerator.process_index,
+        "world_size": accelerator.num_processes,
+    }
+    loader = TokenLoader(
+        corpus, tokenizer, **shape, seed=recipe.seed, num_workers=recipe.data.num_workers
+    )
+    validation = None
+    if recipe.validation.every_steps:
+        held_out = validation_batches(
+            corpus, tokenizer, **shape, num_tokens=recipe.validation.tokens
+        )
+        validation = ValidationSet(held_out, recipe.train.micro_batch_size, accelerator.device)
+
+    model = build_model(recipe, tokenizer.eot_id).to(accelerator.device)
+    model.train()
+    prepare_blocks(model, recipe.runtime)
+    objective = Objective(model, recipe.runtime)
+    objective, optimizer = accelerator.prepare(
+        objective, build_optimizer(objective, recipe.optimizer)
+    )
+    run = Run(
+        recipe=recipe,
+        accelerator=accelerator,
+        model=accelerator.unwrap_model(objective).model,
+        objective=objective,
+        optimizer=optimizer.optimizer,
+        loader=loader,
+        validation=validation,
+        stats=SparsityStats(
+            recipe.model.num_hidden_layers,
+            recipe.model.intermediate_size,
+            recipe.model.context_length,
+            recipe.sparsity.dead_window_tokens,
+            accelerator.device,
+        ),
+    )
+    if why_dense := set_up_kernels(recipe, run.ffns, accelerator.device):
+        accelerator.print(f"ffn.kernels: FFNs train by dense products: {why_dense}")
+    return run
+
+
+def save_run(run: Run) -> Path:
+    """Writes a checkpoint of the run as it is after `run.step` steps, from all ranks together."""
+    recipe, accelerator = run.recipe, run.accelerator
+    snapshot = checkpoint.Snapshot(
+        step=run.step,
+        model=state.gather_model(run.model),
+        optimizer=state.gather_optimizer(run.model, run.optimizer),
+        stats={name: t.cpu() for name, t in run.stats.state_dict().items()},
+        trainer={
+            "step": run.step,
+            "tokens": run.tokens,
+            "world_size": accelerator.num_processes,
+            "sparsellm": __version__,
+            "torch": torch.__version__,
+            "init_from": run.origin,
+            "kernels": kernels_state(run.ffns, accelerator.device),
+        },
+        recipe_yaml=recipe.to_yaml(),
+        rank=checkpoint.RankState(data=run.loader.state_dict(), rng=_rng_state()),
+    )
+    ranks = checkpoint.Ranks(
+        rank=accelerator.process_index,
+        is_main=accelerator.is_main_process,
+        any_failed=lambda failed: any_rank(failed, accelerator.device),
+    )
+    return checkpoint.save(run.checkpoints, snapshot, ranks, recipe.checkpoint.keep)
+
+
+def initialise_run(run: Run, path: Path) -> list[str]:
+    """Gives a run at step 0 the weights of a checkpoint, run or exported folder; nothing else.
+
+    Returns what they are and where the recipe's model differs from theirs, as sentences.
+
+    Raises:
+        FileNotFoundError, ValueError: it is damaged, or its tensors have other shapes.
+    """
+    weights = read_weights(path)
+    state.restore_model(
+        run.model, weights.tensors, str(weights.path), "train a recipe of the same shapes"
+    )
+    run.origin = {
+        "name": weights.recipe.name,
+        "step": weights.trainer["step"],
+        "tokens": weights.trainer["tokens"],
+    }
+    changes = _recipe_changes(weights.recipe.to_yaml(), run.recipe)
+    return [
+        f"weights of {weights.path}; the optimizer and the data begin at step 0",
+        *(note for note in changes if note.startswith(_CHANGED_MODEL)),
+    ]
+
+
+def restore_run(run: Run, path: Path) -> list[str]:
+    """Sets the run to a checkpoint's state; returns what the recipe changed since, as sentences.
+
+    Raises:
+        FileNotFoundError, ValueError: the checkpoint is damaged, or of another model.
+        DataStateMismatch: the data stream cannot continue on this many ranks and workers, and
+            `data.on_mismatch` is `refuse`.
+    """
+    snapshot = checkpoint.load(path, run.accelerator.process_index)
+    if not snapshot.optimizer:
+        raise ValueError(
+            f"{path} has weights and no optimizer state (it was imported) and cannot be resumed; "
+            f"start a new run from it: --set name=NEW --init-from {path}"
+        )
+    notes = _recipe_changes(snapshot.recipe_yaml, run.recipe)
+    state.restore_model(run.model, snapshot.model)
+    state.restore_optimizer(run.model, run.optimizer, snapshot.optimizer)
+    run.stats.load_state_dict(snapshot.stats)
+    run.step, run.tokens = snapshot.step, snapshot.trainer["tokens"]
+    run.origin = snapshot.trainer.get("init_from")
+    restore_kernels(run.ffns, snapshot.trainer.get("kernels"), run.accelerator.device)
+    try:
+        _check_world_size(snapshot.trainer["world_size"], run.accelerator.num_processes)
+        run.loader.load_state_dict(snapshot.rank.data)
+        _set_rng_state(snapshot.rank.rng)
+    except DataStateMismatch as mismatch:
+        if run.recipe.data.on_mismatch == "refuse":
+            raise DataStateMismatch(
+                f"{mismatch}. Start it as it was then, or let the data stream start over with "
+                "--set data.on_mismatch=restart"
+            ) from None
+        notes.append(f"the data stream starts over from its beginning: {mismatch}")
+    return notes
+
+
+def close_run(run: Run) -> None:
+    """Ends the data workers and the process group."""
+    run.loader.close()
+    # The wrapper goes before the process group does: where DDP's reducer is the group's last owner
+    # it joins gloo's threads while it holds the GIL, which one of them may be waiting for.
+    del run.objective
+    run.accelerator.free_memory()
+    run.accelerator.end_training()
+
+
+def _check_world_size(saved: int, present: int) -> None:
+    if saved != present:
+        raise DataStateMismatch(
+            f"the checkpoint was saved by {saved} ranks and this run has {present}: the data "
+            "stream cannot continue exactly"
+        )
+
+
+def _recipe_changes(saved_yaml: str, recipe: Recipe) -> list[str]:
+    saved = _flatten(yaml.safe_load(saved_yaml))
+    present = _flatten(recipe.model_dump(mode="json"))
+    return [
+        f"{_CHANGED}{key} {saved.get(key)} → {present.get(key)}"
+        for key in sorted(saved.keys() | present.keys())
+        if saved.get(key) != present.get(key)
+    ]
+
+
+def _flatten(content: dict, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _rng_state() -> dict[str, Tensor]:
+    rng = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        rng["cuda"] = torch.cuda.get_rng_state()
+    return rng
+
+
+def _set_rng_state(rng: dict[str, Tensor]) -> None:
+    torch.set_rng_state(rng["cpu"])
+    if "cuda" in rng and torch.cuda.is_available():
+        torch.cuda.set_rng_state(rng["cuda"])

@@ -1,0 +1,69 @@
+"""The sums of one optimizer step: added up on the device, read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.types import BLOCK_TOKENS
+from sparsellm.runs.records import KernelStats
+from sparsellm.training.distributed import all_reduce_sum
+from sparsellm.training.objective import LossSums
+
+_NEVER = 2**62  # columns: what the dense path cannot overflow
+
+
+@dataclass(frozen=True)
+class StepReading:
+    """The sums of one step over all ranks."""
+
+    cross_entropy_sum: float
+    l1_sum: float
+    stop: bool  # some rank was asked to stop
+    kernels: KernelStats
+    largest_union_L: list[int]  # columns, of this rank's micro-batches
+
+
+class StepSums:
+    """Adds up a step's micro-batches on the device, and reads them once.
+
+    Args:
+        ffns: of each layer.
+        num_tokens: of a micro-batch.
+        device: where the sums live.
+    """
+
+    def __init__(self, ffns: list[SparseFFN], num_tokens: int, device: torch.device) -> None:
+        capacities = [ffn.capacity_for(num_tokens) for ffn in ffns]
+        self._sparse = [capacity is not None for capacity in capacities]
+        fits = [_NEVER if capacity is None else capacity for capacity in capacities]
+        self._capacity_L = torch.tensor(fits).to(device, non_blocking=True)
+        self._blocks = 0
+        self._blocks_each = -(-num_tokens // BLOCK_TOKENS)
+        # Cross-entropy, L1, overflows, blocks, stop; union of each layer.
+        self._sums = torch.zeros(5 + len(ffns), dtype=torch.float64, device=device)
+        self._largest_L = torch.zeros_like(self._capacity_L)
+
+    @torch.no_grad()
+    def add(self, sums: LossSums) -> None:
+        """Adds one micro-batch of this rank."""
+        overflows = (sums.union_L > self._capacity_L).sum()
+        totals = [sums.cross_entropy_sum, sums.l1_sum_L.sum(), overflows]
+        self._sums[:3] += torch.stack([total.double() for total in totals])
+        self._sums[5:] += sums.union_L
+        self._largest_L = torch.maximum(self._largest_L, sums.union_L)
+        self._blocks += self._blocks_each
+
+    def read(self, stop: bool) -> StepReading:
+        """Sums over ranks; the one place where a step waits for its forward and backward."""
+        self._sums[3], self._sums[4] = self._blocks, stop
+        all_reduce_sum(self._sums)
+        values = torch.cat([self._sums, self._largest_L.double()]).tolist()
+        cross_entropy_sum, l1_sum, overflows, blocks, stops = values[:5]
+        union_L, largest_L = values[5 : self._sums.numel()], values[self._sums.numel() :]
+        kernels = KernelStats(self._sparse, [u / blocks for u in union_L], int(overflows))
+        return StepReading(
+            cross_entropy_sum, l1_sum, stops > 0, kernels, [int(largest) for largest in largest_L]
+        )

@@ -1,0 +1,56 @@
+"""Held-out loss: the same sequences every time, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from sparsellm.training.distributed import all_reduce_sum, reshard
+from sparsellm.training.objective import IGNORED_TARGET
+
+
+class ValidationSet:
+    """This rank's share of the held-out sequences, read once and kept (int32, host memory).
+
+    Ranks run equally many micro-batches of the same shape (FSDP2's collectives and compiled code
+    need that): where the sequences do not divide, the rest is padding whose targets are ignored.
+    """
+
+    def __init__(self, batches: Iterable[Tensor], micro_batch_size: int, device: torch.device):
+        sequences = [batch_BT1.int() for batch_BT1 in batches]
+        self._tokens_ST1 = torch.cat(sequences) if sequences else torch.empty(0, 0).int()
+        self._micro_batch_size = micro_batch_size
+        own = self._tokens_ST1.shape[0]
+        most = torch.zeros(1, dtype=torch.int64, device=device) + own
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+        self._num_batches = -(-int(most) // micro_batch_size)
+
+    @torch.no_grad()
+    def loss(self, objective: nn.Module, accelerator: Accelerator) -> tuple[float, int]:
+        """Mean cross-entropy over all ranks' targets (nats a token), and their number."""
+        sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+        objective.eval()
+        for index in range(self._num_batches):
+            inputs_BT, targets_BT = self._batch(index, accelerator.device)
+            with accelerator.autocast():
+                parts = objective(inputs_BT, targets_BT)
+            sums[0] += parts.cross_entropy_sum
+            sums[1] += (targets_BT != IGNORED_TARGET).sum()
+        objective.train()
+        reshard(objective)
+        all_reduce_sum(sums)
+        total, count = sums.tolist()
+        return total / count, int(count)
+
+    def _batch(self, index: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        first = index * self._micro_batch_size
+        tokens_bT1 = self._tokens_ST1[first : first + self._micro_batch_size].long()
+        missing = self._micro_batch_size - tokens_bT1.shape[0]
+        inputs_BT = F.pad(tokens_bT1[:, :-1], (0, 0, 0, missing))
+        targets_BT = F.pad(tokens_bT1[:, 1:], (0, 0, 0, missing), value=IGNORED_TARGET)
+        return inputs_BT.to(device), targets_BT.to(device)

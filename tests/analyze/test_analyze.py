@@ -1,0 +1,167 @@
+"""Traces and their statistics: against brute force, and against figures of a real pilot model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsellm.analyze import summary
+from sparsellm.analyze.firing import held_out_corpus, record
+from sparsellm.analyze.trace import Trace, load_traces, save_traces
+from sparsellm.cli import main
+from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.training.loop import train_step
+from sparsellm.training.run import build_run, close_run, save_run
+from sparsellm.training.signals import StopRequest
+
+
+def _trace(active_MN: np.ndarray) -> Trace:
+    return Trace(
+        active_MN.sum(1).astype(np.uint16),
+        active_MN.nonzero()[1].astype(np.uint16),
+        active_MN.shape[1],
+    )
+
+
+@given(st.integers(1, 200), st.integers(1, 600), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_statistics_equal_brute_force(tokens, neurons, density, seed):
+    rng = np.random.default_rng(seed)
+    active = rng.random((tokens, neurons)) < density * rng.random(neurons)
+    trace = _trace(active)
+    found = summary.layer_statistics(trace, context_length=tokens)
+    count = active.sum(1)
+    assert found["nnz_mean"] == pytest.approx(count.mean())
+    assert found["nnz_max"] == count.max()
+    for percent in (50, 99):
+        threshold = found[f"nnz_p{percent}"]
+        assert (count <= threshold).mean() >= percent / 100
+        assert (count < threshold).mean() < percent / 100
+    assert found["heavy_rows"] == (count > 128).sum()
+    padded = np.pad(active, ((0, -tokens % 256), (0, -neurons % 256)))
+    assert found["tile_max"] == padded.reshape(len(padded), -1, 256).sum(2).max()
+    for size in (64, 128, 256):
+        blocks = [active[i : i + size].any(0).sum() for i in range(0, tokens, size)]
+        assert found["union"][str(size)] == pytest.approx(np.mean(blocks))
+    popular = np.sort(active.sum(0))[::-1]
+    for top in (128, 256, 512, 1024):
+        expected = popular[:top].sum() / max(popular.sum(), 1)
+        assert found["hot_share"][str(top)] == pytest.approx(expected)
+    assert found["never_fired_fraction"] == pytest.approx((~active.any(0)).mean())
+    assert found["nnz_by_position"][0] == count[0]
+
+
+def test_figures_of_a_real_model(test_data):
+    traces = load_traces(test_data / "traces" / "pilot_nnz16-44.npz", 5632)
+    found = [summary.layer_statistics(trace, 2048) for trace in traces]
+    # Mean, median, p99, max, rows over 128, most in a tile, unions, shares: as published with it.
+    first = found[0]
+    assert [round(first["nnz_mean"], 1), first["nnz_p50"], first["nnz_p99"]] == [26.2, 12, 125]
+    assert [first["nnz_max"], first["heavy_rows"], first["tile_max"]] == [5606, 157, 256]
+    assert [round(x) for x in first["union"].values()] == [777, 1190, 1733]
+    assert [round(100 * x) for x in first["hot_share"].values()] == [22, 33, 47, 64]
+    last = found[5]
+    assert [round(last["nnz_mean"], 1), last["heavy_rows"], last["tile_max"]] == [44.4, 1198, 51]
+    assert round(100 * last["never_fired_fraction"]) == 7
+    assert 900 <= first["nnz_by_position"][0] <= 5632  # the first tokens fire far more
+
+
+def test_token_extremes_leave_out_what_is_rare():
+    tokens = np.array([1, 1, 2, 2, 3, 4, 4])
+    lowest, highest = summary.token_extremes(
+        np.array([5.0, 7, 1, 1, 99, 10, 20]), tokens, num=2, min_count=2
+    )
+    assert lowest == [(2, 1.0, 2), (1, 6.0, 2)]
+    assert highest == [(4, 15.0, 2), (1, 6.0, 2)]
+
+
+@pytest.fixture
+def checkpoint(tiny):
+    run = build_run(tiny())
+    train_step(run, StopRequest())
+    path = save_run(run)
+    close_run(run)
+    return path
+
+
+def test_traces_equal_the_statistics_of_the_model(checkpoint):
+    pretrained = load_pretrained(checkpoint)
+    tokens = torch.randint(257, (3, 32))
+    traces, token_M = record(pretrained, iter([tokens[:2], tokens[2:]]))
+    assert token_M.tolist() == tokens.flatten().tolist()
+    for layer, trace in enumerate(traces):
+        seen = []
+        block = pretrained.model.model.layers[layer]
+        original = block.forward
+
+        def spy(hidden, original=original, seen=seen, **attention):
+            out, stats = original(hidden, return_stats=True, **attention)
+            seen.append(stats)
+            return out
+
+        block.forward = spy
+        with torch.no_grad():
+            pretrained.model.model(tokens, use_cache=False)
+        block.forward = original
+        assert trace.count_M.tolist() == seen[0].nnz_M.tolist()
+        fired = np.bincount(trace.index, minlength=trace.num_neurons)
+        assert fired.tolist() == seen[0].fired_N.tolist()
+
+
+def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
+    assert main(["analyze", str(checkpoint), "--tokens", "512"]) == 0
+    printed = capsys.readouterr().out
+    assert "512 tokens, 64 neurons a layer" in printed
+    found = json.loads((checkpoint / "analysis" / "statistics.json").read_text())
+    assert found["tokens"] == 512
+    assert len(found["layers"]) == 2
+    assert len(found["tokens_by_nnz"]["highest"]) > 0
+    traces = load_traces(checkpoint / "analysis" / "traces.npz", 64)
+    mean = [float(trace.count_M.mean()) for trace in traces]
+    assert mean == pytest.approx([layer["nnz_mean"] for layer in found["layers"]])
+
+
+def test_a_file_as_out_is_refused_before_anything_is_loaded(checkpoint, capsys):
+    (checkpoint / "model.safetensors").unlink()
+    out = checkpoint / "recipe.yaml"
+    assert main(["analyze", str(checkpoint), "--out", str(out)]) == 1
+    assert f"{out} cannot be written ({out} is no folder); name ano" in capsys.readouterr().err
+
+
+def test_the_command_reads_files(checkpoint, tmp_path, capsys):
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a neuron fires " * 40}) + "\n")
+    command = ["analyze", str(checkpoint), "--tokens", "256", "--out", str(tmp_path / "out")]
+    assert main([*command, "--data", str(tmp_path / "*.jsonl")]) == 0
+    assert "256 tokens" in capsys.readouterr().out
+
+
+def test_without_held_out_text_the_remedy_is_an_option_of_the_command(tiny, tmp_path):
+    text = tmp_path / "text.jsonl"
+    text.touch()
+    recipe = tiny("data.corpus=local", f"data.files=[{text}]")
+    with pytest.raises(ValueError, match=r"corpus local has no held-out text; name .* --data GLOB"):
+        held_out_corpus(recipe, None)
+    text.unlink()
+    with pytest.raises(ValueError, match=r"cannot be read .*match no file.* name .* --data GLOB"):
+        held_out_corpus(recipe, None)
+
+
+def test_trace_files_are_checked(tmp_path):
+    trace = _trace(np.eye(8, dtype=bool))
+    path = tmp_path / "traces.npz"
+    save_traces(path, [trace])
+    assert load_traces(path, 8)[0].index.tolist() == list(range(8))
+    with pytest.raises(ValueError, match=r"names neuron 7 of 4"):
+        load_traces(path, 4)
+    with pytest.raises(FileNotFoundError, match=r"sparsellm analyze"):
+        load_traces(tmp_path / "none.npz", 8)
+    np.savez(path, something=np.zeros(3))
+    with pytest.raises(ValueError, match=r"is no trace file"):
+        load_traces(path, 8)
+    path.write_text("text")
+    with pytest.raises(ValueError, match=r"is no trace file"):
+        load_traces(path, 8)

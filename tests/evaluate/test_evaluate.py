@@ -1,0 +1,420 @@
+"""`sparsellm eval`: lm-eval's own scores, to the last digit, on one process and on several."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import process_env, set_arguments
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
+from safetensors.torch import load_file
+from test_metrics import _offline_records
+from training.test_distributed import launch
+from transformers import GPT2TokenizerFast
+
+from sparsellm.data import load_tokenizer
+from sparsellm.evaluate import suite as suite_module
+from sparsellm.evaluate.cli import _beside
+from sparsellm.evaluate.evaluator import Evaluator
+from sparsellm.evaluate.lm import SparseLM
+from sparsellm.evaluate.scores import from_lm_eval, table
+from sparsellm.evaluate.suite import build_tasks, load_suite, write_tasks
+from sparsellm.model import build_model, model_config
+from sparsellm.paths import bundled
+from sparsellm.runs import state
+from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.runs.records import read_metrics
+
+SUITE = load_suite()
+NAMES = list(SUITE.tasks)
+STOCK = [name for name in NAMES if name != "commonsense_qa_cloze"]
+
+
+@pytest.fixture(scope="session")
+def data_dir(test_data) -> Path:
+    """The benchmarks' rows."""
+    return test_data / "eval"
+
+
+@pytest.fixture
+def pair(tiny, gpt2_cache, tmp_path):
+    """A random GPT-2-vocabulary model and its twin that stock transformers saved."""
+
+    def build(dtype: torch.dtype, context_length: int, *overrides: str):
+        shape = [f"model.context_length={context_length}"]
+        shape += [f"train.global_batch_tokens={2 * context_length}"]
+        recipe = tiny(*shape, "data.tokenizer=gpt2", *overrides)
+        tokenizer = load_tokenizer("gpt2")
+        ours = build_model(recipe, tokenizer.eot_id)
+        stock = type(ours)(model_config(recipe, tokenizer.eot_id))  # transformers' own class
+        state.restore_model(stock, state.gather_model(ours))
+        folder = tmp_path / "stock"
+        stock.to(dtype).save_pretrained(folder)
+        _stock_tokenizer(gpt2_cache).save_pretrained(folder)
+        return ours.to(dtype).eval(), tokenizer, folder
+
+    return build
+
+
+def _stock_tokenizer(cache: Path) -> GPT2TokenizerFast:
+    merges, vocabulary = sorted(cache.iterdir(), key=lambda path: path.stat().st_size)
+    pairs = merges.read_text(encoding="utf-8").splitlines()
+    return GPT2TokenizerFast(
+        vocab=json.loads(vocabulary.read_text(encoding="utf-8")),
+        merges=[tuple(pair.split()) for pair in pairs if not pair.startswith("#")],
+    )
+
+
+def _lm_eval(stock: Path, tasks: Path, dtype: str, *arguments: str) -> dict:
+    """The results file of lm-eval's own command."""
+    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu"]
+    command += ["--model_args", f"pretrained={stock},dtype={dtype}", "--tasks", ",".join(NAMES)]
+    command += ["--include_path", str(tasks), "--output_path", str(tasks / "out.json"), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=process_env())
+    assert result.returncode == 0, result.stderr[-3000:]
+    (found,) = tasks.glob("out*.json")
+    return json.loads(found.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "context_length", "limit"), [("float32", 64, 12), ("bfloat16", 64, 12)]
+)
+def test_scores_are_those_of_lm_evals_own_command(  # noqa: PLR0917
+    pair, data_dir, tmp_path, dtype, context_length, limit
+):
+    gated = "true" if dtype == "float32" else "false"  # Llama and Arcee
+    ours, tokenizer, stock = pair(getattr(torch, dtype), context_length, f"ffn.gated={gated}")
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    write_tasks(NAMES, data_dir, tasks)
+    sizes = ("--limit", str(limit), "--batch_size", "16")
+    evaluation = Evaluator(data_dir=data_dir, limit=limit, batch_size=16)
+    scores = evaluation.run(ours, tokenizer, context_length)
+    results = _lm_eval(stock, tasks, dtype, *sizes)
+    assert scores == from_lm_eval(results, SUITE, scores.num_requests, scores.num_cut)
+    assert list(scores.tasks) == NAMES
+    assert scores.num_requests > 7 * limit
+    assert scores.num_cut > 0  # longer than the context, and cut as lm-eval cuts it
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_log_likelihoods_are_those_of_the_stock_class(pair, device, dtype):
+    ours, tokenizer, stock = pair(getattr(torch, dtype), context_length=80)
+    requests = [
+        Instance("loglikelihood", {}, arguments, index)
+        for index, arguments in enumerate(
+            [
+                ("Question: why?\nAnswer:", " because"),
+                ("Question: why?\nAnswer:", " therefore it rains"),
+                ("a space belongs to the answer  ", "so"),
+                ("", "no context: the prefix token stands before it"),
+                ("žluťoučký kůň 漢字 🙂", " úpěl"),
+                ("far too long " * 200, " for the context"),
+            ]
+        )
+    ]
+    options = {"max_length": 80, "batch_size": 4, "softmax_dtype": None}
+    found = SparseLM(ours.to(device), tokenizer, **options).loglikelihood(requests)
+    reference = HFLM(pretrained=str(stock), device=device, batch_size=4, dtype=dtype)
+    assert reference.max_length == 80
+    assert reference.prefix_token_id == tokenizer.eot_id
+    assert found == reference.loglikelihood(requests)  # every bit
+
+
+def test_an_answer_longer_than_the_context_is_scored_by_its_end(tiny):
+    recipe = tiny()
+    tokenizer = load_tokenizer("bytes")
+    model = build_model(recipe, tokenizer.eot_id).eval()
+    lm = SparseLM(model, tokenizer, max_length=16, batch_size=2, softmax_dtype=None)
+    text = "an answer of more than sixteen bytes"
+    requests = [
+        Instance("loglikelihood", {}, ("?", text), 0),
+        Instance("loglikelihood", {}, (text[:-16], text[-16:]), 1),
+        Instance("loglikelihood", {}, ("?", "short"), 2),
+    ]
+    found = lm.loglikelihood(requests)
+    assert found[0] == found[1]
+    assert (lm.num_requests, lm.num_cut) == (3, 2)
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_without_a_data_directory_it_is_the_stock_task(name, tmp_path):
+    write_tasks([name], None, tmp_path)
+    written = yaml.safe_load((tmp_path / f"{name}.yaml").read_text())
+    assert written.keys() == {"include", "task"}  # dataset, splits and prompt are lm-eval's
+    assert lm_eval_load_yaml(tmp_path / f"{name}.yaml")["task"] == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_one_only_the_rows_come_from_elsewhere(name, data_dir, tmp_path):
+    write_tasks([name], data_dir, tmp_path)
+    path = tmp_path / f"{name}.yaml"
+    ours = lm_eval_load_yaml(path, resolve_func=False)
+    stock = lm_eval_load_yaml(yaml.safe_load(path.read_text())["include"], resolve_func=False)
+    changed = {key for key in ours.keys() | stock.keys() if ours.get(key) != stock.get(key)}
+    prompt = {"task", "doc_to_text", "doc_to_target", "doc_to_choice", "metric_list", "metadata"}
+    assert changed - set(suite_module.DATA_KEYS) == (set() if name in STOCK else prompt)
+
+
+@pytest.mark.slow
+def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
+    tiny_overrides, cli, cli_here, data_dir, tmp_path
+):
+    arguments = set_arguments([*tiny_overrides, "validation.every_steps=0"])
+    assert cli_here("train", "--recipe", "debug", *arguments).returncode == 0
+    run = tmp_path / "runs" / "debug"
+    command = ["eval", str(run), "--data-dir", str(data_dir), "--limit", "9"]
+    result = cli(*command)
+    assert result.returncode == 0, result.stderr
+    assert "kernels: dense" in result.stdout
+    assert "mean of the 7 scores with *:" in result.stdout
+    path = run / "checkpoints" / "eval_step_00000004_limit9.json"
+    assert f"saved {path}" in result.stdout
+    report = json.loads(path.read_text())
+    assert list(report["tasks"]) == NAMES
+    assert (report["step"], report["limit"], report["dtype"]) == (4, 9, "float32")
+    scores = [report["tasks"][name][SUITE.tasks[name].metric] for name in STOCK]
+    assert report["mean"] == sum(scores) / 7
+    # Training still finds its checkpoint beside the report.
+    resumed = cli_here("train", "--recipe", "debug", *arguments, "--set", "train.steps=6")
+    assert "step 6/6" in resumed.stdout, resumed.stderr
+
+    out = tmp_path / "two.json"
+    some = ("--tasks", "piqa, winogrande", "--out", str(out), "--dtype", "bf16")
+    some += ("--kernels", "sparse")
+    checkpoint = run / "checkpoints" / "step_00000004"
+    result = cli_here("eval", str(checkpoint), *command[2:], *some)
+    assert "mean: needs all 7 tasks (not run: arc_easy" in result.stdout, result.stderr
+    report = json.loads(out.read_text())
+    assert list(report["tasks"]) == ["piqa", "winogrande"]
+    assert (report["mean"], report["dtype"]) == (None, "bfloat16")
+    assert report["kernels"] == "sparse"
+    wide = cli_here("eval", str(checkpoint), *command[2:], "--tasks", "piqa", "--kernels", "auto")
+    assert "kernels auto: model.layers.0.mlp: its weights are torch.float32" in wide.stderr
+
+    several = launch(2, "-m", "sparsellm", "eval", str(checkpoint), *command[2:], "--out", str(out))
+    assert several.returncode == 0, several.stderr[-3000:]
+    assert several.stdout.count("mean of the 7 scores") == 1  # one rank speaks
+    assert json.loads(out.read_text())["processes"] == 2
+    _assert_same_scores(json.loads(out.read_text()), json.loads(path.read_text()))
+
+
+def _assert_same_scores(found: dict, expected: dict) -> None:
+    """Ranks add up in another order: standard errors agree to rounding, scores exactly."""
+    for name, score in expected["tasks"].items():
+        errors = {key: value for key, value in score.items() if key.endswith("stderr")}
+        assert {**found["tasks"][name], **errors} == score
+        for key, value in errors.items():
+            same = None if value is None else pytest.approx(value, rel=1e-12)
+            assert found["tasks"][name][key] == same
+    assert found["mean"] == expected["mean"]
+
+
+@pytest.mark.slow
+def test_training_evaluates_and_is_not_disturbed(tiny_overrides, data_dir, tmp_path):
+    overrides = [*tiny_overrides, "train.micro_batch_size=1", "validation.every_steps=0"]
+    evaluation = ["evaluation.every_steps=3", f"evaluation.data_dir={data_dir}"]
+    evaluation += ["evaluation.limit=5", "evaluation.batch_size=8"]
+
+    def train(*further):
+        arguments = set_arguments([*overrides, *further])
+        program = ["-m", "sparsellm", "train", "--recipe", "debug", *arguments]
+        result = launch(2, *program, config="fsdp2.yaml")
+        assert result.returncode == 0, result.stderr[-3000:]
+
+    train("name=with", *evaluation)
+    train("name=without")
+    runs = tmp_path / "runs"
+    last = "checkpoints/step_00000004"
+    found, expected = (
+        load_file(runs / name / last / "model.safetensors") for name in ("with", "without")
+    )
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    records = [r for r in read_metrics(runs / "with") if r["kind"] == "evaluation"]
+    assert [r["step"] for r in records] == [3, 4]
+    # The record is what `sparsellm eval` makes of that step's checkpoint.
+    loaded = load_pretrained(runs / "with" / last)
+    scores = Evaluator(data_dir=data_dir, limit=5, batch_size=8).run(
+        loaded.model, loaded.tokenizer, loaded.recipe.model.context_length
+    )
+    _assert_same_scores(records[-1], asdict(scores))
+
+
+@pytest.mark.slow
+def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, cli, data_dir, tmp_path):
+    online = [*tiny_overrides, "logging.wandb=offline", "validation.every_steps=0"]
+    online += ["evaluation.every_steps=4", f"evaluation.data_dir={data_dir}", "evaluation.limit=3"]
+    assert cli("train", "--recipe", "debug", *set_arguments(online)).returncode == 0
+    run = (tmp_path / "runs" / "debug").rename(tmp_path / "moved")
+    result = cli("eval", str(run), "--data-dir", str(data_dir), "--limit", "3")
+    assert result.returncode == 0, result.stderr
+    found, run_ids = [], set()
+    for record in _offline_records(run):
+        if record.WhichOneof("record_type") == "history":
+            items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+            if "evaluation/mean" in items:
+                found.append({k: json.loads(v) for k, v in items.items() if not k.startswith("_")})
+        elif record.WhichOneof("record_type") == "run":
+            run_ids.add(record.run.run_id)
+    assert run_ids == {(run / "wandb_id").read_text()}
+    assert len(found) == 2  # of training and of the command
+    assert found[0] == found[1]
+    assert found[0]["tokens"] == 1024
+    report = json.loads((run / "checkpoints" / "eval_step_00000004_limit3.json").read_text())
+    assert found[1]["evaluation/mean"] == report["mean"]
+    assert found[1]["evaluation/piqa/acc_norm"] == report["tasks"]["piqa"]["acc_norm"]
+
+
+@pytest.fixture
+def small_suite(tmp_path, monkeypatch, data_dir):
+    """A copy of eval/ that a test may break, and a data directory likewise."""
+    folder = tmp_path / "eval"
+    shutil.copytree(bundled("eval"), folder)
+    monkeypatch.setattr(suite_module, "bundled", lambda name: tmp_path / name)
+    rows = tmp_path / "rows" / "piqa"
+    rows.mkdir(parents=True)
+    lines = (data_dir / "piqa" / "validation.jsonl").read_text().splitlines(True)
+    (rows / "validation.jsonl").write_text("".join(lines[:20]))
+    return folder, tmp_path / "rows"
+
+
+def _build(rows: Path | None, *names: str) -> dict:
+    return build_tasks(load_suite(), list(names), rows)
+
+
+def test_a_broken_task_is_an_error_that_names_its_file(small_suite):
+    folder, rows = small_suite
+    assert list(_build(rows, "piqa")) == ["piqa"]
+    path = folder / "tasks" / "piqa.yaml"
+    whole = path.read_text()
+
+    path.write_text(whole.replace("piqa/piqa.yaml", "piqa/piquant.yaml"))
+    with pytest.raises(
+        FileNotFoundError, match=r"piqa\.yaml: key 'include'.* no lm_eval/tasks/piq"
+    ):
+        _build(rows, "piqa")
+    path.write_text(whole + "doc_to_text: '{{nothing.at.all}}'\n")
+    with pytest.raises(ValueError, match=r"tasks/piqa\.yaml: lm-eval cannot build the task 'piqa'"):
+        _build(rows, "piqa")
+    path.write_text(whole + "class: nonsense\n")
+    with pytest.raises(ValueError, match=r"tasks/piqa\.yaml: lm-eval cannot build the task 'piqa'"):
+        _build(rows, "piqa")
+    path.write_text(whole.replace("dataset_kwargs", "# "))
+    with pytest.raises(
+        ValueError, match=r"piqa\.yaml: --data-dir needs key 'dataset_kwargs\.data_f"
+    ):
+        _build(rows, "piqa")
+    path.write_text("include: [\n")
+    with pytest.raises(ValueError, match=r"tasks/piqa\.yaml: not valid YAML"):
+        _build(rows, "piqa")
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"piqa\.yaml is missing; .*suite\.yaml names"):
+        _build(rows, "piqa")
+
+
+def test_mistakes_in_the_suite_and_the_rows_name_the_key(small_suite):
+    folder, rows = small_suite
+    path = folder / "suite.yaml"
+    whole = path.read_text()
+    path.write_text(whole.replace("shots: 0, metric: acc", "shots: 0, metric: f1", 1))
+    with pytest.raises(ValueError, match=r"suite\.yaml: key 'tasks\.arc_easy\.metric'"):
+        load_suite()
+    path.write_text(whole.replace("piqa: {shots: 0", "piqa: {shots: 2"))
+    with pytest.raises(ValueError, match=r"key 'tasks\.piqa\.shots'.*training_split"):
+        _build(rows, "piqa")
+    path.write_text(whole)
+    with pytest.raises(FileNotFoundError, match=r"hellaswag/validation\.jsonl is missing.*--tasks"):
+        _build(rows, "piqa", "hellaswag")
+    (rows / "piqa" / "validation.jsonl").write_text('{"goal": "x"')
+    with pytest.raises(ValueError, match=r"piqa\.yaml: lm-eval cannot build"):
+        _build(rows, "piqa")
+    with pytest.raises(ValueError, match=r"--tasks: 'pika' is no task of .*; it has arc_easy, "):
+        Evaluator(names=["pika"], data_dir=rows)
+
+
+def test_a_metric_that_the_task_lacks_is_refused(small_suite, data_dir):
+    folder, _ = small_suite
+    path = folder / "suite.yaml"
+    path.write_text(
+        path.read_text().replace(
+            "winogrande: {shots: 0, metric: acc,", "winogrande: {shots: 0, metric: acc_norm,"
+        )
+    )
+    with pytest.raises(
+        ValueError, match=r"key 'tasks\.winogrande\.metric': .* no acc_norm; it has"
+    ):
+        _build(data_dir, "winogrande")
+
+
+def test_without_lm_eval_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(suite_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'sparsellm\[eval\]'"):
+        build_tasks(SUITE, ["piqa"], None)
+
+
+def test_mistakes_at_the_command_line_are_one_line(cli, cli_here, tmp_path, tiny_overrides):
+    nowhere = cli_here("eval", str(tmp_path))
+    assert nowhere.returncode == 1
+    assert "is no checkpoint" in nowhere.stderr
+    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    missing = set_arguments(["evaluation.every_steps=1", f"evaluation.data_dir={tmp_path}"])
+    early = cli_here(*own, *missing)
+    assert "test.jsonl is missing" in early.stderr
+    assert "step 1/4" not in early.stdout
+    assert cli_here(*own).returncode == 0
+    # The hub, which that process may not reach.
+    hub = cli("eval", str(tmp_path / "runs" / "debug"), "--tasks", "piqa")
+    assert hub.returncode == 1
+    assert hub.stderr.count("error:") == 1
+    assert "Without a network, give --data-dir DIR (to train: --set evaluation.data_" in hub.stderr
+
+
+def test_scores_of_a_part_do_not_replace_those_of_the_whole():
+    def name(names, limit=None):
+        return _beside(Path("checkpoints/step_00000004"), SUITE, names, limit).name
+
+    assert name(NAMES) == "eval_step_00000004.json"
+    assert name(NAMES, 1) == "eval_step_00000004_limit1.json"
+    assert name(["winogrande", "piqa"]) == "eval_step_00000004_piqa+winogrande.json"
+    assert name(["piqa"], 20) == "eval_step_00000004_piqa_limit20.json"
+
+
+def test_a_folder_as_out_is_refused_before_anything_is_loaded(cli_here, tmp_path):
+    checkpoint = tmp_path / "step_00000004"
+    checkpoint.mkdir()
+    (checkpoint / "trainer.json").touch()  # nothing else of it is there to be read
+    result = cli_here("eval", str(checkpoint), "--out", str(tmp_path))
+    assert result.stderr.startswith(f"error: {tmp_path} cannot be written (it is a folder)")
+
+
+def test_table_stars_what_enters_the_mean():
+    found = {
+        name: {"acc,none": 0.25, "acc_stderr,none": 0.03, "acc_norm,none": 0.5}
+        | {"acc_norm_stderr,none": "N/A"}
+        for name in NAMES
+    }
+    results = {
+        "results": found,
+        "versions": dict.fromkeys(NAMES, 1.0),
+        "n-shot": dict.fromkeys(NAMES, 0),
+        "n-samples": {name: {"original": 9, "effective": 9} for name in NAMES},
+    }
+    scores = from_lm_eval(results, SUITE, num_requests=4, num_cut=0)
+    assert scores.mean == pytest.approx(0.25)
+    assert scores.mean_stderr == pytest.approx(0.03 / 7**0.5)
+    lines = table(scores, SUITE).splitlines()
+    assert len(lines) == 1 + len(NAMES) + 1
+    assert max(map(len, lines)) < 100
+    assert [line.count("*") for line in lines[1:-1]] == [1] * 7 + [0]
+    assert "25.00 ± 3.00*" in next(line for line in lines if line.startswith("winogrande"))

@@ -1,0 +1,247 @@
+"""Dead neurons left out of an export: which ones, how exactly, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sparsellm import accelerate
+from sparsellm.analyze.firing import held_out_tokens
+from sparsellm.cli import main
+from sparsellm.data import load_corpus
+from sparsellm.export.drop_dead import DropDead, choose_kept
+from sparsellm.export.save_export import export
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.training.loop import train_step
+from sparsellm.training.run import build_run, close_run, save_run
+from sparsellm.training.signals import StopRequest
+
+NEURONS = 384
+TOKENS = 1024
+LIVING = (130, 77)  # neurons of each layer that fire; the first decides: 256
+DROPPED = NEURONS - 256
+
+
+def _checkpoint(recipe, living=LIVING):
+    """A checkpoint whose layers have so many living neurons, and which ones they are.
+
+    Element 0 of every token's state is 1 and stays it, so that after the norm it is positive: the
+    gate's weight for it decides whether a neuron always fires or never does.
+    """
+    run = build_run(recipe)
+    train_step(run, StopRequest())
+    generator = torch.Generator().manual_seed(3)
+    alive = [torch.randperm(NEURONS, generator=generator)[:count] for count in living]
+    with torch.no_grad():
+        run.model.model.embed_tokens.weight[:, 0] = 1
+        for layer, alive_A in zip(run.model.model.layers, alive, strict=True):
+            layer.self_attn.o_proj.weight[0] = 0
+            ffn = layer.mlp
+            ffn.up_proj.weight.normal_(generator=generator).mul_(0.3)
+            ffn.down_proj.weight.normal_(generator=generator).mul_(0.003)
+            ffn.down_proj.weight[0] = 0
+            # Dead ones are further from firing the higher their number.
+            ffn.pattern_weight[:, 0] = -torch.linspace(2, 9, NEURONS)
+            ffn.pattern_weight[:, 1:] *= 1e-3
+            ffn.pattern_weight[alive_A, 0] = 2
+    path = save_run(run)
+    close_run(run)
+    return path, [set(alive_A.tolist()) for alive_A in alive]
+
+
+@torch.no_grad()
+def _logits(model, tokens_BT):
+    return model(tokens_BT).logits.float()
+
+
+def _measured_tokens(pretrained):
+    corpus = load_corpus(pretrained.recipe.data.corpus)
+    return torch.cat(list(held_out_tokens(pretrained, corpus, TOKENS, 4)))
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "non-gated"])
+def test_the_measured_text_gives_the_same_logits(tiny, tmp_path, gated):
+    wide = tiny(f"model.intermediate_size={NEURONS}", f"ffn.gated={str(gated).lower()}")
+    path, alive = _checkpoint(wide)
+    whole = load_pretrained(path)
+    tokens_BT = _measured_tokens(whole)
+    expected = _logits(whole.model, tokens_BT)
+    out = tmp_path / "out"
+    source, report = export(path, out, "fp32", drop_dead=DropDead(TOKENS, device="cpu"))
+    assert source == path
+    assert (report.tokens, report.num_dropped) == (TOKENS, DROPPED) == (tokens_BT.numel(), 128)
+
+    stock = AutoModelForCausalLM.from_pretrained(out)
+    assert type(stock).__name__ == ("LlamaForCausalLM" if gated else "ArceeForCausalLM")
+    for narrow in (stock, load_pretrained(out).model):
+        # Sums over 256 of 384 numbers, of which the others are zeros: fp32 rounding.
+        torch.testing.assert_close(_logits(narrow, tokens_BT), expected, rtol=1e-5, atol=1e-5)
+    # The text would show it if a living neuron were missing.
+    with torch.no_grad():
+        whole.model.model.layers[0].mlp.down_proj.weight[:, min(alive[0])] = 0
+    assert (_logits(whole.model, tokens_BT) - expected).abs().max() > 1e-3
+
+    # Every living neuron stays; of the silent ones those nearest to firing; in order.
+    weights, before = load_file(out / "model.safetensors"), load_file(path / "model.safetensors")
+    for layer, (neurons, found) in enumerate(zip(alive, report.layers, strict=True)):
+        silent = [n for n in range(NEURONS) if n not in neurons]
+        assert (found.fired, found.silent, found.kept) == (len(neurons), len(silent), 256)
+        assert found.dropped == silent[-DROPPED:]
+        assert found.nearest_dropped < -2
+        kept = sorted({*range(NEURONS)} - {*found.dropped})
+        name = f"model.layers.{layer}.mlp"
+        for matrix in ("gate_proj", "up_proj")[not gated :]:
+            key = f"{name}.{matrix}.weight"
+            assert torch.equal(weights[key], before[key][kept])
+        key = f"{name}.down_proj.weight"
+        assert torch.equal(weights[key], before[key][:, kept])
+    others = [key for key in before if ".mlp." not in key]
+    assert all(torch.equal(weights[key], before[key]) for key in others)
+
+    # Recipe, configuration and numbers agree.
+    assert AutoConfig.from_pretrained(out).intermediate_size == 256
+    recipe = load_recipe(str(out / "sparsellm_recipe.yaml"))
+    assert recipe.model.intermediate_size == 256
+    assert recipe.model_copy(update={"model": wide.model}) == wide
+    numel = [sum(t.numel() for t in tensors.values()) for tensors in (before, weights)]
+    content = json.loads((out / "drop_dead.json").read_text())
+    assert content["parameters_saved"] == numel[0] - numel[1]
+    assert content["bytes_saved"] == 4 * (numel[0] - numel[1])
+    assert (content["intermediate_size_before"], content["intermediate_size"]) == (NEURONS, 256)
+    assert (content["tokens"], content["corpus"], content["dtype"]) == (TOKENS, "sample", "fp32")
+    assert content["rate_bound_95"] == pytest.approx(3 / TOKENS)
+    assert content["gate_gemm_saved"] == pytest.approx(1 / 3)
+    assert [layer["kept"] for layer in content["layers"]] == [256, 256]
+    assert content["layers"][1]["dropped"] == report.layers[1].dropped
+
+
+def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, capsys):
+    path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
+    out, run, again = (str(tmp_path / name) for name in ("out", "run", "again"))
+    measured = ["--drop-dead", "--drop-dead-tokens", str(TOKENS), "--device", "cpu"]
+    assert main(["export", str(path), out, *measured]) == 0
+    printed = capsys.readouterr().out
+    assert "measured: 1,024 tokens of `sample`, in bf16 on cpu\n" in printed
+    assert "\n    0    130          254            126      128" in printed
+    assert "\n    1     77          307            179      128" in printed
+    assert "width 384 → 256 in every layer: layer 0 decides, 130 of its 384" in printed
+    saved = 2 * 3 * 32 * DROPPED
+    assert f"saved: {saved:,} of " in printed
+    assert "MiB of weights in bf16, 33.3% of the gate GEMM" in printed
+    assert "each dropped neuron fires on under 0.0029 of the tokens" in printed
+
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "feedforward width 256, ReLU" in card
+    assert "Trained with a feedforward width of 384; this export has\n256." in card
+    assert "128 neurons are left out of every layer that fired\non none of 1,024 tokens" in card
+    assert "layer 0 decides, 130 of its 384 neurons fired" in card
+    assert "| 0 | 130 | 254 | 126 | 128 | -" in card
+    assert "each fires on under 0.0029 of the tokens with 95%" in card
+    assert "intermediate_size: 256" in card
+
+    narrow = load_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    whole = load_pretrained(path, dtype=torch.bfloat16)
+    tokens_BT = _measured_tokens(whole)
+    expected = _logits(whole.model, tokens_BT)
+    dense = _logits(narrow.model, tokens_BT)
+    spread = expected.max() - expected.min()
+    assert (dense - expected).abs().max() < 0.02 * spread  # the order of bf16's sums
+    assert len(accelerate(narrow.model).accelerated) == 2
+    assert (_logits(narrow.model, tokens_BT) - dense).abs().max() < 0.02 * spread
+
+    assert main(["import", out, run]) == 0
+    assert main(["analyze", run, "--tokens", "256"]) == 0
+    assert "256 neurons a layer" in capsys.readouterr().out
+    assert main(["generate", out, "--prompt", "def ", "--max-new-tokens", "2"]) == 0
+    assert " of 256 " in capsys.readouterr().err
+    # There is nothing left to drop.
+    assert main(["export", run, again, *measured]) == 0
+    assert "nothing dropped: layer 0 decides, 130 of its 256" in capsys.readouterr().out
+    for name in ("config.json", "model.safetensors", "sparsellm_recipe.yaml"):
+        ours, theirs = (tmp_path / folder / name for folder in ("again", "out"))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_the_card_counts_shares_of_the_trained_width(tiny, tmp_path):
+    overrides = [f"model.intermediate_size={NEURONS}", "sparsity.dead_window_tokens=256"]
+    path, _ = _checkpoint(tiny(*overrides))
+    export(path, tmp_path / "plain")
+    export(path, tmp_path / "out", drop_dead=DropDead(TOKENS, device="cpu"))
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("plain", "out")]
+    sections = [card.split("## Non-zeros per token")[1].split("## Recipe")[0] for card in cards]
+    assert "| of 384 |" in sections[0]
+    assert sections[0] == sections[1]
+    assert "left out" not in cards[0]
+
+
+def test_a_layer_that_decides_for_all_leaves_the_export_unchanged(tiny, tmp_path, capsys):
+    path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"), living=(0, 257))
+    plain, out = tmp_path / "plain", tmp_path / "out"
+    assert main(["export", str(path), str(plain)]) == 0
+    arguments = ["--drop-dead", "--drop-dead-tokens", "64"]
+    assert main(["export", str(path), str(out), *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "nothing dropped: layer 1 decides, 257 of its 384 neurons fired; widths are" in printed
+    names = sorted(file.name for file in plain.iterdir())
+    assert names == sorted(file.name for file in out.iterdir())
+    assert all((plain / name).read_bytes() == (out / name).read_bytes() for name in names)
+
+
+def test_with_all_neurons_dead_128_stay(tiny, tmp_path):
+    path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"), living=(0, 0))
+    _, report = export(path, tmp_path / "out", drop_dead=DropDead(TOKENS, device="cpu"))
+    assert [(layer.fired, layer.kept) for layer in report.layers] == [(0, 128), (0, 128)]
+    assert load_pretrained(tmp_path / "out").recipe.model.intermediate_size == 128
+
+
+def test_text_of_ones_own_that_ends_early(tiny, tmp_path, capsys):
+    path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
+    text = tmp_path / "text.jsonl"
+    text.write_text(json.dumps({"text": "x = 1\n" * 20}) + "\n")  # 120 bytes, 3 sequences of 32
+    arguments = ["--drop-dead", "--data", str(text), "--micro-batch-size", "2"]
+    assert main(["export", str(path), str(tmp_path / "out"), *arguments]) == 0
+    said = f"96 tokens of `local ({text})` (1,048,576 were asked for: its held-out text ends there)"
+    assert said in capsys.readouterr().out
+    assert said in (tmp_path / "out" / "README.md").read_text()
+    content = json.loads((tmp_path / "out" / "drop_dead.json").read_text())
+    assert (content["tokens"], content["files"]) == (96, [str(text)])
+
+
+def test_mistakes_are_named(tiny, tmp_path, capsys):
+    path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}", "ffn.activation=silu"))
+    out = str(tmp_path / "out")
+    for arguments, message in (
+        (["--drop-dead"], "--drop-dead needs ffn.activation: relu; debug has silu"),
+        (["--drop-dead-tokens", "64"], "add --drop-dead, or leave them out"),
+        (["--drop-dead", "--device", "nowhere"], "--device nowhere"),
+    ):
+        assert main(["export", str(path), out, *arguments]) == 1
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@given(st.integers(1, 3), st.integers(1, 500), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_all_that_fired_stay_and_the_nearest_fill_up(layers, neurons, share, seed):
+    generator = torch.Generator().manual_seed(seed)
+    fires_LN = torch.rand(layers, neurons, generator=generator) < share
+    size_LN = torch.randint(1, 9, (layers, neurons), generator=generator).float()
+    peak_LN = torch.where(fires_LN, size_LN, 1 - size_LN)
+    peak_LN[fires_LN & (size_LN == 8)] = torch.nan  # overflowed: it is no zero
+    kept_LW = choose_kept(peak_LN)
+    width = kept_LW.shape[1]
+    most = int(fires_LN.sum(1).max())
+    assert width in {neurons, max(-(-most // 128) * 128, 128)}
+    assert most <= width <= neurons
+    for kept_W, fires_N, peak_N in zip(kept_LW, fires_LN, peak_LN, strict=True):
+        kept = kept_W.tolist()
+        silent = [n for n in range(neurons) if not fires_N[n]]
+        nearest = sorted(silent, key=lambda n: (-float(peak_N[n]), n))
+        fired = fires_N.nonzero()[:, 0].tolist()
+        assert kept == sorted(fired + nearest[: width - len(fired)])

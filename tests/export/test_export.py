@@ -1,0 +1,464 @@
+"""Exported folders: what stock tools compute from them, and the way back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from conftest import set_arguments
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+from sparsellm.cli import main
+from sparsellm.export.importer import import_export
+from sparsellm.export.save_export import export
+from sparsellm.recipe import load_recipe
+from sparsellm.runs import checkpoint, state
+from sparsellm.runs.checkpoint import CheckpointError
+from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
+from sparsellm.training.loop import train, train_step
+from sparsellm.training.run import build_run, close_run, save_run
+from sparsellm.training.signals import StopRequest
+
+VARIANTS = {
+    "relu": [],
+    "silu": ["ffn.activation=silu"],
+    "non-gated": ["ffn.gated=false"],
+    "grouped heads, untied, other RoPE": [
+        "model.num_key_value_heads=1",
+        "model.tie_word_embeddings=false",
+        "model.rope_theta=500000",
+    ],
+}
+
+
+def _checkpoint(recipe):
+    """A checkpoint after one step."""
+    run = build_run(recipe)
+    train_step(run, StopRequest())
+    path = save_run(run)
+    close_run(run)
+    return path
+
+
+@pytest.fixture
+def trained(tiny):
+    """The checkpoint of the tiny recipe after one step."""
+    return _checkpoint(tiny())
+
+
+@pytest.fixture
+def exported(trained, tmp_path):
+    """It again, exported in fp32."""
+    export(trained, tmp_path / "exported", "fp32")
+    return tmp_path / "exported"
+
+
+def _tokens(recipe, batch=3):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(257, (batch, recipe.model.context_length), generator=generator)
+
+
+@torch.no_grad()
+def _logits(model, tokens):
+    return model(tokens).logits
+
+
+def _files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- the gate: stock tools take it ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
+def test_stock_logits_equal_the_training_models(tiny, tmp_path, overrides):
+    recipe = tiny(*overrides)
+    path = _checkpoint(recipe)
+    tokens = _tokens(recipe)
+    expected = _logits(load_pretrained(path).model, tokens)
+
+    export(path, tmp_path / "fp32", "fp32")
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "fp32", dtype="auto")
+    assert type(stock).__name__ == ("LlamaForCausalLM" if recipe.ffn.gated else "ArceeForCausalLM")
+    assert stock.dtype == torch.float32
+    torch.testing.assert_close(_logits(stock, tokens), expected, rtol=0, atol=1e-5)
+
+    export(path, tmp_path / "bf16")
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "bf16", dtype="auto")
+    assert stock.dtype == torch.bfloat16
+    logits = _logits(stock, tokens)
+    # The same model in the same type has the same bits; RoPE's frequencies stay fp32 in both.
+    ours = load_pretrained(path, dtype=torch.bfloat16).model
+    torch.testing.assert_close(logits, _logits(ours, tokens), rtol=0, atol=0)
+    # Against fp32: bf16 has 8 bits, and weights and each activation are rounded to them. Tolerance
+    # is 2% of the logits' own spread.
+    error = (logits.float() - expected).abs().max()
+    assert error < 0.02 * (expected.max() - expected.min()), float(error)
+
+
+def test_config_says_what_was_trained(tiny, tmp_path):
+    path = _checkpoint(tiny(*VARIANTS["grouped heads, untied, other RoPE"]))
+    export(path, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["hidden_act"] == "relu"
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 500_000.0}
+    assert config["rope_theta"] == 500_000.0  # for readers of transformers 4's files
+    assert config["tie_word_embeddings"] is False
+    assert config["dtype"] == "bfloat16"
+    assert "auto_map" not in config  # no remote code
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == 256
+    assert generation["suppress_tokens"] == list(range(257, 320))
+
+
+def test_pipeline_generates_from_it(exported):
+    generator = pipeline("text-generation", str(exported))
+    (result,) = generator("def ", max_new_tokens=8, do_sample=False)
+    assert result["generated_text"].startswith("def ")
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    ids = model.generate(**tokenizer("def ", return_tensors="pt"), max_new_tokens=24)
+    assert int(ids.max()) < len(tokenizer)
+
+
+def test_lm_evaluation_harness_takes_it(exported):
+    pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    pairs = [("def main", "():\n"), ("import", " os"), ("", "class")]
+    model = HFLM(pretrained=str(exported), device="cpu", batch_size=2, dtype="float32")
+    requests = [
+        Instance("loglikelihood", doc={}, arguments=pair, idx=i) for i, pair in enumerate(pairs)
+    ]
+    ours = load_pretrained(exported)
+    for (context, continuation), (found, _) in zip(
+        pairs, model.loglikelihood(requests, disable_tqdm=True), strict=True
+    ):
+        first, second = ours.tokenizer.encode_batch([context, continuation])
+        before = first.tolist() or [ours.tokenizer.eot_id]
+        tokens = torch.tensor([[*before, *second.tolist()]])
+        log_probs = _logits(ours.model, tokens)[0, len(before) - 1 : -1].log_softmax(-1)
+        expected = log_probs.gather(1, tokens[0, len(before) :, None]).sum()
+        assert found == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_gpt2_recipe(tiny, gpt2_cache, tmp_path):
+    path = _checkpoint(tiny("data.tokenizer=gpt2", "model.vocab_multiple=128"))
+    export(path, tmp_path / "out", "fp32")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("hello world")["input_ids"] == [31373, 995]
+    assert tokenizer.eos_token_id == 50256
+    assert load_pretrained(tmp_path / "out").tokenizer.name == "gpt2"
+    (result,) = pipeline("text-generation", str(tmp_path / "out"))("hello", max_new_tokens=2)
+    assert result["generated_text"].startswith("hello")
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_shards_hold_the_same_tensors(trained, tmp_path):
+    export(trained, tmp_path / "one", "fp32")
+    export(trained, tmp_path / "many", "fp32", max_shard_size="40KB")
+    shards = list((tmp_path / "many").glob("model-*.safetensors"))
+    assert len(shards) > 2
+    together = {k: v for shard in shards for k, v in load_file(shard).items()}
+    whole = load_file(tmp_path / "one" / "model.safetensors")
+    assert together.keys() == whole.keys() == load_file(trained / "model.safetensors").keys()
+    one, many = load_pretrained(tmp_path / "one").model, load_pretrained(tmp_path / "many").model
+    for a, b in zip(one.parameters(), many.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_card_tells_the_run(tiny, tmp_path):
+    recipe = tiny()
+    train(recipe)
+    path = checkpoint.latest(recipe.run_path / "checkpoints")
+    scores = {"results": {"piqa": {"alias": "piqa", "acc,none": 0.75, "acc_stderr,none": 0.0125}}}
+    (path / "eval_quick.json").write_text(json.dumps(scores))
+    (recipe.run_path / "eval_old.json").write_text(json.dumps({"step": 1, **scores}))
+    export(recipe.run_path, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    records = [json.loads(line) for line in (recipe.run_path / "metrics.jsonl").open()]
+    *_, last_train, validation = records
+    assert f"| training loss at step 4 | {last_train['loss']:.4f} nats |" in card
+    assert f"| held-out loss at step 4 | {validation['loss']:.4f} nats (512 tokens) |" in card
+    assert "| tokens | 1,024 |" in card
+    assert f"| 1 | {last_train['sparsity']['nnz_mean'][1]:.1f} |" in card
+    assert card.count("| piqa | acc | 75.00 ± 1.25 |") == 1
+    assert "llama.cpp** ignores `hidden_act`" in card
+    assert "--model-impl transformers" in card
+    assert recipe.to_yaml() in card
+
+
+def test_card_without_a_run_says_so(trained, tmp_path):
+    (trained.parent.parent / "metrics.jsonl").unlink(missing_ok=True)
+    export(trained, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "unknown: no metrics.jsonl beside the checkpoint" in card
+    assert "Unknown: no evaluation of step 1 was found." in card
+
+
+def test_card_has_the_scores_of_its_own_step(trained, test_data, tmp_path, capsys):
+    run_path = trained.parent.parent
+    card = tmp_path / "out" / "README.md"
+
+    def exported():
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        export(trained, tmp_path / "out")
+        return card.read_text()
+
+    logged = {"kind": "evaluation", "step": 1, "tokens": 256, "mean": 0.5, "mean_stderr": None}
+    score = {"acc": 0.25, "acc_stderr": 0.01, "num_rows": 3, "num_rows_total": 500}
+    other = logged | {"step": 0, "tasks": {"boolq": score}}
+    lines = (json.dumps(line) + "\n" for line in (other, logged | {"tasks": {"sciq": score}}))
+    (run_path / "metrics.jsonl").write_text("".join(lines))
+    assert "| sciq | acc | 25.00 ± 1.00 |" in exported()
+    assert "| mean of the suite |  | 50.00 |" in exported()
+    assert "Only the first 3 rows of each task, no result to report." in exported()
+    assert "boolq" not in exported()
+
+    command = ["eval", str(trained), "--data-dir", str(test_data / "eval"), "--tasks", "piqa"]
+    assert main([*command, "--limit", "4"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("piqa"))
+    assert f"| piqa | acc | {row.split('  ')[-2].strip()} |" in exported()
+    assert "Only the first 4 rows of each task, no result to report." in exported()
+
+
+def test_card_reads_the_checkpoints_window(tiny, tmp_path):
+    path = _checkpoint(tiny("sparsity.dead_window_tokens=256"))
+    stats = load_file(path / "stats.safetensors")
+    mean = stats["activity_LN"][0].sum() / stats["activity_tokens"]
+    export(path, tmp_path / "out")
+    assert f"| 0 | {mean:.1f} | {mean / 64:.2%} |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_folder_with_files_is_not_touched(trained, tmp_path):
+    (tmp_path / "out").mkdir()
+    export(trained, tmp_path / "out")  # an empty one is taken
+    before = _files(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"out exists and is not empty; give a new folder"):
+        export(trained, tmp_path / "out")
+    assert _files(tmp_path / "out") == before
+
+
+def test_a_failed_export_leaves_nothing(trained, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sparsellm.export.save_export.write_tokenizer", full)
+    before = _files(tmp_path)
+    with pytest.raises(CheckpointError, match=r"out was not written: .*No space left"):
+        export(trained, tmp_path / "out")
+    assert _files(tmp_path) == before
+
+
+# --- and back ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
+def test_export_then_import_is_the_identity(tiny, tmp_path, overrides):
+    path = _checkpoint(tiny(*overrides))
+    export(path, tmp_path / "out", "fp32")
+    written, dtypes = import_export(tmp_path / "out", tmp_path / "run")
+    assert dtypes == ["F32"]
+    assert find_checkpoint(tmp_path / "run") == written
+    assert written.name == path.name
+    original, back = (load_file(p / "model.safetensors") for p in (path, written))
+    assert original.keys() == back.keys()
+    assert all(torch.equal(original[name], back[name]) for name in original)
+    assert (written / "recipe.yaml").read_bytes() == (path / "recipe.yaml").read_bytes()
+    export(tmp_path / "run", tmp_path / "again", "fp32")
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "sparsellm_recipe.yaml"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_bf16_is_widened_and_says_so(trained, tmp_path, capsys):
+    assert main(["export", str(trained), str(tmp_path / "out")]) == 0
+    assert main(["import", str(tmp_path / "out"), str(tmp_path / "run")]) == 0
+    assert "widened from BF16" in capsys.readouterr().out
+    for name, tensor in load_file(find_checkpoint(tmp_path / "run") / "model.safetensors").items():
+        expected = load_file(trained / "model.safetensors")[name].bfloat16().float()
+        assert torch.equal(tensor, expected)
+
+
+def test_an_exported_folder_is_a_checkpoint_to_read(trained, exported):
+    ours, theirs = load_pretrained(trained), load_pretrained(exported)
+    assert theirs.path == exported == find_checkpoint(exported)
+    assert theirs.recipe == ours.recipe
+    assert theirs.trainer == ours.trainer
+    weights = state.gather_model(theirs.model)
+    for name, tensor in state.gather_model(ours.model).items():
+        assert torch.equal(weights[name], tensor)
+
+
+def test_a_folder_without_our_recipe_needs_one(exported, tmp_path, tiny):
+    (exported / "sparsellm_recipe.yaml").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no sparsellm_recipe.yaml; `sparsellm import"):
+        load_pretrained(exported)
+    with pytest.raises(FileNotFoundError, match=r"say with --recipe"):
+        import_export(exported, tmp_path / "run")
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(tiny("name=mine").to_yaml())
+    written, _ = import_export(exported, tmp_path / "run", str(recipe))
+    assert load_pretrained(written).recipe.name == "mine"
+
+
+def test_training_goes_on_from_it_at_step_0(tiny, trained, exported, tmp_path):
+    imported, _ = import_export(exported, tmp_path / "imported")
+    outcomes = []
+    for name, source in (("a", trained), ("b", exported), ("c", imported)):
+        train(tiny(f"name={name}", "train.steps=2"), init_from=source)
+        found = find_checkpoint(tmp_path / "runs" / name)
+        outcomes.append(load_file(found / "model.safetensors"))
+    train(tiny("name=d", "train.steps=2"))
+    fresh = load_file(find_checkpoint(tmp_path / "runs" / "d") / "model.safetensors")
+    first, *others = outcomes
+    for name, tensor in first.items():
+        assert all(torch.equal(tensor, other[name]) for other in others), name
+    assert any(not torch.equal(tensor, fresh[name]) for name, tensor in first.items())
+
+
+def test_init_from_is_for_the_first_start_alone(tiny, exported, capsys):
+    train(tiny("train.steps=2"), init_from=exported)  # the run of `trained`: it has a checkpoint
+    assert "resuming from" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"exported: .* has shape .* train a recipe of the same"):
+        train(tiny("name=other", "model.intermediate_size=96"), init_from=exported)
+
+
+def test_another_activation_on_the_same_weights_is_said(tiny, exported, capsys, tmp_path):
+    train(tiny("name=silu", "train.steps=2", "ffn.activation=silu"), init_from=exported)
+    out = capsys.readouterr().out
+    assert f"weights of {exported}; the optimizer and the data begin at step 0" in out
+    assert "changed since the checkpoint: ffn.activation relu → silu" in out
+    assert "changed since the checkpoint: name" not in out
+    train(tiny("name=silu", "train.steps=4", "ffn.activation=silu"))  # resumed: it still knows
+    path = find_checkpoint(tmp_path / "runs" / "silu")
+    assert load_pretrained(path).trainer["init_from"] == {"name": "debug", "step": 1, "tokens": 256}
+    export(path, tmp_path / "again")
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert "| initial weights | `debug` after 256 tokens, not counted above |" in card
+
+
+def test_fresh_does_not_move_what_it_begins_with(tiny_overrides, trained, capsys):
+    settings = set_arguments(tiny_overrides)
+    line = _error(
+        capsys, "train", "--recipe", "debug", *settings, "--fresh", "--init-from", trained
+    )
+    assert "--fresh would move --init-from" in line
+    assert trained.is_dir()
+
+
+def test_an_imported_checkpoint_is_not_resumed(tiny, exported, tmp_path):
+    recipe = tiny("name=back")
+    import_export(exported, recipe.run_path)
+    with pytest.raises(ValueError, match=r"no optimizer state .* --set name=NEW --init-from"):
+        train(recipe)
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+
+def _error(capsys, *arguments):
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path, capsys):
+    line = _error(capsys, "export", tmp_path / "nothing", tmp_path / "out")
+    assert "nothing is no checkpoint" in line
+    line = _error(capsys, "import", tmp_path, tmp_path / "run")
+    assert "is no exported folder: it has no config.json" in line
+    assert "sparsellm export" in line
+
+
+def test_a_truncated_or_missing_shard(trained, tmp_path, capsys):
+    export(trained, tmp_path / "out", "fp32", max_shard_size="40KB")
+    shard = sorted((tmp_path / "out").glob("model-*.safetensors"))[1]
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    line = _error(capsys, "import", tmp_path / "out", tmp_path / "run")
+    assert f"{shard} is truncated or damaged" in line
+    assert "export the checkpoint again" in line
+    shard.unlink()
+    line = _error(capsys, "import", tmp_path / "out", tmp_path / "run")
+    assert f"{shard} is missing; export the checkpoint again" in line
+    shutil.copy(sorted((tmp_path / "out").glob("model-*.safetensors"))[0], shard)
+    line = _error(capsys, "import", tmp_path / "out", tmp_path / "run")
+    assert f"{shard} and model.safetensors.index.json differ, such as" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("model.intermediate_size=96", "intermediate_size is 64"),
+        ("ffn.activation=silu", "hidden_act is 'relu'"),
+        ("ffn.gated=false", "model_type is 'llama'"),
+        ("model.rope_theta=500000", "rope_parameters is"),
+    ],
+)
+def test_a_recipe_of_another_model(exported, tmp_path, tiny, override, key):
+    recipe = tmp_path / "other.yaml"
+    recipe.write_text(tiny(override).to_yaml())
+    with pytest.raises(
+        ValueError, match=rf"config\.json: {key}.* give the recipe that the weights"
+    ):
+        import_export(exported, tmp_path / "run", str(recipe))
+
+
+def test_a_damaged_config(exported, tmp_path, capsys):
+    path = exported / "config.json"
+    whole = path.read_text()
+    for text in (whole[:40], "{}", whole.replace('"llama"', '"nothing"')):
+        path.write_text(text)
+        line = _error(capsys, "import", exported, tmp_path / "run")
+        assert "config.json cannot be read" in line
+        assert "export the checkpoint again" in line
+
+
+def test_weights_of_another_model(exported, tiny, tmp_path, capsys):
+    other = _checkpoint(tiny("name=wide", "model.intermediate_size=96"))
+    shutil.copy(other / "model.safetensors", exported / "model.safetensors")
+    line = _error(capsys, "import", exported, tmp_path / "run")
+    assert f"{exported}: model.layers.0.mlp.gate_proj.weight has shape (96, 32)" in line
+
+
+def test_another_tokenizer(exported, gpt2_cache, tmp_path, capsys):
+    from sparsellm.runs.hf_tokenizer import write_tokenizer
+
+    write_tokenizer("gpt2", exported, context_length=32)
+    line = _error(capsys, "import", exported, tmp_path / "run")
+    assert "tokenizer.json (50,257 ids" in line
+    assert "is not the recipe's tokenizer 'bytes'" in line
+
+
+def test_a_shard_size_that_is_none(trained, tmp_path, capsys):
+    line = _error(capsys, "export", trained, tmp_path / "out", "--max-shard-size", "big")
+    assert "--max-shard-size 'big': write it as 4GB" in line
+
+
+def test_the_commands(tiny_overrides, tmp_path, capsys):
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    recipe = ["--recipe", "debug", *set_arguments(tiny_overrides)]
+    out, back = str(tmp_path / "out"), str(tmp_path / "back")
+    for arguments in (
+        ["train", *recipe],
+        ["export", str(run_path), out, "--dtype", "fp32"],
+        ["import", out, back],
+        ["train", *recipe, "--set", "name=further", "--init-from", back],
+        ["export", str(run_path.parent / "further"), str(tmp_path / "further")],
+        ["generate", str(tmp_path / "further"), "--prompt", "import ", "--max-new-tokens", "4"],
+    ):
+        capsys.readouterr()
+        assert main(arguments) == 0, capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert captured.out.startswith("import ")
+    assert "nnz" in captured.err

@@ -1,0 +1,208 @@
+"""`sparsellm.accelerate` and its operator in plain torch; tests/gpu has the kernels."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import sparsellm
+from sparsellm.ffn import accelerate
+from sparsellm.ffn.dispatch import Costs
+from sparsellm.ffn.inference_ops import sparse_ffn
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.types import FFNWeights
+from sparsellm.model import build_model
+
+SHAPE = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+TOKENS = torch.arange(2 * 20).view(2, 20) % 128
+
+
+def _model(config_class, model_class, **options):
+    torch.manual_seed(0)
+    options = {"hidden_act": "relu", **options}
+    return model_class(config_class(**SHAPE, **options)).bfloat16().eval()
+
+
+FAMILIES = [
+    (LlamaConfig, LlamaForCausalLM, {}),
+    (LlamaConfig, LlamaForCausalLM, {"mlp_bias": True}),
+    (MistralConfig, MistralForCausalLM, {}),
+    (Qwen3Config, Qwen3ForCausalLM, {}),
+    (ArceeConfig, ArceeForCausalLM, {}),  # non-gated
+]
+
+
+@pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
+@torch.inference_mode()
+def test_every_family_gives_its_own_logits_and_keys(config_class, model_class, options):
+    model = _model(config_class, model_class, **options)
+    expected, keys = model(TOKENS).logits, list(model.state_dict())
+    done = sparsellm.accelerate(model)
+    assert len(done.accelerated) == 2
+    assert not done.left_alone
+    assert list(model.state_dict()) == keys
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=2e-2, atol=2e-2)
+    generated = model.generate(TOKENS[:1], max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert generated.shape == (1, 24)
+    sparsellm.restore(model)
+    assert torch.equal(model(TOKENS).logits, expected)
+    assert "sparsellm_down_NK" not in dict(model.named_buffers())
+
+
+@torch.inference_mode()
+def test_our_model_and_compile(tiny):
+    model = build_model(tiny(), eos_token_id=256).bfloat16().eval()
+    expected = model(TOKENS).logits
+    assert len(sparsellm.accelerate(model).accelerated) == 2
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=2e-2, atol=2e-2)
+    compiled = torch.compile(model.model.layers[0].mlp, fullgraph=True)
+    x = torch.randn(3, 5, 32).bfloat16()
+    torch.testing.assert_close(compiled(x), model.model.layers[0].mlp(x))
+
+
+def test_what_cannot_be_served_is_named_and_left_alone():
+    silu = _model(LlamaConfig, LlamaForCausalLM, hidden_act="silu")
+    done = sparsellm.accelerate(silu)
+    assert done.left_alone["model.layers.1.mlp"] == "its activation is not ReLU"
+    assert "left alone: model.layers.0.mlp: its activation is not ReLU" in str(done)
+    fp32 = sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM).float())
+    assert "torch.float32, not torch.bfloat16" in fp32.left_alone["model.layers.0.mlp"]
+    with pytest.raises(ValueError, match=r"threshold -1\.0 must not be negative"):
+        sparsellm.accelerate(silu, threshold=-1.0)
+    with pytest.raises(ValueError, match="kernels 'fast' must be one of auto, sparse, dense"):
+        sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM), kernels="fast")
+
+
+@torch.inference_mode()
+def test_a_deep_copy_computes_with_its_own_weights():
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    sparsellm.accelerate(model)
+    other = copy.deepcopy(model)
+    before = model(TOKENS).logits
+    for layer in other.model.layers:
+        layer.mlp.gate_proj.weight.zero_()
+    assert torch.equal(model(TOKENS).logits, before)
+    assert not torch.allclose(other(TOKENS).logits, before, atol=1e-2)
+    sparsellm.restore(other)
+    assert torch.equal(model(TOKENS).logits, before)
+
+
+def test_a_forward_of_the_instance_comes_back():
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    mlp = model.model.layers[0].mlp
+    vars(mlp)["forward"] = own = lambda x: x  # as a hook would
+    sparsellm.accelerate(model)
+    x = torch.randn(3, 64)
+    assert mlp(x) is x  # not bf16: the dense path is the instance's own
+    sparsellm.restore(model)
+    assert vars(mlp)["forward"] is own
+
+
+def test_no_tokens_at_all_and_restoring_twice():
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    sparsellm.accelerate(model)
+    mlp = model.model.layers[0].mlp
+    assert mlp(torch.empty(0, 64).bfloat16()).shape == (0, 64)
+    sparsellm.restore(model)
+    sparsellm.restore(model)
+    assert set(vars(mlp)) == set(vars(_model(LlamaConfig, LlamaForCausalLM).model.layers[0].mlp))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_few_tokens_of_a_dense_layer_skip_the_operator(gated, monkeypatch):
+    module = SparseFFN(16, 24, gated=gated).bfloat16().requires_grad_(False)
+    x = torch.randn(2, 3, 16).bfloat16()
+    expected = module(x)
+    (dispatch,) = sparsellm.accelerate(module).dispatches.values()
+    dispatch.observed.fill_(24)
+    assert dispatch.choose(6, lambda: Costs(dense=1.0, fixed=2.0, per_neuron=0.0)) == "dense"
+    with monkeypatch.context() as patch:
+        patch.setattr(accelerate, "sparse_ffn", None)  # not to be called
+        assert torch.equal(module(x), expected)
+    sparsellm.accelerate(module, threshold=0.5)
+    assert not torch.equal(module(x), expected)
+
+
+def test_training_goes_through_the_dense_path():
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    sparsellm.accelerate(model)
+    model(TOKENS).logits.float().sum().backward()
+    assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+
+
+def test_accelerating_again_takes_the_new_weights():
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    sparsellm.accelerate(model)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.mul_(-1)
+        sparsellm.accelerate(model)
+        found = model(TOKENS).logits
+        sparsellm.restore(model)
+        torch.testing.assert_close(found, model(TOKENS).logits, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_the_operator_equals_its_formula(gated, threshold):
+    x, w_gate, w_up = (torch.randn(s, 16, dtype=torch.float64) for s in (7, 24, 24))
+    w_down = torch.randn(16, 24, dtype=torch.float64)
+    biases = [torch.randn(s, dtype=torch.float64) for s in (24, 24, 16)]
+
+    def fatrelu(value):
+        return torch.where(value > threshold, value, 0)
+
+    up = F.linear(x, w_up, biases[1])
+    h = fatrelu(F.linear(x, w_gate, biases[0])) * up if gated else fatrelu(up)
+    gate = (w_gate, biases[0]) if gated else (None, None)
+    w = FFNWeights(gate[0], w_up, w_down, gate[1], biases[1], biases[2], threshold)
+    transposed = w_down.t().contiguous()
+    torch.testing.assert_close(sparse_ffn(x, w, transposed), F.linear(h, w_down, biases[2]))
+    torch.library.opcheck(
+        torch.ops.sparsellm.sparse_ffn.default,
+        (x, *w[:3], transposed, *w[3:], 0),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def _refused(match: str, **changes):
+    x_MK, w_NK = torch.randn(3, 16), torch.randn(24, 16)
+    w = FFNWeights(w_NK, w_NK, w_NK.t().contiguous(), None, None, None, 0.0)
+    others = {"x_MK": x_MK, "down_NK": w_NK}
+    others |= {name: changes.pop(name) for name in set(others) & set(changes)}
+    with pytest.raises(ValueError, match=match):
+        sparse_ffn(others["x_MK"], w._replace(**changes), others["down_NK"])
+
+
+def test_what_does_not_fit_is_named():
+    w = torch.randn(24, 16)
+    _refused(r"hidden_size 12 .* multiples of 8", x_MK=torch.randn(3, 12), up_NK=w[:, :12])
+    _refused(r"W_d transposed is \(16, 24\) where \(24, 16\)", down_NK=w.t().contiguous())
+    _refused(r"W_g is torch.float64 on cpu, not torch.float32 on cpu", gate_NK=w.double())
+    _refused(r"x is not contiguous", x_MK=torch.randn(16, 3).t())
+    _refused(r"b_d is \(24,\) where \(16,\) belongs", b_down_K=torch.randn(24))
+    _refused(r"x \(3, 2, 16\) must be \(tokens, hidden_size\)", x_MK=torch.randn(3, 2, 16))
+    _refused(r"threshold -1.0 must not be negative", threshold=-1.0)
+    _refused(r"threshold nan must not be negative", threshold=float("nan"))

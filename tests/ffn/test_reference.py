@@ -1,0 +1,142 @@
+"""The reference ops against formulas in numpy and gradients in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+
+from sparsellm.ffn.reference import columns_of, dense_of, gated_ffn, non_gated_ffn
+from sparsellm.ffn.types import TOKEN_AT
+
+
+def _weights(m: int, k: int, n: int, density: float, seed: int) -> tuple[torch.Tensor, ...]:
+    """x and weights in float64 whose gate fires on about ``density`` of its outputs.
+
+    The first input feature is 1 and its gate weight a bias, drawn per neuron: a neuron is on for
+    every token or for none, and near-zero pre-activations (where ReLU has no derivative) are
+    avoided.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x_MK = torch.randn(m, k, generator=generator, dtype=torch.float64)
+    x_MK[:, 0] = 1
+    w_gate_NK = torch.randn(n, k, generator=generator, dtype=torch.float64) * 0.01
+    fires = torch.rand(n, generator=generator) < density
+    w_gate_NK[:, 0] = torch.where(fires, 1.0, -1.0)
+    w_up_NK = torch.randn(n, k, generator=generator, dtype=torch.float64)
+    w_down_KN = torch.randn(k, n, generator=generator, dtype=torch.float64)
+    return x_MK, w_gate_NK, w_up_NK, w_down_KN
+
+
+shapes = st.tuples(st.integers(1, 9), st.integers(2, 7), st.integers(1, 12))
+densities = st.sampled_from([0.0, 0.1, 0.5, 1.0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=shapes, density=densities, seed=st.integers(0, 10**6))
+def test_gated_is_the_papers_formula_with_exact_statistics(shape, density, seed):
+    x, w_gate, w_up, w_down = _weights(*shape, density, seed)
+    y, stats = gated_ffn(x, w_gate, w_up, w_down)
+    gate = np.maximum(x.numpy() @ w_gate.numpy().T, 0)
+    h = gate * (x.numpy() @ w_up.numpy().T)
+    np.testing.assert_allclose(y.numpy(), h @ w_down.numpy().T, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(float(stats.l1_sum), np.abs(h).sum(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(stats.nnz_M.numpy(), (gate != 0).sum(1))
+    np.testing.assert_array_equal(stats.fired_N.numpy(), (gate != 0).sum(0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=shapes, density=densities, seed=st.integers(0, 10**6))
+def test_non_gated_is_its_own_gate(shape, density, seed):
+    x, w_up, _, w_down = _weights(*shape, density, seed)
+    y, stats = non_gated_ffn(x, w_up, w_down)
+    h = np.maximum(x.numpy() @ w_up.numpy().T, 0)
+    np.testing.assert_allclose(y.numpy(), h @ w_down.numpy().T, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(float(stats.l1_sum), h.sum(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(stats.nnz_M.numpy(), (h != 0).sum(1))
+
+
+@settings(max_examples=15, deadline=None)
+@given(shape=shapes, density=densities, seed=st.integers(0, 10**6))
+def test_gradients_of_output_and_l1_in_float64(shape, density, seed):
+    inputs = [w.requires_grad_() for w in _weights(*shape, density, seed)]
+
+    def gated(*tensors):
+        y, stats = gated_ffn(*tensors)
+        return y, stats.l1_sum
+
+    def non_gated(x, w_up, w_down):
+        y, stats = non_gated_ffn(x, w_up, w_down)
+        return y, stats.l1_sum
+
+    assert gradcheck(gated, inputs)
+    assert gradcheck(non_gated, [inputs[0], inputs[1], inputs[3]])
+
+
+def test_l1_gradient_is_the_sign_on_the_pattern():
+    x, w_gate, w_up, w_down = _weights(5, 4, 6, 0.5, seed=1)
+    gate = torch.relu(x @ w_gate.T)
+    w_up.requires_grad_()
+    gated_ffn(x, w_gate, w_up, w_down)[1].l1_sum.backward()
+    sign = torch.sign(gate * (x @ w_up.detach().T))
+    torch.testing.assert_close(w_up.grad, (sign * gate).T @ x)
+
+
+def test_silu_has_no_zeros():
+    x, w_gate, w_up, w_down = _weights(5, 4, 6, 0.5, seed=1)
+    stats = gated_ffn(x, w_gate, w_up, w_down, "silu")[1]
+    assert stats.nnz_M.tolist() == [6] * 5
+
+
+def test_l1_is_accumulated_in_fp32_under_bf16():
+    h = torch.full((4096, 64), 1.0, dtype=torch.bfloat16)
+    eye = torch.eye(64, dtype=torch.bfloat16)
+    # bf16 sums stop growing at 256; 4096 × 64 ones are 262,144.
+    assert float(non_gated_ffn(h, eye, eye)[1].l1_sum) == pytest.approx(4096 * 64)
+
+
+def test_places_of_a_column_are_those_of_the_kernels():
+    # cuda/common/union.cuh, token_at: a thread of a warp's 16 × 8 result holds rows r, r + 8.
+    assert TOKEN_AT[:16] == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    assert TOKEN_AT[16:] == [16 + token for token in TOKEN_AT[:48]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(st.integers(0, 150), st.integers(1, 12)),
+    density=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    gated=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_columns_block_by_block_and_back(shape, density, gated, seed):
+    (m, n), generator = shape, torch.Generator().manual_seed(seed)
+    fires = torch.rand(m, n, generator=generator) < density
+    gate = torch.rand(m, n, generator=generator) + 0.1
+    gate, up = torch.where(fires, gate, 0), torch.randn(m, n, generator=generator)
+    expected = []  # (block, neuron), as the format says it
+    for block in range(-(-m // 64)):
+        own = fires[64 * block : 64 * (block + 1)]
+        expected += [(block, neuron) for neuron in range(n) if own[:, neuron].any()]
+    columns = columns_of(gate if gated else None, up if gated else gate, len(expected) + 3)
+    pattern = columns.gate if gated else columns.up
+    starts = [sum(block < b for block, _ in expected) for b in range(-(-m // 64) + 1)]
+    assert columns.offset.tolist() == starts
+    assert columns.neuron.tolist() == [neuron for _, neuron in expected] + [0] * 3
+    for column, (block, neuron) in enumerate(expected):
+        for place, token in enumerate(64 * block + t for t in TOKEN_AT):
+            found = pattern[column, place]
+            assert found == (gate[token, neuron] if token < m else 0)
+            fired = int(columns.mask[column]) >> token % 64 & 1
+            assert fired == (token < m and bool(fires[token, neuron]))
+    assert torch.equal(dense_of(columns, pattern, m, n), gate)
+    if gated:
+        member = torch.cat([own.any(0).expand_as(own) for own in fires.split(64)])
+        assert torch.equal(dense_of(columns, columns.up, m, n), torch.where(member, up, 0))
+    else:
+        assert columns.gate.shape == (0, 64)
+    small = columns_of(gate, up, len(expected) // 2)
+    assert torch.equal(small.offset, columns.offset)
+    assert small.neuron.tolist() == columns.neuron.tolist()[: len(expected) // 2]

@@ -1,0 +1,339 @@
+"""Training on the pattern against autograd of the dense formula; tests/gpu has the kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+from torch.utils.checkpoint import checkpoint
+
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.reference import columns_of, sparse_backward, sparse_forward
+from sparsellm.ffn.training_ops import (
+    _backward_by_kernels,
+    _forward_by_kernels,
+    sparse_ffn_backward,
+    sparse_ffn_forward,
+    sparse_ffn_training,
+)
+from sparsellm.ffn.types import Columns, FFNWeights
+
+VARIANTS = list(itertools.product((True, False), (True, False)))  # gated, biased
+IDS = ["gated, biased", "gated", "non-gated, biased", "non-gated"]
+
+
+def _inputs(m, k, n, gated=True, biased=False, *, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        values = torch.randn(shape, generator=generator, dtype=dtype)
+        return values.requires_grad_()
+
+    def bias(size, there):
+        return draw(size) if there else None
+
+    x_MK, gate_NK = draw(m, k), draw(n, k) if gated else None
+    up_NK, down_KN = draw(n, k), draw(k, n)
+    b_gate_N = bias(n, biased and gated)
+    return x_MK, FFNWeights(gate_NK, up_NK, down_KN, b_gate_N, bias(n, biased), bias(k, biased), 0)
+
+
+def _at_density(x_MK, w, density):
+    """The same, about that share firing; ``crazy row``: nothing but all of the last token."""
+    first = w.up_NK if w.gate_NK is None else w.gate_NK
+    with torch.no_grad():  # a constant feature with a large weight
+        x_MK[:, 0] = 1
+        if density == "crazy row":
+            x_MK[-1:, 0] = -1
+        if density in (0.0, 1.0, "crazy row"):
+            first[:, 0] = 100 if density == 1 else -100
+        else:
+            first[:, 0] = torch.where(torch.rand(len(first)) < density, 3.0, -3.0)
+    return x_MK, w
+
+
+def _dense(x_MK, w):
+    up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
+    gate_MN = F.relu(up_MN if w.gate_NK is None else F.linear(x_MK, w.gate_NK, w.b_gate_N))
+    h_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
+    return F.linear(h_MN, w.down_KN, w.b_down_K), h_MN.abs().sum(), gate_MN != 0
+
+
+def _present(x_MK, w):
+    return [tensor for tensor in (x_MK, *w[:-1]) if tensor is not None]
+
+
+def _assert_equal_to_dense(x_MK, w, capacity):
+    y_MK, stats = sparse_ffn_training(x_MK, w, capacity)
+    expected_MK, l1, active_MN = _dense(x_MK, w)
+    assert torch.equal(y_MK, expected_MK)
+    assert torch.equal(stats.l1_sum, l1)
+    assert torch.equal(stats.nnz_M, active_MN.sum(1, dtype=torch.int32))
+    assert torch.equal(stats.fired_N, active_MN.sum(0, dtype=torch.int32))
+    blocks = active_MN.split(64)
+    assert int(stats.union_sum) == sum(int(block.any(0).sum()) for block in blocks)
+    assert not any(t.requires_grad for t in (stats.nnz_M, stats.fired_N, stats.union_sum))
+    dy_MK = torch.randn(y_MK.shape, dtype=y_MK.dtype)
+    found = torch.autograd.grad((y_MK * dy_MK).sum() + 0.7 * stats.l1_sum, _present(x_MK, w))
+    expected = torch.autograd.grad((expected_MK * dy_MK).sum() + 0.7 * l1, _present(x_MK, w))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    return int(stats.union_sum)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(0, 200), st.integers(1, 9), st.integers(1, 40)),
+    density=st.sampled_from([0.0, 0.05, 0.5, 1.0, "crazy row"]),
+    variant=st.sampled_from(VARIANTS),
+    share=st.sampled_from([0.0, 0.3, 1.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_equals_dense_at_every_shape_density_and_capacity(shape, density, variant, share, seed):
+    m, _, n = shape
+    torch.manual_seed(seed)
+    x_MK, w = _at_density(*_inputs(*shape, *variant, seed=seed), density)
+    worst = -(-m // 64) * n
+    columns = _assert_equal_to_dense(x_MK, w, int(share * worst))
+    certain = {0.0: 0, 1.0: worst, "crazy row": n if m else 0}
+    assert columns == certain.get(density, columns)
+
+
+@pytest.mark.parametrize("capacity", [0, 5, 24])
+@pytest.mark.parametrize(("gated", "biased"), VARIANTS, ids=IDS)
+def test_gradients_in_float64(gated, biased, capacity):
+    x_MK, w = _inputs(67, 3, 12, gated, biased, seed=3)
+    names = [name for name, tensor in zip(w._fields, w, strict=True) if torch.is_tensor(tensor)]
+
+    def run(x, *tensors):
+        weights = w._replace(**dict(zip(names, tensors, strict=True)))
+        y_MK, stats = sparse_ffn_training(x, weights, capacity)
+        return y_MK, stats.l1_sum
+
+    assert gradcheck(run, _present(x_MK, w), fast_mode=True)
+
+
+@pytest.mark.parametrize(("gated", "biased"), VARIANTS, ids=IDS)
+@pytest.mark.parametrize("capacity", [0, 7, 32])
+def test_operators_are_what_they_say(gated, biased, capacity):
+    x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
+    arguments = (x_MK, *w[:-1])
+    torch.library.opcheck(sparse_ffn_forward, (*arguments, capacity))
+    y_MK, l1_sum, _, _, *columns = sparse_ffn_forward(*arguments, capacity)
+    detached = [t.detach() if torch.is_tensor(t) else t for t in (y_MK, l1_sum, *arguments)]
+    torch.library.opcheck(sparse_ffn_backward, (*detached, *columns))
+
+
+def test_half_of_the_loss_and_half_of_the_weights():
+    x_MK, w = _inputs(70, 8, 16)
+    y_MK, stats = sparse_ffn_training(x_MK, w, 32)
+    expected_MK, l1, _ = _dense(x_MK, w)
+    for one, other in ((y_MK.sum(), expected_MK.sum()), (stats.l1_sum, l1)):
+        found, expected = (
+            torch.autograd.grad(sum_, w.up_NK, retain_graph=True) for sum_ in (one, other)
+        )
+        torch.testing.assert_close(found, expected)
+    frozen = w._replace(gate_NK=w.gate_NK.detach(), down_KN=w.down_KN.detach())
+    y_MK, stats = sparse_ffn_training(x_MK.detach(), frozen, 32)
+    (y_MK.sum() + stats.l1_sum).backward()
+    assert w.gate_NK.grad is None
+    assert w.up_NK.grad.isfinite().all()
+
+
+def test_under_autocast_fp32_weights_have_unrounded_gradients():
+    x_MK, w = _inputs(256, 32, 64, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y_MK, stats = sparse_ffn_training(x_MK, w, 4 * 64)
+    assert (y_MK.dtype, stats.l1_sum.dtype) == (torch.bfloat16, torch.float32)
+    gradients = torch.autograd.grad(y_MK.float().square().sum() + stats.l1_sum, _present(x_MK, w))
+    # What bf16 computes with, in float64.
+    exact_x, *exact = (
+        None if t is None else t.detach().bfloat16().double().requires_grad_()
+        for t in (x_MK, *w[:-1])
+    )
+    exact_w = FFNWeights(*exact, 0.0)
+    y_exact, l1, _ = _dense(exact_x, exact_w)
+    expected = torch.autograd.grad(y_exact.square().sum() + l1, _present(exact_x, exact_w))
+    for found, other in zip(gradients, expected, strict=True):
+        assert found.dtype == torch.float32
+        assert float((found - other).norm() / other.norm()) < 0.01
+    assert not torch.equal(gradients[2], gradients[2].bfloat16().float())
+
+
+def test_bf16_weights_have_bf16_gradients():
+    x_MK, w = _inputs(70, 8, 16, dtype=torch.bfloat16)
+    y_MK, stats = sparse_ffn_training(x_MK, w, 32)
+    gradients = torch.autograd.grad(y_MK.sum() + stats.l1_sum, _present(x_MK, w))
+    assert {gradient.dtype for gradient in gradients} == {torch.bfloat16}
+
+
+@pytest.mark.slow
+def test_compiled_whole_and_not_anew_for_every_capacity():
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    x_MK, w = _inputs(130, 8, 16, dtype=torch.float32)
+
+    def run(capacity):
+        y_MK, stats = sparse_ffn_training(x_MK.sin(), w, capacity)
+        return y_MK, stats.l1_sum, stats.union_sum
+
+    inductor = torch.compile(run, fullgraph=True)
+    counted = torch.compile(run, fullgraph=True, backend=count)
+    expected = run(48)
+    gradients = torch.autograd.grad(expected[0].sum() + expected[1], _present(x_MK, w))
+    for capacity in (48, 40, 20, 10):
+        found = inductor(capacity)
+        torch.testing.assert_close(found, expected)
+        again = torch.autograd.grad(found[0].sum() + found[1], _present(x_MK, w))
+        torch.testing.assert_close(again, gradients)
+        counted(capacity)
+    assert len(graphs) == 2  # the first size, then any
+
+
+def test_overflow_and_recomputation_change_no_bit():
+    x_MK, w = _inputs(130, 8, 16, dtype=torch.float32)
+
+    def run(x, capacity):
+        return sparse_ffn_training(x, w, capacity)
+
+    outcomes = []
+    for y_MK, stats in (
+        run(x_MK, 48),
+        run(x_MK, 10),
+        checkpoint(run, x_MK, 48, use_reentrant=False),
+        checkpoint(run, x_MK, 10, use_reentrant=False),
+    ):
+        gradients = torch.autograd.grad(y_MK.square().sum() + stats.l1_sum, _present(x_MK, w))
+        outcomes.append((y_MK, *stats, *gradients))
+    for plain, *others in zip(*outcomes, strict=True):
+        assert all(torch.equal(plain, other) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"up_NK": torch.zeros(16, 9)}, r"W_u is \(16, 9\) where \(16, 8\)"),
+        ({"down_KN": torch.zeros(16, 8)}, r"W_d is \(16, 8\) where \(8, 16\)"),
+        ({"gate_NK": torch.zeros(16, 8).double()}, "W_g is torch.float64"),
+        ({"b_up_N": torch.zeros(8)}, r"b_u is \(8,\) where \(16,\)"),
+        ({"capacity": 49}, "capacity 49 must be 0 to 48"),
+        ({"capacity": -1}, "capacity -1"),
+        ({"x_MK": torch.zeros(2, 65, 8)}, r"x \(2, 65, 8\) must be"),
+    ],
+)
+def test_what_does_not_fit_is_named(change, message):
+    x_MK, w = _inputs(130, 8, 16, dtype=torch.float32)
+    change = {"x_MK": x_MK, "capacity": 48} | change
+    x_MK, capacity = change.pop("x_MK"), change.pop("capacity")
+    with pytest.raises(ValueError, match=message):
+        sparse_ffn_training(x_MK, w._replace(**change), capacity)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_module_computes_the_same_by_either_path(gated):
+    torch.manual_seed(0)
+    ffn = SparseFFN(16, 48, gated=gated)
+    x_BTK = torch.randn(2, 70, 16)
+    outcomes = []
+    for kernels in ("dense", "sparse"):
+        ffn.use_kernels(kernels)
+        y_BTK, stats = ffn.forward_with_stats(x_BTK)
+        ffn.zero_grad()
+        (y_BTK.sum() + stats.l1_sum).backward()
+        outcomes.append([y_BTK, *stats, *(p.grad.clone() for p in ffn.parameters())])
+        assert torch.equal(ffn(x_BTK), y_BTK)
+    dense, sparse = outcomes
+    assert all(torch.equal(a, b) for a, b in zip(dense[:5], sparse[:5], strict=True))
+    torch.testing.assert_close(dense[5:], sparse[5:])
+    with torch.no_grad():
+        assert ffn.capacity_for(140) == 0
+        assert torch.equal(ffn(x_BTK), dense[0])
+
+
+@pytest.mark.slow
+def test_the_module_compiles_whole():
+    ffn = SparseFFN(16, 48, gated=True, kernels="sparse")
+    x_MK = torch.randn(130, 16)
+    compiled = torch.compile(ffn, fullgraph=True)
+    torch.testing.assert_close(compiled(x_MK), ffn(x_MK))
+    compiled(x_MK).sum().backward()
+
+
+def test_padding_of_the_last_block_fires_nothing():
+    x_MK, w = _inputs(65, 4, 8, biased=True)
+    with torch.no_grad():
+        w.b_gate_N.fill_(100)  # 63 places of the second block stand for no token
+    assert _assert_equal_to_dense(x_MK, w, 16) == 16
+
+
+@pytest.mark.parametrize(("gated", "biased"), VARIANTS, ids=IDS)
+def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, gated, biased):
+    """What the operators do around the CUDA kernels; the specification stands in for them."""
+    from sparsellm.ffn.kernels import union_training
+
+    def forward(x_MK, w, down_NK, capacity):
+        assert down_NK.is_contiguous()
+        assert torch.equal(down_NK.t(), w.down_KN)
+        assert {t.dtype for t in w if torch.is_tensor(t)} == {torch.bfloat16}
+        y_MK, stats, columns = sparse_forward(x_MK, w, capacity)
+        return (y_MK, *stats[:3], *columns)
+
+    def backward(dy_MK, d_l1, x_MK, w, down_NK, saved, dtype):  # noqa: PLR0917
+        assert dtype == torch.float32
+        return sparse_backward(dy_MK, d_l1, x_MK, w._replace(down_KN=down_NK.t()), saved)
+
+    monkeypatch.setattr(union_training, "forward", forward)
+    monkeypatch.setattr(union_training, "backward", backward)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
+    x_MK = x_MK.detach().bfloat16()
+    inputs = (x_MK, *(None if t is None else t.detach() for t in w[:-1]))
+    bare = FFNWeights(*inputs[1:], 0.0)
+    on_gpu, on_cpu = _forward_by_kernels(x_MK, bare, 20), sparse_ffn_forward(*inputs, 20)
+    assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
+    y_MK, l1_sum, _, _, *columns = on_cpu
+    on_gpu = _backward_by_kernels(y_MK, l1_sum, x_MK, bare, Columns(*columns))
+    on_cpu = sparse_ffn_backward(y_MK, l1_sum, *inputs, *columns)
+    assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
+    assert all(a.is_contiguous() and a.dtype == torch.float32 for a in on_gpu[1:4] if a.numel())
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_bias_gradients_are_sums_over_what_fires(gated):
+    """Around the kernels, in PyTorch; unfilled columns and silent tokens hold anything."""
+    from sparsellm.ffn.kernels.union_training import _bias_grad
+
+    generator, capacity = torch.Generator().manual_seed(0), 60
+    h_MN, d_MN = (torch.randn(150, 24, generator=generator) for _ in range(2))
+    h_MN = F.relu(h_MN - 2.2)
+    saved = columns_of(h_MN if gated else None, d_MN if gated else h_MN, capacity)
+    d_CP = columns_of(h_MN, d_MN, capacity).up
+    assert 20 < int(saved.offset[-1]) < capacity
+    d_CP[(saved.gate if gated else saved.up) == 0] = float("nan")
+    saved.neuron[int(saved.offset[-1]) :] = 10**9
+    expected_N = torch.where(h_MN != 0, d_MN, 0).sum(0)
+    torch.testing.assert_close(_bias_grad(saved, d_CP, 24), expected_N)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"dtype": torch.float32}, "x is torch.float32; on a GPU it must be torch.bfloat16"),
+        ({"n": 12}, "must be multiples of 8"),
+    ],
+)
+def test_what_kernels_cannot_do_is_said(inputs, message):
+    options = {"m": 70, "k": 8, "n": 16, "dtype": torch.bfloat16} | inputs
+    x_MK, w = _inputs(**options)
+    with pytest.raises(ValueError, match=message):
+        _forward_by_kernels(x_MK, w, 20)

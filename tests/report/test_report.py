@@ -1,0 +1,506 @@
+"""The report: what is read of a run, and the page in a real browser."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from html import unescape
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import ROOT, TINY, set_arguments
+from safetensors.torch import save_file
+
+from report.browser import CHROMIUM, Browser
+from sparsellm.cli import main
+from sparsellm.recipe import load_recipe
+from sparsellm.report.collect import Activity, read_runs
+from sparsellm.report.page import json_for_script, render_page
+from sparsellm.report.save_report import write_report
+from sparsellm.report.series import run_series, thin
+from sparsellm.report.tables import difference_table, evaluation_table, summary_table
+from sparsellm.runs.evaluations import Score, read_evaluations
+from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
+
+CHARTS = [
+    *("loss", "l1", "learning-rate", "grad-norm", "nnz", "dead", "nnz-layers", "dead-layers"),
+    *("position", "distribution", "tail", "popularity", "throughput", "memory"),
+]
+
+
+def record(recipe, step, **changes):
+    """A line of metrics.jsonl, as training writes it."""
+    layers = recipe.model.num_hidden_layers
+    edges = nnz_bucket_edges(recipe.model.intermediate_size)
+    buckets = len(position_bucket_starts(recipe.model.context_length))
+    return {
+        "step": step,
+        "tokens": step * recipe.train.global_batch_tokens,
+        "loss": 5.0 / step,
+        "l1": 0.5 / step,
+        "l1_coefficient": 0.02,
+        "learning_rate": 1e-3,
+        "grad_norm": 1.5,
+        "tokens_per_second": 12_345.0,
+        "mfu": None,
+        "mfu_executed": None,
+        "memory_gib": 1.25,
+        "sparsity": {
+            "nnz_mean": [10.0 / step + layer for layer in range(layers)],
+            "nnz_max": [20] * layers,
+            "nnz_p50": [8] * layers,
+            "nnz_p99": [19] * layers,
+            "dead_fraction": [0.25 * layer for layer in range(layers)],
+            "nnz_by_position": [[float(b) for b in range(buckets)]] * layers,
+            "nnz_histogram": [3, 1] + [0] * (len(edges) - 2),
+        },
+        "seconds": float(step),
+        "kind": "train",
+    } | changes
+
+
+def write_run(recipe, records):
+    """A run folder without checkpoints."""
+    recipe.run_path.mkdir(parents=True, exist_ok=True)
+    (recipe.run_path / "recipe.yaml").write_text(recipe.to_yaml())
+    lines = "".join(json.dumps(r) + "\n" for r in records)
+    (recipe.run_path / "metrics.jsonl").write_text(lines)
+    return recipe.run_path
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["report"], ["plot"], ["bench", "run"]])
+def test_what_is_no_whole_run_gives_one_line(command, tiny, tmp_path, capsys):
+    def error(path):
+        assert main([*command, str(path)]) == 1
+        return capsys.readouterr().err
+
+    assert error(tmp_path) == f"error: {tmp_path} is no run: it has no metrics.jsonl\n"
+    path = write_run(tiny(), [record(tiny(), 1)])
+    metrics = path / "metrics.jsonl"
+    metrics.write_bytes(b'{"step": "\x01"}\n' + metrics.read_bytes())
+    damaged = f"error: {metrics} has a damaged line (Invalid control character at: "
+    assert error(path) == f"{damaged}line 1 column 11 (char 10)); delete that line\n"
+    write_run(tiny(), [record(tiny(), 1)])
+    (path / "recipe.yaml").unlink()
+    assert "recipe.yaml is missing; copy it from one of the checkpoints\n" in error(path)
+
+
+def test_errors_name_file_and_remedy(tiny, tmp_path):
+    recipe = tiny()
+    path = write_run(recipe, [])
+    with pytest.raises(ValueError, match=r"nothing was logged yet"):
+        read_runs([path])
+    (path / "metrics.jsonl").write_text('{"half\n' + json.dumps(record(recipe, 1)) + "\n")
+    with pytest.raises(ValueError, match=r"metrics.jsonl has a damaged line .*delete that line"):
+        read_runs([path])
+    write_run(recipe, [record(recipe, 1)])
+    (path / "recipe.yaml").write_text(tiny("model.num_hidden_layers=3").to_yaml())
+    with pytest.raises(ValueError, match=r"nnz_mean of step 1 has 2 values .* model has 3"):
+        read_runs([path])
+    (path / "recipe.yaml").unlink()
+    with pytest.raises(FileNotFoundError, match=r"copy it from one of the checkpoints"):
+        read_runs([path])
+    write_run(recipe, [record(recipe, 1)])
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot be written .*--out"):
+        write_report([path], tmp_path / "file" / "report.html")
+    (path / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"cannot be written \(it is a folder\)"):
+        write_report([path], tmp_path)  # said before the run is read
+
+
+def test_files_lie_where_they_are_looked_for(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    paths = [write_run(tiny(f"name={name}"), [record(tiny(), 1)]) for name in "ab"]
+    assert main(["report", str(paths[0])]) == 0
+    plots = [paths[0] / "plots" / f"{name}.png" for name in ("training", "sparsity")]
+    assert capsys.readouterr().out.split() == [str(p) for p in (paths[0] / "report.html", *plots)]
+    assert all(path.is_file() for path in plots)
+    assert main(["report", *map(str, paths)]) == 0
+    assert capsys.readouterr().out.split()[0] == "report.html"
+    assert "2 runs in one set of charts" in (tmp_path / "report.html").read_text()
+    (paths[1] / "plots" / "training.png").unlink()
+    (paths[1] / "plots" / "training.png").mkdir()
+    with pytest.raises(ValueError, match=r"plots cannot be written"):
+        write_report(paths)
+
+
+def test_labels_are_folders_and_grow_where_they_clash(tiny, tmp_path):
+    paths = [
+        write_run(tiny(f"logging.run_dir={tmp_path / parent}", "name=same"), [record(tiny(), 1)])
+        for parent in ("a", "b")
+    ]
+    paths.append(write_run(tiny("name=other"), [record(tiny(), 1)]))
+    runs = read_runs([*paths, paths[0] / ".." / "same"])  # named twice, shown once
+    assert [run.label for run in runs] == ["a/same", "b/same", "other"]
+
+
+def test_a_resumed_run_adds_up_its_processes(tiny):
+    recipe = tiny()
+    seconds = [(1, 5.0), (2, 9.0), (3, 4.0), (4, 7.0)]
+    [run] = read_runs([write_run(recipe, [record(recipe, s, seconds=t) for s, t in seconds])])
+    assert (run.resumed_at, run.seconds) == ([3], 16.0)
+    assert "step 3" in summary_table([run])
+
+
+# --- what is drawn --------------------------------------------------------------------------------
+
+
+def test_thinning_keeps_ends_and_spikes():
+    points = [(i, 1.0) for i in range(10_000)]
+    points[5_003] = (5_003, 9.0)
+    points[7_777] = (7_777, -9.0)
+    kept = thin(points, 100)
+    assert len(kept) <= 100
+    assert kept == sorted(kept)
+    assert {points[0], points[-1], points[5_003], points[7_777]} <= set(kept)
+    assert thin(points[:100], 100) == points[:100]
+
+
+def test_series_are_the_records_numbers(tiny):
+    recipe = tiny()
+    held_out = {"kind": "validation", "step": 2, "tokens": 512, "loss": 2.5, "num_targets": 8}
+    [run] = read_runs([write_run(recipe, [record(recipe, 1), record(recipe, 2), held_out])])
+    series = run_series(run)
+    assert series["lines"]["loss"] == {"x": [256, 512], "y": [5.0, 2.5]}
+    assert series["lines"]["validation"] == {"x": [512], "y": [2.5]}
+    assert series["lines"]["nnz"]["y"] == [10.5, 5.5]
+    assert series["lines"]["nnz_share"]["y"] == pytest.approx([10.5 / 64, 5.5 / 64], rel=1e-4)
+    assert series["lines"]["mfu"] == {"x": [], "y": []}
+    assert series["heat"]["nnz"] == [[10.0, 11.0], [5.0, 6.0]]
+    # Buckets 0 and 1 hold one count each: 3 of 4 tokens have none, 1 of 4 has one.
+    assert series["distribution"]["density"][:3] == [0.75, 0.25, 0.0]
+    assert series["distribution"]["tail"][:3] == [1.0, 0.25, 0.0]
+    assert series["position"]["x"] == [1, 2, 3, 5, 9, 17]
+    assert series["popularity"] is None
+
+
+def test_popularity_is_the_share_of_the_most_active(tiny):
+    recipe = tiny("model.num_hidden_layers=2")
+    path = write_run(recipe, [record(recipe, 2)])
+    folder = path / "checkpoints" / "step_00000002"
+    folder.mkdir(parents=True)
+    (folder / "trainer.json").write_text('{"step": 2}')
+    fired = torch.zeros(2, 64, dtype=torch.int64)
+    fired[0, 10], fired[0, 3], fired[0, 5] = 6, 3, 1  # layer 1 is silent
+    tensors = {
+        "activity_LN": torch.zeros_like(fired),
+        "activity_tokens": torch.tensor(0),  # no window is complete: the open one is shown
+        "window_fired_LN": fired,
+        "window_seen_tokens": torch.tensor(512),
+    }
+    save_file(tensors, folder / "stats.safetensors")
+    [run] = read_runs([path])
+    assert isinstance(run.activity, Activity)
+    curve = run_series(run)["popularity"]
+    assert (curve["tokens"], curve["step"]) == (512, 2)
+    assert curve["x"][:3] == [round(k / 64, 6) for k in (1, 2, 3)]
+    assert curve["x"][-1] == 1.0
+    assert curve["layers"][0][:4] == [0.6, 0.9, 1.0, 1.0]
+    assert set(curve["layers"][1]) == {0.0}
+    (folder / "stats.safetensors").write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"stats.safetensors is truncated .*delete .*step_"):
+        read_runs([path])
+
+
+def test_differences_are_the_keys_that_differ(tiny):
+    recipes = [tiny("name=a"), tiny("name=b", "sparsity.l1_coefficient=0", "seed=7")]
+    runs = read_runs([write_run(recipe, [record(recipe, 1)]) for recipe in recipes])
+    keys = re.findall(r"<tr><th scope='row'>(.*?)</th>", difference_table(runs))
+    assert keys == ["seed", "sparsity.l1_coefficient"]
+    assert "One run" in difference_table(runs[:1])
+
+
+# --- evaluations ----------------------------------------------------------------------------------
+
+
+SHORT = {"num_rows": 5, "num_rows_total": 90}  # the first rows alone
+
+
+def test_evaluations_of_every_kind(tiny):
+    recipe = tiny()
+    task = {"acc": 0.5, "acc_stderr": 0.1, "acc_norm": None, "acc_norm_stderr": None}
+    logged = {"kind": "evaluation", "step": 1, "tokens": 256, "mean": 0.4, "mean_stderr": None}
+    path = write_run(recipe, [record(recipe, 1), logged | {"tasks": {"boolq": task}}])
+    assert [e.step for e in read_evaluations(path, [])] == []
+
+    def save(name, content):
+        file = path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content))
+
+    suite = {"tasks": {"boolq": {"metric": "acc", "in_mean": True}}}
+    whole = {"step": 2, "tokens": 512, "limit": None, "mean": 0.5, "mean_stderr": 0.01}
+    save("checkpoints/eval_step_00000002.json", whole | {"tasks": {"boolq": task}, "suite": suite})
+    many = {name: task | SHORT for name in ("boolq", "piqa", "sciq")}
+    save("checkpoints/eval_tried.json", whole | {"limit": 5, "tasks": many})  # loses: cut short
+    harness = {"results": {"wiki": {"word_perplexity,none": 12.5, "acc,none": 0.25, "alias": "w"}}}
+    save("checkpoints/step_00000003/eval.json", harness)
+
+    [run] = read_runs([path])
+    assert [(e.step, e.tokens) for e in run.evaluations] == [(1, 256), (2, 512), (3, None)]
+    assert run.evaluations[1].scores == {("boolq", "acc"): Score(0.5, 0.1, in_mean=True)}
+    assert run.evaluations[1].mean == Score(0.5, 0.01)
+    assert run_series(run)["lines"]["evaluation"] == {"x": [256, 512], "y": [0.4, 0.5]}
+    text = re.sub(r"<[^>]*>", " ", evaluation_table([run]))
+    assert "step 3" in text
+    assert "12.5000" in text
+    assert "25.00" in text
+    save("eval.json", {})
+    (path / "eval.json").write_text("{")
+    with pytest.raises(ValueError, match=r"eval.json is damaged .*evaluate again"):
+        read_runs([path])
+
+
+def test_what_was_cut_short_is_marked(tiny):
+    recipe = tiny()
+    logged = {"kind": "evaluation", "step": 1, "tokens": 256, "mean": 0.4, "mean_stderr": None}
+    tasks = {"piqa": {"acc": 0.5} | SHORT, "tiny": {"acc": 0.5, "num_rows": 3, "num_rows_total": 3}}
+    path = write_run(recipe, [record(recipe, 1), logged | {"tasks": tasks}])
+    [run] = read_runs([path])
+    assert [evaluation.limit for evaluation in run.evaluations] == [5]
+    assert "debug: only the first 5 rows of each task, no result" in evaluation_table([run])
+    lines = run_series(run)["lines"]
+    assert lines["evaluation"] == {"x": [], "y": []}
+    assert lines["evaluation_limited"] == {"x": [256], "y": [0.4]}
+
+    (path / "checkpoints").mkdir()
+    harness = {"results": {"piqa": {"acc,none": 0.3}}}
+    for rows in (20, 7):
+        samples = {"n-samples": {"piqa": {"original": 90, "effective": rows}}}
+        file = path / "checkpoints" / f"eval_step_00000002_limit{rows}.json"
+        file.write_text(json.dumps(harness | samples))
+    assert [e.limit for e in read_evaluations(path, [])] == [20]  # more rows, though read first
+    samples["n-samples"]["piqa"]["effective"] = 90
+    (path / "checkpoints" / "eval_step_00000002.json").write_text(json.dumps(harness | samples))
+    assert [e.limit for e in read_evaluations(path, [])] == [None]
+
+
+def test_without_evaluations_the_report_says_so(tiny):
+    recipe = tiny()
+    [run] = read_runs([write_run(recipe, [record(recipe, 1)])])
+    assert "No evaluation" in evaluation_table([run])
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_text_of_a_run_cannot_become_markup(tiny):
+    evil = "</script><script>alert(1)</script><!-- & {{DATA}}"
+    recipe = tiny()
+    path = write_run(recipe, [record(recipe, 1)])
+    content = yaml.safe_load(recipe.to_yaml()) | {"description": evil}
+    (path / "recipe.yaml").write_text(yaml.safe_dump(content))
+    page = render_page(read_runs([path]))
+    assert evil not in page
+    assert unescape(page).count(evil) == 2  # the heading's line and the recipe
+    assert page.count("<script") == page.count("</script>") == 2
+
+    text = json_for_script({"label": evil})
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {"label": evil}
+
+
+def test_package_carries_what_the_page_is_made_of():
+    folder = ROOT / "sparsellm" / "report"
+    page = (folder / "page.html").read_text()
+    assert {p.suffix for p in folder.iterdir()} >= {".html", ".css", ".js"}
+    for text in (page, *(file.read_text() for file in folder.glob("*.js"))):
+        links = set(re.findall(r"https?://[^\"' ]+", text))
+        assert links <= {"http://www.w3.org/2000/svg"}  # a name, never fetched
+
+
+# Linear RGB as seen without long, middle or short cones (Machado, Oliveira and Fernandes 2009).
+VISION = {
+    "all cones": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "no long": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "no middle": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "no short": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+def lab(color, vision):
+    """CIELAB (D65) of ``rrggbb`` as a reader with that vision sees it."""
+    rgb = np.array([int(color[i : i + 2], 16) / 255 for i in (0, 2, 4)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(vision) @ linear, 0, 1)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = np.array(to_xyz) @ seen / [0.9505, 1, 1.089]
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("vision", VISION.values(), ids=VISION)
+def test_colours_stay_apart_for_every_reader(vision):
+    css = (ROOT / "sparsellm" / "report" / "style.css").read_text()
+    colors = re.findall(r"--run-\d: #(\w{6})", css)
+    assert len(colors) == 16
+    for theme in (colors[:8], colors[8:]):
+        for one, other in itertools.combinations(theme, 2):
+            assert np.linalg.norm(lab(one, vision) - lab(other, vision)) >= 25, (one, other)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("the page was NOT looked at: no chromium or google-chrome on the PATH")
+    with Browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, browser):
+    """The report of two real runs: a resumed one, and one of a single record without L1."""
+    folder = tmp_path_factory.mktemp("report")
+    places = [*TINY, f"logging.run_dir={folder / 'runs'}"]
+    resumed = ["train", "--recipe", "debug", *set_arguments([*places, "name=resumed"])]
+    assert main([*resumed, "--set", "train.steps=2"]) == 0
+    assert main(resumed) == 0
+    short = [*places, "name=single", "train.steps=1", "sparsity.l1_coefficient=0"]
+    assert main(["train", "--recipe", "debug", *set_arguments(short)]) == 0
+    runs = [load_recipe("debug", [*places, f"name={name}"]).run_path for name in NAMES]
+    assert main(["report", *map(str, runs), "--out", str(folder / "report.html")]) == 0
+    assert all((run / "plots" / "training.png").is_file() for run in runs)
+    return folder / "report.html"
+
+
+NAMES = ("resumed", "single")
+
+
+def opened(browser, page, **options):
+    browser.open(page, **options)
+    assert browser.problems() == []
+    assert browser.requests() == [page.resolve().as_uri()]
+    return browser
+
+
+@pytest.mark.slow
+def test_page_draws_every_chart_and_asks_for_nothing(browser, page):
+    opened(browser, page)
+    charts = browser.evaluate("[...document.querySelectorAll('figure.chart')].map(e => e.id)")
+    assert sorted(charts) == sorted(f"chart-{name}" for name in CHARTS)
+    for name in CHARTS:
+        labels = browser.evaluate(
+            f"[...document.querySelectorAll('#chart-{name} svg[role=img]')]"
+            ".map(e => e.getAttribute('aria-label'))"
+        )
+        assert labels, name
+        assert all(len(label) > 20 for label in labels)
+    drawn = "document.querySelectorAll('#chart-{} .series[d]').length"
+    assert browser.evaluate(drawn.format("loss")) == 4  # two runs, training and validation
+    assert browser.evaluate(drawn.format("position")) == 2
+    assert browser.evaluate("document.querySelectorAll('#chart-nnz-layers image').length") == 2
+    bad = "[...document.querySelectorAll('svg *')].filter(e => /NaN|Infinity|undefined/"
+    assert browser.evaluate(bad + ".test(e.outerHTML)).length") == 0
+    keys = browser.evaluate("[...document.querySelectorAll('tbody th')].map(e => e.textContent)")
+    assert "sparsity.l1_coefficient" in keys
+
+
+@pytest.mark.slow
+def test_page_answers_to_the_reader(browser, page):
+    opened(browser, page)
+    browser.hover("#chart-loss .plot svg", across=0.5)
+    tooltip = "document.querySelector('#chart-loss .tooltip').innerText"
+    assert "tokens" in browser.evaluate(tooltip)
+    assert "resumed" in browser.evaluate(tooltip)
+
+    path = "document.querySelector('#chart-loss .series').getAttribute('d')"
+    linear = browser.evaluate(path)
+    browser.evaluate("document.querySelector('#chart-loss .controls button').click()")
+    assert browser.evaluate(path) != linear
+
+    shown = "[...new Set([...document.querySelectorAll('.series')].map(e => e.dataset.run))]"
+    assert browser.evaluate(shown) == ["0", "1"]
+    browser.evaluate("document.querySelector('#legend button').click()")
+    assert browser.evaluate(shown) == ["1"]
+    browser.evaluate("document.querySelectorAll('#legend button')[1].click()")
+    assert browser.evaluate(shown) == []
+    assert "All runs are hidden." in browser.evaluate("document.body.innerText")
+    browser.evaluate("document.querySelectorAll('#legend button').forEach(b => b.click())")
+
+    browser.evaluate(
+        "(() => { const s = document.querySelector('#chart-position select');"
+        "s.value = 'every'; s.dispatchEvent(new Event('change')); })()"
+    )
+    curves = "document.querySelectorAll('#chart-position .series').length"
+    assert browser.evaluate(curves) == 4  # two layers of two runs
+    browser.evaluate("document.querySelectorAll('.chart details').forEach(d => d.open = true)")
+    browser.wait_for("[...document.querySelectorAll('.chart details')].every(d => d.innerText)")
+    rows = "document.querySelectorAll('#chart-loss tbody tr').length"
+    browser.wait_for(f"{rows} === 4")
+    assert browser.problems() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [320, 380])
+def test_page_fits_a_phone(browser, page, width):
+    opened(browser, page, width=width)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    outside = (
+        "[...document.querySelectorAll('.chart svg text')].filter(e => {"
+        "const b = e.getBoundingClientRect();"
+        f"return b.left < 0 || b.right > {width}; }}).map(e => e.textContent)"
+    )
+    assert browser.evaluate(outside) == []
+    browser.tap("#chart-loss .plot svg", across=0.8)
+    box = browser.evaluate(
+        "(({left, right, width}) => [left, right, width])"
+        "(document.querySelector('#chart-loss .tooltip').getBoundingClientRect())"
+    )
+    assert box[2] > 50, "the values went away with the finger"
+    assert 0 <= box[0] < box[1] <= width
+
+
+LUMINANCE = """(() => {
+  const probe = document.body.appendChild(document.createElement('i'));
+  const luminance = (name) => {
+    probe.style.color = `var(--${name})`;
+    const [r, g, b] = getComputedStyle(probe).color.match(/\\d+/g).map((v) => v / 255)
+      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const names = ['page', 'panel', 'text', 'muted', ...Array(8).keys().map((i) => `run-${i}`)];
+  const found = Object.fromEntries(names.map((name) => [name, luminance(name)]));
+  probe.remove();
+  return found;
+})()"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_have_contrast_in_light_and_dark(browser, page, dark):
+    opened(browser, page, dark=dark)
+    luminance = browser.evaluate(LUMINANCE)
+    assert (luminance["page"] < 0.1) == dark
+
+    def contrast(one, other):
+        low, high = sorted((luminance[one], luminance[other]))
+        return (high + 0.05) / (low + 0.05)
+
+    for ground in ("page", "panel"):
+        assert contrast("text", ground) >= 7
+        assert contrast("muted", ground) >= 4.5
+        for i in range(8):
+            assert contrast(f"run-{i}", ground) >= 3, i
+
+
+@pytest.mark.slow
+def test_page_prints_light_and_whole(browser, page, tmp_path):
+    opened(browser, page, dark=True)
+    browser.print_pdf(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(255, 255, 255)"
+    )
+    assert browser.evaluate("getComputedStyle(document.querySelector('.controls')).display") == (
+        "none"
+    )
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert browser.problems() == []

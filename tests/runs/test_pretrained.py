@@ -1,0 +1,58 @@
+"""Loading a trained model for use."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparsellm.runs import state
+from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
+from sparsellm.training.loop import train_step
+from sparsellm.training.run import build_run, close_run, save_run
+from sparsellm.training.signals import StopRequest
+
+
+@pytest.fixture
+def run(tiny):
+    run = build_run(tiny())
+    train_step(run, StopRequest())
+    yield run
+    close_run(run)
+
+
+def test_a_run_a_folder_and_a_checkpoint_mean_the_same(run):
+    path = save_run(run)
+    for place in (path, run.checkpoints, run.recipe.run_path):
+        assert find_checkpoint(place) == path
+    loaded = load_pretrained(run.recipe.run_path)
+    assert loaded.recipe == run.recipe
+    assert loaded.trainer["step"] == 1
+    assert not loaded.model.training
+    for name, value in state.gather_model(run.model).items():
+        assert torch.equal(dict(loaded.model.named_parameters())[name], value)
+
+
+def test_bf16_rounds_the_weights_and_nothing_else(run):
+    save_run(run)
+    model = load_pretrained(run.recipe.run_path, dtype=torch.bfloat16).model
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    # Rounded to bf16, RoPE's frequencies would turn distant positions by whole radians.
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_mistakes_name_the_file(run, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"is no checkpoint .* give such as runs/debug"):
+        find_checkpoint(tmp_path / "nowhere")
+    path = save_run(run)
+    weights = path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        load_pretrained(path)
+    weights.write_bytes(whole)
+    recipe = path / "recipe.yaml"
+    text = recipe.read_text()
+    recipe.write_text(text.replace("intermediate_size: 64", "intermediate_size: 96"))
+    with pytest.raises(ValueError, match=r"model\.safetensors.*has shape"):
+        load_pretrained(path)

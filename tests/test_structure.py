@@ -1,0 +1,48 @@
+"""How the package is cut: who may import whom, and names that mean one thing."""
+
+import ast
+import os
+from collections import defaultdict
+
+from conftest import ROOT
+from importlinter import api, cli
+
+PACKAGE = ROOT / "sparsellm"
+MODULES = [p for p in PACKAGE.rglob("*.py") if "_bundled" not in p.parts]
+
+
+def test_imports_point_one_way_and_make_no_cycle(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT))
+    assert api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
+    status = cli.lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert status == os.EX_OK, capsys.readouterr().out
+
+
+def test_a_module_name_means_one_thing():
+    places = defaultdict(list)
+    for path in MODULES:
+        if path.stem not in ("__init__", "__main__", "cli"):
+            places[path.stem].append(str(path.relative_to(PACKAGE)))
+        if path.stem == "__init__" and path.parent != PACKAGE:
+            places[path.parent.name].append(str(path.relative_to(PACKAGE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_a_class_name_means_one_thing():
+    places = defaultdict(list)
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path.relative_to(PACKAGE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_every_folder_says_what_it_is_for_and_what_it_may_import():
+    for path in PACKAGE.rglob("__init__.py"):
+        if "_bundled" in path.parts:
+            continue
+        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert said, path
+        if path.parent != PACKAGE:
+            assert "import" in said, f"{path}: say what this folder may import"

@@ -1,0 +1,101 @@
+"""One rank of test_distributed.py: real steps on one fixed global batch, however it is split.
+
+``accelerate launch … gradient_worker.py OUT COMMON… -- SPLIT… [-- SPLIT…]``: a step for each SPLIT;
+all words are recipe overrides. The optimizer is replaced by plain SGD, so that the change of the
+weights is the (clipped) gradient itself; AdamW's first step would be its sign.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.state import gather_model
+from sparsellm.training.loop import train_step
+from sparsellm.training.run import build_run
+from sparsellm.training.signals import StopRequest
+
+
+class FixedBatch:
+    """Serves this rank's micro-batches of one global batch in order."""
+
+    def __init__(self, run):
+        recipe, accelerator = run.recipe, run.accelerator
+        shape = recipe.model.context_length + 1
+        sequences = recipe.train.global_batch_tokens // recipe.model.context_length
+        generator = torch.Generator().manual_seed(11)
+        whole = torch.randint(257, (sequences, shape), generator=generator)
+        own = whole.chunk(accelerator.num_processes)[accelerator.process_index]
+        self._micro_batches = iter(own.split(recipe.train.micro_batch_size))
+
+    def close(self):
+        """Nothing runs in the background."""
+
+    def __next__(self):
+        return next(self._micro_batches)
+
+
+class Gathers(TorchDispatchMode):
+    """Counts the all-gathers of FSDP2."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.c10d._allgather_base_.default
+        return func(*args, **(kwargs or {}))
+
+
+def gradient_storages(model: torch.nn.Module) -> int:
+    """How many pieces of memory the gradients are in."""
+    kept = [p.grad for p in model.parameters() if p.grad is not None]
+    return len({gradient.untyped_storage().data_ptr() for gradient in kept})
+
+
+def step(overrides: list[str], out: Path) -> None:
+    """One step; the main rank writes the gradient and what else is compared."""
+    run = build_run(load_recipe("debug", overrides))
+    before = gather_model(run.model)
+    run.loader.close()
+    run.loader = FixedBatch(run)
+    run.optimizer = torch.optim.SGD(run.objective.parameters())
+    with Gathers() as gathers:
+        totals = train_step(run, StopRequest())
+    after = gather_model(run.model)  # all ranks take part
+    if run.accelerator.is_main_process:
+        lr = totals.learning_rate
+        save_file({n: (before[n] - p) / lr for n, p in after.items()}, out)
+        numbers = {
+            "world_size": run.accelerator.num_processes,
+            "loss": totals.loss,
+            "l1": totals.l1,
+            "grad_norm": totals.grad_norm,
+            "gathers": gathers.count,
+            "gradient_storages": gradient_storages(run.objective),
+        }
+        stats = {n: t.tolist() for n, t in run.stats.state_dict().items()}
+        out.with_suffix(".json").write_text(json.dumps(numbers | {"stats": stats}))
+    del run.objective  # before the process group, see `close_run`
+    run.accelerator.free_memory()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    out, *words = sys.argv[1:]
+    common, *splits = [
+        list(words) for marker, words in itertools.groupby(words, "--".__eq__) if not marker
+    ]
+    for index, split in enumerate(splits):
+        step([*common, *split], Path(f"{out}-{index}.safetensors"))
+    PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

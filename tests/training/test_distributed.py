@@ -1,0 +1,148 @@
+"""The same global batch, split in every way: one loss, one gradient, one set of statistics."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, process_env, set_arguments
+from safetensors.torch import load_file
+
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.records import read_metrics
+
+WORKER = Path(__file__).with_name("gradient_worker.py")
+
+
+def launch(num_processes: int, *program: str, config: str = "") -> subprocess.CompletedProcess[str]:
+    """``accelerate launch`` with the shipped configs; without CUDA the ranks talk over gloo."""
+    config = config or ("ddp8.yaml" if num_processes > 1 else "single.yaml")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port=0"]
+    command += [f"--config_file={ROOT / 'launch' / config}", f"--num_processes={num_processes}"]
+    if config == "fsdp2.yaml":
+        command.append(str(WORKER.with_name("fsdp_on_cpu.py")))
+    return subprocess.run(
+        [*command, *program], capture_output=True, text=True, check=False, env=process_env()
+    )
+
+
+def _gradients(num_processes, out, common, splits, config=""):
+    """A step for each split, all in one launch: (gradient by parameter, numbers) of each."""
+    words = [word for split in splits for word in ("--", *split)]
+    result = launch(num_processes, str(WORKER), str(out), *common, *words, config=config)
+    assert result.returncode == 0, result.stderr[-3000:]
+    files = [Path(f"{out}-{index}.safetensors") for index in range(len(splits))]
+    return [(load_file(f), json.loads(f.with_suffix(".json").read_text())) for f in files]
+
+
+def _relative(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.slow
+def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path):
+    # clip_norm out of the way: what is compared is the gradient, not its direction.
+    common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
+    common += ["validation.every_steps=0"]
+    expected = numbers = None
+    for num_processes in (1, 4):
+        splits = [
+            (f"train.micro_batch_size={size}", f"runtime.activation_checkpointing={recomputed}")
+            for recomputed in ("false", "true")
+            for size in (8, 4, 2, 1)
+            if size * num_processes <= 8
+        ]
+        out = tmp_path / f"{num_processes}"
+        for (gradients, same), split in zip(
+            _gradients(num_processes, out, common, splits), splits, strict=True
+        ):
+            if expected is None:
+                expected, numbers = gradients, same
+                assert numbers["l1"] > 0
+            assert same["world_size"] == num_processes
+            for name, gradient in expected.items():
+                torch.testing.assert_close(
+                    gradients[name],
+                    gradient,
+                    rtol=2e-4,
+                    atol=2e-6,
+                    msg=lambda m, n=name, s=split: f"{s} {n}: {m}",
+                )
+            for key in ("loss", "l1", "grad_norm"):
+                assert same[key] == pytest.approx(numbers[key], rel=1e-5)
+            assert same["stats"] == numbers["stats"]  # integers: exactly
+            # DDP's stay in its buckets, where the next step adds to them.
+            assert same["gradient_storages"] == (0 if num_processes == 1 else 1)
+
+
+@pytest.mark.slow
+def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
+    tiny_overrides, tmp_path
+):
+    common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
+    common += ["validation.every_steps=0", "train.micro_batch_size=2"]
+    [(expected, numbers)] = _gradients(1, tmp_path / "one", common, [("ffn.kernels=dense",)])
+    recomputed = "runtime.activation_checkpointing=true"
+    splits = [("ffn.kernels=dense",), ("ffn.kernels=sparse",), ("ffn.kernels=sparse", recomputed)]
+    splits.append(("ffn.kernels=dense", "train.micro_batch_size=4"))
+    # bf16: the gradient has the rounding of bf16 activations, but losses are summed in fp32 (in
+    # bf16 they would be 2e-3 off).
+    for precision, loss_tolerance, tolerance in (("fp32", 1e-6, 1e-4), ("bf16", 1e-4, 0.1)):
+        out, own = tmp_path / precision, [*common, f"runtime.precision={precision}"]
+        found_of_splits = _gradients(2, out, own, splits, config="fsdp2.yaml")
+        for split, (found, same) in zip(splits, found_of_splits, strict=True):
+            assert same["world_size"] == 2
+            assert same["loss"] == pytest.approx(numbers["loss"], rel=loss_tolerance)
+            assert same["l1"] == pytest.approx(numbers["l1"], rel=10 * loss_tolerance)
+            if precision == "fp32":
+                assert same["stats"] == numbers["stats"]
+            for name, value in expected.items():
+                assert _relative(found[name], value) < tolerance, (precision, split, name)
+        # Weights are gathered once a step, be it of two micro-batches or of one.
+        assert len({same["gathers"] for _, same in found_of_splits}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
+def test_several_processes_resume_to_the_same_bits(tiny_overrides, config):
+    # A constant learning rate: the halves then do not know how long they will be.
+    overrides = [*tiny_overrides, "train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
+
+    def train(*further):
+        program = ["-m", "sparsellm", "train", "--recipe", "debug"]
+        arguments = set_arguments([*overrides, *further])
+        result = launch(2, *program, *arguments, config=config)
+        assert result.returncode == 0, result.stderr[-3000:]
+        return result.stdout
+
+    def losses(name):
+        recipe = load_recipe("debug", [*overrides, f"name={name}"])
+        records = read_metrics(recipe.run_path)
+        return [(r["step"], r["loss"]) for r in records if r["kind"] == "train"]
+
+    assert train("name=straight").count("step 4/4 | loss") == 1  # one rank speaks
+    train("name=halves", "train.steps=2")
+    assert "resuming from" in train("name=halves")
+    assert losses("halves") == losses("straight")
+    assert [step for step, _ in losses("straight")] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_is_refused_or_restarts_the_data(tiny_overrides, cli_here):
+    overrides = [*tiny_overrides, "train.micro_batch_size=1"]
+    program = ["train", "--recipe", "debug"]
+    first = launch(2, "-m", "sparsellm", *program, *set_arguments(overrides))
+    assert first.returncode == 0, first.stderr[-3000:]
+    longer = set_arguments([*overrides, "train.steps=6"])
+    refused = cli_here(*program, *longer)
+    assert refused.returncode != 0
+    assert "saved by 2 ranks and this run has 1" in refused.stderr
+    assert "data.on_mismatch=restart" in refused.stderr
+    restarted = cli_here(*program, *longer, "--set", "data.on_mismatch=restart")
+    assert restarted.returncode == 0, restarted.stderr[-3000:]
+    assert "data stream starts over" in restarted.stdout
+    assert "on_mismatch=restart" not in restarted.stdout  # advice that was taken

@@ -1,0 +1,154 @@
+"""Dense or sparse training, layer by layer: from exact sums, alike on all ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from sparsellm.ffn.dispatch import Costs
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.model import build_model
+from sparsellm.training.kernel_policy import (
+    choose_kernels,
+    each_path,
+    kernels_state,
+    restore_kernels,
+    set_up_kernels,
+)
+from sparsellm.training.objective import Objective
+from sparsellm.training.step_sums import StepSums
+
+COSTS = Costs(dense=1.0, fixed=0.4, per_neuron=0.01)  # left over 57 neurons, come back to below 52
+CPU = torch.device("cpu")
+
+
+def _ffns(kernels="auto", costs=COSTS, layers=2):
+    ffns = [SparseFFN(8, 96, gated=True) for _ in range(layers)]
+    for ffn in ffns:
+        ffn.use_kernels(kernels, costs)
+    return ffns
+
+
+def _path_after(ffn, *unions):
+    for union in unions:
+        ffn.update_kernels(union)
+    return ffn.path
+
+
+def test_dense_until_sparse_is_predicted_to_be_faster_with_hysteresis():
+    [ffn] = _ffns(layers=1)
+    assert ffn.path == "dense"
+    assert _path_after(ffn, 90.0) == "dense"
+    assert _path_after(ffn, 55.0) == "dense"
+    assert _path_after(ffn, 51.0) == "sparse"
+    assert _path_after(ffn, 56.0) == "sparse"
+    assert _path_after(ffn, 58.0) == "dense"
+
+
+def test_without_costs_and_without_a_choice():
+    [ffn] = _ffns(costs=None, layers=1)
+    assert _path_after(ffn, 0.0) == "dense"
+    for kernels in ("dense", "sparse"):
+        [ffn] = _ffns(kernels, layers=1)
+        assert _path_after(ffn, 0.0, 96.0) == kernels
+    silu = SparseFFN(8, 96, activation="silu", gated=True)
+    silu.use_kernels("auto", COSTS)
+    assert _path_after(silu, 0.0) == "dense"
+    with pytest.raises(ValueError, match="sparse needs activation relu, not silu"):
+        silu.use_kernels("sparse")
+    with pytest.raises(ValueError, match="'fast' must be one of auto, sparse, dense"):
+        silu.use_kernels("fast")
+
+
+def test_capacity_is_the_layers_own_and_starts_over_with_another_number_of_tokens():
+    one, other = _ffns("sparse")
+    assert one.capacity_for(65) == 2 * 96
+    assert one.capacity_for(6400) == 100 * 96
+    for _ in range(32):
+        one.observe_union(100)
+    assert one.capacity_for(6400) == 1024
+    assert other.capacity_for(6400) == 100 * 96
+    assert one.capacity_for(128) == 2 * 96
+    with torch.no_grad():
+        assert one.capacity_for(128) == 0
+    one.use_kernels("dense")
+    assert one.capacity_for(128) is None
+
+
+def _sums(recipe, model, batches):
+    objective = Objective(model, recipe.runtime)
+    ffns = [layer.mlp for layer in model.model.layers]
+    step = StepSums(ffns, recipe.micro_batch_tokens, CPU)
+    losses = []
+    for tokens in batches:
+        losses.append(objective(tokens[:, :-1], tokens[:, 1:]))
+        step.add(losses[-1])
+    return ffns, losses, step.read(stop=True)
+
+
+def test_a_step_is_counted_exactly_and_the_same_on_either_path(tiny):
+    # 96 tokens: a whole block and half of one.
+    recipe = tiny("train.micro_batch_size=3", "train.global_batch_tokens=288")
+    model = build_model(recipe, eos_token_id=256)
+    generator = torch.Generator().manual_seed(5)
+    batches = torch.randint(257, (4, 3, 33), generator=generator)
+    ffns, losses, dense = _sums(recipe, model, batches)
+    unions = [[loss.union_L[layer].item() for loss in losses] for layer in range(2)]
+    assert dense.cross_entropy_sum == pytest.approx(
+        sum(loss.cross_entropy_sum.item() for loss in losses)
+    )
+    assert dense.stop
+    assert dense.kernels.union_mean == [sum(union) / 8 for union in unions]
+    assert dense.largest_union_L == [max(union) for union in unions]
+    assert (dense.kernels.sparse, dense.kernels.overflows) == ([False, False], 0)
+    ffns[1].use_kernels("sparse")
+    ffns[1].capacity_for(96)
+    ffns[1]._capacity.columns = max(unions[1]) - 1  # the largest does not fit
+    _, _, mixed = _sums(recipe, model, batches)
+    assert mixed.kernels.union_mean == dense.kernels.union_mean
+    assert mixed.kernels.sparse == [False, True]
+    assert mixed.kernels.sparse_layers == 1
+    assert mixed.kernels.overflows == unions[1].count(max(unions[1]))
+    assert mixed.cross_entropy_sum == dense.cross_entropy_sum
+    choose_kernels(ffns, mixed)
+    assert ffns[1].capacity_for(96) == 128  # the worst case, less than any size
+
+
+def test_every_path_is_warmed_up_and_the_choice_stays():
+    ffns = [*_ffns(), *_ffns("sparse"), *_ffns(costs=None)]
+    ffns[0].path = "sparse"
+    own = [ffn.path for ffn in ffns]
+    seen = [[ffn.path for ffn in ffns] for _ in each_path(ffns)]
+    assert seen == [own, [*["sparse"] * 4, *["dense"] * 2]]
+    assert [ffn.path for ffn in ffns] == own
+    assert len(list(each_path(_ffns("dense")))) == 1
+
+
+def test_a_resumed_run_goes_on_with_the_choice_and_the_costs_of_before():
+    ffns = _ffns()
+    ffns[1].path = "sparse"
+    state = json.loads(json.dumps(kernels_state(ffns, CPU)))
+    resumed = _ffns(costs=Costs(1.0, 0.5, 0.02))  # measured anew: never the same twice
+    restore_kernels(resumed, state, CPU)
+    assert [ffn.path for ffn in resumed] == ["dense", "sparse"]
+    assert resumed[0].costs == COSTS
+    for changed in (None, state | {"device": "another GPU"}, state | {"costs": None}):
+        other = _ffns(costs=Costs(1.0, 0.5, 0.02))
+        restore_kernels(other, changed, CPU)
+        assert [ffn.path for ffn in other] == ["dense", "dense"]
+        assert other[0].costs == Costs(1.0, 0.5, 0.02)
+    forced = _ffns("dense")
+    restore_kernels(forced, state, CPU)
+    assert [ffn.path for ffn in forced] == ["dense", "dense"]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "path"), [("auto", "dense"), ("dense", "dense"), ("sparse", "sparse")]
+)
+def test_on_a_cpu_auto_is_dense(tiny, kernels, path):
+    ffns = _ffns(costs=None)
+    assert set_up_kernels(tiny(f"ffn.kernels={kernels}"), ffns, CPU) is None
+    assert {ffn.kernels for ffn in ffns} == {kernels}
+    assert {ffn.path for ffn in ffns} == {path}

@@ -1,0 +1,295 @@
+"""The loop as a user runs it: killed, stopped, resumed, diverging, and told what is wrong."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import ROOT, process_env, set_arguments
+
+from sparsellm.cli import main
+from sparsellm.recipe import load_recipe
+from sparsellm.runs import checkpoint
+from sparsellm.runs.records import read_metrics
+from sparsellm.training import loop as train_module
+
+# What a record says of the machine, not of the training.
+TIMINGS = {"tokens_per_second", "seconds", "memory_gib"}
+
+
+def _command(overrides):
+    program = [sys.executable, "-u", "-m", "sparsellm", "train", "--recipe", "debug"]
+    return [*program, *set_arguments(overrides)]
+
+
+def _start(overrides):
+    return subprocess.Popen(
+        _command(overrides),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=process_env(),
+    )
+
+
+def _train(overrides):
+    return subprocess.run(
+        _command(overrides), capture_output=True, text=True, check=False, env=process_env()
+    )
+
+
+def _outcome(overrides):
+    """Every recorded number but timings, and the last checkpoint's tensors."""
+    recipe = load_recipe("debug", overrides)
+    records = [
+        {key: value for key, value in record.items() if key not in TIMINGS}
+        for record in read_metrics(recipe.run_path)
+    ]
+    path = checkpoint.latest(recipe.run_path / "checkpoints")
+    return records, checkpoint.load(path, rank=0)
+
+
+def _assert_same(one, other):
+    records, snapshot = one
+    assert other[0] == records
+    for part in ("model", "optimizer", "stats"):
+        tensors, others = getattr(snapshot, part), getattr(other[1], part)
+        assert tensors.keys() == others.keys()
+        assert all(torch.equal(tensors[name], others[name]) for name in tensors), part
+    assert snapshot.rank.data == other[1].rank.data
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides):
+    overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1000"]
+    overrides += ["data.num_workers=2", "sparsity.reinit_rate=0.1"]
+    process = _start([*overrides, "name=stopped"])
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("step 10/"):
+            process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0, "".join(lines)
+    assert "(SIGTERM); the same command resumes here" in lines[-1]
+    assert "step 60/60" not in "".join(lines)
+    resumed = _train([*overrides, "name=stopped"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming from" in resumed.stdout
+    assert _train([*overrides, "name=straight"]).returncode == 0
+    _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=stopped"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sigkills_change_nothing(tiny_overrides):
+    """Bit-identical losses, statistics and weights after kills at random instants."""
+    overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1"]
+    overrides += ["validation.every_steps=7", "data.num_workers=1"]
+    chance = random.Random(4)
+    killed_at = []
+    for _ in range(4):
+        process = _start([*overrides, "name=killed"])
+        lines_to_see = chance.randint(1, 8)  # the first is of the resume: kills may hit it too
+        for line in process.stdout:
+            lines_to_see -= 1
+            if lines_to_see == 0:
+                # Most of a step of this tiny model is the writing of its checkpoint.
+                time.sleep(chance.uniform(0, 0.05))
+                killed_at.append(line)
+                process.kill()
+        assert process.wait() == -signal.SIGKILL, killed_at
+    finished = _train([*overrides, "name=killed"])
+    assert finished.returncode == 0, finished.stderr
+    assert _train([*overrides, "name=straight"]).returncode == 0
+    _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=killed"]))
+
+
+def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, cli_here):
+    overrides = [*tiny_overrides, "train.steps=30", "sparsity.l1_coefficient=0.1"]
+    overrides += ["runtime.activation_checkpointing=true"]
+    outcomes = []
+    for kernels in ("dense", "sparse"):
+        own = set_arguments([*overrides, f"ffn.kernels={kernels}", f"name={kernels}"])
+        result = cli_here("train", "--recipe", "debug", *own)
+        assert result.returncode == 0, result.stderr
+        outcomes.append(_outcome([*overrides, f"name={kernels}"])[0])
+    first, same = outcomes[0][0], outcomes[1][0]
+    assert first["sparsity"] == same["sparsity"]  # the same weights: exactly
+    assert first["kernels"]["union_mean"] == same["kernels"]["union_mean"]
+    for dense, sparse in zip(*outcomes, strict=True):
+        assert sparse["loss"] == pytest.approx(dense["loss"], rel=1e-4)
+        if dense["kind"] == "train":
+            assert sparse["l1"] == pytest.approx(dense["l1"], rel=1e-3)
+            assert sparse["grad_norm"] == pytest.approx(dense["grad_norm"], rel=1e-3)
+            assert sparse["sparsity"]["nnz_mean"] == pytest.approx(
+                dense["sparsity"]["nnz_mean"], rel=1e-3
+            )
+            assert dense["kernels"]["sparse"] == [False, False]
+            assert sparse["kernels"]["sparse"] == [True, True]
+
+
+@pytest.mark.slow
+def test_sparse_kernels_resume_to_the_same_bits(tiny_overrides, cli_here):
+    """… though a resumed run reserves for the worst case, where the other's patterns overflow."""
+    overrides = [*tiny_overrides, "ffn.kernels=sparse", "model.intermediate_size=2048"]
+    overrides += ["sparsity.l1_coefficient=0.03", "optimizer.min_lr_ratio=1"]
+    overrides += ["checkpoint.every_steps=40", "validation.every_steps=40"]
+    for name, steps in (("straight", 80), ("halves", 40), ("halves", 80)):
+        own = set_arguments([*overrides, f"train.steps={steps}", f"name={name}"])
+        trained = cli_here("train", "--recipe", "debug", *own)
+        assert trained.returncode == 0, trained.stderr
+    assert "resuming from" in trained.stdout
+    straight, halves = (_outcome([*overrides, f"name={n}"]) for n in ("straight", "halves"))
+    for record in (*straight[0], *halves[0]):
+        record.get("kernels", {}).pop("overflows", None)
+    _assert_same(straight, halves)
+
+
+@pytest.mark.slow
+def test_divergence_stops_with_the_last_good_checkpoint_named(tiny_overrides, cli_here):
+    overrides = [*tiny_overrides, "train.steps=20", "checkpoint.every_steps=1"]
+    overrides += ["optimizer.learning_rate=1e30", "optimizer.clip_norm=1e30"]
+    diverged = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
+    assert diverged.returncode == 1
+    last = diverged.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: step ")
+    assert "the step was not taken. Last good checkpoint: " in last
+    good = checkpoint.latest(load_recipe("debug", overrides).run_path / "checkpoints")
+    assert str(good) in last
+    weights = checkpoint.load(good, 0).model.values()
+    assert all(bool(w.isfinite().all()) for w in weights)
+
+
+def test_resume_says_what_the_recipe_changed_and_goes_on(tiny_overrides, cli_here):
+    def train(*overrides):
+        return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
+
+    assert train().returncode == 0
+    longer = train("train.steps=6")
+    assert longer.returncode == 0, longer.stderr
+    assert "changed since the checkpoint: train.steps 4 → 6" in longer.stdout
+    records, snapshot = _outcome([*tiny_overrides, "train.steps=6"])
+    assert snapshot.step == 6
+    assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+    again = train("train.steps=6", "sparsity.l1_coefficient=9")
+    assert again.returncode == 0
+    assert "nothing to do: it has done 6 steps of train.steps 6" in again.stdout
+    recipe_file = load_recipe("debug", tiny_overrides).run_path / "recipe.yaml"
+    assert load_recipe(str(recipe_file)).sparsity.l1_coefficient != 9  # what trained stays written
+
+
+def test_tokens_are_counted_where_the_batch_changes(tiny_overrides, cli_here):
+    def train(*overrides):
+        return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
+
+    assert train().returncode == 0
+    larger = train("train.steps=6", "train.global_batch_tokens=512")
+    assert "done: 6 steps, 2,048 tokens" in larger.stdout, larger.stderr
+    records, snapshot = _outcome([*tiny_overrides, "train.steps=6"])
+    tokens = [r["tokens"] for r in records if r["kind"] == "train"]
+    assert tokens == [256, 512, 768, 1024, 1536, 2048]
+    assert snapshot.trainer["tokens"] == 2048
+
+
+def test_resume_takes_a_run_and_a_stop_says_how_to_go_on(tiny_overrides, cli_here, monkeypatch):
+    own = ["train", "--recipe", "debug", *set_arguments([*tiny_overrides, "train.steps=6"])]
+    line = train_module.progress_line
+
+    def stop_at_3(record, recipe):
+        if record.step == 3:
+            signal.raise_signal(signal.SIGUSR1)
+        return line(record, recipe)
+
+    monkeypatch.setattr(train_module, "progress_line", stop_at_3)
+    fresh = cli_here(*own, "--fresh")
+    assert "without --fresh the same command resumes here" in fresh.stdout, fresh.stderr
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    resumed = cli_here(*own, "--resume", str(run_path))
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resuming from {run_path / 'checkpoints'}/step_00000004" in resumed.stdout
+    assert "done: 6 steps" in resumed.stdout
+
+
+def test_fresh_moves_nothing_before_the_new_run_can_start(tiny_overrides, cli_here, tmp_path):
+    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    assert cli_here(*own).returncode == 0
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    before = sorted(run_path.rglob("*"))
+    typo = cli_here(*own, "--fresh", "--init-from", str(tmp_path / "typo"))
+    assert typo.returncode == 1
+    assert "is no checkpoint" in typo.stderr
+    assert sorted(run_path.rglob("*")) == before
+
+
+def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
+    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    wider = [*own, "--set", "model.intermediate_size=96"]
+    assert cli_here(*own).returncode == 0
+    other = cli_here(*wider)
+    assert other.returncode == 1
+    assert "has shape (64, 32), the recipe's model (96, 32)" in other.stderr
+    fresh = cli_here(*wider, "--fresh")
+    assert fresh.returncode == 0, fresh.stderr
+    assert "the earlier run is now" in fresh.stdout
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    assert (run_path.with_name("debug.1") / "metrics.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--recipe", "nope"], "error: recipe 'nope': no such file"),
+        (["train", "--recipe", "debug", "--set", "train.stepz=1"], "nearest valid key"),
+        (["plot", str(ROOT)], "is no run: it has no metrics.jsonl"),
+        (
+            ["train", "--recipe", "debug", "--set", "data.corpus=nope"],
+            "nope",
+        ),
+        (["train", "--recipe", "debug", "--resume", str(ROOT)], "is no checkpoint"),
+        (
+            ["train", "--recipe", "debug", "--set", "logging.run_dir=/dev/null"],
+            "Not a directory",
+        ),
+        (["train", "--recipe", "debug", "--set", "logging.wandb=online"], "run `wandb login`"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_1(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # of nobody who is logged in
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert main(arguments) == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "Traceback" not in printed
+    assert len(printed.strip().splitlines()) == 1
+
+
+def test_ctrl_c_is_no_traceback(cli_here, monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sparsellm.recipe.load_recipe", interrupted)
+    result = cli_here("recipe", "list")
+    assert (result.returncode, result.stderr) == (130, "interrupted\n")
+
+
+def test_recipe_show_takes_as_many_gpus_as_the_batch_divides_over(cli_here):
+    shown = cli_here("recipe", "show", "--recipe", "debug")
+    assert shown.returncode == 0, shown.stderr
+    assert "2 GPUs × 1 micro-batches × 16 sequences × 256 tokens" in shown.stdout
+    assert "# tokens in all              983,040" in shown.stdout
+
+
+def test_recipe_show_is_a_recipe_with_its_counts(cli, tmp_path):
+    shown = cli("recipe", "show", "--recipe", "0.5b", "--set", "train.micro_batch_size=8")
+    assert shown.returncode == 0, shown.stderr
+    assert "# parameters                 514,099,200" in shown.stdout
+    assert "8 GPUs × 8 micro-batches × 8 sequences × 2048 tokens" in shown.stdout
+    path = tmp_path / "shown.yaml"
+    path.write_text(shown.stdout, encoding="utf-8")
+    assert load_recipe(str(path)).train.micro_batch_size == 8

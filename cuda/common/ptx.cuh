@@ -15,7 +15,7 @@ __device__ __forceinline__ uint32 smem_address(const void* pointer) {
 // --- kernels that overlap ------------------------------------------------------------------------
 
 // Waits until the kernel before in the stream has ended and its writes are visible. Every kernel
-// calls it before it reads or writes global memory (sparsellm/kernels/launch.py).
+// calls it before it reads or writes global memory (sparsellm/ffn/kernels/launch.py).
 __device__ __forceinline__ void await_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -16,8 +16,8 @@ from conftest import process_env, set_arguments
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
+from runs.test_metrics_log import _offline_records
 from safetensors.torch import load_file
-from test_metrics import _offline_records
 from training.test_distributed import launch
 from transformers import GPT2TokenizerFast
 

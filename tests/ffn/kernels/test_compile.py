@@ -16,7 +16,7 @@ PORTABLE_TARGETS = ["sm_80", "sm_90a", "sm_100", "sm_120"]
 
 
 def _targets(stem):
-    """wgmma exists on Hopper alone (Blackwell dropped it), so its users compile for nothing else."""
+    """wgmma exists on Hopper alone (Blackwell dropped it), so these compile for it alone."""
     return ["sm_90a"] if compile.source_path(stem).parent.name == "sm90" else PORTABLE_TARGETS
 
 

@@ -37,7 +37,7 @@ def _analyze(options: argparse.Namespace) -> None:
     from sparsellm.analyze.firing import analyze, held_out_corpus
     from sparsellm.analyze.trace import save_traces
     from sparsellm.device import default_dtype, pick_device
-    from sparsellm.runs.checkpoint import write_atomically
+    from sparsellm.runs.files import write_atomically
     from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
     device = pick_device(options.device)

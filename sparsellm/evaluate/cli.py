@@ -172,7 +172,7 @@ def _save(path: Path, about: dict[str, Any], scores: Scores, evaluator: Evaluato
     import json
     from dataclasses import asdict
 
-    from sparsellm.runs.checkpoint import write_atomically
+    from sparsellm.runs.files import write_atomically
 
     suite = evaluator.suite.model_dump(mode="json")
     content = {**about, **asdict(scores), "suite": suite}

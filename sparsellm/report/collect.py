@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
+from sparsellm.runs.files import read_json, read_tensors
 from sparsellm.runs.records import (
     METRICS_FILE,
     nnz_bucket_edges,
@@ -138,8 +139,8 @@ def _activity(path: Path) -> Activity | None:
     if newest is None or not (newest / checkpoint.STATS_FILE).is_file():
         return None
     remedy = f"delete {newest} to report without it"
-    stats = checkpoint.read_tensors(newest / checkpoint.STATS_FILE, remedy)
-    step = int(checkpoint.read_json(newest / checkpoint.TRAINER_FILE, remedy)["step"])
+    stats = read_tensors(newest / checkpoint.STATS_FILE, remedy)
+    step = int(read_json(newest / checkpoint.TRAINER_FILE, remedy)["step"])
     for counts, tokens in (
         ("activity_LN", "activity_tokens"),
         ("window_fired_LN", "window_seen_tokens"),

@@ -8,7 +8,7 @@ from sparsellm.arguments import check_out
 from sparsellm.report.collect import read_runs
 from sparsellm.report.page import render_page
 from sparsellm.report.plots import plot_run
-from sparsellm.runs.checkpoint import write_atomically
+from sparsellm.runs.files import write_atomically
 
 REPORT_FILE = "report.html"
 

@@ -11,7 +11,6 @@ On several nodes the run folder must be on a file system that all of them share.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
+
+from sparsellm.runs.files import fsync, read_json, read_tensors, write_atomically
 
 LATEST = "latest"
 MODEL_FILE = "model.safetensors"
@@ -119,15 +120,15 @@ def _write(partial: Path, snapshot: Snapshot, ranks: Ranks) -> None:
         _write_tensors(partial / STATS_FILE, snapshot.stats)
         _write_json(partial / TRAINER_FILE, snapshot.trainer)
         (partial / RECIPE_FILE).write_text(snapshot.recipe_yaml, encoding="utf-8")
-        _fsync(partial / RECIPE_FILE)
+        fsync(partial / RECIPE_FILE)
 
 
 def _publish(folder: Path, partial: Path, final: Path, keep: int) -> None:
-    _fsync(partial)
+    fsync(partial)
     if final.exists():  # the run was resumed from before this step
         final.rename(_replaced(final))
     partial.rename(final)
-    _fsync(folder)
+    fsync(folder)
     write_atomically(folder / LATEST, final.name + "\n")
     try:
         _prune(folder, final, keep)
@@ -192,42 +193,9 @@ def load(path: Path, rank: int) -> Snapshot:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a small file such that a reader, or a kill, sees the old or the new one."""
-    partial = path.with_name(f".tmp-{path.name}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        _fsync(partial)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    _fsync(path.parent)
-
-
-def read_json(path: Path, remedy: str = "resume from an older checkpoint") -> dict[str, Any]:
-    """A JSON object; a missing or damaged file is named, with the remedy."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; {remedy}")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); {remedy}") from error
-
-
-def read_tensors(path: Path, remedy: str = "resume from an older checkpoint") -> dict[str, Tensor]:
-    """A safetensors file; a missing or damaged one is named, with the remedy."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; {remedy}")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}); {remedy}") from error
-
-
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    _fsync(path)
+    fsync(path)
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -235,12 +203,4 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:  # it reports a full disk as its own error
         raise OSError(str(error)) from error
-    _fsync(path)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync(path)

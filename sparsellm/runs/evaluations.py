@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from sparsellm.runs import checkpoint
+from sparsellm.runs.files import read_json
 
 _PERCENT = ("acc", "exact_match", "f1")
 
@@ -62,7 +62,7 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
     found = [_from_record(record) for record in records if record["kind"] == "evaluation"]
     for pattern in ("eval*.json", "checkpoints/eval*.json", "checkpoints/step_*/eval*.json"):
         for path in sorted(run_path.glob(pattern)):
-            content = checkpoint.read_json(path, "delete it, or evaluate again")
+            content = read_json(path, "delete it, or evaluate again")
             if isinstance(content, dict):
                 found.append(_from_file(path, content, tokens))
     best: dict[int | None, Evaluation] = {}

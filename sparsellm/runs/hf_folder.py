@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsellm.model import model_config
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
+from sparsellm.runs.files import read_json, read_tensors
 
 EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
 EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
@@ -49,7 +50,7 @@ def is_hugging_face(path: Path) -> bool:
 def read_trainer(path: Path) -> dict[str, Any]:
     """Step and tokens of the exported run; step 0 for a folder that we did not write."""
     file = path / EXPORT_TRAINER_FILE
-    return checkpoint.read_json(file, _REMEDY) if file.is_file() else {"step": 0, "tokens": 0}
+    return read_json(file, _REMEDY) if file.is_file() else {"step": 0, "tokens": 0}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -61,13 +62,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """
     index_file = path / INDEX_FILE
     if not index_file.is_file():
-        return checkpoint.read_tensors(path / checkpoint.MODEL_FILE, _REMEDY)
-    places: dict[str, str] = checkpoint.read_json(index_file, _REMEDY).get("weight_map", {})
+        return read_tensors(path / checkpoint.MODEL_FILE, _REMEDY)
+    places: dict[str, str] = read_json(index_file, _REMEDY).get("weight_map", {})
     if not places:
         raise ValueError(f"{index_file} has no weight_map; {_REMEDY}")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(places.values())):
-        found = checkpoint.read_tensors(path / shard, _REMEDY)
+        found = read_tensors(path / shard, _REMEDY)
         expected = {name for name, place in places.items() if place == shard}
         if found.keys() != expected:
             odd = sorted(found.keys() ^ expected)[0]

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from sparsellm.recipe import Recipe
-from sparsellm.runs.checkpoint import write_atomically
+from sparsellm.runs.files import write_atomically
 from sparsellm.runs.records import (
     METRICS_FILE,
     EvaluationRecord,

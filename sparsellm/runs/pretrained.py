@@ -16,6 +16,7 @@ from sparsellm.device import place
 from sparsellm.model import build_model
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint, hf_folder, state
+from sparsellm.runs.files import read_json, read_tensors
 from sparsellm.runs.hf_tokenizer import check_tokenizer
 
 
@@ -132,9 +133,9 @@ def read_weights(path: Path) -> Weights:
     if hf_folder.is_export(found):
         recipe = load_recipe(str(found / hf_folder.EXPORT_RECIPE_FILE))
         return Weights(found, recipe, hf_folder.read_weights(found), hf_folder.read_trainer(found))
-    trainer = checkpoint.read_json(found / checkpoint.TRAINER_FILE)
+    trainer = read_json(found / checkpoint.TRAINER_FILE)
     recipe = load_recipe(str(found / checkpoint.RECIPE_FILE))
-    tensors = checkpoint.read_tensors(found / checkpoint.MODEL_FILE)
+    tensors = read_tensors(found / checkpoint.MODEL_FILE)
     return Weights(found, recipe, tensors, trainer)
 
 

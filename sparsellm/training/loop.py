@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
+from sparsellm.runs.files import write_atomically
 from sparsellm.runs.metrics_log import MetricsLog, check_wandb
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.runs.records import ValidationRecord
@@ -104,7 +105,7 @@ def _logged_loop(
     log = None
     if run.accelerator.is_main_process:
         recipe.run_path.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
+        write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
         log = MetricsLog(recipe, run.step)
     try:
         finished = _loop(run, log, stop, evaluator)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import CheckpointError, Ranks, RankState, Snapshot
+from sparsellm.runs.files import read_tensors, write_atomically
 
 ALONE = Ranks(rank=0, is_main=True, any_failed=lambda failed: failed)
 
@@ -77,7 +78,7 @@ def test_an_old_one_that_cannot_be_deleted_is_no_failure(tmp_path, monkeypatch, 
 def test_a_small_file_that_cannot_be_replaced_leaves_nothing(tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(IsADirectoryError):
-        checkpoint.write_atomically(tmp_path / "taken", "text")
+        write_atomically(tmp_path / "taken", "text")
     assert _names(tmp_path) == ["taken"]
 
 
@@ -192,7 +193,7 @@ def test_full_disk_leaves_the_previous_checkpoint(tmp_path):
 
 def test_files_are_synced_before_the_rename(tmp_path, monkeypatch):
     events = []
-    real_fsync, real_rename = checkpoint._fsync, Path.rename
+    real_fsync, real_rename = checkpoint.fsync, Path.rename
 
     def rename(self, target):
         events.append(("rename", Path(target).name))
@@ -203,7 +204,7 @@ def test_files_are_synced_before_the_rename(tmp_path, monkeypatch):
         real_fsync(path)
 
     monkeypatch.setattr(Path, "rename", rename)
-    monkeypatch.setattr(checkpoint, "_fsync", fsync)
+    monkeypatch.setattr(checkpoint, "fsync", fsync)
     path = checkpoint.save(tmp_path, _snapshot(1), ALONE, keep=1)
     published = events.index(("rename", path.name))
     synced = {name for kind, name in events[:published] if kind == "fsync"}
@@ -244,4 +245,4 @@ def test_json_and_tensors_are_plain(tmp_path):
     path = checkpoint.save(tmp_path, _snapshot(3), ALONE, keep=1)
     assert json.loads((path / "trainer.json").read_text())["step"] == 3
     save_file({}, tmp_path / "empty.safetensors")
-    assert checkpoint.read_tensors(tmp_path / "empty.safetensors") == {}
+    assert read_tensors(tmp_path / "empty.safetensors") == {}

@@ -47,7 +47,7 @@ def count_parameters(recipe: Recipe) -> ParameterCount:
     """Parameters of the recipe's model."""
     m = recipe.model
     kv_size = m.hidden_size // m.num_attention_heads * m.num_key_value_heads
-    matrices = 3 if recipe.ffn.gated else 2
+    matrices = len(recipe.architecture.ffn_matrices)
     embedding = recipe.padded_vocab_size * m.hidden_size
     return ParameterCount(
         embedding=embedding,
@@ -112,7 +112,7 @@ def estimate_memory(recipe: Recipe, num_shards: int = 1) -> MemoryEstimate:
     rounds = recipe.accumulation_steps(num_shards)
     half = 2 if recipe.runtime.precision == "bf16" else 4
     tokens = recipe.train.micro_batch_size * m.context_length
-    ffn_tensors = 3 if recipe.ffn.gated else 2  # gate, up, h saved for backward
+    ffn_tensors = len(recipe.architecture.ffn_matrices)  # gate, up, h saved for backward
     saved = half * (6 * m.hidden_size + ffn_tensors * m.intermediate_size)
     boundary = half * m.hidden_size
     if recipe.runtime.activation_checkpointing:

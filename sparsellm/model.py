@@ -11,9 +11,10 @@ import functools
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import ArceeConfig, ArceeForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import PretrainedConfig
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.ffn.module import SparseFFN
@@ -56,11 +57,10 @@ class SparseDecoderLayer(nn.Module):
         return hidden_states + out, stats
 
 
-def model_config(recipe: Recipe, eos_token_id: int) -> LlamaConfig | ArceeConfig:
+def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
     """The Hugging Face configuration of a recipe; stock transformers builds the same model."""
     shape = recipe.model
-    config_class = LlamaConfig if recipe.ffn.gated else ArceeConfig
-    return config_class(
+    config: PretrainedConfig = getattr(transformers, recipe.architecture.config_class)(
         vocab_size=recipe.padded_vocab_size,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -80,6 +80,7 @@ def model_config(recipe: Recipe, eos_token_id: int) -> LlamaConfig | ArceeConfig
         pad_token_id=None,
         attn_implementation="sdpa",
     )
+    return config
 
 
 def build_model(recipe: Recipe, eos_token_id: int) -> HFModel:
@@ -88,7 +89,7 @@ def build_model(recipe: Recipe, eos_token_id: int) -> HFModel:
     Weights depend on ``recipe.seed`` and the shapes alone; the caller's RNG state is untouched.
     """
     config = model_config(recipe, eos_token_id)
-    model_class = LlamaForCausalLM if recipe.ffn.gated else ArceeForCausalLM
+    model_class = getattr(transformers, recipe.architecture.model_class)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = model_class(config).float()

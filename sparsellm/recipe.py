@@ -2,18 +2,26 @@
 
 A recipe is one YAML file (`recipes/`). `load_recipe` reads it, applies ``--set key=value``
 overrides and validates it; the resolved recipe is saved beside every checkpoint. This module
-imports no other room of the package but `paths` and `strict`.
+imports nothing of the package but `architecture`, `paths` and `strict`.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
+from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, Activation, Architecture
 from sparsellm.paths import bundled
 from sparsellm.strict import StrictModel, load_yaml, validate
 
@@ -51,10 +59,18 @@ class ModelConfig(StrictModel):
         return self
 
 
+def _known_activation(name: str) -> str:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"must be {' or '.join(map(repr, ACTIVATIONS))}")
+    return name
+
+
 class FFNConfig(StrictModel):
     """The feedforward block."""
 
-    activation: Literal["relu", "silu"] = Field("relu", description="Activation of the gate")
+    activation: Annotated[str, AfterValidator(_known_activation)] = Field(
+        "relu", description="Activation of the gate: " + " or ".join(ACTIVATIONS)
+    )
     gated: bool = Field(True, description="gate * up (Llama), or up alone (paper, appendix)")
     kernels: Literal["auto", "dense", "sparse"] = Field(
         "auto",
@@ -203,11 +219,21 @@ class Recipe(StrictModel):
                 f"train.micro_batch_size {self.train.micro_batch_size} × model.context_length "
                 f"{sequence} = {self.train.micro_batch_size * sequence}"
             )
-        if self.ffn.activation != "relu" and self.sparsity.reinit_rate:
+        if not self.activation.exact_zeros and self.sparsity.reinit_rate:
             raise ValueError("sparsity.reinit_rate needs ffn.activation: relu (no neuron is dead)")
-        if self.ffn.activation != "relu" and self.ffn.kernels == "sparse":
+        if not self.activation.exact_zeros and self.ffn.kernels == "sparse":
             raise ValueError("ffn.kernels: sparse needs ffn.activation: relu (nothing is zero)")
         return self
+
+    @property
+    def activation(self) -> Activation:
+        """Of the FFN's gate."""
+        return ACTIVATIONS[self.ffn.activation]
+
+    @property
+    def architecture(self) -> Architecture:
+        """The Hugging Face model that is trained."""
+        return ARCHITECTURES[self.ffn.gated]
 
     @property
     def padded_vocab_size(self) -> int:

@@ -18,7 +18,7 @@ from sparsellm.analyze.trace import Trace, index_dtype
 from sparsellm.data.corpus import Corpus, load_corpus
 from sparsellm.data.loader import validation_batches
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.reference import ACTIVATIONS
+from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.types import FFNStats
 from sparsellm.recipe import Recipe
 from sparsellm.runs.pretrained import Pretrained
@@ -141,7 +141,9 @@ def _patterns(ffns: list[SparseFFN], keep: Callable[[int, Tensor], None]) -> Ite
         def run(x: Tensor) -> tuple[Tensor, FFNStats]:
             x_MK = x.reshape(-1, x.shape[-1])
             # The same product as in the FFN, so the same zeros.
-            keep(layer, ACTIVATIONS[ffn.activation](F.linear(x_MK, ffn.pattern_weight)) != 0)
+            keep(
+                layer, activation_function(ffn.activation)(F.linear(x_MK, ffn.pattern_weight)) != 0
+            )
             return forward(x)
 
         return run

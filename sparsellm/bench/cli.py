@@ -195,8 +195,8 @@ def _dispatch(options: argparse.Namespace) -> None:
         if options.shape or options.M:
             raise ValueError("--recipe gives the shape and M: leave out --shape and --M")
         recipe = load_recipe(options.recipe)
-        if recipe.ffn.activation != "relu":
-            raise ValueError(f"--recipe {options.recipe}: ffn.activation is not relu")
+        if not recipe.activation.exact_zeros:
+            raise ValueError(f"--recipe {options.recipe}: ffn.activation must be relu")
         tokens, sizes = recipe.micro_batch_tokens, recipe.model
         shape = ffn_cases.Shape(sizes.hidden_size, sizes.intermediate_size, recipe.ffn.gated)
     found = dispatch_sweep.run(

@@ -18,8 +18,6 @@ from sparsellm.runs.records import METRICS_FILE, read_metrics
 
 CARD_FILE = "README.md"
 
-_ACTIVATIONS = {"relu": "ReLU", "silu": "SiLU"}
-
 
 def model_card(pretrained: Pretrained, dtype: str, dropped: DropReport | None = None) -> str:
     """The text of README.md. What the checkpoint's run does not tell is said to be unknown.
@@ -51,8 +49,7 @@ def model_card(pretrained: Pretrained, dtype: str, dropped: DropReport | None = 
 def _head(pretrained: Pretrained, dtype: str) -> str:
     recipe = pretrained.recipe
     ffn, shape = recipe.ffn, recipe.model
-    formula = "act(x W_g) * (x W_u)" if ffn.gated else "act(x W_u)"
-    activation = _ACTIVATIONS[ffn.activation]
+    formula, activation = recipe.architecture.formula, recipe.activation.title
     model_class = type(pretrained.model).__name__
     num_parameters = count_parameters(recipe).total
     return f"""---
@@ -195,7 +192,7 @@ def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 def _caveats(pretrained: Pretrained) -> str:
     lines = [_LOADS]
-    if pretrained.recipe.ffn.activation != "silu":
+    if pretrained.recipe.ffn.activation != LLAMA_CPP_ACTIVATION:
         lines.append(_OTHER_ACTIVATIONS)
     return "\n".join([*lines, _TOKENS])
 
@@ -205,6 +202,7 @@ _LOADS = """## Where it loads
 - **transformers**: `AutoModelForCausalLM` and `AutoTokenizer`, no remote code. The model runs
   densely there: the zeros cost as much as the rest."""
 
+LLAMA_CPP_ACTIVATION = "silu"  # whatever the configuration says
 _OTHER_ACTIVATIONS = """\
 - **llama.cpp** ignores `hidden_act` and computes the architecture's usual activation (SiLU in
   Llama, squared ReLU in Arcee): a converted model loads and gives wrong text. Do not use it.

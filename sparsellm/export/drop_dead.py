@@ -62,7 +62,7 @@ def drop_dead_neurons(
         ValueError: not a ReLU model, no held-out text can be read, or under one sequence of it.
     """
     recipe, model = pretrained.recipe, pretrained.model
-    if recipe.ffn.activation != "relu":
+    if not recipe.activation.exact_zeros:
         raise ValueError(
             f"--drop-dead needs ffn.activation: relu; {recipe.name} has {recipe.ffn.activation}, "
             "whose activations are never exactly zero: no neuron is dead"

@@ -1,4 +1,4 @@
 """The feedforward layer: module, reference ops, operators, dispatch, capacity, kernels.
 
-Imports only `paths`, never what trains, stores or measures a model.
+Imports only `architecture` and `paths`, never what trains, stores or measures a model.
 """

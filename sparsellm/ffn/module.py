@@ -7,6 +7,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.capacity import Capacity
 from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path
 from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
@@ -22,7 +23,7 @@ class SparseFFN(nn.Module):
     Args:
         hidden_size: K.
         intermediate_size: N.
-        activation: ``relu`` or ``silu``.
+        activation: a name of `architecture.ACTIVATIONS`.
         gated: with `gate_proj` (`act(gate) * up`), or without (`act(up)`).
         kernels: see `use_kernels`.
     """
@@ -65,10 +66,11 @@ class SparseFFN(nn.Module):
         """
         if kernels not in get_args(Kernels):
             raise ValueError(f"kernels {kernels!r} must be one of {', '.join(get_args(Kernels))}")
-        if kernels == "sparse" and self.activation != "relu":
+        exact_zeros = ACTIVATIONS[self.activation].exact_zeros
+        if kernels == "sparse" and not exact_zeros:
             raise ValueError(f"kernels: sparse needs activation relu, not {self.activation}")
         self.kernels = kernels
-        self.costs = costs if self.activation == "relu" else None
+        self.costs = costs if exact_zeros else None
         self.path: Path = "sparse" if kernels == "sparse" else "dense"
 
     def update_kernels(self, mean_union: float) -> None:

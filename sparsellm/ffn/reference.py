@@ -12,9 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.types import BLOCK_TOKENS, TOKEN_AT, Columns, FFNGradients, FFNStats, FFNWeights
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "silu": F.silu}
+
+def activation_function(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of an entry of `architecture.ACTIVATIONS`."""
+    function: Callable[[Tensor], Tensor] = getattr(F, ACTIVATIONS[name].name)
+    return function
 
 
 def ffn_stats(h_MN: Tensor, gate_MN: Tensor) -> FFNStats:
@@ -49,7 +54,7 @@ def gated_ffn(
     Returns:
         y of shape (M, K) and `FFNStats`.
     """
-    gate_MN = ACTIVATIONS[activation](F.linear(x_MK, w_gate_NK))
+    gate_MN = activation_function(activation)(F.linear(x_MK, w_gate_NK))
     h_MN = gate_MN * F.linear(x_MK, w_up_NK)
     return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, gate_MN)
 
@@ -62,7 +67,7 @@ def non_gated_ffn(
     Returns:
         y of shape (M, K) and `FFNStats`; the up-projection is its own gate.
     """
-    h_MN = ACTIVATIONS[activation](F.linear(x_MK, w_up_NK))
+    h_MN = activation_function(activation)(F.linear(x_MK, w_up_NK))
     return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, h_MN)
 
 

@@ -1,6 +1,8 @@
 // The page: which charts there are, the legend, and when to draw.
 
-const runs = JSON.parse(document.getElementById("data").textContent).runs;
+const { runs, lines: METRICS, heatmaps: LAYER_METRICS } = JSON.parse(
+  document.getElementById("data").textContent,
+);
 runs.forEach((run, index) => Object.assign(run, { index }));
 const state = { runs, visible: new Set(runs.map((run) => run.index)), printWidth: 0 };
 const charts = [];
@@ -50,80 +52,23 @@ function byLayer(run, curves, choice) {
 }
 
 function addTrainingCharts() {
-  overTokens(
-    "training",
-    "loss",
-    "Loss",
-    "cross-entropy, nats a token",
-    { loss: "", validation: ", validation" },
-    {
-      note: "Thin lines: training. Lines with dots: validation.",
-    },
-  );
-  overTokens(
-    "training",
-    "l1",
-    "L1 of the activations",
-    "Σ|h|, mean over tokens and layers",
-    { l1: "" },
-    { options: { y: "log" } },
-  );
-  overTokens(
-    "training",
-    "learning-rate",
-    "Learning rate",
-    "learning rate",
-    { learning_rate: "" },
-    { yFromZero: true },
-  );
-  overTokens(
-    "training",
-    "grad-norm",
-    "Gradient norm",
-    "global norm before clipping",
-    { grad_norm: "" },
-    { options: { y: "log" } },
-  );
-  overTokens(
-    "sparsity",
-    "nnz",
-    "Non-zeros, mean over layers",
-    "non-zeros a token",
-    { nnz: "" },
-    { options: { y: "log" }, yFromZero: true },
-  );
-  overTokens(
-    "sparsity",
-    "dead",
-    "Dead neurons, mean over layers",
-    "dead, share of all neurons",
-    { dead_share: "" },
-    { yFromZero: true, yFormat: percent },
-  );
-  overTokens(
-    "speed",
-    "throughput",
-    "Throughput, all ranks",
-    "tokens a second",
-    { tokens_per_second: "" },
-    { yFromZero: true },
-  );
-  overTokens(
-    "speed",
-    "memory",
-    "Peak memory of rank 0",
-    "GiB",
-    { memory_gib: "" },
-    { yFromZero: true, yUnit: " GiB" },
-  );
-  overTokens(
-    "speed",
-    "mfu",
-    "Model FLOPs utilisation",
-    "share of the bf16 peak",
-    { mfu: "" },
-    { yFromZero: true, yFormat: percent },
-  );
+  for (const metric of METRICS) {
+    const loss = metric.name === "loss";
+    const share = metric.unit === "fraction";
+    overTokens(
+      metric.section,
+      metric.name,
+      metric.title,
+      metric.unit,
+      { [metric.name]: "", ...(loss ? { validation: ", validation" } : {}) },
+      {
+        note: loss ? "Thin lines: training. Lines with dots: validation." : "",
+        options: { y: metric.scale },
+        yFromZero: metric.fromZero,
+        ...(share ? { yFormat: percent } : {}),
+      },
+    );
+  }
   const limited = runs.filter((run) => run.lines.evaluation_limited.x.length);
   overTokens(
     "evaluation",
@@ -142,25 +87,20 @@ function addTrainingCharts() {
 }
 
 function addHeatmaps() {
-  const add = (spec) =>
-    charts.push(new HeatChart(document.getElementById("sparsity"), spec, state));
-  add({
-    id: "nnz-layers",
-    title: "Non-zeros by layer",
-    unit: "non-zeros a token",
-    values: (run) => run.heat.nnz,
-    floor: 0.1,
-    options: { color: "log" },
-  });
-  add({
-    id: "dead-layers",
-    title: "Dead neurons by layer",
-    unit: "dead neurons of the layer",
-    values: (run) => run.heat.dead_share,
-    floor: 1e-4,
-    format: percent,
-    options: { color: "linear" },
-  });
+  for (const metric of LAYER_METRICS) {
+    // Records of older versions do not have every metric.
+    if (!runs.every((run) => run.heat[metric.name].every((values) => values.length))) continue;
+    const spec = {
+      id: `${metric.name}-layers`,
+      title: metric.title,
+      unit: metric.unit,
+      values: (run) => run.heat[metric.name],
+      floor: metric.floor,
+      ...(metric.unit === "fraction" ? { format: percent } : {}),
+      options: { color: metric.scale },
+    };
+    charts.push(new HeatChart(document.getElementById(metric.section), spec, state));
+  }
 }
 
 function addLastRecordCharts() {

@@ -11,7 +11,7 @@ from typing import Any
 from sparsellm import __version__
 from sparsellm.report import tables
 from sparsellm.report.collect import RunData
-from sparsellm.report.series import run_series
+from sparsellm.report.series import chart_specs, run_series
 
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
@@ -33,7 +33,7 @@ def render_page(runs: list[RunData]) -> str:
         "DIFFERENCES": tables.difference_table(runs),
         "RECIPES": tables.recipes(runs),
         "VERSION": escape(__version__),
-        "DATA": json_for_script({"runs": [run_series(run) for run in runs]}),
+        "DATA": json_for_script({"runs": [run_series(run) for run in runs], **chart_specs()}),
         "SCRIPT": f'(() => {{\n"use strict";\n{script}\n}})();',
     }
     # One pass: what is put in is not searched again.

@@ -11,6 +11,7 @@ import torch
 
 from sparsellm.report.collect import Activity, Records, RunData
 from sparsellm.runs.evaluations import Evaluation
+from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Metric
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
 
 MAX_POINTS = 1000  # of a line; a long run has more records than a screen has columns
@@ -44,25 +45,40 @@ def run_series(run: RunData) -> dict[str, Any]:
     }
 
 
+def chart_specs() -> dict[str, list[dict[str, Any]]]:
+    """What main.js draws of `METRICS` as lines and of `LAYER_METRICS` as heatmaps, in order."""
+    lines = [
+        {
+            "name": metric.name,
+            "title": metric.title,
+            "unit": metric.unit,
+            "section": metric.section,
+            "scale": metric.scale,
+            "fromZero": metric.from_zero,
+        }
+        for metric in METRICS
+        if metric.section
+    ]
+    heatmaps = [
+        {
+            "name": metric.name,
+            "title": metric.title,
+            "unit": metric.unit,
+            "section": metric.section,
+            "scale": metric.scale,
+            "floor": metric.floor,
+        }
+        for metric in LAYER_METRICS
+        if metric.section
+    ]
+    return {"lines": lines, "heatmaps": heatmaps}
+
+
 def _lines(run: RunData) -> dict[str, Line]:
-    width = run.recipe.model.intermediate_size
+    def of(metric: Metric) -> Callable[[dict[str, Any]], float | None]:
+        return lambda record: metric.value(record, run.recipe)
 
-    def stat(key: str) -> Callable[[dict[str, Any]], float]:
-        return lambda r: sum(r["sparsity"][key]) / len(r["sparsity"][key])
-
-    of_train: dict[str, Callable[[dict[str, Any]], float | None]] = {
-        "loss": lambda r: r["loss"],
-        "l1": lambda r: r["l1"],
-        "nnz": stat("nnz_mean"),
-        "nnz_share": lambda r: stat("nnz_mean")(r) / width,
-        "dead_share": stat("dead_fraction"),
-        "tokens_per_second": lambda r: r["tokens_per_second"],
-        "memory_gib": lambda r: r["memory_gib"],
-        "learning_rate": lambda r: r["learning_rate"],
-        "grad_norm": lambda r: r["grad_norm"],
-        "mfu": lambda r: r["mfu"],
-    }
-    lines = {name: _line(run.train, value) for name, value in of_train.items()}
+    lines = {metric.name: _line(run.train, of(metric)) for metric in METRICS if metric.section}
     lines["validation"] = _line(run.validation, lambda r: r["loss"])
     lines["evaluation"] = _mean_scores([e for e in run.evaluations if not e.caveat])
     lines["evaluation_limited"] = _mean_scores([e for e in run.evaluations if e.caveat])
@@ -103,11 +119,12 @@ def _heat(train: Records) -> dict[str, Any]:
     columns = min(len(train), MAX_COLUMNS)
     # Evenly over the records, both ends included.
     chosen = [train[round(i * (len(train) - 1) / max(columns - 1, 1))] for i in range(columns)]
-    return {
-        "x": [record["tokens"] for record in chosen],
-        "nnz": [_rounded(record["sparsity"]["nnz_mean"]) for record in chosen],
-        "dead_share": [_rounded(record["sparsity"]["dead_fraction"]) for record in chosen],
+    heat = {
+        m.name: [_rounded(m.values(record)) for record in chosen]
+        for m in LAYER_METRICS
+        if m.section
     }
+    return {"x": [record["tokens"] for record in chosen], **heat}
 
 
 def _distribution(counts: list[int], width: int) -> dict[str, list[float]]:

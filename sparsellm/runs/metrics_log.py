@@ -12,15 +12,14 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import IO, Any
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs.files import write_atomically
+from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Line, mean
 from sparsellm.runs.records import (
     METRICS_FILE,
     EvaluationRecord,
-    KernelStats,
     Record,
     StepStats,
     ValidationRecord,
@@ -52,7 +51,7 @@ class MetricsLog:
 
     def write(self, record: Record) -> None:
         """Adds a record to the JSONL and to wandb."""
-        self._file.write(json.dumps(asdict(record)) + "\n")
+        self._file.write(json.dumps(record.line()) + "\n")
         self._file.flush()
         self._try_wandb(lambda run: run.log(wandb_values(record, self._recipe)))
 
@@ -147,52 +146,35 @@ def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
         }
         values = {"evaluation/mean": record.mean, **scores}
         return base | {key: value for key, value in values.items() if value is not None}
-    scalars = {k: v for k, v in asdict(record).items() if isinstance(v, int | float)}
-    values = {f"train/{k}": v for k, v in scalars.items() if k not in ("step", "tokens")}
-    return base | values | _wandb_sparsity(record.sparsity, recipe) | _wandb_kernels(record.kernels)
+    return base | _wandb_step(record.line(), record.sparsity, recipe)
 
 
-def _wandb_kernels(stats: KernelStats) -> dict[str, Any]:
-    by_layer = list(zip(stats.sparse, stats.union_mean, strict=True))
-    return {
-        "kernels/sparse_layers": stats.sparse_layers,
-        "kernels/overflows": stats.overflows,
-        **{f"layers/sparse_kernels/{i:02d}": int(sparse) for i, (sparse, _) in enumerate(by_layer)},
-        **{f"layers/union_mean/{i:02d}": union for i, (_, union) in enumerate(by_layer)},
-    }
-
-
-def _wandb_sparsity(stats: StepStats, recipe: Recipe) -> dict[str, Any]:
+def _wandb_step(line: Line, stats: StepStats, recipe: Recipe) -> dict[str, Any]:
     import numpy as np
     import wandb
 
-    layers = range(recipe.model.num_hidden_layers)
-    layer_edges = list(range(recipe.model.num_hidden_layers + 1))
-    n = recipe.model.intermediate_size
-
-    def by_layer(values: list[float]) -> Any:
-        # wandb draws a histogram logged at every step as a heatmap over training: one bin a
-        # layer, its "count" the value of that layer.
-        return wandb.Histogram(np_histogram=(np.array(values), np.array(layer_edges)))
-
-    edges = nnz_bucket_edges(n)
+    layers = recipe.model.num_hidden_layers
+    edges = nnz_bucket_edges(recipe.model.intermediate_size)
     starts = position_bucket_starts(recipe.model.context_length)
-    position = [
-        sum(layer[bucket] for layer in stats.nnz_by_position) / len(layers)
-        for bucket in range(len(starts))
-    ]
-    return {
-        "sparsity/nnz": stats.mean_nnz,
-        "sparsity/nnz_fraction": stats.mean_nnz / n,
-        "sparsity/dead_fraction": stats.mean_dead_fraction,
-        "sparsity/nnz_by_layer": by_layer(stats.nnz_mean),
-        "sparsity/dead_fraction_by_layer": by_layer(stats.dead_fraction),
-        "sparsity/nnz_per_token": wandb.Histogram(
-            np_histogram=(np.array(stats.nnz_histogram), np.array([*edges, n + 1]))
-        ),
-        **{f"layers/nnz_mean/{i:02d}": stats.nnz_mean[i] for i in layers},
-        **{f"layers/nnz_p99/{i:02d}": stats.nnz_p99[i] for i in layers},
-        **{f"layers/nnz_max/{i:02d}": stats.nnz_max[i] for i in layers},
-        **{f"layers/dead_fraction/{i:02d}": stats.dead_fraction[i] for i in layers},
-        **{f"positions/nnz/{start:05d}": v for start, v in zip(starts, position, strict=True)},
-    }
+
+    def histogram(counts: list[float] | list[int], edges: list[int]) -> Any:
+        return wandb.Histogram(np_histogram=(np.array(counts), np.array(edges)))
+
+    found: dict[str, Any] = {}
+    for metric in METRICS:
+        value = metric.value(line, recipe)
+        if value is not None:
+            found[metric.wandb_key] = value
+    for by_layer in LAYER_METRICS:
+        values = by_layer.of(line)
+        found |= {f"layers/{by_layer.name}/{i:02d}": value for i, value in enumerate(values)}
+        if by_layer.histogram:
+            # wandb draws a histogram logged at every step as a heatmap over training: one bin per
+            # layer, whose "count" is the value of that layer.
+            found[by_layer.histogram] = histogram(values, list(range(layers + 1)))
+    found["sparsity/nnz_per_token"] = histogram(
+        stats.nnz_histogram, [*edges, recipe.model.intermediate_size + 1]
+    )
+    for start, of_layers in zip(starts, zip(*stats.nnz_by_position, strict=True), strict=True):
+        found[f"positions/nnz/{start:05d}"] = mean(list(of_layers))
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,6 @@ class StepStats:
     nnz_by_position: list[list[float]]  # L × P, mean non-zeros a token
     nnz_histogram: list[int]  # tokens in each of `nnz_bucket_edges`, summed over layers
 
-    @property
-    def mean_nnz(self) -> float:
-        """Mean over layers of the mean non-zeros a token."""
-        return sum(self.nnz_mean) / len(self.nnz_mean)
-
-    @property
-    def mean_dead_fraction(self) -> float:
-        """Mean over layers of the dead fraction."""
-        return sum(self.dead_fraction) / len(self.dead_fraction)
-
 
 @dataclass(frozen=True)
 class KernelStats:
@@ -64,31 +54,22 @@ class KernelStats:
     union_mean: list[float]  # neurons that a block of 64 tokens fires between them
     overflows: int  # patterns that backward computed again, of layers × micro-batches × ranks
 
-    @property
-    def sparse_layers(self) -> int:
-        """Layers on the sparse kernels."""
-        return sum(self.sparse)
-
 
 @dataclass(frozen=True)
 class TrainRecord:
-    """One step's numbers, over all ranks."""
+    """One step over all ranks."""
 
     step: int
     tokens: int
-    loss: float  # cross-entropy, nats a token
-    l1: float  # Σ_units |h|, mean over tokens and layers
-    l1_coefficient: float
-    learning_rate: float
-    grad_norm: float  # before clipping
-    tokens_per_second: float  # all ranks, since the last record
-    mfu: float | None  # dense-equivalent FLOPs over the bf16 peak; None where it is unknown
-    mfu_executed: float | None  # FLOPs really performed over the peak
-    memory_gib: float  # peak of this rank's device since the last record (CPU: resident set)
+    values: dict[str, float | None]  # by the names of `metrics.METRICS`; None where unknown
     sparsity: StepStats
     kernels: KernelStats
-    seconds: float  # wall time since this process began
-    kind: str = field(default="train", init=False)
+
+    def line(self) -> dict[str, Any]:
+        """What metrics.jsonl holds of it."""
+        identity = {"kind": "train", "step": self.step, "tokens": self.tokens}
+        stats = {"sparsity": asdict(self.sparsity), "kernels": asdict(self.kernels)}
+        return identity | self.values | stats
 
 
 @dataclass(frozen=True)
@@ -99,7 +80,10 @@ class ValidationRecord:
     tokens: int
     loss: float  # nats a token
     num_targets: int  # held-out tokens it is the mean of
-    kind: str = field(default="validation", init=False)
+
+    def line(self) -> dict[str, Any]:
+        """What metrics.jsonl holds of it."""
+        return {"kind": "validation", **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -111,7 +95,10 @@ class EvaluationRecord:
     mean: float | None  # over the tasks that enter it (eval/suite.yaml)
     mean_stderr: float | None
     tasks: dict[str, dict[str, Any]]  # by name: acc, acc_norm, their standard errors, rows, …
-    kind: str = field(default="evaluation", init=False)
+
+    def line(self) -> dict[str, Any]:
+        """What metrics.jsonl holds of it."""
+        return {"kind": "evaluation", **asdict(self)}
 
 
 Record = TrainRecord | ValidationRecord | EvaluationRecord

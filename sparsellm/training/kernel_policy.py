@@ -39,7 +39,7 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
         ValueError: ``sparse`` cannot be had here; says why.
     """
     kernels, costs, reason = recipe.ffn.kernels, None, None
-    if device.type == "cuda" and kernels != "dense" and recipe.ffn.activation == "relu":
+    if device.type == "cuda" and kernels != "dense" and recipe.activation.exact_zeros:
         reason = _why_not(recipe, device)
         if any_rank(reason is not None, device):
             reason = reason or "another rank cannot run the sparse kernels"

@@ -166,7 +166,7 @@ def _loop(
             if log is not None:
                 log.sync()
             say(f"saved {save_run(run)}")
-        meter.go_on()
+        meter.resume()
         if totals.stop and not last:
             return False
     return True
@@ -214,7 +214,14 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
             seed=recipe.seed,
             step=run.step,
         )
-    return StepTotals(loss, l1, l1_weight, lr, grad_norm, sparsity, step.kernels, step.stop)
+    values: dict[str, float | None] = {
+        "loss": loss,
+        "l1": l1,
+        "l1_coefficient": l1_weight,
+        "learning_rate": lr,
+        "grad_norm": grad_norm,
+    }
+    return StepTotals(values, sparsity, step.kernels, step.stop)
 
 
 def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float) -> LossSums:

@@ -18,11 +18,7 @@ from sparsellm.training.run import Run
 class StepTotals:
     """One step over all ranks."""
 
-    loss: float  # cross-entropy, nats a token
-    l1: float  # Σ_units |h|, mean over tokens and layers
-    l1_coefficient: float
-    learning_rate: float
-    grad_norm: float
+    values: dict[str, float | None]  # by the names of `runs.metrics.METRICS`
     sparsity: StepStats | None  # where the step is logged
     kernels: KernelStats
     stop: bool  # some rank was asked to stop
@@ -46,7 +42,7 @@ class Meter:
         """Stops the clock."""
         self._paused = time.perf_counter()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Starts it again."""
         self._since += time.perf_counter() - self._paused
 
@@ -57,21 +53,15 @@ class Meter:
         tokens = (run.step - self._step) * run.recipe.train.global_batch_tokens
         rate = tokens / (now - self._since)
         self._since, self._step = now, run.step
+        speed = {
+            "tokens_per_second": rate,
+            "mfu": rate * self._flops / self._peak if self._peak else None,
+            "mfu_executed": rate * self._executed / self._peak if self._peak else None,
+            "memory_gib": _peak_memory_gib(run.accelerator.device),
+            "seconds": now - self._began,
+        }
         return TrainRecord(
-            step=run.step,
-            tokens=run.tokens,
-            loss=totals.loss,
-            l1=totals.l1,
-            l1_coefficient=totals.l1_coefficient,
-            learning_rate=totals.learning_rate,
-            grad_norm=totals.grad_norm,
-            tokens_per_second=rate,
-            mfu=rate * self._flops / self._peak if self._peak else None,
-            mfu_executed=rate * self._executed / self._peak if self._peak else None,
-            memory_gib=_peak_memory_gib(run.accelerator.device),
-            sparsity=totals.sparsity,
-            kernels=totals.kernels,
-            seconds=now - self._began,
+            run.step, run.tokens, totals.values | speed, totals.sparsity, totals.kernels
         )
 
 

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from sparsellm.recipe import Recipe
+from sparsellm.runs.metrics import METRICS
 from sparsellm.runs.records import TrainRecord
 
 
 def progress_line(record: TrainRecord, recipe: Recipe) -> str:
     """One line for people, under 160 columns."""
-    total = recipe.train.steps
-    n = recipe.model.intermediate_size
+    total, line = recipe.train.steps, record.line()
+    shown = [(m, m.value(line, recipe)) for m in METRICS if m.progress]
+    parts = [metric.text(value) for metric, value in shown if value is not None]
+    rate = record.values["tokens_per_second"]
+    assert rate is not None
     remaining = (total - record.step) * recipe.train.global_batch_tokens
-    mfu = "" if record.mfu is None else f" | mfu {record.mfu:5.1%}"
-    return (
-        f"step {record.step:>{len(str(total))}}/{total}"
-        f" | loss {record.loss:.4f}"
-        f" | l1 {record.l1:.3g}"
-        f" | nnz {record.sparsity.mean_nnz:.1f} ({record.sparsity.mean_nnz / n:.2%})"
-        f" | dead {record.sparsity.mean_dead_fraction:.1%}"
-        f" | {_si(record.tokens_per_second)} tok/s{mfu}"
-        f" | mem {record.memory_gib:.1f} GiB"
-        f" | eta {_duration(remaining / record.tokens_per_second)}"
-    )
-
-
-def _si(value: float) -> str:
-    for limit, suffix in ((1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:.3g}{suffix}"
-    return f"{value:.3g}"
+    head = f"step {record.step:>{len(str(total))}}/{total}"
+    text = " | ".join([head, *parts, f"eta {_duration(remaining / rate)}"])
+    return text.replace(" | (", " (")  # a share stands behind its number
 
 
 def _duration(seconds: float) -> str:

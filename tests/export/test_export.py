@@ -300,7 +300,7 @@ def test_a_folder_without_our_recipe_needs_one(exported, tmp_path, tiny):
     (exported / "sparsellm_recipe.yaml").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no sparsellm_recipe.yaml; `sparsellm import"):
         load_pretrained(exported)
-    with pytest.raises(FileNotFoundError, match=r"say with --recipe"):
+    with pytest.raises(FileNotFoundError, match=r"with --recipe"):
         import_export(exported, tmp_path / "run")
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(tiny("name=mine").to_yaml())

@@ -7,11 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from sparsellm.kernels.compile import sources
+
+from sparsellm.ffn.kernels.compile import sources
 
 pytestmark = pytest.mark.gpu
 SANITIZER = shutil.which("compute-sanitizer")
-# Our kernels (tests/kernels/test_sanitizer_filters.py); PyTorch's own are not what is examined.
+# Our kernels (tests/ffn/kernels/test_sanitizer_filters.py); PyTorch's own are not what is examined.
 KERNELS = list(sources())
 
 

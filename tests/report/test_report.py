@@ -23,11 +23,13 @@ from sparsellm.report.save_report import write_report
 from sparsellm.report.series import run_series, thin
 from sparsellm.report.tables import difference_table, evaluation_table, summary_table
 from sparsellm.runs.evaluations import Score, read_evaluations
+from sparsellm.runs.metrics import LAYER_METRICS, METRICS
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
 
 CHARTS = [
-    *("loss", "l1", "learning-rate", "grad-norm", "nnz", "dead", "nnz-layers", "dead-layers"),
-    *("position", "distribution", "tail", "popularity", "throughput", "memory"),
+    *(metric.name for metric in METRICS if metric.section and metric.name != "mfu"),  # no GPU
+    *(f"{metric.name}-layers" for metric in LAYER_METRICS if metric.section),
+    *("position", "distribution", "tail", "popularity"),
 ]
 
 
@@ -56,6 +58,11 @@ def record(recipe, step, **changes):
             "dead_fraction": [0.25 * layer for layer in range(layers)],
             "nnz_by_position": [[float(b) for b in range(buckets)]] * layers,
             "nnz_histogram": [3, 1] + [0] * (len(edges) - 2),
+        },
+        "kernels": {
+            "sparse": [layer > 0 for layer in range(layers)],
+            "union_mean": [20.0 + layer for layer in range(layers)],
+            "overflows": 0,
         },
         "seconds": float(step),
         "kind": "train",
@@ -171,14 +178,25 @@ def test_series_are_the_records_numbers(tiny):
     assert series["lines"]["loss"] == {"x": [256, 512], "y": [5.0, 2.5]}
     assert series["lines"]["validation"] == {"x": [512], "y": [2.5]}
     assert series["lines"]["nnz"]["y"] == [10.5, 5.5]
-    assert series["lines"]["nnz_share"]["y"] == pytest.approx([10.5 / 64, 5.5 / 64], rel=1e-4)
+    assert series["lines"]["union_mean"]["y"] == [20.5, 20.5]
     assert series["lines"]["mfu"] == {"x": [], "y": []}
-    assert series["heat"]["nnz"] == [[10.0, 11.0], [5.0, 6.0]]
+    assert series["heat"]["nnz_mean"] == [[10.0, 11.0], [5.0, 6.0]]
     # Buckets 0 and 1 hold one count each: 3 of 4 tokens have none, 1 of 4 has one.
     assert series["distribution"]["density"][:3] == [0.75, 0.25, 0.0]
     assert series["distribution"]["tail"][:3] == [1.0, 0.25, 0.0]
     assert series["position"]["x"] == [1, 2, 3, 5, 9, 17]
     assert series["popularity"] is None
+
+
+def test_records_of_older_versions_are_drawn_without_newer_metrics(tiny):
+    recipe = tiny()
+    old = record(recipe, 1)
+    del old["kernels"], old["grad_norm"]
+    [run] = read_runs([write_run(recipe, [old])])
+    series = run_series(run)
+    assert series["lines"]["loss"]["y"] == [5.0]
+    assert series["lines"]["union_mean"] == series["lines"]["grad_norm"] == {"x": [], "y": []}
+    assert series["heat"]["union_mean"] == [[]]
 
 
 def test_popularity_is_the_share_of_the_most_active(tiny):
@@ -395,7 +413,7 @@ def test_page_draws_every_chart_and_asks_for_nothing(browser, page):
     drawn = "document.querySelectorAll('#chart-{} .series[d]').length"
     assert browser.evaluate(drawn.format("loss")) == 4  # two runs, training and validation
     assert browser.evaluate(drawn.format("position")) == 2
-    assert browser.evaluate("document.querySelectorAll('#chart-nnz-layers image').length") == 2
+    assert browser.evaluate("document.querySelectorAll('#chart-nnz_mean-layers image').length") == 2
     bad = "[...document.querySelectorAll('svg *')].filter(e => /NaN|Infinity|undefined/"
     assert browser.evaluate(bad + ".test(e.outerHTML)).length") == 0
     keys = browser.evaluate("[...document.querySelectorAll('tbody th')].map(e => e.textContent)")

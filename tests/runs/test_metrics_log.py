@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sparsellm.report.plots import plot_run
+from sparsellm.runs.metrics import METRICS
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import (
     KernelStats,
@@ -30,15 +31,18 @@ def _record(recipe, step: int) -> TrainRecord:
     return TrainRecord(
         step=step,
         tokens=step * recipe.train.global_batch_tokens,
-        loss=5.0 / step,
-        l1=0.5 / step,
-        l1_coefficient=0.02,
-        learning_rate=1e-3,
-        grad_norm=1.5,
-        tokens_per_second=12_345.0,
-        mfu=None,
-        mfu_executed=None,
-        memory_gib=1.25,
+        values={
+            "loss": 5.0 / step,
+            "l1": 0.5 / step,
+            "l1_coefficient": 0.02,
+            "learning_rate": 1e-3,
+            "grad_norm": 1.5,
+            "tokens_per_second": 12_345.0,
+            "mfu": None,
+            "mfu_executed": None,
+            "memory_gib": 1.25,
+            "seconds": float(step),
+        },
         sparsity=StepStats(
             nnz_mean=[10.0 / step + layer for layer in range(layers)],
             nnz_max=[20] * layers,
@@ -49,7 +53,6 @@ def _record(recipe, step: int) -> TrainRecord:
             nnz_histogram=list(range(len(edges))),
         ),
         kernels=KernelStats([False] * layers, [12.5] * layers, overflows=0),
-        seconds=float(step),
     )
 
 
@@ -203,12 +206,20 @@ def test_offline_wandb_run_holds_the_same_numbers_and_goes_on_after_resume(tiny,
 
 def test_progress_line_is_one_readable_line(tiny):
     recipe = tiny("train.steps=1000")
-    line = progress_line(replace(_record(recipe, 10), mfu=0.412), recipe)
+    record = _record(recipe, 10)
+    line = progress_line(replace(record, values=record.values | {"mfu": 0.412}), recipe)
     assert line == (
         "step   10/1000 | loss 0.5000 | l1 0.05 | nnz 1.5 (2.34%) | dead 12.5% | "
         "12.3k tok/s | mfu 41.2% | mem 1.2 GiB | eta 0:00:21"
     )
-    assert "mfu" not in progress_line(_record(recipe, 10), recipe)
+    assert "mfu" not in progress_line(record, recipe)
+
+
+def test_every_value_of_a_step_has_an_entry_in_the_table_of_metrics(tiny):
+    recipe = tiny()
+    own = {metric.name for metric in METRICS if metric.of is None}
+    assert set(_record(recipe, 1).values) == own
+    assert len({metric.wandb_key for metric in METRICS}) == len(METRICS)
 
 
 def test_plots_are_written(tiny):

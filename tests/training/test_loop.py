@@ -15,6 +15,7 @@ from conftest import ROOT, process_env, set_arguments
 from sparsellm.cli import main
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
+from sparsellm.runs.metrics import METRICS
 from sparsellm.runs.records import read_metrics
 from sparsellm.training import loop as train_module
 
@@ -50,6 +51,8 @@ def _outcome(overrides):
         {key: value for key, value in record.items() if key not in TIMINGS}
         for record in read_metrics(recipe.run_path)
     ]
+    own = {metric.name for metric in METRICS if metric.of is None}
+    assert all(own <= record.keys() | TIMINGS for record in records if record["kind"] == "train")
     path = checkpoint.latest(recipe.run_path / "checkpoints")
     return records, checkpoint.load(path, rank=0)
 

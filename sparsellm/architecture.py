@@ -1,0 +1,58 @@
+"""What a recipe can name: activations and model architectures, one entry each.
+
+Classes stand here by name, so that reading a recipe imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The function between the two halves of an FFN."""
+
+    name: str  # Hugging Face's `hidden_act`; `torch.nn.functional` has it under the same name
+    title: str
+    exact_zeros: bool  # its zeros are exact: neurons can be skipped, be dead, be initialised anew
+
+
+ACTIVATIONS = {
+    activation.name: activation
+    for activation in (
+        Activation("relu", "ReLU", exact_zeros=True),
+        Activation("silu", "SiLU", exact_zeros=False),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A Hugging Face model whose blocks take our FFN."""
+
+    gated: bool  # `ffn.gated` of the recipe chooses by it
+    config_class: str  # of transformers
+    model_class: str  # of transformers
+    ffn_matrices: tuple[str, ...]  # of its FFN, all hidden_size × intermediate_size
+    formula: str  # of the FFN's hidden activations, for people
+
+
+ARCHITECTURES = {
+    architecture.gated: architecture
+    for architecture in (
+        Architecture(
+            gated=True,
+            config_class="LlamaConfig",
+            model_class="LlamaForCausalLM",
+            ffn_matrices=("gate_proj", "up_proj", "down_proj"),
+            formula="act(x W_g) * (x W_u)",
+        ),
+        Architecture(
+            gated=False,
+            config_class="ArceeConfig",
+            model_class="ArceeForCausalLM",
+            ffn_matrices=("up_proj", "down_proj"),
+            formula="act(x W_u)",
+        ),
+    )
+}

@@ -29,6 +29,9 @@ __device__ __forceinline__ uint32 entry_of(uint32 slot, uint32 neuron) { return 
 __device__ __forceinline__ uint32 entry_slot(uint32 entry) { return entry >> 16; }
 __device__ __forceinline__ uint32 entry_neuron(uint32 entry) { return entry & 0xffffu; }
 
+// Never an entry, at any N: the slot and the neuron of an entry are in the same tile.
+constexpr uint32 no_entry = 0xffff0000u;
+
 // Tokens lie in an order that lets a thread of a multiplying warp write its four values of a column
 // at once: the token, of 16, at a place of `value`.
 __device__ __forceinline__ int token_at(int place) {

@@ -6,7 +6,6 @@
 #include "sm80/portable.cuh"
 
 namespace {
-constexpr uint32 none = 0xffffffffu;
 constexpr int row_bytes = stage_inner * 2;
 static_assert(unit_width == unit_members);
 
@@ -107,7 +106,7 @@ __device__ __forceinline__ void finish(const Sums& d, const uint32* list, int en
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const int own = j / 2 * group_step + warp % 4 * 16 + j % 2 * 8 + lane / 4;
-    member[j] = own < entries ? list[own] : none;
+    member[j] = own < entries ? list[own] : no_entry;
   }
   const auto column = [&](int j) {
     return reinterpret_cast<uint2*>(columns + entry_slot(member[j]) * block_tokens);
@@ -121,7 +120,7 @@ __device__ __forceinline__ void finish(const Sums& d, const uint32* list, int en
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const int j = first + i;
-      if (member[j] == none) continue;
+      if (member[j] == no_entry) continue;
       if (bias != nullptr) add[i] = bf16_low(bias[entry_neuron(member[j])]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) gate[i][half] = column(j)[4 * half];
@@ -137,7 +136,7 @@ __device__ __forceinline__ void finish(const Sums& d, const uint32* list, int en
         h[half] = make_uint2(product(gate[i][half].x, upper, add[i]),
                              product(gate[i][half].y, lower, add[i]));
       }
-      if (member[j] == none) continue;
+      if (member[j] == no_entry) continue;
       column(j)[0] = h[0];
       column(j)[4] = h[1];
     }

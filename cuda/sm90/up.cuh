@@ -6,7 +6,7 @@
 // of the sums:
 //
 //   members(block), neuron(m)   a block's union, and the neuron that one of its words means
-//   name(unit, i)               what the others call member `i` of a unit; never `none`
+//   name(unit, i)               what the others call member `i` of a unit; never `no_entry`
 //   fetch(unit, name, a, b)     what `finish` needs beside the sums, on its way during the products
 //   finish(unit, i, name, sums, a, b)   the sums, as bf16, of a member and four tokens; returns
 //                               what `end` gets the sum of
@@ -32,8 +32,6 @@ struct Shared {
 
 constexpr int rows = unit_members * 8 / gather_threads;  // 16-byte chunks a thread and step
 constexpr int row_step = gather_threads / 8, step_group = 4;
-
-constexpr uint32 none = 0xffffffffu;
 
 // A unit: members 256·chunk and on of a block's union.
 struct Part {
@@ -121,7 +119,7 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
     uint32 name[members_lane];
 #pragma unroll
     for (int j = 0; j < members_lane; ++j)
-      name[j] = member_of(j) < part.members ? op.name(part, member_of(j)) : none;
+      name[j] = member_of(j) < part.members ? op.name(part, member_of(j)) : no_entry;
     uint2 a[members_lane], b[members_lane];
     for (int step = 0; step < steps; ++step) {
       barrier_wait(&shared.full[place.stage], place.parity);
@@ -137,7 +135,7 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
       if (step == steps / 2) {  // the names are here by now, and this will be in time
 #pragma unroll
         for (int j = 0; j < members_lane; ++j)
-          if (name[j] != none) op.fetch(part, name[j], a[j], b[j]);
+          if (name[j] != no_entry) op.fetch(part, name[j], a[j], b[j]);
       }
       wgmma_wait<1>();
       if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
@@ -154,7 +152,7 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
     for (int j = 0; j < members_lane; ++j) {
       const uint2 sums = make_uint2(transpose_8x8(pack_bf16(d[4 * j], d[4 * j + 1])),
                                     transpose_8x8(pack_bf16(d[4 * j + 2], d[4 * j + 3])));
-      if (name[j] != none) sum += op.finish(part, member_of(j), name[j], sums, a[j], b[j]);
+      if (name[j] != no_entry) sum += op.finish(part, member_of(j), name[j], sums, a[j], b[j]);
     }
     op.end(part, sum);
   }

@@ -47,6 +47,7 @@ CASES = [
     Case(700, 264, 776, -1.0, capacity=1000),  # does not fit: computed again
     Case(700, 264, 776, -1.0, gated=False, capacity=1000),
     Case(70_000, 64, 512, -1.5),
+    Case(64, 64, 65_536, 5.0),
     Case(4096, 256, 5632, -2.6, loud=1000),
     Case(4096, 256, 5632, -10.0, gated=False, loud=1000),
 ]

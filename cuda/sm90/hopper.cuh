@@ -62,7 +62,10 @@ __device__ __forceinline__ uint32 cluster_rank() {
   return rank;
 }
 
+// All threads of all blocks of the cluster. `.aligned` wants whole warps to arrive together, which
+// they may not do after a branch that some of their threads took.
 __device__ __forceinline__ void cluster_sync() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");
 }

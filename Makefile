@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+COMPILERS := .venv/nvrtc/.ready
 
 .PHONY: quickstart test lint bench clean
 
@@ -14,7 +15,7 @@ quickstart: $(READY) ## train recipes/debug.yaml for about a minute
 	@echo '  sparsellm train --recipe debug --fresh --set sparsity.l1_coefficient=0   # without L1'
 	@echo '  sparsellm recipe list; sparsellm recipe show --recipe 0.5b'
 
-test: $(READY) ## the whole suite, without a GPU
+test: $(READY) $(COMPILERS) ## the whole suite, without a GPU
 	$(BIN)/python -m pytest -n 2
 
 lint: $(READY) ## format, lint and types, as pre-commit and CI do
@@ -30,6 +31,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+$(COMPILERS): tests/ffn/kernels/nvrtc.py $(READY)
+	[ "$$(uname)" != Linux ] || $(BIN)/python $< fetch
+	mkdir -p $(@D) && touch $@
 
 clean:
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

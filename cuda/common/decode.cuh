@@ -22,20 +22,16 @@ __device__ __forceinline__ uint32 first_neuron(uint32 section, uint32 sections, 
   return section * n / sections;  // below 2^24 before the division
 }
 
-// Runs `kernel` with the number of token octets that T stands for, as a compile-time constant.
-template <int octets>
-struct Octets {
-  static constexpr int num = octets;
-};
-
+// Runs `kernel` with the number of token octets that T stands for, as a compile-time constant. A
+// member template, since NVRTC before 13 takes no generic lambda in a kernel.
 template <typename Kernel>
-__device__ __forceinline__ void with_octets(int tokens, Kernel kernel) {
+__device__ __forceinline__ void with_octets(int tokens, const Kernel& kernel) {
   if (tokens <= 8)
-    kernel(Octets<1>());
+    kernel.template run<1>();
   else if (tokens <= 16)
-    kernel(Octets<2>());
+    kernel.template run<2>();
   else if (tokens <= 32)
-    kernel(Octets<4>());
+    kernel.template run<4>();
   else
-    kernel(Octets<8>());
+    kernel.template run<8>();
 }

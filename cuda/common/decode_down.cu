@@ -202,6 +202,36 @@ __device__ __forceinline__ void store(Shared& shared, const Sums<octets>& d, con
       make_uint2(pack_bf16(sum.x + bf16_low(add.x), sum.y + bf16_high(add.x)),
                  pack_bf16(sum.z + bf16_low(add.y), sum.w + bf16_high(add.y)));
 }
+
+// All that a block does once it knows how many neurons fire.
+struct Columns {
+  Shared& shared;
+  const Input& in;
+  const uint4 (&pairs)[speculative / 8];
+  uint32 own, total;
+  bool many;
+  const bf16* bias;
+  bf16* y;
+  int m;
+
+  template <int octets>
+  __device__ __forceinline__ void run() const {
+    Sums<octets> d = {};
+#pragma unroll 1
+    for (uint32 start = 0; start < total; start += window) {
+      const int here = min(total - start, static_cast<uint32>(window));
+      if (many || total > window) {
+        __syncthreads();  // `before` is there, and nobody reads the list of the window before
+        list_many(shared, in, start, here);
+      } else {
+        list_few(shared, in, pairs, own);
+      }
+      __syncthreads();
+      multiply_list<octets>(shared, in, here, d);
+    }
+    store<octets>(shared, d, bias, y, m, in.k);
+  }
+};
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, 2)
@@ -224,23 +254,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, 2)
   bool many;
   const uint32 total = scan(shared, own, many);
   if (observed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *observed = total;
-  with_octets(m, [&](auto octets) {
-    constexpr int num = decltype(octets)::num;
-    Sums<num> d = {};
-#pragma unroll 1
-    for (uint32 start = 0; start < total; start += window) {
-      const int here = min(total - start, static_cast<uint32>(window));
-      if (many || total > window) {
-        __syncthreads();  // `before` is there, and nobody reads the list of the window before
-        list_many(shared, in, start, here);
-      } else {
-        list_few(shared, in, pairs, own);
-      }
-      __syncthreads();
-      multiply_list<num>(shared, in, here, d);
-    }
-    store<num>(shared, d, bias_K, y_MK, m, k);
-  });
+  with_octets(m, Columns{shared, in, pairs, own, total, many, bias_K, y_MK, m});
 }
 
 extern "C" __device__ const uint32 decode_down_shared_bytes = sizeof(Shared);

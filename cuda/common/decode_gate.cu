@@ -134,7 +134,8 @@ __device__ __forceinline__ void load_tokens(uint4 (&to)[octets], const Problem& 
     const uint32 token = octet * 8 + lane / 4;
     to[octet] = make_uint4(0, 0, 0, 0);
     const bf16* from = p.x + static_cast<uint64>(token) * p.k + at;
-    if (token < p.m && at < p.k) to[octet] = __ldg(reinterpret_cast<const uint4*>(from));
+    // Not __ldg: what the kernel before writes is not constant for as long as this one runs.
+    if (token < p.m && at < p.k) to[octet] = *reinterpret_cast<const uint4*>(from);
   }
 }
 
@@ -328,6 +329,26 @@ __device__ __forceinline__ uint32 section(Shared& shared, const Problem& p, Rows
     rows = {w_up, bias_up, shared.neuron, 0, count};
   }
 }
+
+// All that a block does; `value` is that of all sections.
+struct Section {
+  Shared& shared;
+  const Rows& rows;
+  const bf16 *x, *w_up, *bias_up, *w_down;
+  uint32 m, k;
+  float threshold;
+  bf16* value;
+  uint16* neuron;
+  uint32* count;
+
+  template <int octets>
+  __device__ __forceinline__ void run() const {
+    const Problem p{x, m, k, threshold, value + static_cast<uint64>(rows.first) * (8 * octets),
+                    neuron};
+    const uint32 own = section<octets>(shared, p, rows, w_up, bias_up, w_down);
+    if (threadIdx.x == 0) *count = own;
+  }
+};
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
@@ -342,13 +363,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
   const uint32 first = first_neuron(blockIdx.x, gridDim.x, n);
   const uint32 end = first_neuron(blockIdx.x + 1, gridDim.x, n);
   const Rows rows{w_NK, bias_N, nullptr, first, end - first};
-  with_octets(m, [&](auto octets) {
-    constexpr int num = decltype(octets)::num;
-    const Problem p{x_MK, m, k, threshold, value + static_cast<uint64>(first) * (8 * num),
-                    neuron + blockIdx.x * stride};
-    const uint32 own = section<num>(shared, p, rows, w_up_NK, bias_up_N, w_down_NK);
-    if (threadIdx.x == 0) count[blockIdx.x] = own;
-  });
+  with_octets(m, Section{shared, rows, x_MK, w_up_NK, bias_up_N, w_down_NK, m, k, threshold, value,
+                         neuron + blockIdx.x * stride, count + blockIdx.x});
 }
 
 extern "C" __device__ const uint32 decode_gate_shared_bytes = sizeof(Shared);

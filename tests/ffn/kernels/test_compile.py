@@ -2,43 +2,110 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
+from ffn.kernels import nvrtc
 
 from sparsellm.ffn.kernels import compile
 from sparsellm.paths import bundled
 
-nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy is not installed")
+pathfinder = pytest.importorskip("cuda.pathfinder", reason="CuPy is not installed")
 STEMS = list(compile.sources())
-# One of each generation that a portable kernel is for; sm_86 and 89 run what sm_80 compiles.
-PORTABLE_TARGETS = ["sm_80", "sm_90a", "sm_100", "sm_120"]
+# What there is since Ampere, and the shared memory in KiB that a block of threads can have there.
+SHARED_KIB = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_120": 99}
+BLACKWELL = ("sm_100", "sm_120")  # CUDA 12.8 is the first to know them
+NEWEST = "13"
+# The newest compiles for all of them; what an older one does not take, it takes for no target.
+TARGETS = {
+    "12.4": ("sm_80", "sm_90a"),
+    "12.6": ("sm_80", "sm_90a"),
+    "12.8": ("sm_90a", *BLACKWELL),
+    "12.9": ("sm_80", "sm_90a"),
+    NEWEST: tuple(SHARED_KIB),
+}
 
 
-def _targets(stem):
-    """wgmma exists on Hopper alone (Blackwell dropped it), so these compile for it alone."""
-    return ["sm_90a"] if compile.source_path(stem).parent.name == "sm90" else PORTABLE_TARGETS
+def _runs_on(stem: str, target: str) -> bool:
+    """wgmma exists on Hopper alone; Blackwell dropped it."""
+    return compile.source_path(stem).parent.name != "sm90" or target == "sm_90a"
 
 
-@pytest.mark.parametrize(
-    ("stem", "target"), [(stem, target) for stem in STEMS for target in _targets(stem)]
-)
-def test_compiles(stem, target):
-    source = compile.source_path(stem).read_text()
-    program = nvrtc.createProgram(source, f"{stem}.cu", [], [])
-    try:
-        # CuPy adds -ftz=true.
-        nvrtc.compileProgram(program, [*compile.compile_options(stem, target), "-ftz=true"])
-        assert len(nvrtc.getCUBIN(program)) > 1000
-    except nvrtc.NVRTCError:
-        pytest.fail(nvrtc.getProgramLog(program))
-    finally:
-        nvrtc.destroyProgram(program)
+def _library(version: str) -> Path:
+    if version == NEWEST:
+        return Path(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+    path = nvrtc.library(version)
+    if path is None:
+        pytest.skip(f"NVRTC {version} is not there: `make test` fetches it")
+    return path
+
+
+def _job(stem: str, target: str) -> nvrtc.Job:
+    source = compile.source_path(stem).read_text(encoding="utf-8")
+    *options, digest = compile.compile_options(stem, target)
+    # CuPy adds -ftz=true.
+    return nvrtc.Job(stem, target, source, (*options, digest, "-ftz=true"), digest)
+
+
+@pytest.fixture
+def compiled(request):
+    """Compiles all kernels under a version of NVRTC: machine code by stem and target, as files."""
+
+    def compile_under(version: str, targets: tuple[str, ...] | None = None):
+        jobs = [
+            _job(stem, target)
+            for stem in STEMS
+            for target in targets or TARGETS[version]
+            if _runs_on(stem, target)
+        ]
+        cache = Path(request.config.cache.mkdir("cubins"))
+        return nvrtc.compile_all(_library(version), jobs, cache)
+
+    return compile_under
+
+
+@pytest.mark.parametrize("version", TARGETS)
+def test_compiles_within_what_a_multiprocessor_has(compiled, version):
+    for (stem, target), path in compiled(version).items():
+        usage = nvrtc.usage_of(path.read_bytes(), stem)
+        spilled = 0 if version == NEWEST else 16
+        assert usage.frame_bytes <= spilled, f"{stem} for {target} keeps registers in local memory"
+        # The KiB that CUDA keeps for itself is in the file from Hopper on, and not in the limit.
+        reserved = 0 if target in {"sm_80", "sm_86", "sm_89"} else 1024
+        shared = usage.static_bytes - reserved + usage.dynamic_bytes
+        assert shared <= SHARED_KIB[target] * 1024, f"{stem} for {target}: {usage}"
 
 
 def test_every_gpu_since_ampere_has_the_kernels_of_an_ffn():
-    portable = {stem for stem in STEMS if len(_targets(stem)) > 1}
+    portable = {stem for stem in STEMS if all(_runs_on(stem, target) for target in SHARED_KIB)}
     assert portable >= {"pack_union", "union_entries", "portable_up", "portable_down"}
+
+
+def _ptx(compiled) -> dict[str, str]:
+    """Of all kernels, for Hopper: instructions before the machine's own scheduling of them."""
+    paths = compiled(NEWEST, ("sm_90a",))
+    return {stem: Path(f"{path}.ptx").read_text() for (stem, _), path in paths.items()}
+
+
+def test_no_kernel_takes_what_the_one_before_writes_for_constant(compiled):
+    """Launches overlap, and PTX wants ld.global.nc's data constant for the whole kernel."""
+    for stem, ptx in _ptx(compiled).items():
+        assert "ld.global.nc" not in ptx, stem
+
+
+def test_warps_arrive_whole_at_a_cluster_barrier(compiled):
+    arrivals = 0
+    for stem, ptx in _ptx(compiled).items():
+        lines = (re.sub(r"//.*|\$\w+:", "", line).strip() for line in ptx.splitlines())
+        instructions = [line for line in lines if line]
+        for at, instruction in enumerate(instructions):
+            if instruction.startswith("barrier.cluster.arrive"):
+                arrivals += 1
+                assert instructions[at - 1].startswith("bar.warp.sync"), stem
+    assert arrivals > 0
 
 
 def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):
@@ -55,6 +122,16 @@ def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):
 def test_the_digest_covers_every_header():
     headers = set(bundled("cuda").rglob("*.cuh"))
     assert set().union(*(compile._included(compile.source_path(stem)) for stem in STEMS)) == headers
+
+
+def test_the_mark_for_no_entry_is_none():
+    """At N = 65,536 every tile may be full: an entry is a slot and a neuron, both of one tile."""
+    header = (bundled("cuda") / "common" / "union.cuh").read_text(encoding="utf-8")
+    [mark] = re.findall(r"\bno_entry = (0x[0-9a-f]+)u;", header)
+    tile = np.arange(256, dtype=np.uint32)[:, None, None] << 8
+    place = np.arange(256, dtype=np.uint32)
+    entries = (tile | place[:, None]) << 16 | tile | place
+    assert not (entries == int(mark, 16)).any()
 
 
 @pytest.mark.parametrize("stem", STEMS)

@@ -1,0 +1,165 @@
+"""Compiles the kernels under every NVRTC that they must compile under, and reads the machine code.
+
+    python tests/ffn/kernels/nvrtc.py fetch    # what `make test` does first: those that pip does not have
+                                           # side by side, into the environment's nvrtc/ folder
+
+A compiler runs in a process of its own: some versions crash where others report an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+# CUDA 12 from 12.4 on; the installed one is CUDA 13's.
+FETCHED = ("12.4", "12.6", "12.8", "12.9")
+FOLDER = Path(sys.prefix) / "nvrtc"
+
+
+def fetch() -> None:
+    """Installs `FETCHED` side by side, each into a folder of its own; those that are there stay."""
+    for version in FETCHED:
+        if library(version) is None:
+            package = f"nvidia-cuda-nvrtc-cu12=={version}.*"
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+            subprocess.run([*pip, "--target", FOLDER / version, package], check=True)
+
+
+def library(version: str) -> Path | None:
+    """Where one of `FETCHED` lies, or None."""
+    return next(iter((FOLDER / version).rglob("libnvrtc.so.12")), None)
+
+
+class Job(NamedTuple):
+    """A source to compile; ``digest`` stands for the headers that it includes."""
+
+    stem: str
+    target: str
+    source: str
+    options: tuple[str, ...]
+    digest: str
+
+
+def compile_all(nvrtc: Path, jobs: Iterable[Job], cache: Path) -> dict[tuple[str, str], Path]:
+    """Machine code by stem and target, as files; beside each lies its PTX (``.ptx``).
+
+    What was compiled before is taken from ``cache``.
+
+    Raises:
+        AssertionError: a source does not compile; the log, or where the compiler crashed.
+    """
+    compiled, missing = {}, []
+    for job in jobs:
+        key = repr((nvrtc.name, nvrtc.stat().st_size, job.stem, job.target, job.source, job.digest))
+        path = cache / f"{job.stem}.{job.target}.{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        compiled[job.stem, job.target] = path
+        if not path.exists():
+            missing.append((str(path), job.stem, job.source, job.options))
+    if missing:
+        command = [sys.executable, __file__, "compile", str(nvrtc)]
+        child = subprocess.run(
+            command, input=json.dumps(missing), capture_output=True, text=True, check=False
+        )
+        assert child.returncode == 0, child.stdout + child.stderr
+    return compiled
+
+
+def _compile_here(nvrtc: str) -> None:
+    functions = ctypes.CDLL(nvrtc)
+    for path, stem, source, options in json.load(sys.stdin):
+        print(f"compiles {path}", flush=True)
+        program = ctypes.c_void_p()
+        functions.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), f"{stem}.cu".encode(), 0, None, None
+        )
+        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if functions.nvrtcCompileProgram(program, len(options), arguments) != 0:
+            sys.exit(_result_of(functions, program, "ProgramLog").decode())
+        Path(f"{path}.ptx").write_bytes(_result_of(functions, program, "PTX"))
+        partial = Path(f"{path}.{os.getpid()}")
+        partial.write_bytes(_result_of(functions, program, "CUBIN"))
+        partial.replace(path)
+        functions.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _result_of(functions: ctypes.CDLL, program: ctypes.c_void_p, kind: str) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(functions, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
+    result = ctypes.create_string_buffer(size.value)
+    getattr(functions, f"nvrtcGet{kind}")(program, result)
+    return result.raw
+
+
+class Usage(NamedTuple):
+    """What a kernel takes of a multiprocessor."""
+
+    registers: int  # per thread, at launch
+    frame_bytes: int  # per thread, in local memory: spilled registers, indexed arrays
+    static_bytes: int  # of shared memory, per block of threads
+    dynamic_bytes: int  # likewise, as the source exports it
+
+
+_REGISTERS, _FRAME_SIZE = 0x2F, 0x11  # attributes of section .nv.info
+
+
+def usage_of(cubin: bytes, stem: str) -> Usage:
+    """Read from an ELF file of one kernel ``stem``, with its ``<stem>_shared_bytes``."""
+    sections = _sections(cubin)
+    (_, info), found = sections[".nv.info"], {}
+    at = 0
+    while at < len(info):
+        form, attribute, size = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form == 4:  # with a value of `size` bytes: the symbol, and what holds for it
+            if attribute in {_REGISTERS, _FRAME_SIZE}:
+                found[attribute] = struct.unpack_from("<II", info, at)[1]
+            at += size
+    static, _ = sections.get(f".nv.shared.{stem}", (0, b""))
+    return Usage(found[_REGISTERS], found[_FRAME_SIZE], static, _constant(cubin, stem))
+
+
+def _sections(elf: bytes) -> dict[str, tuple[int, bytes]]:
+    return {name: (size, content) for name, size, content in _section_list(elf)}
+
+
+def _section_list(elf: bytes) -> list[tuple[str, int, bytes]]:
+    """Name, size and content (none of uninitialised memory)."""
+    [start] = struct.unpack_from("<Q", elf, 0x28)
+    count, of_names = struct.unpack_from("<HH", elf, 0x3C)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, start + 64 * i) for i in range(count)]
+    names = headers[of_names][4]
+    return [
+        (
+            elf[names + header[0] :].split(b"\0", 1)[0].decode(),
+            header[5],
+            b"" if header[1] == 8 else elf[header[4] : header[4] + header[5]],
+        )
+        for header in headers
+    ]
+
+
+def _constant(elf: bytes, stem: str) -> int:
+    sections = _section_list(elf)
+    by_name = {name: content for name, _, content in sections}
+    symbols, names = by_name[".symtab"], by_name[".strtab"]
+    for at in range(0, len(symbols), 24):
+        name, _, _, section, value, _ = struct.unpack_from("<IBBHQQ", symbols, at)
+        if names[name:].split(b"\0", 1)[0].decode() == f"{stem}_shared_bytes":
+            content = sections[section][2]
+            return struct.unpack_from("<I", content, value)[0] if content else 0
+    raise KeyError(f"{stem}_shared_bytes")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["fetch"]:
+        fetch()
+    else:
+        _compile_here(sys.argv[2])

@@ -1,8 +1,8 @@
 """Compiles the kernels under every NVRTC that they must compile under, and reads the machine code.
 
-    python tests/ffn/kernels/nvrtc.py fetch    # what `make test` does first: those that pip does not have
-                                           # side by side, into the environment's nvrtc/ folder
+    python tests/ffn/kernels/nvrtc.py fetch
 
+is what `make test` does first: pip holds one CUDA 12 compiler at a time, so they go into folders.
 A compiler runs in a process of its own: some versions crash where others report an error.
 """
 

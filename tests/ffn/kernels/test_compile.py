@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ffn.kernels import nvrtc
 
+from ffn.kernels import nvrtc
 from sparsellm.ffn.kernels import compile
 from sparsellm.paths import bundled
 

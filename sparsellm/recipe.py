@@ -156,6 +156,11 @@ class RuntimeConfig(StrictModel):
         description="Cross-entropy over materialised logits, or Liger's fused linear "
         "cross-entropy (GPU, fp32 accumulation, no logits in memory)",
     )
+    token_order: Literal["auto", "none"] = Field(
+        "none",
+        description="auto: sparse FFNs compute like tokens together, so that 64 of them share more "
+        "neurons; none: in the order of the text",
+    )
 
 
 class CheckpointConfig(StrictModel):

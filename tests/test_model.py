@@ -10,8 +10,10 @@ from torch.distributed import HashStore
 from torch.nn.parallel import DistributedDataParallel
 from transformers import ArceeForCausalLM, LlamaForCausalLM
 
+from sparsellm.ffn.token_order import token_order
 from sparsellm.model import SparseDecoderLayer, build_model, prepare_blocks
 from sparsellm.recipe import RuntimeConfig
+from sparsellm.training import objective
 from sparsellm.training.objective import IGNORED_TARGET, Objective, total_loss
 
 VARIANTS = {
@@ -85,9 +87,11 @@ def test_statistics_are_those_of_the_activations(tiny):
         torch.testing.assert_close(sums.l1_sum_L[index], (gate * up).abs().sum())
 
 
-def _loss_and_gradients(recipe, runtime):
+def _loss_and_gradients(recipe, runtime, kernels="auto"):
     model = build_model(recipe, eos_token_id=256).train()
     prepare_blocks(model, runtime)
+    for layer in model.model.layers:
+        layer.mlp.use_kernels(kernels)
     tokens = _tokens(recipe)
     sums = Objective(model, runtime)(tokens[:, :-1], tokens[:, 1:])
     loss = total_loss(sums, 0.1, tokens[:, 1:].numel(), world_size=1)
@@ -119,6 +123,33 @@ def test_compiled_blocks_compute_the_same(tiny, checkpointing):
         torch.testing.assert_close(a, b)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, same[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_order_of_tokens_changes_nothing(tiny, monkeypatch, compiled, checkpointing):
+    recipe = tiny()  # of so few neurons all fire in every block, in any order
+    plain, gradients = _loss_and_gradients(recipe, recipe.runtime, "sparse")
+    changes = {"compile": compiled, "activation_checkpointing": checkpointing}
+    runtime = recipe.runtime.model_copy(update={"token_order": "auto", **changes})
+    orders = []
+    monkeypatch.setattr(
+        objective, "token_order", lambda *ids: orders.append(token_order(*ids)) or orders[-1]
+    )
+    ordered, same = _loss_and_gradients(recipe, runtime, "sparse")
+    (order,) = orders
+    assert not torch.equal(order.token_M, torch.arange(len(order.token_M)))
+    for a, b in zip(plain, ordered, strict=True):
+        torch.testing.assert_close(a, b)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, same[name], rtol=1e-4, atol=1e-6)
+
+
+def test_without_a_sparse_layer_tokens_are_not_sorted(tiny, monkeypatch):
+    monkeypatch.delattr(objective, "token_order")
+    recipe = tiny("runtime.token_order=auto")
+    _loss_and_gradients(recipe, recipe.runtime, "dense")
 
 
 def test_ddp_does_not_cut_what_is_compiled(tiny, monkeypatch):

@@ -71,8 +71,8 @@ __device__ __forceinline__ void fetch(Shared& shared, const Matrices& m, const I
 
 // One piece: members [from, to), `rows` rows. `count` is zero.
 __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Member* member,
-                                     uint2 members, int first_row, int rows, uint32* token_out,
-                                     uint4* out) {
+                                     uint2 members, int first_row, int rows, const int* token_M,
+                                     uint32* x_row, uint32* dy_row, uint4* out) {
   const int words = piece_rows * (m.gated ? 3 : 2) * group_neurons * 2 / 16;
   const int thread = threadIdx.x, list = thread / 32;
   uint4* values = reinterpret_cast<uint4*>(shared.values);
@@ -80,9 +80,12 @@ __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Me
   for (uint32 at = members.x + thread / 2; at < members.y; at += num_threads / 2)
     list_half(shared, member[at], thread % 2, first_row);
   __syncthreads();
+  const int x = thread < rows ? shared.token[thread] : 0;
+  const int dy = thread < rows && token_M != nullptr ? token_M[x] : 0;  // is there by the time of use
   for (uint32 i = thread % 32; i < shared.count[list]; i += 32)
     fetch(shared, m, shared.item[list][i]);
-  if (thread < rows) token_out[thread] = shared.token[thread];
+  if (thread < rows) x_row[thread] = x;
+  if (thread < rows && token_M != nullptr) dy_row[thread] = dy;
   __syncthreads();
   for (int i = thread; i < words; i += num_threads) out[i] = values[i];
 }
@@ -91,7 +94,8 @@ __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Me
 extern "C" __global__ void __launch_bounds__(num_threads, 5)
     fill_pieces(const bf16* d_gate, const bf16* d_up, const bf16* gate, const bf16* up, int gated,
                 const Member* member, const uint2* piece, const Unit* unit, const uint32* control,
-                uint2* work, uint32* piece_token, bf16* piece_values) {
+                uint2* work, const int* token_M, uint32* piece_x, uint32* piece_dy,
+                bf16* piece_values) {
   extern __shared__ __align__(128) unsigned char raw[];
   await_previous_kernel();
   Shared& shared = *reinterpret_cast<Shared*>(raw);
@@ -138,10 +142,10 @@ extern "C" __global__ void __launch_bounds__(num_threads, 5)
     if (threadIdx.x < lists) shared.count[threadIdx.x] = 0;
     __syncthreads();
     const int done = at - shared.first, first_row = shared.first_row + done * piece_rows;
+    const uint64 row = static_cast<uint64>(at) * piece_rows;
     fill(shared, m, member, piece[shared.piece + done], first_row,
-         min(piece_rows, shared.rows - first_row), piece_token + static_cast<uint64>(at) * piece_rows,
-         reinterpret_cast<uint4*>(piece_values + static_cast<uint64>(at) * piece_rows * matrices *
-                                                     group_neurons));
+         min(piece_rows, shared.rows - first_row), token_M, piece_x + row, piece_dy + row,
+         reinterpret_cast<uint4*>(piece_values + row * matrices * group_neurons));
     __syncthreads();
   }
 }

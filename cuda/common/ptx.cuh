@@ -3,6 +3,7 @@
 #pragma once
 
 using int32 = int;
+using int64 = long long;
 using uint16 = unsigned short;
 using uint32 = unsigned int;
 using uint64 = unsigned long long;

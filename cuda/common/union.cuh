@@ -16,7 +16,11 @@
 //
 //   unit    [blocks * tiles]             uint32×2 256 entries of a block: block << 16 | which 256,
 //                                                 and how many entries there are from there on
-//   order   [blocks]                     uint32×2 block and its total; both the largest first
+//   order   [blocks + splits]            uint32×2 a block and its total, or a part of a heavy block:
+//                                                 its place in `split` + 1 << 16 | block, and its
+//                                                 members; both the largest first
+//   split   [splits]                     uint32×2 parts of heavy blocks, those of a block in a row:
+//                                                 the first member; which part << 16 | of how many
 //   control [8]                          uint32   see below; zeroed by the gate
 #pragma once
 #include "common/ptx.cuh"
@@ -40,4 +44,5 @@ __device__ __forceinline__ int token_at(int place) {
 
 // Words of `control`.
 constexpr int num_units = 0, next_up = 1, next_down = 2, finished = 3, num_entries = 4;
+constexpr int num_parts = 5;  // of `order`
 constexpr int control_words = 8;

@@ -2,7 +2,8 @@
 //
 // Members are shared out to warps (strips.cuh), which take 16 at a time, eight lanes a member. Counts
 // are added up by integer atomics: `nnz_M`, each token's non-zeros, and `fired_N`, each neuron's
-// tokens, both zeroed by the caller. `l1` (or null) gets Σ|value| of each warp.
+// tokens, both zeroed by the caller. `l1` (or null) gets Σ|value| of each warp. `token_M` (or null) is
+// where in `nnz_M` each row's count belongs.
 #include "common/columns.cuh"
 #include "common/strips.cuh"
 
@@ -46,7 +47,7 @@ __device__ __forceinline__ int step_of_lane() {
 // Adds up the four lanes that count the same tokens. A half of a word can only count to 65,535, and
 // the last sum be one more.
 __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, int m,
-                                           uint32* nnz_M) {
+                                           const int* token_M, uint32* nnz_M) {
   const uint32 lane = threadIdx.x % 32;
   const bool late = lane & 8, odd = lane & 16;
   uint32 kept[2];
@@ -56,17 +57,20 @@ __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, 
               __shfl_xor_sync(~0u, late ? count[i] : count[2 + i], 8);
   const uint32 own = odd ? kept[1] : kept[0];
   const uint32 other = __shfl_xor_sync(~0u, odd ? kept[0] : kept[1], 16);
-  const int token = block * block_tokens + lane % 8 / 2 * 16 + lane % 2 * 4 + odd * 8 + late * 2;
+  const int row = block * block_tokens + lane % 8 / 2 * 16 + lane % 2 * 4 + odd * 8 + late * 2;
   const uint32 first = (own & 0xffffu) + (other & 0xffffu), second = (own >> 16) + (other >> 16);
-  if (first != 0 && token < m) atomicAdd(nnz_M + token, first);
-  if (second != 0 && token + 1 < m) atomicAdd(nnz_M + token + 1, second);
+  const auto add = [&](int at, uint32 more) {
+    if (more != 0 && at < m) atomicAdd(nnz_M + (token_M == nullptr ? at : token_M[at]), more);
+  };
+  add(row, first);
+  add(row + 1, second);
 }
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads, 4)
     union_columns(const uint32* entry, const uint32* total, const bf16* value, int tiles_n, int m,
                   uint64 capacity, uint32* offset, uint32* neuron, uint64* mask, bf16* columns,
-                  uint32* fired_N, uint32* nnz_M, float* l1) {
+                  uint32* fired_N, const int* token_M, uint32* nnz_M, float* l1) {
   extern __shared__ __align__(16) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   admit_next_kernel();
@@ -120,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
         mask[run.first + i] = tokens;
       }
     }
-    add_counts(count, run.block, m, nnz_M);
+    add_counts(count, run.block, m, token_M, nnz_M);
   };
   share_strips<batch>(shared, blocks, [&](int block) { return total[block]; }, keep);
   if (l1 == nullptr) return;

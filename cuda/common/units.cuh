@@ -1,4 +1,4 @@
-// Shares out the work on token blocks of different sizes (union.cuh: `unit` and `order`).
+// Shares out the work on token blocks of different sizes (union.cuh: `unit`, `order` and `split`).
 #pragma once
 #include "common/union.cuh"
 
@@ -9,22 +9,97 @@ __device__ __forceinline__ int class_of(uint32 members) {
   const uint32 exponent_and_eighths = __float_as_uint(static_cast<float>(members)) >> 20;
   return members == 0 ? size_classes - 1 : 1144 - exponent_and_eighths;
 }
+// The size that no member of a class reaches.
+__device__ __forceinline__ float class_end(int size_class) {
+  return size_class == size_classes - 1 ? 0.0f : __uint_as_float((1145u - size_class) << 20);
+}
+
+// How heavy token blocks are split for kernels that sum over a block's members (down.cuh). A block of
+// a sequence's first tokens can have more members than a multiprocessor's share of the whole work: all
+// others would wait for it.
+struct Splitting {
+  uint2* split;     // union.cuh
+  uint32* arrived;  // [most * slices], becomes zero
+  int most;         // parts that there is room for; 0: nothing is split
+  int slices;       // units for each part
+  int workers;      // that share the units
+};
+
+// Parts shorter than this cost more than they even out: the sums of a part, 64 tokens of fp32, move as
+// many bytes to and from L2 as 250 members do.
+constexpr uint32 least_part = 768;
+constexpr int length_tries = 32;
 
 struct SharedUnits {
   uint32 blocks[size_classes], units[size_classes];  // how many, then where the next of a class goes
+  uint32 parts[length_tries];  // of the blocks that are split, at each length
+  uint32 members, taken;       // of all blocks; parts that have a place in `split`
 };
+
+__device__ __forceinline__ uint32 parts_of(uint32 members, uint32 length) {
+  return members > length ? (members + length - 1) / length : 1;
+}
+// The first member of a part. Where a part ends depends on the block alone, not on the order of work.
+__device__ __forceinline__ uint32 part_start(uint32 members, uint32 part, uint32 parts) {
+  return part == parts ? members : part == 0 ? 0 : members * part / parts & ~31u;
+}
+
+// The most members of a part: half of a worker's share of the work, or more where there is not room
+// for so many parts. All threads, `shared.blocks` being numbers of blocks.
+template <int threads>
+__device__ uint32 choose_length(SharedUnits& shared, const Splitting& by) {
+  const float share = static_cast<float>(shared.members) * by.slices / (2 * by.workers);
+  // Each lane tries a length, a quarter longer than that of the lane before; each warp looks at some
+  // of the classes.
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float length = fmaxf(share, least_part);
+  for (int i = 0; i < lane; ++i) length *= 1.25f;
+  length = ceilf(length);
+  uint32 parts = 0;
+  for (int size_class = warp; size_class < size_classes; size_class += threads / 32) {
+    const float end = class_end(size_class);
+    if (end > length) parts += shared.blocks[size_class] * static_cast<uint32>(ceilf(end / length));
+  }
+  if (parts > 0) atomicAdd(shared.parts + lane, parts);
+  __syncthreads();
+  // At the last length, 1009 times the first, nothing is split.
+  const uint32 fit = __ballot_sync(~0u, shared.parts[lane] <= by.most);
+  return static_cast<uint32>(__shfl_sync(~0u, length, __ffs(fit) - 1));
+}
 
 // One block of more than `size_classes` threads. Within a class the order differs from run to run.
 template <int threads, typename TotalOf>
 __device__ void share_units(SharedUnits& shared, int blocks, TotalOf total_of, uint2* unit,
-                            uint2* order, uint32* control) {
+                            uint2* order, const Splitting& by, uint32* control) {
   static_assert(threads > size_classes);
   if (threadIdx.x < size_classes) shared.blocks[threadIdx.x] = shared.units[threadIdx.x] = 0;
+  if (threadIdx.x < length_tries) shared.parts[threadIdx.x] = 0;
+  if (threadIdx.x == 0) shared.members = shared.taken = 0;
   __syncthreads();
+  uint32 length = ~0u;
+  if (by.most > 0) {
+    for (int i = threadIdx.x; i < by.most * by.slices; i += threads) by.arrived[i] = 0;
+    uint32 sum = 0;
+    for (int block = threadIdx.x; block < blocks; block += threads) {
+      const uint32 members = total_of(block);
+      atomicAdd(shared.blocks + class_of(members), 1);
+      sum += members;
+    }
+    atomicAdd(&shared.members, sum);
+    __syncthreads();
+    length = choose_length<threads>(shared, by);
+    __syncthreads();
+    if (threadIdx.x < size_classes) shared.blocks[threadIdx.x] = 0;
+    __syncthreads();
+  }
+
   for (int block = threadIdx.x; block < blocks; block += threads) {
     const uint32 members = total_of(block), whole = members / unit_members;
-    const uint32 rest = members % unit_members;
-    atomicAdd(shared.blocks + class_of(members), 1);
+    const uint32 rest = members % unit_members, parts = parts_of(members, length);
+    for (uint32 part = 0; part < parts; ++part) {
+      const uint32 size = part_start(members, part + 1, parts) - part_start(members, part, parts);
+      atomicAdd(shared.blocks + class_of(size), 1);
+    }
     if (whole > 0) atomicAdd(shared.units + class_of(unit_members), whole);
     if (rest > 0) atomicAdd(shared.units + class_of(rest), 1);
   }
@@ -36,7 +111,10 @@ __device__ void share_units(SharedUnits& shared, int blocks, TotalOf total_of, u
       units_before += shared.units[larger];
     }
   }
-  if (threadIdx.x == size_classes) control[num_units] = units_before;
+  if (threadIdx.x == size_classes) {
+    control[num_units] = units_before;
+    control[num_parts] = blocks_before;
+  }
   __syncthreads();
   if (threadIdx.x < size_classes) {
     shared.blocks[threadIdx.x] = blocks_before;
@@ -45,7 +123,15 @@ __device__ void share_units(SharedUnits& shared, int blocks, TotalOf total_of, u
   __syncthreads();
   for (int block = threadIdx.x; block < blocks; block += threads) {
     const uint32 members = total_of(block), whole = members / unit_members;
-    order[atomicAdd(shared.blocks + class_of(members), 1)] = make_uint2(block, members);
+    const uint32 parts = parts_of(members, length);
+    const uint32 first = parts > 1 ? atomicAdd(&shared.taken, parts) : 0;
+    for (uint32 part = 0; part < parts; ++part) {
+      const uint32 start = part_start(members, part, parts);
+      const uint32 size = part_start(members, part + 1, parts) - start;
+      const uint32 place = parts > 1 ? first + part + 1 : 0;
+      order[atomicAdd(shared.blocks + class_of(size), 1)] = make_uint2(place << 16 | block, size);
+      if (parts > 1) by.split[first + part] = make_uint2(start, part << 16 | parts);
+    }
     const auto place = [&](uint32 at, uint32 chunk) {
       unit[at] = make_uint2(block << 16 | chunk, members - chunk * unit_members);
     };

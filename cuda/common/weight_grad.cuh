@@ -15,7 +15,8 @@
 //
 //   work         [groups + most_parts]      uint2  each unit's first row among those of all pieces,
 //                                                  and its rows
-//   piece_token  [pieces][64]               uint32 the row of x and dy, where there is one
+//   piece_x, piece_dy  [pieces][64]         uint32 the row of x, and of dy, where there is one: the same
+//                                                  array if both have the same order
 //   piece_values [pieces][64][3][32]        bf16   d_gate, d_up and gate · up of the row's token and
 //                                                  the neurons (without a gate, two: d_up and up);
 //                                                  zero where it does not fire

@@ -93,15 +93,17 @@ __device__ __forceinline__ void multiply_stage(const Shared& shared, int stage, 
 }
 
 // A warp's sums, whose first token and column are `row` and `column`, plus the bias (or null).
-__device__ __forceinline__ void store(const Sums& d, const bf16* bias, bf16* y, int m, int k,
-                                      int row, int column) {
+// `token_M`: the row of y that each token is, or null where it is its number.
+__device__ __forceinline__ void store(const Sums& d, const bf16* bias, const int* token_M, bf16* y,
+                                      int m, int k, int row, int column) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
     const int first = column + 32 * part;
 #pragma unroll
     for (int eight = 0; eight < 4; ++eight) {  // rows of the same 16: lane / 4, and 8 below
-      const int token = row + eight / 2 * 16 + token_at(lane / 4 + eight % 2 * 8);
+      const int own = row + eight / 2 * 16 + token_at(lane / 4 + eight % 2 * 8);
+      const int token = token_M == nullptr || own >= m ? own : token_M[own];
       uint32 word[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -121,7 +123,7 @@ __device__ __forceinline__ void store(const Sums& d, const bf16* bias, bf16* y, 
 extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
     portable_down(const bf16* w_NK, const bf16* bias_K, int m, int k, int tiles_n,
                   const uint32* entry, const uint2* order, uint32* control, const bf16* value,
-                  bf16* y_MK) {
+                  const int* token_M, bf16* y_MK) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   await_previous_kernel();
@@ -140,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
         [&](int stage) { copy_stage(shared, stage, from); },
         [&](int stage) { multiply_stage(shared, stage, d); },
         [&](int left) { walk.approach_end(left, look_up); });
-    store(d, bias_K, y_MK, m, k, block * block_tokens + warp / 4 * 32,
+    store(d, bias_K, token_M, y_MK, m, k, block * block_tokens + warp / 4 * 32,
           first_column + warp % 4 * 64);
   }
 }

@@ -3,12 +3,16 @@
 // A work unit is one block of 64 tokens × 512 output columns. It runs over the block's union, 32
 // members a stage: their columns and the 1024-byte pieces of their weight rows are gathered with
 // cp.async. Each multiplying warpgroup holds 64 tokens × 256 columns. Both operands are stored with
-// k, the member, as the slow index, which wgmma reads as "transposed". An `Op` says where things are:
+// k, the member, as the slow index, which wgmma reads as "transposed".
+//
+// A heavy block is several units (units.cuh: `Splitting`), each of a part of its members: their sums
+// are left in memory, and the unit that ends last adds them up, in the order of the parts. An `Op`
+// says where things are:
 //
 //   num_sources()                how many pairs of columns and weights there are to add up
 //   members(block), neuron(m)    a block's union, and the neuron that one of its words means
-//   columns(source, block)       64 values for each member, 16-byte aligned
-//   place(m, i)                  where among them those of member i begin, whose word is m
+//   columns(source, block, i)    64 values for each member from the block's i-th on, 16-byte aligned
+//   place(m, i)                  where from there on those of member i begin, whose word is m
 //   weights(source)              (N, K), a row a neuron
 //   rare                         whether L2 had better keep the weights than the columns
 #pragma once
@@ -60,7 +64,7 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
   }
 }
 
-// A block's union, `total` members, from one pair of columns and weights. `before_stage(left)` is
+// `total` members of a block's union, from one pair of columns and weights. `before_stage(left)` is
 // called before each stage, with the number of those from it on.
 template <typename Op, typename BeforeStage>
 __device__ __forceinline__ void gather_source(Shared& shared, RingPlace<stages>& place, const Op& op,
@@ -100,17 +104,33 @@ __device__ __forceinline__ void gather_source(Shared& shared, RingPlace<stages>&
   }
 }
 
+// The list of units and what their parts have in common (union.cuh, units.cuh).
+struct Shares {
+  const uint2* order;
+  const uint2* split;  // null where nothing is split
+  uint32* arrived;     // [splits][units_k]: of a block's first part, how many of its parts are done
+  float* sums;         // [splits][units_k][64 × 512], in the order of the threads that hold them
+  uint32* control;
+};
+
+__device__ __forceinline__ int block_of(const WorkUnit& unit) { return unit.a & 0xffffu; }
+// One more than the place in `split`, or 0.
+__device__ __forceinline__ uint32 split_of(const WorkUnit& unit) { return unit.a >> 16; }
+
 template <typename Op>
-__device__ void gather(Shared& shared, const Op& op, uint32 columns, int units_k, int blocks,
-                       const uint2* order, uint32* control) {
+__device__ void gather(Shared& shared, const Op& op, uint32 columns, int units_k,
+                       const Shares& shares) {
   RingPlace<stages> place;
-  const auto look_up = [&](int index) { return order[index / units_k]; };
-  UnitWalk walk(shared.queue, control + next_down, blocks * units_k);
-  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;)
+  const auto look_up = [&](int index) { return shares.order[index / units_k]; };
+  UnitWalk walk(shared.queue, shares.control + next_down, shares.control[num_parts] * units_k);
+  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;) {
+    const int block = block_of(unit), column = unit.index % units_k * unit_columns;
+    const int first = split_of(unit) == 0 ? 0 : shares.split[split_of(unit) - 1].x;
     for (int source = 0, sources = op.num_sources(); source < sources; ++source)
-      gather_source(shared, place, op, op.weights(source), op.columns(source, unit.a),
-                    op.members(unit.a), unit.b, unit.index % units_k * unit_columns, columns,
+      gather_source(shared, place, op, op.weights(source), op.columns(source, block, first),
+                    op.members(block) + first, unit.b, column, columns,
                     [&](int left) { if (source == sources - 1) walk.approach_end(left, look_up); });
+  }
 }
 
 // A warpgroup's sums over the next `steps` stages.
@@ -152,63 +172,119 @@ __device__ __forceinline__ uint4 octet_of(Sum sum, int half, int group, const bf
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// Where 64 × 256 sums of a warpgroup go.
+// Where 64 × 256 sums of a warpgroup go: this thread's rows of y, or -1, and the first column.
 struct Output {
   bf16* y;
   const bf16* bias;  // or null
-  int m, k, row, column;
+  int k, column;
+  int row[2];
 };
 
 template <typename Sum>
 __device__ __forceinline__ void store(const Output& to, Sum sum) {
-  const int lane = threadIdx.x % 32, first = to.row + threadIdx.x / 32 % 4 * 16;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = first + token_at(lane / 4 + 8 * half);
-    bf16* out = to.y + static_cast<uint64>(row) * to.k;
+    bf16* out = to.y + static_cast<int64>(to.row[half]) * to.k;
 #pragma unroll
     for (int group = 0; group < 8; ++group) {
       const uint4 octet = octet_of(sum, half, group, to.bias, to.column, to.k);
-      const int column = to.column + 32 * group + 8 * (lane % 4);
-      if (row < to.m && column < to.k) *reinterpret_cast<uint4*>(out + column) = octet;
+      const int column = to.column + 32 * group + 8 * (threadIdx.x % 4);
+      if (to.row[half] >= 0 && column < to.k) *reinterpret_cast<uint4*>(out + column) = octet;
     }
   }
 }
 
+// This thread's sums of one part, 32 float4 that lie 256 apart.
+__device__ __forceinline__ float4* sums_of(const Shares& shares, int place, int units_k, int slice) {
+  const uint64 unit = static_cast<uint64>(place) * units_k + slice;
+  return reinterpret_cast<float4*>(shares.sums + unit * (block_tokens * unit_columns)) +
+         threadIdx.x - gather_threads;
+}
+
+// Counts a part of a sum as done, whose sums this thread has written to memory. True where it was the
+// last: then those of all parts are there to be read. Both multiplying warpgroups call it.
+__device__ __forceinline__ bool is_last_part(bool& last, uint32* arrived, int parts) {
+  __threadfence();
+  named_barrier(1, block_threads - gather_threads);
+  if (threadIdx.x == gather_threads) last = atomicAdd(arrived, 1) == parts - 1;
+  named_barrier(1, block_threads - gather_threads);
+  if (last) __threadfence();
+  return last;
+}
+
+__device__ __forceinline__ void leave_sums(float4* to, int stride, const float (&d)[128]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i)
+    __stcg(to + i * stride, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+}
+__device__ __forceinline__ void add_sums(const float4* from, int stride, float (&d)[128]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const float4 more = __ldcg(from + i * stride);
+    d[4 * i] += more.x;
+    d[4 * i + 1] += more.y;
+    d[4 * i + 2] += more.z;
+    d[4 * i + 3] += more.w;
+  }
+}
+
+// A part of a heavy block. True where all parts are there: then `d` are the sums of all.
+__device__ __forceinline__ bool add_parts(bool& last, const Shares& shares, int place, int units_k,
+                                          int slice, float (&d)[128]) {
+  constexpr int stride = block_threads - gather_threads;
+  const uint2 split = shares.split[place];
+  const int parts = split.y & 0xffffu, first = place - (split.y >> 16);
+  leave_sums(sums_of(shares, place, units_k, slice), stride, d);
+  if (!is_last_part(last, shares.arrived + first * units_k + slice, parts)) return false;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) d[i] = 0.0f;
+  for (int part = 0; part < parts; ++part)
+    add_sums(sums_of(shares, first + part, units_k, slice), stride, d);
+  return true;
+}
+
+// `token_M`: the row of y that each token of a block is, or null where it is its number.
 __device__ void multiply(Shared& shared, int num_sources, int m, int k, int units_k,
-                         const bf16* bias, bf16* y) {
-  const int consumer = threadIdx.x / 128 - 1;
+                         const Shares& shares, const bf16* bias, const int* token_M, bf16* y) {
+  __shared__ bool last;
+  const int lane = threadIdx.x % 32, consumer = threadIdx.x / 128 - 1;
+  const int first_row = threadIdx.x / 32 % 4 * 16;
   float d[128];
   RingPlace<stages> place;
   UnitReader walk(shared.queue);
   for (WorkUnit unit; (unit = walk.next()).index >= 0;) {
-    const int block = unit.a, entries = unit.b;
-    const Output unit_y{y, bias, m, k, block * block_tokens,
-                        unit.index % units_k * unit_columns + consumer * 256};
+    const int entries = unit.b, slice = unit.index % units_k;
+    Output unit_y{y, bias, k, slice * unit_columns + consumer * 256};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = block_of(unit) * block_tokens + first_row + token_at(lane / 4 + 8 * half);
+      unit_y.row[half] = row >= m ? -1 : token_M == nullptr ? row : token_M[row];
+    }
     if (entries == 0) {
       store(unit_y, [](int) { return 0.0f; });
       continue;
     }
     sum_steps(shared, place, (entries + stage_entries - 1) / stage_entries * num_sources, d);
-    store(unit_y, [&](int i) { return d[i]; });
+    const uint32 split = split_of(unit);
+    if (split == 0 || add_parts(last, shares, split - 1, units_k, slice, d))
+      store(unit_y, [&](int i) { return d[i]; });
   }
 }
 
 constexpr int gather_registers = 88, multiply_registers = 208;
 
-// The body of a kernel: y ← the sums + bias (or null).
+// The body of a kernel: y ← the sums + bias (or null), see `multiply`.
 template <typename Op>
 __device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int k,
-                                    const uint2* order, uint32* control, bf16* y_MK) {
+                                    const Shares& shares, const int* token_M, bf16* y_MK) {
   Shared& shared = begin<Shared>(gather_threads);
   const int units_k = (k + unit_columns - 1) / unit_columns;
-  const int blocks = (m + block_tokens - 1) / block_tokens;
   if (threadIdx.x < gather_threads) {
     registers_decrease<gather_registers>();
-    gather(shared, op, k, units_k, blocks, order, control);
+    gather(shared, op, k, units_k, shares);
   } else {
     registers_increase<multiply_registers>();
-    multiply(shared, op.num_sources(), m, k, units_k, bias_K, y_MK);
+    multiply(shared, op.num_sources(), m, k, units_k, shares, bias_K, token_M, y_MK);
   }
 }
 

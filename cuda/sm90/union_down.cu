@@ -16,7 +16,9 @@ struct UnionDown {
   __device__ int num_sources() const { return 1; }
   __device__ const uint32* members(int block) const { return entry + base(block); }
   __device__ uint32 neuron(uint32 member) const { return entry_neuron(member); }
-  __device__ const bf16* columns(int, int block) const { return value + base(block) * block_tokens; }
+  __device__ const bf16* columns(int, int block, int) const {
+    return value + base(block) * block_tokens;
+  }
   __device__ uint32 place(uint32 member, int) const { return entry_slot(member) * block_tokens; }
   __device__ const bf16* weights(int) const { return w; }
 };
@@ -24,9 +26,10 @@ struct UnionDown {
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
     union_down(const bf16* w_NK, const bf16* bias_K, int m, int k, int tiles_n,
-               const uint32* entry, const uint2* order, uint32* control, const bf16* value,
-               bf16* y_MK) {
-  run(UnionDown{entry, value, w_NK, tiles_n}, bias_K, m, k, order, control, y_MK);
+               const uint32* entry, const uint2* order, const uint2* split, uint32* arrived,
+               float* sums, uint32* control, const bf16* value, const int* token_M, bf16* y_MK) {
+  const Shares shares{order, split, arrived, sums, control};
+  run(UnionDown{entry, value, w_NK, tiles_n}, bias_K, m, k, shares, token_M, y_MK);
 }
 
 extern "C" __device__ const uint32 union_down_shared_bytes = shared_bytes;

@@ -14,7 +14,7 @@ struct Kept {
 };
 
 struct UnionUp {
-  static constexpr bool shifts = false;
+  static constexpr bool shifts = false, scatters = false;
   const uint32* entry;
   bf16* value;
   const bf16* bias;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
              int tiles_n, const uint32* entry, const uint2* unit, uint32* control, bf16* value,
              const int* offset, bf16* up, uint64 capacity, float* l1) {
   const UnionUp op{entry, value, bias_N, tiles_n, {offset, up, static_cast<uint32>(capacity), l1}};
-  run(op, x_MK, w_NK, k, unit, control);
+  run(op, Tokens{x_MK, nullptr, nullptr, 0}, w_NK, k, unit, control);
 }
 
 extern "C" __device__ const uint32 union_up_shared_bytes = shared_bytes;

@@ -1,10 +1,11 @@
 // Products of a token block with the weight rows of its union: what union_up and columns_grad share.
 //
 // A work unit is 64 tokens × 256 members of their block's union; the weight rows that the members
-// name are gathered with cp.async, 64 k at a time, while TMA brings the tokens. Each multiplying
-// warpgroup holds 64 tokens × 128 members. An `Op` says which neuron a member is and what becomes
-// of the sums:
+// name are gathered with cp.async, 64 k at a time, while TMA brings the tokens, or cp.async where
+// their rows do not lie together. Each multiplying warpgroup holds 64 tokens × 128 members. An `Op`
+// says which neuron a member is and what becomes of the sums:
 //
+//   scatters                    whether the tokens' rows may lie anywhere
 //   members(block), neuron(m)   a block's union, and the neuron that one of its words means
 //   name(unit, i)               what the others call member `i` of a unit; never `no_entry`
 //   fetch(unit, name, a, b)     what `finish` needs beside the sums, on its way during the products
@@ -45,38 +46,63 @@ __device__ __forceinline__ int member_of(int j) {
   return (threadIdx.x / 128 - 1) * 128 + 8 * j + threadIdx.x % 32 / 4;
 }
 
+constexpr int token_rows = block_tokens * 8 / gather_threads;  // likewise, of tokens
+
+// Where the tokens are: a matrix for TMA, which is not used where `row_of` says which row each is.
+struct Tokens {
+  const TensorMap& map;
+  const bf16* x;
+  const int* row_of;
+  int m;
+};
+
+// What a thread copies of a unit, from the k that comes next on.
+struct Sources {
+  const bf16* weight[rows];
+  const bf16* token[token_rows];  // where they do not lie together
+};
+
 // Up to `step_group` stages. `whole`: every row is present and every k inside, which saves the
 // predicates: four warps issue all copies, and their instructions are what the kernel waits for.
-template <bool whole>
+template <bool whole, bool scattered>
 __device__ __forceinline__ void gather_steps(Shared& shared, RingPlace<stages>& place,
-                                             const TensorMap& x, int block,
-                                             const bf16* (&source)[rows], int entries, int step,
-                                             int end, uint32 k) {
+                                             const Tokens& tokens, int block, Sources& from,
+                                             int entries, int step, int end, uint32 k) {
   const uint32 chunk = threadIdx.x % 8, to_thread = swizzled(threadIdx.x / 8, chunk);
 #pragma unroll
   for (int ahead = 0; ahead < step_group; ++ahead, ++step) {
     if (!whole && step >= end) break;
     barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
-    if (threadIdx.x == 0) {
+    const uint32 bytes = whole || step * tile_k + chunk * 8 < k ? 16 : 0;
+    if (scattered) {
+      const uint32 to = smem_address(shared.x[place.stage]) + to_thread;
+      const int present = tokens.m - block * block_tokens - static_cast<int>(threadIdx.x / 8);
+#pragma unroll
+      for (int i = 0; i < token_rows; ++i)
+        copy16_async(to + i * row_step * 128, from.token[i] + ahead * tile_k,
+                     whole || i * row_step < present ? bytes : 0);
+      if (threadIdx.x == 0) barrier_arrive(&shared.full[place.stage]);
+    } else if (threadIdx.x == 0) {
       barrier_arrive_expect(&shared.full[place.stage], bytes_x);
-      tma_load(shared.x[place.stage], x, &shared.full[place.stage], step * tile_k,
+      tma_load(shared.x[place.stage], tokens.map, &shared.full[place.stage], step * tile_k,
                block * block_tokens);
     }
     const uint32 to = smem_address(shared.w[place.stage]) + to_thread;
-    const uint32 bytes = whole || step * tile_k + chunk * 8 < k ? 16 : 0;
 #pragma unroll
     for (int i = 0; i < rows; ++i)
       if (whole || i * row_step < entries)
-        copy16_async(to + i * row_step * 128, source[i] + ahead * tile_k, bytes);
+        copy16_async(to + i * row_step * 128, from.weight[i] + ahead * tile_k, bytes);
     copy_arrive(&shared.full[place.stage]);
     place.advance();
   }
 #pragma unroll
-  for (int i = 0; i < rows; ++i) source[i] += step_group * tile_k;
+  for (int i = 0; i < rows; ++i) from.weight[i] += step_group * tile_k;
+#pragma unroll
+  for (int i = 0; scattered && i < token_rows; ++i) from.token[i] += step_group * tile_k;
 }
 
-template <typename Op>
-__device__ void gather(Shared& shared, const Op& op, const TensorMap& x, const bf16* w, uint32 k,
+template <bool scattered, typename Op>
+__device__ void gather(Shared& shared, const Op& op, const Tokens& tokens, const bf16* w, uint32 k,
                        int steps, const uint2* unit, uint32* control) {
   RingPlace<stages> place;
   const auto look_up = [&](int index) { return unit[index]; };
@@ -85,23 +111,30 @@ __device__ void gather(Shared& shared, const Op& op, const TensorMap& x, const b
     const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_members;
     const int entries = own.b;
     const uint32* members = op.members(block) + start;
-    const bf16* source[rows];
+    Sources from;
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
       const int row = threadIdx.x / 8 + i * row_step;
       // What lies in rows without a member ends up in columns that nobody reads.
       const uint32 neuron = row < entries ? op.neuron(members[row]) : 0;
-      source[i] = w + static_cast<uint64>(neuron) * k + threadIdx.x % 8 * 8;
+      from.weight[i] = w + static_cast<uint64>(neuron) * k + threadIdx.x % 8 * 8;
     }
-    if (entries >= unit_members && k % (step_group * tile_k) == 0) {
+#pragma unroll
+    for (int i = 0; scattered && i < token_rows; ++i) {
+      const int token = block * block_tokens + threadIdx.x / 8 + i * row_step;
+      const int row = token < tokens.m ? tokens.row_of[token] : 0;
+      from.token[i] = tokens.x + static_cast<uint64>(row) * k + threadIdx.x % 8 * 8;
+    }
+    const bool all_tokens = !scattered || (block + 1) * block_tokens <= tokens.m;
+    if (entries >= unit_members && all_tokens && k % (step_group * tile_k) == 0) {
       for (int step = 0; step < steps; step += step_group) {
         walk.approach_end(steps - step, look_up);
-        gather_steps<true>(shared, place, x, block, source, entries, step, steps, k);
+        gather_steps<true, scattered>(shared, place, tokens, block, from, entries, step, steps, k);
       }
     } else {
       for (int step = 0; step < steps; step += step_group) {
         walk.approach_end(steps - step, look_up);
-        gather_steps<false>(shared, place, x, block, source, entries, step, steps, k);
+        gather_steps<false, scattered>(shared, place, tokens, block, from, entries, step, steps, k);
       }
     }
   }
@@ -160,13 +193,16 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
 
 // The body of a kernel of `block_threads` threads.
 template <typename Op>
-__device__ __forceinline__ void run(const Op& op, const TensorMap& x_MK, const bf16* w_NK, int k,
+__device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const bf16* w_NK, int k,
                                     const uint2* unit, uint32* control) {
   const int steps = (k + tile_k - 1) / tile_k;
   Shared& shared = begin<Shared>(gather_threads + 1);
   if (threadIdx.x < gather_threads) {
     registers_decrease<120>();
-    gather(shared, op, x_MK, w_NK, k, steps, unit, control);
+    if (Op::scatters && tokens.row_of != nullptr)
+      gather<Op::scatters>(shared, op, tokens, w_NK, k, steps, unit, control);
+    else
+      gather<false>(shared, op, tokens, w_NK, k, steps, unit, control);
   } else {
     registers_increase<192>();
     multiply(shared, op, steps);

@@ -36,14 +36,14 @@ __device__ void gather(Shared& shared, const Arguments& a, int units) {
     const bool of_x = a.of_x(slice);
     const bf16* from = a.piece_values + static_cast<uint64>(unit.a) * values +
                        (of_x ? 0 : values - group_neurons);
-    gather_source(shared, place, Rows{values}, of_x ? a.x : a.dy, from, a.piece_token + unit.a,
-                  unit.b, a.first_column(slice), a.k,
+    gather_source(shared, place, Rows{values}, of_x ? a.x : a.dy, from,
+                  (of_x ? a.piece_x : a.piece_dy) + unit.a, unit.b, a.first_column(slice), a.k,
                   [&](int left) { walk.approach_end(left, look_up); });
   }
 }
 
 __device__ void multiply(Shared& shared, const Arguments& a, int units) {
-  __shared__ bool add_up;
+  __shared__ bool last;
   float d[128];
   RingPlace<stages> place;
   UnitReader walk(shared.queue);
@@ -56,7 +56,7 @@ __device__ void multiply(Shared& shared, const Arguments& a, int units) {
     }
     sum_steps(shared, place, (own.b + stage_entries - 1) / stage_entries, d);
     if (unit.parts == 1 ||
-        add_parts(add_up, a, slice, unit.slot, unit.part, unit.parts, d))
+        add_parts(last, a, slice, unit.slot, unit.part, unit.parts, d))
       store_gradient(a, unit.group, slice, [&](int i) { return d[i]; });
   }
 }
@@ -65,13 +65,14 @@ __device__ void multiply(Shared& shared, const Arguments& a, int units) {
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
     weight_grad(const bf16* x_MK, const bf16* dy_MK, int k, int n, const uint32* order,
                 const Unit* unit, const uint32* control, const uint2* work,
-                const uint32* piece_token, const bf16* piece_values, uint32* progress, float* sums,
-                int gated, int as_float, void* gate_NK, void* up_NK, void* down_NK) {
+                const uint32* piece_x, const uint32* piece_dy, const bf16* piece_values,
+                uint32* progress, float* sums, int gated, int as_float, void* gate_NK, void* up_NK,
+                void* down_NK) {
   Shared& shared = begin<Shared>(gather_threads);
   const int slices = (k + unit_columns - 1) / unit_columns, units = control[total_units];
-  const Arguments a{k,           n,           slices,       gated != 0, x_MK, dy_MK,
-                    order,       unit,        work,         piece_token, piece_values, progress,
-                    sums,        as_float != 0, gate_NK,    up_NK,      down_NK};
+  const Arguments a{k,       n,        slices,       gated != 0, x_MK, dy_MK,
+                    order,   unit,     work,         piece_x,    piece_dy,
+                    piece_values, progress, sums,    as_float != 0, gate_NK, up_NK, down_NK};
   if (threadIdx.x < gather_threads) {
     registers_decrease<gather_registers>();
     gather(shared, a, units);

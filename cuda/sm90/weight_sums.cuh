@@ -14,7 +14,7 @@ struct Arguments {
   const uint32* order;
   const Unit* unit;
   const uint2* work;
-  const uint32* piece_token;
+  const uint32 *piece_x, *piece_dy;
   const bf16* piece_values;
   uint32* progress;
   float* sums;
@@ -50,37 +50,21 @@ __device__ __forceinline__ Sums sums_of(const Arguments& a, int slot, int slice)
 }
 
 // Leaves a part's sums in memory. True where all parts are there: then `d` are the sums of all.
-__device__ __forceinline__ bool add_parts(bool& add_up, const Arguments& a, int slice, int slot,
+__device__ __forceinline__ bool add_parts(bool& last, const Arguments& a, int slice, int slot,
                                           int part, int parts, float (&d)[128]) {
   const bool used = a.twice(slice) || matrix_of_warp() == 0;
   if (used) {
     const Sums own = sums_of(a, slot, slice);
-#pragma unroll
-    for (int i = 0; i < 32; ++i)
-      __stcg(own.at + i * own.stride,
-             make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+    leave_sums(own.at, own.stride, d);
   }
-  __threadfence();
-  named_barrier(1, block_threads - gather_threads);
   const int first = slot - part;
-  uint32* done = a.progress + arrived + first * 2 * a.slices + slice;
-  if (multiplier() == 0) add_up = atomicAdd(done, 1) == parts - 1;
-  named_barrier(1, block_threads - gather_threads);
-  if (!add_up) return false;
-  __threadfence();
+  if (!is_last_part(last, a.progress + arrived + first * 2 * a.slices + slice, parts)) return false;
 #pragma unroll
   for (int i = 0; i < 128; ++i) d[i] = 0.0f;
   if (!used) return true;
   for (int at = 0; at < parts; ++at) {
     const Sums from = sums_of(a, first + at, slice);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const float4 more = __ldcg(from.at + i * from.stride);
-      d[4 * i] += more.x;
-      d[4 * i + 1] += more.y;
-      d[4 * i + 2] += more.z;
-      d[4 * i + 3] += more.w;
-    }
+    add_sums(from.at, from.stride, d);
   }
   return true;
 }

@@ -151,6 +151,11 @@ def check_weights(
             _check_tensor(name, tensor, shape, dtype, device, contiguous=contiguous)
 
 
+def check_order(token_M: Tensor, num_tokens: int, device: torch.device) -> None:
+    """Raises ValueError where this is not the order of so many tokens, see `TokenOrder`."""
+    _check_tensor("the order", token_M, (num_tokens,), torch.int32, device, contiguous=True)
+
+
 def _check_tensor(
     name: str,
     tensor: Tensor,

@@ -12,7 +12,7 @@ from sparsellm.ffn.capacity import Capacity
 from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path
 from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
 from sparsellm.ffn.training_ops import sparse_ffn_training
-from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats, FFNWeights
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats, FFNWeights, TokenOrder
 
 
 class SparseFFN(nn.Module):
@@ -112,8 +112,18 @@ class SparseFFN(nn.Module):
         """(…, K) → (…, K) and the statistics over all tokens of ``x``, in order."""
         return self.compute(x, self.capacity_for(x.numel() // x.shape[-1]))
 
-    def compute(self, x: Tensor, capacity: int | None) -> tuple[Tensor, FFNStats]:
+    @property
+    def wants_order(self) -> bool:
+        """Whether `compute` has a use for the tokens' order: it is sparse, or may become so."""
+        return self.path == "sparse" or (self.kernels == "auto" and self.costs is not None)
+
+    def compute(
+        self, x: Tensor, capacity: int | None, order: TokenOrder | None = None
+    ) -> tuple[Tensor, FFNStats]:
         """`forward_with_stats` by a given path: dense (None), or sparse with so many columns.
+
+        With an ``order`` of the tokens the sparse path computes in it, and unions are those of its
+        blocks on either path; everything else is as without.
 
         Compiled code takes ``capacity`` as an argument: read from the module, every value of it
         would be compiled anew.
@@ -123,11 +133,14 @@ class SparseFFN(nn.Module):
         if capacity is not None:
             gate = self.gate_proj.weight if self.gated else None
             weights = FFNWeights(gate, up, down, None, None, None, 0.0)
-            y_MK, stats = sparse_ffn_training(x_MK, weights, capacity)
-        elif self.gated:
-            y_MK, stats = gated_ffn(x_MK, self.gate_proj.weight, up, down, self.activation)
+            y_MK, stats = sparse_ffn_training(x_MK, weights, capacity, order)
+            return y_MK.reshape(x.shape), stats
+        token_M = None if order is None else order.token_M
+        if self.gated:
+            gate = self.gate_proj.weight
+            y_MK, stats = gated_ffn(x_MK, gate, up, down, self.activation, token_M)
         else:
-            y_MK, stats = non_gated_ffn(x_MK, up, down, self.activation)
+            y_MK, stats = non_gated_ffn(x_MK, up, down, self.activation, token_M)
         return y_MK.reshape(x.shape), stats
 
     def extra_repr(self) -> str:

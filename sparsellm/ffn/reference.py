@@ -22,15 +22,17 @@ def activation_function(name: str) -> Callable[[Tensor], Tensor]:
     return function
 
 
-def ffn_stats(h_MN: Tensor, gate_MN: Tensor) -> FFNStats:
+def ffn_stats(h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> FFNStats:
     """L1 of the hidden activations and the pattern of the gate.
 
     A neuron counts as active where its *gate* is non-zero: that pattern is what a sparse format
-    stores and what decides which columns of W_u and W_d are read.
+    stores and what decides which columns of W_u and W_d are read. ``token_M``: the tokens in the
+    order whose blocks make the unions.
     """
     active_MN = gate_MN.detach() != 0
     # By block first: what is said of neurons then reads the pattern once.
-    fired_BN = _blocks_of(active_MN).sum(dim=1, dtype=torch.int32)
+    in_blocks_MN = active_MN if token_M is None else active_MN[token_M]
+    fired_BN = _blocks_of(in_blocks_MN).sum(dim=1, dtype=torch.int32)
     # fp32 keeps the result independent of how the batch is split, to fp32 rounding; float64
     # inputs (tests) stay float64.
     accumulate = torch.promote_types(h_MN.dtype, torch.float32)
@@ -42,33 +44,38 @@ def ffn_stats(h_MN: Tensor, gate_MN: Tensor) -> FFNStats:
     )
 
 
-def gated_ffn(
+def gated_ffn(  # noqa: PLR0917
     x_MK: Tensor,
     w_gate_NK: Tensor,
     w_up_NK: Tensor,
     w_down_KN: Tensor,
     activation: str = "relu",
+    token_M: Tensor | None = None,
 ) -> tuple[Tensor, FFNStats]:
     """``y = (act(x W_g) * (x W_u)) W_d`` (paper, section 2, eq. 1) with its statistics.
 
     Returns:
-        y of shape (M, K) and `FFNStats`.
+        y of shape (M, K) and `ffn_stats`.
     """
     gate_MN = activation_function(activation)(F.linear(x_MK, w_gate_NK))
     h_MN = gate_MN * F.linear(x_MK, w_up_NK)
-    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, gate_MN)
+    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, gate_MN, token_M)
 
 
 def non_gated_ffn(
-    x_MK: Tensor, w_up_NK: Tensor, w_down_KN: Tensor, activation: str = "relu"
+    x_MK: Tensor,
+    w_up_NK: Tensor,
+    w_down_KN: Tensor,
+    activation: str = "relu",
+    token_M: Tensor | None = None,
 ) -> tuple[Tensor, FFNStats]:
     """``y = act(x W_u) W_d`` (paper's non-gated variant) with its statistics.
 
     Returns:
-        y of shape (M, K) and `FFNStats`; the up-projection is its own gate.
+        y of shape (M, K) and `ffn_stats`; the up-projection is its own gate.
     """
     h_MN = activation_function(activation)(F.linear(x_MK, w_up_NK))
-    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, h_MN)
+    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, h_MN, token_M)
 
 
 def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
@@ -138,7 +145,9 @@ def _by_place(values_MN: Tensor) -> Tensor:
     return _blocks_of(values_MN)[:, TOKEN_AT].transpose(1, 2)
 
 
-def sparse_forward(x_MK: Tensor, w: FFNWeights, capacity: int) -> tuple[Tensor, FFNStats, Columns]:
+def sparse_forward(
+    x_MK: Tensor, w: FFNWeights, capacity: int, token_M: Tensor | None = None
+) -> tuple[Tensor, FFNStats, Columns]:
     """One training forward (paper, section on training): y, statistics, and what backward reads.
 
     y and the statistics are those of `gated_ffn` and `non_gated_ffn` whatever the capacity.
@@ -147,11 +156,17 @@ def sparse_forward(x_MK: Tensor, w: FFNWeights, capacity: int) -> tuple[Tensor, 
         x_MK: the tokens; everything is computed in their type.
         w: of the same type; its threshold is not read.
         capacity: columns that are kept for `sparse_backward`.
+        token_M: the token of each row of x, see `TokenOrder`: y and what the statistics say of
+            tokens are by token. None where they are the same.
     """
     gate_MN, up_MN = _activations(x_MK, w)
     h_MN = up_MN if gate_MN is None else gate_MN * up_MN
     y_MK = F.linear(h_MN, w.down_KN, w.b_down_K)
     stats = ffn_stats(h_MN, up_MN if gate_MN is None else gate_MN)
+    if token_M is not None:
+        y_MK = torch.empty_like(y_MK).index_put((token_M.long(),), y_MK)
+        nnz_M = torch.empty_like(stats.nnz_M).index_put((token_M.long(),), stats.nnz_M)
+        stats = stats._replace(nnz_M=nnz_M)
     return y_MK, stats, columns_of(gate_MN, up_MN, capacity)
 
 
@@ -163,8 +178,13 @@ def _activations(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
     return F.relu(F.linear(x_MK, w.gate_NK, w.b_gate_N)), up_MN
 
 
-def sparse_backward(
-    dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, w: FFNWeights, saved: Columns
+def sparse_backward(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+    saved: Columns,
+    token_M: Tensor | None = None,
 ) -> FFNGradients:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum`` on the pattern (paper, section on training).
 
@@ -172,8 +192,11 @@ def sparse_backward(
     ``∇h_g = ∇h * h_u``; ``∇x = ∇h_u W_uᵀ + ∇h_g W_gᵀ``; ``∇W_u = xᵀ ∇h_u``, ``∇W_g = xᵀ ∇h_g``,
     ``∇W_d = hᵀ ∇y``. A pattern that did not fit is computed again from x. Factors are rounded to
     the type of x and sums are fp32 (float64 of float64), as tensor cores compute; ∇x is of x's
-    type, weights' gradients are left unrounded.
+    type, weights' gradients are left unrounded. ``token_M`` as in `sparse_forward`: ∇y is by token,
+    x and ∇x are not.
     """
+    if token_M is not None:
+        dy_MK = dy_MK[token_M]
     num_columns = int(saved.offset[-1])
     if num_columns > saved.neuron.numel():
         saved = columns_of(*_activations(x_MK, w), num_columns)

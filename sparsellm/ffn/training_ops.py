@@ -12,9 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.inference_ops import MAX_TOKENS, beyond_limits, check_weights
+from sparsellm.ffn.inference_ops import MAX_TOKENS, beyond_limits, check_order, check_weights
 from sparsellm.ffn.reference import sparse_backward, sparse_forward
-from sparsellm.ffn.types import BLOCK_TOKENS, Columns, FFNGradients, FFNStats, FFNWeights
+from sparsellm.ffn.token_order import in_order
+from sparsellm.ffn.types import (
+    BLOCK_TOKENS,
+    Columns,
+    FFNGradients,
+    FFNStats,
+    FFNWeights,
+    TokenOrder,
+)
 
 _DEVICES = ("cpu", "cuda")
 _Forward = tuple[
@@ -23,7 +31,9 @@ _Forward = tuple[
 _Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def sparse_ffn_training(x_MK: Tensor, w: FFNWeights, capacity: int) -> tuple[Tensor, FFNStats]:
+def sparse_ffn_training(
+    x_MK: Tensor, w: FFNWeights, capacity: int, order: TokenOrder | None = None
+) -> tuple[Tensor, FFNStats]:
     """``y = (relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d`` and its statistics, for training.
 
     Computes in the type of x, under autocast in autocast's. Weights may be of another type: they
@@ -36,6 +46,8 @@ def sparse_ffn_training(x_MK: Tensor, w: FFNWeights, capacity: int) -> tuple[Ten
         capacity: columns that are kept for the backward pass (`reference.Columns`), of at most
             ``blocks * N``; 0 where there will be none. The pattern did not fit where
             ``stats.union_sum`` exceeds it.
+        order: in which to compute; it changes ``stats.union_sum`` and the order of sums, and
+            nothing else.
 
     Raises:
         ValueError: shapes, types, devices or a capacity that do not fit, by name.
@@ -43,14 +55,16 @@ def sparse_ffn_training(x_MK: Tensor, w: FFNWeights, capacity: int) -> tuple[Ten
     device = x_MK.device.type
     if torch.is_autocast_enabled(device):
         x_MK = x_MK.to(torch.get_autocast_dtype(device))
+    x_MK = x_MK.contiguous() if order is None else in_order(x_MK, order)
     y_MK, l1_sum, nnz_M, fired_N, offset, *_ = sparse_ffn_forward(
-        x_MK.contiguous(),
+        x_MK,
         w.gate_NK,
         w.up_NK,
         w.down_KN,
         w.b_gate_N,
         w.b_up_N,
         w.b_down_K,
+        None if order is None else order.token_M,
         capacity,
     )
     return y_MK, FFNStats(l1_sum, nnz_M, fired_N, offset[-1].long())
@@ -65,19 +79,22 @@ def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensor
     b_gate_N: Tensor | None,
     b_up_N: Tensor | None,
     b_down_K: Tensor | None,
+    token_M: Tensor | None,
     capacity: int,
 ) -> _Forward:
     """See `sparse_ffn_training`, which is what to call.
+
+    Args: ``token_M``: (M,) int32, the token of each row of x; y and nnz are by token.
 
     Returns:
         y (M, K); l1_sum () fp32; nnz (M,) and fired (N,) int32; `reference.Columns` one by one.
         Gradients flow through y and l1_sum.
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
-    _check(x_MK, w, capacity)
+    _check(x_MK, w, token_M, capacity)
     if x_MK.is_cuda and x_MK.shape[0] > 0:
-        return _forward_by_kernels(x_MK, w, capacity)
-    return _plain_forward(x_MK, w, capacity)
+        return _forward_by_kernels(x_MK, w, capacity, token_M)
+    return _plain_forward(x_MK, w, capacity, token_M)
 
 
 @sparse_ffn_forward.register_fake
@@ -89,6 +106,7 @@ def _(  # noqa: PLR0917
     b_gate_N: Tensor | None,
     b_up_N: Tensor | None,
     b_down_K: Tensor | None,
+    token_M: Tensor | None,
     capacity: int,
 ) -> _Forward:
     m, n = x_MK.shape[0], w_up_NK.shape[0]
@@ -119,6 +137,7 @@ def sparse_ffn_backward(  # noqa: PLR0917
     b_gate_N: Tensor | None,
     b_up_N: Tensor | None,
     b_down_K: Tensor | None,
+    token_M: Tensor | None,
     offset: Tensor,
     neuron: Tensor,
     mask: Tensor,
@@ -128,8 +147,8 @@ def sparse_ffn_backward(  # noqa: PLR0917
 ) -> _Backward:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
 
-    Args: dy (contiguous, of x's type) and d_l1 (); what forward was given but for the capacity;
-    the columns that it returned.
+    Args: dy (contiguous, of x's type, by token) and d_l1 (); what forward was given but for the
+    capacity; the columns that it returned.
 
     Returns:
         Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for what there is not.
@@ -137,8 +156,8 @@ def sparse_ffn_backward(  # noqa: PLR0917
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
     saved = Columns(offset, neuron, mask, gate, up, needed)
     if x_MK.is_cuda and x_MK.shape[0] > 0:
-        return _backward_by_kernels(dy_MK, d_l1, x_MK, w, saved)
-    return _plain_backward(dy_MK, d_l1, x_MK, w, saved)
+        return _backward_by_kernels(dy_MK, d_l1, x_MK, w, saved, token_M)
+    return _plain_backward(dy_MK, d_l1, x_MK, w, saved, token_M)
 
 
 @sparse_ffn_backward.register_fake
@@ -163,44 +182,57 @@ def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) ->
         d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
     found = sparse_ffn_backward(dy_MK, d_l1, x_MK, *further)
     given = [x_MK, *further][: len(found)]
-    return (*(None if t is None else g for t, g in zip(given, found, strict=True)), None)
+    return (*(None if t is None else g for t, g in zip(given, found, strict=True)), None, None)
 
 
 sparse_ffn_forward.register_autograd(_gradients, setup_context=_save)
 
 
-def _plain_forward(x_MK: Tensor, w: FFNWeights, capacity: int) -> _Forward:
+def _plain_forward(x_MK: Tensor, w: FFNWeights, capacity: int, token_M: Tensor | None) -> _Forward:
     # An operator's inside still sees autocast; here every type is chosen.
     with torch.autocast(x_MK.device.type, enabled=False):
-        y_MK, stats, columns = sparse_forward(x_MK, _cast(w, x_MK.dtype), capacity)
+        y_MK, stats, columns = sparse_forward(x_MK, _cast(w, x_MK.dtype), capacity, token_M)
     return (y_MK, stats.l1_sum, stats.nnz_M, stats.fired_N, *columns)
 
 
-def _plain_backward(
-    dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, w: FFNWeights, saved: Columns
+def _plain_backward(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+    saved: Columns,
+    token_M: Tensor | None,
 ) -> _Backward:
     with torch.autocast(x_MK.device.type, enabled=False):
-        gradients = sparse_backward(dy_MK, d_l1, x_MK, _cast(w, x_MK.dtype), saved)
+        gradients = sparse_backward(dy_MK, d_l1, x_MK, _cast(w, x_MK.dtype), saved, token_M)
     return _in_own_types(gradients, x_MK, w)
 
 
-def _forward_by_kernels(x_MK: Tensor, w: FFNWeights, capacity: int) -> _Forward:
+def _forward_by_kernels(
+    x_MK: Tensor, w: FFNWeights, capacity: int, token_M: Tensor | None
+) -> _Forward:
     _check_cuda(x_MK, w)
     from sparsellm.ffn.kernels import union_training
 
     with torch.cuda.device(x_MK.get_device()):
         cast, down_NK = _kernel_weights(w, x_MK.dtype)
-        return union_training.forward(x_MK, cast, down_NK, capacity)
+        return union_training.forward(x_MK, cast, down_NK, capacity, token_M)
 
 
-def _backward_by_kernels(
-    dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, w: FFNWeights, saved: Columns
+def _backward_by_kernels(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+    saved: Columns,
+    token_M: Tensor | None,
 ) -> _Backward:
     from sparsellm.ffn.kernels import union_training
 
     with torch.cuda.device(x_MK.get_device()):
         cast, down_NK = _kernel_weights(w, x_MK.dtype)
-        gradients = union_training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, w.up_NK.dtype)
+        own = w.up_NK.dtype
+        gradients = union_training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, own, token_M)
     return _in_own_types(gradients, x_MK, w)
 
 
@@ -226,7 +258,7 @@ def _kernel_weights(w: FFNWeights, dtype: torch.dtype) -> tuple[FFNWeights, Tens
     return cast._replace(gate_NK=gate_NK, up_NK=cast.up_NK.contiguous()), down_NK
 
 
-def _check(x_MK: Tensor, w: FFNWeights, capacity: int) -> None:
+def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, capacity: int) -> None:
     if x_MK.ndim != 2 or w.up_NK.ndim != 2:
         raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
@@ -236,6 +268,8 @@ def _check(x_MK: Tensor, w: FFNWeights, capacity: int) -> None:
     if worst >= 2**31:
         raise ValueError(f"sparse_ffn: {m:,} tokens × {n:,} neurons are over 2³¹ columns")
     check_weights(w, k, n, w.up_NK.dtype, x_MK.device)
+    if token_M is not None:
+        check_order(token_M, m, x_MK.device)
 
 
 def _check_cuda(x_MK: Tensor, w: FFNWeights) -> None:

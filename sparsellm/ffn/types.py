@@ -28,6 +28,13 @@ class FFNStats(NamedTuple):
     union_sum: Tensor  # () int64, Σ over blocks of 64 tokens of the neurons that any of them fires
 
 
+class TokenOrder(NamedTuple):
+    """A permutation of the tokens of a micro-batch, see `token_order.token_order`."""
+
+    token_M: Tensor  # (M,) int32, the token of each row
+    row_M: Tensor  # (M,) int64, the row of each token
+
+
 class FFNWeights(NamedTuple):
     """What an FFN computes with, see `fatrelu_ffn`; as `nn.Linear` stores it."""
 

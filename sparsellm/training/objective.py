@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel as HFModel
 
+from sparsellm.ffn.token_order import token_order
+from sparsellm.ffn.types import TokenOrder
 from sparsellm.recipe import RuntimeConfig
 
 # PyTorch's and Liger's default `ignore_index`.
@@ -38,6 +40,7 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.loss_function = build_loss(runtime)
+        self._sorts_tokens = runtime.token_order == "auto"
 
     def forward(self, inputs_BT: Tensor, targets_BT: Tensor) -> LossSums:
         """int64 token ids; targets of `IGNORED_TARGET` add nothing to the cross-entropy."""
@@ -49,6 +52,7 @@ class Objective(nn.Module):
             x_BTC = x_BTC.to(torch.get_autocast_dtype(x_BTC.device.type))
         position_ids = torch.arange(inputs_BT.shape[1], device=x_BTC.device)[None]
         rotary = backbone.rotary_emb(x_BTC, position_ids)
+        order = self._order(inputs_BT)
         stats = []
         for layer in backbone.layers:
             # No mask: SDPA then takes its causal path.
@@ -56,6 +60,7 @@ class Objective(nn.Module):
                 x_BTC,
                 return_stats=True,
                 capacity=layer.mlp.capacity_for(inputs_BT.numel()),
+                order=order,
                 position_embeddings=rotary,
                 attention_mask=None,
             )
@@ -70,6 +75,13 @@ class Objective(nn.Module):
             fired_LN=torch.stack([s.fired_N for s in stats]),
             union_L=torch.stack([s.union_sum for s in stats]),
         )
+
+    def _order(self, inputs_BT: Tensor) -> TokenOrder | None:
+        """One for all layers, forward and backward; None where no FFN has a use for it."""
+        backbone = self.model.model
+        if self._sorts_tokens and any(layer.mlp.wants_order for layer in backbone.layers):
+            return token_order(inputs_BT, backbone.config.vocab_size)
+        return None
 
 
 def total_loss(

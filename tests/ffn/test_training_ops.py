@@ -121,9 +121,11 @@ def test_gradients_in_float64(gated, biased, capacity):
 
 @pytest.mark.parametrize(("gated", "biased"), VARIANTS, ids=IDS)
 @pytest.mark.parametrize("capacity", [0, 7, 32])
-def test_operators_are_what_they_say(gated, biased, capacity):
+@pytest.mark.parametrize("ordered", [True, False])
+def test_operators_are_what_they_say(gated, biased, capacity, ordered):
     x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
-    arguments = (x_MK, *w[:-1])
+    token_M = torch.randperm(70, dtype=torch.int32) if ordered else None
+    arguments = (x_MK, *w[:-1], token_M)
     torch.library.opcheck(sparse_ffn_forward, (*arguments, capacity))
     y_MK, l1_sum, _, _, *columns = sparse_ffn_forward(*arguments, capacity)
     detached = [t.detach() if torch.is_tensor(t) else t for t in (y_MK, l1_sum, *arguments)]
@@ -222,6 +224,8 @@ def test_overflow_and_recomputation_change_no_bit():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"token_M": torch.arange(129).int()}, r"the order is \(129,\) where \(130,\)"),
+        ({"token_M": torch.arange(130)}, "the order is torch.int64"),
         ({"up_NK": torch.zeros(16, 9)}, r"W_u is \(16, 9\) where \(16, 8\)"),
         ({"down_KN": torch.zeros(16, 8)}, r"W_d is \(16, 8\) where \(8, 16\)"),
         ({"gate_NK": torch.zeros(16, 8).double()}, "W_g is torch.float64"),
@@ -233,10 +237,10 @@ def test_overflow_and_recomputation_change_no_bit():
 )
 def test_what_does_not_fit_is_named(change, message):
     x_MK, w = _inputs(130, 8, 16, dtype=torch.float32)
-    change = {"x_MK": x_MK, "capacity": 48} | change
-    x_MK, capacity = change.pop("x_MK"), change.pop("capacity")
+    change = {"x_MK": x_MK, "capacity": 48, "token_M": None} | change
+    x_MK, capacity, token_M = (change.pop(name) for name in ("x_MK", "capacity", "token_M"))
     with pytest.raises(ValueError, match=message):
-        sparse_ffn_training(x_MK, w._replace(**change), capacity)
+        sparse_ffn_forward(x_MK, *w._replace(**change)[:-1], token_M, capacity)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -281,16 +285,16 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     """What the operators do around the CUDA kernels; the specification stands in for them."""
     from sparsellm.ffn.kernels import union_training
 
-    def forward(x_MK, w, down_NK, capacity):
+    def forward(x_MK, w, down_NK, capacity, token_M):
         assert down_NK.is_contiguous()
         assert torch.equal(down_NK.t(), w.down_KN)
         assert {t.dtype for t in w if torch.is_tensor(t)} == {torch.bfloat16}
-        y_MK, stats, columns = sparse_forward(x_MK, w, capacity)
+        y_MK, stats, columns = sparse_forward(x_MK, w, capacity, token_M)
         return (y_MK, *stats[:3], *columns)
 
-    def backward(dy_MK, d_l1, x_MK, w, down_NK, saved, dtype):  # noqa: PLR0917
+    def backward(dy_MK, d_l1, x_MK, w, down_NK, saved, dtype, token_M):  # noqa: PLR0917
         assert dtype == torch.float32
-        return sparse_backward(dy_MK, d_l1, x_MK, w._replace(down_KN=down_NK.t()), saved)
+        return sparse_backward(dy_MK, d_l1, x_MK, w._replace(down_KN=down_NK.t()), saved, token_M)
 
     monkeypatch.setattr(union_training, "forward", forward)
     monkeypatch.setattr(union_training, "backward", backward)
@@ -298,12 +302,13 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
     x_MK = x_MK.detach().bfloat16()
     inputs = (x_MK, *(None if t is None else t.detach() for t in w[:-1]))
-    bare = FFNWeights(*inputs[1:], 0.0)
-    on_gpu, on_cpu = _forward_by_kernels(x_MK, bare, 20), sparse_ffn_forward(*inputs, 20)
+    bare, token_M = FFNWeights(*inputs[1:], 0.0), torch.randperm(70, dtype=torch.int32)
+    on_gpu = _forward_by_kernels(x_MK, bare, 20, token_M)
+    on_cpu = sparse_ffn_forward(*inputs, token_M, 20)
     assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
     y_MK, l1_sum, _, _, *columns = on_cpu
-    on_gpu = _backward_by_kernels(y_MK, l1_sum, x_MK, bare, Columns(*columns))
-    on_cpu = sparse_ffn_backward(y_MK, l1_sum, *inputs, *columns)
+    on_gpu = _backward_by_kernels(y_MK, l1_sum, x_MK, bare, Columns(*columns), token_M)
+    on_cpu = sparse_ffn_backward(y_MK, l1_sum, *inputs, token_M, *columns)
     assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
     assert all(a.is_contiguous() and a.dtype == torch.float32 for a in on_gpu[1:4] if a.numel())
 
@@ -336,4 +341,4 @@ def test_what_kernels_cannot_do_is_said(inputs, message):
     options = {"m": 70, "k": 8, "n": 16, "dtype": torch.bfloat16} | inputs
     x_MK, w = _inputs(**options)
     with pytest.raises(ValueError, match=message):
-        _forward_by_kernels(x_MK, w, 20)
+        _forward_by_kernels(x_MK, w, 20, None)

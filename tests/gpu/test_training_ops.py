@@ -508,11 +508,13 @@ def test_recomputation_changes_no_bit(share):
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("capacity", ["none", "all"])
-def test_operators_are_what_they_say(gated, capacity):
+@pytest.mark.parametrize("ordered", [True, False])
+def test_operators_are_what_they_say(gated, capacity, ordered):
     # What is beyond the columns that are filled is anything: here none are, or all.
     p = problem_of(Case(70, 64, 136, "all", gated=gated, dtype=torch.float32))
     columns = p.worst if capacity == "all" else 0
-    arguments = (p.x_MK, *p.w[:-1])
+    token_M = torch.randperm(70, dtype=torch.int32, device=DEVICE) if ordered else None
+    arguments = (p.x_MK, *p.w[:-1], token_M)
     torch.library.opcheck(sparse_ffn_forward, (*arguments, columns))
     y_MK, l1_sum, _, _, *saved = sparse_ffn_forward(*arguments, columns)
     detached = [t.detach() if torch.is_tensor(t) else t for t in (y_MK, l1_sum, *arguments)]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compile import launch_for, workers
-from sparsellm.ffn.kernels.union import Union, down_arguments, union_entries
+from sparsellm.ffn.kernels.union import Union, union_entries
 
 _THREADS = 256
 _UNIT_COLUMNS = 256  # cuda/sm80/portable.cuh: unit_width
@@ -57,8 +57,17 @@ def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> 
     )
 
 
-def union_down(h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
-    """``y`` ← h W + bias, the weight neuron by neuron: ``down_proj.weight`` transposed."""
-    units = h.total.shape[0] * -(-y_MK.shape[1] // _UNIT_COLUMNS)
-    blocks = workers("portable_down", y_MK, units, _BLOCKS_PER_MULTIPROCESSOR)
-    launch_for("portable_down", y_MK, blocks, _THREADS, *down_arguments(h, w_NK, bias_K, y_MK))
+def union_down(
+    h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor, token_M: Tensor | None = None
+) -> None:
+    """``y`` ← h W + bias, as `kernels.union.union_down`; of a union without splits."""
+    assert h.splits is None
+    (m, k), units = y_MK.shape, h.total.shape[0] * -(-y_MK.shape[1] // _UNIT_COLUMNS)
+    launch_for(
+        "portable_down",
+        y_MK,
+        workers("portable_down", y_MK, units, _BLOCKS_PER_MULTIPROCESSOR),
+        _THREADS,
+        *(w_NK, bias_K, np.int32(m), np.int32(k), np.int32(h.count.shape[1])),
+        *(h.entry, h.order, h.control, h.value, token_M, y_MK),
+    )

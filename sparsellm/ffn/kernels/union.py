@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
 from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.kernels.splits import MOST_PARTS, NO_SHARING, NO_SUMS, Splits
 from sparsellm.ffn.types import BLOCK_TOKENS
 
 TILE_NEURONS = 256
@@ -29,13 +30,17 @@ class Union:
     entry: Tensor  # (blocks, tiles * 256) int32
     total: Tensor  # (blocks,) int32
     unit: Tensor  # (blocks * tiles, 2) int32
-    order: Tensor  # (blocks, 2) int32
+    order: Tensor  # (blocks, or blocks + 32 with splits, 2) int32
     control: Tensor  # (8,) int32
+    splits: Splits | None  # None: heavy blocks are not split
 
 
-def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Union:
+def empty_union(
+    num_tokens: int, num_neurons: int, device: torch.device, splits: Splits | None = None
+) -> Union:
     """Room for any pattern, uninitialised; reserved whole, touched where neurons fire."""
     blocks, tiles = -(-num_tokens // BLOCK_TOKENS), -(-num_neurons // TILE_NEURONS)
+    parts = blocks if splits is None else blocks + MOST_PARTS
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -47,8 +52,9 @@ def empty_union(num_tokens: int, num_neurons: int, device: torch.device) -> Unio
         entry=empty(blocks, tiles * TILE_NEURONS),
         total=empty(blocks),
         unit=empty(blocks * tiles, 2),
-        order=empty(blocks, 2),
+        order=empty(parts, 2),
         control=empty(8),
+        splits=splits,
     )
 
 
@@ -94,7 +100,9 @@ def union_entries(union: Union, observed: int = 0) -> None:
         blocks,
         256,
         *(union.count, union.neuron, np.int32(tiles), union.entry, union.total),
-        *(union.unit, union.order, union.control, observed),
+        *(union.unit, union.order),
+        *(NO_SHARING if union.splits is None else union.splits.for_sharing()),
+        *(union.control, observed),
     )
 
 
@@ -124,16 +132,19 @@ def union_up(
     )
 
 
-def union_down(h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor) -> None:
-    """``y`` ← h W + bias, the weight neuron by neuron: ``down_proj.weight`` transposed."""
-    blocks = workers("union_down", y_MK, h.total.shape[0] * -(-y_MK.shape[1] // 512))
-    launch_for("union_down", y_MK, blocks, 384, *down_arguments(h, w_NK, bias_K, y_MK))
+def union_down(
+    h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor, token_M: Tensor | None = None
+) -> None:
+    """``y`` ← h W + bias, the weight neuron by neuron: ``down_proj.weight`` transposed.
 
-
-def down_arguments(
-    h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor
-) -> tuple[object, ...]:
-    """What ``cuda/sm90/union_down.cu`` and ``cuda/sm80/portable_down.cu`` take."""
-    m, k = y_MK.shape
-    sizes = (np.int32(m), np.int32(k), np.int32(h.count.shape[1]))
-    return (w_NK, bias_K, *sizes, h.entry, h.order, h.control, h.value, y_MK)
+    ``token_M``: (M,) int32, the row of y that each row of h becomes; None where it is the same.
+    """
+    (m, k), sums = y_MK.shape, NO_SUMS if h.splits is None else h.splits.for_sums()
+    launch_for(
+        "union_down",
+        y_MK,
+        workers("union_down", y_MK, h.order.shape[0] * -(-k // 512)),
+        384,
+        *(w_NK, bias_K, np.int32(m), np.int32(k), np.int32(h.count.shape[1])),
+        *(h.entry, h.order, *sums, h.control, h.value, token_M, y_MK),
+    )

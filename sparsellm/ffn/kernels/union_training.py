@@ -18,6 +18,7 @@ from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.kernels import tensor_map, union
 from sparsellm.ffn.kernels.compile import launch_for, workers
 from sparsellm.ffn.kernels.inference import median_ms
+from sparsellm.ffn.kernels.splits import MOST_PARTS, NO_SHARING, NO_SUMS, room_for_splits
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.kernels.weight_grad import weight_grads
 from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
@@ -38,16 +39,21 @@ Forward = tuple[
 ]  # fmt: skip
 
 
-def forward(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, capacity: int) -> Forward:
+def forward(
+    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, capacity: int, token_M: Tensor | None = None
+) -> Forward:
     """y (M, K), Σ|h| () fp32, nnz (M,) and fired (N,) int32, `Columns` one by one.
 
     y and the statistics are right whatever the capacity. The M × N scratch is free again when
-    this returns; only the columns stay until the backward pass.
+    this returns; only the columns stay until the backward pass. ``token_M``: (M,) int32, the token
+    of each row of x; y and nnz are by token.
     """
-    gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device)
-    columns, l1_sum, nnz_M, fired_N = _activations(x_MK, w, capacity, gate)
+    m, n = len(x_MK), w.up_NK.shape[0]
+    splits = None if token_M is None else room_for_splits(x_MK, n)
+    gate = union.empty_union(m, n, x_MK.device, splits)
+    columns, l1_sum, nnz_M, fired_N = _activations(x_MK, w, capacity, gate, token_M)
     y_MK = torch.empty_like(x_MK)
-    union.union_down(gate, down_NK, w.b_down_K, y_MK)
+    union.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
     return y_MK, l1_sum, nnz_M, fired_N, *columns
 
 
@@ -59,10 +65,12 @@ def backward(  # noqa: PLR0917
     down_NK: Tensor,
     saved: Columns,
     dtype: torch.dtype,
+    token_M: Tensor | None = None,
 ) -> FFNGradients:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``, biases' fp32.
 
-    Where the pattern did not fit into ``saved`` it is computed again.
+    Where the pattern did not fit into ``saved`` it is computed again. ``token_M`` as in `forward`:
+    dy is by token, x and its gradient are not.
 
     Raises:
         ValueError: within the capture of a CUDA graph, and the pattern might not fit.
@@ -71,12 +79,22 @@ def backward(  # noqa: PLR0917
     blocks, capacity = len(saved.offset) - 1, len(saved.neuron)
     if capacity < blocks * n and (needed := _columns_needed(saved, blocks * n)) > capacity:
         again = union.empty_union(m, n, x_MK.device)
-        saved, *_ = _activations(x_MK, w, needed, again)
+        saved, *_ = _activations(x_MK, w, needed, again, token_M)
         capacity = needed
     gate = None if w.gate_NK is None else saved.gate
     unit = _ints(capacity // _UNIT_MEMBERS + blocks, 2, like=saved.offset)
-    order, control = _ints(blocks, 2, like=saved.offset), _ints(8, like=saved.offset)
-    launch_for("column_units", x_MK, 1, 1024, saved.offset, np.int32(blocks), unit, order, control)
+    splits = None if token_M is None else room_for_splits(x_MK, n)
+    parts = blocks if splits is None else blocks + MOST_PARTS
+    order, control = _ints(parts, 2, like=saved.offset), _ints(8, like=saved.offset)
+    launch_for(
+        "column_units",
+        x_MK,
+        1,
+        1024,
+        *(saved.offset, np.int32(blocks), unit, order),
+        *(NO_SHARING if splits is None else splits.for_sharing()),
+        control,
+    )
 
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
     launch_for(
@@ -85,19 +103,22 @@ def backward(  # noqa: PLR0917
         workers("columns_grad", x_MK, len(unit)),
         _THREADS,
         tensor_map.encode(dy_MK.data_ptr(), m, k, BLOCK_TOKENS),
-        *(down_NK, np.int32(k), saved.offset, saved.neuron, gate, saved.up),
+        *(dy_MK, token_M, np.int32(m), down_NK, np.int32(k)),
+        *(saved.offset, saved.neuron, gate, saved.up),
         *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
     )
     dx_MK = torch.empty_like(x_MK)
     launch_for(
         "columns_down",
         x_MK,
-        workers("columns_down", x_MK, blocks * -(-k // _UNIT_COLUMNS)),
+        workers("columns_down", x_MK, parts * -(-k // _UNIT_COLUMNS)),
         _THREADS,
         *(w.up_NK, w.gate_NK, np.int32(m), np.int32(k), saved.offset, saved.neuron),
-        *(d_up, d_gate, order, control, dx_MK),
+        *(d_up, d_gate, order),
+        *(NO_SUMS if splits is None else splits.for_sums()),
+        *(control, dx_MK),
     )
-    gate_NK, up_NK, down_NK = weight_grads(saved, d_gate, d_up, x_MK, dy_MK, n, dtype)
+    gate_NK, up_NK, down_NK = weight_grads(saved, d_gate, d_up, x_MK, dy_MK, n, dtype, token_M)
     return FFNGradients(
         x_MK=dx_MK,
         gate_NK=gate_NK,
@@ -202,7 +223,7 @@ def _dense_step(
 
 
 def _activations(
-    x_MK: Tensor, w: FFNWeights, capacity: int, scratch: union.Union
+    x_MK: Tensor, w: FFNWeights, capacity: int, scratch: union.Union, token_M: Tensor | None
 ) -> tuple[Columns, Tensor, Tensor, Tensor]:
     """h in ``scratch``; its columns, Σ|h|, nnz (M,) and fired (N,)."""
     (m, n), device = (x_MK.shape[0], w.up_NK.shape[0]), x_MK.device
@@ -221,11 +242,11 @@ def _activations(
     if w.gate_NK is None:
         l1 = torch.empty(_columns_grid(scratch), _COLUMNS_THREADS // 32, device=device)
         union.gate_union(x_MK, w.up_NK, w.b_up_N, 0.0, scratch)
-        _columns(scratch, m, columns, columns.up, fired_N, nnz_M, l1)
+        _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, l1)
     else:
         l1 = torch.zeros(blocks, tiles, 8, device=device)
         union.gate_union(x_MK, w.gate_NK, w.b_gate_N, 0.0, scratch)
-        _columns(scratch, m, columns, columns.gate, fired_N, nnz_M, None)
+        _columns(scratch, token_M, columns, columns.gate, fired_N, nnz_M, None)
         kept = union.Kept(columns.offset, columns.up, l1)
         union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)
     if capacity < blocks * n:
@@ -244,7 +265,7 @@ def _on_the_host(count: Tensor) -> Tensor:
 
 def _columns(  # noqa: PLR0917
     scratch: union.Union,
-    num_tokens: int,
+    token_M: Tensor | None,
     columns: Columns,
     values: Tensor,
     fired_N: Tensor,
@@ -257,9 +278,9 @@ def _columns(  # noqa: PLR0917
         _columns_grid(scratch),
         _COLUMNS_THREADS,
         *(scratch.entry, scratch.total, scratch.value),
-        *(np.int32(scratch.count.shape[1]), np.int32(num_tokens)),
+        *(np.int32(scratch.count.shape[1]), np.int32(len(nnz_M))),
         *(np.uint64(len(values)), columns.offset, columns.neuron, columns.mask, values),
-        *(fired_N, nnz_M, l1),
+        *(fired_N, token_M, nnz_M, l1),
     )
 
 

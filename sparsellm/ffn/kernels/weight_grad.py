@@ -47,6 +47,7 @@ def weight_grads(  # noqa: PLR0917
     dy_MK: Tensor,
     num_neurons: int,
     dtype: torch.dtype,
+    token_M: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """The gradients of W_gate, W_up and W_down, each neuron by neuron.
 
@@ -59,13 +60,14 @@ def weight_grads(  # noqa: PLR0917
         dy_MK: the loss's gradient by the FFN's output.
         num_neurons: N.
         dtype: float32 or bfloat16, of the results; sums are float32.
+        token_M: (M,) int32, the row of dy that belongs to each row of x; None where it is the same.
 
     Returns:
         Σ d_gate x (N, K), or None; Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or Σ up dy. Rows
         of neurons that never fire are zero.
     """
     groups = group_columns(columns, num_neurons, x_MK.shape[1])
-    return sum_groups(groups, columns, d_gate, d_up, x_MK, dy_MK, num_neurons, dtype)
+    return sum_groups(groups, columns, d_gate, d_up, x_MK, dy_MK, num_neurons, dtype, token_M)
 
 
 def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
@@ -135,6 +137,7 @@ def sum_groups(  # noqa: PLR0917
     dy_MK: Tensor,
     num_neurons: int,
     dtype: torch.dtype,
+    token_M: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """`weight_grads` of a pattern that is grouped; uses the groups up."""
     assert dtype in (torch.float32, torch.bfloat16), dtype
@@ -153,7 +156,7 @@ def sum_groups(  # noqa: PLR0917
         dtype=torch.float32,
         device=x_MK.device,
     )
-    pieces = _fill_pieces(groups, columns, d_gate, d_up, num_tokens)
+    pieces = _fill_pieces(groups, columns, d_gate, d_up, num_tokens, token_M)
     launch_for(
         "weight_grad",
         x_MK,
@@ -167,7 +170,8 @@ def sum_groups(  # noqa: PLR0917
         groups.unit,
         groups.control,
         pieces.work,
-        pieces.token,
+        pieces.x_row,
+        pieces.dy_row,
         pieces.values,
         groups.progress,
         sums,
@@ -185,21 +189,29 @@ class _Pieces:
     """The pieces' values; ``cuda/common/weight_grad.cuh`` says how."""
 
     work: Tensor  # (groups + 60, 2) int32
-    token: Tensor  # (pieces, 64) int32
+    x_row: Tensor  # (pieces, 64) int32
+    dy_row: Tensor  # likewise; the same tensor where both have the same order
     values: Tensor  # (pieces, 64, 3 or 2, 32) bfloat16, and 32 more that are read and not used
 
 
-def _fill_pieces(
-    groups: Groups, columns: Columns, d_gate: Tensor | None, d_up: Tensor, num_tokens: int
+def _fill_pieces(  # noqa: PLR0917
+    groups: Groups,
+    columns: Columns,
+    d_gate: Tensor | None,
+    d_up: Tensor,
+    num_tokens: int,
+    token_M: Tensor | None,
 ) -> _Pieces:
     num_units = groups.unit.shape[0]
     num_groups, capacity = num_units - _MOST_PARTS, groups.member.shape[0]
     matrices = 2 if d_gate is None else 3
     # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
     most = min(num_groups * -(-num_tokens // BLOCK_TOKENS), capacity + num_groups)
+    x_row = torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device)
     pieces = _Pieces(
         torch.empty(num_units, 2, dtype=torch.int32, device=d_up.device),
-        torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device),
+        x_row,
+        x_row if token_M is None else torch.empty_like(x_row),
         d_up.new_empty(most * BLOCK_TOKENS * matrices * _GROUP_NEURONS + _GROUP_NEURONS),
     )
     launch_for(
@@ -217,7 +229,9 @@ def _fill_pieces(
         groups.unit,
         groups.control,
         pieces.work,
-        pieces.token,
+        token_M,
+        pieces.x_row,
+        pieces.dy_row,
         pieces.values,
     )
     return pieces

@@ -1,0 +1,60 @@
+"""Room for heavy token blocks, which kernels that sum over a block's members split.
+
+``cuda/common/units.cuh`` (`Splitting`) has when and how, ``cuda/sm90/down.cuh`` what becomes of the
+parts. Results are the same bits every time, but not those of an unsplit sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.kernels.compile import load
+from sparsellm.ffn.types import BLOCK_TOKENS
+
+MOST_PARTS = 32
+_LEAST_PART = 768  # members, cuda/common/units.cuh
+_UNIT_COLUMNS = 512  # cuda/sm90/down.cuh
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Which parts there are, uninitialised; used once, by one kernel that sums."""
+
+    part: Tensor  # (32, 2) int32
+    arrived: Tensor  # (32 · slices,) int32
+    slices: int  # of 512 columns of the result
+    workers: int  # multiprocessors
+
+    def for_sharing(self) -> tuple[object, ...]:
+        """What union_entries and column_units take."""
+        sizes = (np.int32(MOST_PARTS), np.int32(self.slices), np.int32(self.workers))
+        return (self.part, self.arrived, *sizes)
+
+    def for_sums(self) -> tuple[object, ...]:
+        """What the kernel that sums takes, with room for the sums of the parts."""
+        size = MOST_PARTS * self.slices * BLOCK_TOKENS * _UNIT_COLUMNS
+        sums = torch.empty(size, dtype=torch.float32, device=self.part.device)
+        return (self.part, self.arrived, sums)
+
+
+NO_SHARING: tuple[object, ...] = (None, None, np.int32(0), np.int32(0), np.int32(1))
+NO_SUMS: tuple[object, ...] = (None, None, None)
+
+
+def room_for_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
+    """Room for the FFN of these tokens; None where nothing can be heavy."""
+    num_tokens, hidden_size = x_MK.shape
+    if num_tokens <= BLOCK_TOKENS or num_neurons <= _LEAST_PART:
+        return None
+    slices = -(-hidden_size // _UNIT_COLUMNS)
+    ints = torch.empty(MOST_PARTS * (2 + slices), dtype=torch.int32, device=x_MK.device)
+    return Splits(
+        part=ints[: 2 * MOST_PARTS],
+        arrived=ints[2 * MOST_PARTS :],
+        slices=slices,
+        workers=load("column_units", x_MK.get_device()).num_multiprocessors,
+    )

@@ -20,7 +20,8 @@ MAX_TOKENS = 4_194_304  # 16-bit block numbers, likewise
 torch.library.define(
     "sparsellm::sparse_ffn",
     "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor down_NK, "
-    "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, float threshold, int dispatch) -> Tensor",
+    "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, float threshold, int dispatch, "
+    "Tensor? token_M=None) -> Tensor",
 )
 
 
@@ -36,31 +37,36 @@ def _sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
     b_down_K: Tensor | None,
     threshold: float,
     dispatch: int,
+    token_M: Tensor | None = None,
 ) -> Tensor:
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, threshold)
     if x_MK.is_cuda:
-        return _on_cuda(x_MK, w, down_NK, dispatch)
-    _check(x_MK, w, down_NK, x_MK.dtype)
+        return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
+    _check(x_MK, w, down_NK, x_MK.dtype, token_M)
     # What the kernels read.
     return fatrelu_ffn(x_MK, w._replace(down_KN=down_NK.t()))
 
 
-def _on_cuda(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int) -> Tensor:
-    _check(x_MK, w, down_NK, torch.bfloat16)
+def _on_cuda(
+    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int, token_M: Tensor | None
+) -> Tensor:
+    _check(x_MK, w, down_NK, torch.bfloat16, token_M)
     if x_MK.shape[0] == 0:
         return torch.empty_like(x_MK)
     if x_MK.get_device() != torch.cuda.current_device():
         with torch.cuda.device(x_MK.device):
-            return _run(x_MK, w, down_NK, dispatch)
-    return _run(x_MK, w, down_NK, dispatch)
+            return _run(x_MK, w, down_NK, dispatch, token_M)
+    return _run(x_MK, w, down_NK, dispatch, token_M)
 
 
-def _run(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int) -> Tensor:
+def _run(
+    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int, token_M: Tensor | None
+) -> Tensor:
     from sparsellm.ffn.kernels import inference
 
     chooser = by_handle(dispatch)
     if chooser is None:
-        return inference.sparse(x_MK, w, down_NK)
+        return inference.sparse(x_MK, w, down_NK, 0, token_M)
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
     path = chooser.choose(
         m,
@@ -69,7 +75,7 @@ def _run(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int) -> Tensor:
     )
     if path == "dense":
         return inference.dense_ffn(x_MK, w)
-    return inference.sparse(x_MK, w, down_NK, chooser.word(m))
+    return inference.sparse(x_MK, w, down_NK, chooser.word(m), token_M)
 
 
 @torch.library.register_fake("sparsellm::sparse_ffn")
@@ -77,7 +83,13 @@ def _(x_MK: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x_MK)
 
 
-def sparse_ffn(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int = 0) -> Tensor:
+def sparse_ffn(
+    x_MK: Tensor,
+    w: FFNWeights,
+    down_NK: Tensor,
+    dispatch: int = 0,
+    token_M: Tensor | None = None,
+) -> Tensor:
     """``(relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d``, work only where the gate fires.
 
     Args:
@@ -85,6 +97,8 @@ def sparse_ffn(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int = 0) 
         w: the FFN; W_d itself is read where dispatch chooses the dense path.
         down_NK: W_d transposed; the sparse kernels read this one.
         dispatch: `Dispatch.handle`; 0 takes the sparse kernels whatever they cost.
+        token_M: the order in which the sparse kernels take the tokens, (M,) int32, see
+            `TokenOrder`; None is that of x. It changes the time and the order of sums.
 
     Returns:
         y of (M, K).
@@ -94,10 +108,10 @@ def sparse_ffn(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int = 0) 
     """
     # The operator is for compilers; without one its dispatch costs as much as a step of decoding.
     if type(x_MK) is Tensor and x_MK.is_cuda and not torch.compiler.is_compiling():
-        return _on_cuda(x_MK, w, down_NK, dispatch)
+        return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
     gate_NK, up_NK, down_KN, *biases, threshold = w
     y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(
-        x_MK, gate_NK, up_NK, down_KN, down_NK, *biases, threshold, dispatch
+        x_MK, gate_NK, up_NK, down_KN, down_NK, *biases, threshold, dispatch, token_M
     )
     return y_MK
 
@@ -112,7 +126,9 @@ def beyond_limits(k: int, n: int) -> str | None:
     return None
 
 
-def _check(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dtype: torch.dtype) -> None:
+def _check(
+    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dtype: torch.dtype, token_M: Tensor | None
+) -> None:
     if x_MK.ndim != 2 or w.up_NK.ndim != 2:
         raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
@@ -126,6 +142,8 @@ def _check(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dtype: torch.dtype) -> 
     _check_tensor("x", x_MK, (m, k), dtype, device, contiguous=True)
     check_weights(w, k, n, dtype, device, contiguous=True)
     _check_tensor("W_d transposed", down_NK, (n, k), dtype, device, contiguous=True)
+    if token_M is not None:
+        check_order(token_M, m, device)
 
 
 def check_weights(

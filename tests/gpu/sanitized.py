@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsellm.ffn.kernels import compile, dense, inference, portable, union
 from sparsellm.ffn.kernels.decode import MAX_TOKENS, decode_ffn
 from sparsellm.ffn.training_ops import sparse_ffn_training
-from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, TokenOrder
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
 
     infer(matrix, hopper)
     if hopper:
-        for m, k, n in ((200, 264, 776), (65, 72, 264), (1100, 72, 40)):
+        for m, k, n in ((200, 264, 776), (65, 72, 264), (1100, 72, 40), (200, 72, 1032)):
             train(matrix, m, k, n)
         ran, there = compile.load.cache_info().currsize, len(compile.sources())
         assert ran >= there, f"{ran} kernels of {there} ran"
@@ -50,30 +50,38 @@ def infer(matrix: Callable[..., Tensor], hopper: bool) -> None:
             union.union_up(x_MK, w_NK, b_N, columns)
             union.union_down(columns, w_NK, b_K, y_MK)
         w = FFNWeights(w_NK, w_NK, w_NK.t(), b_N, b_N, b_K, 0.0)
+        inference.sparse(x_MK, w, w_NK, 0, order_of(m).token_M)
         for tokens in (1, 9, MAX_TOKENS):
             decode_ffn(x_MK[:tokens], w, w_NK, y_MK[:tokens])
         dense.relu_product(gate_MN, gate_MN, 0.0, gate_MN)
 
 
+def order_of(m: int) -> TokenOrder:
+    """The last token first."""
+    row_M = torch.arange(m - 1, -1, -1, device="cuda")
+    return TokenOrder(row_M.int(), row_M)
+
+
 def train(matrix: Callable[..., Tensor], m: int, k: int, n: int) -> None:
-    """Forward and backward; few, half or all fire, with room for them and without."""
+    """Forward and backward; few, half or all fire, with room for them and without; in an order."""
     worst = -(-m // BLOCK_TOKENS) * n
     x_MK, dy_MK, other_NK, down_KN = matrix(m, k), matrix(m, k), matrix(n, k), matrix(k, n)
-    for level, gated, dtype, capacity in (
-        (-2.5, True, torch.bfloat16, worst),
-        (-2.5, False, torch.float32, worst),
-        (-2.5, True, torch.float32, 5),
-        (-2.5, False, torch.bfloat16, 5),
-        (0.0, True, torch.bfloat16, worst),
-        (100.0, False, torch.bfloat16, worst),
-        (-100.0, True, torch.float32, 0),
+    for level, gated, dtype, capacity, order in (
+        (-2.5, True, torch.bfloat16, worst, None),
+        (-2.5, False, torch.float32, worst, order_of(m)),
+        (-2.5, True, torch.float32, 5, order_of(m)),
+        (-2.5, False, torch.bfloat16, 5, None),
+        (0.0, True, torch.bfloat16, worst, order_of(m)),
+        (100.0, False, torch.bfloat16, worst, None),
+        (100.0, True, torch.bfloat16, worst, order_of(m)),
+        (-100.0, True, torch.float32, 0, order_of(m)),
     ):
         first_NK, b_N, b_K = matrix(n, k), matrix(n) + level * k**0.5, matrix(k)
         weights = [first_NK if gated else None, other_NK if gated else first_NK, down_KN]
         weights += [b_N if gated else None, matrix(n) if gated else b_N, b_K]
         leaves = [None if t is None else t.detach().to(dtype).requires_grad_() for t in weights]
         inputs = [x_MK.detach().requires_grad_(), *(t for t in leaves if t is not None)]
-        y_MK, stats = sparse_ffn_training(inputs[0], FFNWeights(*leaves, 0.0), capacity)
+        y_MK, stats = sparse_ffn_training(inputs[0], FFNWeights(*leaves, 0.0), capacity, order)
         by_l1 = torch.ones_like(stats.l1_sum)
         torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, by_l1))
 

@@ -16,12 +16,20 @@ from torch import Tensor
 from sparsellm.ffn.dispatch import Costs, bucket_of
 from sparsellm.ffn.kernels import decode, portable, union
 from sparsellm.ffn.kernels.dense import dense_ffn
+from sparsellm.ffn.kernels.permute import permuted_rows
+from sparsellm.ffn.kernels.splits import room_for_splits
 from sparsellm.ffn.types import FFNWeights
 
 HOPPER = (9, 0)  # compute capability of wgmma and TMA multicast
 
 
-def sparse(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, observed: int = 0) -> Tensor:
+def sparse(
+    x_MK: Tensor,
+    w: FFNWeights,
+    down_NK: Tensor,
+    observed: int = 0,
+    token_M: Tensor | None = None,
+) -> Tensor:
     """By the sparse kernels for this GPU and M; y of (M, K).
 
     Args:
@@ -30,19 +38,24 @@ def sparse(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, observed: int = 0) -> T
         down_NK: W_d transposed, which is what the kernels read.
         observed: address of an int32, pinned, for the mean number of neurons that a block of
             tokens fires between them; 0 for none.
+        token_M: (M,) int32, the order in which tokens come into blocks, should there be several;
+            None is their own.
     """
     y_MK = torch.empty_like(x_MK)
     if x_MK.shape[0] <= decode.MAX_TOKENS:
         decode.decode_ffn(x_MK, w, down_NK, y_MK, observed)
         return y_MK
-    kernels = union if _is_hopper(x_MK.get_device()) else portable
-    gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device)
+    kernels, splits = (union if _is_hopper(x_MK.get_device()) else portable), None
+    if token_M is not None:
+        x_MK = permuted_rows(x_MK, token_M)
+        splits = room_for_splits(x_MK, w.up_NK.shape[0]) if kernels is union else None
+    gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits)
     if w.gate_NK is None:
         kernels.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed)
     else:
         kernels.gate_union(x_MK, w.gate_NK, w.b_gate_N, w.threshold, gate, observed)
         kernels.union_up(x_MK, w.up_NK, w.b_up_N, gate)
-    kernels.union_down(gate, down_NK, w.b_down_K, y_MK)
+    kernels.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
     return y_MK
 
 

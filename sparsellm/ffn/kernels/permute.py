@@ -1,0 +1,21 @@
+"""Rows of a matrix in another order (``cuda/common/permute_rows.cu``)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.kernels.compile import launch_for
+
+_THREADS = 256
+_ROWS = _THREADS // 32  # of a block of threads
+
+
+def permuted_rows(x_MK: Tensor, token_M: Tensor) -> Tensor:
+    """``x[token_M]``; x bf16 and contiguous, K a multiple of 8, token_M (M,) int32."""
+    m, k = x_MK.shape
+    out = torch.empty_like(x_MK)
+    arguments = (x_MK, token_M, np.int32(m), np.int32(k), out)
+    launch_for("permute_rows", x_MK, -(-m // _ROWS), _THREADS, *arguments)
+    return out

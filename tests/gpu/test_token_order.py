@@ -1,0 +1,186 @@
+"""Sorting tokens on the GPU, how heavy blocks are split, and inference in another order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpu.conditions import need_hopper, need_kernels, poisoned
+from sparsellm.ffn.token_order import in_order, token_order
+from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.types import FFNWeights, TokenOrder
+
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda")
+
+
+def _normal(*shape, scale=1.0, seed=0):
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    return (torch.randn(shape, generator=generator, device=DEVICE) * scale).bfloat16()
+
+
+def _ffn(m, k, n, bias, loud=None):
+    """Few neurons fire; every ``loud``-th token fires all."""
+    x_MK = _normal(m, k)
+    gate_NK, up_NK = (_normal(n, k, scale=k**-0.5, seed=seed) for seed in (1, 2))
+    x_MK[:, -1], gate_NK[:, -1] = 1.0, bias
+    if loud:
+        x_MK[::loud, -1] = -4.0
+    down_KN = _normal(k, n, scale=n**-0.5, seed=3)
+    return x_MK, FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
+
+
+def _random_order(m, seed=7):
+    token_M = torch.randperm(m, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    return TokenOrder(token_M.int(), token_M.argsort())
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (8, 2048), (32, 2048)])
+def test_the_order_is_that_of_the_cpu(shape):
+    generator = torch.Generator().manual_seed(1)
+    ids_BT = (torch.rand(shape, generator=generator) ** 4 * 50_304).long()
+    right, found = token_order(ids_BT, 50_304), token_order(ids_BT.to(DEVICE), 50_304)
+    assert torch.equal(found.token_M.cpu(), right.token_M)
+    assert torch.equal(found.row_M.cpu(), right.row_M)
+
+
+def test_sorting_waits_for_nothing_and_can_be_captured():
+    ids_BT = torch.randint(50_304, (8, 2048), device=DEVICE)
+    right = token_order(ids_BT, 50_304)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        token_order(ids_BT, 50_304)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph, others = torch.cuda.CUDAGraph(), torch.randint(50_304, (8, 2048), device=DEVICE)
+    static = ids_BT.clone()
+    with torch.cuda.graph(graph):
+        captured = token_order(static, 50_304)
+    for ids, expected in ((others, token_order(others, 50_304)), (ids_BT, right)):
+        static.copy_(ids)
+        graph.replay()
+        assert torch.equal(captured.token_M, expected.token_M)
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 8), (200, 264), (1001, 2048), (333, 4104)])
+def test_permuted_rows(m, k):
+    need_kernels()
+    from sparsellm.ffn.kernels.permute import permuted_rows
+
+    x_MK, order = _normal(m, k), _random_order(m)
+    with poisoned():
+        found = permuted_rows(x_MK, order.token_M)
+    assert torch.equal(found, x_MK[order.token_M])
+
+
+# Of a block's first tokens all neurons fire: with 5,632 of them in several parts.
+@pytest.mark.parametrize(
+    ("m", "k", "n", "bias", "loud"),
+    [
+        (4096, 256, 5632, -2.6, 1000),
+        (1100, 1096, 5632, -3.2, 300),
+        (500, 256, 2048, 5.0, None),
+        (2000, 64, 5632, 5.0, None),
+        (2048, 64, 1024, -100.0, None),
+        (16_384, 512, 5632, -3.0, 2048),
+    ],
+)
+def test_parts_of_heavy_blocks_cover_all_members_once(m, k, n, bias, loud):
+    need_hopper()
+    from sparsellm.ffn.kernels import union
+    from sparsellm.ffn.kernels.splits import MOST_PARTS, room_for_splits
+
+    x_MK, w = _ffn(m, k, n, bias, loud)
+    with poisoned():
+        splits = room_for_splits(x_MK, n)
+        assert splits is not None
+        gate = union.empty_union(m, n, DEVICE, splits)
+        union.gate_union(x_MK, w.gate_NK, None, 0.0, gate)
+    assert not splits.arrived.any()
+    total, parts = gate.total.tolist(), {}
+    for word, size in gate.order[: int(gate.control[5])].tolist():
+        block, place = word & 0xFFFF, (word & 0xFFFFFFFF) >> 16
+        start, which = splits.part[place - 1].tolist() if place else (0, 1)
+        assert place <= MOST_PARTS
+        parts.setdefault(block, []).append((start, size, which >> 16, which & 0xFFFF, place))
+    assert sorted(parts) == list(range(len(total)))
+    places = []
+    for block, found in parts.items():
+        found.sort()
+        number = found[0][3]
+        assert len(found) == number
+        assert [which for _, _, which, _, _ in found] == list(range(number))
+        ends = [start + size for start, size, *_ in found]
+        assert [start for start, *_ in found] == [0, *ends[:-1]]
+        assert ends[-1] == total[block]
+        if number > 1:
+            places += [place for *_, place in found]
+            assert [place for *_, place in found] == list(range(found[0][4], found[0][4] + number))
+    assert len(set(places)) == len(places)
+    if loud:
+        assert places
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize(
+    "ffn", [(65, 8, 8, 0.5), (1001, 264, 776, -1.0), (4096, 512, 5632, -2.8, 1000)]
+)
+def test_inference_in_an_order_equals_float64_and_repeats(monkeypatch, portable, ffn):
+    need_kernels()
+    from sparsellm.ffn.kernels import inference
+
+    if portable:
+        monkeypatch.setattr(inference, "_is_hopper", lambda _: False)
+    x_MK, w = _ffn(*ffn)
+    down_NK, order = w.down_KN.t().contiguous(), _random_order(len(x_MK))
+    with poisoned():
+        found, *again = (inference.sparse(x_MK, w, down_NK, 0, order.token_M) for _ in range(4))
+    gate, up, down = (t.double() for t in (w.gate_NK, w.up_NK, w.down_KN))
+    x = x_MK.double()
+    right = (F.relu(x @ gate.t()) * (x @ up.t())) @ down.t()
+    assert float((found.double() - right).norm() / right.norm()) < 8e-3
+    assert all(torch.equal(found, other) for other in again)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_training_in_an_order_through_autograd(compiled):
+    """By the operators, x scattered into the order and its gradient gathered; under autocast."""
+    need_hopper()
+    x_MK, w = _ffn(4096, 256, 5632, -2.6, 1000)
+    order = _random_order(4096)
+    weights = [t.float().requires_grad_() for t in (w.gate_NK, w.up_NK, w.down_KN)]
+    x = x_MK.float().requires_grad_()
+    dy_MK = _normal(*x_MK.shape, seed=9)
+
+    def run(x, order):
+        with torch.autocast("cuda", torch.bfloat16):
+            y_MK, stats = sparse_ffn_training(
+                x * 2, FFNWeights(*weights, None, None, None, 0.0), 64 * 5632, order
+            )
+        return y_MK, stats.l1_sum, stats.nnz_M, stats.fired_N
+
+    if compiled:
+        torch.compiler.reset()
+        run = torch.compile(run, fullgraph=True)
+    outcomes = []
+    for given in (None, order, order):
+        y_MK, l1_sum, nnz_M, fired_N = run(x, given)
+        loss = (y_MK * dy_MK).sum() + 0.01 * l1_sum
+        gradients = torch.autograd.grad(loss, [x, *weights])
+        outcomes.append((y_MK, l1_sum, nnz_M, fired_N, *gradients))
+    plain, ordered, repeated = outcomes
+    assert all(torch.equal(a, b) for a, b in zip(ordered, repeated, strict=True))
+    assert torch.equal(plain[2], ordered[2])
+    assert torch.equal(plain[3], ordered[3])
+    for a, b in zip(plain, ordered, strict=True):
+        assert float((a.double() - b.double()).norm() / a.double().norm().clamp(min=1e-30)) < 6e-3
+
+
+def test_in_order_on_the_gpu():
+    x_MK, order = _normal(1000, 72).requires_grad_(), _random_order(1000)
+    found = in_order(x_MK, order)
+    assert torch.equal(found, x_MK[order.token_M])
+    d_MK = _normal(1000, 72, seed=4)
+    (gradient,) = torch.autograd.grad(found, x_MK, d_MK)
+    assert torch.equal(gradient[order.token_M], d_MK)

@@ -9,9 +9,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparsellm import __version__
 from sparsellm.arguments import positive_int
+
+if TYPE_CHECKING:
+    from sparsellm.training.signals import StopRequest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,6 +122,13 @@ def _add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
+    from sparsellm.training.signals import StopRequest
+
+    with StopRequest() as stop:  # before torch is imported, which takes seconds
+        _train_until(options, stop)
+
+
+def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     from sparsellm.recipe import load_recipe
     from sparsellm.training.loop import train
 
@@ -129,7 +140,7 @@ def _train(options: argparse.Namespace) -> None:
     run_path = recipe.run_path.resolve()
     if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
-    train(recipe, options.resume, options.fresh, options.init_from)
+    train(recipe, stop, options.resume, options.fresh, options.init_from)
 
 
 def _recipe_list(options: argparse.Namespace) -> None:

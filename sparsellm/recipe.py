@@ -177,6 +177,9 @@ class ValidationConfig(StrictModel):
 
     every_steps: NonNegativeInt = Field(500, description="Steps between validations; 0 is never")
     tokens: PositiveInt = Field(1_048_576, description="Held-out tokens a validation, all ranks")
+    on_error: Literal["continue", "stop"] = Field(
+        "continue", description="A validation that fails is logged, or ends the run"
+    )
 
 
 class EvaluationConfig(StrictModel):
@@ -186,6 +189,9 @@ class EvaluationConfig(StrictModel):
     data_dir: str | None = Field(None, description="<task>/<split>.jsonl below it; null is the hub")
     limit: PositiveInt | None = Field(None, description="First rows of each task; null is all")
     batch_size: PositiveInt = Field(32, description="Questions' answers a rank scores at once")
+    on_error: Literal["continue", "stop"] = Field(
+        "continue", description="An evaluation that fails is logged, or ends the run"
+    )
 
 
 class LoggingConfig(StrictModel):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 # To the whole process group they ask the main process to save; what serves it must live on.
-_GROUP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
+_GROUP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
 
 
 def worker_context() -> Any:
@@ -38,6 +38,7 @@ def begin_worker(worker: int) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _ignore_first_sigterm()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
     threading.Thread(target=_die_with_parent, daemon=True).start()

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.evaluate.agreement import Agreement
 from sparsellm.evaluate.scores import Scores, from_lm_eval
 from sparsellm.evaluate.suite import Suite, build_tasks, load_suite, quiet
 
@@ -42,8 +43,17 @@ class Evaluator:
                     "limit or start fewer processes"
                 )
 
-    def run(self, model: HFModel, tokenizer: Tokenizer, context_length: int) -> Scores | None:
-        """Scores a model that every rank holds whole; None on other ranks than the main one."""
+    def run(
+        self,
+        model: HFModel,
+        tokenizer: Tokenizer,
+        context_length: int,
+        agreement: Agreement | None = None,
+    ) -> Scores | None:
+        """Scores a model that every rank holds whole; None on other ranks than the main one.
+
+        With an ``agreement``, an error of one rank or an interruption ends it on all of them.
+        """
         from lm_eval import evaluate
 
         from sparsellm.evaluate.lm import SparseLM
@@ -57,6 +67,7 @@ class Evaluator:
                 softmax_dtype=torch.float32 if self.suite.log_softmax == "float32" else None,
                 accelerator=self.accelerator,
                 show_progress=self.show_progress,
+                agreement=agreement,
             )
             # `evaluate`, not `simple_evaluate`: that one seeds every generator of the process.
             results = evaluate(

@@ -13,6 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.evaluate.agreement import Agreement, InterruptedHere
 
 Request = tuple[tuple[str, str], list[int], list[int]]  # (context, continuation), their tokens
 
@@ -52,6 +53,7 @@ class SparseLM(HFLM):
         softmax_dtype: None is the model's.
         accelerator: of the ranks; None is one process.
         show_progress: draw lm-eval's progress bar.
+        agreement: of the ranks; None where an error of one is the others' to find out.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class SparseLM(HFLM):
         softmax_dtype: torch.dtype | None,
         accelerator: Any = None,
         show_progress: bool = False,
+        agreement: Agreement | None = None,
     ) -> None:
         super().__init__(
             pretrained=model,
@@ -79,6 +82,7 @@ class SparseLM(HFLM):
             self._rank = accelerator.process_index
             self._world_size = accelerator.num_processes
         self._show_progress = show_progress
+        self._agreement = agreement
         self.num_requests = 0  # distinct, of this rank
         self.num_cut = 0  # of them, longer than the context
 
@@ -87,9 +91,23 @@ class SparseLM(HFLM):
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         """(log-likelihood, is the greedy choice) of each request."""
-        return super().loglikelihood(
-            requests, disable_tqdm or not self._show_progress or self.rank > 0
-        )
+        silent = disable_tqdm or not self._show_progress or self.rank > 0
+        if self._agreement is None:
+            return super().loglikelihood(requests, silent)
+        error, found = None, []
+        try:
+            found = super().loglikelihood(requests, silent)
+        except InterruptedHere:
+            pass
+        except Exception as met:
+            error = met.with_traceback(None)
+        self._agreement.agree(error)
+        return found
+
+    def _model_call(self, *args: Any, **kwargs: Any) -> Any:
+        if self._agreement is not None and self._agreement.interrupted():
+            raise InterruptedHere
+        return super()._model_call(*args, **kwargs)
 
     def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> Any:
         # Counted once each: on several ranks lm-eval fills up the shorter lists with repeats.

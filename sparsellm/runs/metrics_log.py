@@ -20,6 +20,7 @@ from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Line, mean
 from sparsellm.runs.records import (
     METRICS_FILE,
     EvaluationRecord,
+    FailureRecord,
     Record,
     StepStats,
     ValidationRecord,
@@ -146,6 +147,8 @@ def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
         }
         values = {"evaluation/mean": record.mean, **scores}
         return base | {key: value for key, value in values.items() if value is not None}
+    if isinstance(record, FailureRecord):
+        return base | {f"{record.what}/failed": 1}
     return base | _wandb_step(record.line(), record.sparsity, recipe)
 
 

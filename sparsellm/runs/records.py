@@ -1,7 +1,7 @@
 """The records of a run, one object per line of ``<run>/metrics.jsonl``.
 
-``kind`` is ``train``, ``validation`` or ``evaluation``, ``step`` counts finished optimizer steps,
-``tokens`` the training tokens seen.
+``kind`` is ``train``, ``validation``, ``evaluation`` or ``failure``, ``step`` counts finished
+optimizer steps, ``tokens`` the training tokens seen.
 """
 
 from __future__ import annotations
@@ -101,7 +101,18 @@ class EvaluationRecord:
         return {"kind": "evaluation", **asdict(self)}
 
 
-Record = TrainRecord | ValidationRecord | EvaluationRecord
+@dataclass(frozen=True)
+class FailureRecord:
+    """A validation or evaluation that failed, where training went on."""
+
+    step: int
+    tokens: int
+    what: str  # "validation" or "evaluation"
+    error: str
+    kind: str = field(default="failure", init=False)
+
+
+Record = TrainRecord | ValidationRecord | EvaluationRecord | FailureRecord
 
 
 def read_metrics(run_path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from sparsellm.ranks import EndedByAnother
+
 
 def all_reduce_sum(tensor: Tensor) -> None:
     """Sums over ranks, in place."""
@@ -21,11 +23,55 @@ def all_reduce_sum(tensor: Tensor) -> None:
 
 def any_rank(flag: bool, device: torch.device) -> bool:
     """Whether ``flag`` holds on any rank; also a barrier."""
+    return bool(_largest(int(flag), device))
+
+
+def _largest(value: int, device: torch.device) -> int:
     if not dist.is_initialized():
-        return flag
-    flags = torch.tensor(int(flag), device=device)
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    return bool(flags.item())
+        return value
+    values = torch.tensor(value, device=device)
+    dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return int(values.item())
+
+
+class FailedTogether(RuntimeError):
+    """Every rank raises it at the same place, so that they can go on, or save, together.
+
+    ``error`` is what this rank met, or None; ``speaks``, whether this rank is the one to tell.
+    """
+
+    def __init__(self, error: Exception | None, speaks: bool = True) -> None:
+        super().__init__(str(error or "another rank failed"))
+        self.error = error
+        self.speaks = speaks and error is not None
+
+
+def cause_of(error: Exception) -> Exception:
+    """What ends this process: an error of its own, or that another rank has one."""
+    if not isinstance(error, FailedTogether):
+        return error
+    return EndedByAnother() if error.error is None else error.error
+
+
+class Interrupted(Exception):
+    """Every rank raises it at the same place: one of them was asked to stop."""
+
+
+def agree(error: Exception | None, interrupted: bool, device: torch.device) -> None:
+    """Returns where no rank has an error or was interrupted; every rank must call it.
+
+    Raises:
+        FailedTogether: some rank has an error. The lowest such rank speaks.
+        Interrupted: none has, and some rank was interrupted.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    failed = error is not None
+    worst = _largest(1 + world_size - rank if failed else int(interrupted), device)
+    if worst > 1:
+        raise FailedTogether(error, speaks=worst == 1 + world_size - rank)
+    if worst == 1:
+        raise Interrupted
 
 
 @contextmanager

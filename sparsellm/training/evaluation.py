@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +14,9 @@ from sparsellm.evaluate.scores import table, to_record
 from sparsellm.model import HFModel, build_model
 from sparsellm.runs import state
 from sparsellm.runs.metrics_log import MetricsLog
+from sparsellm.training.distributed import FailedTogether, Interrupted, agree
 from sparsellm.training.run import Run
+from sparsellm.training.signals import StopRequest
 
 
 class PeriodicEvaluation:
@@ -29,7 +32,7 @@ class PeriodicEvaluation:
         FileNotFoundError, ValueError: as `Evaluator`.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, stop: StopRequest) -> None:
         config = run.recipe.evaluation
         self._evaluation = Evaluator(
             data_dir=Path(config.data_dir) if config.data_dir else None,
@@ -38,18 +41,46 @@ class PeriodicEvaluation:
             accelerator=run.accelerator,
         )
         self._tokenizer = load_tokenizer(run.recipe.data.tokenizer)
+        self._agreement = _Agreement(stop, run.accelerator.device)
 
     def evaluate(self, run: Run, log: MetricsLog | None) -> None:
-        """Scores the model as it is, to the terminal and the main rank's log."""
-        model = _copy_model(run, self._tokenizer.eot_id)
+        """Scores the model as it is, to the terminal and the main rank's log.
+
+        Raises:
+            FailedTogether: some rank failed.
+            Interrupted: some rank was asked to stop.
+        """
+        error, scores = None, None
         context_length = run.recipe.model.context_length
-        scores = self._evaluation.run(model, self._tokenizer, context_length)
+        try:
+            model = _copy_model(run, self._tokenizer.eot_id)
+            scores = self._evaluation.run(model, self._tokenizer, context_length, self._agreement)
+        except (FailedTogether, Interrupted):
+            raise
+        except Exception as met:
+            error = met.with_traceback(None)  # which holds the copy of the model
+        # Of what comes after the scoring; or, where this rank did not come to it, the others'.
+        self._agreement.agree(error)
         if scores is None:
             return
         text = table(scores, self._evaluation.suite)
         run.accelerator.print(f"step {run.step} | evaluation (kernels: dense)\n{text}")
         if log is not None:
             log.write(to_record(scores, run.step, run.tokens))
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    """See `sparsellm.evaluate.lm.Agreement`."""
+
+    stop: StopRequest
+    device: torch.device
+
+    def interrupted(self) -> bool:
+        return self.stop.received is not None
+
+    def agree(self, error: Exception | None) -> None:
+        agree(error, self.interrupted(), self.device)
 
 
 def _copy_model(run: Run, eot_id: int) -> HFModel:

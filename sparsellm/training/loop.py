@@ -20,10 +20,17 @@ from sparsellm.runs import checkpoint
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.metrics_log import MetricsLog, check_wandb
 from sparsellm.runs.pretrained import find_checkpoint
-from sparsellm.runs.records import ValidationRecord
-from sparsellm.training.distributed import accumulating, all_reduce_sum, clear_gradients
+from sparsellm.training.distributed import (
+    FailedTogether,
+    accumulating,
+    all_reduce_sum,
+    any_rank,
+    cause_of,
+    clear_gradients,
+)
 from sparsellm.training.evaluation import PeriodicEvaluation
 from sparsellm.training.kernel_policy import choose_kernels, each_path
+from sparsellm.training.measure import Due, is_due, measure
 from sparsellm.training.meter import Meter, StepTotals
 from sparsellm.training.objective import LossSums, total_loss
 from sparsellm.training.optimizer import reinit_dead_neurons
@@ -36,6 +43,7 @@ from sparsellm.training.step_sums import StepSums
 
 def train(
     recipe: Recipe,
+    stop: StopRequest,
     resume_from: Path | None = None,
     fresh: bool = False,
     init_from: Path | None = None,
@@ -44,7 +52,7 @@ def train(
 
     With ``fresh`` an earlier run of that name is moved aside (nothing is deleted) and training
     begins at step 0. ``init_from`` gives the weights of step 0; a run that has a checkpoint of its
-    own resumes from that instead.
+    own resumes from that instead. ``stop`` has been entered: it is when a signal asks for it.
 
     Raises:
         ValueError, FileNotFoundError: a recipe, corpus or checkpoint that cannot be used.
@@ -52,26 +60,26 @@ def train(
         FloatingPointError: loss or gradients became NaN or infinite.
     """
     torch.set_float32_matmul_precision("high")
-    with StopRequest() as stop:
-        run = build_run(recipe)
-        try:
-            if run.accelerator.is_main_process:
-                check_wandb(recipe)
-            evaluator = PeriodicEvaluation(run) if recipe.evaluation.every_steps else None
-            warm_up(run)
-            _first_state(run, resume_from, fresh, init_from)
-            if run.step >= recipe.train.steps:
-                run.accelerator.print(
-                    f"nothing to do: it has done {run.step} steps of train.steps "
-                    f"{recipe.train.steps}; raise it, or start anew by --fresh or --set name=NEW"
-                )
-                return
-            if fresh:
-                _move_aside(run)
-            flag = "--fresh" if fresh else "--resume" if resume_from else None
-            _logged_loop(run, stop, evaluator, flag)
-        finally:
-            close_run(run)
+    run = build_run(recipe)
+    try:
+        if run.accelerator.is_main_process:
+            check_wandb(recipe)
+        evaluator = PeriodicEvaluation(run, stop) if recipe.evaluation.every_steps else None
+        warm_up(run)
+        _first_state(run, resume_from, fresh, init_from)
+        missing = Due.missing(run)
+        if run.step >= recipe.train.steps and not missing:
+            run.accelerator.print(
+                f"nothing to do: it has done {run.step} steps of train.steps "
+                f"{recipe.train.steps}; raise it, or start anew by --fresh or --set name=NEW"
+            )
+            return
+        if fresh:
+            _move_aside(run)
+        flag = "--fresh" if fresh else "--resume" if resume_from else None
+        _logged_loop(run, stop, evaluator, missing, flag)
+    finally:
+        close_run(run)
 
 
 def _first_state(run: Run, resume_from: Path | None, fresh: bool, init_from: Path | None) -> None:
@@ -98,7 +106,11 @@ def _move_aside(run: Run) -> None:
 
 
 def _logged_loop(
-    run: Run, stop: StopRequest, evaluator: PeriodicEvaluation | None, flag: str | None
+    run: Run,
+    stop: StopRequest,
+    evaluator: PeriodicEvaluation | None,
+    missing: Due,
+    flag: str | None,
 ) -> None:
     """The loop with its log. ``flag``: what the command would do again, were it given again."""
     recipe, say = run.recipe, run.accelerator.print
@@ -108,7 +120,7 @@ def _logged_loop(
         write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
         log = MetricsLog(recipe, run.step)
     try:
-        finished = _loop(run, log, stop, evaluator)
+        finished = _loop(run, log, stop, evaluator, missing)
     finally:
         if log is not None:
             log.close()
@@ -143,33 +155,64 @@ def warm_up(run: Run) -> None:
 
 
 def _loop(
-    run: Run, log: MetricsLog | None, stop: StopRequest, evaluator: PeriodicEvaluation | None
+    run: Run,
+    log: MetricsLog | None,
+    stop: StopRequest,
+    evaluator: PeriodicEvaluation | None,
+    missing: Due,
 ) -> bool:
     """Trains to the last step; False where it was asked to stop before."""
     recipe, say = run.recipe, run.accelerator.print
+    saved_step = run.step  # what it resumed from; nothing is worth saving at step 0
+    if run.step:
+        stop.begin()
+    if missing and not measure(run, log, stop, evaluator, missing):
+        return False
     meter = Meter(run)
     while run.step < recipe.train.steps:
-        totals = train_step(run, stop)
+        position = run.loader.state_dict()
+        try:
+            totals = train_step(run, stop)
+        except Exception as error:
+            if run.step > saved_step and _is_whole(run, error):
+                run.loader.load_state_dict(position)
+                _save(run, log)
+            raise cause_of(error) from None
+        stop.begin()
         last = run.step == recipe.train.steps
-        if _due(run.step, recipe.logging.every_steps) or last or run.step == 1:
+        if is_due(run.step, recipe.logging.every_steps) or last or run.step == 1:
             record = meter.record(run, totals)
             say(progress_line(record, recipe))
             if log is not None:
                 log.write(record)
         meter.pause()
-        if run.validation and (_due(run.step, recipe.validation.every_steps) or last):
-            validate(run, log)
-        if evaluator and (_due(run.step, recipe.evaluation.every_steps) or last):
-            evaluator.evaluate(run, log)
-        every = recipe.checkpoint.every_steps
-        if every and (_due(run.step, every) or last or totals.stop):
-            if log is not None:
-                log.sync()
-            say(f"saved {save_run(run)}")
+        saves, due, stopped = recipe.checkpoint.every_steps, Due.at(run), totals.stop
+        if saves and (is_due(run.step, saves) or last or stopped):
+            _save(run, log)
+            saved_step = run.step
+        if not stopped:
+            stopped = not measure(run, log, stop, evaluator, due)
+        if due or saved_step == run.step:  # that may take minutes: heed what came meanwhile
+            stopped = any_rank(stopped or stop.received is not None, run.accelerator.device)
+        if stopped and saves and saved_step != run.step:
+            _save(run, log)
         meter.resume()
-        if totals.stop and not last:
+        if stopped and (due or not last):
             return False
     return True
+
+
+def _save(run: Run, log: MetricsLog | None) -> None:
+    if log is not None:
+        log.sync()
+    run.accelerator.print(f"saved {save_run(run)}")
+
+
+def _is_whole(run: Run, error: Exception) -> bool:
+    """After a failed step: whether every rank is here, and the run as the step before left it."""
+    if not run.recipe.checkpoint.every_steps or not run.between_steps:
+        return False
+    return isinstance(error, FailedTogether) or run.accelerator.num_processes == 1
 
 
 def train_step(run: Run, stop: StopRequest) -> StepTotals:
@@ -177,6 +220,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
 
     Raises:
         FloatingPointError: loss or gradient norm is not finite; weights are then unchanged.
+        FailedTogether: some rank could not read its data; weights are then unchanged.
     """
     recipe, accelerator = run.recipe, run.accelerator
     lr = learning_rate(recipe.optimizer, run.step, recipe.train.steps)
@@ -186,24 +230,28 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
 
     sums = StepSums(run.ffns, recipe.micro_batch_tokens, accelerator.device)
     rounds = recipe.accumulation_steps(accelerator.num_processes)
+    reader = _Reader(run)
     for index in range(rounds):
-        tokens_BT1 = next(run.loader).to(accelerator.device, non_blocking=True)
+        tokens_BT1 = reader.next().to(accelerator.device, non_blocking=True)
         last = index == rounds - 1
         with nullcontext() if last else accumulating(accelerator, run.objective):
             sums.add(_micro_batch(run, tokens_BT1, l1_weight))
-    step = sums.read(stop.received is not None)
+    step = sums.read(stop.received is not None, reader.error is not None)
+    if step.failed:
+        raise FailedTogether(reader.error)
     tokens = recipe.train.global_batch_tokens
     loss = step.cross_entropy_sum / tokens
     l1 = step.l1_sum / (tokens * recipe.model.num_hidden_layers)
 
     grad_norm = _clip_gradients(run)
     _refuse_non_finite(run, loss, l1, grad_norm)
+    run.between_steps = False
     run.optimizer.step()
     clear_gradients(run.optimizer, run.objective)
     run.step += 1
     run.tokens += tokens
     choose_kernels(run.ffns, step)
-    logged = _due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
+    logged = is_due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
     sparsity = run.stats.finish_step(all_reduce_sum, summarise=logged)
     if recipe.sparsity.reinit_rate:
         reinit_dead_neurons(
@@ -221,7 +269,28 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
         "learning_rate": lr,
         "grad_norm": grad_norm,
     }
+    run.between_steps = True
     return StepTotals(values, sparsity, step.kernels, step.stop)
+
+
+class _Reader:
+    """A step's micro-batches. A rank that cannot read goes on with zeros, to tell the others at the
+    step's sums that there is no step; in their collectives they would wait for it until a timeout.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.error: Exception | None = None
+
+    def next(self) -> torch.Tensor:
+        if self.error is None:
+            try:
+                return next(self._run.loader)
+            except (ValueError, OSError) as error:
+                self.error = error
+        recipe = self._run.recipe
+        shape = (recipe.train.micro_batch_size, recipe.model.context_length + 1)
+        return torch.zeros(shape, dtype=torch.int64)
 
 
 def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float) -> LossSums:
@@ -254,16 +323,3 @@ def _refuse_non_finite(run: Run, loss: float, l1: float, grad_norm: float) -> No
         f"taken. Last good checkpoint: {good or 'none yet'}. Resume from it with a lower "
         "optimizer.learning_rate, or another seed to meet other data"
     )
-
-
-def validate(run: Run, log: MetricsLog | None) -> None:
-    """Held-out loss, to the terminal and the log."""
-    assert run.validation is not None
-    loss, num_targets = run.validation.loss(run.objective, run.accelerator)
-    run.accelerator.print(f"step {run.step} | validation loss {loss:.4f} ({num_targets:,} tokens)")
-    if log is not None:
-        log.write(ValidationRecord(run.step, run.tokens, loss, num_targets))
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0

@@ -48,6 +48,7 @@ class Run:
     stats: SparsityStats
     step: int = 0
     tokens: int = 0  # that all ranks have trained on
+    between_steps: bool = True  # weights, optimizer and statistics are those after `step`
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
 
     @property

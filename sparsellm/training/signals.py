@@ -1,32 +1,111 @@
-"""A polite stop: SIGTERM, SIGUSR1 and the first Ctrl-C ask the loop to save and leave."""
+"""A polite stop: the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 asks the loop to save and leave."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import socket
+import sys
+import threading
+import time
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+# A terminal and a launcher may both pass on one Ctrl-C; what comes this soon is the same request.
+ECHO_SECONDS = 2.0
 
 
 class StopRequest:
     """Installs the handlers while it is entered; `received` names the signal, or is None.
 
-    A second signal of the same kind acts as if there were no handler.
+    A thread reads the signals as they arrive, so that an answer does not wait for the main thread,
+    which may be compiling or inside a collective:
+
+    - the first one prints one line; before the first step, where there is nothing to save, it ends
+      the process with status 0;
+    - a later one quits at once with status 128 + its number. SIGUSR1 is an early warning: another
+      signal after it is still a first one.
     """
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self._began = False  # a step has been taken: there is something to save
+        self._hard: tuple[int, float] | None = None  # last signal that must not come again, time
         self._previous: dict[int, object] = {}
+        self._previous_fd = -1
+        self._lock = threading.Lock()
 
     def __enter__(self) -> StopRequest:
+        self._ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+        self._previous_fd = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
+        self._thread = threading.Thread(target=self._read_signals, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._previous_fd)
+        self._theirs.close()
+        self._thread.join()
+        self._ours.close()
+
+    def begin(self) -> None:
+        """From now on a signal waits for the loop, which saves."""
+        with self._lock:
+            self._began = True
+
+    def ask(self, reason: str) -> None:
+        """Asks for a stop on behalf of another rank."""
+        with self._lock:
+            self.received = self.received or reason
+            began = self._began
+        if not began:
+            self._leave(0)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
-        signal.signal(number, self._previous[number])  # type: ignore[arg-type]
+        # In the main thread, between two bytecodes. The lines and exits are the thread's.
+        self.received = self.received or signal.Signals(number).name
+
+    def _read_signals(self) -> None:
+        while numbers := self._ours.recv(16):
+            for number in numbers:
+                if number in STOP_SIGNALS:
+                    self._answer(signal.Signals(number))
+
+    def _answer(self, sent: signal.Signals) -> None:
+        now = time.monotonic()
+        with self._lock:
+            first = self._hard is None or self._hard[0] == signal.SIGUSR1 != sent
+            if self._hard and now - self._hard[1] < ECHO_SECONDS:
+                return
+            self._hard = (sent, now)
+            self.received = self.received or sent.name
+            began = self._began
+        if not first:
+            _say(f"{sent.name} again: ends at once, without saving")
+            self._leave(128 + sent)
+        elif not began:
+            _say(f"{sent.name} before the first step: ends; there is nothing to save")
+            self._leave(0)
+        else:
+            _say(f"{sent.name}: saves after this step, then ends; a second signal ends at once")
+
+    @staticmethod
+    def _leave(status: int) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        # Not an exception: the main thread may be in code that swallows one, or that never returns.
+        os._exit(status)
+
+
+def _say(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), f"{line}\n".encode())

@@ -22,6 +22,7 @@ class StepReading:
     cross_entropy_sum: float
     l1_sum: float
     stop: bool  # some rank was asked to stop
+    failed: bool  # some rank had no data: there is no step
     kernels: KernelStats
     largest_union_L: list[int]  # columns, of this rank's micro-batches
 
@@ -42,8 +43,8 @@ class StepSums:
         self._capacity_L = torch.tensor(fits).to(device, non_blocking=True)
         self._blocks = 0
         self._blocks_each = -(-num_tokens // BLOCK_TOKENS)
-        # Cross-entropy, L1, overflows, blocks, stop; union of each layer.
-        self._sums = torch.zeros(5 + len(ffns), dtype=torch.float64, device=device)
+        # Cross-entropy, L1, overflows, blocks, stop, failed; union of each layer.
+        self._sums = torch.zeros(6 + len(ffns), dtype=torch.float64, device=device)
         self._largest_L = torch.zeros_like(self._capacity_L)
 
     @torch.no_grad()
@@ -52,18 +53,23 @@ class StepSums:
         overflows = (sums.union_L > self._capacity_L).sum()
         totals = [sums.cross_entropy_sum, sums.l1_sum_L.sum(), overflows]
         self._sums[:3] += torch.stack([total.double() for total in totals])
-        self._sums[5:] += sums.union_L
+        self._sums[6:] += sums.union_L
         self._largest_L = torch.maximum(self._largest_L, sums.union_L)
         self._blocks += self._blocks_each
 
-    def read(self, stop: bool) -> StepReading:
+    def read(self, stop: bool, failed: bool = False) -> StepReading:
         """Sums over ranks; the one place where a step waits for its forward and backward."""
-        self._sums[3], self._sums[4] = self._blocks, stop
+        self._sums[3], self._sums[4], self._sums[5] = self._blocks, stop, failed
         all_reduce_sum(self._sums)
         values = torch.cat([self._sums, self._largest_L.double()]).tolist()
-        cross_entropy_sum, l1_sum, overflows, blocks, stops = values[:5]
-        union_L, largest_L = values[5 : self._sums.numel()], values[self._sums.numel() :]
+        cross_entropy_sum, l1_sum, overflows, blocks, stops, failures = values[:6]
+        union_L, largest_L = values[6 : self._sums.numel()], values[self._sums.numel() :]
         kernels = KernelStats(self._sparse, [u / blocks for u in union_L], int(overflows))
         return StepReading(
-            cross_entropy_sum, l1_sum, stops > 0, kernels, [int(largest) for largest in largest_L]
+            cross_entropy_sum=cross_entropy_sum,
+            l1_sum=l1_sum,
+            stop=stops > 0,
+            failed=failures > 0,
+            kernels=kernels,
+            largest_union_L=[int(largest) for largest in largest_L],
         )

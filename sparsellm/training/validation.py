@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
-from sparsellm.training.distributed import all_reduce_sum, reshard
+from sparsellm.training.distributed import agree, all_reduce_sum, reshard
 from sparsellm.training.objective import IGNORED_TARGET
 
 
@@ -31,21 +32,51 @@ class ValidationSet:
         self._num_batches = -(-int(most) // micro_batch_size)
 
     @torch.no_grad()
-    def loss(self, objective: nn.Module, accelerator: Accelerator) -> tuple[float, int]:
-        """Mean cross-entropy over all ranks' targets (nats a token), and their number."""
+    def loss(
+        self,
+        objective: nn.Module,
+        accelerator: Accelerator,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> tuple[float, int]:
+        """Mean cross-entropy over all ranks' targets (nats a token), and their number.
+
+        Args:
+            objective: `Objective`, wrapped or not; is in training mode before and after.
+            accelerator: of the ranks.
+            interrupted: asked after each micro-batch.
+
+        Raises:
+            FailedTogether: some rank failed; not under FSDP2, where it leaves the others waiting in
+                a collective and the error is raised as it is.
+            Interrupted: some rank was interrupted.
+        """
         sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
         objective.eval()
-        for index in range(self._num_batches):
-            inputs_BT, targets_BT = self._batch(index, accelerator.device)
-            with accelerator.autocast():
-                parts = objective(inputs_BT, targets_BT)
-            sums[0] += parts.cross_entropy_sum
-            sums[1] += (targets_BT != IGNORED_TARGET).sum()
-        objective.train()
-        reshard(objective)
+        try:
+            for index in range(self._num_batches):
+                error = None
+                try:
+                    self._add_batch(index, objective, accelerator, sums)
+                except Exception as met:
+                    if isinstance(objective, FSDPModule):
+                        raise
+                    error = met
+                agree(error, interrupted(), accelerator.device)
+        finally:
+            objective.train()
+            reshard(objective)
         all_reduce_sum(sums)
         total, count = sums.tolist()
         return total / count, int(count)
+
+    def _add_batch(
+        self, index: int, objective: nn.Module, accelerator: Accelerator, sums: Tensor
+    ) -> None:
+        inputs_BT, targets_BT = self._batch(index, accelerator.device)
+        with accelerator.autocast():
+            parts = objective(inputs_BT, targets_BT)
+        sums[0] += parts.cross_entropy_sum
+        sums[1] += (targets_BT != IGNORED_TARGET).sum()
 
     def _batch(self, index: int, device: torch.device) -> tuple[Tensor, Tensor]:
         first = index * self._micro_batch_size

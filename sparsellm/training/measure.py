@@ -1,0 +1,124 @@
+"""What is measured after a step, once its checkpoint is saved: held-out loss and benchmarks.
+
+A run that is killed here, or asked to stop, finds out when it resumes which records are missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sparsellm.runs.metrics_log import MetricsLog
+from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, whole_lines
+from sparsellm.training.distributed import FailedTogether, Interrupted, any_rank, cause_of
+from sparsellm.training.evaluation import PeriodicEvaluation
+from sparsellm.training.run import Run
+from sparsellm.training.signals import StopRequest
+
+
+@dataclass(frozen=True)
+class Due:
+    """What is to be measured; true if anything is."""
+
+    validation: bool
+    evaluation: bool
+
+    def __bool__(self) -> bool:
+        return self.validation or self.evaluation
+
+    @classmethod
+    def at(cls, run: Run) -> Due:
+        """After the step that the run has just done."""
+        recipe, step = run.recipe, run.step
+        last = step == recipe.train.steps
+        return cls(
+            validation=_falls(step, recipe.validation.every_steps, last),
+            evaluation=_falls(step, recipe.evaluation.every_steps, last),
+        )
+
+    @classmethod
+    def missing(cls, run: Run) -> Due:
+        """Of the step that the run resumed from: what metrics.jsonl has no record of."""
+        due, device = cls.at(run), run.accelerator.device
+        done: set[str] = set()
+        if due and run.accelerator.is_main_process:
+            done = _measured(run)
+        # The main rank's file decides, for all.
+        return cls(
+            validation=due.validation and not any_rank("validation" in done, device),
+            evaluation=due.evaluation and not any_rank("evaluation" in done, device),
+        )
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something of a period in steps (0 is never) falls on ``step``."""
+    return every > 0 and step % every == 0
+
+
+def _falls(step: int, every: int, last: bool) -> bool:
+    return step > 0 and (is_due(step, every) or (every > 0 and last))
+
+
+def _measured(run: Run) -> set[str]:
+    path = run.recipe.run_path / METRICS_FILE
+    lines = whole_lines(path) if path.is_file() else []
+    of_step = [record for _, record in lines if record["step"] == run.step]
+    return {record["what"] if record["kind"] == "failure" else record["kind"] for record in of_step}
+
+
+def measure(
+    run: Run,
+    log: MetricsLog | None,
+    stop: StopRequest,
+    evaluator: PeriodicEvaluation | None,
+    due: Due,
+) -> bool:
+    """Does what is due, to the terminal and the log; False where some rank was asked to stop.
+
+    Raises:
+        Exception: it failed, and the recipe's ``on_error`` is ``stop``.
+    """
+    recipe = run.recipe
+    try:
+        if due.validation:
+            on_error = recipe.validation.on_error
+            _attempt(run, log, "validation", on_error, lambda: _validate(run, log, stop))
+        if due.evaluation:
+            assert evaluator is not None
+            on_error = recipe.evaluation.on_error
+            _attempt(run, log, "evaluation", on_error, lambda: evaluator.evaluate(run, log))
+    except Interrupted:
+        return False
+    return True
+
+
+def _attempt(
+    run: Run, log: MetricsLog | None, what: str, on_error: str, action: Callable[[], None]
+) -> None:
+    try:
+        action()
+    except FailedTogether as failure:
+        if on_error == "stop":
+            raise cause_of(failure) from None
+        met = failure.error
+        text = f"{type(met).__name__}: {met}" if met else "on another rank, which has said why"
+        if failure.speaks:
+            print(
+                f"warning: step {run.step}: the {what} failed ({text}); training goes on "
+                f"({what}.on_error)",
+                file=sys.stderr,
+                flush=True,
+            )
+        if log is not None:
+            log.write(FailureRecord(run.step, run.tokens, what, text))
+
+
+def _validate(run: Run, log: MetricsLog | None, stop: StopRequest) -> None:
+    assert run.validation is not None
+    loss, num_targets = run.validation.loss(
+        run.objective, run.accelerator, lambda: stop.received is not None
+    )
+    run.accelerator.print(f"step {run.step} | validation loss {loss:.4f} ({num_targets:,} tokens)")
+    if log is not None:
+        log.write(ValidationRecord(run.step, run.tokens, loss, num_targets))

@@ -109,7 +109,10 @@ class FailureRecord:
     tokens: int
     what: str  # "validation" or "evaluation"
     error: str
-    kind: str = field(default="failure", init=False)
+
+    def line(self) -> dict[str, Any]:
+        """What metrics.jsonl holds of it."""
+        return {"kind": "failure", **asdict(self)}
 
 
 Record = TrainRecord | ValidationRecord | EvaluationRecord | FailureRecord

@@ -55,7 +55,22 @@ def sparse_ffn_training(
     device = x_MK.device.type
     if torch.is_autocast_enabled(device):
         x_MK = x_MK.to(torch.get_autocast_dtype(device))
-    x_MK = x_MK.contiguous() if order is None else in_order(x_MK, order)
+    if order is None:
+        return sparse_ffn_of_rows(x_MK.contiguous(), w, capacity, None)
+    return sparse_ffn_of_rows(in_order(x_MK, order), w, capacity, order.token_M)
+
+
+def sparse_ffn_of_rows(
+    x_MK: Tensor, w: FFNWeights, capacity: int, token_M: Tensor | None
+) -> tuple[Tensor, FFNStats]:
+    """`sparse_ffn_training` of tokens that are in order already.
+
+    Args:
+        x_MK: contiguous, and of the type to compute in.
+        w: as there.
+        capacity: as there.
+        token_M: (M,) int32, the token of each row of x; y and nnz are by token.
+    """
     y_MK, l1_sum, nnz_M, fired_N, offset, *_ = sparse_ffn_forward(
         x_MK,
         w.gate_NK,
@@ -64,7 +79,7 @@ def sparse_ffn_training(
         w.b_gate_N,
         w.b_up_N,
         w.b_down_K,
-        None if order is None else order.token_M,
+        token_M,
         capacity,
     )
     return y_MK, FFNStats(l1_sum, nnz_M, fired_N, offset[-1].long())

@@ -35,6 +35,7 @@ struct Problem {
   const bf16* x;
   uint32 m, k;
   float threshold;
+  bool relu_up;  // dReLU
   bf16* value;     // of this section, as `neuron`
   uint16* neuron;
 };
@@ -224,9 +225,11 @@ __device__ __forceinline__ uint32 cut(float low, float high, float threshold, in
   return pair & (no_low ? 0xffff0000u : ~0u) & (no_high ? 0x0000ffffu : ~0u);
 }
 
-// gate * (up + add), pairwise.
-__device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add) {
-  return pack_bf16(bf16_low(gate) * (bf16_low(up) + add), bf16_high(gate) * (bf16_high(up) + add));
+// gate * (up + add), pairwise; with `relu` of the sum.
+__device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add, bool relu) {
+  const float low = bf16_low(up) + add, high = bf16_high(up) + add;
+  return pack_bf16(bf16_low(gate) * (relu && low < 0.0f ? 0.0f : low),
+                   bf16_high(gate) * (relu && high < 0.0f ? 0.0f : high));
 }
 
 // Keeps the rows of one round that fire, after `count` earlier ones. `first_row`: of the round.
@@ -280,8 +283,8 @@ __device__ __forceinline__ void multiply_gate(Shared& shared, const Problem& p, 
   const uint2 gate = row < rows.num ? *place.in(p.value, row) : make_uint2(0, 0);
   const float4 sum = add_up<octets>(shared, d, first);
   if (row < rows.num)
-    *place.in(p.value, row) = make_uint2(product(gate.x, pack_bf16(sum.x, sum.y), add),
-                                         product(gate.y, pack_bf16(sum.z, sum.w), add));
+    *place.in(p.value, row) = make_uint2(product(gate.x, pack_bf16(sum.x, sum.y), add, p.relu_up),
+                                         product(gate.y, pack_bf16(sum.z, sum.w), add, p.relu_up));
   __syncthreads();  // the next round overwrites the sums
 }
 
@@ -337,14 +340,15 @@ struct Section {
   const bf16 *x, *w_up, *bias_up, *w_down;
   uint32 m, k;
   float threshold;
+  bool relu_up;
   bf16* value;
   uint16* neuron;
   uint32* count;
 
   template <int octets>
   __device__ __forceinline__ void run() const {
-    const Problem p{x, m, k, threshold, value + static_cast<uint64>(rows.first) * (8 * octets),
-                    neuron};
+    const Problem p{x, m, k, threshold, relu_up,
+                    value + static_cast<uint64>(rows.first) * (8 * octets), neuron};
     const uint32 own = section<octets>(shared, p, rows, w_up, bias_up, w_down);
     if (threadIdx.x == 0) *count = own;
   }
@@ -354,8 +358,8 @@ struct Section {
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
     decode_gate(const bf16* x_MK, const bf16* w_NK, const bf16* bias_N, const bf16* w_up_NK,
                 const bf16* bias_up_N, const bf16* w_down_NK, uint32 m, uint32 n,
-                uint32 k, float threshold, uint32 stride, uint32* count, uint16* neuron,
-                bf16* value) {
+                uint32 k, float threshold, int relu_up, uint32 stride, uint32* count,
+                uint16* neuron, bf16* value) {
   extern __shared__ __align__(16) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   admit_next_kernel();
@@ -363,8 +367,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
   const uint32 first = first_neuron(blockIdx.x, gridDim.x, n);
   const uint32 end = first_neuron(blockIdx.x + 1, gridDim.x, n);
   const Rows rows{w_NK, bias_N, nullptr, first, end - first};
-  with_octets(m, Section{shared, rows, x_MK, w_up_NK, bias_up_N, w_down_NK, m, k, threshold, value,
-                         neuron + blockIdx.x * stride, count + blockIdx.x});
+  with_octets(m, Section{shared, rows, x_MK, w_up_NK, bias_up_N, w_down_NK, m, k, threshold,
+                         relu_up != 0, value, neuron + blockIdx.x * stride, count + blockIdx.x});
 }
 
 extern "C" __device__ const uint32 decode_gate_shared_bytes = sizeof(Shared);

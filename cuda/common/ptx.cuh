@@ -83,6 +83,12 @@ __device__ __forceinline__ uint32 sum_to_lane(uint32 own) {
   return sum;
 }
 
+// max(value, 0) of two; NaN passes.
+__device__ __forceinline__ uint32 relu_bf16(uint32 pair) {
+  asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(0u));
+  return pair;
+}
+
 // Two fp32 → bf16 pair of their positive parts; NaN stays NaN.
 __device__ __forceinline__ uint32 pack_bf16_relu(float low, float high) {
   uint32 pair;

@@ -1,4 +1,4 @@
-// relu_product: h = relu(gate) * up, or relu(gate) alone, dense; what dispatch runs between two
+// relu_product: h = relu(gate) * up, or * relu(up), or relu(gate) alone, dense; what dispatch runs between two
 // cuBLAS products where the pattern is too dense for the sparse kernels. Eight values a thread.
 #include "common/ptx.cuh"
 
@@ -8,22 +8,25 @@ __device__ __forceinline__ float cut(float gate, float threshold) {
   return gate <= threshold ? 0.0f : gate;
 }
 
-__device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float threshold) {
+__device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float threshold, bool relu_up) {
+  if (relu_up) up = relu_bf16(up);
   return pack_bf16(cut(bf16_low(gate), threshold) * bf16_low(up),
                    cut(bf16_high(gate), threshold) * bf16_high(up));
 }
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256)
-    relu_product(const uint4* gate, const uint4* up, uint4* h, uint64 num_octets, float threshold) {
+    relu_product(const uint4* gate, const uint4* up, uint4* h, uint64 num_octets, float threshold,
+                 int relu_up) {
   await_previous_kernel();
   constexpr uint32 ones = 0x3f803f80u;
   const uint64 octet = static_cast<uint64>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (octet >= num_octets) return;
   const uint4 g = gate[octet];
   const uint4 u = up == nullptr ? make_uint4(ones, ones, ones, ones) : up[octet];
-  h[octet] = make_uint4(product(g.x, u.x, threshold), product(g.y, u.y, threshold),
-                        product(g.z, u.z, threshold), product(g.w, u.w, threshold));
+  h[octet] = make_uint4(
+      product(g.x, u.x, threshold, relu_up != 0), product(g.y, u.y, threshold, relu_up != 0),
+      product(g.z, u.z, threshold, relu_up != 0), product(g.w, u.w, threshold, relu_up != 0));
 }
 
 extern "C" __device__ const uint32 relu_product_shared_bytes = 0;

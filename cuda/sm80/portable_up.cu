@@ -92,14 +92,16 @@ __device__ __forceinline__ void multiply_stage(const Shared& shared, int stage, 
   }
 }
 
-// gate * (up + add), pairwise.
-__device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add) {
-  return pack_bf16(bf16_low(gate) * (bf16_low(up) + add), bf16_high(gate) * (bf16_high(up) + add));
+// gate * (up + add), pairwise; with `relu` of the sum.
+__device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add, bool relu) {
+  const float low = bf16_low(up) + add, high = bf16_high(up) + add;
+  return pack_bf16(bf16_low(gate) * (relu && low < 0.0f ? 0.0f : low),
+                   bf16_high(gate) * (relu && high < 0.0f ? 0.0f : high));
 }
 
 // The gate's columns, times the sums; `list` and `value` are those of the unit and of the block.
 __device__ __forceinline__ void finish(const Sums& d, const uint32* list, int entries,
-                                       const bf16* bias, bf16* value) {
+                                       const bf16* bias, bf16* value, bool relu) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   bf16* columns = value + warp / 4 * 32 + 4 * (lane % 4);
   uint32 member[8];  // lane l finishes entries l / 4 of 8, once they are transposed
@@ -133,8 +135,8 @@ __device__ __forceinline__ void finish(const Sums& d, const uint32* list, int en
       for (int half = 0; half < 2; ++half) {
         const uint32 upper = transpose_8x8(pack_bf16(d[half][j][0], d[half][j][1]));
         const uint32 lower = transpose_8x8(pack_bf16(d[half][j][2], d[half][j][3]));
-        h[half] = make_uint2(product(gate[i][half].x, upper, add[i]),
-                             product(gate[i][half].y, lower, add[i]));
+        h[half] = make_uint2(product(gate[i][half].x, upper, add[i], relu),
+                             product(gate[i][half].y, lower, add[i], relu));
       }
       if (member[j] == no_entry) continue;
       column(j)[0] = h[0];
@@ -146,7 +148,8 @@ __device__ __forceinline__ void finish(const Sums& d, const uint32* list, int en
 
 extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
     portable_up(const bf16* x_MK, const bf16* w_NK, const bf16* bias_N, int m, int k, int tiles_n,
-                const uint32* entry, const uint2* unit, uint32* control, bf16* value) {
+                const uint32* entry, const uint2* unit, uint32* control, bf16* value,
+                int relu_up) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   await_previous_kernel();
@@ -170,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
             multiply_stage<false>(shared, stage, groups, d);
         },
         [&](int left) { walk.approach_end(left, look_up); });
-    finish(d, list, entries, bias_N, value + base * block_tokens);
+    finish(d, list, entries, bias_N, value + base * block_tokens, relu_up != 0);
   }
 }
 

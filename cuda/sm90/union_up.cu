@@ -20,6 +20,7 @@ struct UnionUp {
   const bf16* bias;
   int tiles_n;
   Kept kept;
+  bool relu;  // of up, before the product (dReLU)
 
   __device__ uint64 base(int block) const {
     return static_cast<uint64>(block) * tiles_n * tile_neurons;
@@ -45,6 +46,7 @@ struct UnionUp {
       up = make_uint2(pack_bf16(bf16_low(up.x) + add, bf16_high(up.x) + add),
                       pack_bf16(bf16_low(up.y) + add, bf16_high(up.y) + add));
     }
+    if (relu) up = make_uint2(relu_bf16(up.x), relu_bf16(up.y));
     const uint2 h = make_uint2(multiply_bf16(gate.x, up.x), multiply_bf16(gate.y, up.y));
     *column(part.block, name) = h;
     if (kept.l1 == nullptr) return 0.0f;
@@ -65,8 +67,9 @@ struct UnionUp {
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
     union_up(const __grid_constant__ TensorMap x_MK, const bf16* w_NK, const bf16* bias_N, int k,
              int tiles_n, const uint32* entry, const uint2* unit, uint32* control, bf16* value,
-             const int* offset, bf16* up, uint64 capacity, float* l1) {
-  const UnionUp op{entry, value, bias_N, tiles_n, {offset, up, static_cast<uint32>(capacity), l1}};
+             const int* offset, bf16* up, uint64 capacity, float* l1, int relu_up) {
+  const Kept kept{offset, up, static_cast<uint32>(capacity), l1};
+  const UnionUp op{entry, value, bias_N, tiles_n, kept, relu_up != 0};
   run(op, Tokens{x_MK, nullptr, nullptr, 0}, w_NK, k, unit, control);
 }
 

@@ -20,8 +20,8 @@ MAX_TOKENS = 4_194_304  # 16-bit block numbers, likewise
 torch.library.define(
     "sparsellm::sparse_ffn",
     "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor down_NK, "
-    "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, float threshold, int dispatch, "
-    "Tensor? token_M=None) -> Tensor",
+    "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, float threshold, bool relu_up, "
+    "int dispatch, Tensor? token_M=None) -> Tensor",
 )
 
 
@@ -36,10 +36,12 @@ def _sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
     b_up_N: Tensor | None,
     b_down_K: Tensor | None,
     threshold: float,
+    relu_up: bool,
     dispatch: int,
     token_M: Tensor | None = None,
 ) -> Tensor:
-    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, threshold)
+    biases = (b_gate_N, b_up_N, b_down_K)
+    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, *biases, threshold, relu_up)
     if x_MK.is_cuda:
         return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
     _check(x_MK, w, down_NK, x_MK.dtype, token_M)
@@ -90,7 +92,7 @@ def sparse_ffn(
     dispatch: int = 0,
     token_M: Tensor | None = None,
 ) -> Tensor:
-    """``(relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d``, work only where the gate fires.
+    """`reference.fatrelu_ffn`, work only where the gate fires.
 
     Args:
         x_MK: bf16 and contiguous, as everything here; on a GPU of compute capability 8.0 or newer.
@@ -109,10 +111,7 @@ def sparse_ffn(
     # The operator is for compilers; without one its dispatch costs as much as a step of decoding.
     if type(x_MK) is Tensor and x_MK.is_cuda and not torch.compiler.is_compiling():
         return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
-    gate_NK, up_NK, down_KN, *biases, threshold = w
-    y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(
-        x_MK, gate_NK, up_NK, down_KN, down_NK, *biases, threshold, dispatch, token_M
-    )
+    y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(x_MK, *w[:3], down_NK, *w[3:], dispatch, token_M)
     return y_MK
 
 
@@ -136,6 +135,8 @@ def _check(
         raise ValueError(f"sparse_ffn: {reason}; use the dense FFN")
     if m > MAX_TOKENS:
         raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
+    if w.relu_up and w.gate_NK is None:
+        raise ValueError("sparse_ffn: relu_up is for an FFN with a gate")
     if not w.threshold >= 0:
         raise ValueError(f"sparse_ffn: threshold {w.threshold} must not be negative")
     device = x_MK.device

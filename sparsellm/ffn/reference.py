@@ -81,9 +81,12 @@ def non_gated_ffn(
 def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     """``(fatrelu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d``; y of (M, K).
 
-    Without W_g ``fatrelu(x W_u + b_u) W_d + b_d``. NaN passes, as through relu.
+    Without W_g ``fatrelu(x W_u + b_u) W_d + b_d``. With ``relu_up`` the up projection goes through
+    relu too (dReLU, Turbo Sparse, arXiv 2406.05955, eq. 2). NaN passes, as through relu.
     """
     up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
+    if w.relu_up:
+        up_MN = F.relu(up_MN)
     gate_MN = up_MN if w.gate_NK is None else F.linear(x_MK, w.gate_NK, w.b_gate_N)
     gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
     h_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN

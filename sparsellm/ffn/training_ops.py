@@ -258,9 +258,8 @@ def _in_own_types(gradients: FFNGradients, x_MK: Tensor, w: FFNWeights) -> _Back
 
 
 def _cast(w: FFNWeights, dtype: torch.dtype) -> FFNWeights:
-    *tensors, threshold = w
-    cast = [t.to(dtype) if isinstance(t, Tensor) else None for t in tensors]
-    return FFNWeights(*cast, threshold)  # type: ignore[arg-type, call-arg]
+    cast = [t.to(dtype) if isinstance(t, Tensor) else t for t in w]
+    return FFNWeights(*cast)  # type: ignore[arg-type]
 
 
 def _kernel_weights(w: FFNWeights, dtype: torch.dtype) -> tuple[FFNWeights, Tensor]:

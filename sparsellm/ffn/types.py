@@ -45,6 +45,7 @@ class FFNWeights(NamedTuple):
     b_up_N: Tensor | None
     b_down_K: Tensor | None
     threshold: float  # FATReLU's: a gate that is not above it counts as zero; 0 is ReLU
+    relu_up: bool = False  # dReLU: relu(gate) * relu(up); with a gate, and at inference only
 
 
 class Columns(NamedTuple):

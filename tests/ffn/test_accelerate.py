@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import sparsellm
-from sparsellm.ffn import accelerate
+from sparsellm.ffn import replace
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.module import SparseFFN
@@ -85,8 +85,8 @@ def test_our_model_and_compile(tiny):
 def test_what_cannot_be_served_is_named_and_left_alone():
     silu = _model(LlamaConfig, LlamaForCausalLM, hidden_act="silu")
     done = sparsellm.accelerate(silu)
-    assert done.left_alone["model.layers.1.mlp"] == "its activation is not ReLU"
-    assert "left alone: model.layers.0.mlp: its activation is not ReLU" in str(done)
+    assert done.left_alone["model.layers.1.mlp"] == "its activation is not ReLU but SiLUActivation"
+    assert "left alone: model.layers.0.mlp and 1 more: its activation is not ReLU" in str(done)
     fp32 = sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM).float())
     assert "torch.float32, not torch.bfloat16" in fp32.left_alone["model.layers.0.mlp"]
     with pytest.raises(ValueError, match=r"threshold -1\.0 must not be negative"):
@@ -112,10 +112,20 @@ def test_a_deep_copy_computes_with_its_own_weights():
 def test_a_forward_of_the_instance_comes_back():
     model = _model(LlamaConfig, LlamaForCausalLM)
     mlp = model.model.layers[0].mlp
-    vars(mlp)["forward"] = own = lambda x: x  # as a hook would
+    calls, plain = [], mlp.forward
+
+    def own(x):  # as a hook would
+        calls.append(len(x))
+        return plain(x)
+
+    vars(mlp)["forward"] = own
     sparsellm.accelerate(model)
-    x = torch.randn(3, 64)
-    assert mlp(x) is x  # not bf16: the dense path is the instance's own
+    calls.clear()
+    mlp.requires_grad_(False)
+    mlp(torch.randn(3, 64).bfloat16())
+    assert calls == []
+    mlp(torch.randn(3, 64).bfloat16().requires_grad_())  # the dense path is the instance's own
+    assert calls == [3]
     sparsellm.restore(model)
     assert vars(mlp)["forward"] is own
 
@@ -139,7 +149,7 @@ def test_few_tokens_of_a_dense_layer_skip_the_operator(gated, monkeypatch):
     dispatch.observed.fill_(24)
     assert dispatch.choose(6, lambda: Costs(dense=1.0, fixed=2.0, per_neuron=0.0)) == "dense"
     with monkeypatch.context() as patch:
-        patch.setattr(accelerate, "sparse_ffn", None)  # not to be called
+        patch.setattr(replace, "sparse_ffn", None)  # not to be called
         assert torch.equal(module(x), expected)
     sparsellm.accelerate(module, threshold=0.5)
     assert not torch.equal(module(x), expected)

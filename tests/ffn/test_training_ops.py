@@ -66,7 +66,7 @@ def _dense(x_MK, w):
 
 
 def _present(x_MK, w):
-    return [tensor for tensor in (x_MK, *w[:-1]) if tensor is not None]
+    return [tensor for tensor in (x_MK, *w[:6]) if tensor is not None]
 
 
 def _assert_equal_to_dense(x_MK, w, capacity):
@@ -125,7 +125,7 @@ def test_gradients_in_float64(gated, biased, capacity):
 def test_operators_are_what_they_say(gated, biased, capacity, ordered):
     x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
     token_M = torch.randperm(70, dtype=torch.int32) if ordered else None
-    arguments = (x_MK, *w[:-1], token_M)
+    arguments = (x_MK, *w[:6], token_M)
     torch.library.opcheck(sparse_ffn_forward, (*arguments, capacity))
     y_MK, l1_sum, _, _, *columns = sparse_ffn_forward(*arguments, capacity)
     detached = [t.detach() if torch.is_tensor(t) else t for t in (y_MK, l1_sum, *arguments)]
@@ -157,7 +157,7 @@ def test_under_autocast_fp32_weights_have_unrounded_gradients():
     # What bf16 computes with, in float64.
     exact_x, *exact = (
         None if t is None else t.detach().bfloat16().double().requires_grad_()
-        for t in (x_MK, *w[:-1])
+        for t in (x_MK, *w[:6])
     )
     exact_w = FFNWeights(*exact, 0.0)
     y_exact, l1, _ = _dense(exact_x, exact_w)
@@ -240,7 +240,7 @@ def test_what_does_not_fit_is_named(change, message):
     change = {"x_MK": x_MK, "capacity": 48, "token_M": None} | change
     x_MK, capacity, token_M = (change.pop(name) for name in ("x_MK", "capacity", "token_M"))
     with pytest.raises(ValueError, match=message):
-        sparse_ffn_forward(x_MK, *w._replace(**change)[:-1], token_M, capacity)
+        sparse_ffn_forward(x_MK, *w._replace(**change)[:6], token_M, capacity)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -301,7 +301,7 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
     x_MK = x_MK.detach().bfloat16()
-    inputs = (x_MK, *(None if t is None else t.detach() for t in w[:-1]))
+    inputs = (x_MK, *(None if t is None else t.detach() for t in w[:6]))
     bare, token_M = FFNWeights(*inputs[1:], 0.0), torch.randperm(70, dtype=torch.int32)
     on_gpu = _forward_by_kernels(x_MK, bare, 20, token_M)
     on_cpu = sparse_ffn_forward(*inputs, token_M, 20)

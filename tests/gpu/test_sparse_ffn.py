@@ -84,7 +84,9 @@ def problem(m: int, k: int, n: int, choose: random.Random) -> tuple[Tensor, FFNW
             None, gate_NK.bfloat16(), down_KN.bfloat16(), None, first_bias, b_down_K, threshold
         )
     weights = (gate_NK.bfloat16(), up_NK.bfloat16(), down_KN.bfloat16())
-    return x_MK.bfloat16(), FFNWeights(*weights, first_bias, b_up_N, b_down_K, threshold)
+    return x_MK.bfloat16(), FFNWeights(
+        *(*weights, first_bias, b_up_N, b_down_K), threshold, relu_up=choose.random() < 0.3
+    )
 
 
 def shape(choose: random.Random) -> tuple[int, int, int]:

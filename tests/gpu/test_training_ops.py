@@ -423,7 +423,7 @@ def test_whatever_lies_in_memory_as_it_likes(gated, dtype):
         view = tensor.detach().t().contiguous().t()
         return view.requires_grad_()
 
-    weights = [t if t is None or t.ndim < 2 else transposed(t) for t in p.w[:-1]]
+    weights = [t if t is None or t.ndim < 2 else transposed(t) for t in p.w[:6]]
     turned = Problem(transposed(p.x_MK), FFNWeights(*weights, 0.0), p.dy_MK, p.l1)
     assert not turned.w.up_NK.is_contiguous()
     assert_same(right, sparse(turned), "x and weights")
@@ -440,7 +440,7 @@ def test_whatever_lies_in_memory_as_it_likes(gated, dtype):
 @pytest.mark.timeout(600)
 def test_compiled_with_weights_as_transposed_views():
     p = problem_of(Case(300, 264, 520, "skewed", 0.1, dtype=torch.float32))
-    weights = [t if t is None else t.detach().t().contiguous().t() for t in p.w[:-1]]
+    weights = [t if t is None else t.detach().t().contiguous().t() for t in p.w[:6]]
     turned = p._replace(w=FFNWeights(*(t if t is None else t.requires_grad_() for t in weights), 0))
 
     def run(x_MK: Tensor, w: FFNWeights):
@@ -514,7 +514,7 @@ def test_operators_are_what_they_say(gated, capacity, ordered):
     p = problem_of(Case(70, 64, 136, "all", gated=gated, dtype=torch.float32))
     columns = p.worst if capacity == "all" else 0
     token_M = torch.randperm(70, dtype=torch.int32, device=DEVICE) if ordered else None
-    arguments = (p.x_MK, *p.w[:-1], token_M)
+    arguments = (p.x_MK, *p.w[:6], token_M)
     torch.library.opcheck(sparse_ffn_forward, (*arguments, columns))
     y_MK, l1_sum, _, _, *saved = sparse_ffn_forward(*arguments, columns)
     detached = [t.detach() if torch.is_tensor(t) else t for t in (y_MK, l1_sum, *arguments)]

@@ -65,6 +65,7 @@ def decode_ffn(
             np.int32(n),
             np.int32(k),
             np.float32(w.threshold),
+            np.int32(w.relu_up),
             np.int32(stride),
             count,
             neuron,

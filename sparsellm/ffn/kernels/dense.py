@@ -21,17 +21,28 @@ def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     if w.gate_NK is None:
         relu_product(h_MN, None, w.threshold, h_MN)
     else:
-        relu_product(F.linear(x_MK, w.gate_NK, w.b_gate_N), h_MN, w.threshold, h_MN)
+        gate_MN = F.linear(x_MK, w.gate_NK, w.b_gate_N)
+        relu_product(gate_MN, h_MN, w.threshold, h_MN, relu_up=w.relu_up)
     return F.linear(h_MN, w.down_KN, w.b_down_K)
 
 
-def relu_product(gate_MN: Tensor, up_MN: Tensor | None, threshold: float, h_MN: Tensor) -> None:
-    """``h`` ← relu(gate) * up, or relu(gate); ``h`` may be one of them. N is a multiple of 8."""
+def relu_product(
+    gate_MN: Tensor,
+    up_MN: Tensor | None,
+    threshold: float,
+    h_MN: Tensor,
+    *,
+    relu_up: bool = False,
+) -> None:
+    """``h`` ← relu(gate) * up, or relu(gate); ``h`` may be one of them. N is a multiple of 8.
+
+    With ``relu_up`` relu(gate) * relu(up).
+    """
     octets = h_MN.numel() // _VALUES
     launch_for(
         "relu_product",
         h_MN,
         -(-octets // _THREADS),
         _THREADS,
-        *(gate_MN, up_MN, h_MN, np.uint64(octets), np.float32(threshold)),
+        *(gate_MN, up_MN, h_MN, np.uint64(octets), np.float32(threshold), np.int32(relu_up)),
     )

@@ -54,7 +54,7 @@ def sparse(
         kernels.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed)
     else:
         kernels.gate_union(x_MK, w.gate_NK, w.b_gate_N, w.threshold, gate, observed)
-        kernels.union_up(x_MK, w.up_NK, w.b_up_N, gate)
+        kernels.union_up(x_MK, w.up_NK, w.b_up_N, gate, relu_up=w.relu_up)
     kernels.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
     return y_MK
 

@@ -44,8 +44,10 @@ def pack_union(gate_MN: Tensor, threshold: float, out: Union, observed: int = 0)
     union_entries(out, observed)
 
 
-def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> None:
-    """``gate`` ← gate * (x Wᵀ + bias), in place."""
+def union_up(
+    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union, *, relu_up: bool = False
+) -> None:
+    """``gate`` ← gate * (x Wᵀ + bias), in place; with ``relu_up`` gate * relu(x Wᵀ + bias)."""
     m, k = x_MK.shape
     launch_for(
         "portable_up",
@@ -53,7 +55,7 @@ def union_up(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union) -> 
         workers("portable_up", x_MK, gate.unit.shape[0], _BLOCKS_PER_MULTIPROCESSOR),
         _THREADS,
         *(x_MK, w_NK, bias_N, np.int32(m), np.int32(k), np.int32(gate.count.shape[1])),
-        *(gate.entry, gate.unit, gate.control, gate.value),
+        *(gate.entry, gate.unit, gate.control, gate.value, np.int32(relu_up)),
     )
 
 

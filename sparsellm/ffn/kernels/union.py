@@ -115,9 +115,18 @@ class Kept(NamedTuple):
 
 
 def union_up(
-    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, gate: Union, kept: Kept | None = None
+    x_MK: Tensor,
+    w_NK: Tensor,
+    bias_N: Tensor | None,
+    gate: Union,
+    kept: Kept | None = None,
+    *,
+    relu_up: bool = False,
 ) -> None:
-    """``gate`` ← gate * (x Wᵀ + bias), in place; and what training keeps."""
+    """``gate`` ← gate * (x Wᵀ + bias), in place; and what training keeps.
+
+    With ``relu_up`` gate * relu(x Wᵀ + bias).
+    """
     m, k = x_MK.shape
     offset, up, l1 = kept or (None, None, None)
     launch_for(
@@ -128,7 +137,7 @@ def union_up(
         tensor_map.encode(x_MK.data_ptr(), m, k, BLOCK_TOKENS),
         *(w_NK, bias_N, np.int32(k), np.int32(gate.count.shape[1])),
         *(gate.entry, gate.unit, gate.control, gate.value),
-        *(offset, up, np.uint64(0 if up is None else len(up)), l1),
+        *(offset, up, np.uint64(0 if up is None else len(up)), l1, np.int32(relu_up)),
     )
 
 

@@ -1,0 +1,99 @@
+"""What a module computes: found by trying it, because names and classes do not say.
+
+Shapes: K hidden_size, N intermediate_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.reference import fatrelu_ffn
+from sparsellm.ffn.types import FFNWeights
+
+_SCALES = (0.1, 1.0, 10.0)  # a forward may clamp what is large, or cut what is small
+_TOKENS_PER_SCALE = 2
+# Two orders of the same bf16 operations differ by under 0.5%; another formula by tens of percent.
+_TOLERANCE_IN_EPS = 2
+
+
+class OtherFormula(ValueError):
+    """A module computes something that the kernels do not; the message says what was seen."""
+
+
+class Formula(NamedTuple):
+    """``fatrelu(gate, threshold) * up``, or with ``relu_up`` (dReLU) ``… * relu(up)``."""
+
+    threshold: float
+    relu_up: bool
+
+
+def threshold_of(activation: Callable[[Tensor], Any], device: torch.device) -> float | None:
+    """The t of an activation that is ``x if x > t else 0``; 0 for ReLU, None for anything else.
+
+    Every finite bf16 value is tried.
+    """
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16, device=device)
+    x = every.view(torch.bfloat16)
+    x = x[x.isfinite()]
+    try:
+        with torch.no_grad():
+            y = activation(x)
+    except Exception:  # whatever a foreign module raises: it is none that can be read here
+        return None
+    if not isinstance(y, Tensor) or (y.shape, y.dtype) != (x.shape, x.dtype):
+        return None
+    threshold = x[y == 0].max() if (y == 0).any() else x.min()
+    right = torch.where(x <= threshold, 0, x)
+    return float(threshold) if threshold >= 0 and torch.equal(y, right) else None
+
+
+def probe_tokens(k: int, like: Tensor) -> Tensor:
+    """(tokens, K) of several magnitudes, each with its negative; leaves torch's own RNG alone."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = [s * torch.randn(_TOKENS_PER_SCALE, k, generator=generator) for s in _SCALES]
+    x_MK = torch.cat(tokens)
+    return torch.cat([x_MK, -x_MK]).to(like)
+
+
+def find_formula(x_MK: Tensor, y_MK: object, w: FFNWeights) -> Formula:
+    """The formula by which an FFN of weights ``w`` made ``y`` of ``x``.
+
+    Args:
+        x_MK: see `probe_tokens`.
+        y_MK: what the module's own forward returned.
+        w: its weights, with the threshold of its activation.
+
+    Raises:
+        OtherFormula: none that the kernels compute.
+    """
+    if not isinstance(y_MK, Tensor) or y_MK.shape != x_MK.shape:
+        kind = f"{tuple(y_MK.shape)}" if isinstance(y_MK, Tensor) else f"a {type(y_MK).__name__}"
+        raise OtherFormula(f"its forward returns {kind} for tokens of {tuple(x_MK.shape)}")
+    if not y_MK.any():
+        raise OtherFormula("its forward gives zero for every token that was tried")
+    candidates = [w] if w.gate_NK is None else [w, w._replace(relu_up=True)]
+    errors = [_error(y_MK, fatrelu_ffn(x_MK, candidate)) for candidate in candidates]
+    best = min(range(len(errors)), key=errors.__getitem__)
+    if errors[best] <= _TOLERANCE_IN_EPS * torch.finfo(x_MK.dtype).eps:
+        return Formula(w.threshold, candidates[best].relu_up)
+    formulas = "relu(up)" if w.gate_NK is None else "relu(gate) * up or relu(gate) * relu(up)"
+    raise OtherFormula(
+        f"its forward does not compute {formulas}: on random tokens it differs by "
+        f"{errors[best]:.1%}"
+    )
+
+
+def differs(found: Tensor, right: Tensor) -> bool:
+    """Whether two results are not equal within the rounding of their type."""
+    return not _error(found, right) <= _TOLERANCE_IN_EPS * torch.finfo(right.dtype).eps
+
+
+def _error(found: Tensor, right: Tensor) -> float:
+    """The largest relative error of a token; infinite where something is not finite."""
+    difference = (found.float() - right.float()).norm(dim=-1)
+    error = (difference / right.float().norm(dim=-1).clamp_min(1e-30)).max()
+    return float(error) if error.isfinite() else float("inf")

@@ -1,0 +1,357 @@
+"""What `sparsellm.accelerate` takes and what it leaves alone: by what a forward computes."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GptOssConfig,
+    GptOssForCausalLM,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import sparsellm
+from sparsellm.ffn.formula import threshold_of
+
+K, N = 32, 48
+CPU = torch.device("cpu")
+
+
+class GatedMLP(nn.Module):
+    """Llama's, with a formula of its own."""
+
+    def __init__(self, formula, bias: bool = False, activation: nn.Module | None = None) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(K, N, bias=bias)
+        self.up_proj = nn.Linear(K, N, bias=bias)
+        self.down_proj = nn.Linear(N, K, bias=bias)
+        self.act_fn = activation or nn.ReLU()
+        self.formula = formula
+
+    def forward(self, x, residual=None, scale=1.0):
+        h = self.formula(self.act_fn, self.gate_proj(x), self.up_proj(x))
+        y = self.down_proj(h) * scale
+        return y if residual is None else y + residual
+
+
+class FATReLU(nn.Module):
+    def __init__(self, threshold: float) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, x):
+        return torch.where(x > self.threshold, x, 0.0)
+
+
+def relu_gate(act, gate, up):
+    return act(gate) * up
+
+
+def drelu(act, gate, up):
+    return act(gate) * act(up)
+
+
+def relu_of_up(act, gate, up):
+    return act(up) * gate
+
+
+def squared(act, gate, up):
+    return act(gate).square() * up
+
+
+def clamped(act, gate, up):
+    return act(gate) * up.clamp(-2, 2)
+
+
+def _mlp(formula, **options) -> GatedMLP:
+    torch.manual_seed(0)
+    return GatedMLP(formula, **options).bfloat16().requires_grad_(False)
+
+
+def _tokens(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(*shape, K, generator=generator).bfloat16()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("formula", [relu_gate, drelu])
+@pytest.mark.parametrize("activation", [nn.ReLU(), FATReLU(0.25), nn.Threshold(0.25, 0.0)])
+def test_what_the_kernels_compute_is_taken(formula, activation, bias):
+    mlp = _mlp(formula, activation=activation, bias=bias)
+    x = _tokens(40)
+    right = mlp(x)
+    if formula is drelu and not isinstance(activation, nn.ReLU):
+        # relu(up) is what the kernels have beside FATReLU of the gate
+        assert "does not compute" in sparsellm.accelerate(mlp).left_alone[""]
+        return
+    done = sparsellm.accelerate(mlp, kernels="sparse")
+    assert done.accelerated == [""]
+    torch.testing.assert_close(mlp(x), right, rtol=2e-2, atol=2e-2)
+    assert "sparse_ffn" in _operators(mlp, x)
+
+
+def _operators(module: nn.Module, x: torch.Tensor) -> str:
+    with torch.profiler.profile() as profile:
+        module(x)
+    return " ".join(event.name for event in profile.events())
+
+
+@pytest.mark.parametrize("formula", [relu_of_up, squared, clamped])
+def test_another_formula_of_the_same_names_is_left_alone(formula):
+    mlp = _mlp(formula)
+    x = _tokens(40)
+    right = mlp(x)
+    done = sparsellm.accelerate(mlp)
+    assert "its forward does not compute relu(gate) * up" in done.left_alone[""]
+    assert torch.equal(mlp(x), right)
+
+
+def test_further_arguments_are_kept():
+    mlp, residual = _mlp(relu_gate), _tokens(5)
+    x = _tokens(5)
+    right, with_residual, scaled = mlp(x), mlp(x, residual), mlp(x, scale=2.0)
+    assert sparsellm.accelerate(mlp, kernels="sparse").accelerated == [""]
+    assert torch.equal(mlp(x, residual), with_residual)
+    assert torch.equal(mlp(x, residual=residual), with_residual)
+    assert torch.equal(mlp(x, scale=2.0), scaled)
+    for y in (mlp(x), mlp(x=x), mlp(x, None), mlp(x, residual=None)):
+        torch.testing.assert_close(y, right, rtol=2e-2, atol=2e-2)
+    assert "sparse_ffn" in _operators(mlp, x)
+    with pytest.raises(TypeError, match="takes from 2 to 4 positional arguments but 5"):
+        mlp(x, None, 1.0, 3)
+
+
+class NeedsMask(GatedMLP):
+    def forward(self, x, mask):
+        return super().forward(x) * mask
+
+
+class ReturnsTuple(GatedMLP):
+    def forward(self, x):
+        return super().forward(x), None
+
+
+def test_other_signatures_are_left_alone():
+    done = sparsellm.accelerate(NeedsMask(relu_gate).bfloat16())
+    assert done.left_alone[""] == "its forward needs further arguments: mask"
+    done = sparsellm.accelerate(ReturnsTuple(relu_gate).bfloat16())
+    assert done.left_alone[""] == "its forward returns a tuple for tokens of (12, 32)"
+
+
+def test_hooks_and_zero_weights_are_left_alone():
+    mlp = _mlp(relu_gate)
+    mlp.up_proj.register_forward_hook(lambda *_: None)
+    assert "have hooks" in sparsellm.accelerate(mlp).left_alone[""]
+    mlp = _mlp(relu_gate)
+    mlp.down_proj.weight.zero_()
+    assert "gives zero for every token" in sparsellm.accelerate(mlp).left_alone[""]
+
+
+def test_asking_for_fatrelu_only_adds_to_what_the_module_cuts():
+    mlp = _mlp(relu_gate, activation=FATReLU(0.25))
+    x = _tokens(20)
+    sparsellm.accelerate(mlp, threshold=0.1, kernels="sparse")
+    low = mlp(x)
+    sparsellm.restore(mlp)
+    torch.testing.assert_close(low, mlp(x), rtol=2e-2, atol=2e-2)
+    sparsellm.accelerate(mlp, threshold=0.5, kernels="sparse")
+    gate = mlp.gate_proj(x)
+    h = torch.where(gate > 0.5, gate, 0) * mlp.up_proj(x)
+    torch.testing.assert_close(mlp(x), F.linear(h, mlp.down_proj.weight), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("activation", "threshold"),
+    [
+        (nn.ReLU(), 0.0),
+        (F.relu, 0.0),
+        (FATReLU(0.5), 0.5),
+        (nn.Threshold(0.25, 0.0), 0.25),
+        (nn.SiLU(), None),
+        (nn.Identity(), None),
+        (nn.ReLU6(), None),
+        (nn.LeakyReLU(1e-4), None),
+        (nn.Threshold(-0.5, 0.0), None),
+        (nn.Threshold(0.5, 0.25), None),
+        (lambda x: x.relu().square(), None),
+        (lambda x: x.relu().sum(), None),
+        (nn.Linear(3, 3), None),
+    ],
+)
+def test_an_activation_is_read_from_all_its_values(activation, threshold):
+    assert threshold_of(activation, CPU) == threshold
+
+
+def test_dropout_is_not_skipped_while_a_module_trains():
+    mlp = nn.Sequential(
+        OrderedDict(fc1=nn.Linear(K, N), act=nn.ReLU(), drop=nn.Dropout(1.0), fc2=nn.Linear(N, K))
+    )
+    mlp.bfloat16().requires_grad_(False).train()
+    x, bias = _tokens(6), mlp.fc2.bias.expand(6, K)
+    assert sparsellm.accelerate(mlp).accelerated == [""]
+    assert mlp.training
+    assert mlp.drop.training
+    assert torch.equal(mlp(x), bias)
+    assert not torch.equal(mlp.eval()(x), bias)
+
+
+SIZES = {"vocab_size": 128, "max_position_embeddings": 64, "pad_token_id": 1}
+OPT = {**SIZES, "hidden_size": K, "ffn_dim": N, "num_hidden_layers": 2, "num_attention_heads": 2}
+SEQ2SEQ = {
+    **SIZES,
+    "d_model": K,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": N,
+    "decoder_ffn_dim": N,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "activation_function": "relu",
+}
+T5 = {"vocab_size": 128, "d_model": K, "d_ff": N, "d_kv": 16, "num_layers": 2, "num_heads": 2}
+PHI = {**SIZES, "hidden_size": K, "intermediate_size": N, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config", "num_ffns"),
+    [
+        (OPTForCausalLM, OPTConfig(**OPT), 2),
+        (OPTForCausalLM, OPTConfig(**OPT, do_layer_norm_before=False), 2),
+        (BartForConditionalGeneration, BartConfig(**SEQ2SEQ), 4),
+        (M2M100ForConditionalGeneration, M2M100Config(**SEQ2SEQ), 4),
+        (T5ForConditionalGeneration, T5Config(**T5), 4),
+        (T5ForConditionalGeneration, T5Config(**T5, feed_forward_proj="gated-relu"), 4),
+        (PhiForCausalLM, PhiConfig(**PHI, num_hidden_layers=2, hidden_act="relu"), 2),
+    ],
+    ids=["opt", "opt-post-norm", "bart", "m2m100", "t5", "t5-gated", "phi"],
+)
+@torch.inference_mode()
+def test_families_with_biases_and_other_names(model_class, config, num_ffns):
+    torch.manual_seed(0)
+    model = model_class(config).eval()
+    for parameter in model.parameters():  # biases and weights that matter
+        parameter.copy_(0.2 * torch.randn_like(parameter))
+    model.bfloat16()
+    ids = torch.arange(2 * 20).view(2, 20) % 100 + 3
+    inputs = {"input_ids": ids}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids[:, :7]
+    expected, keys = model(**inputs).logits, list(model.state_dict())
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    done = sparsellm.accelerate(model, kernels="sparse")
+    assert len(done.accelerated) == num_ffns, str(done)
+    assert not done.left_alone
+    found = model(**inputs).logits
+    scale = expected.float().abs().max()
+    torch.testing.assert_close(found / scale, expected / scale, rtol=0, atol=3e-2)
+    other = copy.deepcopy(model)
+    assert torch.equal(other(**inputs).logits, found)
+    assert list(model.state_dict()) == keys
+    sparsellm.restore(model)
+    assert torch.equal(model(**inputs).logits, expected)
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+
+
+def test_an_ffn_of_a_layer_trains_by_its_own_forward_and_compiles():
+    torch.manual_seed(0)
+    model = OPTForCausalLM(OPTConfig(**OPT, dropout=0.0)).bfloat16()
+    ids = torch.arange(20).view(1, 20) + 3
+    plain = model(ids).logits
+    sparsellm.accelerate(model, kernels="sparse")
+    assert torch.equal(model(ids).logits, plain)
+    model(ids).logits.float().sum().backward()
+    assert model.model.decoder.layers[0].fc1.weight.grad.abs().sum() > 0
+    layer = model.model.decoder.layers[0].eval().requires_grad_(False)
+    x = _tokens(1, 9)
+    assert "sparse_ffn" in _operators(layer, x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), layer(x), rtol=2e-2, atol=2e-2)
+
+
+class Normed(nn.Module):
+    """A layer with a norm between its activation and fc2, as Kosmos-2 has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(K, N), nn.Linear(N, K)
+        self.activation_fn, self.norm = nn.ReLU(), nn.LayerNorm(N)
+
+    def forward(self, x):
+        return x + self.fc2(self.norm(self.activation_fn(self.fc1(x))))
+
+
+class Doubled(nn.Module):
+    """A layer that reads what its activation returned twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.norm = nn.Linear(K, N), nn.Linear(N, K), nn.LayerNorm(K)
+        self.activation_fn = nn.ReLU()
+
+    def forward(self, x):
+        h = self.activation_fn(self.fc1(self.norm(x)))
+        return x + self.fc2(h) * h.mean(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (Normed, "does more than up, activation, down in a row"),
+        (Doubled, "its layer's output would change"),
+        (lambda: nn.TransformerEncoderLayer(K, 2, N), "there is no forward to replace"),
+    ],
+)
+def test_a_layer_that_does_more_is_left_alone(layer, reason):
+    torch.manual_seed(0)
+    module = layer().bfloat16().eval().requires_grad_(False)
+    x = _tokens(1, 9)
+    right, before = module(x), set(vars(module.get_submodule("")))
+    done = sparsellm.accelerate(module)
+    assert reason in done.left_alone[""]
+    assert torch.equal(module(x), right)
+    assert set(vars(module)) == before
+
+
+EXPERTS = {
+    "hidden_size": K,
+    "intermediate_size": N,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    **SIZES,
+}
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config"),
+    [
+        (MixtralForCausalLM, MixtralConfig(**EXPERTS, hidden_act="relu")),
+        (GptOssForCausalLM, GptOssConfig(**EXPERTS)),
+    ],
+)
+def test_fused_experts_are_named(model_class, config):
+    done = sparsellm.accelerate(model_class(config).bfloat16())
+    assert set(done.left_alone) == {f"model.layers.{i}.mlp.experts" for i in range(2)}
+    assert "4 experts are fused into 3-D weights (gate_up_proj)" in str(done)
+
+
+def test_a_model_without_an_ffn_says_so():
+    assert "nothing in this model looks like an FFN" in str(sparsellm.accelerate(nn.Linear(3, 3)))

@@ -7,11 +7,12 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparsellm import __version__
+from sparsellm import __version__, ranks
 from sparsellm.arguments import positive_int
 
 if TYPE_CHECKING:
@@ -31,13 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
+    except ranks.EndedByAnother:
+        ranks.follow()
     except (ValueError, OSError, CheckpointError, FloatingPointError) as error:
         if os.environ.get("SPARSELLM_TRACEBACK"):
             raise
         rank = int(os.environ.get("RANK", "0"))
         where = f" (rank {rank})" if rank else ""
-        print(f"error{where}: {error}", file=sys.stderr, flush=True)
+        if ranks.first_to_speak():
+            ranks.tell(f"error{where}: {error}")
+        if ranks.several():
+            ranks.leave(1)
         return 1
+    except Exception as error:
+        if not ranks.several():
+            raise
+        if ranks.first_to_speak():
+            traceback.print_exc()
+            ranks.tell(f"error (rank {os.environ['RANK']}): {type(error).__name__}: {error}")
+        ranks.leave(1)
     return 0
 
 

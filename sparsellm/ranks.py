@@ -1,6 +1,22 @@
-"""What a process of several knows of the others before torch is imported."""
+"""What a rank knows before torch is imported: its launcher, and who tells of errors.
+
+A launcher (`accelerate launch`, torchrun) starts a process per rank and gives each a file for its
+error (``TORCHELASTIC_ERROR_FILE``), in a folder per launch, node and attempt.
+"""
 
 from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
+_PARENT = os.getppid()  # as early as can be: a launcher that dies during imports is noticed too
 
 
 class EndedByAnother(RuntimeError):
@@ -8,3 +24,57 @@ class EndedByAnother(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__("another rank failed")
+
+
+def several() -> bool:
+    """Whether this process is one rank of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def launcher_is_gone() -> bool:
+    """Whether a launcher started this process and has ended since."""
+    return any(name in os.environ for name in _LAUNCHED_BY) and os.getppid() != _PARENT
+
+
+def first_to_speak() -> bool:
+    """Whether no other rank of this launch and node has told its error; true once."""
+    error_file = os.environ.get(ERROR_FILE_VARIABLE)
+    if not error_file:
+        return True
+    claim = Path(error_file).parent.parent / "sparsellm-error"
+    try:
+        claim.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def tell(message: str) -> None:
+    """Prints this rank's error, and leaves it to the launcher, which names it as the root cause."""
+    print(message, file=sys.stderr, flush=True)
+    _write_error_file(message, time.time())
+
+
+def _write_error_file(message: str, when: float) -> None:
+    error_file = os.environ.get(ERROR_FILE_VARIABLE)
+    if error_file:
+        content = {"message": message, "extraInfo": {"timestamp": str(int(when))}}
+        with contextlib.suppress(OSError):
+            Path(error_file).write_text(json.dumps({"message": content}), encoding="utf-8")
+
+
+def follow() -> NoReturn:
+    """Ends this process because another rank failed."""
+    # The launcher takes the earliest failure for the cause, by whole seconds.
+    _write_error_file("ended because another rank failed", time.time() + 60)
+    leave(1)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process at once. Python's own end would wait for collectives that nobody answers."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)

@@ -156,6 +156,12 @@ class RuntimeConfig(StrictModel):
         description="Cross-entropy over materialised logits, or Liger's fused linear "
         "cross-entropy (GPU, fp32 accumulation, no logits in memory)",
     )
+    timeout_minutes: PositiveInt = Field(
+        30,
+        ge=2,
+        description="Minutes that a rank waits for the others before the run ends: longer than the "
+        "retries of an unreachable hub (15) and than a checkpoint takes to write",
+    )
     token_order: Literal["auto", "none"] = Field(
         "none",
         description="auto: sparse FFNs compute like tokens together, so that 64 of them share more "

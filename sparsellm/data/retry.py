@@ -9,6 +9,8 @@ from typing import TypeVar
 import tenacity
 
 MAX_ATTEMPTS = 8
+# Other ranks wait meanwhile, up to the recipe's `runtime.timeout_minutes`.
+MAX_SECONDS = 15 * 60
 
 
 logger = logging.getLogger(__name__)
@@ -31,9 +33,10 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
                 return action()
     except tenacity.RetryError as error:
         cause = error.last_attempt.exception()
+        attempts = error.last_attempt.attempt_number
         raise ConnectionError(
-            f"{what}: gave up after {MAX_ATTEMPTS} attempts ({one_line(cause)}). The run "
-            "can be resumed when the network is back"
+            f"{what}: gave up after {attempts} attempts ({one_line(cause)}). The run can be "
+            "resumed when the network is back"
         ) from cause
     except Exception as error:
         status = _status(error)
@@ -70,7 +73,7 @@ def _retrying(what: str) -> tenacity.Retrying:
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_transient),
-        stop=tenacity.stop_after_attempt(MAX_ATTEMPTS),
+        stop=tenacity.stop_after_attempt(MAX_ATTEMPTS) | tenacity.stop_before_delay(MAX_SECONDS),
         wait=wait,
         before_sleep=warn,
     )

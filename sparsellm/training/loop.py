@@ -34,8 +34,17 @@ from sparsellm.training.measure import Due, is_due, measure
 from sparsellm.training.meter import Meter, StepTotals
 from sparsellm.training.objective import LossSums, total_loss
 from sparsellm.training.optimizer import reinit_dead_neurons
+from sparsellm.training.peers import Peers, RankActivity
 from sparsellm.training.progress import progress_line
-from sparsellm.training.run import Run, build_run, close_run, initialise_run, restore_run, save_run
+from sparsellm.training.run import (
+    Run,
+    build_accelerator,
+    build_run,
+    close_run,
+    initialise_run,
+    restore_run,
+    save_run,
+)
 from sparsellm.training.schedule import l1_coefficient, learning_rate
 from sparsellm.training.signals import StopRequest
 from sparsellm.training.step_sums import StepSums
@@ -60,31 +69,45 @@ def train(
         FloatingPointError: loss or gradients became NaN or infinite.
     """
     torch.set_float32_matmul_precision("high")
-    run = build_run(recipe)
-    try:
-        if run.accelerator.is_main_process:
-            check_wandb(recipe)
-        evaluator = PeriodicEvaluation(run, stop) if recipe.evaluation.every_steps else None
-        warm_up(run)
-        _first_state(run, resume_from, fresh, init_from)
-        missing = Due.missing(run)
-        if run.step >= recipe.train.steps and not missing:
-            run.accelerator.print(
-                f"nothing to do: it has done {run.step} steps of train.steps "
-                f"{recipe.train.steps}; raise it, or start anew by --fresh or --set name=NEW"
-            )
-            return
-        if fresh:
-            _move_aside(run)
-        flag = "--fresh" if fresh else "--resume" if resume_from else None
-        _logged_loop(run, stop, evaluator, missing, flag)
-    finally:
-        close_run(run)
+    accelerator, activity = build_accelerator(recipe), RankActivity()
+    with Peers(accelerator, stop, activity, recipe.runtime.timeout_minutes):
+        run = build_run(recipe, accelerator, activity)
+        try:
+            _train(run, stop, resume_from, fresh, init_from)
+        except Exception:
+            if accelerator.num_processes == 1:
+                close_run(run)
+            run.loader.close()  # to end the process group is to wait for the others
+            raise
+    close_run(run)
+
+
+def _train(
+    run: Run, stop: StopRequest, resume_from: Path | None, fresh: bool, init_from: Path | None
+) -> None:
+    recipe = run.recipe
+    if run.accelerator.is_main_process:
+        check_wandb(recipe)
+    evaluator = PeriodicEvaluation(run, stop) if recipe.evaluation.every_steps else None
+    warm_up(run)
+    _first_state(run, resume_from, fresh, init_from)
+    missing = Due.missing(run)
+    if run.step >= recipe.train.steps and not missing:
+        run.accelerator.print(
+            f"nothing to do: it has done {run.step} steps of train.steps "
+            f"{recipe.train.steps}; raise it, or start anew by --fresh or --set name=NEW"
+        )
+        return
+    if fresh:
+        _move_aside(run)
+    flag = "--fresh" if fresh else "--resume" if resume_from else None
+    _logged_loop(run, stop, evaluator, missing, flag)
 
 
 def _first_state(run: Run, resume_from: Path | None, fresh: bool, init_from: Path | None) -> None:
     """Restores or initialises the run. Nothing of the run's folder is changed."""
     say = run.accelerator.print
+    run.activity.begin("loading", run.step)
     path = find_checkpoint(resume_from) if resume_from else None
     if path is None and not fresh:
         path = checkpoint.latest(run.checkpoints)
@@ -147,6 +170,7 @@ def warm_up(run: Run) -> None:
     recipe, accelerator = run.recipe, run.accelerator
     shape = (recipe.train.micro_batch_size, recipe.model.context_length)
     tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
+    run.activity.begin("compiling", run.step)
     for _ in each_path(run.ffns):
         with accelerator.autocast():
             sums = run.objective(tokens_BT, tokens_BT)
@@ -203,6 +227,7 @@ def _loop(
 
 
 def _save(run: Run, log: MetricsLog | None) -> None:
+    run.activity.begin("saving", run.step)
     if log is not None:
         log.sync()
     run.accelerator.print(f"saved {save_run(run)}")
@@ -232,10 +257,13 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     rounds = recipe.accumulation_steps(accelerator.num_processes)
     reader = _Reader(run)
     for index in range(rounds):
+        run.activity.begin("reading data", run.step)
         tokens_BT1 = reader.next().to(accelerator.device, non_blocking=True)
+        run.activity.begin("computing", run.step)
         last = index == rounds - 1
         with nullcontext() if last else accumulating(accelerator, run.objective):
             sums.add(_micro_batch(run, tokens_BT1, l1_weight))
+    run.activity.begin("summing over ranks", run.step)
     step = sums.read(stop.received is not None, reader.error is not None)
     if step.failed:
         raise FailedTogether(reader.error)

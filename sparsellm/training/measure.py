@@ -96,6 +96,7 @@ def measure(
 def _attempt(
     run: Run, log: MetricsLog | None, what: str, on_error: str, action: Callable[[], None]
 ) -> None:
+    run.activity.begin(what, run.step)
     try:
         action()
     except FailedTogether as failure:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -25,6 +26,7 @@ from sparsellm.training.distributed import any_rank
 from sparsellm.training.kernel_policy import kernels_state, restore_kernels, set_up_kernels
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
+from sparsellm.training.peers import RankActivity
 from sparsellm.training.statistics import SparsityStats
 from sparsellm.training.validation import ValidationSet
 
@@ -48,6 +50,7 @@ class Run:
     stats: SparsityStats
     step: int = 0
     tokens: int = 0  # that all ranks have trained on
+    activity: RankActivity = field(default_factory=RankActivity)
     between_steps: bool = True  # weights, optimizer and statistics are those after `step`
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
 
@@ -68,7 +71,10 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
     accelerator = Accelerator(
         mixed_precision="bf16" if bf16 else "no",
         cpu=not torch.cuda.is_available(),
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=timedelta(minutes=recipe.runtime.timeout_minutes)),
+        ],
     )
     if accelerator.is_fsdp2 and bf16:
         # accelerate's default also reduces gradients and casts every module's outputs, our loss
@@ -79,9 +85,11 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
     return accelerator
 
 
-def build_run(recipe: Recipe) -> Run:
+def build_run(
+    recipe: Recipe, accelerator: Accelerator | None = None, activity: RankActivity | None = None
+) -> Run:
     """Everything at step 0, on this rank's device."""
-    accelerator = build_accelerator(recipe)
+    accelerator = accelerator or build_accelerator(recipe)
     recipe.accumulation_steps(accelerator.num_processes)  # raises before anything is built
     corpus = load_corpus(
         recipe.data.corpus,
@@ -113,6 +121,7 @@ def build_run(recipe: Recipe) -> Run:
         objective, build_optimizer(objective, recipe.optimizer)
     )
     run = Run(
+        activity=activity or RankActivity(),
         recipe=recipe,
         accelerator=accelerator,
         model=accelerator.unwrap_model(objective).model,

@@ -63,10 +63,11 @@ class StopRequest:
     def ask(self, reason: str) -> None:
         """Asks for a stop on behalf of another rank."""
         with self._lock:
-            self.received = self.received or reason
+            if self.received is not None:
+                return
+            self.received = reason
             began = self._began
-        if not began:
-            self._leave(0)
+        self._answer_first(reason, began)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # In the main thread, between two bytecodes. The lines and exits are the thread's.
@@ -90,11 +91,13 @@ class StopRequest:
         if not first:
             _say(f"{sent.name} again: ends at once, without saving")
             self._leave(128 + sent)
-        elif not began:
-            _say(f"{sent.name} before the first step: ends; there is nothing to save")
+        self._answer_first(sent.name, began)
+
+    def _answer_first(self, reason: str, began: bool) -> None:
+        if not began:
+            _say(f"{reason} before the first step: ends; there is nothing to save")
             self._leave(0)
-        else:
-            _say(f"{sent.name}: saves after this step, then ends; a second signal ends at once")
+        _say(f"{reason}: saves after this step, then ends; a second signal ends at once")
 
     @staticmethod
     def _leave(status: int) -> None:

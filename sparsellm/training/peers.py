@@ -1,0 +1,346 @@
+"""The ranks of a run watch one another, so that one that fails does not leave the others waiting.
+
+Each rank has a thread that looks once a second into the launcher's key-value store. It works while
+the main thread waits in a collective, under gloo and NCCL alike, and sees to it that
+
+- an error is told once, by the rank that met it, and the others end within seconds;
+- a rank that was killed is missed by its neighbour;
+- a signal to one rank stops all;
+- ranks that keep the others waiting are named, before a collective's timeout ends the run;
+- ranks end when their launcher is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from sparsellm.ranks import (
+    EndedByAnother,
+    first_to_speak,
+    follow,
+    launcher_is_gone,
+    leave,
+    tell,
+)
+from sparsellm.training.signals import StopRequest
+
+POLL_SECONDS = 1.0
+GRACE_SECONDS = 3.0  # that a rank has to end by itself after another one failed
+SILENT_SECONDS = 60.0  # without a sign of life, on another host
+REPORT_SECONDS = 60.0  # that a step may last before those it waits for are named
+WAITS = ("computing", "summing over ranks")  # phases that wait for other ranks
+
+
+@dataclass
+class RankActivity:
+    """What the main thread of a rank is doing; read by its watching thread."""
+
+    phase: str = "starting"
+    step: int = 0
+    since: float = field(default_factory=time.monotonic)
+    longest: float = 0.0  # seconds of the longest phase so far, but for the first step's
+
+    def begin(self, phase: str, step: int) -> None:
+        """The main thread goes on to ``phase`` of the step after ``step`` finished ones."""
+        now = time.monotonic()
+        if self.phase in WAITS and self.step > 1:
+            self.longest = max(self.longest, now - self.since)
+        self.phase, self.step, self.since = phase, step, now
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.since
+
+
+@dataclass(frozen=True)
+class _Beat:
+    """A rank's sign of life."""
+
+    rank: int
+    count: int
+    host: str
+    pid: int
+    namespace: str  # of process numbers
+    phase: str
+    step: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} ({self.host}, process {self.pid})"
+
+    def is_dead(self, here: _Beat) -> bool:
+        """Whether its process is seen to have ended, which only its own host can."""
+        if (self.host, self.namespace) != (here.host, here.namespace):
+            return False
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return True
+
+
+class Peers:
+    """Entered when the process group is up, left when the run has ended, well or not.
+
+    Args:
+        accelerator: of the ranks.
+        stop: is asked for a stop where another rank got a signal.
+        activity: of this rank.
+        timeout_minutes: of a collective; a little before, the run is ended with the names of those
+            it waited for.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        stop: StopRequest,
+        activity: RankActivity,
+        timeout_minutes: int,
+    ) -> None:
+        self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
+        self._accelerator = accelerator
+        self._stop, self._activity = stop, activity
+        self._limit = timeout_minutes * 60 - 30
+        self._closed = threading.Event()
+        self._count = 0
+        self._neighbour: tuple[int, float] | None = None  # its last count, and when it was new
+        self._next_report = REPORT_SECONDS
+        self._namespace = ""
+        with contextlib.suppress(OSError):
+            self._namespace = str(Path("/proc/self/ns/pid").readlink())
+        self._store: Any = None
+        if self._world_size > 1:
+            self._store = _connect(accelerator)
+            self._beat()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and self._store is not None:
+            told = self._tell_others(error)
+            self._close()
+            if told is not error:
+                raise told from None
+            return
+        if error is None:
+            self._accelerator.wait_for_everyone()  # or a slower rank would miss this one
+        self._close()
+
+    def _close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _tell_others(self, error: Exception) -> Exception:
+        """Claims the right to speak; returns the error to end with."""
+        if isinstance(error, EndedByAnother):
+            return error
+        lost = _is_lost_contact(error)
+        if lost:  # whoever caused it may be about to say so
+            self._wait_for_failure(5 * POLL_SECONDS)
+        with contextlib.suppress(Exception):
+            if self._store.add("claims", 1) > 1:
+                return EndedByAnother()
+            if lost:
+                error = ConnectionError(self._describe_loss(error))
+            self._store.set("failed", str(self._rank))
+        return error
+
+    def _wait_for_failure(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        with contextlib.suppress(Exception):
+            while time.monotonic() < end and not self._store.check(["failed"]):
+                time.sleep(0.1)
+
+    def _describe_loss(self, error: Exception) -> str:
+        here, beats = self._own_beat(), self._beats()
+        gone = [beat for beat in beats if beat.is_dead(here)]
+        if not gone:
+            time.sleep(4 * POLL_SECONDS)
+            later = {beat.rank: beat.count for beat in self._beats()}
+            gone = [beat for beat in beats if later.get(beat.rank) == beat.count]
+        doing = f"step {self._activity.step + 1}, {self._activity.phase}"
+        if gone:
+            return (
+                f"{doing}: {', '.join(beat.name for beat in gone)} ended without a word (killed, "
+                "or out of memory?); the other ranks end too. The same command resumes"
+            )
+        reason = " ".join(str(error).split())[:300]
+        return f"{doing}: ranks lost contact ({reason}); the same command resumes"
+
+    # --- the watching thread ---
+
+    def _watch(self) -> None:
+        lost = 0
+        while not self._closed.wait(POLL_SECONDS):
+            if launcher_is_gone():
+                self._end(
+                    "the launcher of this rank is gone, so the rank ends; the same command resumes"
+                )
+            if self._store is None:
+                continue
+            try:
+                self._poll()
+                lost = 0
+            except Exception as error:
+                # A busy store may let one call time out; a closed connection never comes back.
+                lost += 1
+                if lost * POLL_SECONDS >= 5 and not self._closed.is_set():
+                    reason = " ".join(str(error).split())[:200]
+                    self._end(f"the main rank is gone ({reason}); the same command resumes")
+
+    def _poll(self) -> None:
+        if self._store.check(["failed"]):
+            # The others' main threads hear of it in collectives, or not at all.
+            if not self._closed.wait(GRACE_SECONDS):
+                follow()
+            return
+        self._pass_on_stop()
+        self._beat()
+        self._miss_neighbour()
+        self._watch_progress()
+
+    def _pass_on_stop(self) -> None:
+        if self._stop.received is not None:
+            if not self._store.check(["stop"]):
+                self._store.set("stop", f"{self._stop.received} on rank {self._rank}")
+        elif self._store.check(["stop"]):
+            self._stop.ask(self._store.get("stop").decode())
+
+    def _beat(self) -> None:
+        self._count += 1
+        self._store.set(f"beat/{self._rank}", json.dumps(self._own_beat().__dict__))
+
+    def _own_beat(self) -> _Beat:
+        activity = self._activity
+        return _Beat(
+            rank=self._rank,
+            count=self._count,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            namespace=self._namespace,
+            phase=activity.phase,
+            step=activity.step,
+            seconds=activity.seconds,
+        )
+
+    def _read_beat(self, rank: int) -> _Beat | None:
+        if not self._store.check([f"beat/{rank}"]):
+            return None
+        return _Beat(**json.loads(self._store.get(f"beat/{rank}")))
+
+    def _beats(self) -> list[_Beat]:
+        found = (self._read_beat(rank) for rank in range(self._world_size))
+        return [beat for beat in found if beat is not None]
+
+    def _miss_neighbour(self) -> None:
+        """A rank that was killed said nothing; the one before it in the ring notices."""
+        beat = self._read_beat((self._rank + 1) % self._world_size)
+        if beat is None:
+            return
+        now = time.monotonic()
+        if self._neighbour is None or self._neighbour[0] != beat.count:
+            self._neighbour = (beat.count, now)
+        silent = now - self._neighbour[1] > SILENT_SECONDS
+        if beat.is_dead(self._own_beat()) or silent:
+            self._wait_for_failure(2 * POLL_SECONDS)  # it may have ended because of another
+            how = (
+                f"gave no sign of life for {SILENT_SECONDS:.0f} s"
+                if silent
+                else ("ended without a word (killed, or out of memory?)")
+            )
+            self._fail(f"{beat.name} {how}; the other ranks end too. The same command resumes")
+
+    def _watch_progress(self) -> None:
+        """Names those whom a step waits for; ends it shortly before a collective would time out."""
+        activity = self._activity
+        if activity.phase not in (*WAITS, "reading data"):
+            self._next_report = REPORT_SECONDS
+            return
+        seconds = activity.seconds
+        if activity.phase in WAITS and seconds > self._limit:
+            self._fail(f"{self._describe_progress(seconds)}. The same command resumes")
+        if seconds < REPORT_SECONDS:
+            self._next_report = REPORT_SECONDS
+        elif self._rank == 0 and seconds > max(self._next_report, 3 * activity.longest):
+            print(f"warning: {self._describe_progress(seconds)}", flush=True)
+            self._next_report = 2 * seconds
+
+    def _describe_progress(self, seconds: float) -> str:
+        groups: defaultdict[tuple[int, str], list[_Beat]] = defaultdict(list)
+        for beat in self._beats():
+            groups[beat.step, "waiting for others" if beat.phase in WAITS else beat.phase].append(
+                beat
+            )
+        usual = Counter({key: len(beats) for key, beats in groups.items()}).most_common(1)[0][0]
+        parts = []
+        for key, beats in sorted(groups.items(), key=lambda item: len(item[1])):
+            who = ", ".join(b.name for b in beats[:4]) + (", …" if len(beats) > 4 else "")
+            if key == usual and len(beats) > 4:
+                who = f"{len(beats)} ranks"
+            parts.append(f"{who}: {key[1]} for {max(b.seconds for b in beats):.0f} s")
+        return f"step {self._activity.step + 1} has not ended after {seconds:.0f} s. " + "; ".join(
+            parts
+        )
+
+    def _fail(self, message: str) -> None:
+        """Ends all ranks, unless one of them has told something else already."""
+        if self._store.check(["failed"]):
+            return
+        if self._store.add("claims", 1) > 1:
+            return
+        self._store.set("failed", str(self._rank))
+        tell(f"error: {message}")
+        leave(1)
+
+    def _end(self, message: str) -> None:
+        if first_to_speak():
+            tell(f"error: {message}")
+        leave(1)
+
+
+def _connect(accelerator: Accelerator) -> Any:
+    """A connection of its own to the store that the process group met at."""
+    prefix = [secrets.token_hex(4)]
+    broadcast_object_list(prefix)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=30),
+    )
+    return dist.PrefixStore(f"sparsellm/{prefix[0]}", store)
+
+
+def _is_lost_contact(error: Exception) -> bool:
+    """Whether a collective failed because of another rank: gloo and NCCL say so in many words."""
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
+        return True
+    words = ("Connection closed by peer", "Connection reset by peer", "gloo", "Broken pipe", "NCCL")
+    return type(error) is RuntimeError and any(word in str(error) for word in words)

@@ -1,0 +1,57 @@
+"""A rank that fails, is killed or loses its launcher: one message, and the others end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import set_arguments
+
+from training.test_distributed import launch
+
+FAULTY = Path(__file__).with_name("faulty_rank.py")
+
+
+def _launch(overrides, kind):
+    """Rank 1 of 2 meets the fault before its fourth step."""
+    own = [*overrides, "train.steps=100000", "train.micro_batch_size=1", f"name={kind}"]
+    own += ["checkpoint.every_steps=100000", "validation.every_steps=0"]
+    return launch(2, str(FAULTY), kind, "1", "3", "train", "--recipe", "debug", *set_arguments(own))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("raise", "error (rank 1): RuntimeError: injected fault"),
+        ("kill", "ended without a word (killed, or out of memory?); the other ranks end too"),
+        ("data", "error (rank 1): shard 7 is missing; restore it"),
+    ],
+)
+def test_one_rank_tells_its_error_and_the_others_end(tiny_overrides, kind, message):
+    failed = _launch(tiny_overrides, kind)
+    assert failed.returncode == 1
+    told, _, launcher = failed.stderr.partition("torch/distributed/elastic")
+    if kind != "kill":  # the launcher sees that before the other rank does
+        assert told.count("error (rank") == told.count(message) == 1, told
+        assert launcher.split("Root Cause")[1].count(message) == 1
+    assert failed.stderr.count("Traceback") == 1 + (kind == "raise")  # the launcher's own
+    assert message in failed.stderr
+    # What was whole when the data ended is saved; a rank that is gone leaves nothing to save.
+    assert ("saved" in failed.stdout) == (kind == "data")
+
+
+@pytest.mark.slow
+def test_ranks_end_when_their_launcher_is_gone(tiny_overrides):
+    failed = _launch(tiny_overrides, "launcher")
+    assert failed.returncode == -9
+    end = time.monotonic() + 20
+    while time.monotonic() < end and _left("name=launcher"):
+        time.sleep(0.2)
+    assert not _left("name=launcher")
+
+
+def _left(word):
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if word in (p.info["cmdline"] or [])]

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.types import FFNStats, TokenOrder
+from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
 from sparsellm.recipe import Recipe, RuntimeConfig
 
 
@@ -39,13 +39,14 @@ class SparseDecoderLayer(nn.Module):
         return_stats: bool = False,
         capacity: int | None = None,
         order: TokenOrder | None = None,
+        shared: StepShared | None = None,
         **attention: Any,
     ) -> Tensor | tuple[Tensor, FFNStats]:
         """(B, T, C) → (B, T, C); with ``return_stats`` also the FFN's statistics.
 
-        With them the FFN goes by ``capacity`` and ``order``, see `SparseFFN.compute`; without, as
-        it chooses itself. ``attention`` is what Hugging Face's model hands its attention: rotary
-        position embeddings, mask, cache.
+        With them the FFN goes by ``capacity``, ``order`` and ``shared``, see `SparseFFN.compute`;
+        without, as it chooses itself. ``attention`` is what Hugging Face's model hands its
+        attention: rotary position embeddings, mask, cache.
         """
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **attention)
         hidden_states = hidden_states + attended
@@ -54,7 +55,7 @@ class SparseDecoderLayer(nn.Module):
             return hidden_states + self.mlp(normed)
         # Statistics are returned, not stored: a recomputed block (activation checkpointing) then
         # cannot count twice, and the L1 term is an ordinary output of the graph.
-        out, stats = self.mlp.compute(normed, capacity, order)
+        out, stats = self.mlp.compute(normed, capacity, order, shared)
         return hidden_states + out, stats
 
 

@@ -296,7 +296,7 @@ __device__ __forceinline__ void prefetch_down(const Shared& shared, const bf16* 
   for (uint32 i = threadIdx.x / 32; i < min(count, tile_rows); i += num_warps) {
     const bf16* row = w_down + static_cast<uint64>(shared.neuron[i]) * k;
     for (uint32 at = threadIdx.x % 32 * sector; at < k; at += 32 * sector)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
+      prefetch_to_l2(row + at);
   }
 }
 

@@ -50,6 +50,11 @@ __device__ __forceinline__ void named_barrier(uint32 number, uint32 threads) {
 
 // --- cp.async ------------------------------------------------------------------------------------
 
+// Begins to bring the 128-byte line of an address from memory to L2.
+__device__ __forceinline__ void prefetch_to_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 // 16 bytes from global to shared memory, past L1; `bytes` < 16 fills the rest with zeros.
 __device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32 bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),

@@ -42,6 +42,7 @@ __device__ void gather(Shared& shared, const Arguments& a, int units) {
   }
 }
 
+template <bool add>
 __device__ void multiply(Shared& shared, const Arguments& a, int units) {
   __shared__ bool last;
   float d[128];
@@ -51,13 +52,14 @@ __device__ void multiply(Shared& shared, const Arguments& a, int units) {
     const int slice = own.index / units;
     const Unit unit = a.unit[own.index % units];
     if (own.b == 0) {
-      store_gradient(a, unit.group, slice, [](int) { return 0.0f; });
+      if (!add) store_gradient<add>(a, unit.group, slice, [](int) { return 0.0f; });
       continue;
     }
+    if (add) prefetch_sums(a, unit.group, slice);
     sum_steps(shared, place, (own.b + stage_entries - 1) / stage_entries, d);
     if (unit.parts == 1 ||
         add_parts(last, a, slice, unit.slot, unit.part, unit.parts, d))
-      store_gradient(a, unit.group, slice, [&](int i) { return d[i]; });
+      store_gradient<add>(a, unit.group, slice, [&](int i) { return d[i]; });
   }
 }
 }  // namespace
@@ -66,19 +68,22 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
     weight_grad(const bf16* x_MK, const bf16* dy_MK, int k, int n, const uint32* order,
                 const Unit* unit, const uint32* control, const uint2* work,
                 const uint32* piece_x, const uint32* piece_dy, const bf16* piece_values,
-                uint32* progress, float* sums, int gated, int as_float, void* gate_NK, void* up_NK,
+                uint32* progress, float* sums, int gated, int output, void* gate_NK, void* up_NK,
                 void* down_NK) {
   Shared& shared = begin<Shared>(gather_threads);
   const int slices = (k + unit_columns - 1) / unit_columns, units = control[total_units];
   const Arguments a{k,       n,        slices,       gated != 0, x_MK, dy_MK,
                     order,   unit,     work,         piece_x,    piece_dy,
-                    piece_values, progress, sums,    as_float != 0, gate_NK, up_NK, down_NK};
+                    piece_values, progress, sums,    output != bf16_values, gate_NK, up_NK, down_NK};
   if (threadIdx.x < gather_threads) {
     registers_decrease<gather_registers>();
     gather(shared, a, units);
   } else {
     registers_increase<multiply_registers>();
-    multiply(shared, a, units);
+    if (output == added_to_fp32)
+      multiply<true>(shared, a, units);
+    else
+      multiply<false>(shared, a, units);
   }
 }
 

@@ -7,6 +7,9 @@
 #include "common/weight_grad.cuh"
 
 namespace {
+// How gradients leave, `output`; numbered alike in weight_grad.py.
+constexpr int bf16_values = 0, fp32_values = 1, added_to_fp32 = 2;
+
 struct Arguments {
   int k, n, slices;  // slices of x, and of dy
   bool gated;
@@ -71,16 +74,30 @@ __device__ __forceinline__ bool add_parts(bool& last, const Arguments& a, int sl
 
 // At most 256 columns of one neuron's gradient, of which a lane has two of every eight; `half` says
 // which elements of the fragments.
-template <typename Sum>
+template <bool add, typename Sum>
 __device__ __forceinline__ void store_row(float* row, int columns, Sum sum, int half) {
+  constexpr int batch = 8;  // loads in flight: one after the other each would wait for L2
   const int first = threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int j = 0; j < 32; ++j)
-    if (8 * j + first < columns)
-      __stcs(reinterpret_cast<float2*>(row + 8 * j + first),
-             make_float2(sum(4 * j + 2 * half), sum(4 * j + 2 * half + 1)));
+  for (int begin = 0; begin < 32; begin += batch) {
+    float2 before[batch];
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const int column = 8 * (begin + i) + first;
+      before[i] = add && column < columns ? __ldcs(reinterpret_cast<float2*>(row + column))
+                                          : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const int column = 8 * (begin + i) + first, at = 4 * (begin + i) + 2 * half;
+      const float2 own = make_float2(sum(at), sum(at + 1));
+      if (column < columns)
+        __stcs(reinterpret_cast<float2*>(row + column),
+               add ? make_float2(before[i].x + own.x, before[i].y + own.y) : own);
+    }
+  }
 }
-template <typename Sum>
+template <bool, typename Sum>
 __device__ __forceinline__ void store_row(bf16* row, int columns, Sum sum, int half) {
 #pragma unroll
   for (int group = 0; group < 8; ++group) {
@@ -90,27 +107,45 @@ __device__ __forceinline__ void store_row(bf16* row, int columns, Sum sum, int h
   }
 }
 
-template <typename Out, typename Sum>
-__device__ __forceinline__ void store_as(const Arguments& a, int group, int slice, Sum sum) {
+// Where the gradients go of a slice's first or second matrix; where it has one, both are that.
+__device__ __forceinline__ void* gradient_of(const Arguments& a, int slice, int matrix) {
   void* const up_or_down = a.of_x(slice) ? a.out_up : a.out_down;
-  void* const to = a.twice(slice) && matrix_of_warp() == 0 ? a.out_gate : up_or_down;
+  return a.twice(slice) && matrix == 0 ? a.out_gate : up_or_down;
+}
+
+template <typename Out, bool add, typename Sum>
+__device__ __forceinline__ void store_as(const Arguments& a, int group, int slice, Sum sum) {
+  void* const to = gradient_of(a, slice, matrix_of_warp());
   const int column = a.first_column(slice) + multiplier() / 128 * 256;
   const int first = group * group_neurons + threadIdx.x / 32 % 2 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int place = first + 8 * half;
     const uint64 neuron = place < a.n ? a.order[place] : 0;
-    store_row(static_cast<Out*>(to) + neuron * a.k + column, place < a.n ? a.k - column : 0, sum,
-              half);
+    store_row<add>(static_cast<Out*>(to) + neuron * a.k + column,
+                   place < a.n ? a.k - column : 0, sum, half);
   }
 }
 
-template <typename Sum>
+template <bool add, typename Sum>
 __device__ __forceinline__ void store_gradient(const Arguments& a, int group, int slice, Sum sum) {
   if (!a.twice(slice) && matrix_of_warp() == 1) return;
-  if (a.as_float)
-    store_as<float>(a, group, slice, sum);
+  if (add || a.as_float)
+    store_as<float, add>(a, group, slice, sum);
   else
-    store_as<bf16>(a, group, slice, sum);
+    store_as<bf16, false>(a, group, slice, sum);
+}
+
+// Brings the sums that a unit adds to from memory to L2 while its rows are gathered.
+__device__ __forceinline__ void prefetch_sums(const Arguments& a, int group, int slice) {
+  constexpr int line = 128 / sizeof(float), lines = unit_columns / line;
+  const int matrices = a.twice(slice) ? 2 : 1;
+  for (int i = multiplier(); i < matrices * group_neurons * lines; i += 256) {
+    const int column = a.first_column(slice) + i % lines * line;
+    const int place = group * group_neurons + i / lines % group_neurons;
+    if (column >= a.k || place >= a.n) continue;
+    const float* const of = static_cast<float*>(gradient_of(a, slice, i / lines / group_neurons));
+    prefetch_to_l2(of + static_cast<uint64>(a.order[place]) * a.k + column);
+  }
 }
 }  // namespace

@@ -11,8 +11,9 @@ from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.capacity import Capacity
 from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path
 from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
+from sparsellm.ffn.step_shared import begin_step, end_accumulation
 from sparsellm.ffn.training_ops import sparse_ffn_training
-from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats, FFNWeights, TokenOrder
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats, FFNWeights, StepShared, TokenOrder
 
 
 class SparseFFN(nn.Module):
@@ -45,6 +46,7 @@ class SparseFFN(nn.Module):
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
         self._capacity: Capacity | None = None
+        self.step_shared: StepShared | None = None
         self.use_kernels(kernels)
 
     @property
@@ -104,6 +106,28 @@ class SparseFFN(nn.Module):
         if self._capacity is not None:
             self._capacity.observe(largest)
 
+    def begin_step(self, dtype: torch.dtype, accumulate: bool) -> None:
+        """Before a step's first micro-batch: makes what its micro-batches share.
+
+        See `step_shared.begin_step`. Weights must not change until `end_step`.
+        """
+        sparse = self.path == "sparse"
+        self.step_shared = begin_step(self._weights(), dtype, accumulate) if sparse else None
+
+    def end_accumulation(self) -> None:
+        """Before a step's last micro-batch; see `step_shared.end_accumulation`."""
+        if self.step_shared is not None:
+            self.step_shared = end_accumulation(self._weights(), self.step_shared)
+
+    def end_step(self) -> None:
+        """After a step's last micro-batch."""
+        self.step_shared = None
+
+    def _weights(self) -> FFNWeights:
+        gate = self.gate_proj.weight if self.gated else None
+        up, down = self.up_proj.weight, self.down_proj.weight
+        return FFNWeights(gate, up, down, None, None, None, 0.0)
+
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) → (…, K), as Hugging Face's MLP."""
         return self.forward_with_stats(x)[0]
@@ -118,22 +142,25 @@ class SparseFFN(nn.Module):
         return self.path == "sparse" or (self.kernels == "auto" and self.costs is not None)
 
     def compute(
-        self, x: Tensor, capacity: int | None, order: TokenOrder | None = None
+        self,
+        x: Tensor,
+        capacity: int | None,
+        order: TokenOrder | None = None,
+        shared: StepShared | None = None,
     ) -> tuple[Tensor, FFNStats]:
         """`forward_with_stats` by a given path: dense (None), or sparse with so many columns.
 
         With an ``order`` of the tokens the sparse path computes in it, and unions are those of its
         blocks on either path; everything else is as without.
 
-        Compiled code takes ``capacity`` as an argument: read from the module, every value of it
-        would be compiled anew.
+        Compiled code takes ``capacity`` and ``shared`` (`step_shared` of the sparse path) as
+        arguments: read from the module, every value of them would be compiled anew.
         """
         x_MK = x.reshape(-1, x.shape[-1])
         up, down = self.up_proj.weight, self.down_proj.weight
         if capacity is not None:
-            gate = self.gate_proj.weight if self.gated else None
-            weights = FFNWeights(gate, up, down, None, None, None, 0.0)
-            y_MK, stats = sparse_ffn_training(x_MK, weights, capacity, order)
+            weights = self._weights()
+            y_MK, stats = sparse_ffn_training(x_MK, weights, capacity, order, shared)
             return y_MK.reshape(x.shape), stats
         token_M = None if order is None else order.token_M
         if self.gated:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparsellm.ffn.inference_ops import MAX_TOKENS, beyond_limits, check_order, check_weights
 from sparsellm.ffn.reference import sparse_backward, sparse_forward
+from sparsellm.ffn.step_shared import kernel_weights
 from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
@@ -21,10 +22,14 @@ from sparsellm.ffn.types import (
     FFNGradients,
     FFNStats,
     FFNWeights,
+    GradientSums,
+    KernelWeights,
+    StepShared,
     TokenOrder,
 )
 
 _DEVICES = ("cpu", "cuda")
+_CAPACITY = 8  # its place among the arguments of `sparse_ffn_forward`
 _Forward = tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]  # fmt: skip
@@ -32,7 +37,11 @@ _Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def sparse_ffn_training(
-    x_MK: Tensor, w: FFNWeights, capacity: int, order: TokenOrder | None = None
+    x_MK: Tensor,
+    w: FFNWeights,
+    capacity: int,
+    order: TokenOrder | None = None,
+    shared: StepShared | None = None,
 ) -> tuple[Tensor, FFNStats]:
     """``y = (relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d`` and its statistics, for training.
 
@@ -48,6 +57,8 @@ def sparse_ffn_training(
             ``stats.union_sum`` exceeds it.
         order: in which to compute; it changes ``stats.union_sum`` and the order of sums, and
             nothing else.
+        shared: of this optimizer step. The matrices are then not cast and transposed here; with
+            ``shared.sums`` the backward pass adds their gradients there, and autograd gets none.
 
     Raises:
         ValueError: shapes, types, devices or a capacity that do not fit, by name.
@@ -56,12 +67,16 @@ def sparse_ffn_training(
     if torch.is_autocast_enabled(device):
         x_MK = x_MK.to(torch.get_autocast_dtype(device))
     if order is None:
-        return sparse_ffn_of_rows(x_MK.contiguous(), w, capacity, None)
-    return sparse_ffn_of_rows(in_order(x_MK, order), w, capacity, order.token_M)
+        return sparse_ffn_of_rows(x_MK.contiguous(), w, capacity, None, shared)
+    return sparse_ffn_of_rows(in_order(x_MK, order), w, capacity, order.token_M, shared)
 
 
 def sparse_ffn_of_rows(
-    x_MK: Tensor, w: FFNWeights, capacity: int, token_M: Tensor | None
+    x_MK: Tensor,
+    w: FFNWeights,
+    capacity: int,
+    token_M: Tensor | None,
+    shared: StepShared | None = None,
 ) -> tuple[Tensor, FFNStats]:
     """`sparse_ffn_training` of tokens that are in order already.
 
@@ -70,6 +85,7 @@ def sparse_ffn_of_rows(
         w: as there.
         capacity: as there.
         token_M: (M,) int32, the token of each row of x; y and nnz are by token.
+        shared: as there.
     """
     y_MK, l1_sum, nnz_M, fired_N, offset, *_ = sparse_ffn_forward(
         x_MK,
@@ -81,6 +97,8 @@ def sparse_ffn_of_rows(
         w.b_down_K,
         token_M,
         capacity,
+        *((None,) * 3 if shared is None else shared.weights),
+        *((None,) * 3 if shared is None or shared.sums is None else shared.sums),
     )
     return y_MK, FFNStats(l1_sum, nnz_M, fired_N, offset[-1].long())
 
@@ -96,20 +114,28 @@ def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensor
     b_down_K: Tensor | None,
     token_M: Tensor | None,
     capacity: int,
+    kernel_gate_NK: Tensor | None = None,
+    kernel_up_NK: Tensor | None = None,
+    kernel_down_NK: Tensor | None = None,
+    sum_gate_NK: Tensor | None = None,
+    sum_up_NK: Tensor | None = None,
+    sum_down_NK: Tensor | None = None,
 ) -> _Forward:
     """See `sparse_ffn_training`, which is what to call.
 
     Args: ``token_M``: (M,) int32, the token of each row of x; y and nnz are by token.
+    ``kernel_…``: `KernelWeights`, all or none. ``sum_…``: `GradientSums`, all or none.
 
     Returns:
         y (M, K); l1_sum () fp32; nnz (M,) and fired (N,) int32; `reference.Columns` one by one.
         Gradients flow through y and l1_sum.
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
+    ready = _ready(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
     _check(x_MK, w, token_M, capacity)
     if x_MK.is_cuda and x_MK.shape[0] > 0:
-        return _forward_by_kernels(x_MK, w, capacity, token_M)
-    return _plain_forward(x_MK, w, capacity, token_M)
+        return _forward_by_kernels(x_MK, w, ready, capacity, token_M)
+    return _plain_forward(x_MK, w, ready, capacity, token_M)
 
 
 @sparse_ffn_forward.register_fake
@@ -123,6 +149,7 @@ def _(  # noqa: PLR0917
     b_down_K: Tensor | None,
     token_M: Tensor | None,
     capacity: int,
+    *_shared: Tensor | None,
 ) -> _Forward:
     m, n = x_MK.shape[0], w_up_NK.shape[0]
     blocks = (m + BLOCK_TOKENS - 1) // BLOCK_TOKENS
@@ -159,20 +186,22 @@ def sparse_ffn_backward(  # noqa: PLR0917
     gate: Tensor,
     up: Tensor,
     needed: Tensor,
+    kernel_gate_NK: Tensor | None = None,
+    kernel_up_NK: Tensor | None = None,
+    kernel_down_NK: Tensor | None = None,
 ) -> _Backward:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
 
     Args: dy (contiguous, of x's type, by token) and d_l1 (); what forward was given but for the
-    capacity; the columns that it returned.
+    capacity and the sums; the columns that it returned.
 
     Returns:
         Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for what there is not.
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
     saved = Columns(offset, neuron, mask, gate, up, needed)
-    if x_MK.is_cuda and x_MK.shape[0] > 0:
-        return _backward_by_kernels(dy_MK, d_l1, x_MK, w, saved, token_M)
-    return _plain_backward(dy_MK, d_l1, x_MK, w, saved, token_M)
+    ready = _ready(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
+    return _in_own_types(_backward(dy_MK, d_l1, x_MK, w, ready, saved, token_M), x_MK, w)
 
 
 @sparse_ffn_backward.register_fake
@@ -182,32 +211,122 @@ def _(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *further: Tensor | None) -> _Ba
     return (torch.empty_like(x_MK), *empty)  # type: ignore[return-value]
 
 
+@torch.library.custom_op(
+    "sparsellm::sparse_ffn_backward_into",
+    mutates_args=("sum_gate_NK", "sum_up_NK", "sum_down_NK"),
+    device_types=_DEVICES,
+)
+def sparse_ffn_backward_into(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    token_M: Tensor | None,
+    offset: Tensor,
+    neuron: Tensor,
+    mask: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    needed: Tensor,
+    kernel_gate_NK: Tensor | None,
+    kernel_up_NK: Tensor,
+    kernel_down_NK: Tensor,
+    sum_gate_NK: Tensor | None,
+    sum_up_NK: Tensor,
+    sum_down_NK: Tensor,
+) -> Tensor:
+    """`sparse_ffn_backward` of an FFN without biases that adds the matrices' gradients to the sums.
+
+    Returns:
+        The gradient of x.
+    """
+    saved = Columns(offset, neuron, mask, gate, up, needed)
+    ready = KernelWeights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
+    w = _without_biases(ready)
+    sums = GradientSums(sum_gate_NK, sum_up_NK, sum_down_NK)
+    return _backward(dy_MK, d_l1, x_MK, w, ready, saved, token_M, sums).x_MK
+
+
+@sparse_ffn_backward_into.register_fake
+def _(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *_further: Tensor | None) -> Tensor:
+    return torch.empty_like(x_MK)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: _Forward) -> None:
-    *tensors, _ = inputs
+    x_MK, *parameters, token_M, _ = inputs[: _CAPACITY + 1]
+    kernels, sums = inputs[_CAPACITY + 1 : _CAPACITY + 4], inputs[_CAPACITY + 4 :]
     _, _, nnz_M, fired_N, *columns = output
     ctx.mark_non_differentiable(nnz_M, fired_N, *columns)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *columns)
+    ctx.save_for_backward(x_MK, token_M, *columns, *kernels, *parameters, *sums)
 
 
 def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) -> tuple[Any, ...]:
-    x_MK, *further = ctx.saved_tensors
+    x_MK, token_M, *further = ctx.saved_tensors
+    columns, kernels = further[: len(Columns._fields)], further[len(Columns._fields) : -9]
+    parameters, sums = further[-9:-3], further[-3:]
     dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
     if d_l1 is None:
         d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
-    found = sparse_ffn_backward(dy_MK, d_l1, x_MK, *further)
-    given = [x_MK, *further][: len(found)]
-    return (*(None if t is None else g for t, g in zip(given, found, strict=True)), None, None)
+    rest = (None,) * 8  # token_M, capacity, kernels' weights and sums
+    if sums[1] is not None:
+        given = (*columns, *kernels, *sums)
+        dx_MK = sparse_ffn_backward_into(dy_MK, d_l1, x_MK, token_M, *given)
+        return (dx_MK, *(None,) * 6, *rest)
+    found = sparse_ffn_backward(dy_MK, d_l1, x_MK, *parameters, token_M, *columns, *kernels)
+    own = zip([x_MK, *parameters], found, strict=True)
+    return (*(None if t is None else g for t, g in own), *rest)
 
 
 sparse_ffn_forward.register_autograd(_gradients, setup_context=_save)
 
 
-def _plain_forward(x_MK: Tensor, w: FFNWeights, capacity: int, token_M: Tensor | None) -> _Forward:
+def _ready(
+    gate_NK: Tensor | None, up_NK: Tensor | None, down_NK: Tensor | None
+) -> KernelWeights | None:
+    if up_NK is None or down_NK is None:
+        return None
+    return KernelWeights(gate_NK, up_NK, down_NK)
+
+
+def _without_biases(ready: KernelWeights) -> FFNWeights:
+    return FFNWeights(ready.gate_NK, ready.up_NK, ready.down_NK.t(), None, None, None, 0.0)
+
+
+def _plain_forward(
+    x_MK: Tensor, w: FFNWeights, ready: KernelWeights | None, capacity: int, token_M: Tensor | None
+) -> _Forward:
     # An operator's inside still sees autocast; here every type is chosen.
     with torch.autocast(x_MK.device.type, enabled=False):
-        y_MK, stats, columns = sparse_forward(x_MK, _cast(w, x_MK.dtype), capacity, token_M)
+        cast = _cast(w, x_MK.dtype, ready)
+        y_MK, stats, columns = sparse_forward(x_MK, cast, capacity, token_M)
     return (y_MK, stats.l1_sum, stats.nnz_M, stats.fired_N, *columns)
+
+
+def _forward_by_kernels(
+    x_MK: Tensor, w: FFNWeights, ready: KernelWeights | None, capacity: int, token_M: Tensor | None
+) -> _Forward:
+    _check_cuda(x_MK, w)
+    from sparsellm.ffn.kernels import union_training
+
+    with torch.cuda.device(x_MK.get_device()):
+        cast = _for_kernels(w, x_MK.dtype, ready)
+        return union_training.forward(x_MK, cast, cast.down_KN.t(), capacity, token_M)
+
+
+def _backward(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+    ready: KernelWeights | None,
+    saved: Columns,
+    token_M: Tensor | None,
+    sums: GradientSums | None = None,
+) -> FFNGradients:
+    """By kernels or in plain torch; with ``sums`` the matrices' gradients are added there."""
+    by_kernels = x_MK.is_cuda and x_MK.shape[0] > 0
+    compute = _backward_by_kernels if by_kernels else _plain_backward
+    return compute(dy_MK, d_l1, x_MK, w, ready, saved, token_M, sums)
 
 
 def _plain_backward(  # noqa: PLR0917
@@ -215,23 +334,19 @@ def _plain_backward(  # noqa: PLR0917
     d_l1: Tensor,
     x_MK: Tensor,
     w: FFNWeights,
+    ready: KernelWeights | None,
     saved: Columns,
     token_M: Tensor | None,
-) -> _Backward:
+    sums: GradientSums | None,
+) -> FFNGradients:
     with torch.autocast(x_MK.device.type, enabled=False):
-        gradients = sparse_backward(dy_MK, d_l1, x_MK, _cast(w, x_MK.dtype), saved, token_M)
-    return _in_own_types(gradients, x_MK, w)
-
-
-def _forward_by_kernels(
-    x_MK: Tensor, w: FFNWeights, capacity: int, token_M: Tensor | None
-) -> _Forward:
-    _check_cuda(x_MK, w)
-    from sparsellm.ffn.kernels import union_training
-
-    with torch.cuda.device(x_MK.get_device()):
-        cast, down_NK = _kernel_weights(w, x_MK.dtype)
-        return union_training.forward(x_MK, cast, down_NK, capacity, token_M)
+        cast = _cast(w, x_MK.dtype, ready)
+        found = sparse_backward(dy_MK, d_l1, x_MK, cast, saved, token_M)
+    if sums is not None:
+        for total, own in zip(sums, (found.gate_NK, found.up_NK, found.down_KN.t()), strict=True):
+            if total is not None and own is not None:
+                total.add_(own)
+    return found
 
 
 def _backward_by_kernels(  # noqa: PLR0917
@@ -239,16 +354,17 @@ def _backward_by_kernels(  # noqa: PLR0917
     d_l1: Tensor,
     x_MK: Tensor,
     w: FFNWeights,
+    ready: KernelWeights | None,
     saved: Columns,
     token_M: Tensor | None,
-) -> _Backward:
+    sums: GradientSums | None,
+) -> FFNGradients:
     from sparsellm.ffn.kernels import union_training
 
     with torch.cuda.device(x_MK.get_device()):
-        cast, down_NK = _kernel_weights(w, x_MK.dtype)
-        own = w.up_NK.dtype
-        gradients = union_training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, own, token_M)
-    return _in_own_types(gradients, x_MK, w)
+        cast, own = _for_kernels(w, x_MK.dtype, ready), w.up_NK.dtype
+        down_NK = cast.down_KN.t()
+        return union_training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, own, token_M, sums)
 
 
 def _in_own_types(gradients: FFNGradients, x_MK: Tensor, w: FFNWeights) -> _Backward:
@@ -257,19 +373,17 @@ def _in_own_types(gradients: FFNGradients, x_MK: Tensor, w: FFNWeights) -> _Back
     return (gradients.x_MK, *cast)  # type: ignore[return-value]
 
 
-def _cast(w: FFNWeights, dtype: torch.dtype) -> FFNWeights:
+def _for_kernels(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
+    """All in ``dtype``, and the matrices as the kernels read them: ``ready``, or made so here."""
+    return _cast(w, dtype, kernel_weights(w, dtype) if ready is None else ready)
+
+
+def _cast(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
+    """All in ``dtype``; the matrices are ``ready``, where they are."""
+    if ready is not None:
+        w = w._replace(gate_NK=ready.gate_NK, up_NK=ready.up_NK, down_KN=ready.down_NK.t())
     cast = [t.to(dtype) if isinstance(t, Tensor) else t for t in w]
     return FFNWeights(*cast)  # type: ignore[arg-type]
-
-
-def _kernel_weights(w: FFNWeights, dtype: torch.dtype) -> tuple[FFNWeights, Tensor]:
-    """All in ``dtype``, and W_d transposed and contiguous, which is what the kernels read of it."""
-    from sparsellm.ffn.kernels.transpose import transposed
-
-    down_NK = transposed(w.down_KN, dtype)
-    cast = _cast(w._replace(down_KN=down_NK.t()), dtype)
-    gate_NK = None if cast.gate_NK is None else cast.gate_NK.contiguous()
-    return cast._replace(gate_NK=gate_NK, up_NK=cast.up_NK.contiguous()), down_NK
 
 
 def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, capacity: int) -> None:

@@ -48,6 +48,29 @@ class FFNWeights(NamedTuple):
     relu_up: bool = False  # dReLU: relu(gate) * relu(up); with a gate, and at inference only
 
 
+class KernelWeights(NamedTuple):
+    """The matrices of an FFN as the kernels read them: of x's type and contiguous."""
+
+    gate_NK: Tensor | None  # None: the non-gated variant
+    up_NK: Tensor
+    down_NK: Tensor  # W_d transposed
+
+
+class GradientSums(NamedTuple):
+    """Where micro-batches add the gradients of an FFN's matrices up: fp32 and contiguous."""
+
+    gate_NK: Tensor | None
+    up_NK: Tensor
+    down_NK: Tensor  # of W_d, transposed
+
+
+class StepShared(NamedTuple):
+    """What the micro-batches of one optimizer step share, see `step_shared.py`."""
+
+    weights: KernelWeights
+    sums: GradientSums | None  # None: gradients go through autograd
+
+
 class Columns(NamedTuple):
     """An activation pattern, compact: a column is 64 tokens × one neuron that any of them fires.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -161,7 +161,7 @@ def _logged_loop(
 
 
 def warm_up(run: Run) -> None:
-    """One micro-batch forward and backward whose gradients are thrown away.
+    """A step's micro-batches forward and backward, whose gradients are thrown away.
 
     Compilation is then over before the clock starts. And DDP settles the layout of its gradient
     buckets after its first backward: with that behind it, every step sums over ranks in the same
@@ -171,10 +171,14 @@ def warm_up(run: Run) -> None:
     shape = (recipe.train.micro_batch_size, recipe.model.context_length)
     tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
     run.activity.begin("compiling", run.step)
+    # Of several micro-batches the last is compiled apart: its gradients go through autograd.
+    rounds = min(recipe.accumulation_steps(accelerator.num_processes), 2)
     for _ in each_path(run.ffns):
-        with accelerator.autocast():
-            sums = run.objective(tokens_BT, tokens_BT)
-        accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes))
+        for _ in accumulation(run, rounds):
+            with accelerator.autocast():
+                sums = run.objective(tokens_BT, tokens_BT)
+            loss = total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes)
+            accelerator.backward(loss)
     clear_gradients(run.optimizer, run.objective)
 
 
@@ -240,6 +244,20 @@ def _is_whole(run: Run, error: Exception) -> bool:
     return isinstance(error, FailedTogether) or run.accelerator.num_processes == 1
 
 
+def accumulation(run: Run, rounds: int) -> Iterator[None]:
+    """Once for each micro-batch of a step: what they share is made before the first of them."""
+    for ffn in run.ffns:
+        ffn.begin_step(run.compute_dtype, accumulate=rounds > 1)
+    for _ in range(rounds - 1):
+        with accumulating(run.accelerator, run.objective):
+            yield
+    for ffn in run.ffns:
+        ffn.end_accumulation()
+    yield
+    for ffn in run.ffns:
+        ffn.end_step()
+
+
 def train_step(run: Run, stop: StopRequest) -> StepTotals:
     """One optimizer step over `global_batch_tokens`.
 
@@ -256,13 +274,11 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     sums = StepSums(run.ffns, recipe.micro_batch_tokens, accelerator.device)
     rounds = recipe.accumulation_steps(accelerator.num_processes)
     reader = _Reader(run)
-    for index in range(rounds):
+    for _ in accumulation(run, rounds):
         run.activity.begin("reading data", run.step)
         tokens_BT1 = reader.next().to(accelerator.device, non_blocking=True)
         run.activity.begin("computing", run.step)
-        last = index == rounds - 1
-        with nullcontext() if last else accumulating(accelerator, run.objective):
-            sums.add(_micro_batch(run, tokens_BT1, l1_weight))
+        sums.add(_micro_batch(run, tokens_BT1, l1_weight))
     run.activity.begin("summing over ranks", run.step)
     step = sums.read(stop.received is not None, reader.error is not None)
     if step.failed:

@@ -61,6 +61,7 @@ class Objective(nn.Module):
                 return_stats=True,
                 capacity=layer.mlp.capacity_for(inputs_BT.numel()),
                 order=order,
+                shared=layer.mlp.step_shared,
                 position_embeddings=rotary,
                 attention_mask=None,
             )

@@ -60,6 +60,11 @@ class Run:
         return [layer.mlp for layer in self.model.model.layers]
 
     @property
+    def compute_dtype(self) -> torch.dtype:
+        """In which the blocks compute; parameters and gradients are fp32."""
+        return torch.bfloat16 if self.recipe.runtime.precision == "bf16" else torch.float32
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of this run's checkpoints."""
         return self.recipe.run_path / "checkpoints"

@@ -292,8 +292,9 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
         y_MK, stats, columns = sparse_forward(x_MK, w, capacity, token_M)
         return (y_MK, *stats[:3], *columns)
 
-    def backward(dy_MK, d_l1, x_MK, w, down_NK, saved, dtype, token_M):  # noqa: PLR0917
+    def backward(dy_MK, d_l1, x_MK, w, down_NK, saved, dtype, token_M, sums):  # noqa: PLR0917
         assert dtype == torch.float32
+        assert sums is None
         return sparse_backward(dy_MK, d_l1, x_MK, w._replace(down_KN=down_NK.t()), saved, token_M)
 
     monkeypatch.setattr(union_training, "forward", forward)
@@ -303,11 +304,13 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     x_MK = x_MK.detach().bfloat16()
     inputs = (x_MK, *(None if t is None else t.detach() for t in w[:6]))
     bare, token_M = FFNWeights(*inputs[1:], 0.0), torch.randperm(70, dtype=torch.int32)
-    on_gpu = _forward_by_kernels(x_MK, bare, 20, token_M)
+    on_gpu = _forward_by_kernels(x_MK, bare, None, 20, token_M)
     on_cpu = sparse_ffn_forward(*inputs, token_M, 20)
     assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
     y_MK, l1_sum, _, _, *columns = on_cpu
-    on_gpu = _backward_by_kernels(y_MK, l1_sum, x_MK, bare, Columns(*columns), token_M)
+    saved = Columns(*columns)
+    found = _backward_by_kernels(y_MK, l1_sum, x_MK, bare, None, saved, token_M, None)
+    on_gpu = [x_MK.new_empty(0) if g is None else g for g in found]
     on_cpu = sparse_ffn_backward(y_MK, l1_sum, *inputs, token_M, *columns)
     assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
     assert all(a.is_contiguous() and a.dtype == torch.float32 for a in on_gpu[1:4] if a.numel())
@@ -341,4 +344,4 @@ def test_what_kernels_cannot_do_is_said(inputs, message):
     options = {"m": 70, "k": 8, "n": 16, "dtype": torch.bfloat16} | inputs
     x_MK, w = _inputs(**options)
     with pytest.raises(ValueError, match=message):
-        _forward_by_kernels(x_MK, w, 20, None)
+        _forward_by_kernels(x_MK, w, None, 20, None)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpu.conditions import need_hopper, poisoned
 from sparsellm.ffn.kernels.weight_grad import group_columns, sum_groups, weight_grads
-from sparsellm.ffn.types import BLOCK_TOKENS, Columns
+from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
 
 pytestmark = pytest.mark.gpu
 
@@ -209,6 +209,24 @@ def _device() -> torch.device:
 @pytest.mark.parametrize("case", [*CASES, *_fuzz(40)], ids=str)
 def test_equals_float64(case):
     check_against_float64(case, _device())
+
+
+ADDED = [c for c in CASES if c.dtype == torch.float32] + [
+    c for c in _fuzz(40) if c.dtype == torch.float32
+]
+
+
+@pytest.mark.parametrize("case", ADDED, ids=str)
+def test_added_to_what_is_there(case):
+    """The sum of both, rounded once; rows of silent neurons stay what they are."""
+    t = inputs_of(case, _device())
+    own = weight_grads(*t[:5], case.n, case.dtype)
+    before = [None if g is None else torch.randn_like(g) for g in own]
+    sums = GradientSums(*(None if b is None else b.clone() for b in before))
+    found = weight_grads(*t[:5], case.n, case.dtype, added_to=sums)
+    for total, b, g, f in zip(sums, before, own, found, strict=True):
+        assert f is total
+        assert total is None or torch.equal(total, b + g)
 
 
 @pytest.mark.parametrize("case", [CASES[3], CASES[9], CASES[11]], ids=str)

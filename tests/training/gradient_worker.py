@@ -70,13 +70,13 @@ def step(overrides: list[str], out: Path) -> None:
         totals = train_step(run, StopRequest())
     after = gather_model(run.model)  # all ranks take part
     if run.accelerator.is_main_process:
-        lr = totals.learning_rate
+        lr = totals.values["learning_rate"]
         save_file({n: (before[n] - p) / lr for n, p in after.items()}, out)
         numbers = {
             "world_size": run.accelerator.num_processes,
-            "loss": totals.loss,
-            "l1": totals.l1,
-            "grad_norm": totals.grad_norm,
+            "loss": totals.values["loss"],
+            "l1": totals.values["l1"],
+            "grad_norm": totals.values["grad_norm"],
             "gathers": gathers.count,
             "gradient_storages": gradient_storages(run.objective),
         }

@@ -109,7 +109,6 @@ def test_a_step_is_counted_exactly_and_the_same_on_either_path(tiny):
     _, _, mixed = _sums(recipe, model, batches)
     assert mixed.kernels.union_mean == dense.kernels.union_mean
     assert mixed.kernels.sparse == [False, True]
-    assert mixed.kernels.sparse_layers == 1
     assert mixed.kernels.overflows == unions[1].count(max(unions[1]))
     assert mixed.cross_entropy_sum == dense.cross_entropy_sum
     choose_kernels(ffns, mixed)

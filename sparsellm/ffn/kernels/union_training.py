@@ -22,7 +22,14 @@ from sparsellm.ffn.kernels.splits import MOST_PARTS, NO_SHARING, NO_SUMS, room_f
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.kernels.weight_grad import weight_grads
 from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
-from sparsellm.ffn.types import BLOCK_TOKENS, Columns, FFNGradients, FFNStats, FFNWeights
+from sparsellm.ffn.types import (
+    BLOCK_TOKENS,
+    Columns,
+    FFNGradients,
+    FFNStats,
+    FFNWeights,
+    GradientSums,
+)
 
 _UNIT_MEMBERS = 256  # cuda/common/union.cuh
 _UNIT_COLUMNS, _THREADS = 512, 384  # cuda/sm90/down.cuh, gather.cuh
@@ -66,11 +73,13 @@ def backward(  # noqa: PLR0917
     saved: Columns,
     dtype: torch.dtype,
     token_M: Tensor | None = None,
+    sums: GradientSums | None = None,
 ) -> FFNGradients:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``, biases' fp32.
 
     Where the pattern did not fit into ``saved`` it is computed again. ``token_M`` as in `forward`:
-    dy is by token, x and its gradient are not.
+    dy is by token, x and its gradient are not. With ``sums`` the matrices' gradients are added to
+    them, and they are what is returned.
 
     Raises:
         ValueError: within the capture of a CUDA graph, and the pattern might not fit.
@@ -118,12 +127,14 @@ def backward(  # noqa: PLR0917
         *(NO_SUMS if splits is None else splits.for_sums()),
         *(control, dx_MK),
     )
-    gate_NK, up_NK, down_NK = weight_grads(saved, d_gate, d_up, x_MK, dy_MK, n, dtype, token_M)
+    gate_NK, up_NK, down_NK = weight_grads(
+        saved, d_gate, d_up, x_MK, dy_MK, n, dtype, token_M, sums
+    )
     return FFNGradients(
         x_MK=dx_MK,
         gate_NK=gate_NK,
         up_NK=up_NK,
-        down_KN=transposed(down_NK, dtype),
+        down_KN=transposed(down_NK, dtype) if sums is None else down_NK.t(),
         b_gate_N=None if w.b_gate_N is None or d_gate is None else _bias_grad(saved, d_gate, n),
         b_up_N=None if w.b_up_N is None else _bias_grad(saved, d_up, n),
         b_down_K=None if w.b_down_K is None else dy_MK.sum(0, dtype=torch.float32),

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compile import launch_for, workers
-from sparsellm.ffn.types import BLOCK_TOKENS, Columns
+from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
 
 # cuda/common/weight_grad.cuh
+_BF16, _FP32, _ADDED_TO_FP32 = range(3)  # `output` in cuda/sm90/weight_sums.cuh
 _GROUP_NEURONS, _MOST_PARTS, _SHORTEST_PART = 32, 60, 16
 _MEMBER_WORDS, _UNIT_WORDS, _CONTROL_WORDS = 8, 8, 2
 # cuda/common/group_columns.cu
@@ -48,6 +49,7 @@ def weight_grads(  # noqa: PLR0917
     num_neurons: int,
     dtype: torch.dtype,
     token_M: Tensor | None = None,
+    added_to: GradientSums | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """The gradients of W_gate, W_up and W_down, each neuron by neuron.
 
@@ -61,13 +63,16 @@ def weight_grads(  # noqa: PLR0917
         num_neurons: N.
         dtype: float32 or bfloat16, of the results; sums are float32.
         token_M: (M,) int32, the row of dy that belongs to each row of x; None where it is the same.
+        added_to: float32 matrices to which the results are added; they are then what is returned.
 
     Returns:
         Σ d_gate x (N, K), or None; Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or Σ up dy. Rows
         of neurons that never fire are zero.
     """
     groups = group_columns(columns, num_neurons, x_MK.shape[1])
-    return sum_groups(groups, columns, d_gate, d_up, x_MK, dy_MK, num_neurons, dtype, token_M)
+    return sum_groups(
+        groups, columns, d_gate, d_up, x_MK, dy_MK, num_neurons, dtype, token_M, added_to
+    )
 
 
 def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
@@ -138,6 +143,7 @@ def sum_groups(  # noqa: PLR0917
     num_neurons: int,
     dtype: torch.dtype,
     token_M: Tensor | None = None,
+    added_to: GradientSums | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """`weight_grads` of a pattern that is grouped; uses the groups up."""
     assert dtype in (torch.float32, torch.bfloat16), dtype
@@ -147,7 +153,11 @@ def sum_groups(  # noqa: PLR0917
     def empty() -> Tensor:
         return torch.empty(num_neurons, k, dtype=dtype, device=x_MK.device)
 
-    gate_NK, up_NK, down_NK = None if d_gate is None else empty(), empty(), empty()
+    if added_to is None:
+        gate_NK, up_NK, down_NK = None if d_gate is None else empty(), empty(), empty()
+        output = _FP32 if dtype == torch.float32 else _BF16
+    else:
+        (gate_NK, up_NK, down_NK), output = added_to, _ADDED_TO_FP32
     # Nothing is split where no group can have so many rows.
     parts = _MOST_PARTS if num_tokens > _SHORTEST_PART * BLOCK_TOKENS else 0
     matrices = 2 if d_gate is None else 3
@@ -176,7 +186,7 @@ def sum_groups(  # noqa: PLR0917
         groups.progress,
         sums,
         np.int32(d_gate is not None),
-        np.int32(dtype == torch.float32),
+        np.int32(output),
         gate_NK,
         up_NK,
         down_NK,

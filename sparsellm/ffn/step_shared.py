@@ -1,0 +1,87 @@
+"""What the micro-batches of an optimizer step share on the sparse path, so that it is made once.
+
+The kernels read weights in bf16, W_d transposed. Without this every forward and backward pass of
+every micro-batch would cast and transpose fp32 parameters. And gradients would be written, then
+read again to be added up: here kernels add them where they are summed.
+
+2B, 65,536 tokens per step in micro-batches of 4 × 2048, one H200, without this: transposes 32 ms,
+casts 22 ms and additions 46 ms of a step of 1,130 ms (attention's weights included).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sparsellm.ffn.types import FFNWeights, GradientSums, KernelWeights, StepShared
+
+
+def kernel_weights(w: FFNWeights, dtype: torch.dtype) -> KernelWeights:
+    """The matrices of ``w`` in ``dtype`` and contiguous; W_d transposed."""
+    gate_NK = None if w.gate_NK is None else w.gate_NK.to(dtype).contiguous()
+    return KernelWeights(gate_NK, w.up_NK.to(dtype).contiguous(), _transposed(w.down_KN, dtype))
+
+
+def _transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    if matrix.is_cuda:
+        from sparsellm.ffn.kernels.transpose import transposed
+
+        with torch.cuda.device(matrix.get_device()):
+            return transposed(matrix, dtype)
+    return matrix.t().to(dtype).contiguous()
+
+
+@torch.no_grad()
+def begin_step(w: FFNWeights, dtype: torch.dtype, accumulate: bool) -> StepShared | None:
+    """Before the first micro-batch of a step.
+
+    Args:
+        w: an FFN's parameters, no biases.
+        dtype: in which the step computes.
+        accumulate: the step has several micro-batches, and their gradients may be added up without
+            autograd: nothing else waits for them (no shards). `end_accumulation` must follow.
+
+    Returns:
+        None for sharded parameters, which do not lie here whole.
+    """
+    matrices = [p for p in (w.gate_NK, w.up_NK, w.down_KN) if p is not None]
+    if any(isinstance(p, DTensor) for p in matrices):
+        return None
+    weights = kernel_weights(w, dtype)
+    if not accumulate or any(not _summable(p) for p in matrices):
+        return StepShared(weights, None)
+    gate_NK = None if w.gate_NK is None else _gradient(w.gate_NK)
+    down_NK = torch.zeros_like(weights.down_NK, dtype=torch.float32)
+    return StepShared(weights, GradientSums(gate_NK, _gradient(w.up_NK), down_NK))
+
+
+@torch.no_grad()
+def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
+    """Before the last micro-batch of a step, whose gradients go through autograd.
+
+    The hooks of DDP then find the sum of all micro-batches, as they do without `StepShared`.
+    """
+    if shared.sums is None:
+        return shared
+    down = w.down_KN
+    total_KN = _transposed(shared.sums.down_NK, torch.float32)
+    if down.grad is None:
+        down.grad = total_KN
+    else:  # of DDP: a view of its buckets
+        down.grad.add_(total_KN)
+    return shared._replace(sums=None)
+
+
+def _summable(parameter: Tensor) -> bool:
+    return (
+        parameter.dtype == torch.float32 and parameter.requires_grad and parameter.is_contiguous()
+    )
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    """The parameter's own gradient, in which micro-batches are added up."""
+    assert isinstance(parameter, nn.Parameter)
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad

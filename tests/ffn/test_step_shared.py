@@ -1,0 +1,109 @@
+"""What a step's micro-batches share changes none of its gradients; tests/gpu has the kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.step_shared import kernel_weights
+from sparsellm.ffn.token_order import token_order
+from sparsellm.ffn.types import FFNWeights
+
+K, N, TOKENS, ROUNDS = 16, 24, 130, 3
+CAPACITY = 3 * N
+
+
+def _ffn(gated):
+    torch.manual_seed(0)
+    return SparseFFN(K, N, gated=gated, kernels="sparse")
+
+
+def _batches():
+    torch.manual_seed(1)
+    return [(torch.randn(1, TOKENS, K), torch.randn(1, TOKENS, K)) for _ in range(ROUNDS)]
+
+
+def _backward(ffn, x, dy, compute):
+    x = x.clone().requires_grad_()
+    y, stats = compute(x, ffn.step_shared)
+    ((y * dy).sum() + 0.1 * stats.l1_sum).backward()
+    return x.grad
+
+
+def _step(ffn, compute, *, shares):
+    """The gradients of x, and of the weights after a step of several micro-batches."""
+    of_x = []
+    if shares:
+        ffn.begin_step(torch.float32, accumulate=True)
+    for index, (x, dy) in enumerate(_batches()):
+        if shares and index == ROUNDS - 1:
+            assert ffn.step_shared.sums is not None
+            ffn.end_accumulation()
+        of_x.append(_backward(ffn, x, dy, compute))
+    ffn.end_step()
+    assert ffn.step_shared is None
+    return [*of_x, *(p.grad for p in ffn.parameters())]
+
+
+def _compute(ffn, order=None):
+    return lambda x, shared: ffn.compute(x, CAPACITY, order, shared)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("views", [True, False], ids=["gradients of DDP", "no gradients yet"])
+def test_gradients_are_those_of_autograd(gated, views):
+    expected, ffn = _ffn(gated), _ffn(gated)
+    if views:  # they persist, zeroed, and must stay the same tensors
+        flat = torch.zeros(sum(p.numel() for p in ffn.parameters()))
+        parts = flat.split([p.numel() for p in ffn.parameters()])
+        for p, part in zip(ffn.parameters(), parts, strict=True):
+            p.grad = part.view_as(p)
+    found = _step(ffn, _compute(ffn), shares=True)
+    torch.testing.assert_close(found, _step(expected, _compute(expected), shares=False))
+    if views:
+        assert all(p.grad.untyped_storage().data_ptr() == flat.data_ptr() for p in ffn.parameters())
+
+
+def test_under_checkpointing_and_in_an_order_of_the_tokens():
+    ids = torch.randint(0, 7, (1, TOKENS))
+    order = token_order(ids, 8)
+    expected, ffn = _ffn(True), _ffn(True)
+
+    def recomputed(x, shared):
+        return checkpoint(ffn.compute, x, CAPACITY, order, shared, use_reentrant=False)
+
+    found = _step(ffn, recomputed, shares=True)
+    torch.testing.assert_close(found, _step(expected, _compute(expected, order), shares=False))
+
+
+@pytest.mark.slow
+def test_compiled():
+    expected, ffn = _ffn(True), _ffn(True)
+    compiled = torch.compile(ffn.compute, fullgraph=True)
+    found = _step(ffn, lambda x, shared: compiled(x, CAPACITY, None, shared), shares=True)
+    torch.testing.assert_close(found, _step(expected, _compute(expected), shares=False))
+
+
+def test_a_dense_layer_shares_nothing_and_one_micro_batch_no_sums():
+    ffn = SparseFFN(K, N, gated=True, kernels="dense")
+    ffn.begin_step(torch.bfloat16, accumulate=True)
+    assert ffn.step_shared is None
+    ffn.end_accumulation()
+    ffn = _ffn(True)
+    ffn.begin_step(torch.bfloat16, accumulate=False)
+    assert ffn.step_shared.sums is None
+    assert {w.dtype for w in ffn.step_shared.weights} == {torch.bfloat16}
+    frozen = _ffn(True).requires_grad_(False)
+    frozen.begin_step(torch.bfloat16, accumulate=True)
+    assert frozen.step_shared.sums is None
+
+
+def test_weights_for_kernels_are_contiguous_and_w_down_is_transposed():
+    gate_NK, up_NK, down_KN = torch.randn(N, K), torch.randn(K, N).t(), torch.randn(K, N)
+    w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
+    ready = kernel_weights(w, torch.bfloat16)
+    assert all(t.is_contiguous() for t in ready)
+    for own, parameter in zip(ready, (gate_NK, up_NK, down_KN.t()), strict=True):
+        assert torch.equal(own, parameter.bfloat16())

@@ -1,0 +1,62 @@
+"""A step of several micro-batches on the kernels: weights cast once, gradients added in place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu.conditions import need_hopper, poisoned
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.token_order import token_order
+
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda")
+K, N, TOKENS, ROUNDS = 264, 1544, 1500, 3
+
+
+@pytest.fixture(autouse=True)
+def _conditions():
+    need_hopper()
+    with poisoned():
+        yield
+
+
+def _ffn(gated):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        ffn = SparseFFN(K, N, gated=gated, kernels="sparse").to(DEVICE)
+    with torch.no_grad():
+        ffn.pattern_weight[: N // 2] = -ffn.pattern_weight[N // 2 :].abs()  # half are silent
+    return ffn
+
+
+def _step(ffn, compute, *, shares):
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    ids = torch.randint(0, 50, (1, TOKENS), generator=generator, device=DEVICE)
+    order, found = token_order(ids, 64), []
+    if shares:
+        ffn.begin_step(torch.bfloat16, accumulate=True)
+    for index in range(ROUNDS):
+        if shares and index == ROUNDS - 1:
+            ffn.end_accumulation()
+        x = torch.rand(1, TOKENS, K, generator=generator, device=DEVICE).bfloat16()
+        x.requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16):
+            y, stats = compute(x, ffn.capacity_for(TOKENS), order, ffn.step_shared)
+        (y.float().square().sum() + 0.01 * stats.l1_sum).backward()
+        found.append(x.grad)
+    ffn.end_step()
+    return [*found, *(p.grad for p in ffn.parameters())]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_step_has_the_gradients_of_autograd(gated, compiles):
+    expected, ffn = _ffn(gated), _ffn(gated)
+    compute = torch.compile(ffn.compute) if compiles else ffn.compute
+    found = _step(ffn, compute, shares=True)
+    right = _step(expected, expected.compute, shares=False)
+    for own, other in zip(found[:ROUNDS], right[:ROUNDS], strict=True):
+        assert torch.equal(own, other)  # the same casts and kernels
+    for own, other in zip(found[ROUNDS:], right[ROUNDS:], strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))

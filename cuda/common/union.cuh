@@ -23,10 +23,8 @@
 //                                                 the first member; which part << 16 | of how many
 //   control [8]                          uint32   see below; zeroed by the gate
 #pragma once
-#include "common/ptx.cuh"
+#include "common/tiles.cuh"
 
-constexpr int block_tokens = 64;
-constexpr int tile_neurons = 256;
 constexpr int unit_members = 256;
 
 __device__ __forceinline__ uint32 entry_of(uint32 slot, uint32 neuron) { return slot << 16 | neuron; }
@@ -45,4 +43,3 @@ __device__ __forceinline__ int token_at(int place) {
 // Words of `control`.
 constexpr int num_units = 0, next_up = 1, next_down = 2, finished = 3, num_entries = 4;
 constexpr int num_parts = 5;  // of `order`
-constexpr int control_words = 8;

@@ -1,0 +1,24 @@
+// TwELL, tile-wise ELLPACK, as the paper defines it (arXiv 2603.23198): the active part of an M × N
+// activation matrix, packed row by row within tiles of 256 neurons.
+//
+// With compression factor C a tile has 256 / C words of 32 bits per row, its `width`: first how many
+// non-zeros the row has in the tile, then the non-zeros, neurons ascending, each a bf16 value in the
+// high half and its neuron, of all N, in the low half. Words beyond the count are not written.
+//
+//   word    [M][tiles][width]  uint32
+//   control [8]                uint32   see below; zeroed by the gate
+//
+// The count is that of the activation, stored or not. A tile that holds more non-zeros than width - 1
+// has thereby overflowed, and everyone who reads it knows: such rows are computed from x again
+// (common/dense_rows.cu).
+#pragma once
+#include "common/tiles.cuh"
+
+__device__ __forceinline__ uint32 twell_word(uint32 value_high, uint32 neuron) {
+  return (value_high & 0xffff0000u) | neuron;
+}
+__device__ __forceinline__ float word_value(uint32 word) { return bf16_high(word); }
+__device__ __forceinline__ uint32 word_neuron(uint32 word) { return word & 0xffffu; }
+
+// Words of `control`: rows left to dense_rows; non-zeros of all rows; blocks of threads that are done.
+constexpr int num_overflowed = 0, num_nonzeros = 1, num_finished = 2, next_item = 3, items_done = 4;

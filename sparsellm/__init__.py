@@ -9,15 +9,18 @@ if TYPE_CHECKING:
 
     from sparsellm.ffn.accelerate import Acceleration
     from sparsellm.ffn.dispatch import Kernels
+    from sparsellm.ffn.types import Format
 
 __version__ = "0.1.0"
 
 
-def accelerate(model: nn.Module, threshold: float = 0.0, kernels: Kernels = "auto") -> Acceleration:
+def accelerate(
+    model: nn.Module, threshold: float = 0.0, kernels: Kernels = "auto", format: Format = "union"
+) -> Acceleration:
     """See `sparsellm.ffn.accelerate.accelerate`; a function, so that the import takes no torch."""
     from sparsellm.ffn import accelerate
 
-    return accelerate.accelerate(model, threshold, kernels)
+    return accelerate.accelerate(model, threshold, kernels, format)
 
 
 def restore(model: nn.Module) -> None:

@@ -41,6 +41,15 @@ __device__ __forceinline__ uint32 take_next(uint32* counter) {
   return taken;
 }
 
+// What other blocks of threads have written by the time they raised a counter is visible afterwards.
+__device__ __forceinline__ uint32 load_acquire(const uint32* counter) {
+  uint32 value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void pause() { asm volatile("nanosleep.u32 64;" ::: "memory"); }
+
 // --- barriers ------------------------------------------------------------------------------------
 
 // A barrier among `threads` threads of the block, apart from __syncthreads (which is number 0).

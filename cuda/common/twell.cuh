@@ -20,5 +20,14 @@ __device__ __forceinline__ uint32 twell_word(uint32 value_high, uint32 neuron) {
 __device__ __forceinline__ float word_value(uint32 word) { return bf16_high(word); }
 __device__ __forceinline__ uint32 word_neuron(uint32 word) { return word & 0xffffu; }
 
-// Words of `control`: rows left to dense_rows; non-zeros of all rows; blocks of threads that are done.
-constexpr int num_overflowed = 0, num_nonzeros = 1, num_finished = 2, next_item = 3, items_done = 4;
+// Relu of a pair of gates: what is not above the threshold, which is not negative, becomes +0; NaN
+// passes.
+__device__ __forceinline__ uint32 cut_pair(uint32 pair, float threshold) {
+  const uint32 low = bf16_low(pair) <= threshold ? 0 : 0xffffu;
+  const uint32 high = bf16_high(pair) <= threshold ? 0 : 0xffff0000u;
+  return pair & (low | high);
+}
+
+// Words of `control`: rows left to dense_rows; blocks of threads that are done; non-zeros of all rows,
+// 64 bits; work of dense_rows that is taken, and done.
+constexpr int num_overflowed = 0, num_finished = 1, num_nonzeros = 2, next_item = 4, items_done = 5;

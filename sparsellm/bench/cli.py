@@ -55,6 +55,7 @@ def add_bench_parser(commands: Any) -> None:
         default="auto",
         help="ours: by measured density (default), or always these",
     )
+    _add_format_argument(ffn)
     ffn.set_defaults(run=_ffn)
 
     ffn_train = names.add_parser(
@@ -103,6 +104,16 @@ def add_bench_parser(commands: Any) -> None:
         )
     table = names.add_parser("table", help="benchmarks/RESULTS.md from results.jsonl")
     table.set_defaults(run=_table)
+
+
+def _add_format_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        nargs="+",
+        choices=("union", "twell"),
+        default=["union"],
+        help="ours: how the active neurons are kept (default: union); several in one run",
+    )
 
 
 def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +177,7 @@ def _ffn(options: argparse.Namespace) -> None:
         _gpu("ffn"),
         traces=options.traces,
         kernels=options.kernels,
+        formats=list(dict.fromkeys(options.format)),
         seconds=options.seconds,
         with_energy=options.energy,
     )

@@ -1,4 +1,4 @@
-"""One FFN forward at a given activation pattern: dense eager, dense compiled, and ours.
+"""One FFN forward at a given activation pattern: dense eager, dense compiled, and ours, by format.
 
 Ours is what a user gets: `SparseFFN` under `sparsellm.accelerate`, in inference mode. All sides see
 the same inputs and weights and alternate call by call (`timing`). Up to 64 tokens the benchmark is
@@ -10,7 +10,7 @@ through copies that no cache holds. Above, it is ``ffn_forward``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from torch import Tensor
 import sparsellm
 from sparsellm.bench import timing
 from sparsellm.bench.ffn_cases import DECODE_TOKENS, Case, Inputs
-from sparsellm.bench.ffn_records import case_key, rates_of, records
+from sparsellm.bench.ffn_records import case_key, format_key, of_format, rates_of, records
 from sparsellm.bench.ffn_sides import (
     dense,
     dense_weights,
@@ -34,6 +34,7 @@ from sparsellm.bench.ffn_sweep import FFNBench, Measured, Skipped
 from sparsellm.bench.record import Measurement
 from sparsellm.ffn.accelerate import Acceleration
 from sparsellm.ffn.dispatch import Kernels
+from sparsellm.ffn.types import Format
 
 CALLS_IN_A_ROW = 12  # of a few tokens, which take the host as long as the GPU
 SETTLING_CALLS = 25  # until the choice between dense and sparse kernels stands
@@ -51,7 +52,7 @@ class Built(NamedTuple):
     """What a case calls."""
 
     sides: dict[str, list[Callable[[], Tensor]]]
-    done: Acceleration  # of one of the copies
+    done: dict[Format, Acceleration]  # of one of the copies
 
 
 def run(
@@ -60,6 +61,7 @@ def run(
     *,
     traces: Path | None,
     kernels: Kernels,
+    formats: Sequence[Format],
     seconds: float,
     with_energy: bool,
 ) -> Iterator[list[Measurement] | Skipped]:
@@ -70,6 +72,7 @@ def run(
         device: a CUDA device.
         traces: a file of `analyze.trace`, for the pattern ``trace``.
         kernels: ``auto``, ``sparse`` or ``dense``, see `sparsellm.accelerate`.
+        formats: of ours; each is a side, all of them timed together.
         seconds: of timing, each.
         with_energy: of a few cases, also millijoules a token.
 
@@ -77,7 +80,7 @@ def run(
         FileNotFoundError: no such trace file.
         ValueError: it is none, or there is no energy counter.
     """
-    bench = _ForwardBench(device, seconds, traces, with_energy, kernels)
+    bench = _ForwardBench(device, seconds, traces, with_energy, kernels=kernels, formats=formats)
     yield [
         Measurement("ceilings", {"what": what}, metric, value, unit)
         for what, metric, value, unit in (
@@ -97,46 +100,55 @@ class _ForwardBench(FFNBench):
         seconds: float,
         traces: Path | None,
         with_energy: bool,
+        *,
         kernels: Kernels,
+        formats: Sequence[Format],
     ) -> None:
         super().__init__(device, seconds, traces, with_energy)
         self.kernels = kernels
+        self.formats = formats
         self.ceilings = timing.ceilings(device)
 
     def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
         sides, done = self._build(case, inputs)
         with torch.inference_mode():
-            self.warm_up(sides, {"ours": SETTLING_CALLS})
-            difference = relative_difference(sides["ours"][0](), sides["dense_eager"][0]())
-        refuse_if_off("ours", difference, MAX_DIFFERENCE)
+            self.warm_up(sides, dict.fromkeys(self.formats, SETTLING_CALLS))
+            expected = sides["dense_eager"][0]()
+            differences = {
+                name: relative_difference(sides[name][0](), expected) for name in self.formats
+            }
+        for name, difference in differences.items():
+            refuse_if_off(f"ours ({name})", difference, MAX_DIFFERENCE)
         for launch, prepare in _launches(case.tokens).items():
             with torch.inference_mode():
                 least = CALLS_IN_A_ROW if launch else 1
                 ms = timing.ms_of_a_call(sides, prepare, least, self.seconds)
-            chosen = [path for paths in done.paths().values() for path in paths.values()]
-            key = case_key(case, inputs, extra)
-            key |= {"kernels": self.kernels, "path": chosen[0] if chosen else self.kernels}
-            key |= {"launch": launch} if launch else {}
             bench = "ffn_decode" if launch else "ffn_forward"
-            yield records(bench, key, ms, difference, rates_of(case, inputs, self.ceilings)), sides
+            rates = rates_of(case, inputs, self.ceilings)
+            for name in self.formats:
+                chosen = [p for paths in done[name].paths().values() for p in paths.values()]
+                key = case_key(case, inputs, extra) | format_key(name)
+                key |= {"kernels": self.kernels, "path": chosen[0] if chosen else self.kernels}
+                key |= {"launch": launch} if launch else {}
+                found = records(bench, key, of_format(ms, name), differences[name], rates)
+                yield found, of_format(sides, name)
 
     def _build(self, case: Case, inputs: Inputs) -> Built:
         """Calls on equal weights, in copies: several where they must not stay in a cache."""
         state, copies = state_of(case.shape, inputs.w_NK), 1
         if case.tokens <= DECODE_TOKENS:
             copies = timing.copies_beyond_cache(inputs.w_NK.nbytes, self.device)
-        sides: dict[str, list[Callable[[], Tensor]]] = {
-            "dense_eager": [],
-            "dense_compiled": [],
-            "ours": [],
-        }
+        names = ("dense_eager", "dense_compiled", *self.formats)
+        sides: dict[str, list[Callable[[], Tensor]]] = {name: [] for name in names}
+        done: dict[Format, Acceleration] = {}
         for _ in range(copies):
-            ffn = new_ffn(case.shape, state, self.device).requires_grad_(False).eval()
-            done = sparsellm.accelerate(ffn, kernels=self.kernels)
-            if done.left_alone:
-                raise ValueError("; ".join(done.left_alone.values()))
+            for name in self.formats:
+                ffn = new_ffn(case.shape, state, self.device).requires_grad_(False).eval()
+                done[name] = sparsellm.accelerate(ffn, kernels=self.kernels, format=name)
+                if done[name].left_alone:
+                    raise ValueError("; ".join(done[name].left_alone.values()))
+                sides[name].append(partial(ffn, inputs.x_MK))
             arguments = (inputs.x_MK, *dense_weights(ffn))
             sides["dense_eager"].append(partial(dense, *arguments))
             sides["dense_compiled"].append(partial(self.compiled, *arguments))
-            sides["ours"].append(partial(ffn, inputs.x_MK))
         return Built(sides, done)

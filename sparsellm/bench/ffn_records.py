@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from sparsellm.bench.ffn_cases import DECODE_TOKENS, Case, Inputs
 from sparsellm.bench.memory import StepMemory
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Ceilings
+from sparsellm.ffn.types import Format
 
 RATES = ("tflops", "gbytes_per_s")  # more is better; how their metrics begin
 PARTS = {"forward_ms": "forward", "memory_MiB": "holds", "peak_MiB": "peak"}  # as rows say it
@@ -50,6 +52,21 @@ def case_key(case: Case, inputs: Inputs, extra: dict[str, Any]) -> dict[str, Any
         "measured_nnz": round(inputs.nnz, 1),
         "union_64": round(inputs.union_64, 1),
     }
+
+
+def format_key(name: Format) -> dict[str, Any]:
+    """The key of a record that says by which format: none for the union, which came first."""
+    return {} if name == "union" else {"format": name}
+
+
+Value = TypeVar("Value")
+
+
+def of_format(sides: Mapping[str, Value], name: Format) -> dict[str, Value]:
+    """What is told of each side, with the format's as ``ours``, and the other formats left out."""
+    formats = get_args(Format)
+    own = {side: value for side, value in sides.items() if side not in formats}
+    return own | {"ours": sides[name]}
 
 
 def rates_of(case: Case, inputs: Inputs, ceilings: Ceilings) -> Rates:
@@ -127,9 +144,9 @@ def train_records(
 
 def mean_over_layers(found: list[Measurement]) -> list[Measurement]:
     """Means of values and baselines over the key ``layer``; ratios are those of the means."""
-    groups: dict[tuple[str, Any], list[Measurement]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[Measurement]] = defaultdict(list)
     for m in found:
-        groups[m.metric, m.case.get("launch")].append(m)
+        groups[m.metric, m.case.get("launch"), m.case.get("format")].append(m)
     means = []
     for members in groups.values():
         first = members[0]
@@ -163,7 +180,8 @@ def _row(members: list[Measurement]) -> str:
     layer = f" layer {case['layer']}" if "layer" in case else ""
     launch = f" {case['launch']}" if "launch" in case else ""
     name = f"M {case['M']} {case['K']}/{case['N']} {case['pattern']}{layer} nnz {case['nnz']}"
-    name = f"{name} union {case['union_64']:.0f}{launch} ({case['path']})"
+    by = f" {case['format']}" if "format" in case else ""
+    name = f"{name} union {case['union_64']:.0f}{launch} ({case['path']}{by})"
     if "mJ_per_token" in metrics:
         m = metrics["mJ_per_token"]
         return f"{name:72} {m.value:.4f} mJ a token, dense {m.baseline:.4f}: {m.ratio:.2f}×"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -62,7 +63,7 @@ class FFNBench(ABC):
 
     @abstractmethod
     def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
-        """The records of one pattern, those of each way to launch together, and what was called.
+        """The records of one pattern, of each way to launch and format, and what was called.
 
         Args:
             case: its setting.
@@ -105,18 +106,19 @@ class FFNBench(ABC):
     def _layers(self, case: Case, traces: Path) -> Iterator[list[Measurement]]:
         """A trace: each layer, then the mean over layers; energy is of all layers in turn."""
         every: list[Measurement] = []
-        kept: list[Sides] = []
+        kept: dict[str | None, list[Sides]] = defaultdict(list)  # by format
         for layer in range(self.num_layers):
             inputs = trace_inputs(case, traces, layer, self.device)
             for found, sides in self.measure(case, inputs, {"layer": layer}):
                 yield found
                 every += found
                 if self._wants_energy(case):
-                    kept.append(sides)
+                    kept[found[0].case.get("format")].append(sides)
         means = mean_over_layers(every)
         yield means
-        if kept:
-            yield [self._energy(case, means, kept)]
+        for name, of_layers in kept.items():
+            own = [m for m in means if m.case.get("format") == name]
+            yield [self._energy(case, own, of_layers)]
 
     def warm_up(self, sides: Sides, num_calls: Mapping[str, int] | None = None) -> None:
         """Calls everything a few times: `WARM_UP_CALLS`, or of a side as many as are given."""

@@ -43,6 +43,7 @@ from sparsellm.ffn.replace import (
     replace_in_layer,
     weights_of,
 )
+from sparsellm.ffn.types import Format
 
 
 @dataclass
@@ -75,7 +76,12 @@ class Acceleration:
         return "\n".join(lines)
 
 
-def accelerate(model: nn.Module, threshold: float = 0.0, kernels: Kernels = "auto") -> Acceleration:
+def accelerate(
+    model: nn.Module,
+    threshold: float = 0.0,
+    kernels: Kernels = "auto",
+    format: Format = "union",
+) -> Acceleration:
     """Puts the sparse kernels under every FFN that they can compute, in place.
 
     These are gate/up/down with ReLU, FATReLU (its threshold is read from the module) or dReLU
@@ -91,21 +97,23 @@ def accelerate(model: nn.Module, threshold: float = 0.0, kernels: Kernels = "aut
         kernels: ``auto`` runs a layer dense where measurement says that its present density makes
             that faster, so the last bits of a result may change from call to call; ``sparse`` and
             ``dense`` never choose, and repeat to the bit.
+        format: of the sparse kernels: ``union``, which is faster where neighbouring tokens share
+            neurons, or the paper's ``twell``. Up to 64 tokens need neither.
 
     Returns:
         What was accelerated, and what looks like an FFN but was left alone, and why.
 
     Raises:
-        ValueError: a negative threshold, an unknown ``kernels``.
+        ValueError: a negative threshold, an unknown ``kernels`` or ``format``.
     """
     if not threshold >= 0:
         raise ValueError(f"threshold {threshold} must not be negative")
-    new_dispatch(kernels, pinned=False)  # refuses what is unknown before anything is changed
+    new_dispatch(kernels, False, format)  # refuses what is unknown before anything is changed
     restore(model)
     done = Acceleration()
     for found in find_ffns(model):
         try:
-            dispatch = _accept(found, threshold, kernels)
+            dispatch = _accept(found, threshold, kernels, format)
         except OtherFormula as reason:
             done.left_alone[found.name] = str(reason)
         else:
@@ -134,7 +142,7 @@ def restore(model: nn.Module) -> None:
         put_back(module)
 
 
-def _accept(found: Found, threshold: float, kernels: Kernels) -> Dispatch:
+def _accept(found: Found, threshold: float, kernels: Kernels, format: Format) -> Dispatch:
     """Replaces the forward of what looks like an FFN.
 
     Raises:
@@ -154,7 +162,7 @@ def _accept(found: Found, threshold: float, kernels: Kernels) -> Dispatch:
         raise OtherFormula(reason)
     accept = _accept_in_layer if is_layer(module, names) else _accept_module
     with torch.no_grad(), _evaluating(module):
-        dispatch = new_dispatch(kernels, pinned=ffn.up.weight.is_cuda)
+        dispatch = new_dispatch(kernels, ffn.up.weight.is_cuda, format)
         accept(module, names, own_threshold or 0.0, threshold, dispatch)
     return dispatch
 

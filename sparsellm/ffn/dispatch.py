@@ -15,6 +15,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from sparsellm.ffn.types import Format
+
 Kernels = Literal["auto", "sparse", "dense"]
 Path = Literal["sparse", "dense"]
 
@@ -31,7 +33,9 @@ class Costs:
 
     dense: float
     fixed: float  # sparse where nothing fires
-    per_neuron: float  # sparse, for each neuron that the tokens of a block fire between them
+    # Sparse, for each neuron that the tokens of a block fire between them; by TwELL: that a token
+    # fires.
+    per_neuron: float
 
     def sparse(self, num_neurons: float) -> float:
         """What the sparse kernels would take."""
@@ -53,13 +57,15 @@ class Dispatch:
     Args:
         kernels: ``auto``, or the path to be taken always.
         observed: int32 of 32 words in pinned memory, for the kernels to write; -1 before they do.
+        format: of the sparse kernels.
 
     Raises:
-        ValueError: ``kernels`` is something else.
+        ValueError: ``kernels`` or ``format`` is something else.
     """
 
     kernels: Kernels
     observed: torch.Tensor
+    format: Format = "union"
     states: dict[int, _State] = field(default_factory=dict)
     handle: int = field(init=False)  # never 0; see `by_handle`
 
@@ -68,16 +74,17 @@ class Dispatch:
             raise ValueError(
                 f"kernels {self.kernels!r} must be one of {', '.join(get_args(Kernels))}"
             )
+        check_format(self.format)
         self._words = self.observed.numpy()
         self.handle = next(_next_handle)
         _by_handle[self.handle] = self
 
     def __deepcopy__(self, memo: dict[int, object]) -> Dispatch:
         """One that has seen nothing, with words of its own: a GPU writes to those it was given."""
-        return new_dispatch(self.kernels, pinned=self.observed.is_pinned())
+        return new_dispatch(self.kernels, self.observed.is_pinned(), self.format)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return new_dispatch, (self.kernels, self.observed.is_pinned())
+        return new_dispatch, (self.kernels, self.observed.is_pinned(), self.format)
 
     def word(self, num_tokens: int) -> int:
         """Address of the word that the kernels write for this many tokens."""
@@ -146,9 +153,16 @@ def bucket_of(num_tokens: int) -> int:
     return min((num_tokens - 1).bit_length(), _NUM_BUCKETS - 1)
 
 
-def new_dispatch(kernels: Kernels, pinned: bool) -> Dispatch:
+def check_format(name: str) -> None:
+    """Raises ValueError where there is no such format."""
+    if name not in get_args(Format):
+        raise ValueError(f"format {name!r} must be one of {', '.join(get_args(Format))}")
+
+
+def new_dispatch(kernels: Kernels, pinned: bool, format: Format = "union") -> Dispatch:
     """A dispatch with its own words; ``pinned`` where a GPU will write them."""
-    return Dispatch(kernels, torch.full((_NUM_BUCKETS,), -1, dtype=torch.int32, pin_memory=pinned))
+    words = torch.full((_NUM_BUCKETS,), -1, dtype=torch.int32, pin_memory=pinned)
+    return Dispatch(kernels, words, format)
 
 
 # Operators take numbers and tensors only: a dispatch goes through them by its handle. Who holds the

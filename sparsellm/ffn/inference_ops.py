@@ -72,12 +72,12 @@ def _run(
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
     path = chooser.choose(
         m,
-        lambda: inference.costs_of(m, k, n, gated, x_MK.get_device()),
+        lambda: inference.costs_of(m, k, n, gated, chooser.format, x_MK.get_device()),
         frozen=torch.cuda.is_current_stream_capturing(),
     )
     if path == "dense":
         return inference.dense_ffn(x_MK, w)
-    return inference.sparse(x_MK, w, down_NK, chooser.word(m), token_M)
+    return inference.sparse(x_MK, w, down_NK, chooser.word(m), token_M, chooser.format)
 
 
 @torch.library.register_fake("sparsellm::sparse_ffn")

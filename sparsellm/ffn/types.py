@@ -5,11 +5,15 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 BLOCK_TOKENS = 64
+# How kernels keep an activation pattern: by the neurons that 64 tokens share
+# (cuda/common/union.cuh), or as the paper does, each token for itself (cuda/common/twell.cuh).
+Format = Literal["union", "twell"]
+TILE_NEURONS = 256  # the column tile of the gate's GEMM, cuda/common/tiles.cuh
 
 
 # The token of a block at each place of a column, `token_at` of cuda/common/union.cuh.

@@ -18,7 +18,7 @@ from sparsellm.ffn.module import SparseFFN
 
 from .conftest import CPU, GATED, NON_GATED
 
-TIMES = {"dense_eager": 3.0, "dense_compiled": 2.0, "ours": 1.0}
+TIMES = {"dense_eager": 3.0, "dense_compiled": 2.0, "union": 1.0, "twell": 1.25}
 
 
 @pytest.fixture
@@ -49,7 +49,8 @@ def clock(monkeypatch):
 
 
 def _run(cases, **options):
-    options = {"traces": None, "kernels": "sparse", "seconds": 0.5, "with_energy": False} | options
+    defaults = {"traces": None, "kernels": "sparse", "formats": ["union"], "seconds": 0.5}
+    options = defaults | {"with_energy": False} | options
     return list(ffn_forward.run(cases, CPU, **options))
 
 
@@ -144,6 +145,19 @@ def test_a_trace_gives_a_record_a_layer_and_their_mean(clock, traces):
     assert " graph (sparse) " in graph
 
 
+def test_formats_are_timed_together_and_recorded_apart(clock, traces):
+    formats = ["union", "twell"]
+    _, union, twell = _run([Case(128, GATED, "uniform", 20)], formats=formats)
+    assert list(clock[0]) == ["dense_eager", "dense_compiled", *formats]
+    assert "format" not in union[0].case  # records from before there were two
+    assert twell[0].case == union[0].case | {"format": "twell"}
+    assert (union[0].value, twell[0].value, twell[0].ratio) == (1.0, 1.25, 1.6)
+    assert " (sparse twell) " in ffn_records.rows(twell)[0]
+    means = _run([Case(400, GATED, "trace", None)], traces=traces, formats=formats)[-1]
+    by_format = {m.case.get("format"): m.value for m in means if m.metric == "ms"}
+    assert by_format == {None: 1.0, "twell": 1.25}
+
+
 def test_fewer_tokens_than_recorded_fire_as_recorded(traces):
     inputs = ffn_cases.trace_inputs(Case(50, GATED, "trace", None), traces, 1, CPU)
     fired = (inputs.x_MK.float() @ inputs.w_NK.float().t() > 0).sum(1)
@@ -197,7 +211,7 @@ def test_a_wrong_result_has_no_time(clock, monkeypatch):
     monkeypatch.setattr(SparseFFN, "forward", lambda self, x: forward(self, x) * 1.1)
     monkeypatch.setattr(ffn_forward.sparsellm, "accelerate", lambda *_, **__: Acceleration())
     _, skipped = _run([Case(128, GATED, "uniform", 20)])
-    assert skipped.why == "ours is 10.0% off dense: no time is worth that"
+    assert skipped.why == "ours (union) is 10.0% off dense: no time is worth that"
 
 
 def test_the_sides_alternate_over_the_copies():
@@ -252,7 +266,7 @@ def test_the_command_records_case_by_case(clock, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(ffn_forward, "MAX_DIFFERENCE", -1.0)
     assert cli.main([*command, "--pattern", "uniform"]) == 1
     captured = capsys.readouterr()
-    assert "skipped: M 128 64/256 uniform nnz 20: ours is" in captured.out
+    assert "skipped: M 128 64/256 uniform nnz 20: ours (union) is" in captured.out
     assert captured.err == "error: no case was measured; the reasons are above\n"
 
 

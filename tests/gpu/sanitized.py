@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels import compile, dense, inference, portable, union
+from sparsellm.ffn.kernels import compile, dense, inference, portable, twell, union
 from sparsellm.ffn.kernels.decode import MAX_TOKENS, decode_ffn
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, TokenOrder
@@ -50,6 +50,14 @@ def infer(matrix: Callable[..., Tensor], hopper: bool) -> None:
             union.union_up(x_MK, w_NK, b_N, columns)
             union.union_down(columns, w_NK, b_K, y_MK)
         w = FFNWeights(w_NK, w_NK, w_NK.t(), b_N, b_N, b_K, 0.0)
+        for compression, shift in ((2, 0.0), (8, 20.0)):  # few fire, then so many that all overflow
+            gate = twell.empty_twell(m, n, compression, device)
+            for kernels in (portable, twell) if hopper else (portable,):
+                if kernels is portable:
+                    portable.pack_twell(gate_MN + shift / 4, 0.0, gate)
+                else:
+                    twell.gate_twell(x_MK, w_NK, b_N + shift, 0.0, gate)
+                twell.twell_ffn(gate, x_MK, w._replace(b_gate_N=b_N + shift), w_NK, y_MK)
         inference.sparse(x_MK, w, w_NK, 0, order_of(m).token_M)
         for tokens in (1, 9, MAX_TOKENS):
             decode_ffn(x_MK[:tokens], w, w_NK, y_MK[:tokens])

@@ -98,11 +98,13 @@ def shape(choose: random.Random) -> tuple[int, int, int]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("format", ["union", "twell"])
 @pytest.mark.parametrize("path", ["own", "portable"])
-def test_fuzz(path, monkeypatch):
+def test_fuzz(path, format, monkeypatch):
     if path == "portable":  # what other GPUs than Hopper run
         monkeypatch.setattr("sparsellm.ffn.kernels.inference._is_hopper", lambda index: False)
     seed = int(os.environ.get("SPARSELLM_FUZZ_SEED", "0"))
+    dispatch = new_dispatch("sparse", pinned=True, format=format)
     worst = 0.0
     for case in range(FUZZ_CASES):
         choose = random.Random(f"{seed}/{case}")
@@ -111,15 +113,15 @@ def test_fuzz(path, monkeypatch):
         x_MK, w = problem(m, k, n, choose)
         right = expected(x_MK, w)
         with poisoned():
-            found = operator(x_MK, w)
-            again = operator(x_MK, w)
+            found = operator(x_MK, w, dispatch.handle)
+            again = operator(x_MK, w, dispatch.handle)
         where = f"case {case}: M {m} K {k} N {n}"
         assert torch.isfinite(found).all(), where
         assert torch.equal(found, again), where
         # bf16 rounds the gate, up, their product and the sum: 2^-9 of each at most.
         assert error(found, right) < 1.2e-2, f"{where}: {error(found, right)}"
         worst = max(worst, error(found, right))
-    print(f"{path}: {FUZZ_CASES} cases, largest error {worst:.2e}")
+    print(f"{format}, {path}: {FUZZ_CASES} cases, largest error {worst:.2e}")
 
 
 @pytest.mark.parametrize("m", [3, 500])

@@ -14,21 +14,23 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.dispatch import Costs, bucket_of
-from sparsellm.ffn.kernels import decode, portable, union
+from sparsellm.ffn.kernels import decode, portable, twell, union
 from sparsellm.ffn.kernels.dense import dense_ffn
 from sparsellm.ffn.kernels.permute import permuted_rows
 from sparsellm.ffn.kernels.splits import room_for_splits
-from sparsellm.ffn.types import FFNWeights
+from sparsellm.ffn.types import FFNWeights, Format
 
+COMPRESSION = 8  # of TwELL: the paper's, 31 non-zeros per token and tile of 256 neurons
 HOPPER = (9, 0)  # compute capability of wgmma and TMA multicast
 
 
-def sparse(
+def sparse(  # noqa: PLR0917
     x_MK: Tensor,
     w: FFNWeights,
     down_NK: Tensor,
     observed: int = 0,
     token_M: Tensor | None = None,
+    format: Format = "union",
 ) -> Tensor:
     """By the sparse kernels for this GPU and M; y of (M, K).
 
@@ -37,14 +39,37 @@ def sparse(
         w: the FFN; its W_d is not read.
         down_NK: W_d transposed, which is what the kernels read.
         observed: address of an int32, pinned, for the mean number of neurons that a block of
-            tokens fires between them; 0 for none.
+            tokens fires between them, of TwELL that a token fires; 0 for none.
         token_M: (M,) int32, the order in which tokens come into blocks, should there be several;
-            None is their own.
+            None is their own. TwELL has no blocks.
+        format: how the gate is kept; up to 64 tokens it need not be.
     """
     y_MK = torch.empty_like(x_MK)
     if x_MK.shape[0] <= decode.MAX_TOKENS:
         decode.decode_ffn(x_MK, w, down_NK, y_MK, observed)
-        return y_MK
+    elif format == "twell":
+        _by_twell(x_MK, w, down_NK, y_MK, observed)
+    else:
+        _by_union(x_MK, w, down_NK, y_MK, observed, token_M)
+    return y_MK
+
+
+def _by_twell(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor, observed: int) -> None:
+    kernels = twell if _is_hopper(x_MK.get_device()) else portable
+    first_NK, b_first_N = (w.up_NK, w.b_up_N) if w.gate_NK is None else (w.gate_NK, w.b_gate_N)
+    gate = twell.empty_twell(x_MK.shape[0], w.up_NK.shape[0], COMPRESSION, x_MK.device)
+    kernels.gate_twell(x_MK, first_NK, b_first_N, w.threshold, gate)
+    twell.twell_ffn(gate, x_MK, w, down_NK, y_MK, observed)
+
+
+def _by_union(  # noqa: PLR0917
+    x_MK: Tensor,
+    w: FFNWeights,
+    down_NK: Tensor,
+    y_MK: Tensor,
+    observed: int,
+    token_M: Tensor | None,
+) -> None:
     kernels, splits = (union if _is_hopper(x_MK.get_device()) else portable), None
     if token_M is not None:
         x_MK = permuted_rows(x_MK, token_M)
@@ -56,7 +81,6 @@ def sparse(
         kernels.gate_union(x_MK, w.gate_NK, w.b_gate_N, w.threshold, gate, observed)
         kernels.union_up(x_MK, w.up_NK, w.b_up_N, gate, relu_up=w.relu_up)
     kernels.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
-    return y_MK
 
 
 @functools.cache
@@ -64,34 +88,45 @@ def _is_hopper(device_index: int) -> bool:
     return torch.cuda.get_device_capability(device_index) == HOPPER
 
 
-def costs_of(num_tokens: int, k: int, n: int, gated: bool, device_index: int) -> Costs:
+def costs_of(  # noqa: PLR0917
+    num_tokens: int, k: int, n: int, gated: bool, format: Format, device_index: int
+) -> Costs:
     """What dense and sparse take at this magnitude of M."""
     largest = 1 << min(bucket_of(num_tokens), _LARGEST_MEASURED)
-    return measure_costs(largest, k, n, gated, device_index)
+    return measure_costs(largest, k, n, gated, format, device_index)
 
 
 # Should there be no memory to measure with: H200, M 16384, K 2048, N 5632 in units of dense.
-_ASSUMED_FIXED, _ASSUMED_PER_SHARE = 0.35, 1.1
+# TwELL: 8 KB per non-zero at 8 TB/s.
+_ASSUMED_FIXED, _ASSUMED_PER_SHARE, _ASSUMED_PER_TOKEN_SHARE = 0.35, 1.1, 55.0
 _LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
 _MOST_COPIES = 6
 
 
 @functools.lru_cache(maxsize=256)
-def measure_costs(num_tokens: int, k: int, n: int, gated: bool, device_index: int) -> Costs:
+def measure_costs(  # noqa: PLR0917
+    num_tokens: int, k: int, n: int, gated: bool, format: Format, device_index: int
+) -> Costs:
     """Times dense and sparse on random weights, once a shape and process; waits for the GPU.
 
-    A bias decides which neurons fire, so that the sparse side is timed at two known unions; its
-    cost is linear in the union (the gate's GEMM, then work a member).
+    A bias decides which neurons fire, for all tokens, so that the sparse side is timed at two known
+    unions; its cost is linear in the union (the gate's GEMM, then work a member). TwELL's is linear
+    in the non-zeros of a token, which are as many then; they are few enough for its tiles.
     """
     device = torch.device("cuda", device_index)
+    # Decoding knows no format: its cost is that of the union.
+    by_token = format == "twell" and num_tokens > decode.MAX_TOKENS
     try:
         with torch.cuda.device(device):
-            return _measure_costs(num_tokens, k, n, gated, device)
+            return _measure_costs(num_tokens, k, n, gated, "twell" if by_token else "union", device)
     except torch.cuda.OutOfMemoryError:
-        return Costs(1.0, _ASSUMED_FIXED, _ASSUMED_PER_SHARE / n)
+        per_share = _ASSUMED_PER_TOKEN_SHARE if by_token else _ASSUMED_PER_SHARE
+        return Costs(1.0, _ASSUMED_FIXED, per_share / n)
 
 
-def _measure_costs(num_tokens: int, k: int, n: int, gated: bool, device: torch.device) -> Costs:
+def _measure_costs(  # noqa: PLR0917
+    num_tokens: int, k: int, n: int, gated: bool, format: Format, device: torch.device
+) -> Costs:
     generator = torch.Generator(device).manual_seed(0)
 
     def matrix(*shape: int) -> Tensor:
@@ -112,10 +147,12 @@ def _measure_costs(num_tokens: int, k: int, n: int, gated: bool, device: torch.d
     def sparse_at(union: int) -> float:
         bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
         bias_N[torch.arange(union, device=device) * n // union] = 1e4
-        return median_ms([partial(sparse, x_MK, ffn(i, bias_N), transposed[i]) for i in each])
+        return median_ms(
+            [partial(sparse, x_MK, ffn(i, bias_N), transposed[i], format=format) for i in each]
+        )
 
     each = range(copies)
-    few, many = n // 8, n // 2
+    few, many = (n // 8, n // 2) if format == "union" else (n // 256 + 1, n // 64 + 2)
     at_few, at_many = sparse_at(few), sparse_at(many)
     all_dense = median_ms([partial(dense_ffn, x_MK, ffn(i, None)) for i in each])
     per_neuron = max(at_many - at_few, 0.0) / (many - few)

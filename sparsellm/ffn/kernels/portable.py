@@ -1,7 +1,7 @@
-"""Launches the union kernels of GPUs other than Hopper; they run on every one since Ampere.
+"""Launches the kernels of GPUs other than Hopper; they run on every one since Ampere.
 
-Same signatures, formats and results as `kernels.union`, which see. M tokens, K hidden_size,
-N intermediate_size; everything bf16 and contiguous.
+Same signatures, formats and results as `kernels.union` and `kernels.twell`, which see. M tokens,
+K hidden_size, N intermediate_size; everything bf16 and contiguous.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.kernels.twell import Twell
 from sparsellm.ffn.kernels.union import Union, union_entries
 
 _THREADS = 256
+_PACK_ROWS = 8  # cuda/sm80/pack_twell.cu: of a tile, a block of threads
 _UNIT_COLUMNS = 256  # cuda/sm80/portable.cuh: unit_width
 _BLOCKS_PER_MULTIPROCESSOR = 2  # where shared memory has room; the others find nothing left to do
 
@@ -42,6 +44,26 @@ def pack_union(gate_MN: Tensor, threshold: float, out: Union, observed: int = 0)
         *(out.count, out.neuron, out.value, out.control),
     )
     union_entries(out, observed)
+
+
+def gate_twell(
+    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, threshold: float, out: Twell
+) -> None:
+    """``out`` ← relu(x Wᵀ + bias), by way of a dense matrix."""
+    pack_twell(F.linear(x_MK, w_NK, bias_N), threshold, out)
+
+
+def pack_twell(gate_MN: Tensor, threshold: float, out: Twell) -> None:
+    """``out`` ← relu(gate); what is not above ``threshold`` counts as zero, NaN passes."""
+    (m, n), (_, tiles, width) = gate_MN.shape, out.word.shape
+    launch_for(
+        "pack_twell",
+        gate_MN,
+        -(-m * tiles // _PACK_ROWS),
+        _THREADS,
+        *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),
+        *(np.int32(width), out.word, out.control),
+    )
 
 
 def union_up(

@@ -15,9 +15,7 @@ from torch import Tensor
 from sparsellm.ffn.kernels import tensor_map
 from sparsellm.ffn.kernels.compile import launch_for, workers
 from sparsellm.ffn.kernels.splits import MOST_PARTS, NO_SHARING, NO_SUMS, Splits
-from sparsellm.ffn.types import BLOCK_TOKENS
-
-TILE_NEURONS = 256
+from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,110 @@
+"""Launches the TwELL kernels (``cuda/common/twell.cuh`` has the format) on torch tensors.
+
+M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.kernels import tensor_map
+from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.types import TILE_NEURONS, FFNWeights
+
+# cuda/common/walk.cuh, rows_gemm.cuh
+_WALK_THREADS, _ROWS_EACH = 128, 4
+_GEMM_THREADS, _GEMM_ROWS, _GEMM_BLOCKS = 256, 128, 2
+_BACKUP_SHARE = 8  # rows that are computed densely at a time: M / 8, as the paper's dense backup
+
+
+@dataclass(frozen=True)
+class Twell:
+    """An activation matrix of M × N in TwELL."""
+
+    word: Tensor  # (M, tiles, 256 / compression) int32
+    overflowed: Tensor  # (M,) int32: rows that a kernel left to `dense_rows`
+    control: Tensor  # (8,) int32
+
+
+def empty_twell(num_tokens: int, num_neurons: int, compression: int, device: torch.device) -> Twell:
+    """Room for any number of tokens, uninitialised."""
+    tiles = -(-num_neurons // TILE_NEURONS)
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    return Twell(
+        word=empty(num_tokens, tiles, TILE_NEURONS // compression),
+        overflowed=empty(num_tokens),
+        control=empty(8),
+    )
+
+
+def gate_twell(
+    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, threshold: float, out: Twell
+) -> None:
+    """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero."""
+    (m, k), n = x_MK.shape, w_NK.shape[0]
+    _, tiles, width = out.word.shape
+    pairs = -(-m // 256) * tiles  # of tiles, one for a cluster of two blocks
+    launch_for(
+        "gate_twell",
+        x_MK,
+        workers("gate_twell", x_MK, 2 * pairs) // 2 * 2,
+        384,
+        tensor_map.encode(x_MK.data_ptr(), m, k, 128),
+        tensor_map.encode(w_NK.data_ptr(), n, k, 128),
+        *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
+        *(np.int32(width), out.word, out.control),
+    )
+
+
+def twell_ffn(  # noqa: PLR0917
+    gate: Twell, x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor, observed: int = 0
+) -> None:
+    """``y`` ← (gate * (x W_u + b_u)) W_d + b_d, or gate W_d + b_d without a gate of its own.
+
+    Args:
+        gate: as `gate_twell` leaves it.
+        x_MK: the tokens.
+        w: the FFN; its W_d is not read.
+        down_NK: W_d transposed.
+        y_MK: what is filled.
+        observed: address of an int32, pinned, for the mean non-zeros of a row; 0 for none.
+    """
+    m, k = x_MK.shape
+    _, tiles, width = gate.word.shape
+    second, b_second = (None, None) if w.gate_NK is None else (w.up_NK, w.b_up_N)
+    launch_for(
+        "twell_ffn",
+        x_MK,
+        -(-m // _ROWS_EACH),
+        _WALK_THREADS,
+        *(x_MK, gate.word, np.int32(width), np.int32(tiles), np.int32(_ROWS_EACH)),
+        *(second, b_second, down_NK, w.b_down_K, np.int32(m), np.int32(k), np.int32(w.relu_up)),
+        *(gate.control, gate.overflowed, observed, y_MK),
+    )
+    dense_rows(gate, x_MK, w, down_NK, y_MK)
+
+
+def dense_rows(gate: Twell, x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor) -> None:
+    """The rows of ``y`` that TwELL does not hold, however many; the host need not know."""
+    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    gated = w.gate_NK is not None
+    first, b_first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
+    second, b_second = (w.up_NK, w.b_up_N) if gated else (None, None)
+    room = -(-m // (_BACKUP_SHARE * _GEMM_ROWS)) * _GEMM_ROWS
+    h = x_MK.new_empty(room, n)
+    launch_for(
+        "dense_rows",
+        x_MK,
+        workers("dense_rows", x_MK, -(-n // 64) * -(-m // _GEMM_ROWS), _GEMM_BLOCKS),
+        _GEMM_THREADS,
+        *(x_MK, first, b_first, second, b_second, down_NK, w.b_down_K),
+        *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(n), np.int32(k)),
+        *(gate.overflowed, gate.control, np.int32(room), h, y_MK),
+    )

@@ -91,6 +91,14 @@ class SparsityConfig(StrictModel):
     )
     l1_zero_steps: NonNegativeInt = Field(0, description="Steps at λ = 0 before the ramp")
     l1_ramp_steps: NonNegativeInt = Field(0, description="Steps of the linear ramp from 0 to λ")
+    target_nnz: PositiveFloat | None = Field(
+        None,
+        description="Mean non-zeros a token that λ is moved to reach, from l1_coefficient on and "
+        "after l1_zero_steps; null keeps λ as it is",
+    )
+    target_per_layer: bool = Field(
+        False, description="A λ for each layer, each to reach target_nnz; else one for their mean"
+    )
     dead_window_tokens: PositiveInt = Field(
         1_048_576, description="A neuron silent for this many tokens (all ranks) is dead"
     )
@@ -240,7 +248,31 @@ class Recipe(StrictModel):
             raise ValueError("sparsity.reinit_rate needs ffn.activation: relu (no neuron is dead)")
         if not self.activation.exact_zeros and self.ffn.kernels == "sparse":
             raise ValueError("ffn.kernels: sparse needs ffn.activation: relu (nothing is zero)")
+        self._check_target()
         return self
+
+    def _check_target(self) -> None:
+        sparsity, target = self.sparsity, self.sparsity.target_nnz
+        if target is None:
+            if sparsity.target_per_layer:
+                raise ValueError("sparsity.target_per_layer needs sparsity.target_nnz")
+            return
+        if not self.activation.exact_zeros:
+            raise ValueError("sparsity.target_nnz needs ffn.activation: relu (nothing is zero)")
+        if target >= self.model.intermediate_size:
+            raise ValueError(
+                f"sparsity.target_nnz {target:g} must be below model.intermediate_size "
+                f"{self.model.intermediate_size}"
+            )
+        if not sparsity.l1_coefficient:
+            raise ValueError(
+                "sparsity.target_nnz needs sparsity.l1_coefficient to start from, such as 1e-4"
+            )
+        if sparsity.l1_ramp_steps:
+            raise ValueError(
+                "sparsity.target_nnz moves λ by itself: set sparsity.l1_ramp_steps to 0 "
+                "(sparsity.l1_zero_steps is its dense phase)"
+            )
 
     @property
     def activation(self) -> Activation:
@@ -312,11 +344,10 @@ def recipe_path(name_or_path: str) -> Path:
 
 
 def bundled_recipes() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Names of the recipes that come with the package; sweeps/ varies them and holds none."""
     folder = bundled("recipes")
-    return sorted(
-        path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
-    )
+    names = (path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    return sorted(name for name in names if not name.startswith("sweeps/"))
 
 
 def load_recipe(name_or_path: str, overrides: list[str] | None = None) -> Recipe:

@@ -128,6 +128,13 @@ METRICS = (
         section="training",
         from_zero=True,
     ),
+    Metric(
+        "target_error",
+        "Active neurons against the target",
+        "over sparsity.target_nnz, less one",
+        progress="off target {:+.1%}",
+        section="sparsity",
+    ),
     Metric("learning_rate", "Learning rate", "learning rate", section="training", from_zero=True),
     Metric(
         "grad_norm",
@@ -221,6 +228,7 @@ METRICS = (
 )
 
 LAYER_METRICS = (
+    LayerMetric("l1_coefficient", "L1 coefficient λ by layer", lambda line: line["l1_by_layer"]),
     LayerMetric(
         "nnz_mean",
         "Active neurons by layer",

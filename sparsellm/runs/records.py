@@ -62,6 +62,7 @@ class TrainRecord:
     step: int
     tokens: int
     values: dict[str, float | None]  # by the names of `metrics.METRICS`; None where unknown
+    l1_by_layer: list[float]  # λ
     sparsity: StepStats
     kernels: KernelStats
 
@@ -69,7 +70,7 @@ class TrainRecord:
         """What metrics.jsonl holds of it."""
         identity = {"kind": "train", "step": self.step, "tokens": self.tokens}
         stats = {"sparsity": asdict(self.sparsity), "kernels": asdict(self.kernels)}
-        return identity | self.values | stats
+        return identity | self.values | {"l1_by_layer": self.l1_by_layer} | stats
 
 
 @dataclass(frozen=True)

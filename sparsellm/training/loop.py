@@ -269,7 +269,10 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     lr = learning_rate(recipe.optimizer, run.step, recipe.train.steps)
     for group in run.optimizer.param_groups:
         group["lr"] = lr
-    l1_weight = l1_coefficient(recipe.sparsity, run.step)
+    l1_L = l1_by_layer(run)
+    l1_weight: float | torch.Tensor = l1_L[0]
+    if len(set(l1_L)) > 1:
+        l1_weight = torch.tensor(l1_L).to(accelerator.device, non_blocking=True)
 
     sums = StepSums(run.ffns, recipe.micro_batch_tokens, accelerator.device)
     rounds = recipe.accumulation_steps(accelerator.num_processes)
@@ -295,6 +298,8 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     run.step += 1
     run.tokens += tokens
     choose_kernels(run.ffns, step)
+    if run.target:
+        run.target.observe(run.step - 1, [nnz / tokens for nnz in step.nnz_sum_L])
     logged = is_due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
     sparsity = run.stats.finish_step(all_reduce_sum, summarise=logged)
     if recipe.sparsity.reinit_rate:
@@ -309,12 +314,13 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     values: dict[str, float | None] = {
         "loss": loss,
         "l1": l1,
-        "l1_coefficient": l1_weight,
+        "l1_coefficient": sum(l1_L) / len(l1_L),
+        "target_error": run.target.error if run.target else None,
         "learning_rate": lr,
         "grad_norm": grad_norm,
     }
     run.between_steps = True
-    return StepTotals(values, sparsity, step.kernels, step.stop)
+    return StepTotals(values, l1_L, sparsity, step.kernels, step.stop)
 
 
 class _Reader:
@@ -337,7 +343,15 @@ class _Reader:
         return torch.zeros(shape, dtype=torch.int64)
 
 
-def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float) -> LossSums:
+def l1_by_layer(run: Run) -> list[float]:
+    """λ of each layer at the present step: by the controller, or by the schedule."""
+    if run.target:
+        return run.target.l1_by_layer(run.step)
+    recipe = run.recipe
+    return [l1_coefficient(recipe.sparsity, run.step)] * recipe.model.num_hidden_layers
+
+
+def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float | torch.Tensor) -> LossSums:
     """Forward and backward of one micro-batch; returns the sums of this rank."""
     accelerator = run.accelerator
     with accelerator.autocast():

@@ -19,6 +19,7 @@ class StepTotals:
     """One step over all ranks."""
 
     values: dict[str, float | None]  # by the names of `runs.metrics.METRICS`
+    l1_by_layer: list[float]  # λ
     sparsity: StepStats | None  # where the step is logged
     kernels: KernelStats
     stop: bool  # some rank was asked to stop
@@ -61,7 +62,12 @@ class Meter:
             "seconds": now - self._began,
         }
         return TrainRecord(
-            run.step, run.tokens, totals.values | speed, totals.sparsity, totals.kernels
+            run.step,
+            run.tokens,
+            totals.values | speed,
+            totals.l1_by_layer,
+            totals.sparsity,
+            totals.kernels,
         )
 
 

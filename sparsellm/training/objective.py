@@ -86,18 +86,19 @@ class Objective(nn.Module):
 
 
 def total_loss(
-    sums: LossSums, l1_coefficient: float, global_tokens: int, world_size: int
+    sums: LossSums, l1_coefficient: float | Tensor, global_tokens: int, world_size: int
 ) -> Tensor:
     """This micro-batch's part of ``CE + λ·L1`` of the whole step, ready for `backward`.
 
     ``CE = Σ ce / tokens`` and ``L1 = Σ|h| / (tokens · layers)``, tokens being those of all ranks
     and micro-batches (``global_tokens``): neither depends on how the batch is split. The paper's
-    eq. 2 takes the mean over the N hidden units too; λ here is N times smaller than λ there.
+    eq. 2 takes the mean over the N hidden units too; λ here is N times smaller than λ there. Where
+    layers have a λ each, ``l1_coefficient`` is (L,) and the mean is of λ·L1.
 
     DDP and FSDP2 average gradients over ranks; ``world_size`` turns their mean into the sum.
     """
     num_layers = sums.l1_sum_L.shape[0]
-    penalty = l1_coefficient / num_layers * sums.l1_sum_L.sum()
+    penalty = (l1_coefficient * sums.l1_sum_L).sum() / num_layers
     return (sums.cross_entropy_sum + penalty) * (world_size / global_tokens)
 
 

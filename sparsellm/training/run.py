@@ -28,6 +28,7 @@ from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
 from sparsellm.training.peers import RankActivity
 from sparsellm.training.statistics import SparsityStats
+from sparsellm.training.target import TargetController
 from sparsellm.training.validation import ValidationSet
 
 _CHANGED = "changed since the checkpoint: "
@@ -48,6 +49,7 @@ class Run:
     loader: TokenLoader
     validation: ValidationSet | None
     stats: SparsityStats
+    target: TargetController | None = None
     step: int = 0
     tokens: int = 0  # that all ranks have trained on
     activity: RankActivity = field(default_factory=RankActivity)
@@ -141,6 +143,11 @@ def build_run(
             recipe.sparsity.dead_window_tokens,
             accelerator.device,
         ),
+        target=(
+            TargetController(recipe.sparsity, recipe.model.num_hidden_layers)
+            if recipe.sparsity.target_nnz
+            else None
+        ),
     )
     if why_dense := set_up_kernels(recipe, run.ffns, accelerator.device):
         accelerator.print(f"ffn.kernels: FFNs train by dense products: {why_dense}")
@@ -163,6 +170,7 @@ def save_run(run: Run) -> Path:
             "torch": torch.__version__,
             "init_from": run.origin,
             "kernels": kernels_state(run.ffns, accelerator.device),
+            "target": run.target.state_dict() if run.target else None,
         },
         recipe_yaml=recipe.to_yaml(),
         rank=checkpoint.RankState(data=run.loader.state_dict(), rng=_rng_state()),
@@ -220,6 +228,11 @@ def restore_run(run: Run, path: Path) -> list[str]:
     run.step, run.tokens = snapshot.step, snapshot.trainer["tokens"]
     run.origin = snapshot.trainer.get("init_from")
     restore_kernels(run.ffns, snapshot.trainer.get("kernels"), run.accelerator.device)
+    saved_target = snapshot.trainer.get("target")
+    if run.target and not (saved_target and run.target.load_state_dict(saved_target)):
+        notes.append(
+            f"λ starts anew from sparsity.l1_coefficient {run.recipe.sparsity.l1_coefficient:g}"
+        )
     try:
         _check_world_size(snapshot.trainer["world_size"], run.accelerator.num_processes)
         run.loader.load_state_dict(snapshot.rank.data)

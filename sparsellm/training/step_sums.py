@@ -24,6 +24,7 @@ class StepReading:
     stop: bool  # some rank was asked to stop
     failed: bool  # some rank had no data: there is no step
     kernels: KernelStats
+    nnz_sum_L: list[float]  # non-zeros of all tokens
     largest_union_L: list[int]  # columns, of this rank's micro-batches
 
 
@@ -43,8 +44,8 @@ class StepSums:
         self._capacity_L = torch.tensor(fits).to(device, non_blocking=True)
         self._blocks = 0
         self._blocks_each = -(-num_tokens // BLOCK_TOKENS)
-        # Cross-entropy, L1, overflows, blocks, stop, failed; union of each layer.
-        self._sums = torch.zeros(6 + len(ffns), dtype=torch.float64, device=device)
+        # Cross-entropy, L1, overflows, blocks, stop, failed; union and non-zeros of each layer.
+        self._sums = torch.zeros(6 + 2 * len(ffns), dtype=torch.float64, device=device)
         self._largest_L = torch.zeros_like(self._capacity_L)
 
     @torch.no_grad()
@@ -53,7 +54,7 @@ class StepSums:
         overflows = (sums.union_L > self._capacity_L).sum()
         totals = [sums.cross_entropy_sum, sums.l1_sum_L.sum(), overflows]
         self._sums[:3] += torch.stack([total.double() for total in totals])
-        self._sums[6:] += sums.union_L
+        self._sums[6:] += torch.cat([sums.union_L, sums.nnz_LBT.sum((1, 2))])
         self._largest_L = torch.maximum(self._largest_L, sums.union_L)
         self._blocks += self._blocks_each
 
@@ -63,7 +64,10 @@ class StepSums:
         all_reduce_sum(self._sums)
         values = torch.cat([self._sums, self._largest_L.double()]).tolist()
         cross_entropy_sum, l1_sum, overflows, blocks, stops, failures = values[:6]
-        union_L, largest_L = values[6 : self._sums.numel()], values[self._sums.numel() :]
+        num_layers = len(self._sparse)
+        union_L, nnz_L, largest_L = (
+            values[6 + i * num_layers : 6 + (i + 1) * num_layers] for i in range(3)
+        )
         kernels = KernelStats(self._sparse, [u / blocks for u in union_L], int(overflows))
         return StepReading(
             cross_entropy_sum=cross_entropy_sum,
@@ -71,5 +75,6 @@ class StepSums:
             stop=stops > 0,
             failed=failures > 0,
             kernels=kernels,
+            nnz_sum_L=nnz_L,
             largest_union_L=[int(largest) for largest in largest_L],
         )

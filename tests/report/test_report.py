@@ -27,7 +27,8 @@ from sparsellm.runs.metrics import LAYER_METRICS, METRICS
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
 
 CHARTS = [
-    *(metric.name for metric in METRICS if metric.section and metric.name != "mfu"),  # no GPU
+    # Without a GPU and a target.
+    *(m.name for m in METRICS if m.section and m.name not in ("mfu", "target_error")),
     *(f"{metric.name}-layers" for metric in LAYER_METRICS if metric.section),
     *("position", "distribution", "tail", "popularity"),
 ]
@@ -44,6 +45,8 @@ def record(recipe, step, **changes):
         "loss": 5.0 / step,
         "l1": 0.5 / step,
         "l1_coefficient": 0.02,
+        "l1_by_layer": [0.02] * layers,
+        "target_error": None,
         "learning_rate": 1e-3,
         "grad_norm": 1.5,
         "tokens_per_second": 12_345.0,

@@ -1,0 +1,94 @@
+"""The controller that moves λ until a token fires `sparsity.target_nnz` neurons.
+
+λ answers no question of a user: what it leaves depends on width, batch and learning rate. Non-zeros
+do. After every step the controller compares the step's non-zeros (of all ranks) with the target and
+moves log λ:
+
+    e    = log(nnz / target)
+    fast = mean of e over about 5 steps; slow = over about 20 (exponential)
+    λ   ← λ · exp(GAIN · clip(fast + LEAD · (fast - slow), ±1))
+
+This is integral control of the error expected some 45 steps ahead (PI control in velocity form).
+Non-zeros follow λ with a lag of 10 to 100 steps and fall by themselves from half the width at the
+start; looking ahead keeps λ from rising all that time. λ moves by at most 5% per step and stays
+within a factor of 10,000 of `sparsity.l1_coefficient`, where it starts. The constants were chosen
+on simulated plants (tests/training/test_target.py). They hold for any width and batch: only
+ratios enter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sparsellm.recipe import SparsityConfig
+
+GAIN = 0.05  # of log λ per step, at an expected error of a factor e
+LEAD = 3.0  # of what the error changes between slow and fast, 15 steps
+FAST, SLOW = 0.2, 0.05  # weights of the newest step
+MAX_ERROR = 1.0  # natural logarithm
+MAX_FACTOR = 1e4  # of λ from where it started
+_FEWEST = 1e-3  # non-zeros a token: a layer that fires nothing has a logarithm too
+
+
+class TargetController:
+    """λ of each layer, moved once per step; plain numbers that every rank computes alike.
+
+    Args:
+        config: `target_nnz`, where λ starts, and whether layers have a λ each.
+        num_layers: L.
+    """
+
+    def __init__(self, config: SparsityConfig, num_layers: int) -> None:
+        assert config.target_nnz is not None
+        self._target = config.target_nnz
+        self._start = math.log(config.l1_coefficient)
+        self._dense_steps = config.l1_zero_steps
+        self._num_layers = num_layers
+        loops = num_layers if config.target_per_layer else 1
+        self._log_l1 = [self._start] * loops
+        self._fast: list[float] | None = None  # smoothed errors, one a loop
+        self._slow: list[float] | None = None
+
+    def l1_by_layer(self, step: int) -> list[float]:
+        """λ of each layer at a step (from 0): zero during the dense phase."""
+        if step < self._dense_steps:
+            return [0.0] * self._num_layers
+        found = [math.exp(value) for value in self._log_l1]
+        return found * (self._num_layers // len(found))
+
+    def observe(self, step: int, nnz_L: list[float]) -> None:
+        """Moves λ after a step, from the mean non-zeros a token of each layer in it."""
+        if step < self._dense_steps:
+            return
+        measured = nnz_L if len(self._log_l1) > 1 else [sum(nnz_L) / len(nnz_L)]
+        errors = [math.log(max(nnz, _FEWEST) / self._target) for nnz in measured]
+        self._fast = _smoothed(self._fast, errors, FAST)
+        self._slow = _smoothed(self._slow, errors, SLOW)
+        limit = math.log(MAX_FACTOR)
+        for i, (fast, slow) in enumerate(zip(self._fast, self._slow, strict=True)):
+            expected = fast + LEAD * (fast - slow)
+            moved = self._log_l1[i] + GAIN * max(-MAX_ERROR, min(MAX_ERROR, expected))
+            self._log_l1[i] = max(self._start - limit, min(self._start + limit, moved))
+
+    @property
+    def error(self) -> float | None:
+        """Smoothed non-zeros over the target, less one; of layers the one furthest off."""
+        return None if self._fast is None else math.expm1(max(self._fast, key=abs))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers; JSON keeps every bit of them."""
+        return {"log_l1": self._log_l1, "fast": self._fast, "slow": self._slow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Goes on from `state_dict`; False, with nothing changed, where it has other loops."""
+        if len(state["log_l1"]) != len(self._log_l1):
+            return False
+        self._log_l1, self._fast, self._slow = (state[k] for k in ("log_l1", "fast", "slow"))
+        return True
+
+
+def _smoothed(before: list[float] | None, new: list[float], weight: float) -> list[float]:
+    if before is None:
+        return new
+    return [old + weight * (value - old) for old, value in zip(before, new, strict=True)]

@@ -1,0 +1,125 @@
+"""The controller of λ: on simulated plants, in real runs, saved, resumed, and refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import statistics
+
+import pytest
+from conftest import set_arguments
+
+from sparsellm.recipe import SparsityConfig
+from sparsellm.runs.records import read_metrics
+from sparsellm.training.target import GAIN, TargetController
+
+
+def _simulated(slope, lag, off, *, steps, noise, layers=1):
+    """Non-zeros over the target, and λ, of a plant under control.
+
+    Non-zeros start at half of 2,816 neurons and approach ``target · λ^-slope`` within ``lag`` steps
+    at the peak learning rate, which warms up and decays to zero; neighbouring steps' text makes
+    noise that is correlated. λ starts a factor e^off from the right one.
+    """
+    rng, warmup = random.Random(0), steps // 10
+    config = SparsityConfig(target_nnz=30, l1_coefficient=math.exp(off))
+    controller, log_nnz, text = TargetController(config, layers), math.log(1408), 0.0
+    found = []
+    for step in range(steps):
+        l1 = controller.l1_by_layer(step)[0]
+        decay = 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / (steps - warmup))
+        rate = (step + 1) / warmup if step < warmup else decay
+        settled = min(math.log(1408), math.log(30) - slope * math.log(l1))
+        log_nnz += (settled - log_nnz) * min(1, rate / lag)
+        text = 0.9 * text + rng.gauss(0, noise) * math.sqrt(1 - 0.81)
+        controller.observe(step, [math.exp(log_nnz + text)] * layers)
+        found.append((math.exp(log_nnz) / 30, l1))
+    return found
+
+
+@pytest.mark.parametrize(("steps", "noise"), [(480, 0.03), (480, 0.15), (4000, 0.1)])
+def test_it_lands_within_a_tenth_and_stays_there(steps, noise):
+    plants = itertools.product((0.4, 0.8, 1.2, 1.8), (10, 30, 80), (-2.3, 0, 2.3))
+    for slope, lag, off in plants:
+        found = _simulated(slope, lag, off, steps=steps, noise=noise)
+        for begin in range(steps * 3 // 4, steps, steps // 16):
+            mean = statistics.fmean(ratio for ratio, _ in found[begin : begin + steps // 16])
+            assert abs(mean - 1) < (0.1 if noise < 0.1 else 0.2), (slope, lag, off, mean)
+        changes = [abs(math.log(b[1] / a[1])) for a, b in itertools.pairwise(found)]
+        assert max(changes) <= GAIN * 1.001  # smooth
+
+
+def test_without_it_the_same_coefficient_lands_factors_apart():
+    """The plants of the test above differ that much: what the controller is for."""
+    log_settled = [-slope * off for slope in (0.4, 1.8) for off in (-2.3, 2.3)]
+    assert math.exp(max(log_settled) - min(log_settled)) > 100
+
+
+def test_layers_have_their_own_and_a_dense_phase_has_none():
+    config = SparsityConfig(
+        target_nnz=30, l1_coefficient=1e-3, l1_zero_steps=5, target_per_layer=True
+    )
+    controller = TargetController(config, 3)
+    for step in range(5):
+        assert controller.l1_by_layer(step) == [0, 0, 0]
+        controller.observe(step, [1000, 1000, 1000])  # says nothing about λ
+    assert controller.l1_by_layer(5) == pytest.approx([1e-3] * 3)
+    assert controller.error is None
+    for step in range(5, 40):
+        controller.observe(step, [300, 30, 3])
+    low, same, high = controller.l1_by_layer(40)
+    assert (low > 2e-3, high < 5e-4) == (True, True)
+    assert same == pytest.approx(1e-3)
+    assert abs(controller.error) == pytest.approx(9, rel=0.01)
+    for step in range(40, 10_000):
+        controller.observe(step, [0, 0, 0])  # a layer that fires nothing
+    assert controller.l1_by_layer(10_000) == pytest.approx([1e-7] * 3)
+
+
+def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
+    overrides = [*tiny_overrides, "sparsity.target_nnz=5", "sparsity.target_per_layer=true"]
+    overrides += ["sparsity.l1_coefficient=0.01", "sparsity.l1_zero_steps=2", "train.steps=12"]
+    for name, stops in (("straight", [12]), ("halves", [6, 12])):
+        for steps in stops:
+            # The learning rate's decay ends at train.steps: only without decay are both the same.
+            own = [f"train.steps={steps}", f"name={name}", "optimizer.min_lr_ratio=1"]
+            done = cli_here("train", "--recipe", "debug", *set_arguments([*overrides, *own]))
+            assert done.returncode == 0, done.stderr
+    from sparsellm.recipe import load_recipe
+
+    records = []
+    for name in ("straight", "halves"):
+        path = load_recipe("debug", [*overrides, f"name={name}"]).run_path
+        found = [r for r in read_metrics(path) if r["kind"] == "train"]
+        records.append([(r["loss"], r["l1_by_layer"], r["target_error"]) for r in found])
+    assert records[0] == records[1]
+    _, by_layer, errors = zip(*records[0], strict=True)
+    # The dense phase, then all where they start.
+    assert by_layer[:3] == ([0, 0], [0, 0], pytest.approx([0.01, 0.01]))
+    assert len(set(by_layer[-1])) == 2
+    assert errors[1] is None
+    assert errors[-1] > 0
+    assert " | off target +" in done.stdout
+    state = json.loads((path / "checkpoints" / "step_00000012" / "trainer.json").read_text())
+    assert [math.exp(v) > 0.01 for v in state["target"]["log_l1"]] == [True, True]
+    # A target that the checkpoint knows nothing of begins where the recipe says.
+    own = [*overrides, "name=halves", "train.steps=13", "sparsity.target_per_layer=false"]
+    done = cli_here("train", "--recipe", "debug", *set_arguments(own))
+    assert "λ starts anew from sparsity.l1_coefficient" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["ffn.activation=silu"], "needs ffn.activation: relu"),
+        (["sparsity.l1_coefficient=0"], "l1_coefficient to start from"),
+        (["sparsity.l1_ramp_steps=3"], "set sparsity.l1_ramp_steps to 0"),
+        (["sparsity.target_nnz=64"], "below model.intermediate_size 64"),
+        (["sparsity.target_nnz=null", "sparsity.target_per_layer=true"], "needs .*target_nnz"),
+    ],
+)
+def test_what_cannot_be_controlled_is_refused(tiny, change, message):
+    with pytest.raises(ValueError, match=message):
+        tiny("sparsity.target_nnz=5", *change)

@@ -117,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     from sparsellm.report.cli import add_report_parser
 
     add_report_parser(commands)
+    from sparsellm.sweep.cli import add_sweep_parser
+
+    add_sweep_parser(commands)
     return parser
 
 

@@ -16,7 +16,13 @@ def add_report_parser(commands: Any) -> None:
         "the PNGs of `sparsellm plot` into each run's folder.",
     )
     parser.add_argument(
-        "run_paths", type=Path, nargs="+", metavar="RUN", help="folder such as runs/debug"
+        "run_paths", type=Path, nargs="*", metavar="RUN", help="folder such as runs/debug"
+    )
+    parser.add_argument(
+        "--sweep",
+        type=Path,
+        metavar="DIR",
+        help="a sweep's folder such as runs/main: its runs, their table and figures (SVG)",
     )
     parser.add_argument(
         "--out",
@@ -29,6 +35,13 @@ def add_report_parser(commands: Any) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     from sparsellm.report.save_report import write_report
+    from sparsellm.report.sweep_report import write_sweep_report
 
-    for path in write_report(options.run_paths, options.out):
+    if bool(options.run_paths) == bool(options.sweep):
+        raise ValueError("name runs, or one sweep: --sweep runs/main")
+    if options.sweep:
+        written = write_sweep_report(options.sweep, options.out)
+    else:
+        written = write_report(options.run_paths, options.out)
+    for path in written:
         print(path)

@@ -17,8 +17,13 @@ _FOLDER = Path(__file__).parent
 _SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
 
 
-def render_page(runs: list[RunData]) -> str:
-    """The HTML of the report; it asks for nothing else, from the network or from disk."""
+def render_page(runs: list[RunData], sweep: tuple[str, str] | None = None) -> str:
+    """The HTML of the report; it asks for nothing else, from the network or from disk.
+
+    Args:
+        runs: what is shown.
+        sweep: heading and HTML of the sweep that they are of.
+    """
     names = ", ".join(run.label for run in runs)
     # One scope for all scripts: no names leak into the page.
     script = "\n".join(_file(name) for name in _SCRIPTS)
@@ -27,6 +32,7 @@ def render_page(runs: list[RunData]) -> str:
         "STYLE": _file("style.css"),
         "HEADING": escape(names if len(runs) <= 3 else f"{len(runs)} runs"),
         "DESCRIPTION": escape(_description(runs)),
+        "SWEEP": _sweep_section(*sweep) if sweep else "",
         "SUMMARY": tables.summary_table(runs),
         "EVALUATION": tables.evaluation_table(runs),
         "LAYERS": tables.layer_tables(runs),
@@ -44,6 +50,11 @@ def json_for_script(content: Any) -> str:
     """JSON that cannot end the ``<script>`` element it stands in, nor open a comment there."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _sweep_section(heading: str, content: str) -> str:
+    head = f"<h2 id='head-sweep'>{escape(heading)}</h2>"
+    return f"<section aria-labelledby='head-sweep'>\n{head}\n{content}\n</section>"
 
 
 def _description(runs: list[RunData]) -> str:

@@ -39,7 +39,7 @@ def summary_table(runs: list[RunData]) -> str:
         ),
     }
     body = [[name, *(value(run) for run in runs)] for name, value in rows.items()]
-    return _table("Summary of the runs", ["", *(run.label for run in runs)], body)
+    return html_table("Summary of the runs", ["", *(run.label for run in runs)], body)
 
 
 def difference_table(runs: list[RunData]) -> str:
@@ -55,7 +55,7 @@ def difference_table(runs: list[RunData]) -> str:
             rows.append([key, *values])
     if not rows:
         return "<p>The recipes are equal but for name, description and folder.</p>"
-    return _table("Recipe keys that differ", ["Key", *(run.label for run in runs)], rows)
+    return html_table("Recipe keys that differ", ["Key", *(run.label for run in runs)], rows)
 
 
 def recipes(runs: list[RunData]) -> str:
@@ -88,7 +88,7 @@ def evaluation_table(runs: list[RunData]) -> str:
     for run, evaluation in scored:
         if evaluation.caveat:
             notes.append(f"{run.label}: {evaluation.caveat}.")
-    table = _table("Benchmark scores, newest evaluation of each run", head, rows)
+    table = html_table("Benchmark scores, newest evaluation of each run", head, rows)
     return table + f"<p class='note'>{escape(' '.join(notes))}</p>"
 
 
@@ -106,7 +106,7 @@ def layer_tables(runs: list[RunData]) -> str:
         head = ["Layer", "Mean", f"Of {width:,}", "Median", "99th percentile", "Maximum", "Dead"]
         title = f"Non-zeros a token by layer, {run.label}, step {run.train[-1]['step']:,}"
         parts.append(
-            f"<details><summary>{escape(title)}</summary>{_table(title, head, rows)}</details>"
+            f"<details><summary>{escape(title)}</summary>{html_table(title, head, rows)}</details>"
         )
     return "\n".join(parts)
 
@@ -152,7 +152,7 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Row and column heads are marked as such; a wide table scrolls in its own box."""
     columns = "".join(f"<th scope='col'>{escape(cell)}</th>" for cell in head)
     lines = [

@@ -1,0 +1,166 @@
+"""Reads a sweep's folder: its runs by group, and what each group came to."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparsellm.report.collect import RunData, read_runs
+
+SWEEP_FILE = "sweep.json"
+BENCH_FILE = "bench.jsonl"  # `sparsellm bench forward RUN… --record <sweep>/bench.jsonl`
+_LAST_SHARE = 0.1  # of a run's steps: non-zeros of one step are noisy
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone."""
+
+    name: str
+    runs: list[RunData]
+    bench: list[dict[str, Any]] = field(default_factory=list)  # recorded lines about these runs
+
+    @property
+    def recipe(self) -> Any:
+        """Of the first run; the others' but for the seed."""
+        return self.runs[0].recipe
+
+    @property
+    def losses(self) -> list[float]:
+        """The last held-out loss of each seed, nats a token."""
+        return [run.validation[-1]["loss"] for run in self.runs if run.validation]
+
+    @property
+    def nnz(self) -> float:
+        """Non-zeros a token over the last tenth of the steps, mean over layers and seeds."""
+        return statistics.fmean(last_nnz(run) for run in self.runs)
+
+    @property
+    def dead(self) -> float:
+        """Share of dead neurons at the end."""
+        return statistics.fmean(
+            statistics.fmean(run.train[-1]["sparsity"]["dead_fraction"]) for run in self.runs
+        )
+
+    @property
+    def l1_coefficient(self) -> float:
+        """λ at the end: where a controller moved it, where it came to."""
+        return statistics.fmean(run.train[-1]["l1_coefficient"] for run in self.runs)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the second half of the records, mean over seeds."""
+        halves = [run.train[len(run.train) // 2 :] for run in self.runs]
+        return statistics.fmean(
+            statistics.median(record["tokens_per_second"] for record in half) for half in halves
+        )
+
+    @property
+    def scores(self) -> list[float]:
+        """The newest mean task score of each seed that has one."""
+        newest = [run.evaluations[-1] for run in self.runs if run.evaluations]
+        return [evaluation.mean.value for evaluation in newest if evaluation.mean]
+
+    def measured(self, bench: str, metric: str) -> list[dict[str, Any]]:
+        """What a benchmark recorded of the group's checkpoints."""
+        return [r for r in self.bench if (r["bench"], r["metric"]) == (bench, metric)]
+
+
+@dataclass(frozen=True)
+class SweepData:
+    """A sweep as far as it has been run."""
+
+    name: str
+    description: str
+    folder: Path
+    groups: list[Group]
+
+    @property
+    def dense_relu(self) -> float | None:
+        """Mean held-out loss of gated ReLU without L1: what zeros are compared with."""
+        return self._mean_loss(lambda r: r.ffn.activation == "relu" and r.ffn.gated and _no_l1(r))
+
+    @property
+    def silu(self) -> float | None:
+        """Mean held-out loss of SiLU."""
+        return self._mean_loss(lambda r: r.ffn.activation == "silu")
+
+    def _mean_loss(self, wanted: Any) -> float | None:
+        losses = [loss for g in self.groups if wanted(g.recipe) for loss in g.losses]
+        return statistics.fmean(losses) if losses else None
+
+
+def read_sweep(folder: Path) -> SweepData:
+    """Reads every run that has begun.
+
+    Raises:
+        FileNotFoundError: the folder is no sweep's, or none of its runs has begun.
+        ValueError: a file is damaged.
+    """
+    path = folder / SWEEP_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} is no sweep: it has no {SWEEP_FILE}; give such as runs/main, which "
+            "`sparsellm sweep` writes"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        bench_lines = _lines(folder / BENCH_FILE)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} or {BENCH_FILE} is damaged ({error}); run the sweep again") from (
+            error
+        )
+    begun = [r for r in content["runs"] if _has_begun(folder / r["name"])]
+    if not begun:
+        raise FileNotFoundError(f"{folder}: none of its runs has a record yet")
+    runs = dict(
+        zip(
+            [run["name"] for run in begun],
+            read_runs([folder / run["name"] for run in begun]),
+            strict=True,
+        )
+    )
+    groups: dict[str, list[RunData]] = {}
+    for run in begun:
+        groups.setdefault(run["group"], []).append(runs[run["name"]])
+    found = [
+        Group(name, members, [r for r in bench_lines if _is_of(r, members)])
+        for name, members in groups.items()
+    ]
+    return SweepData(content["name"], content["description"], folder, found)
+
+
+def last_nnz(run: RunData) -> float:
+    """Non-zeros a token over the last tenth of a run's steps, mean over layers."""
+    end = run.train[-1]["step"] * (1 - _LAST_SHARE)
+    late = [r for r in run.train if r["step"] > end] or run.train[-1:]
+    return statistics.fmean(statistics.fmean(r["sparsity"]["nnz_mean"]) for r in late)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half the range of a few seeds; 0 of one."""
+    return (max(values) - min(values)) / 2 if values else math.nan
+
+
+def _no_l1(recipe: Any) -> bool:
+    return recipe.sparsity.l1_coefficient == 0
+
+
+def _has_begun(path: Path) -> bool:
+    metrics = path / "metrics.jsonl"
+    return metrics.is_file() and '"kind": "train"' in metrics.read_text(encoding="utf-8")
+
+
+def _is_of(record: dict[str, Any], runs: list[RunData]) -> bool:
+    return record["case"].get("run") in {run.path.name for run in runs}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

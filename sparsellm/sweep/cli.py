@@ -1,0 +1,60 @@
+"""``sparsellm sweep``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from sparsellm.arguments import positive_int
+
+
+def add_sweep_parser(commands: Any) -> None:
+    """Adds ``sweep`` to the ``sparsellm`` command."""
+    parser = commands.add_parser(
+        "sweep",
+        help="train the runs of an experiment, several at once, with one report",
+        description="Trains every run of a sweep (recipes/sweeps/) and reports them together. The "
+        "same command resumes: finished runs are skipped, others go on from their checkpoint.",
+    )
+    parser.add_argument("sweep", metavar="SWEEP", help="bundled name or a YAML file")
+    parser.add_argument(
+        "--jobs", type=positive_int, default=1, help="runs at once on each GPU (default: 1)"
+    )
+    parser.add_argument(
+        "--gpus", nargs="+", default=[], metavar="GPU", help="such as 0 1 (default: the first)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override a recipe key in all runs; may be repeated",
+    )
+    parser.add_argument("--seconds", type=float, help="start no run later than this")
+    parser.add_argument("--list", action="store_true", help="show the runs and do nothing")
+    parser.set_defaults(run=_sweep)
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    from sparsellm.sweep.plan import load_plan
+    from sparsellm.sweep.runner import is_finished, run_sweep
+
+    plan = load_plan(options.sweep, options.overrides)
+    if options.list:
+        for run in plan.runs:
+            tokens = run.recipe.train.steps * run.recipe.train.global_batch_tokens
+            state = "finished" if is_finished(run.recipe) else "to do"
+            print(f"{run.name:32} {tokens:>14,} tokens  {state}")
+        return
+    unfinished = run_sweep(plan, jobs=options.jobs, gpus=options.gpus, seconds=options.seconds)
+    if len(unfinished) < len(plan.runs):
+        from sparsellm.report.sweep_report import write_sweep_report
+
+        for path in write_sweep_report(plan.folder):
+            print(path)
+    if unfinished:
+        raise ValueError(
+            f"{len(unfinished)} of {len(plan.runs)} runs are not finished: "
+            f"{', '.join(unfinished)}; the same command goes on with them"
+        )

@@ -1,0 +1,131 @@
+"""A sweep: one strict YAML (``recipes/sweeps/``) that names the runs of an experiment."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, NonNegativeInt, model_validator
+
+from sparsellm.paths import bundled
+from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.strict import StrictModel, load_yaml, validate
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+class Variant(StrictModel):
+    """One setting, or one for each combination of values; every seed is a run."""
+
+    name: str = Field(pattern=NAME, description="Name of the runs; values of `each` are added")
+    set: dict[str, Any] = Field({}, description="Recipe keys, such as sparsity.l1_coefficient: 0")
+    each: dict[str, list[Any]] = Field({}, description="Recipe keys with several values each")
+    seeds: list[NonNegativeInt] | None = Field(None, description="In place of the sweep's seeds")
+
+
+class Sweep(StrictModel):
+    """An experiment."""
+
+    name: str = Field(pattern=NAME, description="Folder of its runs, in the recipe's run_dir")
+    description: str = Field("", description="One sentence for people")
+    recipe: str = Field(description="Bundled recipe or a YAML file, base of every run")
+    set: dict[str, Any] = Field({}, description="Recipe keys that all runs have")
+    seeds: list[NonNegativeInt] = Field([0], min_length=1, description="Runs a variant")
+    runs: list[Variant] = Field(min_length=1, description="What is compared")
+
+    @model_validator(mode="after")
+    def _leaves_names_alone(self) -> Self:
+        own = ("name", "seed", "logging.run_dir")
+        for keys in (self.set, *(v.set for v in self.runs), *(v.each for v in self.runs)):
+            for key in keys:
+                if key in own:
+                    raise ValueError(f"key {key!r} is the sweep's own: use `name` and `seeds`")
+        return self
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run. Runs of one group differ in their seed alone."""
+
+    name: str
+    group: str
+    seed: int
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep will do."""
+
+    name: str
+    description: str
+    folder: Path
+    runs: tuple[PlannedRun, ...]
+
+
+def sweep_path(name_or_path: str) -> Path:
+    """The file of a bundled sweep's name or of a path.
+
+    Raises:
+        FileNotFoundError: neither exists; the message lists the bundled names.
+    """
+    folder = bundled("recipes") / "sweeps"
+    for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
+        if candidate.is_file():
+            return candidate
+    names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+    raise FileNotFoundError(
+        f"sweep {name_or_path!r}: no such file, and no bundled sweep of that name; "
+        f"bundled are {names}"
+    )
+
+
+def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPlan:
+    """Reads a sweep and resolves every run's recipe, so that a wrong key is found before the first.
+
+    Args:
+        name_or_path: bundled sweep or file.
+        overrides: ``section.key=value`` for all runs, over what the file says.
+
+    Raises:
+        FileNotFoundError: no such sweep or recipe.
+        ValueError: an unknown key, values that contradict one another, or two runs of one name.
+    """
+    path = sweep_path(name_or_path)
+    sweep = validate(Sweep, load_yaml(path), str(path))
+    base = load_recipe(sweep.recipe, overrides)
+    folder = Path(base.logging.run_dir).expanduser() / sweep.name
+    runs = []
+    for variant in sweep.runs:
+        for group, values in _settings(variant):
+            seeds = sweep.seeds if variant.seeds is None else variant.seeds
+            for seed in seeds:
+                name = group if len(seeds) == 1 else f"{group}-seed{seed}"
+                changes = sweep.set | variant.set | values
+                keys = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+                own = [f"name={name}", f"seed={seed}", f"logging.run_dir={json.dumps(str(folder))}"]
+                recipe = load_recipe(sweep.recipe, [*keys, *(overrides or []), *own])
+                runs.append(PlannedRun(name, group, seed, recipe))
+    names = [run.name for run in runs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{path}: two runs are called {min(twice)}; give them other names")
+    return SweepPlan(sweep.name, sweep.description, folder, tuple(runs))
+
+
+def _settings(variant: Variant) -> list[tuple[str, dict[str, Any]]]:
+    """The group's name and the values of each combination."""
+    keys, lists = list(variant.each), variant.each.values()
+    return [
+        ("-".join([variant.name, *map(_short, values)]), dict(zip(keys, values, strict=True)))
+        for values in itertools.product(*lists)
+    ]
+
+
+def _short(value: Any) -> str:
+    try:
+        return f"{float(value):g}" if not isinstance(value, bool) else str(value).lower()
+    except (TypeError, ValueError):
+        return str(value)

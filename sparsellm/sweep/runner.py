@@ -1,0 +1,184 @@
+"""Runs a plan: worker processes take one run after another; finished runs are skipped.
+
+A worker trains its runs in one process, one after another: imports and compiled code are then paid
+once. Everything about a run's state lies in its folder, so the same command resumes the sweep, also
+where only the folders without checkpoints were kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.report.sweep_runs import SWEEP_FILE
+from sparsellm.runs.checkpoint import RECIPE_FILE, write_atomically
+from sparsellm.runs.records import METRICS_FILE, read_metrics
+from sparsellm.sweep.plan import PlannedRun, SweepPlan
+
+LOG_FILE = "train.log"
+# Graphs of one block: gated or not, with or without gradients, dense or sparse, by shape.
+_COMPILED_VARIANTS = 64
+
+
+def run_sweep(
+    plan: SweepPlan,
+    *,
+    jobs: int,
+    gpus: Sequence[str | None],
+    seconds: float | None = None,
+    say: Callable[[str], None] = print,
+) -> list[str]:
+    """Trains what is not finished; returns the names of the runs that still are not.
+
+    Args:
+        plan: what to run.
+        jobs: runs at once on each GPU (without a GPU: in all).
+        gpus: values of CUDA_VISIBLE_DEVICES; none leaves it alone.
+        seconds: no run is started later than this after the first.
+        say: where a line for each run goes.
+
+    Raises:
+        ValueError: a run's folder has a run of another recipe.
+    """
+    done = {run.name for run in plan.runs if is_finished(run.recipe)}
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(plan.folder / SWEEP_FILE, json.dumps(_describe(plan), indent=1) + "\n")
+    for name in sorted(done):
+        say(f"{name}: finished before")
+    todo = [run for run in plan.runs if run.name not in done]
+    begun = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    places = context.Queue()
+    for _ in range(jobs):
+        for gpu in gpus or [None]:
+            places.put(gpu)
+    workers = max(min(jobs * max(len(gpus), 1), len(todo)), 1)
+    deadline = None if seconds is None else begun + seconds
+    pool = ProcessPoolExecutor(workers, context, _begin_worker, (places,))
+    try:
+        started = {pool.submit(train_one, run.recipe, deadline): run for run in todo}
+        for future in as_completed(started):
+            run = started[future]
+            done |= {run.name} if _report(run, future, begun, say) else set()
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [run.name for run in plan.runs if run.name not in done]
+
+
+def is_finished(recipe: Recipe) -> bool:
+    """Whether a run's records reach its last step, with what is measured there.
+
+    Raises:
+        ValueError: the folder's run has another recipe.
+    """
+    path = recipe.run_path
+    if not (path / METRICS_FILE).is_file() or not (path / RECIPE_FILE).is_file():
+        return False
+    saved, present = (_comparable(r) for r in (load_recipe(str(path / RECIPE_FILE)), recipe))
+    if saved != present:
+        keys = [f"{s}.{k}" for s in present for k in _differing(saved[s], present[s])]
+        raise ValueError(
+            f"{path} is a run of another recipe (it differs in {', '.join(keys)}): move it away, "
+            "or give the sweep another name"
+        )
+    kinds = {"train"}
+    kinds |= {"validation"} if recipe.validation.every_steps else set()
+    kinds |= {"evaluation"} if recipe.evaluation.every_steps else set()
+    return kinds <= {r["kind"] for r in read_metrics(path) if r["step"] == recipe.train.steps}
+
+
+def train_one(recipe: Recipe, deadline: float | None) -> float | None:
+    """In a worker: trains one run; its seconds, or None where it is too late to start.
+
+    Args:
+        recipe: of the run.
+        deadline: by `time.monotonic`, which all processes share.
+    """
+    begun = time.monotonic()
+    if deadline is not None and begun > deadline:
+        return None
+    import torch
+
+    from sparsellm.training.loop import train
+
+    torch._dynamo.config.recompile_limit = _COMPILED_VARIANTS
+    recipe.run_path.mkdir(parents=True, exist_ok=True)
+    with (
+        (recipe.run_path / LOG_FILE).open("a", buffering=1, encoding="utf-8") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        try:
+            train(recipe)
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    return time.monotonic() - begun
+
+
+def _begin_worker(places: Any) -> None:
+    """Before anything of CUDA is loaded: the GPU that this worker sees."""
+    place = places.get()
+    if place is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = place
+
+
+def _report(run: PlannedRun, future: Future[float | None], begun: float, say: Any) -> bool:
+    """A line about a run that has ended; whether it is finished."""
+    at = f"{time.monotonic() - begun:6.0f} s | {run.name}"
+    log = run.recipe.run_path / LOG_FILE
+    try:
+        seconds = future.result()
+    except BrokenProcessPool:
+        say(f"{at}: its worker died ({log}); the same command goes on from there")
+        return False
+    except Exception as error:  # one run's failure does not end the others
+        say(f"{at}: failed: {type(error).__name__}: {error} ({log})")
+        return False
+    if seconds is None:
+        say(f"{at}: not started, the time is over")
+        return False
+    if not is_finished(run.recipe):
+        say(f"{at}: stopped before its last step; the same command goes on from there")
+        return False
+    say(f"{at}: {_summary(run.recipe)}, {seconds:.0f} s")
+    return True
+
+
+def _summary(recipe: Recipe) -> str:
+    records = read_metrics(recipe.run_path)
+    train = [r for r in records if r["kind"] == "train"][-1]
+    held_out = [r for r in records if r["kind"] == "validation"]
+    loss = f"held-out loss {held_out[-1]['loss']:.4f}" if held_out else f"loss {train['loss']:.4f}"
+    nnz = train["sparsity"]["nnz_mean"]
+    rate = train["tokens_per_second"]
+    return f"{loss}, {sum(nnz) / len(nnz):.1f} non-zeros, {rate:,.0f} tokens/s at the end"
+
+
+def _describe(plan: SweepPlan) -> dict[str, Any]:
+    runs = [{"name": r.name, "group": r.group, "seed": r.seed} for r in plan.runs]
+    return {"name": plan.name, "description": plan.description, "runs": runs}
+
+
+def _comparable(recipe: Recipe) -> dict[str, Any]:
+    """What must not change between two starts of a run, section by section."""
+    content = recipe.model_dump(mode="json", exclude={"description", "logging", "checkpoint"})
+    return {k: v if isinstance(v, dict) else {"": v} for k, v in content.items()}
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [key for key in other if one.get(key) != other[key]]

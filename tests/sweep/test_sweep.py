@@ -1,0 +1,186 @@
+"""Sweeps: what is planned, trained, skipped, resumed, refused and reported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import yaml
+from conftest import TINY
+
+from sparsellm.cli import main
+from sparsellm.paths import bundled
+from sparsellm.report.sweep_report import write_sweep_report
+from sparsellm.report.sweep_runs import read_sweep
+from sparsellm.runs.records import read_metrics
+from sparsellm.sweep.plan import load_plan
+
+
+@pytest.fixture
+def sweep_file(tmp_path):
+    """Writes a sweep of the tiny recipe."""
+
+    def write(**changes):
+        common = {key: yaml.safe_load(value) for key, value in (o.split("=") for o in TINY)}
+        content = {
+            "name": "tiny",
+            "description": "Tiny & quick",
+            "recipe": "debug",
+            "set": common,
+            "runs": [
+                {"name": "dense-relu", "set": {"sparsity.l1_coefficient": 0}, "seeds": [0, 1]},
+                {"name": "l1", "each": {"sparsity.l1_coefficient": [0.1]}},
+            ],
+        }
+        path = tmp_path / "tiny.yaml"
+        path.write_text(yaml.safe_dump(content | changes, sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "path", sorted(bundled("recipes").glob("sweeps/*.yaml")), ids=lambda p: p.stem
+)
+def test_bundled_sweeps_load(path):
+    plan = load_plan(path.stem)
+    assert plan.name == path.stem
+    assert len({run.name for run in plan.runs}) == len(plan.runs)
+
+
+def test_a_plan_is_every_setting_and_seed(sweep_file, tmp_path):
+    each = {"sparsity.l1_coefficient": ["1e-4", 0.01], "ffn.gated": [True, False]}
+    path = sweep_file(runs=[{"name": "a", "each": each, "seeds": [3, 4]}])
+    plan = load_plan(str(path), ["train.steps=5", f"logging.run_dir={tmp_path}"])
+    assert plan.folder == tmp_path / "tiny"
+    assert [run.name for run in plan.runs][:3] == [
+        "a-0.0001-true-seed3",
+        "a-0.0001-true-seed4",
+        "a-0.0001-false-seed3",
+    ]
+    last = plan.runs[-1]
+    assert (last.group, last.seed, last.recipe.seed) == ("a-0.01-false", 4, 4)
+    assert (last.recipe.ffn.gated, last.recipe.sparsity.l1_coefficient) == (False, 0.01)
+    assert (last.recipe.train.steps, last.recipe.run_path) == (5, plan.folder / last.name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sets": {}}, "unknown key 'sets'; nearest valid key: 'set'"),
+        ({"set": {"train.step": 3}}, "unknown key 'train.step'; nearest .*'train.steps'"),
+        ({"set": {"seed": 3}}, "key 'seed' is the sweep's own"),
+        ({"runs": [{"name": "a"}, {"name": "a"}]}, "two runs are called a"),
+        ({"recipe": "none"}, "recipe 'none': no such file"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_before_anything_runs(sweep_file, change, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_plan(str(sweep_file(**change)))
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli):
+    command = ["sweep", str(sweep_file()), "--jobs", "2", "--set", f"logging.run_dir={tmp_path}"]
+    late = cli(*command, "--seconds", "-1")
+    assert late.returncode == 1
+    assert late.stdout.count("not started, the time is over") == 3
+    assert "3 of 3 runs are not finished: dense-relu-seed0, dense-relu-seed1, l1-0.1" in late.stderr
+    done = cli(*command)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "tiny"
+    assert done.stdout.count("held-out loss") == 3
+    assert str(folder / "report.html") in done.stdout
+    killed = folder / "l1-0.1"  # after step 3, whose last checkpoint is step 2's
+    shutil.rmtree(killed / "checkpoints" / "step_00000004")
+    (killed / "checkpoints" / "latest").write_text("step_00000002")
+    whole = (killed / "metrics.jsonl").read_text()
+    (killed / "metrics.jsonl").write_text("\n".join(whole.splitlines()[:3]) + "\n")
+    (folder / "dense-relu-seed0" / "checkpoints" / "latest").unlink()  # what is done needs none
+    again = cli(*command)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("finished before") == 2
+    assert "resuming from" in (killed / "train.log").read_text()
+    losses = [[json.loads(line)["loss"] for line in m.splitlines()] for m in (whole, _read(killed))]
+    assert losses[0] == losses[1]
+
+
+def _read(run_path):
+    return (run_path / "metrics.jsonl").read_text()
+
+
+def _write_sweep(folder, tiny):
+    from report.test_report import record, write_run
+
+    runs = []
+    for name, seed, l1, losses in (
+        ("dense-relu-seed0", 0, 0.0, 5.0),
+        ("dense-relu-seed1", 1, 0.0, 5.2),
+        ("l1", 0, 0.02, 5.151),
+    ):
+        recipe = tiny(
+            f"name={name}",
+            f"seed={seed}",
+            f"sparsity.l1_coefficient={l1}",
+            f"logging.run_dir={folder}",
+        )
+        held_out = {"kind": "validation", "step": 4, "tokens": 1024, "loss": losses}
+        records = [record(recipe, step, l1_coefficient=l1) for step in (1, 2, 3, 4)]
+        write_run(recipe, [*records, held_out])
+        runs.append({"name": name, "group": name.removesuffix(f"-seed{seed}"), "seed": seed})
+    content = {"name": "tiny", "description": "Tiny & quick", "runs": runs}
+    (folder / "sweep.json").write_text(json.dumps(content))
+
+
+def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, capsys):
+    _write_sweep(tmp_path, tiny)
+    lines = [
+        {"bench": "model_forward", "case": {"run": "l1"}, "metric": "tokens_per_ms", "ratio": 1.25},
+        *(
+            {
+                "bench": "layer_forward",
+                "case": {"run": "l1", "nnz": nnz},
+                "metric": "ms",
+                "ratio": ratio,
+            }
+            for nnz, ratio in ((1, 2.0), (2, 1.5))
+        ),
+    ]
+    (tmp_path / "bench.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page, table, summary, *figures = write_sweep_report(tmp_path)
+    found = {g["group"]: g for g in json.loads(summary.read_text())}
+    assert found["dense-relu"]["held_out_losses"] == [5.0, 5.2]
+    assert found["l1"]["nnz"] == pytest.approx(3.0)  # of the last record: 2.5 and 3.5
+    assert found["l1"]["forward_ratio"] == 1.25
+    row = next(line for line in table.read_text().splitlines() if line.startswith("| l1 "))
+    assert "| +1.00% |" in row  # of the two seeds' mean, 5.1
+    assert "5.1000 ± 0.1000" in table.read_text()
+    assert {path.stem for path in figures} >= {"quality_and_speed", "speed_and_energy"}
+    html = page.read_text()
+    assert html.count("data:image/svg+xml;base64,") == len(figures)
+    assert "Tiny &amp; quick" in html
+    assert main(["report", "--sweep", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main(["report", "--sweep", str(tmp_path), str(tmp_path / "l1")]) == 1
+    assert "name runs, or one sweep" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_sweep_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no sweep.json; give such as runs/main"):
+        read_sweep(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"name": "x", "description": "", "runs": []}')
+    with pytest.raises(FileNotFoundError, match=r"none of its runs has a record yet"):
+        read_sweep(tmp_path)
+
+
+def test_a_run_of_another_recipe_is_not_taken_for_a_finished_one(sweep_file, tiny, tmp_path):
+    from sparsellm.sweep.runner import is_finished
+
+    _write_sweep(tmp_path, tiny)
+    recipe = tiny("name=l1", "sparsity.l1_coefficient=0.02", f"logging.run_dir={tmp_path}")
+    assert is_finished(recipe)
+    assert {r["step"] for r in read_metrics(recipe.run_path)} == {1, 2, 3, 4}
+    changed = recipe.model_copy(update={"seed": 7})
+    with pytest.raises(ValueError, match=r"is a run of another recipe \(it differs in seed"):
+        is_finished(changed)

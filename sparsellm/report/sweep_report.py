@@ -16,7 +16,7 @@ from sparsellm.report.save_report import REPORT_FILE
 from sparsellm.report.sweep_figures import FIGURES
 from sparsellm.report.sweep_runs import Group, SweepData, read_sweep, spread
 from sparsellm.report.tables import html_table
-from sparsellm.runs.checkpoint import write_atomically
+from sparsellm.runs.files import write_atomically
 
 SUMMARY_FILE = "summary.json"
 TABLE_FILE = "summary.md"

@@ -21,7 +21,8 @@ from typing import Any
 
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.report.sweep_runs import SWEEP_FILE
-from sparsellm.runs.checkpoint import RECIPE_FILE, write_atomically
+from sparsellm.runs.checkpoint import RECIPE_FILE
+from sparsellm.runs.files import write_atomically
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 from sparsellm.sweep.plan import PlannedRun, SweepPlan
 

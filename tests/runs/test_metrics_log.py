@@ -35,6 +35,7 @@ def _record(recipe, step: int) -> TrainRecord:
             "loss": 5.0 / step,
             "l1": 0.5 / step,
             "l1_coefficient": 0.02,
+            "target_error": None,
             "learning_rate": 1e-3,
             "grad_norm": 1.5,
             "tokens_per_second": 12_345.0,
@@ -43,6 +44,7 @@ def _record(recipe, step: int) -> TrainRecord:
             "memory_gib": 1.25,
             "seconds": float(step),
         },
+        l1_by_layer=[0.02] * layers,
         sparsity=StepStats(
             nnz_mean=[10.0 / step + layer for layer in range(layers)],
             nnz_max=[20] * layers,

@@ -102,6 +102,8 @@ def test_a_step_is_counted_exactly_and_the_same_on_either_path(tiny):
     assert dense.stop
     assert dense.kernels.union_mean == [sum(union) / 8 for union in unions]
     assert dense.largest_union_L == [max(union) for union in unions]
+    counted = sum(loss.nnz_LBT.sum((1, 2)) for loss in losses)
+    assert dense.nnz_sum_L == counted.tolist()
     assert (dense.kernels.sparse, dense.kernels.overflows) == ([False, False], 0)
     ffns[1].use_kernels("sparse")
     ffns[1].capacity_for(96)

@@ -111,6 +111,7 @@ def train_one(recipe: Recipe, deadline: float | None) -> float | None:
     import torch
 
     from sparsellm.training.loop import train
+    from sparsellm.training.signals import StopRequest
 
     torch._dynamo.config.recompile_limit = _COMPILED_VARIANTS
     recipe.run_path.mkdir(parents=True, exist_ok=True)
@@ -118,9 +119,10 @@ def train_one(recipe: Recipe, deadline: float | None) -> float | None:
         (recipe.run_path / LOG_FILE).open("a", buffering=1, encoding="utf-8") as log,
         contextlib.redirect_stdout(log),
         contextlib.redirect_stderr(log),
+        StopRequest() as stop,
     ):
         try:
-            train(recipe)
+            train(recipe, stop)
         except BaseException:
             traceback.print_exc()
             raise

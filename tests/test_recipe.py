@@ -22,7 +22,7 @@ def test_bundled_recipe_loads_and_round_trips(name, tmp_path):
     assert load_recipe(str(saved)) == recipe
 
 
-@pytest.mark.parametrize("name", ["0.5b", "debug", "pilot", "small"])
+@pytest.mark.parametrize("name", ["0.5b", "debug", "pilot"])
 def test_recipes_without_a_base_state_every_key(name):
     content = yaml.safe_load((bundled("recipes") / f"{name}.yaml").read_text(encoding="utf-8"))
     resolved = load_recipe(name).model_dump(mode="json")

@@ -23,7 +23,7 @@ def add_report_parser(commands: Any) -> None:
         "--sweep",
         type=Path,
         metavar="DIR",
-        help="a sweep's folder such as runs/main: its runs, their table and figures (SVG)",
+        help="a sweep's folder such as runs/quality: its runs, their table and figures (SVG)",
     )
     parser.add_argument(
         "--out",
@@ -46,7 +46,7 @@ def _report(options: argparse.Namespace) -> None:
                 print(f"skipped {path}: {why}", file=sys.stderr)
                 options.run_paths.remove(path)
     if bool(options.run_paths) == bool(options.sweep):
-        raise ValueError("name runs, or one sweep: --sweep runs/main")
+        raise ValueError("name runs, or one sweep: --sweep runs/quality")
     if options.sweep:
         written = write_sweep_report(options.sweep, options.out)
     else:

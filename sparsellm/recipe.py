@@ -7,7 +7,6 @@ imports nothing of the package but `architecture`, `paths` and `strict`.
 
 from __future__ import annotations
 
-import difflib
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -24,7 +23,7 @@ from pydantic import (
 
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, Activation, Architecture
 from sparsellm.paths import bundled
-from sparsellm.strict import StrictModel, load_yaml, validate
+from sparsellm.strict import Globs, StrictModel, load_yaml, validate
 
 # Unpadded; loading a tokenizer only to count (tiktoken downloads its ranks) is not worth it.
 VOCAB_SIZE = {"gpt2": 50_257, "bytes": 257}
@@ -115,18 +114,42 @@ class SparsityConfig(StrictModel):
 class DataConfig(StrictModel):
     """What is read and how it becomes tokens."""
 
-    corpus: str = Field(description="Name of a file in data/, or a path to such a YAML")
+    corpus: str | dict[str, PositiveFloat] = Field(
+        description="Name of a file in data/, or a path to such a YAML; or several with their "
+        "shares of the tokens, such as {fineweb-edu: 0.7, mine.yaml: 0.3}"
+    )
     tokenizer: Literal["gpt2", "bytes"] = Field("gpt2", description="tiktoken GPT-2, or raw bytes")
     num_workers: NonNegativeInt = Field(4, description="Tokenising processes a rank; 0 is in-line")
-    files: list[str] | None = Field(None, description="Globs that replace the corpus's `files`")
-    validation_files: list[str] | None = Field(
-        None, description="Globs that replace the corpus's `validation_files`"
+    files: Globs | None = Field(
+        None, description="Globs, folders or addresses that replace the corpus's `files`"
+    )
+    validation_files: Globs | None = Field(
+        None, description="The same in place of the corpus's `validation_files`"
+    )
+    text_field: str | None = Field(
+        None, description="Column or key of the text, in place of the corpus's `text_field`"
     )
     on_mismatch: Literal["refuse", "restart"] = Field(
         "refuse",
-        description="On resume with another world size, worker count or corpus: refuse, "
-        "or restart the data stream from its beginning",
+        description="On resume with other text, another seed or tokenizer: refuse, or restart "
+        "the data stream from its beginning; ranks and workers may change",
     )
+
+    @property
+    def corpus_name(self) -> str:
+        """What is read, for people."""
+        if isinstance(self.corpus, str):
+            return self.corpus
+        return " + ".join(f"{weight:g} {name}" for name, weight in self.corpus.items())
+
+    def sources(self) -> dict[str, Any]:
+        """What `sparsellm.data.load_corpora` takes."""
+        return {
+            "corpus": self.corpus,
+            "files": self.files,
+            "validation_files": self.validation_files,
+            "text_field": self.text_field,
+        }
 
 
 class TrainConfig(StrictModel):
@@ -338,11 +361,9 @@ def recipe_path(name_or_path: str) -> Path:
     for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
         if candidate.is_file():
             return candidate
-    bundled_names = bundled_recipes()
-    close = difflib.get_close_matches(name_or_path, bundled_names, n=1, cutoff=0.5)
     raise FileNotFoundError(
         f"recipe {name_or_path!r}: no such file, and no bundled recipe of that name; "
-        f"{f'did you mean {close[0]!r}? ' if close else ''}bundled are {', '.join(bundled_names)}"
+        f"bundled are {', '.join(bundled_recipes())}"
     )
 
 

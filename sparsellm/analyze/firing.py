@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sparsellm.analyze.summary import layer_statistics, token_extremes
 from sparsellm.analyze.trace import Trace, index_dtype
-from sparsellm.data.corpus import Corpus, load_corpus
-from sparsellm.data.loader import validation_batches
+from sparsellm.data import load_corpora, load_corpus, validation_batches
+from sparsellm.data.corpus import Corpus
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.types import FFNStats
@@ -29,8 +29,8 @@ MIN_OCCURRENCES = 8
 
 def analyze(
     pretrained: Pretrained, corpus: Corpus, num_tokens: int, micro_batch_size: int
-) -> tuple[dict[str, Any], list[Trace], NDArray[np.int64]]:
-    """Statistics of all layers, ready for JSON, and the traces and ids that they come from.
+) -> tuple[dict[str, Any], list[Trace]]:
+    """Statistics of all layers, ready for JSON, and the traces that they come from.
 
     Raises:
         ValueError: the corpus has less than one sequence of held-out text.
@@ -61,7 +61,7 @@ def analyze(
             for end, found in zip(("lowest", "highest"), extremes, strict=True)
         },
     }
-    return statistics, traces, token_M.reshape(-1, shape.context_length)
+    return statistics, traces
 
 
 def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
@@ -77,7 +77,7 @@ def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
         return dataclasses.replace(found, validation=found.train)
     data, remedy = recipe.data, "name text to measure on: --data GLOB"
     try:
-        found = load_corpus(data.corpus, files=data.files, validation_files=data.validation_files)
+        found = load_corpora(**data.sources())[0]
     except (OSError, ValueError) as error:
         raise ValueError(f"the recipe's corpus cannot be read ({error}); {remedy}") from error
     if not found.validation:

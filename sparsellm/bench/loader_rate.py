@@ -14,7 +14,7 @@ from threading import BrokenBarrierError
 from typing import Any
 
 from sparsellm.bench.record import Measurement
-from sparsellm.data import TokenLoader, load_corpus, load_tokenizer
+from sparsellm.data import TokenLoader, load_corpora, load_tokenizer
 from sparsellm.data.corpus import Corpus
 
 Options = dict[str, Any]
@@ -22,7 +22,7 @@ Options = dict[str, Any]
 
 def run(
     *,
-    corpus: str,
+    corpus: str | dict[str, float],
     files: list[str] | None,
     tokenizer: str,
     num_workers: int,
@@ -41,7 +41,7 @@ def run(
     """
     if num_workers < 0:
         raise ValueError(f"--num-workers {num_workers}: give 0 (ranks tokenise themselves) or more")
-    found = load_corpus(corpus, files=files or None)
+    found = load_corpora(corpus, files=files or None)
     load_tokenizer(tokenizer)
     options = {
         "corpus": corpus,
@@ -79,7 +79,7 @@ def run(
 
 def _measure(  # noqa: PLR0917 - Process passes them by position
     options: Options,
-    corpus: Corpus,
+    corpora: tuple[Corpus, ...],
     rank: int,
     seconds: float,
     barrier: Any,
@@ -87,7 +87,7 @@ def _measure(  # noqa: PLR0917 - Process passes them by position
 ) -> None:
     """One rank: puts the tokens a second that it hands out, or its error, into ``results``."""
     loader = TokenLoader(
-        corpus,
+        corpora,
         load_tokenizer(options["tokenizer"]),
         context_length=options["context_length"],
         micro_batch_size=options["micro_batch_size"],

@@ -18,8 +18,7 @@ from sparsellm.bench import energy, timing
 from sparsellm.bench.ffn_forward import SETTLING_CALLS
 from sparsellm.bench.ffn_sides import refuse_if_off, relative_difference
 from sparsellm.bench.record import Measurement
-from sparsellm.data import load_corpus, load_tokenizer
-from sparsellm.data.loader import validation_batches
+from sparsellm.data import load_corpora, load_tokenizer, validation_batches
 from sparsellm.ffn.accelerate import accelerate_whole
 from sparsellm.recipe import Recipe
 from sparsellm.runs.pretrained import load_pretrained
@@ -91,7 +90,7 @@ def held_out(recipe: Recipe) -> Tensor:
         ValueError: there is too little of it.
     """
     data, size = recipe.data, recipe.train.micro_batch_size
-    corpus = load_corpus(data.corpus, files=data.files, validation_files=data.validation_files)
+    corpus = load_corpora(**data.sources())[0]
     batches = validation_batches(
         corpus,
         load_tokenizer(data.tokenizer),

@@ -1,18 +1,25 @@
 """From a corpus (``data/*.yaml``) to packed micro-batches of tokens, resumable to the token.
 
-corpus.py names the shards, readers.py reads their documents (retry.py: over a network),
-tokenizer.py encodes them, stream.py orders and packs them for one consumer, loader.py runs
-consumers in the processes of workers.py. Imports only `paths` and `strict`.
+corpus.py and shards.py name the shards; readers.py opens them, and parquet.py, json_lines.py,
+table_stream.py and token_shards.py read their documents by blocks (block_types.py; retry.py: over a
+network; blocks.py: a cache);
+tokenizer.py encodes them; stream.py orders and packs them for one lane; lanes.py numbers the
+sequences of all lanes; workers.py makes them in processes; loader.py hands them to a rank;
+position.py is what is saved; held_out.py reads validation text. Imports only `paths` and `strict`.
 """
 
-from sparsellm.data.corpus import load_corpus
-from sparsellm.data.loader import DataStateMismatch, TokenLoader, validation_batches
+from sparsellm.data.corpus import load_corpora, load_corpus
+from sparsellm.data.held_out import validation_batches
+from sparsellm.data.loader import TokenLoader
+from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.tokenizer import load_tokenizer
 
 __all__ = [
     "DataStateMismatch",
     "TokenLoader",
+    "load_corpora",
     "load_corpus",
     "load_tokenizer",
+    "merge",
     "validation_batches",
 ]

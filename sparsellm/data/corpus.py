@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import os
 import sysconfig
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
+from sparsellm.data.shards import Shard, expand, fingerprint, to_shard
 from sparsellm.paths import bundled
-from sparsellm.strict import StrictModel, load_yaml, validate
-
-FORMATS = {".parquet": "parquet", ".jsonl": "jsonl"}
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A unit of text that is read on its own.
-
-    ``url`` is a path or an fsspec URL; for ``sources`` it is a label and ``members`` are the files,
-    each one document.
-    """
-
-    url: str
-    format: Literal["parquet", "jsonl", "sources"]
-    text_field: str = "text"
-    members: tuple[str, ...] = ()
+from sparsellm.strict import Globs, StrictModel, load_yaml, validate
 
 
 @dataclass(frozen=True)
@@ -40,17 +24,12 @@ class Corpus:
     name: str
     train: tuple[Shard, ...]
     validation: tuple[Shard, ...]
+    weight: float = 1.0  # its share of the tokens, beside the other corpora's
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """Changes when a training shard is added, removed, renamed or (local files) resized."""
-        digest = hashlib.sha256()
-        for shard in self.train:
-            parts = shard.members or (shard.url,)
-            for part in parts:
-                size = Path(part).stat().st_size if "://" not in part else 0
-                digest.update(f"{Path(part).name} {size}\n".encode())
-        return digest.hexdigest()[:16]
+        """Changes when a training shard is added, removed, renamed or changed."""
+        return fingerprint(self.train)
 
 
 class HubCorpus(StrictModel):
@@ -67,14 +46,15 @@ class HubCorpus(StrictModel):
 
 
 class FilesCorpus(StrictModel):
-    """Parquet or JSONL files."""
+    """Files of text or of tokens, here or at an address."""
 
     description: str = Field("", description="One sentence for people")
     source: Literal["files"]
-    files: list[str] = Field(
-        description="Globs of training files; ${NAME} is an environment variable"
+    files: Globs = Field(
+        description="Globs, folders or addresses of training files; ${NAME} is an environment "
+        "variable"
     )
-    validation_files: list[str] = Field([], description="Globs of held-out files")
+    validation_files: Globs = Field([], description="The same for held-out files")
     validation_shards: int = Field(
         0, ge=0, description="Last training files to hold out; in place of validation_files"
     )
@@ -90,10 +70,21 @@ class StdlibCorpus(StrictModel):
     num_shards: PositiveInt = Field(16, description="Groups the training files are dealt into")
 
 
+class MixtureCorpus(StrictModel):
+    """Several corpora, in proportion to their weights."""
+
+    description: str = Field("", description="One sentence for people")
+    source: Literal["mixture"]
+    corpora: dict[str, PositiveFloat] = Field(
+        min_length=1, description="Share of the tokens of each corpus, by its name or YAML file"
+    )
+
+
 KINDS: dict[str, type[StrictModel]] = {
     "hub": HubCorpus,
     "files": FilesCorpus,
     "stdlib": StdlibCorpus,
+    "mixture": MixtureCorpus,
 }
 
 
@@ -114,11 +105,54 @@ def corpus_path(name_or_path: str) -> Path:
     )
 
 
+def load_corpora(
+    corpus: str | dict[str, float],
+    *,
+    files: list[str] | None = None,
+    validation_files: list[str] | None = None,
+    text_field: str | None = None,
+) -> tuple[Corpus, ...]:
+    """The corpora of a run with their weights; one, unless it is a mixture.
+
+    Args:
+        corpus: a name or file as for `load_corpus`, or the weight of each by name or file.
+        files, validation_files, text_field: as for `load_corpus`; not for a mixture.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_corpus`.
+    """
+    if isinstance(corpus, str):
+        path = corpus_path(corpus)
+        content = load_yaml(path)
+        if content.get("source") != "mixture":
+            return (
+                load_corpus(
+                    corpus, files=files, validation_files=validation_files, text_field=text_field
+                ),
+            )
+        mixture = validate(MixtureCorpus, content, str(path))
+        assert isinstance(mixture, MixtureCorpus)
+        weights = mixture.corpora
+    else:
+        weights = corpus
+    if files or validation_files or text_field:
+        raise ValueError(
+            "data.files, data.validation_files and data.text_field are of one corpus; in a mixture "
+            "give each a YAML file of its own"
+        )
+    corpora = tuple(replace(load_corpus(name), weight=w) for name, w in weights.items())
+    names = [c.name for c in corpora]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two corpora of the mixture are called {max(names, key=names.count)!r}")
+    return corpora
+
+
 def load_corpus(
     name_or_path: str,
     *,
     files: list[str] | None = None,
     validation_files: list[str] | None = None,
+    text_field: str | None = None,
 ) -> Corpus:
     """Reads a corpus's YAML and finds its shards (hub: one request to the hub).
 
@@ -126,6 +160,7 @@ def load_corpus(
         name_or_path: a file of ``data/`` by name, or a path.
         files: globs that replace the YAML's ``files``, and its ``validation_files`` by none.
         validation_files: globs that replace its ``validation_files``.
+        text_field: replaces its ``text_field``.
 
     Raises:
         FileNotFoundError: no such corpus, or a glob matches nothing.
@@ -135,7 +170,7 @@ def load_corpus(
     content = load_yaml(path)
     if files is not None and "validation_files" in content:
         content["validation_files"] = []  # held out of other text
-    overrides = {"files": files, "validation_files": validation_files}
+    overrides = {"files": files, "validation_files": validation_files, "text_field": text_field}
     content |= {key: value for key, value in overrides.items() if value is not None}
     kind = content.get("source")
     if kind not in KINDS:
@@ -145,9 +180,10 @@ def load_corpus(
     if isinstance(config, HubCorpus):
         return _hub(name, config)
     if isinstance(config, FilesCorpus):
-        return _files(name, config, str(path))
-    assert isinstance(config, StdlibCorpus)
-    return _stdlib(name, config)
+        return _files(name, config, path)
+    if isinstance(config, StdlibCorpus):
+        return _stdlib(name, config)
+    raise ValueError(f"{path} is a mixture of corpora, and here one corpus is read; name one of it")
 
 
 def _hub(name: str, config: HubCorpus) -> Corpus:
@@ -160,26 +196,32 @@ def _hub(name: str, config: HubCorpus) -> Corpus:
         f"the file list of {config.repo} ({config.config})",
     )
     urls = sorted(str(url) for url in builder.config.data_files[config.split])
-    shards = [_shard(url, config.text_field) for url in urls]
+    shards = [to_shard(url, config.text_field) for url in urls]
     return _hold_out(name, shards, config.validation_shards)
 
 
-def _files(name: str, config: FilesCorpus, source: str) -> Corpus:
+def _files(name: str, config: FilesCorpus, path: Path) -> Corpus:
     # Several globs may cover several layouts; together they must match something.
-    train = _expand(config.files, source, "files")
-    shards = [_shard(path, config.text_field) for path in train.values()]
+    source = str(path)
+    train = expand(_here(config.files, path), source, "files")
+    shards = [to_shard(url, config.text_field) for url in train.values()]
     if config.validation_files:
-        held_out = _expand(config.validation_files, source, "validation_files")
+        held_out = expand(_here(config.validation_files, path), source, "validation_files")
         overlap = held_out.keys() & train.keys()
         if overlap:
-            path = min(held_out[file] for file in overlap)
-            raise ValueError(f"{source}: {path} is in files and in validation_files")
+            both = min(held_out[file] for file in overlap)
+            raise ValueError(f"{source}: {both} is in files and in validation_files")
         return Corpus(
             name,
             tuple(shards),
-            tuple(_shard(path, config.text_field) for path in held_out.values()),
+            tuple(to_shard(url, config.text_field) for url in held_out.values()),
         )
     return _hold_out(name, shards, config.validation_shards)
+
+
+def _here(patterns: list[str], path: Path) -> list[str]:
+    """``${CORPUS_DIR}`` is the folder of the YAML file, so that both can be moved together."""
+    return [p.replace("${CORPUS_DIR}", str(path.resolve().parent)) for p in patterns]
 
 
 def _hold_out(name: str, shards: list[Shard], count: int) -> Corpus:
@@ -189,35 +231,6 @@ def _hold_out(name: str, shards: list[Shard], count: int) -> Corpus:
         )
     split = len(shards) - count
     return Corpus(name, tuple(shards[:split]), tuple(shards[split:]))
-
-
-def _expand(patterns: list[str], source: str, key: str) -> dict[str, str]:
-    """The path of each file by what it is once links are followed, in the order of paths."""
-    found: set[Path] = set()
-    for pattern in patterns:
-        expanded = os.path.expandvars(str(Path(pattern).expanduser()))
-        if "$" in expanded:
-            raise ValueError(
-                f"{source}: {key} {pattern!r} names an environment variable that is not set; set "
-                f"it, or give globs with --set 'data.{key}=[…]'"
-            )
-        # pathlib has no glob for a whole pattern, absolute or relative.
-        found.update(Path(path) for path in glob.glob(expanded, recursive=True))  # noqa: PTH207
-    if not found:
-        raise FileNotFoundError(f"{source}: {key} {patterns} match no file")
-    # A link keeps its name: in the hub's cache the file it leads to has neither format nor order.
-    paths = sorted(str(path.parent.resolve() / path.name) for path in found)
-    by_file: dict[str, str] = {}
-    for path in paths:
-        by_file.setdefault(os.path.realpath(path), path)
-    return by_file
-
-
-def _shard(url: str, text_field: str) -> Shard:
-    suffix = Path(url).suffix
-    if suffix not in FORMATS:
-        raise ValueError(f"{url}: unknown format {suffix!r}; valid are {', '.join(FORMATS)}")
-    return Shard(url, FORMATS[suffix], text_field)  # type: ignore[arg-type]
 
 
 def _stdlib(name: str, config: StdlibCorpus) -> Corpus:

@@ -1,86 +1,65 @@
-"""Micro-batches from background workers, with a state that is exact despite their prefetching.
+"""Micro-batches for one rank, with a state that is exact despite background workers.
 
-Every micro-batch travels with its worker's cursor after it; the state of the loader is the cursors
-of the batches that were handed out, and whose turn is next.
+Every sequence travels with its lane's position after it; the state of the loader is the positions
+of the sequences that were handed out. Put together over the ranks (`merge`) it is the state of the
+global stream, from which any number of ranks and workers goes on.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
+import contextlib
+import itertools
+import queue
+import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsellm.data.corpus import Corpus
-from sparsellm.data.stream import Cursor, StreamConfig, pack, read_in_order
-from sparsellm.data.tokenizer import Tokenizer, Tokens, load_tokenizer
-from sparsellm.data.workers import begin_worker, worker_context
+from sparsellm.data.lanes import LaneState, Made, Share, StreamConfig, choose_num_lanes, make
+from sparsellm.data.position import (
+    FORMAT,
+    DataStateMismatch,
+    Position,
+    advance,
+    from_json,
+    to_json,
+)
+from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.data.workers import Job, Worker, worker_context
 
-logger = logging.getLogger(__name__)
-
-
-class DataStateMismatch(ValueError):
-    """A saved position belongs to another division of the data, or to other data."""
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A worker's error, as a value: the main process raises it without the worker's traceback."""
-
-    error: Exception
+if TYPE_CHECKING:  # workers import this folder, and are smaller without torch
+    from torch import Tensor
 
 
-@dataclass(frozen=True)
-class _Packer(IterableDataset):  # type: ignore[type-arg]
-    """Runs in a worker: packs one consumer's stream into micro-batches."""
-
-    streams: tuple[StreamConfig, ...]  # in the order of DataLoader's workers
-    cursors: tuple[Cursor, ...]
-    tokenizer: str
-    context_length: int
-    micro_batch_size: int
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Cursor] | _Failure]:
-        info = get_worker_info()
-        index = info.id if info else 0
-        try:
-            tokenizer = load_tokenizer(self.tokenizer)
-            sequences = pack(
-                self.streams[index], tokenizer, self.context_length, self.cursors[index]
-            )
-            while True:
-                batch = [next(sequences) for _ in range(self.micro_batch_size)]
-                tokens_BT1 = torch.from_numpy(np.stack([tokens for tokens, _ in batch]))
-                yield tokens_BT1.long(), batch[-1][1]
-        except (ValueError, OSError) as error:
-            yield _Failure(error)
+class _Batch(NamedTuple):
+    tokens_BT1: Tensor
+    lanes: list[LaneState]  # after each of its sequences
 
 
 class TokenLoader:
     """An endless iterator of ``tokens_BT1``, int64 (micro_batch_size, context_length + 1).
 
     Args:
-        corpus: what is read.
+        corpora: what is read, in proportion to their weights.
         tokenizer: how.
         context_length: T, tokens.
         micro_batch_size: B, sequences.
         seed: of the order of shards and documents.
-        rank: this rank; its documents are disjoint from the others'.
+        rank: this rank; its sequences are disjoint from the others'.
         world_size: number of ranks.
         num_workers: background processes of this rank; 0 tokenises in this process.
-        prefetch_batches: micro-batches a worker keeps ready.
+        prefetch_batches: micro-batches that are kept ready.
+
+    Raises:
+        ValueError: a corpus has no document, or was tokenised by another tokenizer.
     """
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpora: tuple[Corpus, ...],
         tokenizer: Tokenizer,
         *,
         context_length: int,
@@ -91,29 +70,15 @@ class TokenLoader:
         num_workers: int,
         prefetch_batches: int = 4,
     ) -> None:
-        self._corpus = corpus
         self._tokenizer = tokenizer
-        self._context_length = context_length
         self._micro_batch_size = micro_batch_size
+        self._rank, self._world_size, self._num_workers = rank, world_size, num_workers
         self._prefetch = prefetch_batches
-        self._num_workers = num_workers
-        num_streams = max(num_workers, 1)
-        self._streams = [
-            StreamConfig(corpus.train, rank * num_streams + i, world_size * num_streams, seed)
-            for i in range(num_streams)
-        ]
-        self._cursors = [Cursor()] * num_streams
-        self._next_stream = 0
-        # What a position is only valid for.
-        self._identity = {
-            "rank": rank,
-            "world_size": world_size,
-            "num_workers": num_workers,
-            "seed": seed,
-            "tokenizer": tokenizer.name,
-            "corpus": corpus.fingerprint,
-        }
-        self._batches: Iterator[Any] | None = None
+        self._config = StreamConfig(corpora, context_length, seed, choose_num_lanes(corpora))
+        self._position = Position(num_lanes=self._config.num_lanes)
+        self._handed_out = 0  # of this rank, since `_position.number`
+        self._counted = self._position  # up to where tokens were last counted
+        self._source: _Background | _InLine | None = None
         _loaders.add(self)
 
     def __iter__(self) -> TokenLoader:
@@ -123,137 +88,191 @@ class TokenLoader:
         """The next micro-batch.
 
         Raises:
-            ValueError, OSError: what a worker met, naming the shard.
+            ValueError, OSError: what a worker met, naming the shard; or that it was killed.
         """
-        if self._batches is None:
-            self._batches = iter(self._start())
-        item = next(self._batches)
-        if isinstance(item, _Failure):
-            raise item.error
-        tokens_BT1, cursor = item
-        self._cursors[self._next_stream] = Cursor(*cursor)
-        self._next_stream = (self._next_stream + 1) % len(self._streams)
-        # As DataLoader pinned it, not converted: from pageable memory more than 64 KB would be
-        # copied after all that the GPU still has to do, and each micro-batch would find it idle.
-        return tokens_BT1
+        if self._source is None:
+            self._source = self._start()
+        batch = self._source.next()
+        for lane in batch.lanes:
+            self._position.lanes[lane.number % self._config.num_lanes] = lane
+        self._handed_out += len(batch.lanes)
+        return batch.tokens_BT1
 
-    def _start(self) -> DataLoader:  # type: ignore[type-arg]
-        # DataLoader asks its workers in turn from number 0: give that number to the stream whose
-        # turn it is.
-        turn = self._next_stream
-        packer = _Packer(
-            streams=tuple(self._streams[turn:] + self._streams[:turn]),
-            cursors=tuple(self._cursors[turn:] + self._cursors[:turn]),
-            tokenizer=self._tokenizer.name,
-            context_length=self._context_length,
-            micro_batch_size=self._micro_batch_size,
-        )
-        options: dict[str, Any] = {}
+    def _start(self) -> _Background | _InLine:
+        first = self._position.number + self._rank + self._handed_out * self._world_size
+        share = Share(first, self._world_size)
         if self._num_workers:
-            options = {
-                "prefetch_factor": self._prefetch,
-                "worker_init_fn": begin_worker,
-                "multiprocessing_context": worker_context(),
-            }
-        return DataLoader(
-            packer,
-            batch_size=None,  # the packer makes whole micro-batches
-            num_workers=self._num_workers,
-            pin_memory=torch.cuda.is_available(),
-            **options,
-        )
+            job = Job(self._config, self._tokenizer.name, share, self._position.lanes)
+            return _Background(job, self._num_workers, self._micro_batch_size, self._prefetch)
+        made = make(self._config, self._tokenizer, share, dict(self._position.lanes))
+        return _InLine(made, self._micro_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-serialisable: the position after the last micro-batch that was handed out."""
-        return self._identity | {
-            "next_stream": self._next_stream,
-            "cursors": [list(cursor) for cursor in self._cursors],
+        """JSON-serialisable: the position after the last micro-batch that was handed out.
+
+        It has the lanes that this rank has read; `sparsellm.data.merge` makes one state of all
+        ranks'.
+        """
+        names = [corpus.name for corpus in self._config.corpora]
+        return self._identity() | to_json(self._advanced(), names)
+
+    def _identity(self) -> dict[str, Any]:
+        """What a position is only valid for."""
+        return {
+            "format": FORMAT,
+            "seed": self._config.seed,
+            "tokenizer": self._tokenizer.name,
+            "corpora": {corpus.name: corpus.fingerprint for corpus in self._config.corpora},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was taken.
+    def tokens(self) -> dict[str, int]:
+        """Tokens of each corpus that all ranks have trained on, where all are at one step."""
+        return self._advanced().tokens
+
+    def _advanced(self) -> Position:
+        number = self._position.number + self._handed_out * self._world_size
+        self._counted = advance(self._counted, number, self._config)
+        return replace(self._counted, lanes=self._position.lanes)
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Goes on where the ranks' states, merged, were taken; on any number of ranks and workers.
+
+        Returns what has changed since and does not matter, as sentences.
 
         Raises:
-            DataStateMismatch: it was taken with other ranks, workers, seed, tokenizer or corpus.
+            DataStateMismatch: it was taken with another seed, tokenizer or other data.
         """
-        for key, value in self._identity.items():
-            if state.get(key) != value:
+        own = self._identity()
+        position = from_json(state, list(own["corpora"]))
+        for key in ("seed", "tokenizer"):
+            if state[key] != own[key]:
                 raise DataStateMismatch(
-                    f"the data position was saved with {key} {state.get(key)!r} and this run has "
-                    f"{value!r}: it cannot continue exactly"
+                    f"the data position was saved with {key} {state[key]!r} and this run has "
+                    f"{own[key]!r}"
                 )
+        notes = _compare_corpora(state["corpora"], own["corpora"])
         self.close()
-        self._next_stream = int(state["next_stream"])
-        self._cursors = [Cursor(*cursor) for cursor in state["cursors"]]
+        self._position = self._counted = position
+        self._handed_out = 0
+        self._config = replace(self._config, num_lanes=position.num_lanes)
+        return notes
 
     def close(self) -> None:
         """Ends the workers; the next `next` starts them again at the present position."""
-        workers = getattr(self._batches, "_shutdown_workers", None)
-        if workers is not None:
-            workers()
-        self._batches = None
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+
+def _compare_corpora(saved: dict[str, str], present: dict[str, str]) -> list[str]:
+    """What was added and removed; the fingerprints of the others must be the same."""
+    if not saved.keys() & present.keys():
+        raise DataStateMismatch(
+            f"the data position is of corpus {', '.join(saved)} and this run reads "
+            f"{', '.join(present)}"
+        )
+    for name in sorted(saved.keys() & present.keys()):
+        if saved[name] != present[name]:
+            raise DataStateMismatch(
+                f"the files of corpus {name} are not those that the data position was saved with: "
+                "one was added, removed, renamed or changed"
+            )
+    added = [
+        f"corpus {name} is new and begins at its beginning" for name in present if name not in saved
+    ]
+    return added + [f"corpus {name} is no longer read" for name in saved if name not in present]
+
+
+class _InLine:
+    """Makes micro-batches in this process, when they are asked for."""
+
+    def __init__(self, made: Iterator[Made], micro_batch_size: int) -> None:
+        self._made, self._micro_batch_size = made, micro_batch_size
+
+    def next(self) -> _Batch:
+        return _assemble([next(self._made) for _ in range(self._micro_batch_size)])
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class _Background:
+    """Workers that make the sequences, and a thread that makes micro-batches of them."""
+
+    def __init__(self, job: Job, num_workers: int, micro_batch_size: int, prefetch: int) -> None:
+        import torch
+
+        num_lanes = job.config.num_lanes
+        lanes = job.share.lanes(num_lanes)
+        num_workers = min(num_workers, len(lanes))
+        context = worker_context()
+        self._workers: list[Worker] = []
+        for index in range(num_workers):
+            share = replace(job.share, worker=index, num_workers=num_workers)
+            own = set(share.own_lanes(num_lanes))
+            positions = {lane: at for lane, at in job.lanes.items() if lane in own}
+            self._workers.append(Worker(replace(job, share=share, lanes=positions), context))
+        # The rank's sequences come from its lanes in turn, and lane i is worker i % num_workers'.
+        self._turns = itertools.cycle(i % num_workers for i in range(len(lanes)))
+        self._micro_batch_size = micro_batch_size
+        self._ready: queue.Queue[_Batch | Exception] = queue.Queue(prefetch)
+        self._closed = False
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self._thread = threading.Thread(target=self._run, args=(device,), daemon=True)
+        self._thread.start()
+
+    def next(self) -> _Batch:
+        batch = self._ready.get()
+        if isinstance(batch, Exception):
+            self._ready.put(batch)  # and again, to whoever asks again
+            raise batch
+        return batch
+
+    def _run(self, device: int | None) -> None:
+        try:
+            if device is not None:  # a thread begins with device 0, and pinning is of a device
+                import torch
+
+                torch.cuda.set_device(device)
+            while not self._closed:
+                turns = itertools.islice(self._turns, self._micro_batch_size)
+                self._ready.put(_assemble([self._workers[turn].next() for turn in turns]))
+        except Exception as error:
+            self._ready.put(error)
+
+    def close(self) -> None:
+        self._closed = True
+        for worker in self._workers:
+            worker.kill()
+        while self._thread.is_alive():  # it may wait for room for a micro-batch
+            with contextlib.suppress(queue.Empty):
+                self._ready.get(timeout=0.01)
+        for worker in self._workers:
+            worker.close()
+
+
+def _assemble(made: list[Made]) -> _Batch:
+    """A micro-batch, int64 and pinned.
+
+    From pageable memory more than 64 KB would be copied to the GPU after all that it still has to
+    do, and each micro-batch would find it idle.
+    """
+    import torch
+
+    shape = (len(made), len(made[0].tokens_T1))
+    tokens_BT1 = torch.empty(shape, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+    rows = tokens_BT1.numpy()
+    for row, sequence in zip(rows, made, strict=True):
+        row[:] = sequence.tokens_T1
+    return _Batch(tokens_BT1, [sequence.lane for sequence in made])
 
 
 _loaders: weakref.WeakSet[TokenLoader] = weakref.WeakSet()
 
 
 # Else Python would wait at exit for the workers of a loader that an error left open: they ignore
-# the one SIGTERM it sends. Registered after torch's own end, so run before it.
+# the one SIGTERM that multiprocessing sends. Registered after its own end, so run before it.
 @atexit.register
 def _close_all() -> None:
     for loader in list(_loaders):
         loader.close()
-
-
-def validation_batches(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    *,
-    context_length: int,
-    micro_batch_size: int,
-    num_tokens: int,
-    rank: int,
-    world_size: int,
-) -> Iterator[Tensor]:
-    """The held-out sequences of this rank, in order: number i belongs to rank i % world_size.
-
-    Yields int64 (at most micro_batch_size, context_length + 1); stops at ``num_tokens`` targets
-    over all ranks, rounded down to whole sequences, or at the end of the held-out text. A rank that
-    has none yields one batch of none.
-
-    Raises:
-        ValueError: the corpus has no held-out text, or not one sequence of it.
-    """
-    if not corpus.validation:
-        raise ValueError(
-            f"corpus {corpus.name} has no held-out text: give some with data.validation_files (the "
-            "YAML's is not used beside data.files), set validation_shards in its YAML, or do "
-            "without: validation.every_steps=0"
-        )
-    wanted = max(num_tokens // context_length, 1)
-    sequences: list[Tokens] = []
-    buffer = np.empty(0, dtype=np.int32)
-    for tokens in read_in_order(corpus.validation, tokenizer):
-        buffer = np.concatenate([buffer, tokens])
-        while len(buffer) > context_length and len(sequences) < wanted:
-            sequences.append(buffer[: context_length + 1])
-            buffer = buffer[context_length:]
-        if len(sequences) == wanted:
-            break
-    if not sequences:
-        raise ValueError(
-            f"corpus {corpus.name}: the held-out text is shorter than one sequence of "
-            f"{context_length} tokens"
-        )
-    if len(sequences) < wanted and rank == 0:
-        logger.warning(
-            "corpus %s: held-out text ends after %d of the %d tokens asked for",
-            corpus.name,
-            len(sequences) * context_length,
-            num_tokens,
-        )
-    own = sequences[rank::world_size]
-    if not own:  # the other ranks' shape, for it pads to their number of batches
-        yield torch.empty(0, context_length + 1, dtype=torch.int64)
-    for first in range(0, len(own), micro_batch_size):
-        yield torch.from_numpy(np.stack(own[first : first + micro_batch_size])).long()

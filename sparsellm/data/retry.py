@@ -8,9 +8,8 @@ from typing import TypeVar
 
 import tenacity
 
-MAX_ATTEMPTS = 8
-# Other ranks wait meanwhile, up to the recipe's `runtime.timeout_minutes`.
-MAX_SECONDS = 15 * 60
+# Other ranks wait meanwhile.
+MAX_SECONDS = 55
 
 
 logger = logging.getLogger(__name__)
@@ -20,10 +19,10 @@ Result = TypeVar("Result")
 
 
 def with_retries(action: Callable[[], Result], what: str) -> Result:
-    """Runs ``action``, again with exponential backoff (1 to 60 s, jittered) while the cause passes.
+    """Runs ``action``, again with exponential backoff (jittered) while the cause may pass.
 
     Raises:
-        ConnectionError: it failed `MAX_ATTEMPTS` times.
+        ConnectionError: it failed for `MAX_SECONDS`, or the server asks to wait for longer.
         FileNotFoundError: the shard is missing.
         Exception: whatever is no passing trouble, at once.
     """
@@ -35,8 +34,8 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
         cause = error.last_attempt.exception()
         attempts = error.last_attempt.attempt_number
         raise ConnectionError(
-            f"{what}: gave up after {attempts} attempts ({one_line(cause)}). The run can be "
-            "resumed when the network is back"
+            f"{what}: gave up after {attempts} attempts ({one_line(cause)}). The same "
+            "command resumes when the network is back"
         ) from cause
     except Exception as error:
         status = _status(error)
@@ -54,7 +53,7 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
 
 
 def _retrying(what: str) -> tenacity.Retrying:
-    backoff = tenacity.wait_random_exponential(multiplier=1, min=1, max=60)
+    backoff = tenacity.wait_random_exponential(multiplier=1, min=1, max=20)
 
     def wait(state: tenacity.RetryCallState) -> float:
         assert state.outcome is not None
@@ -63,17 +62,16 @@ def _retrying(what: str) -> tenacity.Retrying:
     def warn(state: tenacity.RetryCallState) -> None:
         assert state.outcome is not None
         logger.warning(
-            "%s: attempt %d of %d failed (%s); trying again in %.0f s",
+            "%s: attempt %d failed (%s); trying again in %.0f s",
             what,
             state.attempt_number,
-            MAX_ATTEMPTS,
             one_line(state.outcome.exception()),
             state.upcoming_sleep,
         )
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_transient),
-        stop=tenacity.stop_after_attempt(MAX_ATTEMPTS) | tenacity.stop_before_delay(MAX_SECONDS),
+        stop=tenacity.stop_before_delay(MAX_SECONDS),
         wait=wait,
         before_sleep=warn,
     )

@@ -1,9 +1,9 @@
-"""Which documents one consumer reads, in which order, and how they become sequences.
+"""One lane: which documents it reads, in which order, and how they become sequences.
 
-A consumer is one worker process of one rank; there are ``num_consumers`` of them and their
-documents are disjoint and together complete, every epoch. Shards, row groups and the rows of each
-are visited in permutations that follow from (seed, epoch) alone, so nothing of the order has to be
-saved: a position is a handful of integers, the `Cursor`.
+The global stream of a corpus is dealt over a fixed number of lanes (lanes.py). Their documents are
+disjoint and together complete, every epoch. Shards, blocks and the rows of each are visited in
+permutations that follow from (seed, epoch) alone, so nothing of the order has to be saved: a
+position is a handful of integers, the `Cursor`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsellm.data.corpus import Shard
-from sparsellm.data.readers import ShardReader, open_shard
+from sparsellm.data.blocks import BlockCache, Rows
+from sparsellm.data.shards import Shard
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
-# Documents tokenised at a time; the cursor does not depend on it.
-DOCUMENTS_PER_BATCH = 32
-# With fewer shards (row groups) than this many a consumer, they are divided inside instead: whole
-# ones would be shared out too unevenly.
-MIN_UNITS_PER_CONSUMER = 4
+# Documents tokenised at a time: few at first, so that the first sequence is soon ready, then more,
+# so that a block is fetched from the cache less often. The cursor does not depend on it.
+FIRST_DOCUMENTS, MOST_DOCUMENTS = 8, 256
+MOST_CHARACTERS = 2**21
+# With fewer shards (blocks) than this many per lane, they are divided inside instead: whole ones
+# would be shared out too unevenly.
+MIN_UNITS_PER_LANE = 4
 NO_TOKEN = -1
 
 
 class Cursor(NamedTuple):
-    """Where the next sequence begins. Positions count along the consumer's own permutations."""
+    """Where the next sequence begins. Positions count along the lane's own permutations."""
 
     epoch: int = 0
     shard: int = 0
@@ -39,93 +41,121 @@ class Cursor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StreamConfig:
-    """What decides a consumer's documents and their order."""
+class LaneConfig:
+    """What decides a lane's documents and their order."""
 
     shards: tuple[Shard, ...]
-    consumer: int
-    num_consumers: int
+    lane: int
+    num_lanes: int
     seed: int
 
 
 class Document(NamedTuple):
-    """A text and the cursor at its first token (carry not set)."""
+    """A text, or the tokens of a tokenised one, and the cursor at its first token."""
 
-    start: Cursor
-    text: str
+    start: Cursor  # carry not set
+    content: str | Tokens
 
 
-def documents(config: StreamConfig, cursor: Cursor) -> Iterator[Document]:
-    """The consumer's documents from ``cursor`` on, epoch after epoch, for ever.
+def documents(config: LaneConfig, blocks: BlockCache, cursor: Cursor) -> Iterator[Document]:
+    """The lane's documents from ``cursor`` on, epoch after epoch, for ever.
 
     Raises:
-        ValueError: the consumer's part of the corpus holds no document.
+        ValueError: the corpus holds no document.
     """
-    epoch, start = cursor.epoch, cursor
-    while True:
-        count = 0
-        for document in _epoch(config, epoch, start):
-            count += 1
+    epoch, start, empty = cursor.epoch, cursor, 0
+    # Of a small corpus an epoch can hold nothing for this lane, but not so many in a row.
+    while empty < 4 * config.num_lanes:
+        empty += 1
+        for document in _epoch(config, blocks, epoch, start):
+            empty = 0
             yield document
-        if count == 0 and start == Cursor(epoch=epoch):
-            raise ValueError(
-                f"consumer {config.consumer} of {config.num_consumers} finds no document in "
-                f"{len(config.shards)} shards: use fewer ranks or data.num_workers, or more text"
-            )
         epoch += 1
         start = Cursor(epoch=epoch)
+    raise ValueError(f"no document with text in {name_some(config.shards)}: all of them are empty")
 
 
-def _epoch(config: StreamConfig, epoch: int, start: Cursor) -> Iterator[Document]:
-    order = _permutation(len(config.shards), config.seed, epoch)
-    whole_shards = len(order) >= MIN_UNITS_PER_CONSUMER * config.num_consumers
+def _epoch(config: LaneConfig, blocks: BlockCache, epoch: int, start: Cursor) -> Iterator[Document]:
+    order = permutation(len(config.shards), config.seed, epoch)
+    whole_shards = len(order) >= MIN_UNITS_PER_LANE * config.num_lanes
     if whole_shards:
-        order = order[config.consumer :: config.num_consumers]
-    for position in range(start.shard, len(order)):
-        index = int(order[position])
-        reader = open_shard(config.shards[index])
-        # The offset turns from shard to shard, so that remainders do not fall to the same consumer.
-        turn = (config.consumer + position) % config.num_consumers
-        stride = (0, 1) if whole_shards else (turn, config.num_consumers)
-        seed = (config.seed, epoch, index)
-        here = start if position == start.shard else Cursor(epoch, position)
-        for block, row, text in _rows(reader, stride, seed, here.block, here.row):
-            if text:
-                yield Document(Cursor(epoch, position, block, row), text)
+        order = order[config.lane :: config.num_lanes]
+    for place in range(start.shard, len(order)):
+        index = int(order[place])
+        # The first unit turns from shard to shard and from epoch to epoch, so that remainders do
+        # not fall to the same lane.
+        turn = (config.lane + place + epoch) % config.num_lanes
+        stride = (0, 1) if whole_shards else (turn, config.num_lanes)
+        here = start if place == start.shard else Cursor(epoch, place)
+        rows = _rows(
+            blocks, config.shards[index], stride, (config.seed, epoch, index), here.block, here.row
+        )
+        for block, row, content in rows:
+            if len(content):
+                yield Document(Cursor(epoch, place, block, row), content)
 
 
-def _rows(
-    reader: ShardReader, stride: tuple[int, int], seed: tuple[int, ...], block: int, row: int
-) -> Iterator[tuple[int, int, str]]:
-    """(block position, row position, text) of the rows that the stride selects in a shard."""
+def _rows(  # noqa: PLR0917
+    blocks: BlockCache,
+    shard: Shard,
+    stride: tuple[int, int],
+    seed: tuple[int, ...],
+    block: int,
+    row: int,
+) -> Iterator[tuple[int, int, str | Tokens]]:
+    """(place of the block, place of the row, content) of the rows that the stride selects."""
     first, step = stride
-    sizes = reader.block_sizes
-    by_block = step == 1 or len(sizes) >= MIN_UNITS_PER_CONSUMER * step
-    order = _permutation(len(sizes), *seed)
-    if by_block:
+    num_blocks = blocks.num_blocks(shard)
+    order = None if num_blocks is None else permutation(num_blocks, *seed)
+    # A stream, whose number of blocks shows at its end, is read from front to back.
+    by_block = step == 1 or (order is not None and len(order) >= MIN_UNITS_PER_LANE * step)
+    if order is not None and by_block:
         order = order[first::step]
-    starts = np.cumsum([0, *sizes])
-    for position in range(block, len(order)):
-        index = int(order[position])
-        rows = _permutation(sizes[index], *seed, index)
+    place = block
+    while order is None or place < len(order):
+        index = place if order is None else int(order[place])
+        size = blocks.size(shard, index)
+        if size is None:
+            return
+        rows = permutation(size, *seed, index)
         if not by_block:
-            rows = rows[(rows + starts[index]) % step == first]
-        if len(rows) == 0:
-            continue
-        first_place = row if position == block else 0
-        texts = reader.read_rows(index, rows[first_place:])
-        for place, text in enumerate(texts, start=first_place):
-            yield position, place, text
+            rows = rows[(first + index) % step :: step]
+        first_row = row if place == block else 0
+        for offset, content in _contents(blocks, shard, index, rows[first_row:]):
+            yield place, first_row + offset, content
+        place += 1
 
 
-def _permutation(length: int, *seed: int) -> NDArray[np.int64]:
-    # Philox and SeedSequence are specified by numpy: the same on every platform and version.
+def _contents(
+    blocks: BlockCache, shard: Shard, block: int, rows: Rows
+) -> Iterator[tuple[int, str | Tokens]]:
+    """The documents of the rows, fetched a few at a time: a lane holds little of its block."""
+    begin, count = 0, FIRST_DOCUMENTS
+    while begin < len(rows):
+        fetched = blocks.documents(shard, block, rows[begin : begin + count])
+        yield from enumerate(fetched, start=begin)
+        begin, count = begin + count, min(2 * count, MOST_DOCUMENTS)
+
+
+def name_some(shards: tuple[Shard, ...]) -> str:
+    """How many files, and the first of them."""
+    names = ", ".join(shard.url for shard in shards[:3])
+    return f"{len(shards)} files ({names}{', …' if len(shards) > 3 else ''})"
+
+
+def permutation(length: int, *seed: int) -> NDArray[np.int64]:
+    """A permutation that is the same on every platform and in every version of numpy."""
+    # Philox and SeedSequence are specified by numpy.
     bits = np.random.Philox(np.random.SeedSequence(list(seed)))
     return np.random.Generator(bits).permutation(length)
 
 
 def pack(
-    config: StreamConfig, tokenizer: Tokenizer, context_length: int, cursor: Cursor
+    config: LaneConfig,
+    blocks: BlockCache,
+    tokenizer: Tokenizer,
+    context_length: int,
+    cursor: Cursor,
 ) -> Iterator[tuple[Tokens, Cursor]]:
     """Sequences of ``context_length + 1`` ids, each with the cursor after it.
 
@@ -138,7 +168,7 @@ def pack(
         sequence_T1[0] = cursor.carry
         filled = 1
     skip = cursor.offset
-    for start, tokens in _tokenised(documents(config, cursor), tokenizer):
+    for start, tokens in _tokenised(documents(config, blocks, cursor), tokenizer):
         used = skip
         skip = 0
         while used < len(tokens):
@@ -154,20 +184,25 @@ def pack(
 
 
 def _tokenised(stream: Iterator[Document], tokenizer: Tokenizer) -> Iterator[tuple[Cursor, Tokens]]:
-    eot = np.array([tokenizer.eot_id], dtype=np.int32)
+    """Each document's tokens with ``eot_id`` at the end."""
+    most = FIRST_DOCUMENTS
     while True:
-        batch = [next(stream) for _ in range(DOCUMENTS_PER_BATCH)]
-        encoded = tokenizer.encode_batch([document.text for document in batch])
-        for document, tokens in zip(batch, encoded, strict=True):
-            yield document.start, np.concatenate([tokens, eot])
+        batch: list[Document] = []
+        characters = 0
+        while len(batch) < most and characters < MOST_CHARACTERS:
+            document = next(stream)
+            batch.append(document)
+            characters += len(document.content)
+        most = min(2 * most, MOST_DOCUMENTS)
+        contents = with_eot([document.content for document in batch], tokenizer)
+        for document, tokens in zip(batch, contents, strict=True):
+            yield document.start, tokens
 
 
-def read_in_order(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> Iterator[Tokens]:
-    """Tokens of every document of the shards, once, unshuffled, each ended by ``eot_id``."""
+def with_eot(contents: list[str | Tokens], tokenizer: Tokenizer) -> Iterator[Tokens]:
+    """Tokens of documents, each ended by ``eot_id``; what is tokenised already stays as it is."""
+    texts = [content for content in contents if isinstance(content, str)]
+    encoded = iter(tokenizer.encode_batch(texts))
     eot = np.array([tokenizer.eot_id], dtype=np.int32)
-    for shard in shards:
-        reader = open_shard(shard)
-        for block, size in enumerate(reader.block_sizes):
-            texts = [text for text in reader.read_rows(block, np.arange(size)) if text]
-            for tokens in tokenizer.encode_batch(texts):
-                yield np.concatenate([tokens, eot])
+    for content in contents:
+        yield np.concatenate([next(encoded), eot]) if isinstance(content, str) else content

@@ -1,23 +1,176 @@
-"""The loader's worker processes: how they start, which signals they outlive, when they end."""
+"""The loader's worker processes: what they send, which signals they outlive, when they end.
+
+Parcels of sequences travel through pipes, so nothing is taken of /dev/shm, and a worker that is
+killed is noticed by the end of its pipe.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
+import queue
 import signal
 import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
+import numpy as np
+import pyarrow as pa
+
+from sparsellm.data.lanes import LaneState, Made, Share, StreamConfig, make
+from sparsellm.data.stream import Cursor
+from sparsellm.data.tokenizer import load_tokenizer
 
 # To the whole process group they ask the main process to save; what serves it must live on.
 _GROUP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
+PARCEL_TOKENS = 32_768
+MOST_SEQUENCES = 64
+PARCELS_AHEAD = 4  # that a worker keeps ready beside what its pipe holds
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker makes."""
+
+    config: StreamConfig
+    tokenizer: str
+    share: Share
+    lanes: dict[int, LaneState]
+
+
+class Worker:
+    """A process that makes the sequences of a job, in order."""
+
+    def __init__(self, job: Job, context: Any) -> None:
+        self._connection, theirs = context.Pipe(duplex=False)
+        self.name = f"data worker {job.share.worker} of {job.share.num_workers}"
+        self._process = context.Process(target=_work, args=(job, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid = self._process.pid
+        self._parcel: list[Made] = []
+
+    def next(self) -> Made:
+        """Its next sequence.
+
+        Raises:
+            ValueError, OSError: what it met, naming the shard.
+            ChildProcessError: it was killed.
+            RuntimeError: a mistake in this program, with the worker's traceback.
+        """
+        if not self._parcel:
+            self._parcel = self._receive()
+            self._parcel.reverse()
+        return self._parcel.pop()
+
+    def _receive(self) -> list[Made]:
+        try:
+            message = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+        if isinstance(message, Exception):
+            raise message
+        tokens_ST1, states = message
+        return [
+            Made(tokens_T1, LaneState(number, tuple(Cursor(*cursor) for cursor in cursors)))
+            for tokens_T1, (number, cursors) in zip(tokens_ST1, states, strict=True)
+        ]
+
+    def _died(self) -> ChildProcessError:
+        self._process.join(5)
+        code = self._process.exitcode
+        how = f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        advice = (
+            "; the system kills processes when memory runs out: lower data.num_workers"
+            if code == -signal.SIGKILL
+            else ""
+        )
+        return ChildProcessError(
+            f"{self.name} (process {self.pid}) {how}{advice}. The same command resumes from the "
+            "last checkpoint"
+        )
+
+    def kill(self) -> None:
+        """Ends the process; whoever waits for its next sequence gets an error."""
+        # It keeps nothing that a kill could damage, and outlives one SIGTERM.
+        self._process.kill()
+
+    def close(self) -> None:
+        """Frees what is left of a killed one; nobody may wait for it any more."""
+        self._process.join()
+        self._connection.close()
+
+
+def _work(job: Job, connection: Connection) -> None:
+    begin_worker()
+    parcels: queue.Queue[bytes] = queue.Queue(PARCELS_AHEAD)
+    sender = threading.Thread(target=_send, args=(parcels, connection), daemon=True)
+    sender.start()
+    for parcel in _parcels(job):
+        parcels.put(parcel)
+    parcels.join()
+    connection.close()
+
+
+def _send(parcels: queue.Queue[bytes], connection: Connection) -> None:
+    while True:
+        parcel = parcels.get()
+        try:
+            connection.send_bytes(parcel)
+        except OSError:  # the main process is gone
+            os._exit(1)
+        parcels.task_done()
+
+
+def _parcels(job: Job) -> Iterator[bytes]:
+    """Pickled lists of sequences; an error is the last."""
+    most = min(max(PARCEL_TOKENS // job.config.context_length, 1), MOST_SEQUENCES)
+    parcel: list[Made] = []
+    try:
+        tokenizer = load_tokenizer(job.tokenizer)
+        kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+        for made in make(job.config, tokenizer, job.share, job.lanes):
+            parcel.append(made)
+            if len(parcel) == most:
+                yield _pickled(parcel, kind)
+                parcel = []
+    except (ValueError, OSError) as error:
+        # As a value: the main process raises it without this one's traceback.
+        failure: Exception = type(error)(*error.args) if type(error) in _PLAIN else _plain(error)
+    except Exception:
+        failure = RuntimeError(f"a data worker failed:\n{traceback.format_exc()}")
+    if parcel:
+        yield _pickled(parcel, kind)
+    yield pickle.dumps(failure)
+
+
+_PLAIN = (ValueError, OSError, FileNotFoundError, ConnectionError, PermissionError)
+
+
+def _plain(error: Exception) -> Exception:
+    """An error that pickles, of a class that the main process reports as one line."""
+    return OSError(str(error)) if isinstance(error, OSError) else ValueError(str(error))
+
+
+def _pickled(parcel: list[Made], kind: Any) -> bytes:
+    tokens = np.stack([made.tokens_T1 for made in parcel]).astype(kind)
+    # As plain tuples, which pickle in half the time.
+    states = [
+        (made.lane.number, tuple(tuple(cursor) for cursor in made.lane.cursors)) for made in parcel
+    ]
+    return pickle.dumps((tokens, states), protocol=5)
 
 
 def worker_context() -> Any:
     """The forkserver: a fork of a training process would inherit CUDA's, tiktoken's and Arrow's
-    threads in an unknown state, and spawning imports torch once a worker; the server imports it
+    threads in an unknown state, and spawning imports this module once a worker; the server does so
     once a rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -33,9 +186,10 @@ def worker_context() -> Any:
     return context
 
 
-def begin_worker(worker: int) -> None:
-    """DataLoader's ``worker_init_fn``."""
-    torch.set_num_threads(1)
+def begin_worker() -> None:
+    """Sets up a worker's process: one thread, no death by a signal to the group."""
+    pa.set_cpu_count(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -53,7 +207,6 @@ def _ignore_first_sigterm() -> None:
 
 
 def _die_with_parent() -> None:
-    # DataLoader's own watchdog looks at the parent's process number, which is the forkserver's.
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -100,7 +100,7 @@ In numbers: `{DROP_DEAD_FILE}`."""
 def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
     recipe, trainer = pretrained.recipe, pretrained.trainer
     rows = [
-        ("corpus", f"`{recipe.data.corpus}`"),
+        ("corpus", f"`{recipe.data.corpus_name}`"),
         ("steps", f"{trainer['step']:,} of {recipe.train.steps:,}"),
         ("tokens", f"{trainer['tokens']:,}"),
         ("L1 coefficient (on Σ over hidden units)", f"{recipe.sparsity.l1_coefficient:g}"),

@@ -21,7 +21,7 @@ def summary_table(runs: list[RunData]) -> str:
         "Layers × neurons": lambda r: (
             f"{r.recipe.model.num_hidden_layers} × {r.recipe.model.intermediate_size:,}"
         ),
-        "Corpus": lambda r: r.recipe.data.corpus,
+        "Corpus": lambda r: r.recipe.data.corpus_name,
         "L1 coefficient λ": lambda r: f"{r.recipe.sparsity.l1_coefficient:g}",
         "Step": lambda r: f"{r.train[-1]['step']:,} of {r.recipe.train.steps:,}",
         "Training tokens": lambda r: f"{r.train[-1]['tokens']:,}",

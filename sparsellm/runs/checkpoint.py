@@ -161,6 +161,11 @@ def latest(folder: Path) -> Path | None:
     return max(folder.glob(_STEP_FOLDERS), default=None)
 
 
+def data_states(path: Path) -> list[dict[str, Any]]:
+    """The data positions of all ranks that a checkpoint was saved by."""
+    return [read_json(file) for file in sorted(path.glob("rank_*.json"))]
+
+
 def load(path: Path, rank: int) -> Snapshot:
     """Reads one rank's view of a checkpoint, on the CPU; every rank reads the shared tensors.
 

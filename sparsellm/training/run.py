@@ -15,8 +15,14 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from sparsellm import __version__
-from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer
-from sparsellm.data.loader import validation_batches
+from sparsellm.data import (
+    DataStateMismatch,
+    TokenLoader,
+    load_corpora,
+    load_tokenizer,
+    merge,
+    validation_batches,
+)
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import HFModel, build_model, prepare_blocks
 from sparsellm.recipe import Recipe
@@ -98,11 +104,7 @@ def build_run(
     """Everything at step 0, on this rank's device."""
     accelerator = accelerator or build_accelerator(recipe)
     recipe.accumulation_steps(accelerator.num_processes)  # raises before anything is built
-    corpus = load_corpus(
-        recipe.data.corpus,
-        files=recipe.data.files,
-        validation_files=recipe.data.validation_files,
-    )
+    corpora = load_corpora(**recipe.data.sources())
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     shape = {
         "context_length": recipe.model.context_length,
@@ -111,12 +113,12 @@ def build_run(
         "world_size": accelerator.num_processes,
     }
     loader = TokenLoader(
-        corpus, tokenizer, **shape, seed=recipe.seed, num_workers=recipe.data.num_workers
+        corpora, tokenizer, **shape, seed=recipe.seed, num_workers=recipe.data.num_workers
     )
     validation = None
     if recipe.validation.every_steps:
         held_out = validation_batches(
-            corpus, tokenizer, **shape, num_tokens=recipe.validation.tokens
+            corpora[0], tokenizer, **shape, num_tokens=recipe.validation.tokens
         )
         validation = ValidationSet(held_out, recipe.train.micro_batch_size, accelerator.device)
 
@@ -212,7 +214,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
 
     Raises:
         FileNotFoundError, ValueError: the checkpoint is damaged, or of another model.
-        DataStateMismatch: the data stream cannot continue on this many ranks and workers, and
+        DataStateMismatch: the data stream cannot continue with this corpus, seed or tokenizer, and
             `data.on_mismatch` is `refuse`.
     """
     snapshot = checkpoint.load(path, run.accelerator.process_index)
@@ -234,16 +236,16 @@ def restore_run(run: Run, path: Path) -> list[str]:
             f"λ starts anew from sparsity.l1_coefficient {run.recipe.sparsity.l1_coefficient:g}"
         )
     try:
-        _check_world_size(snapshot.trainer["world_size"], run.accelerator.num_processes)
-        run.loader.load_state_dict(snapshot.rank.data)
-        _set_rng_state(snapshot.rank.rng)
+        notes += run.loader.load_state_dict(merge(checkpoint.data_states(path)))
     except DataStateMismatch as mismatch:
         if run.recipe.data.on_mismatch == "refuse":
             raise DataStateMismatch(
-                f"{mismatch}. Start it as it was then, or let the data stream start over with "
+                f"{mismatch}. Train as it was then, or let the data stream start over with "
                 "--set data.on_mismatch=restart"
             ) from None
         notes.append(f"the data stream starts over from its beginning: {mismatch}")
+    if snapshot.rank.rng:  # else there were fewer ranks: this one keeps its own
+        _set_rng_state(snapshot.rank.rng)
     return notes
 
 
@@ -255,14 +257,6 @@ def close_run(run: Run) -> None:
     del run.objective
     run.accelerator.free_memory()
     run.accelerator.end_training()
-
-
-def _check_world_size(saved: int, present: int) -> None:
-    if saved != present:
-        raise DataStateMismatch(
-            f"the checkpoint was saved by {saved} ranks and this run has {present}: the data "
-            "stream cannot continue exactly"
-        )
 
 
 def _recipe_changes(saved_yaml: str, recipe: Recipe) -> list[str]:

@@ -7,8 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsellm.data.corpus import KINDS, Shard, load_corpus
+from sparsellm.data.corpus import KINDS, load_corpus
 from sparsellm.data.readers import open_shard
+from sparsellm.data.shards import Shard
 from sparsellm.paths import bundled
 from sparsellm.strict import load_yaml, validate
 
@@ -19,8 +20,8 @@ def _parquet(path, texts=("a", "b"), column="text"):
 
 
 def _read_all(path, fmt):
-    reader = open_shard(Shard(str(path), fmt))
-    return reader.read_rows(0, np.arange(reader.block_sizes[0]))
+    block = open_shard(Shard(str(path), fmt)).read(0)
+    return block.documents(np.arange(len(block)))
 
 
 @pytest.mark.parametrize("path", sorted(bundled("data").glob("*.yaml")), ids=lambda p: p.stem)
@@ -39,7 +40,7 @@ def test_sample_is_real_text_dealt_out_deterministically():
     assert 0.005 < len(held_out) / len(members) < 0.05
     assert not set(members) & set(held_out)
     assert load_corpus("sample") == corpus
-    assert "def " in open_shard(corpus.validation[0]).read_rows(0, np.arange(1))[0]
+    assert "def " in open_shard(corpus.validation[0]).read(0).documents(np.arange(1))[0]
 
 
 def test_globs_environment_and_held_out_shards(tmp_path, monkeypatch):
@@ -69,7 +70,11 @@ def test_globs_environment_and_held_out_shards(tmp_path, monkeypatch):
             ValueError,
             r"unknown key 'file'; nearest valid key: 'files'",
         ),
-        ("source: ftp\n", ValueError, r"key 'source' is 'ftp'; valid are hub, files, stdlib"),
+        (
+            "source: ftp\n",
+            ValueError,
+            r"key 'source' is 'ftp'; valid are hub, files, stdlib, mixture",
+        ),
         ("source: files\nfiles: ['/nowhere/*.parquet']\n", FileNotFoundError, r"match no file"),
         ("source: files\nfiles: ['${NO_SUCH_VARIABLE}/*']\n", ValueError, r"not set; set it, or"),
         ("source: hub\nrepo: a/b\n", ValueError, r"key 'revision' is missing"),
@@ -83,9 +88,9 @@ def test_mistakes_are_named(tmp_path, content, error, message):
 
 
 def test_unknown_format_overlap_and_nothing_left(tmp_path):
-    (tmp_path / "a.csv").write_text("x")
-    with pytest.raises(ValueError, match=r"a\.csv: unknown format '\.csv'; valid are \.parquet"):
-        load_corpus("local", files=[f"{tmp_path}/*.csv"], validation_files=[f"{tmp_path}/*.csv"])
+    (tmp_path / "a.pdf").write_text("x")
+    with pytest.raises(ValueError, match=r"a\.pdf: unknown format; valid are \.parquet"):
+        load_corpus("local", files=[f"{tmp_path}/*.pdf"], validation_files=[f"{tmp_path}/*.pdf"])
     same = [str(_parquet(tmp_path / "a.parquet"))]
     with pytest.raises(ValueError, match=r"is in files and in validation_files"):
         load_corpus("local", files=same, validation_files=same)
@@ -113,8 +118,8 @@ def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda p: p.write_bytes(b"no parquet at all"), r"damaged or no Parquet file"),
-        (lambda p: p.write_bytes(_parquet(p).read_bytes()[:-20]), r"damaged or no Parquet file"),
+        (lambda p: p.write_bytes(b"no parquet at all"), r"damaged or no Parquet"),
+        (lambda p: p.write_bytes(_parquet(p).read_bytes()[:-20]), r"damaged or no Parquet"),
         (lambda p: _parquet(p, column="body"), r"no column 'text'; it has body"),
         (lambda p: pq.write_table(pa.table({"text": [1, 2]}), p), r"column 'text' holds int64"),
     ],
@@ -131,14 +136,14 @@ def test_corrupt_page_is_named(tmp_path):
     content = bytearray(path.read_bytes())
     content[100 : len(content) // 2] = b"\xff" * (len(content) // 2 - 100)
     path.write_bytes(bytes(content))
-    with pytest.raises(ValueError, match=r"bad\.parquet is damaged"):
+    with pytest.raises(ValueError, match=r"bad\.parquet: row group 0 is damaged"):
         _read_all(path, "parquet")
 
 
 def test_row_that_is_not_utf8_is_named(tmp_path):
     texts = pa.array([b"fine", b"caf\xe9"]).view(pa.string())
     pq.write_table(pa.table({"text": texts}), tmp_path / "latin.parquet")
-    with pytest.raises(ValueError, match=r"latin\.parquet: row 1 of row group 0.*mend or remove"):
+    with pytest.raises(ValueError, match=r"latin\.parquet: row group 0, row 1.*mend or remove"):
         _read_all(tmp_path / "latin.parquet", "parquet")
 
 
@@ -154,7 +159,8 @@ def test_row_group_above_2_gib_is_read(tmp_path, monkeypatch):
     chunk = pa.array(["x" * 2**20])
     table = pa.table({"text": pa.chunked_array([chunk] * 2100)})  # one and the same MiB
     monkeypatch.setattr(reader._file, "read_row_group", lambda *_, **__: table)
-    assert reader.read_rows(0, np.array([2099])) == ["x" * 2**20]
+    monkeypatch.setattr(reader, "_sizes", [2100])
+    assert reader.read(0).documents(np.array([2099])) == ["x" * 2**20]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ READ = """
 import json, logging, sys
 import tenacity, tenacity.nap
 from sparsellm.data import load_corpus, load_tokenizer
-from sparsellm.data.stream import Cursor, StreamConfig, pack
+from sparsellm.data.blocks import BlockCache
+from sparsellm.data.stream import Cursor, LaneConfig, pack
 logging.basicConfig(level=logging.WARNING)
 corpus = load_corpus(sys.argv[1])
-stream = pack(StreamConfig(corpus.train, 0, 1, seed=3), load_tokenizer("bytes"), 16, Cursor())
+config = LaneConfig(corpus.train, 0, 1, seed=3)
+stream = pack(config, BlockCache(), load_tokenizer("bytes"), 16, Cursor())
 sequences = [next(stream)[0].tolist() for _ in range(40)]
 print(json.dumps([len(corpus.train), len(corpus.validation), sequences]))
 """

@@ -15,10 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import process_env
-from torch.utils.data import DataLoader
 
-from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer
-from sparsellm.data.loader import validation_batches
+from sparsellm.data import (
+    DataStateMismatch,
+    TokenLoader,
+    load_corpora,
+    load_corpus,
+    load_tokenizer,
+    merge,
+    validation_batches,
+)
 from sparsellm.training.objective import IGNORED_TARGET
 from sparsellm.training.validation import ValidationSet
 
@@ -27,26 +33,14 @@ SHAPE = {"context_length": 64, "micro_batch_size": 3}
 
 def _loader(corpus=None, tokenizer="bytes", **changes):
     options = {"seed": 1, "rank": 0, "world_size": 1, "num_workers": 0} | SHAPE | changes
-    return TokenLoader(corpus or load_corpus("sample"), load_tokenizer(tokenizer), **options)
+    corpora = (corpus,) if corpus else load_corpora("sample")
+    return TokenLoader(corpora, load_tokenizer(tokenizer), **options)
 
 
 def _held_out(corpus, num_tokens=64, rank=0, world_size=1):
     tokenizer = load_tokenizer("bytes")
     options = {"num_tokens": num_tokens, "rank": rank, "world_size": world_size}
     return list(validation_batches(corpus, tokenizer, **options, **SHAPE))
-
-
-def test_what_dataloader_pinned_is_handed_out_and_no_copy_of_it(monkeypatch):
-    pinned = []
-
-    class Recording(DataLoader):
-        def __iter__(self):
-            for item in super().__iter__():
-                pinned.append(item[0])
-                yield item
-
-    monkeypatch.setattr("sparsellm.data.loader.DataLoader", Recording)
-    assert next(_loader()) is pinned[0]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -73,14 +67,15 @@ def test_gpt2_on_real_parquet_resumes_across_epochs(test_data, gpt2_cache):
     corpus = load_corpus("local", files=files)
     options = {"tokenizer": "gpt2", "context_length": 1024, "micro_batch_size": 64}
     loader = _loader(corpus, **options)
-    batches = list(islice(loader, 6))  # 464,743 tokens: the epoch ends in the eighth
+    batches = list(islice(loader, 5))  # 464,743 tokens: the epoch ends in the eighth
     state = loader.state_dict()
-    expected = list(islice(loader, 4))
-    assert state["cursors"][0][0] == 0
-    assert loader.state_dict()["cursors"][0][0] == 1
+    expected = list(islice(loader, 5))
+    assert {lane["cursors"]["local"][0] for lane in state["lanes"].values()} == {0}
+    epochs = {lane["cursors"]["local"][0] for lane in loader.state_dict()["lanes"].values()}
+    assert 1 in epochs
     resumed = _loader(corpus, **options)
     resumed.load_state_dict(state)
-    assert all(torch.equal(a, b) for a, b in zip(expected, islice(resumed, 4), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(expected, islice(resumed, 5), strict=True))
     assert max(int(b.max()) for b in batches) == 50_256  # documents are ended
 
 
@@ -96,29 +91,45 @@ def test_ranks_and_workers_are_disjoint():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"world_size": 2}, "world_size 1 and this run has 2"),
-        ({"num_workers": 2}, "num_workers 0 and this run has 2"),
         ({"seed": 9}, "seed 1 and this run has 9"),
-        ({"corpus": "local"}, "corpus"),
+        ({"tokenizer": "gpt2"}, "tokenizer 'bytes' and this run has 'gpt2'"),
+        ({"corpus": "local"}, "is of corpus sample and this run reads local"),
     ],
 )
-def test_another_division_or_corpus_is_refused(change, named, tmp_path):
-    state = _loader().state_dict()
+def test_other_data_is_refused(change, named, tmp_path, gpt2_cache):
+    state = merge([_loader().state_dict()])
     if change.get("corpus"):
         (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
-        corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"])
-        change = {"corpus": corpus}
+        change = {"corpus": load_corpus("local", files=[f"{tmp_path}/*.jsonl"])}
     with pytest.raises(DataStateMismatch, match=named):
         _loader(**change).load_state_dict(state)
 
 
+def test_another_text_of_the_same_name_and_size_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    states = []
+    for letter in "xyx":
+        path.write_text(json.dumps({"text": letter * 100_000}) + "\n")
+        corpus = load_corpus("local", files=[str(path)])
+        states.append(_loader(corpus).state_dict())
+    _loader(corpus).load_state_dict(merge(states[:1]))
+    with pytest.raises(DataStateMismatch, match=r"files of corpus local are not those.*changed"):
+        _loader(corpus).load_state_dict(merge(states[1:2]))
+
+
+def test_a_position_of_an_earlier_version_is_refused():
+    old = {"rank": 0, "world_size": 1, "num_workers": 0, "cursors": [[0, 0, 0, 0, 0, -1]]}
+    with pytest.raises(DataStateMismatch, match="saved by an earlier version of sparsellm"):
+        _loader().load_state_dict(old)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_workers_error_is_the_users_one_line(num_workers, tmp_path):
-    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{oops\n')
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n' * 2000 + "{oops\n")
     corpus = load_corpus("local", files=[f"{tmp_path}/*.jsonl"])
     loader = _loader(corpus, num_workers=num_workers)
-    with pytest.raises(ValueError, match=r"bad\.jsonl: line 2 is not JSON") as error:
-        next(loader)
+    with pytest.raises(ValueError, match=r"bad\.jsonl: line 2001 is not JSON") as error:
+        list(islice(loader, 100))
     loader.close()
     assert "\n" not in str(error.value)
 
@@ -171,7 +182,7 @@ def test_text_of_ones_own_needs_held_out_text_of_ones_own(tmp_path, monkeypatch)
 
 PARENT = """
 import multiprocessing, signal, sys, threading, time
-from sparsellm.data import TokenLoader, load_corpus, load_tokenizer
+from sparsellm.data import TokenLoader, load_corpora, load_tokenizer
 
 def start():
     next(loader), next(loader)  # one of each worker: both are ready
@@ -179,7 +190,7 @@ def start():
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, lambda number, frame: None)
-    loader = TokenLoader(load_corpus("sample"), load_tokenizer("bytes"), context_length=64,
+    loader = TokenLoader(load_corpora("sample"), load_tokenizer("bytes"), context_length=64,
         micro_batch_size=2, seed=0, rank=0, world_size=1, num_workers=2)
     thread = threading.Thread(target=start)  # loaders need not be the main thread's
     thread.start()

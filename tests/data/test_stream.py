@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import gzip
 import json
 from collections import Counter
 from itertools import islice, pairwise
@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparsellm.data.corpus import Shard
-from sparsellm.data.stream import Cursor, StreamConfig, documents, pack
+from sparsellm.data.blocks import BlockCache
+from sparsellm.data.shards import to_shard
+from sparsellm.data.stream import Cursor, LaneConfig, documents, pack
 from sparsellm.data.tokenizer import ByteTokenizer
 
 EOT = ByteTokenizer.eot_id
@@ -35,8 +36,9 @@ def _write(folder, sizes, row_group_size, fmt="parquet"):
         if fmt == "parquet":
             pq.write_table(pa.table({"text": texts}), path, row_group_size=row_group_size)
         else:
-            path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-        shards.append(Shard(str(path), fmt))
+            data = "".join(json.dumps({"text": t}) + "\n" for t in texts).encode()
+            path.write_bytes(gzip.compress(data) if fmt.endswith(".gz") else data)
+        shards.append(to_shard(str(path), "text"))
     return tuple(shards)
 
 
@@ -50,25 +52,24 @@ def _text(shard, row):
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     row_group_size=st.integers(1, 8),
-    num_consumers=st.integers(1, 5),
+    num_lanes=st.integers(1, 5),
     seed=st.integers(0, 1000),
     epoch=st.integers(0, 3),
+    fmt=st.sampled_from(["parquet", "jsonl", "jsonl.gz"]),
 )
-def test_consumers_share_out_every_document_exactly_once(  # noqa: PLR0917
-    tmp_path_factory, sizes, row_group_size, num_consumers, seed, epoch
+def test_lanes_share_out_every_document_exactly_once(  # noqa: PLR0917
+    tmp_path_factory, sizes, row_group_size, num_lanes, seed, epoch, fmt
 ):
-    shards = _write(tmp_path_factory.mktemp("shards"), sizes, row_group_size)
+    shards = _write(tmp_path_factory.mktemp("shards"), sizes, row_group_size, fmt)
     expected = Counter(_text(s, r) for s, size in enumerate(sizes) for r in range(size))
     del expected[""]
     seen: Counter[str] = Counter()
-    for consumer in range(num_consumers):
-        config = StreamConfig(shards, consumer, num_consumers, seed)
-        # A consumer with nothing in this epoch says so; with many documents none may.
-        with contextlib.suppress(ValueError):
-            for document in documents(config, Cursor(epoch=epoch)):
-                if document.start.epoch != epoch:
-                    break
-                seen[document.text] += 1
+    for lane in range(num_lanes if expected else 0):
+        config = LaneConfig(shards, lane, num_lanes, seed)
+        for document in documents(config, BlockCache(), Cursor(epoch=epoch)):
+            if document.start.epoch != epoch:
+                break
+            seen[document.content] += 1
     assert seen == expected
 
 
@@ -76,8 +77,8 @@ def test_order_differs_by_epoch_and_seed_and_repeats_otherwise(tmp_path):
     shards = _write(tmp_path, [20] * 8, row_group_size=6)
 
     def order(seed, epoch):
-        stream = documents(StreamConfig(shards, 0, 1, seed), Cursor(epoch=epoch))
-        return [d.text for d in islice(stream, 100)]
+        stream = documents(LaneConfig(shards, 0, 1, seed), BlockCache(), Cursor(epoch=epoch))
+        return [d.content for d in islice(stream, 100)]
 
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1)
@@ -87,21 +88,24 @@ def test_order_differs_by_epoch_and_seed_and_repeats_otherwise(tmp_path):
 def _joined(config, num_tokens):
     """The eot-joined documents, straight from the shards' order."""
     tokens = []
-    for document in documents(config, Cursor()):
-        tokens += [*document.text.encode(), EOT]
+    for document in documents(config, BlockCache(), Cursor()):
+        tokens += [*document.content.encode(), EOT]
         if len(tokens) > num_tokens:
             return tokens[:num_tokens]
     raise AssertionError
 
 
 @quiet
-@given(context_length=st.integers(1, 40), consumer=st.integers(0, 1))
-def test_packing_loses_and_repeats_nothing(tmp_path_factory, context_length, consumer):
+@given(context_length=st.integers(1, 40), lane=st.integers(0, 1))
+def test_packing_loses_and_repeats_nothing(tmp_path_factory, context_length, lane):
     shards = _write(tmp_path_factory.mktemp("shards"), [11, 5, 0, 9], row_group_size=3)
-    config = StreamConfig(shards, consumer, 2, seed=5)
+    config = LaneConfig(shards, lane, 2, seed=5)
     count = 2000 // context_length  # well into the second epoch
     sequences = [
-        s for s, _ in islice(pack(config, ByteTokenizer(), context_length, Cursor()), count)
+        s
+        for s, _ in islice(
+            pack(config, BlockCache(), ByteTokenizer(), context_length, Cursor()), count
+        )
     ]
     for before, after in pairwise(sequences):
         assert before[-1] == after[0]
@@ -113,26 +117,34 @@ def test_packing_loses_and_repeats_nothing(tmp_path_factory, context_length, con
 @given(
     context_length=st.integers(1, 60),
     stops=st.lists(st.integers(0, 60), min_size=1, max_size=3),
-    fmt=st.sampled_from(["parquet", "jsonl"]),
+    fmt=st.sampled_from(["parquet", "jsonl", "jsonl.gz"]),
 )
 def test_cursor_restores_after_any_sequence_again_and_again(
     tmp_path_factory, context_length, stops, fmt
 ):
     shards = _write(tmp_path_factory.mktemp("shards"), [6, 0, 4, 7], row_group_size=3, fmt=fmt)
-    config = StreamConfig(shards, 0, 1, seed=5)
+    config = LaneConfig(shards, 0, 1, seed=5)
     tokenizer = ByteTokenizer()
-    straight = pack(config, tokenizer, context_length, Cursor())
+    straight = pack(config, BlockCache(), tokenizer, context_length, Cursor())
     cursor = Cursor()
     for stop in stops:
-        resumed = pack(config, tokenizer, context_length, cursor)
+        resumed = pack(config, BlockCache(), tokenizer, context_length, cursor)
         for _ in range(stop + 1):
             (expected, expected_cursor), (found, cursor) = next(straight), next(resumed)
             np.testing.assert_array_equal(found, expected)
             assert cursor == expected_cursor
 
 
-def test_a_consumer_without_documents_says_so(tmp_path):
+def test_a_lane_with_nothing_in_an_epoch_goes_on_to_the_next(tmp_path):
     shards = _write(tmp_path, [1], row_group_size=1)
-    config = StreamConfig(shards, 1, 2, seed=0)
-    with pytest.raises(ValueError, match=r"consumer 1 of 2 finds no document.*num_workers"):
-        next(documents(config, Cursor()))
+    starts = [
+        next(documents(LaneConfig(shards, lane, 3, seed=0), BlockCache(), Cursor())).start.epoch
+        for lane in range(3)
+    ]
+    assert sorted(starts) == [0, 1, 2]  # every epoch has the document once
+
+
+def test_a_corpus_without_documents_says_so(tmp_path):
+    shards = _write(tmp_path, [0, 0], row_group_size=1)
+    with pytest.raises(ValueError, match=r"no document with text in 2 files.*000\.parquet"):
+        next(documents(LaneConfig(shards, 0, 2, seed=0), BlockCache(), Cursor()))

@@ -1,0 +1,93 @@
+"""The blocks of a worker's shards, open once and shared by all of its lanes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from sparsellm.data.block_types import Block, Rows, ShardReader
+from sparsellm.data.readers import open_shard
+from sparsellm.data.shards import Shard
+from sparsellm.data.tokenizer import Tokens
+
+# Lanes of one worker read neighbouring blocks of the same shards, or each its own shard.
+MOST_BYTES = 512 * 2**20
+MOST_READERS = 128
+# Of one stream: a lane far behind the others (a huge document) reads from a place of its own.
+MOST_READERS_PER_STREAM = 4
+
+
+class BlockCache:
+    """Documents by shard, block and row; keeps the blocks used last, up to ``most_bytes``.
+
+    A stream (a compressed file) is read from front to back; where an earlier block is wanted again
+    it is opened anew.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._readers: OrderedDict[str, list[ShardReader]] = OrderedDict()
+        self._blocks: OrderedDict[tuple[str, int], Block] = OrderedDict()
+        self._num_blocks: dict[str, int] = {}  # of streams that were read to their end
+
+    def num_blocks(self, shard: Shard) -> int | None:
+        """Its number of blocks, or None for a stream.
+
+        Raises:
+            FileNotFoundError, ValueError, ConnectionError: as `open_shard`.
+        """
+        return self._readers_of(shard)[0].num_blocks
+
+    def size(self, shard: Shard, block: int) -> int | None:
+        """Number of rows of a block; None past the end of a stream."""
+        found = self._block(shard, block)
+        return None if found is None else len(found)
+
+    def documents(self, shard: Shard, block: int, rows: Rows) -> list[str] | list[Tokens]:
+        """The documents at ``rows`` of a block, in that order; a null is an empty document."""
+        found = self._block(shard, block)
+        assert found is not None
+        return found.documents(rows)
+
+    def _block(self, shard: Shard, index: int) -> Block | None:
+        key = (shard.url, index)
+        if key in self._blocks:
+            self._blocks.move_to_end(key)
+            return self._blocks[key]
+        if index >= self._num_blocks.get(shard.url, index + 1):
+            return None
+        reader = self._reader_at(shard, index)
+        block = reader.read(index)
+        if block is None:
+            self._num_blocks[shard.url] = index
+            return None
+        self._blocks[key] = block
+        self._bytes += block.num_bytes
+        while self._bytes > self._most_bytes and len(self._blocks) > 1:
+            _, oldest = self._blocks.popitem(last=False)
+            self._bytes -= oldest.num_bytes
+        return block
+
+    def _readers_of(self, shard: Shard) -> list[ShardReader]:
+        if shard.url not in self._readers:
+            self._readers[shard.url] = [open_shard(shard)]
+            if len(self._readers) > MOST_READERS:
+                _, oldest = self._readers.popitem(last=False)
+                for reader in oldest:
+                    reader.close()
+        self._readers.move_to_end(shard.url)
+        return self._readers[shard.url]
+
+    def _reader_at(self, shard: Shard, index: int) -> ShardReader:
+        """The reader that has least to skip before block ``index``."""
+        readers = self._readers_of(shard)
+        ready = [reader for reader in readers if reader.next_block <= index]
+        if ready:
+            best = max(ready, key=lambda reader: reader.next_block)
+            readers.remove(best)
+        else:
+            best = open_shard(shard)
+        readers.append(best)
+        if len(readers) > MOST_READERS_PER_STREAM:
+            readers.pop(0).close()
+        return best

@@ -1,0 +1,98 @@
+"""Held-out sequences: the same whatever the number of ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparsellm.data.blocks import BlockCache
+from sparsellm.data.corpus import Corpus
+from sparsellm.data.shards import Shard
+from sparsellm.data.stream import MOST_DOCUMENTS, with_eot
+from sparsellm.data.tokenizer import Tokenizer, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+def read_in_order(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> Iterator[Tokens]:
+    """Tokens of every document of the shards, once, unshuffled, each ended by ``eot_id``."""
+    for contents in documents_in_order(shards):
+        yield from with_eot([content for content in contents if len(content)], tokenizer)
+
+
+def documents_in_order(shards: tuple[Shard, ...]) -> Iterator[list[str] | list[Tokens]]:
+    """Every document of the shards, a block's next `MOST_DOCUMENTS` at a time; some are empty."""
+    blocks = BlockCache(most_bytes=0)
+    for shard in shards:
+        block = 0
+        num_blocks = blocks.num_blocks(shard)
+        while num_blocks is None or block < num_blocks:
+            size = blocks.size(shard, block)
+            if size is None:
+                break
+            for first in range(0, size, MOST_DOCUMENTS):
+                rows = np.arange(first, min(first + MOST_DOCUMENTS, size))
+                yield blocks.documents(shard, block, rows)
+            block += 1
+
+
+def validation_batches(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    *,
+    context_length: int,
+    micro_batch_size: int,
+    num_tokens: int,
+    rank: int,
+    world_size: int,
+) -> Iterator[Tensor]:
+    """The held-out sequences of this rank, in order: number i belongs to rank i % world_size.
+
+    Yields int64 (at most micro_batch_size, context_length + 1); stops at ``num_tokens`` targets
+    over all ranks, rounded down to whole sequences, or at the end of the held-out text. A rank that
+    has none yields one batch of none.
+
+    Raises:
+        ValueError: the corpus has no held-out text, or not one sequence of it.
+    """
+    if not corpus.validation:
+        raise ValueError(
+            f"corpus {corpus.name} has no held-out text: give some with data.validation_files (the "
+            "YAML's is not used beside data.files), set validation_shards in its YAML, or do "
+            "without: validation.every_steps=0"
+        )
+    import torch
+
+    wanted = max(num_tokens // context_length, 1)
+    sequences: list[Tokens] = []
+    buffer = np.empty(0, dtype=np.int32)
+    for tokens in read_in_order(corpus.validation, tokenizer):
+        buffer = np.concatenate([buffer, tokens])
+        while len(buffer) > context_length and len(sequences) < wanted:
+            sequences.append(buffer[: context_length + 1])
+            buffer = buffer[context_length:]
+        if len(sequences) == wanted:
+            break
+    if not sequences:
+        raise ValueError(
+            f"corpus {corpus.name}: the held-out text is shorter than one sequence of "
+            f"{context_length} tokens"
+        )
+    if len(sequences) < wanted and rank == 0:
+        logger.warning(
+            "corpus %s: held-out text ends after %d of the %d tokens asked for",
+            corpus.name,
+            len(sequences) * context_length,
+            num_tokens,
+        )
+    own = sequences[rank::world_size]
+    if not own:  # the other ranks' shape, for it pads to their number of batches
+        yield torch.empty(0, context_length + 1, dtype=torch.int64)
+    for first in range(0, len(own), micro_batch_size):
+        yield torch.from_numpy(np.stack(own[first : first + micro_batch_size])).long()

@@ -1,0 +1,179 @@
+"""JSON Lines shards: by ranges of bytes, or as a stream where they are compressed.
+
+Only the text field is looked at, so that other fields may hold what they like from line to line,
+and an error names its line.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import IO, Any
+
+import fsspec
+import pyarrow as pa
+
+from sparsellm.data.block_types import Rows
+from sparsellm.data.retry import is_transient, one_line, with_retries
+from sparsellm.data.shards import Shard
+
+BLOCK_BYTES = 4 * 2**20
+
+
+class JsonLinesReader:
+    """An uncompressed file: block i has the lines that begin in its i-th `BLOCK_BYTES` bytes."""
+
+    next_block = 0
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._file = with_retries(self._open, shard.url)
+        self._size = self._file.seek(0, 2)
+        self.num_blocks = -(-self._size // BLOCK_BYTES)
+
+    def read(self, block: int) -> _Lines:
+        begin, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
+
+        def read() -> list[bytes]:
+            try:
+                return self._lines(begin, end)
+            except OSError as error:
+                if is_transient(error):
+                    self._file = self._open()
+                raise
+
+        where = f"{self._shard.url}: bytes {begin} to {end}"
+        return _Lines(with_retries(read, where), self._shard, lambda: self._line_number(begin))
+
+    def _lines(self, begin: int, end: int) -> list[bytes]:
+        # A line belongs to the block that has its first byte.
+        if begin == 0:
+            self._file.seek(0)
+        else:
+            self._file.seek(begin - 1)
+            begin += len(self._file.readline()) - 1
+        if begin >= end:
+            return []
+        data = self._file.read(end - begin)
+        if data and not data.endswith(b"\n"):
+            data += self._file.readline()
+        return _split(data)
+
+    def _line_number(self, begin: int) -> int:
+        """Number of the first line of a block, from 1; read only where an error needs it."""
+        self._file.seek(0)
+        before = sum(
+            self._file.read(BLOCK_BYTES).count(b"\n") for _ in range(0, begin, BLOCK_BYTES)
+        )
+        # The line that the byte before `begin` belongs to is the earlier block's.
+        self._file.seek(max(begin - 1, 0))
+        return before + (2 if begin and self._file.read(1) != b"\n" else 1)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _open(self) -> IO[bytes]:
+        return fsspec.open(self._shard.url, "rb").open()
+
+
+class JsonLinesStream:
+    """A compressed file: a block is the next lines of about `BLOCK_BYTES` bytes."""
+
+    num_blocks = None
+
+    def __init__(self, shard: Shard) -> None:
+        assert shard.compression
+        self._shard = shard
+        self._source = with_retries(lambda: fsspec.open(shard.url, "rb").open(), shard.url)
+        self._stream = pa.CompressedInputStream(self._source, shard.compression)
+        self._rest = b""
+        self._line = 1
+        self._ended = False
+        self.next_block = 0
+
+    def read(self, block: int) -> _Lines | None:
+        assert block >= self.next_block
+        data, first = b"", 1
+        while self.next_block <= block:
+            first = self._line
+            data = self._next_data()
+            if not data:
+                return None
+            self._line += data.count(b"\n")
+            self.next_block += 1
+        return _Lines(_split(data), self._shard, lambda: first)
+
+    def _next_data(self) -> bytes:
+        """Whole lines of at least `BLOCK_BYTES` bytes, but for the last."""
+        parts, end = [self._rest], -1
+        size = len(self._rest)
+        self._rest = b""
+        while not self._ended and (size < BLOCK_BYTES or end < 0):
+            part = self._read()
+            self._ended = not part
+            end = part.rfind(b"\n")
+            parts.append(part)
+            size += len(part)
+        if end >= 0:
+            self._rest = parts[-1][end + 1 :]
+            parts[-1] = parts[-1][: end + 1]
+        return b"".join(parts)
+
+    def _read(self) -> bytes:
+        try:
+            return self._stream.read(BLOCK_BYTES)
+        except (pa.ArrowException, OSError, EOFError) as error:
+            if is_transient(error):
+                raise ConnectionError(
+                    f"{self._shard.url}: the connection broke at line {self._line} "
+                    f"({one_line(error)}); the run can be resumed"
+                ) from error
+            raise ValueError(
+                f"{self._shard.url} is damaged after line {self._line - 1} ({one_line(error)}); "
+                "fetch the file again, or take it out of the corpus"
+            ) from error
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class _Lines:
+    """A block of lines, parsed when their documents are asked for."""
+
+    def __init__(self, lines: list[bytes], shard: Shard, first_line: Any) -> None:
+        self._lines, self._shard, self._first_line = lines, shard, first_line
+        self.num_bytes = sum(map(len, lines))
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def documents(self, rows: Rows) -> list[str]:
+        return [self._text(row) for row in rows.tolist()]
+
+    def _text(self, row: int) -> str:
+        line = self._lines[row]
+        field = self._shard.text_field
+        if not line.strip():
+            return ""
+        try:
+            document = json.loads(line)
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._error(
+                row, f" is not JSON ({one_line(error)}); mend or remove the line"
+            ) from error
+        if not isinstance(document, dict) or not isinstance(document.get(field), str | None):
+            raise self._error(row, f": {field!r} is not text")
+        if field not in document:
+            keys = ", ".join(list(document)[:20])
+            raise self._error(
+                row, f" has no key {field!r}; it has {keys}. Name its text with data.text_field"
+            )
+        return document[field] or ""
+
+    def _error(self, row: int, what: str) -> ValueError:
+        return ValueError(f"{self._shard.url}: line {self._first_line() + row}{what}")
+
+
+def _split(data: bytes) -> list[bytes]:
+    """Lines by line feeds alone: bytes.splitlines would also cut at lone carriage returns."""
+    lines = data.split(b"\n")
+    return lines[:-1] if not lines[-1] else lines

@@ -1,0 +1,205 @@
+"""The global stream: which sequence is number s, whatever the number of ranks and workers.
+
+Sequences are numbered from 0 over the whole run. Number s comes from lane ``s % num_lanes``, and a
+step trains on the next ``global_batch_tokens / context_length`` numbers; rank r of W takes every
+W-th of them. A lane (stream.py) is a logical stream with a position of its own, so a run can go on
+with any other division of the lanes: the state of the global stream is its position and that of
+each lane. Where W divides `NUM_LANES`, each lane is read by one rank alone; where it does not,
+several ranks read a lane and skip what is not theirs.
+
+Each sequence is of one corpus. A low-discrepancy sequence over s picks it, so that every stretch of
+the stream has the corpora in the proportion of their weights, and nothing has to be saved for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from sparsellm.data.blocks import BlockCache
+from sparsellm.data.corpus import Corpus
+from sparsellm.data.stream import Cursor, LaneConfig, name_some, pack
+from sparsellm.data.tokenizer import Tokenizer, Tokens
+
+# 1, 2, 3, 4, 6, 8, 12, 16, 24 and 48 ranks divide it. More lanes cost memory: each holds a block.
+NUM_LANES = 48
+# Fewer, and lanes end an epoch at very different times.
+DOCUMENTS_PER_LANE = 32
+# 2**64 / golden ratio: multiples of it, modulo 2**64, are spread as evenly as can be.
+_WEYL = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """What decides the global stream."""
+
+    corpora: tuple[Corpus, ...]
+    context_length: int
+    seed: int
+    num_lanes: int = NUM_LANES
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which numbers one process makes: every ``world_size``-th from ``first`` on, and of those the
+    ones in the lanes of its worker."""
+
+    first: int
+    world_size: int
+    worker: int = 0
+    num_workers: int = 1
+
+    def number(self, index: int) -> int:
+        """The number of the rank's ``index``-th sequence."""
+        return self.first + index * self.world_size
+
+    def lanes(self, num_lanes: int) -> list[int]:
+        """The lanes that the rank needs, in the order in which it first needs them."""
+        count = num_lanes // math.gcd(self.world_size, num_lanes)
+        return [self.number(index) % num_lanes for index in range(count)]
+
+    def own_lanes(self, num_lanes: int) -> list[int]:
+        """Those of the rank's lanes that this worker makes."""
+        return self.lanes(num_lanes)[self.worker :: self.num_workers]
+
+
+class LaneState(NamedTuple):
+    """A lane after one of its sequences."""
+
+    number: int  # of that sequence
+    cursors: tuple[Cursor, ...]  # of each corpus, in the order of `StreamConfig.corpora`
+
+
+class Made(NamedTuple):
+    """A sequence, and its lane after it."""
+
+    tokens_T1: Tokens
+    lane: LaneState
+
+
+def make(
+    config: StreamConfig, tokenizer: Tokenizer, share: Share, lanes: dict[int, LaneState]
+) -> Iterator[Made]:
+    """The sequences of a share, in order, for ever.
+
+    Args:
+        config: what decides them.
+        tokenizer: of the texts.
+        share: which of them.
+        lanes: where each lane is; one that is missing begins at its beginning.
+
+    Raises:
+        ValueError, OSError: what reading met, naming the shard.
+    """
+    blocks, picks = BlockCache(), Picks(config.corpora, config.seed)
+    num_lanes = config.num_lanes
+    own = {
+        lane: _Lane(config, tokenizer, blocks, lane, lanes.get(lane))
+        for lane in sorted(share.own_lanes(num_lanes))
+    }
+    for round_number in itertools.count(min(lane.next // num_lanes for lane in own.values())):
+        for index, lane in own.items():
+            number = round_number * num_lanes + index
+            if number < lane.next:
+                continue
+            tokens_T1 = lane.make(picks.corpus(number))
+            # What is another rank's is made and thrown away: the lane goes on after it.
+            if number >= share.first and (number - share.first) % share.world_size == 0:
+                yield Made(tokens_T1, LaneState(number, tuple(lane.cursors)))
+
+
+class _Lane:
+    """One lane of all corpora; each packs its own sequences."""
+
+    next: int  # number of its next sequence when it began
+
+    def __init__(
+        self,
+        config: StreamConfig,
+        tokenizer: Tokenizer,
+        blocks: BlockCache,
+        lane: int,
+        state: LaneState | None,
+    ) -> None:
+        self.next = lane if state is None else state.number + config.num_lanes
+        self.cursors = list(state.cursors if state else [Cursor()] * len(config.corpora))
+        self._packed = [
+            pack(
+                LaneConfig(corpus.train, lane, config.num_lanes, config.seed),
+                blocks,
+                tokenizer,
+                config.context_length,
+                cursor,
+            )
+            for corpus, cursor in zip(config.corpora, self.cursors, strict=True)
+        ]
+
+    def make(self, corpus: int) -> Tokens:
+        tokens_T1, self.cursors[corpus] = next(self._packed[corpus])
+        return tokens_T1
+
+
+class Picks:
+    """Which corpus a sequence is of."""
+
+    def __init__(self, corpora: tuple[Corpus, ...], seed: int) -> None:
+        weights = np.array([corpus.weight for corpus in corpora])
+        # Floats are exact to 2**53 only, which here is a share of 1e-16.
+        bounds = [int(share * 2.0**64) for share in np.cumsum(weights / weights.sum())[:-1]]
+        self._bounds = np.array(bounds, dtype=np.uint64)
+        self._phase = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
+
+    def corpus(self, number: int) -> int:
+        """Index of the corpus of sequence ``number``."""
+        place = (self._phase + number * _WEYL) % 2**64
+        return int(np.searchsorted(self._bounds, np.uint64(place), side="right"))
+
+    def counts(self, begin: int, end: int) -> list[int]:
+        """Sequences of each corpus among the numbers from ``begin`` to before ``end``."""
+        counts = np.zeros(len(self._bounds) + 1, dtype=np.int64)
+        for first in range(begin, end, 2**20):
+            numbers = np.arange(first, min(first + 2**20, end), dtype=np.uint64)
+            places = numbers * np.uint64(_WEYL) + np.uint64(self._phase)  # modulo 2**64
+            corpora = np.searchsorted(self._bounds, places, side="right")
+            counts += np.bincount(corpora, minlength=len(counts))
+        return counts.tolist()
+
+
+def choose_num_lanes(corpora: tuple[Corpus, ...]) -> int:
+    """`NUM_LANES`, or a divisor of it where the corpora are too small to keep all lanes busy.
+
+    Reads as many documents as decide it.
+
+    Raises:
+        ValueError: a corpus has no document with text.
+    """
+    wanted = DOCUMENTS_PER_LANE * NUM_LANES
+    fewest = min(_count_documents(corpus, wanted) for corpus in corpora)
+    divisors = [n for n in range(1, NUM_LANES + 1) if NUM_LANES % n == 0]
+    return max(n for n in divisors if n == 1 or n * DOCUMENTS_PER_LANE <= fewest)
+
+
+def _count_documents(corpus: Corpus, enough: int) -> int:
+    """Documents with text in a corpus, counted up to ``enough``."""
+    blocks, count = BlockCache(), 0
+    for shard in corpus.train:
+        num_blocks = blocks.num_blocks(shard)
+        for block in itertools.count() if num_blocks is None else range(num_blocks):
+            size = blocks.size(shard, block)
+            if size is None:
+                break
+            for row in range(size):
+                count += len(blocks.documents(shard, block, np.array([row]))[0]) > 0
+                if count >= enough:
+                    return count
+    if not count:
+        raise ValueError(
+            f"corpus {corpus.name}: no document with text in {name_some(corpus.train)}: all of "
+            "them are empty"
+        )
+    return count

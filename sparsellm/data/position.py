@@ -1,0 +1,104 @@
+"""The saved position of the global stream, and what it is only valid for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sparsellm.data.lanes import LaneState, Picks, StreamConfig
+from sparsellm.data.stream import Cursor
+
+FORMAT = 2
+
+
+class DataStateMismatch(ValueError):
+    """A saved position belongs to other data, or is of an earlier version."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """What all ranks together have handed out so far.
+
+    A rank knows the lanes that it has read; `merge` puts the ranks' positions together.
+    """
+
+    num_lanes: int
+    number: int = 0  # of the next sequence
+    lanes: dict[int, LaneState] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)  # targets so far, by corpus
+
+
+def advance(position: Position, number: int, config: StreamConfig) -> Position:
+    """The same lanes with ``number`` as the next sequence, and the tokens counted up to it."""
+    counts = Picks(config.corpora, config.seed).counts(position.number, number)
+    tokens = dict(position.tokens)
+    for corpus, count in zip(config.corpora, counts, strict=True):
+        tokens[corpus.name] = tokens.get(corpus.name, 0) + count * config.context_length
+    return replace(position, number=number, tokens=tokens)
+
+
+def to_json(position: Position, names: list[str]) -> dict[str, Any]:
+    """A position as plain lists, dicts and numbers; ``names`` are the corpora's."""
+    return {
+        "number": position.number,
+        "num_lanes": position.num_lanes,
+        "tokens": position.tokens,
+        "lanes": {
+            str(lane): {
+                "number": state.number,
+                "cursors": dict(zip(names, map(list, state.cursors), strict=True)),
+            }
+            for lane, state in sorted(position.lanes.items())
+        },
+    }
+
+
+def from_json(state: dict[str, Any], names: list[str]) -> Position:
+    """What `to_json` gave; a corpus that is new begins at its beginning.
+
+    Raises:
+        DataStateMismatch: it was saved by a version before `FORMAT`.
+    """
+    if state.get("format") != FORMAT:
+        raise DataStateMismatch(
+            "the data position was saved by an earlier version of sparsellm, which bound it to the "
+            "number of ranks and workers"
+        )
+    lanes = {
+        int(lane): LaneState(
+            saved["number"],
+            tuple(Cursor(*saved["cursors"].get(name, Cursor())) for name in names),
+        )
+        for lane, saved in state["lanes"].items()
+    }
+    return Position(state["num_lanes"], state["number"], lanes, dict(state["tokens"]))
+
+
+def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One state of those of all ranks, saved at the same step.
+
+    Raises:
+        ValueError: they are not of one step, or a rank is missing.
+    """
+    numbers = {state["number"] for state in states}
+    if len(numbers) > 1:
+        raise ValueError(f"the ranks' data positions are not of one step: {sorted(numbers)}")
+    lanes: dict[str, Any] = {}
+    for state in states:
+        for lane, saved in state["lanes"].items():
+            # Ranks that share a lane each have it as of their own last sequence.
+            if lane not in lanes or saved["number"] > lanes[lane]["number"]:
+                lanes[lane] = saved
+    _check_complete(lanes, states[0]["num_lanes"], states[0]["number"])
+    return dict(states[0]) | {"lanes": {lane: lanes[lane] for lane in sorted(lanes, key=int)}}
+
+
+def _check_complete(lanes: dict[str, Any], num_lanes: int, number: int) -> None:
+    for lane in range(min(num_lanes, number)):
+        last = lane + (number - 1 - lane) // num_lanes * num_lanes
+        if lanes.get(str(lane), {"number": None})["number"] != last:
+            raise ValueError(
+                f"the data position of lane {lane} is missing: that of one rank "
+                "was not saved. Resume from an older checkpoint"
+            )

@@ -1,0 +1,179 @@
+"""From globs, folders and addresses to shards, and what tells one file from another."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from sparsellm.data.retry import with_retries
+
+FORMATS = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".md": "text",
+    ".arrow": "arrow",
+    ".csv": "csv",
+    ".bin": "tokens",
+}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}  # pyarrow's names
+COMPRESSIBLE = ("jsonl", "text")
+_SAMPLE_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A unit of text that is read on its own.
+
+    ``url`` is a path or an fsspec URL; for ``sources`` it is a label and ``members`` are the files,
+    each one document.
+    """
+
+    url: str
+    format: str  # of FORMATS, or "sources"
+    text_field: str = "text"
+    compression: str | None = None
+    members: tuple[str, ...] = ()
+
+
+def expand(patterns: list[str], source: str, key: str) -> dict[str, str]:
+    """The files that globs, folders and addresses mean, in the order of their paths.
+
+    Args:
+        patterns: ``${NAME}`` and ``~`` are expanded; a folder stands for every file below it whose
+            format is known; ``scheme://…`` goes through fsspec.
+        source, key: what an error calls them.
+
+    Returns:
+        the path of each file by what it is once links are followed.
+
+    Raises:
+        FileNotFoundError: they match nothing.
+        ValueError: an environment variable is not set, or one of them is no regular file.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        expanded = os.path.expandvars(pattern)
+        if re.search(r"\$\w|\$\{", expanded):
+            raise ValueError(
+                f"{source}: {key} {pattern!r} names an environment variable that is not set; set "
+                f"it, or give globs with --set 'data.{key}=[…]'"
+            )
+        found.update(_remote(expanded) if "://" in expanded else _local(expanded))
+    if not found:
+        raise FileNotFoundError(f"{source}: {key} {patterns} match no file")
+    by_file: dict[str, str] = {}
+    for path in sorted(found):
+        by_file.setdefault(path if "://" in path else os.path.realpath(path), path)
+    return by_file
+
+
+def _remote(pattern: str) -> list[str]:
+    def find() -> list[str]:
+        file_system, path = fsspec.core.url_to_fs(pattern)
+        if glob.has_magic(path):
+            paths = file_system.glob(path)
+        elif file_system.isdir(path):
+            paths = [p for p in file_system.find(path) if _format(p)[0]]
+        else:
+            paths = [path]
+        return [file_system.unstrip_protocol(p) for p in paths]
+
+    return with_retries(find, pattern)
+
+
+def _local(pattern: str) -> list[str]:
+    # pathlib has no glob for a whole pattern, absolute or relative.
+    paths = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            files += [p for p in path.rglob("*") if _format(p.name)[0] and p.is_file()]
+        elif not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError(
+                f"{path} is no regular file (a pipe or device cannot be read twice); write its "
+                "content to a file"
+            )
+        else:
+            files.append(path)
+    # A link keeps its name: in the hub's cache the file it leads to has neither format nor order.
+    return [str(path.parent.resolve() / path.name) for path in files]
+
+
+def to_shard(url: str, text_field: str) -> Shard:
+    """The shard of a file, by its name.
+
+    Raises:
+        ValueError: its format is unknown.
+    """
+    kind, compression = _format(url)
+    if kind is None:
+        raise ValueError(
+            f"{url}: unknown format; valid are {', '.join(FORMATS)}, and .jsonl and .txt with "
+            f"{', '.join(COMPRESSIONS)}"
+        )
+    if kind == "text":
+        return Shard(url, "sources", text_field, compression, members=(url,))
+    return Shard(url, kind, text_field, compression)
+
+
+def _format(name: str) -> tuple[str | None, str | None]:
+    """Format and compression by the end of a file's name."""
+    path = Path(name)
+    suffix = path.suffix
+    compression = COMPRESSIONS.get(suffix.lower())
+    if compression:
+        suffix = path.with_suffix("").suffix
+    kind = FORMATS.get(suffix.lower())
+    if compression and kind not in COMPRESSIBLE:
+        return None, None
+    return kind, compression
+
+
+def fingerprint(shards: tuple[Shard, ...]) -> str:
+    """Changes when a shard is added, removed, renamed or changed.
+
+    Of a local file it takes name, size and 64 KB each of its begin, middle and end; of an address
+    with a commit the address; of another what the server says of it (etag, checksum, time).
+
+    Raises:
+        FileNotFoundError: a shard is missing.
+    """
+    digest = hashlib.sha256()
+    for shard in shards:
+        for part in shard.members or (shard.url,):
+            digest.update(f"{Path(part).name}\n{_identity(part)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _identity(url: str) -> str:
+    if re.search(r"@[0-9a-f]{40}/", url):
+        return url
+    if "://" in url:
+        return with_retries(lambda: _server_says(url), url)
+    path = Path(url)
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for place in sorted({0, size // 2, max(size - _SAMPLE_BYTES, 0)}):
+            file.seek(place)
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _server_says(url: str) -> str:
+    file_system, path = fsspec.core.url_to_fs(url)
+    info: dict[str, Any] = file_system.info(path)
+    keys = ("size", "etag", "checksum", "sha256", "md5hash", "blob_id", "lastmodified", "mtime")
+    said = {key.lower(): value for key, value in info.items()}
+    return " ".join(f"{key}={said[key]}" for key in keys if key in said)

@@ -1,0 +1,155 @@
+"""Shards of token ids in Megatron-LM's indexed format, which the loader maps into memory.
+
+``NAME.bin`` holds the ids of all documents one after the other, each ended by the tokenizer's
+end-of-document id; ``NAME.idx`` says how many there are and where each begins. Megatron-LM, NeMo
+and GPT-NeoX read and write the same. It keeps the documents apart, which the order of the stream
+needs and a plain row of ids (nanoGPT's) does not. ``NAME.json`` is ours: which text and tokenizer
+it was made of, and the blocks of the text, so that the stream is the same to the id.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsellm.data.block_types import Rows
+from sparsellm.data.shards import Shard
+from sparsellm.data.tokenizer import Tokens
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_VERSION = 1
+_KINDS: dict[int, Any] = {4: np.int32, 8: np.uint16}  # Megatron's codes
+
+
+class TokenReader:
+    """An open shard of tokens."""
+
+    next_block = 0
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        path = Path(shard.url)
+        self._begins, self._lengths, kind = read_index(path.with_suffix(".idx"))
+        about = read_about(path)
+        size = path.stat().st_size
+        expected = int(self._lengths.sum()) * np.dtype(kind).itemsize
+        if size != expected:
+            raise ValueError(f"{path} has {size:,} bytes and its index says {expected:,}: {_AGAIN}")
+        self._tokens = np.memmap(path, kind, "r") if size else np.empty(0, kind)
+        self._rows = np.cumsum([0, *about["block_sizes"]])
+        if self._rows[-1] != len(self._lengths):
+            raise ValueError(f"{path.with_suffix('.json')} is not of {path}: {_AGAIN}")
+        # The text was a stream, whose blocks are read in their order: so are these.
+        self.num_blocks = None if about["stream"] else len(about["block_sizes"])
+
+    def read(self, block: int) -> _Tokens | None:
+        if block >= len(self._rows) - 1:
+            return None
+        begin, end = self._rows[block], self._rows[block + 1]
+        return _Tokens(self._tokens, self._begins[begin:end], self._lengths[begin:end])
+
+    def close(self) -> None:
+        """The mapping goes with the last array of it."""
+
+
+class _Tokens:
+    num_bytes = 0  # the system's pages
+
+    def __init__(
+        self, tokens: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.int32]
+    ) -> None:
+        self._tokens, self._begins, self._lengths = tokens, begins, lengths
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def documents(self, rows: Rows) -> list[Tokens]:
+        begins = self._begins[rows].tolist()
+        ends = (self._begins[rows] + self._lengths[rows]).tolist()
+        return [self._tokens[b:e] for b, e in zip(begins, ends, strict=True)]
+
+
+class TokenWriter:
+    """Writes a shard; it has its name once it is whole.
+
+    Args:
+        path: of the ``.bin`` file.
+        vocab_size: below 65,536 ids take two bytes, else four.
+    """
+
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        self._path = path
+        self._kind = np.uint16 if vocab_size <= 2**16 else np.int32
+        self._lengths: list[int] = []
+        self._file = self._partial(".bin").open("wb")
+
+    def add(self, tokens: Tokens) -> None:
+        """The next document: its ids with the end-of-document id, or none if it is empty."""
+        self._file.write(tokens.astype(self._kind).tobytes())
+        self._lengths.append(len(tokens))
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """Writes the index and what the shard is made of, and gives all files their names."""
+        self._file.close()
+        with self._partial(".idx").open("wb") as file:
+            write_index(file, self._lengths, self._kind)
+        self._partial(".json").write_text(json.dumps(about) + "\n", encoding="utf-8")
+        for suffix in (".idx", ".bin", ".json"):  # the last says that all are there
+            self._partial(suffix).replace(self._path.with_suffix(suffix))
+
+    def _partial(self, suffix: str) -> Path:
+        return self._path.with_name(f".tmp-{self._path.stem}{suffix}")
+
+
+def write_index(file: Any, lengths: list[int], kind: Any) -> None:
+    """A Megatron-LM index of documents of one sequence each."""
+    size = np.dtype(kind).itemsize
+    code = next(code for code, known in _KINDS.items() if known is kind)
+    counts = np.array(lengths, dtype=np.int32)
+    pointers = np.cumsum([0, *lengths], dtype=np.int64)[:-1] * size
+    file.write(_MAGIC + struct.pack("<QBQQ", _VERSION, code, len(counts), len(counts) + 1))
+    file.write(counts.tobytes() + pointers.tobytes())
+    file.write(np.arange(len(counts) + 1, dtype=np.int64).tobytes())
+
+
+def read_index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int32], Any]:
+    """First token and number of tokens of each document, and the type of the ids.
+
+    Raises:
+        FileNotFoundError, ValueError: it is missing or damaged.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: {_AGAIN}")
+    data = path.read_bytes()
+    head = len(_MAGIC) + struct.calcsize("<QBQQ")
+    if len(data) < head or not data.startswith(_MAGIC):
+        raise ValueError(f"{path} is no index of Megatron-LM's format: {_AGAIN}")
+    version, code, count, _ = struct.unpack_from("<QBQQ", data, len(_MAGIC))
+    if version != _VERSION or code not in _KINDS or len(data) < head + 12 * count:
+        raise ValueError(f"{path} is damaged, or holds ids of another type: {_AGAIN}")
+    lengths = np.frombuffer(data, np.int32, count, head)
+    begins = np.frombuffer(data, np.int64, count, head + 4 * count)
+    return begins // np.dtype(_KINDS[code]).itemsize, lengths, _KINDS[code]
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What a ``.bin`` was made of: tokenizer, text, blocks.
+
+    Raises:
+        FileNotFoundError, ValueError: it is missing or damaged.
+    """
+    about = path.with_suffix(".json")
+    if not about.is_file():
+        raise FileNotFoundError(f"{about} is missing: {_AGAIN}")
+    try:
+        return json.loads(about.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{about} is damaged ({error}): {_AGAIN}") from error
+
+
+_AGAIN = "run `sparsellm data tokenize` again"

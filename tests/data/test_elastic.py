@@ -1,0 +1,216 @@
+"""The global stream does not depend on ranks and workers, nor on how often they change."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparsellm.data import TokenLoader, load_tokenizer, merge
+from sparsellm.data.blocks import BlockCache
+from sparsellm.data.corpus import Corpus
+from sparsellm.data.lanes import NUM_LANES, LaneState, Picks, Share, StreamConfig, make
+from sparsellm.data.shards import to_shard
+from sparsellm.data.stream import Cursor, LaneConfig, documents
+
+TOKENIZER = load_tokenizer("bytes")
+LENGTH = 32
+slow = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def _corpus(folder, name="a", num_documents=600, weight=1.0):
+    """Documents of one to 400 bytes that say which they are: shorter and longer than a sequence."""
+    texts = [f"<{name}{i}>" * (1 + i * 7 % 50) for i in range(num_documents)]
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return Corpus(name, (to_shard(str(path), "text"),), (), weight)
+
+
+def _loader(corpora, rank=0, world_size=1, num_workers=0, micro_batch_size=1):
+    return TokenLoader(
+        corpora,
+        TOKENIZER,
+        context_length=LENGTH,
+        micro_batch_size=micro_batch_size,
+        seed=3,
+        rank=rank,
+        world_size=world_size,
+        num_workers=num_workers,
+    )
+
+
+def _train(  # noqa: PLR0917
+    corpora, state, world_size, num_sequences, num_workers=0, micro_batch_size=1
+):
+    """The next ``num_sequences`` of the global stream as ``world_size`` ranks get them, and the
+    state after them."""
+    loaders = [
+        _loader(corpora, rank, world_size, num_workers, micro_batch_size)
+        for rank in range(world_size)
+    ]
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(state)
+    rounds, rest = divmod(num_sequences, world_size * micro_batch_size)
+    assert rest == 0
+    rows = [[row for _ in range(rounds) for row in next(loader)] for loader in loaders]
+    merged = merge([loader.state_dict() for loader in reversed(loaders)])
+    for loader in loaders:
+        loader.close()
+    in_order = [rows[i % world_size][i // world_size] for i in range(num_sequences)]
+    return in_order, json.loads(json.dumps(merged))
+
+
+@slow
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(1, 7), st.integers(1, 40), st.integers(1, 3)), min_size=1, max_size=4
+    )
+)
+def test_any_ranks_in_any_order_read_the_same_stream(tmp_path_factory, runs):
+    folder = tmp_path_factory.mktemp("corpora")
+    corpora = (_corpus(folder, "a", 300, 0.7), _corpus(folder, "b", 40, 0.3))
+    state, found = None, []
+    for world_size, rounds, micro_batch_size in runs:
+        count = world_size * micro_batch_size * rounds
+        rows, state = _train(corpora, state, world_size, count, micro_batch_size=micro_batch_size)
+        found += rows
+    expected, at_once = _train(corpora, None, 1, len(found))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert state == at_once
+
+
+def test_ranks_and_workers_change_in_the_middle_of_documents_and_across_epochs(tmp_path):
+    """1 → 3 → 2 → 4 ranks, 0 to 3 workers; each of two epochs' documents comes once."""
+    corpus = _corpus(tmp_path)
+    num_tokens = _tokens_of_an_epoch(corpus)
+    part = -(-num_tokens // LENGTH // 24) * 12  # half an epoch
+    state, found = None, []
+    for world_size, num_workers in ((1, 2), (3, 0), (2, 1), (4, 0), (1, 3)):
+        rows, state = _train((corpus,), state, world_size, part, num_workers)
+        found += rows
+    assert state["number"] == 5 * part
+    expected, _ = _train((corpus,), None, 1, 5 * part)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    _assert_lossless(corpus, found, state["num_lanes"])
+
+
+def _tokens_of_an_epoch(corpus):
+    stream = documents(LaneConfig(corpus.train, 0, 1, 3), BlockCache(), Cursor())
+    return sum(len(next(stream).content) + 1 for _ in range(600))
+
+
+def _assert_lossless(corpus, rows, num_lanes):
+    """Lane by lane, the targets are its documents joined, epoch after epoch; and lanes' documents
+    of an epoch are all documents, once."""
+    epoch_documents: dict[int, list[str]] = {}
+    for lane in range(num_lanes):
+        own = rows[lane::num_lanes]
+        targets = [int(own[0][0])] + [int(token) for row in own for token in row[1:]]
+        expected = []
+        for document in documents(
+            LaneConfig(corpus.train, lane, num_lanes, 3), BlockCache(), Cursor()
+        ):
+            if len(expected) >= len(targets):
+                break
+            expected += [*document.content.encode(), TOKENIZER.eot_id]
+            epoch_documents.setdefault(document.start.epoch, []).append(document.content)
+        assert targets == expected[: len(targets)]
+    for epoch in (0, 1):
+        assert len(set(epoch_documents[epoch])) == len(epoch_documents[epoch]) == 600
+
+
+def test_a_rank_whose_position_was_not_saved_is_noticed(tmp_path):
+    corpora = (_corpus(tmp_path),)
+    loaders = [_loader(corpora, rank, 3) for rank in range(3)]
+    for loader in loaders:
+        for _ in range(30):
+            next(loader)
+    states = [loader.state_dict() for loader in loaders]
+    assert merge(states)["number"] == 90
+    with pytest.raises(ValueError, match=r"position of lane .* is missing: that of one rank"):
+        merge([states[0], states[2]])
+    next(loaders[0])
+    with pytest.raises(ValueError, match="not of one step"):
+        merge([loader.state_dict() for loader in loaders])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5, 8, 20, 48, 64, 96])
+def test_every_number_is_made_by_one_worker_of_one_rank(world_size):
+    for num_workers in (1, 3, 4):
+        seen = []
+        for rank in range(world_size):
+            share = Share(7 + rank, world_size)
+            lanes = share.lanes(NUM_LANES)
+            assert len(set(lanes)) == len(lanes) == NUM_LANES // math.gcd(world_size, NUM_LANES)
+            workers = [
+                Share(7 + rank, world_size, worker, num_workers).own_lanes(NUM_LANES)
+                for worker in range(num_workers)
+            ]
+            assert sorted(lane for own in workers for lane in own) == sorted(lanes)
+            seen += [share.number(index) for index in range(10)]
+            assert all(share.number(i) % NUM_LANES == lanes[i % len(lanes)] for i in range(100))
+        assert sorted(seen) == list(range(7, 7 + 10 * world_size))
+
+
+@given(
+    weights=st.lists(st.floats(0.01, 1), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32),
+    begin=st.integers(0, 2**40),
+    count=st.integers(1, 3000),
+)
+def test_every_stretch_has_the_corpora_in_proportion(weights, seed, begin, count):
+    corpora = tuple(Corpus(str(i), (), (), weight) for i, weight in enumerate(weights))
+    picks = Picks(corpora, seed)
+    counts = picks.counts(begin, begin + count)
+    one_by_one = [picks.corpus(number) for number in range(begin, begin + min(count, 50))]
+    assert (
+        picks.counts(begin, begin + len(one_by_one))
+        == np.bincount(one_by_one, minlength=len(weights)).tolist()
+    )
+    for share, found in zip(np.array(weights) / sum(weights), counts, strict=True):
+        assert abs(found - share * count) < 3 + 2 * math.log2(count)
+
+
+def test_tokens_are_counted_by_corpus(tmp_path):
+    corpora = (_corpus(tmp_path, "a", 300, 3), _corpus(tmp_path, "b", 100, 1))
+    rows, state = _train(corpora, None, 2, 80)
+    letters = [bytes(t for t in row.tolist() if t < 256).decode() for row in rows]
+    found = {name: LENGTH * sum(name in text for text in letters) for name in "ab"}
+    assert state["tokens"] == found
+    assert found["a"] + found["b"] == 80 * LENGTH
+    assert abs(found["b"] - 20 * LENGTH) <= 2 * LENGTH
+    _, later = _train(corpora, state, 1, 10)
+    assert sum(later["tokens"].values()) == 90 * LENGTH
+
+
+def test_a_corpus_can_join_and_leave(tmp_path):
+    first, second = _corpus(tmp_path, "a", 300), _corpus(tmp_path, "b", 300)
+    _, state = _train((first,), None, 1, 30)
+    loader = _loader((second, first))
+    assert loader.load_state_dict(state) == ["corpus b is new and begins at its beginning"]
+    rows = [next(loader)[0] for _ in range(20)]
+    assert {"a", "b"} == {t for row in rows for t in map(chr, row.tolist()) if t in "ab"}
+    assert _loader((first,)).load_state_dict(merge([loader.state_dict()])) == [
+        "corpus b is no longer read"
+    ]
+
+
+def test_lanes_go_on_from_their_own_sequence_however_far_the_rank_is(tmp_path):
+    """Where ranks share lanes, each makes and throws away what is the others'."""
+    config = StreamConfig((_corpus(tmp_path),), LENGTH, seed=3, num_lanes=4)
+    whole = make(config, TOKENIZER, Share(0, 1), {})
+    made = [next(whole) for _ in range(60)]
+    lanes: dict[int, LaneState] = {m.lane.number % 4: m.lane for m in made[:8]}
+    share = make(config, TOKENIZER, Share(20, 3), lanes)
+    for expected in made[20::3]:
+        found = next(share)
+        assert found.lane == expected.lane
+        assert np.array_equal(found.tokens_T1, expected.tokens_T1)

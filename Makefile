@@ -4,16 +4,19 @@ BIN := .venv/bin
 READY := .venv/.ready
 COMPILERS := .venv/nvrtc/.ready
 
-.PHONY: quickstart test lint bench clean
+.PHONY: help quickstart test lint bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(READY) ## train recipes/debug.yaml for about a minute
-	$(BIN)/sparsellm train --recipe debug
+	$(BIN)/sparsellm train debug
 	@$(BIN)/sparsellm plot runs/debug
 	@echo 'next:'
 	@echo '  source .venv/bin/activate'
-	@echo '  sparsellm train --recipe debug --set train.steps=240   # go on from the checkpoint'
-	@echo '  sparsellm train --recipe debug --fresh --set sparsity.l1_coefficient=0   # without L1'
-	@echo '  sparsellm recipe list; sparsellm recipe show --recipe 0.5b'
+	@echo '  sparsellm train debug --set train.steps=240   # go on from the checkpoint'
+	@echo '  sparsellm train debug --fresh --set sparsity.l1_coefficient=0   # without L1'
+	@echo '  sparsellm recipe list; sparsellm recipe show 0.5b'
 
 test: $(READY) $(COMPILERS) ## the whole suite, without a GPU
 	$(BIN)/python -m pytest -n 2
@@ -36,5 +39,5 @@ $(COMPILERS): tests/ffn/kernels/nvrtc.py $(READY)
 	[ "$$(uname)" != Linux ] || $(BIN)/python $< fetch
 	mkdir -p $(@D) && touch $@
 
-clean:
+clean: ## remove .venv and what tools left behind
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,12 +15,16 @@ __version__ = "0.1.0"
 
 
 def accelerate(
-    model: nn.Module, threshold: float = 0.0, kernels: Kernels = "auto", format: Format = "union"
+    model: nn.Module,
+    threshold: float = 0.0,
+    kernels: Kernels = "auto",
+    format: Format = "union",
+    token_order: Literal["auto", "none"] = "none",
 ) -> Acceleration:
     """See `sparsellm.ffn.accelerate.accelerate`; a function, so that the import takes no torch."""
     from sparsellm.ffn import accelerate
 
-    return accelerate.accelerate(model, threshold, kernels, format)
+    return accelerate.accelerate(model, threshold, kernels, format, token_order)
 
 
 def restore(model: nn.Module) -> None:

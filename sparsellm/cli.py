@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsellm import __version__, ranks
-from sparsellm.arguments import positive_int
+from sparsellm.parser import Parser
+from sparsellm.recipe_cli import add_recipe_arguments, add_recipe_parser
 
 if TYPE_CHECKING:
     from sparsellm.training.signals import StopRequest
@@ -24,9 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # λ and → where the terminal has no such letters
             stream.reconfigure(errors="backslashreplace")
-    options = _parser().parse_args(arguments)
-    from sparsellm.runs.checkpoint import CheckpointError
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        import argcomplete
 
+        argcomplete.autocomplete(parser)
+    options = parser.parse_args(arguments)
     try:
         options.run(options)
     except KeyboardInterrupt:
@@ -34,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except ranks.EndedByAnother:
         ranks.follow()
-    except (ValueError, OSError, CheckpointError, FloatingPointError) as error:
+    except _errors_of_users() as error:
         if os.environ.get("SPARSELLM_TRACEBACK"):
             raise
         rank = int(os.environ.get("RANK", "0"))
@@ -54,8 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _errors_of_users() -> tuple[type[Exception], ...]:
+    """What has a message for users. Importing for its name alone would take seconds."""
+    loaded = sys.modules.get("sparsellm.runs.checkpoint")
+    return ValueError, OSError, FloatingPointError, *([loaded.CheckpointError] if loaded else [])
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sparsellm",
         description=__import__("sparsellm").__doc__,
         epilog="SPARSELLM_TRACEBACK=1 shows Python's traceback instead of a one-line error.",
@@ -68,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         help="train a recipe; the same command resumes an interrupted run",
         description="Trains a recipe. The same command resumes from the run's last checkpoint.",
     )
-    _add_recipe_arguments(train)
+    add_recipe_arguments(train)
     train.add_argument(
         "--resume", type=Path, metavar="CHECKPOINT", help="resume from this one (or a run's last)"
     )
@@ -85,15 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(run=_train)
 
-    recipe = commands.add_parser("recipe", help="list recipes, or show a resolved one")
-    actions = recipe.add_subparsers(required=True, metavar="ACTION")
-    actions.add_parser("list", help="names of the bundled recipes").set_defaults(run=_recipe_list)
-    show = actions.add_parser("show", help="resolved recipe, parameters, FLOPs, memory")
-    _add_recipe_arguments(show)
-    show.add_argument(
-        "--gpus", type=positive_int, help="number of GPUs (default: 8, if they divide)"
-    )
-    show.set_defaults(run=_recipe_show)
+    add_recipe_parser(commands)
+
+    from sparsellm.runs.cli import add_stop_parser
+
+    add_stop_parser(commands)
 
     plot = commands.add_parser("plot", help="PNG plots of a run")
     plot.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")
@@ -120,21 +126,15 @@ def _parser() -> argparse.ArgumentParser:
     from sparsellm.sweep.cli import add_sweep_parser
 
     add_sweep_parser(commands)
+    completion = commands.add_parser(
+        "completion",
+        help="completion of commands, options, recipes and keys for a shell",
+        description='For bash: eval "$(sparsellm completion bash)", in ~/.bashrc for good. For zsh '
+        "the same in ~/.zshrc; fish: sparsellm completion fish | source.",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(run=_completion)
     return parser
-
-
-def _add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--recipe", required=True, help="bundled name (`sparsellm recipe list`) or a YAML file"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override a key, such as train.steps=100; may be repeated",
-    )
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -146,7 +146,6 @@ def _train(options: argparse.Namespace) -> None:
 
 def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     from sparsellm.recipe import load_recipe
-    from sparsellm.training.loop import train
 
     recipe = load_recipe(options.recipe, options.overrides)
     if options.fresh and options.resume:
@@ -156,23 +155,15 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     run_path = recipe.run_path.resolve()
     if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
+    from sparsellm.training.loop import train  # imports torch: after what can be refused at once
+
     train(recipe, stop, options.resume, options.fresh, options.init_from)
 
 
-def _recipe_list(options: argparse.Namespace) -> None:
-    from sparsellm.recipe import bundled_recipes, load_recipe
+def _completion(options: argparse.Namespace) -> None:
+    import argcomplete
 
-    for name in bundled_recipes():
-        print(f"{name:24} {load_recipe(name).description}")
-
-
-def _recipe_show(options: argparse.Namespace) -> None:
-    from sparsellm.estimate import most_gpus, summary
-    from sparsellm.recipe import load_recipe
-
-    recipe = load_recipe(options.recipe, options.overrides)
-    print(recipe.to_yaml())
-    print(summary(recipe, options.gpus or most_gpus(recipe)))
+    print(argcomplete.shellcode(["sparsellm"], shell=options.shell))
 
 
 def _plot(options: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ imports nothing of the package but `architecture`, `paths` and `strict`.
 
 from __future__ import annotations
 
+import difflib
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -361,9 +362,11 @@ def recipe_path(name_or_path: str) -> Path:
     for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
         if candidate.is_file():
             return candidate
+    bundled_names = bundled_recipes()
+    close = difflib.get_close_matches(name_or_path, bundled_names, n=1, cutoff=0.5)
     raise FileNotFoundError(
         f"recipe {name_or_path!r}: no such file, and no bundled recipe of that name; "
-        f"bundled are {', '.join(bundled_recipes())}"
+        f"{f'did you mean {close[0]!r}? ' if close else ''}bundled are {', '.join(bundled_names)}"
     )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Hashable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -75,22 +78,97 @@ def validate(model: type[Model], content: dict[str, Any], source: str) -> Model:
 def _explain(model: type[BaseModel], item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{_nearest(model, key)}"
+        return f"unknown key '{key}'{nearest(model, key)}"
     if item["type"] == "missing":
         return f"key '{key}' is missing"
-    message = item["msg"].removeprefix("Value error, ")
+    words = _WORDS.get(item["type"])
+    message = words.format(**item.get("ctx", {})) if words else item["msg"]
+    message = message.removeprefix("Value error, ")
     if not key:
         return message
     return f"key '{key}': {message} (got {item['input']!r})"
 
 
-def _nearest(model: type[BaseModel], key: str) -> str:
+# pydantic's own messages name its classes and regular expressions.
+_NUMBER, _WHOLE, _TEXT = "must be a number", "must be a whole number", "must be text"
+_WORDS = {
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_from_float": _WHOLE,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": _NUMBER,
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": f"{_TEXT}; in quotes, should it look like something else",
+    "string_pattern_mismatch": (
+        "must begin with a letter or a digit, and hold only letters, digits, '.', '_' and '-'"
+    ),
+    "list_type": "must be a list, such as [a, b]",
+    "dict_type": "must be a section of `key: value` lines",
+    "model_type": "must be a section of `key: value` lines",
+    "model_attributes_type": "must be a section of `key: value` lines",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+}
+
+
+def nearest(model: type[BaseModel], key: str) -> str:
+    """The end of a sentence about a key that ``model`` has not: which one was meant."""
     valid = list(all_keys(model))
     close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     if not close:  # The right name in the wrong section.
         leaf = key.rsplit(".", 1)[-1]
         close = [name for name in valid if name.rsplit(".", 1)[-1] == leaf][:1]
     return f"; nearest valid key: '{close[0]}'" if close else f"; valid keys: {', '.join(valid)}"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a configuration, for people."""
+
+    name: str  # dotted
+    type: str
+    default: str | None  # as YAML; None where it must be given
+    description: str
+
+
+def describe_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
+    """Every key of ``model`` that has a value, in order."""
+    keys: list[Key] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += describe_keys(field.annotation, f"{prefix}{name}.")
+            continue
+        default = None
+        if not field.is_required():
+            default = json.dumps(field.get_default(call_default_factory=True), ensure_ascii=False)
+        kind = " ".join([_type_name(field.annotation), *map(_limit, field.metadata)])
+        keys.append(Key(prefix + name, kind.strip(), default, field.description or ""))
+    return keys
+
+
+def _type_name(annotation: Any) -> str:
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, arguments))
+    if get_origin(annotation) is Annotated:  # PositiveInt inside of `PositiveInt | None`
+        return " ".join([_type_name(arguments[0]), *map(_limit, arguments[1:])])
+    if get_origin(annotation) in (Union, UnionType):
+        return " | ".join(map(_type_name, arguments))
+    if get_origin(annotation) is list:
+        return f"list of {_type_name(arguments[0])}"
+    names = {int: "whole number", float: "number", str: "text", bool: "true | false"}
+    return names.get(annotation, "null" if annotation is type(None) else str(annotation))
+
+
+def _limit(constraint: Any) -> str:
+    signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
+    found = [(sign, getattr(constraint, name, None)) for name, sign in signs]
+    return " ".join(f"{sign} {limit}" for sign, limit in found if limit is not None)
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -98,7 +98,7 @@ def test_unknown_key_names_file_key_and_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.steps=many", r"key 'train.steps': .*integer.*'many'"),
+        ("train.steps=many", r"key 'train.steps': must be a whole number .*'many'"),
         ("train.steps=0", r"key 'train.steps': .*greater than 0"),
         ("train.stepss=5", r"unknown key 'train.stepss'; nearest valid key: 'train.steps'"),
         ("l1_coefficient=1e-4", r"nearest valid key: 'sparsity.l1_coefficient'"),

@@ -46,10 +46,12 @@ def _analyze(options: argparse.Namespace) -> None:
     check_out(out, is_folder=True)
     pretrained = load_pretrained(path, device, default_dtype(device))
     corpus = held_out_corpus(pretrained.recipe, options.data)
-    statistics, traces = analyze(pretrained, corpus, options.tokens, options.micro_batch_size)
+    statistics, traces, ids_BT = analyze(
+        pretrained, corpus, options.tokens, options.micro_batch_size
+    )
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / STATISTICS_FILE, json.dumps(statistics, indent=1) + "\n")
-    save_traces(out / TRACES_FILE, traces)
+    save_traces(out / TRACES_FILE, traces, ids_BT)
     print(table(statistics))
     print(f"wrote {out / STATISTICS_FILE} and {out / TRACES_FILE}")
 

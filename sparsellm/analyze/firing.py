@@ -29,8 +29,8 @@ MIN_OCCURRENCES = 8
 
 def analyze(
     pretrained: Pretrained, corpus: Corpus, num_tokens: int, micro_batch_size: int
-) -> tuple[dict[str, Any], list[Trace]]:
-    """Statistics of all layers, ready for JSON, and the traces that they come from.
+) -> tuple[dict[str, Any], list[Trace], NDArray[np.int64]]:
+    """Statistics of all layers, ready for JSON, and the traces and ids that they come from.
 
     Raises:
         ValueError: the corpus has less than one sequence of held-out text.
@@ -61,7 +61,7 @@ def analyze(
             for end, found in zip(("lowest", "highest"), extremes, strict=True)
         },
     }
-    return statistics, traces
+    return statistics, traces, token_M.reshape(-1, shape.context_length)
 
 
 def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:

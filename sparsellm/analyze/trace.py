@@ -2,7 +2,8 @@
 
 A trace file (``.npz``) holds for each layer l ``count{l}``, the non-zeros of each token, and
 ``idx{l}``, the column indices of all tokens in a row, ascending within a token. Tokens are in
-order: row = sequence * context_length + position. Kernel benchmarks read it as their real input.
+order: row = sequence * context_length + position. ``ids`` (older files lack it) are the tokens'
+ids, (sequences, context_length). Kernel benchmarks read it as their real input.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def index_dtype(num_neurons: int) -> type[np.unsignedinteger]:
     return np.uint16 if num_neurons < UINT16_MAX_NEURONS else np.uint32
 
 
-def save_traces(path: Path, traces: list[Trace]) -> None:
-    """Writes a trace file."""
-    arrays = {}
+def save_traces(path: Path, traces: list[Trace], ids_BT: NDArray[np.integer] | None = None) -> None:
+    """Writes a trace file; the ids of its tokens with it, if they are given."""
+    arrays: dict[str, NDArray] = {} if ids_BT is None else {"ids": ids_BT.astype(np.int32)}
     for layer, trace in enumerate(traces):
         arrays[f"count{layer}"] = trace.count_M
         arrays[f"idx{layer}"] = trace.index
@@ -60,7 +61,7 @@ def load_traces(path: Path, num_neurons: int) -> list[Trace]:
         raise FileNotFoundError(f"{path}: no such trace file; `sparsellm analyze` writes them")
     try:
         arrays = np.load(path, allow_pickle=False)
-        names = set(arrays.files)
+        names = set(arrays.files) - {"ids"}
     except (ValueError, OSError, AttributeError) as error:
         raise ValueError(f"{path} is no trace file ({error})") from error
     layers = range(sum(name.startswith("count") for name in names))
@@ -76,3 +77,24 @@ def load_traces(path: Path, num_neurons: int) -> list[Trace]:
                 "give the width that it was recorded with"
             )
     return traces
+
+
+def load_ids(path: Path, context_length: int) -> NDArray[np.int64] | None:
+    """The token ids of a trace file, (sequences, context_length), or None where it has none.
+
+    Args:
+        path: a trace file, or an array of ids (``.npy``).
+        context_length: of ids that are stored flat.
+
+    Raises:
+        ValueError: ids that are not whole sequences.
+    """
+    loaded = np.load(path, allow_pickle=False)
+    ids = loaded if isinstance(loaded, np.ndarray) else loaded.get("ids")
+    if ids is None:
+        return None
+    if ids.ndim == 1 and len(ids) % context_length == 0:
+        ids = ids.reshape(-1, context_length)
+    if ids.ndim != 2:
+        raise ValueError(f"{path}: ids {ids.shape} are not sequences of {context_length} tokens")
+    return ids.astype(np.int64)

@@ -121,6 +121,12 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--traces", type=Path, metavar="FILE", help="real patterns, from `sparsellm analyze`"
     )
+    parser.add_argument(
+        "--ids",
+        type=Path,
+        metavar="FILE",
+        help="the token ids of the traces (.npy), should those not hold them: also in token order",
+    )
     parser.add_argument("--M", type=int, nargs="+", metavar="TOKENS", help="default: 16384")
     parser.add_argument("--shape", nargs="+", metavar="K/N[/non-gated]", help="default: 2048/5632")
     parser.add_argument(
@@ -176,6 +182,7 @@ def _ffn(options: argparse.Namespace) -> None:
         _cases(options, ffn_cases.TOKENS),
         _gpu("ffn"),
         traces=options.traces,
+        ids=options.ids,
         kernels=options.kernels,
         formats=list(dict.fromkeys(options.format)),
         seconds=options.seconds,
@@ -191,6 +198,7 @@ def _ffn_train(options: argparse.Namespace) -> None:
         _cases(options, ffn_train.TRAIN_TOKENS),
         _gpu("ffn-train"),
         traces=options.traces,
+        ids=options.ids,
         seconds=options.seconds,
         with_energy=options.energy,
     )

@@ -10,15 +10,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparsellm.bench import patterns
+from sparsellm.ffn.token_order import token_order
+from sparsellm.ffn.types import TokenOrder
 
 TOKENS = (1, 8, 64, 2048, 16_384, 65_536)
 NNZ = ("15", "30", "60", "120", "300", "50%")
 DECODE_TOKENS = 64  # at most
 DISTINCT_TOKENS = 16_384  # more are repetitions of these
+VOCABULARY = 50_304  # of the traced model
+TRACED_CONTEXT = 2048  # tokens, should the ids of a trace not say
 
 
 class Shape(NamedTuple):
@@ -62,6 +68,8 @@ class Inputs(NamedTuple):
     w_NK: Tensor  # whose product with x decides the pattern
     nnz: float  # mean
     union_64: float  # mean over blocks of 64 tokens, or of all where there are fewer
+    ids_BT: Tensor | None = None  # of a trace that has them
+    order: TokenOrder | None = None  # in which ours computes; None is that of x
 
 
 def parse_shape(text: str) -> Shape:
@@ -129,15 +137,40 @@ def synthetic_inputs(case: Case, device: torch.device) -> Inputs:
     return Inputs(_repeated(x, case.tokens), w, *patterns.describe(x, w))
 
 
-def trace_inputs(case: Case, traces: Path, layer: int, device: torch.device) -> Inputs:
+def trace_inputs(
+    case: Case,
+    traces: Path,
+    layer: int,
+    device: torch.device,
+    ids_BT: NDArray[np.int64] | None = None,
+) -> Inputs:
     """Inputs that make the case's FFN fire as a recorded layer did.
 
     Of fewer tokens than were recorded it gets neighbours whose mean is like all; of more,
-    repetitions.
+    repetitions. ``ids_BT``: of all recorded tokens.
+
+    Raises:
+        ValueError: as many ids as tokens were not recorded.
     """
     x, w, count_M = _fitted(traces, layer, case.shape, device)
-    x = x[patterns.representative_window(count_M, min(case.tokens, len(x)))]
-    return Inputs(_repeated(x, case.tokens), w, *patterns.describe(x, w))
+    if ids_BT is not None and ids_BT.size != len(x):
+        raise ValueError(f"{ids_BT.size:,} ids do not belong to a trace of {len(x):,} tokens")
+    window = patterns.representative_window(count_M, min(case.tokens, len(x)))
+    inputs = Inputs(_repeated(x[window], case.tokens), w, *patterns.describe(x[window], w))
+    if ids_BT is None or case.tokens > len(x):  # repetitions would be sorted side by side
+        return inputs
+    length = ids_BT.shape[1] if case.tokens % ids_BT.shape[1] == 0 else case.tokens
+    ids = torch.from_numpy(ids_BT.reshape(-1)[window].reshape(-1, length)).to(device)
+    return inputs._replace(ids_BT=ids)
+
+
+def in_token_order(inputs: Inputs) -> Inputs | None:
+    """The same, ours in the order that the tokens' ids give; None where there are no ids."""
+    if inputs.ids_BT is None or len(inputs.x_MK) <= DECODE_TOKENS:
+        return None
+    order = token_order(inputs.ids_BT, VOCABULARY)
+    union_64 = patterns.describe(inputs.x_MK[order.token_M], inputs.w_NK)[1]
+    return inputs._replace(order=order, union_64=union_64)
 
 
 @functools.lru_cache(maxsize=64)

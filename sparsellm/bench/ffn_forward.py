@@ -1,8 +1,9 @@
 """One FFN forward at a given activation pattern: dense eager, dense compiled, and ours, by format.
 
-Ours is what a user gets: `SparseFFN` under `sparsellm.accelerate`, in inference mode. All sides see
-the same inputs and weights and alternate call by call (`timing`). Up to 64 tokens the benchmark is
-``ffn_decode``: a dozen calls in a row, eagerly and as a CUDA graph, whose weights are rotated
+Ours is what a user gets: `SparseFFN` under `sparsellm.accelerate`, in inference mode. In token
+order that includes a layer's part of the sort, and the copy of its input in that order. All sides
+see the same inputs and weights and alternate call by call (`timing`). Up to 64 tokens the benchmark
+is ``ffn_decode``: a dozen calls in a row, eagerly and as a CUDA graph, whose weights are rotated
 through copies that no cache holds. Above, it is ``ffn_forward``.
 
 `ffn_records` says what the figures mean.
@@ -64,6 +65,7 @@ def run(
     formats: Sequence[Format],
     seconds: float,
     with_energy: bool,
+    ids: Path | None = None,
 ) -> Iterator[list[Measurement] | Skipped]:
     """Measures the two ceilings, then case by case; what is yielded is final.
 
@@ -75,12 +77,15 @@ def run(
         formats: of ours; each is a side, all of them timed together.
         seconds: of timing, each.
         with_energy: of a few cases, also millijoules a token.
+        ids: of the traces' tokens, see `FFNBench`.
 
     Raises:
         FileNotFoundError: no such trace file.
         ValueError: it is none, or there is no energy counter.
     """
-    bench = _ForwardBench(device, seconds, traces, with_energy, kernels=kernels, formats=formats)
+    bench = _ForwardBench(
+        device, seconds, traces, with_energy, ids, kernels=kernels, formats=formats
+    )
     yield [
         Measurement("ceilings", {"what": what}, metric, value, unit)
         for what, metric, value, unit in (
@@ -100,22 +105,27 @@ class _ForwardBench(FFNBench):
         seconds: float,
         traces: Path | None,
         with_energy: bool,
+        ids: Path | None,
         *,
         kernels: Kernels,
         formats: Sequence[Format],
     ) -> None:
-        super().__init__(device, seconds, traces, with_energy)
+        super().__init__(device, seconds, traces, with_energy, ids)
         self.kernels = kernels
         self.formats = formats
         self.ceilings = timing.ceilings(device)
 
     def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
-        sides, done = self._build(case, inputs)
+        # The order of the tokens means nothing to TwELL, which packs each for itself.
+        formats = [name for name in self.formats if inputs.order is None or name == "union"]
+        if not formats:
+            return
+        sides, done = self._build(case, inputs, formats)
         with torch.inference_mode():
-            self.warm_up(sides, dict.fromkeys(self.formats, SETTLING_CALLS))
+            self.warm_up(sides, dict.fromkeys(formats, SETTLING_CALLS))
             expected = sides["dense_eager"][0]()
             differences = {
-                name: relative_difference(sides[name][0](), expected) for name in self.formats
+                name: relative_difference(sides[name][0](), expected) for name in formats
             }
         for name, difference in differences.items():
             refuse_if_off(f"ours ({name})", difference, MAX_DIFFERENCE)
@@ -123,9 +133,11 @@ class _ForwardBench(FFNBench):
             with torch.inference_mode():
                 least = CALLS_IN_A_ROW if launch else 1
                 ms = timing.ms_of_a_call(sides, prepare, least, self.seconds)
+            if inputs.order is not None:
+                ms["union"] += self.sort_share(inputs)
             bench = "ffn_decode" if launch else "ffn_forward"
             rates = rates_of(case, inputs, self.ceilings)
-            for name in self.formats:
+            for name in formats:
                 chosen = [p for paths in done[name].paths().values() for p in paths.values()]
                 key = case_key(case, inputs, extra) | format_key(name)
                 key |= {"kernels": self.kernels, "path": chosen[0] if chosen else self.kernels}
@@ -133,20 +145,21 @@ class _ForwardBench(FFNBench):
                 found = records(bench, key, of_format(ms, name), differences[name], rates)
                 yield found, of_format(sides, name)
 
-    def _build(self, case: Case, inputs: Inputs) -> Built:
+    def _build(self, case: Case, inputs: Inputs, formats: Sequence[Format]) -> Built:
         """Calls on equal weights, in copies: several where they must not stay in a cache."""
         state, copies = state_of(case.shape, inputs.w_NK), 1
         if case.tokens <= DECODE_TOKENS:
             copies = timing.copies_beyond_cache(inputs.w_NK.nbytes, self.device)
-        names = ("dense_eager", "dense_compiled", *self.formats)
+        names = ("dense_eager", "dense_compiled", *formats)
         sides: dict[str, list[Callable[[], Tensor]]] = {name: [] for name in names}
         done: dict[Format, Acceleration] = {}
         for _ in range(copies):
-            for name in self.formats:
+            for name in formats:
                 ffn = new_ffn(case.shape, state, self.device).requires_grad_(False).eval()
                 done[name] = sparsellm.accelerate(ffn, kernels=self.kernels, format=name)
                 if done[name].left_alone:
                     raise ValueError("; ".join(done[name].left_alone.values()))
+                done[name].prefill.order = inputs.order
                 sides[name].append(partial(ffn, inputs.x_MK))
             arguments = (inputs.x_MK, *dense_weights(ffn))
             sides["dense_eager"].append(partial(dense, *arguments))

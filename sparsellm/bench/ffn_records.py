@@ -142,11 +142,16 @@ def train_records(
     return [*found, Measurement("ffn_train", case, "difference", difference, unit)]
 
 
+def variant_of(m: Measurement) -> tuple[str | None, ...]:
+    """How ours computed: its format and its order of the tokens, where they are not the usual."""
+    return m.case.get("format"), m.case.get("token_order")
+
+
 def mean_over_layers(found: list[Measurement]) -> list[Measurement]:
     """Means of values and baselines over the key ``layer``; ratios are those of the means."""
     groups: dict[tuple[Any, ...], list[Measurement]] = defaultdict(list)
     for m in found:
-        groups[m.metric, m.case.get("launch"), m.case.get("format")].append(m)
+        groups[m.metric, m.case.get("launch"), *variant_of(m)].append(m)
     means = []
     for members in groups.values():
         first = members[0]
@@ -178,6 +183,7 @@ def _row(members: list[Measurement]) -> str:
     if "what" in case:
         return f"ceiling: {members[0].value:,.0f} {members[0].unit} ({case['what']})"
     layer = f" layer {case['layer']}" if "layer" in case else ""
+    layer += " in token order" if "token_order" in case else ""
     launch = f" {case['launch']}" if "launch" in case else ""
     name = f"M {case['M']} {case['K']}/{case['N']} {case['pattern']}{layer} nnz {case['nnz']}"
     by = f" {case['format']}" if "format" in case else ""

@@ -12,11 +12,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sparsellm.analyze.trace import load_traces
+from sparsellm.analyze.trace import load_ids, load_traces
 from sparsellm.bench import energy
-from sparsellm.bench.ffn_cases import TRACED, Case, Inputs, synthetic_inputs, trace_inputs
-from sparsellm.bench.ffn_records import mean_over_layers
+from sparsellm.bench.ffn_cases import (
+    TRACED,
+    TRACED_CONTEXT,
+    VOCABULARY,
+    Case,
+    Inputs,
+    in_token_order,
+    synthetic_inputs,
+    trace_inputs,
+)
+from sparsellm.bench.ffn_records import mean_over_layers, variant_of
 from sparsellm.bench.ffn_sides import Sides, dense
+from sparsellm.bench.order_costs import sort_ms
 from sparsellm.bench.record import Measurement
 
 ENERGY_TOKENS, ENERGY_NNZ = 16_384, (None, 30, 60)  # None: a trace
@@ -40,6 +50,8 @@ class FFNBench(ABC):
         seconds: of timing, each.
         traces: a file of `analyze.trace`, for the pattern ``trace``.
         with_energy: of a few cases, also millijoules a token.
+        ids: a file of the traces' token ids, should they not have them themselves: with ids they
+            are measured in token order, too.
 
     Raises:
         FileNotFoundError: no such trace file.
@@ -50,7 +62,12 @@ class FFNBench(ABC):
     grad_mode: Callable[[], AbstractContextManager[object]]
 
     def __init__(
-        self, device: torch.device, seconds: float, traces: Path | None, with_energy: bool
+        self,
+        device: torch.device,
+        seconds: float,
+        traces: Path | None,
+        with_energy: bool,
+        ids: Path | None = None,
     ) -> None:
         self.device = device
         self.seconds = seconds
@@ -58,6 +75,9 @@ class FFNBench(ABC):
         self.num_layers = (
             0 if traces is None else len(load_traces(traces, TRACED.intermediate_size))
         )
+        source = ids or traces
+        self.ids_BT = None if source is None else load_ids(source, TRACED_CONTEXT)
+        self._sort_ms: dict[int, float] = {}
         self.counter = energy.EnergyCounter(device) if with_energy else None
         self.compiled = torch.compile(dense, dynamic=False)
 
@@ -106,19 +126,35 @@ class FFNBench(ABC):
     def _layers(self, case: Case, traces: Path) -> Iterator[list[Measurement]]:
         """A trace: each layer, then the mean over layers; energy is of all layers in turn."""
         every: list[Measurement] = []
-        kept: dict[str | None, list[Sides]] = defaultdict(list)  # by format
+        kept: dict[tuple[str | None, ...], list[Sides]] = defaultdict(list)  # by format and order
         for layer in range(self.num_layers):
-            inputs = trace_inputs(case, traces, layer, self.device)
-            for found, sides in self.measure(case, inputs, {"layer": layer}):
+            inputs = trace_inputs(case, traces, layer, self.device, self.ids_BT)
+            for found, sides in self._in_each_order(case, inputs, layer):
                 yield found
                 every += found
                 if self._wants_energy(case):
-                    kept[found[0].case.get("format")].append(sides)
+                    kept[variant_of(found[0])].append(sides)
         means = mean_over_layers(every)
         yield means
-        for name, of_layers in kept.items():
-            own = [m for m in means if m.case.get("format") == name]
+        for variant, of_layers in kept.items():
+            own = [m for m in means if variant_of(m) == variant]
             yield [self._energy(case, own, of_layers)]
+
+    def _in_each_order(self, case: Case, inputs: Inputs, layer: int) -> Iterator[Measured]:
+        """`measure` in the natural order, and in token order where the ids are known."""
+        yield from self.measure(case, inputs, {"layer": layer})
+        ordered = in_token_order(inputs)
+        if ordered is not None:
+            yield from self.measure(case, ordered, {"layer": layer, "token_order": "auto"})
+
+    def sort_share(self, inputs: Inputs) -> float:
+        """Milliseconds of the tokens' sort that fall to one layer of the traced model."""
+        if inputs.order is None or inputs.ids_BT is None:
+            return 0.0
+        num_tokens = len(inputs.x_MK)
+        if num_tokens not in self._sort_ms:
+            self._sort_ms[num_tokens] = sort_ms(inputs.ids_BT, VOCABULARY, self.seconds)
+        return self._sort_ms[num_tokens] / self.num_layers
 
     def warm_up(self, sides: Sides, num_calls: Mapping[str, int] | None = None) -> None:
         """Calls everything a few times: `WARM_UP_CALLS`, or of a side as many as are given."""

@@ -10,6 +10,8 @@ between them in a model: there the host launches ahead, and by the backward it k
 pattern had room. All calls use the same weights: 2,048 tokens and more read them too often for a
 cache to matter.
 
+In token order ours is charged with what that costs beside the FFN (`order_costs`).
+
 `ffn_records` says what the figures mean. Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
@@ -36,8 +38,11 @@ from sparsellm.bench.ffn_sides import (
     state_of,
 )
 from sparsellm.bench.ffn_sweep import FFNBench, Measured, Skipped
+from sparsellm.bench.order_costs import norm_ms
 from sparsellm.bench.record import Measurement
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.training_ops import sparse_ffn_of_rows
+from sparsellm.ffn.types import FFNWeights, TokenOrder
 
 TRAIN_TOKENS = tuple(tokens for tokens in TOKENS if tokens > DECODE_TOKENS)
 MAX_DIFFERENCE = 0.03  # of y or a gradient from dense; bf16's rounding is about a third of it
@@ -68,6 +73,7 @@ def run(
     traces: Path | None,
     seconds: float,
     with_energy: bool,
+    ids: Path | None = None,
 ) -> Iterator[list[Measurement] | Skipped]:
     """Measures case by case; what is yielded is final.
 
@@ -77,12 +83,13 @@ def run(
         traces: a file of `analyze.trace`, for the pattern ``trace``.
         seconds: of timing, each.
         with_energy: of a few cases, also millijoules a token.
+        ids: of the traces' tokens, see `FFNBench`.
 
     Raises:
         FileNotFoundError: no such trace file.
         ValueError: it is none, no Hopper GPU, or one without an energy counter.
     """
-    yield from FFNTrainBench(device, seconds, traces, with_energy).run(cases)
+    yield from FFNTrainBench(device, seconds, traces, with_energy, ids).run(cases)
 
 
 class FFNTrainBench(FFNBench):
@@ -96,8 +103,10 @@ class FFNTrainBench(FFNBench):
         seconds: float,
         traces: Path | None = None,
         with_energy: bool = False,
+        ids: Path | None = None,
     ) -> None:
-        super().__init__(device, seconds, traces, with_energy)
+        super().__init__(device, seconds, traces, with_energy, ids)
+        self._norm_ms: dict[tuple[int, int], StepTimes] = {}
         if device.type == "cuda":
             from sparsellm.ffn.kernels.inference import HOPPER
 
@@ -109,11 +118,24 @@ class FFNTrainBench(FFNBench):
     def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
         steps, difference = self.checked_steps(case, inputs)
         times = self.timed(steps)
+        times["ours"] = self._with_order(times["ours"], inputs)
         held: dict[str, memory.StepMemory] = {}
         if self.device.type == "cuda":
             held = {name: memory.of_step(s.forward, s.backward) for name, s in steps.items()}
         key = case_key(case, inputs, extra) | {"path": "sparse"}
         yield train_records(key, times, held, difference), sides_of(steps)
+
+    def _with_order(self, times: StepTimes, inputs: Inputs) -> StepTimes:
+        """With what the order of the tokens costs beside the FFN, see `order_costs`."""
+        if inputs.order is None:
+            return times
+        m, k = inputs.x_MK.shape
+        if (m, k) not in self._norm_ms:
+            self._norm_ms[m, k] = norm_ms(inputs.order, k, self.seconds)
+        more = self._norm_ms[m, k]
+        return StepTimes(
+            times.forward + more.forward + self.sort_share(inputs), times.backward + more.backward
+        )
 
     def timed(self, steps: dict[str, Step]) -> dict[str, StepTimes]:
         """Of each side, warm."""
@@ -146,12 +168,17 @@ class FFNTrainBench(FFNBench):
         generator = torch.Generator(self.device).manual_seed(2)
         dy_MK = torch.empty_like(x_MK, requires_grad=False).normal_(generator=generator)
         d_l1 = torch.tensor(L1_COEFFICIENT, device=self.device)
-        capacity = settled_capacity(ffn, x_MK)
+        order = inputs.order
+        capacity = settled_capacity(ffn, x_MK, order)
         wanted = [x_MK, *ffn.parameters()]
 
-        ours = Step(partial(_with_l1, ffn, x_MK, capacity), wanted, (dy_MK, d_l1))
+        ours = Step(partial(_with_l1, ffn, x_MK, capacity, order), wanted, (dy_MK, d_l1))
         expected = Step(partial(_with_l1, ffn, x_MK, None), wanted, (dy_MK, d_l1))
         difference = _checked(ours, expected, ["x", *dict(ffn.named_parameters())])
+        if order is not None:  # timed without the scatter, which the norm before it does
+            rows_MK = x_MK.detach()[order.token_M].requires_grad_()
+            forward = partial(_of_rows, ffn, rows_MK, capacity, order.token_M)
+            ours = Step(forward, [rows_MK, *ffn.parameters()], (dy_MK, d_l1))
         compiled, weights = self.compiled, dense_weights(ffn)
         dense = Step(lambda: (compiled(x_MK, *weights),), wanted, (dy_MK,))
         return {"dense_compiled": dense, "ours": ours}, difference
@@ -162,10 +189,10 @@ def sides_of(steps: dict[str, Step]) -> Sides:
     return {name: [step] for name, step in steps.items()}
 
 
-def settled_capacity(ffn: SparseFFN, x_MK: Tensor) -> int:
+def settled_capacity(ffn: SparseFFN, x_MK: Tensor, order: TokenOrder | None = None) -> int:
     """The columns that a run of steps like this one comes to reserve."""
     with torch.no_grad():
-        columns = int(ffn.compute(x_MK, 0)[1].union_sum)
+        columns = int(ffn.compute(x_MK, 0, order)[1].union_sum)
     ffn.capacity_for(len(x_MK))  # begins at the worst case
     for _ in range(SETTLING_STEPS):
         ffn.observe_union(columns)
@@ -174,8 +201,17 @@ def settled_capacity(ffn: SparseFFN, x_MK: Tensor) -> int:
     return capacity
 
 
-def _with_l1(ffn: SparseFFN, x_MK: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
-    y_MK, stats = ffn.compute(x_MK, capacity)
+def _with_l1(
+    ffn: SparseFFN, x_MK: Tensor, capacity: int | None, order: TokenOrder | None = None
+) -> tuple[Tensor, Tensor]:
+    y_MK, stats = ffn.compute(x_MK, capacity, order)
+    return y_MK, stats.l1_sum
+
+
+def _of_rows(ffn: SparseFFN, x_MK: Tensor, capacity: int, token_M: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up, down = dense_weights(ffn)
+    weights = FFNWeights(gate, up, down, None, None, None, 0.0)
+    y_MK, stats = sparse_ffn_of_rows(x_MK, weights, capacity, token_M)
     return y_MK, stats.l1_sum
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +36,14 @@ from sparsellm.ffn.formula import (
     probe_tokens,
     threshold_of,
 )
+from sparsellm.ffn.prefill_order import PrefillOrder
 from sparsellm.ffn.replace import (
     is_replaced,
     put_back,
     replace_forward,
     replace_in_layer,
+    stop_ordering,
+    take_order_from,
     weights_of,
 )
 from sparsellm.ffn.types import Format
@@ -53,6 +56,7 @@ class Acceleration:
     accelerated: list[str] = field(default_factory=list)
     left_alone: dict[str, str] = field(default_factory=dict)  # name → why
     dispatches: dict[str, Dispatch] = field(default_factory=dict, repr=False)
+    prefill: PrefillOrder = field(default_factory=PrefillOrder, repr=False)
 
     def paths(self) -> dict[str, dict[int, Path]]:
         """What each FFN runs now, by the largest number of tokens that it stands for."""
@@ -81,6 +85,7 @@ def accelerate(
     threshold: float = 0.0,
     kernels: Kernels = "auto",
     format: Format = "union",
+    token_order: Literal["auto", "none"] = "none",
 ) -> Acceleration:
     """Puts the sparse kernels under every FFN that they can compute, in place.
 
@@ -99,15 +104,20 @@ def accelerate(
             ``dense`` never choose, and repeat to the bit.
         format: of the sparse kernels: ``union``, which is faster where neighbouring tokens share
             neurons, or the paper's ``twell``. Up to 64 tokens need neither.
+        token_order: ``auto`` lets the sparse kernels take the tokens of a long prompt or a batch in
+            an order in which neighbours share more neurons, where the model's embedding sees their
+            ids; ``none`` is their own.
 
     Returns:
         What was accelerated, and what looks like an FFN but was left alone, and why.
 
     Raises:
-        ValueError: a negative threshold, an unknown ``kernels`` or ``format``.
+        ValueError: a negative threshold, an unknown ``kernels``, ``format`` or ``token_order``.
     """
     if not threshold >= 0:
         raise ValueError(f"threshold {threshold} must not be negative")
+    if token_order not in ("auto", "none"):
+        raise ValueError(f"token_order {token_order!r} must be auto or none")
     new_dispatch(kernels, False, format)  # refuses what is unknown before anything is changed
     restore(model)
     done = Acceleration()
@@ -119,6 +129,9 @@ def accelerate(
         else:
             done.accelerated.append(found.name)
             done.dispatches[found.name] = dispatch
+    take_order_from(model, done.prefill)
+    if done.accelerated and token_order == "auto" and format == "union":
+        done.prefill.watch(model)
     return done
 
 
@@ -138,6 +151,7 @@ def accelerate_whole(model: nn.Module, kernels: Kernels) -> Acceleration:
 
 def restore(model: nn.Module) -> None:
     """Undoes `accelerate`; nothing happens to a model that was not accelerated."""
+    stop_ordering(model)
     for module in model.modules():
         put_back(module)
 

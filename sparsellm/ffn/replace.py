@@ -19,6 +19,7 @@ from sparsellm.ffn.discover import Names, Projections, projections
 from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.formula import Formula
 from sparsellm.ffn.inference_ops import sparse_ffn
+from sparsellm.ffn.prefill_order import PrefillOrder
 from sparsellm.ffn.types import FFNWeights
 
 DOWN_NK, INSTALLED = "sparsellm_down_NK", "sparsellm_installed"
@@ -45,6 +46,7 @@ class _Serving(_Replaced):
     formula: Formula
     large: bool  # a GPU takes longer to read the weights than a host to queue the operator
     parameters: dict[str, Any]  # of the replaced forward, with their defaults
+    prefill: PrefillOrder | None = None  # of the model
 
 
 def weights_of(ffn: Projections, formula: Formula) -> FFNWeights:
@@ -116,6 +118,24 @@ def _drops(owner: nn.Module) -> bool:
 
 def _kind(module: nn.Module) -> str:
     return type(module).__name__
+
+
+def take_order_from(model: nn.Module, prefill: PrefillOrder) -> None:
+    """Lets all FFNs of a model that are served take their tokens in this order."""
+    for serving in _servings(model):
+        serving.prefill = prefill
+
+
+def stop_ordering(model: nn.Module) -> None:
+    """Undoes what the order of a model's FFNs watches."""
+    for serving in _servings(model):
+        if serving.prefill is not None:
+            serving.prefill.unwatch()
+
+
+def _servings(model: nn.Module) -> list[_Serving]:
+    kept = (vars(module).get(INSTALLED) for module in model.modules())
+    return [serving for serving in kept if isinstance(serving, _Serving)]
 
 
 def is_replaced(module: nn.Module) -> bool:
@@ -200,10 +220,10 @@ def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
         return _few_dense(x, w)
     down_NK, handle = module._buffers[DOWN_NK], serving.dispatch.handle
     assert down_NK is not None
-    if x.ndim == 2 and x.is_contiguous():
-        return sparse_ffn(x, w, down_NK, handle)
-    y_MK = sparse_ffn(x.reshape(-1, x.shape[-1]).contiguous(), w, down_NK, handle)
-    return y_MK.view(x.shape)
+    x_MK = x if x.ndim == 2 and x.is_contiguous() else x.reshape(-1, x.shape[-1]).contiguous()
+    token_M = None if serving.prefill is None else serving.prefill.token_M(x_MK)
+    y_MK = sparse_ffn(x_MK, w, down_NK, handle, token_M)
+    return y_MK if x.ndim == 2 else y_MK.view(x.shape)
 
 
 def _few_stay_dense(x: Tensor, serving: _Serving) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def add_report_parser(commands: Any) -> None:
         "--sweep",
         type=Path,
         metavar="DIR",
-        help="a sweep's folder such as runs/main: its runs, their table and figures (SVG)",
+        help="a sweep's folder such as runs/quality: its runs, their table and figures (SVG)",
     )
     parser.add_argument(
         "--out",
@@ -34,11 +35,18 @@ def add_report_parser(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
+    from sparsellm.report.collect import without_records
     from sparsellm.report.save_report import write_report
     from sparsellm.report.sweep_report import write_sweep_report
 
+    empty = {path: without_records(path) for path in options.run_paths}
+    if None in empty.values():  # of `runs/*`; where all are empty, the error says so
+        for path, why in empty.items():
+            if why is not None:
+                print(f"skipped {path}: {why}", file=sys.stderr)
+                options.run_paths.remove(path)
     if bool(options.run_paths) == bool(options.sweep):
-        raise ValueError("name runs, or one sweep: --sweep runs/main")
+        raise ValueError("name runs, or one sweep: --sweep runs/quality")
     if options.sweep:
         written = write_sweep_report(options.sweep, options.out)
     else:

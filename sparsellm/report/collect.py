@@ -72,6 +72,15 @@ def read_runs(run_paths: list[Path]) -> list[RunData]:
     return [_read_run(path, label) for path, label in zip(paths, _labels(paths), strict=True)]
 
 
+def without_records(run_path: Path) -> str | None:
+    """Why there is nothing to report of a path, such as a shell's ``runs/*`` names; or None."""
+    if not (run_path / METRICS_FILE).is_file():
+        return f"it has no {METRICS_FILE}"
+    if not any(record["kind"] == "train" for record in read_metrics(run_path)):
+        return "nothing was logged yet"
+    return None
+
+
 def _labels(paths: list[Path]) -> list[str]:
     """Folder names: `train --fresh` leaves two runs of one recipe name. Longer where they clash."""
     whole = [path.resolve() for path in paths]

@@ -105,7 +105,7 @@ def read_sweep(folder: Path) -> SweepData:
     path = folder / SWEEP_FILE
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} is no sweep: it has no {SWEEP_FILE}; give such as runs/main, which "
+            f"{folder} is no sweep: it has no {SWEEP_FILE}; give such as runs/quality, which "
             "`sparsellm sweep` writes"
         )
     try:

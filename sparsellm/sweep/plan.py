@@ -103,7 +103,7 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
         for group, values in _settings(variant):
             seeds = sweep.seeds if variant.seeds is None else variant.seeds
             for seed in seeds:
-                name = group if len(seeds) == 1 else f"{group}-seed{seed}"
+                name = f"{group}-seed{seed}"
                 changes = sweep.set | variant.set | values
                 keys = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
                 own = [f"name={name}", f"seed={seed}", f"logging.run_dir={json.dumps(str(folder))}"]

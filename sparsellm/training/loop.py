@@ -19,6 +19,7 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.metrics_log import MetricsLog, check_wandb
+from sparsellm.runs.presence import announce, withdraw
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.training.distributed import (
     FailedTogether,
@@ -142,11 +143,13 @@ def _logged_loop(
         recipe.run_path.mkdir(parents=True, exist_ok=True)
         write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
         log = MetricsLog(recipe, run.step)
+        announce(recipe.run_path)
     try:
         finished = _loop(run, log, stop, evaluator, missing)
     finally:
         if log is not None:
             log.close()
+            withdraw(recipe.run_path)
     saves = recipe.checkpoint.every_steps > 0
     if not finished:
         why = stop.received or "signal on another rank"

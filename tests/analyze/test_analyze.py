@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparsellm.analyze import summary
 from sparsellm.analyze.firing import held_out_corpus, record
-from sparsellm.analyze.trace import Trace, load_traces, save_traces
+from sparsellm.analyze.trace import Trace, load_ids, load_traces, save_traces
 from sparsellm.cli import main
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training.loop import train_step
@@ -121,6 +121,10 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert len(found["layers"]) == 2
     assert len(found["tokens_by_nnz"]["highest"]) > 0
     traces = load_traces(checkpoint / "analysis" / "traces.npz", 64)
+    ids_BT = load_ids(checkpoint / "analysis" / "traces.npz", 1)
+    assert ids_BT.size == 512
+    common = found["tokens_by_nnz"]["highest"][0]
+    assert (ids_BT == common["id"]).sum() == common["occurrences"]
     mean = [float(trace.count_M.mean()) for trace in traces]
     assert mean == pytest.approx([layer["nnz_mean"] for layer in found["layers"]])
 
@@ -165,3 +169,17 @@ def test_trace_files_are_checked(tmp_path):
     path.write_text("text")
     with pytest.raises(ValueError, match=r"is no trace file"):
         load_traces(path, 8)
+
+
+def test_a_trace_file_may_have_the_ids_of_its_tokens(tmp_path):
+    trace, ids_BT = _trace(np.eye(8, dtype=bool)), np.arange(8).reshape(2, 4)
+    path, plain, flat = (tmp_path / name for name in ("ids.npz", "plain.npz", "ids.npy"))
+    save_traces(path, [trace], ids_BT)
+    save_traces(plain, [trace])
+    np.save(flat, np.arange(8, dtype=np.uint16))
+    assert load_traces(path, 8)[0].index.tolist() == list(range(8))
+    assert load_ids(plain, 4) is None
+    for source in (path, flat):
+        assert np.array_equal(load_ids(source, 4), ids_BT)
+    with pytest.raises(ValueError, match=r"ids \(8,\) are not sequences of 3 tokens"):
+        load_ids(flat, 3)

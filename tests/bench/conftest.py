@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsellm.analyze.trace import Trace, save_traces
+from sparsellm.analyze.trace import Trace, load_traces, save_traces
 from sparsellm.bench import ffn_sweep, timing
 from sparsellm.bench.ffn_cases import Shape
 
@@ -24,6 +24,16 @@ def traces(tmp_path, monkeypatch):
     save_traces(tmp_path / "traces.npz", layers)
     monkeypatch.setattr(ffn_sweep, "TRACED", GATED)
     return tmp_path / "traces.npz"
+
+
+@pytest.fixture
+def ids(tmp_path, traces):
+    """Token ids of that trace, four sequences, such that equal ids fire alike."""
+    (trace, _) = load_traces(traces, 256)
+    fired = np.zeros((200, 257), bool)
+    fired[trace.rows, trace.index], fired[:, 256] = True, True
+    np.save(tmp_path / "ids.npy", fired.argmax(1).reshape(4, 50))
+    return tmp_path / "ids.npy"
 
 
 @pytest.fixture

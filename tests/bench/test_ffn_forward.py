@@ -158,6 +158,25 @@ def test_formats_are_timed_together_and_recorded_apart(clock, traces):
     assert by_format == {None: 1.0, "twell": 1.25}
 
 
+def test_token_order_is_measured_beside_the_natural_one(clock, monkeypatch, traces, ids):
+    monkeypatch.setattr(ffn_sweep, "sort_ms", lambda ids_BT, vocabulary, seconds: 0.5)
+    _, *found, means = _run([Case(200, GATED, "trace", None)], traces=traces, ids=ids)
+    keys = [(each[0].case["layer"], each[0].case.get("token_order")) for each in found]
+    assert keys == [(0, None), (0, "auto"), (1, None), (1, "auto")]
+    assert [each[0].value for each in found] == [1.0, 1.25] * 2  # half of the sort a layer
+    for natural, ordered in (found[:2], found[2:]):
+        assert ordered[0].case["union_64"] != natural[0].case["union_64"]
+    by_order = {m.case.get("token_order"): m.value for m in means if m.metric == "ms"}
+    assert by_order == {None: 1.0, "auto": 1.25}
+    assert "layer mean in token order" in ffn_records.rows(means)[1]
+    # Decoding has none, and repetitions would be sorted side by side.
+    for m in (8, 400):
+        assert all(
+            "token_order" not in each[0].case
+            for each in _run([Case(m, GATED, "trace", None)], traces=traces, ids=ids)
+        )
+
+
 def test_fewer_tokens_than_recorded_fire_as_recorded(traces):
     inputs = ffn_cases.trace_inputs(Case(50, GATED, "trace", None), traces, 1, CPU)
     fired = (inputs.x_MK.float() @ inputs.w_NK.float().t() > 0).sum(1)

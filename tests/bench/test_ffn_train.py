@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from sparsellm import cli
-from sparsellm.bench import ffn_cases, ffn_records, ffn_sweep, ffn_train, memory
+from sparsellm.bench import ffn_cases, ffn_records, ffn_sweep, ffn_train, memory, timing
 from sparsellm.bench.ffn_cases import Case
 from sparsellm.bench.ffn_records import StepTimes
 from sparsellm.bench.memory import StepMemory
@@ -62,9 +63,9 @@ def test_both_sides_give_the_gradients_of_x_and_all_weights(train_clock):
 def test_ours_has_the_room_that_training_settles_on(train_clock, monkeypatch):
     compute, capacities = SparseFFN.compute, []
 
-    def spy(self, x, capacity):
+    def spy(self, x, capacity, order=None):
         capacities.append(capacity)
-        return compute(self, x, capacity)
+        return compute(self, x, capacity, order)
 
     monkeypatch.setattr(SparseFFN, "compute", spy)
     case = Case(1024, GATED, "uniform", 2)
@@ -127,8 +128,8 @@ def test_memory_counts_what_is_kept_and_the_peak(monkeypatch):
 def test_a_wrong_gradient_has_no_time(train_clock, monkeypatch, what, wrong):
     compute = SparseFFN.compute
 
-    def off(self, x, capacity):
-        y, stats = compute(self, x, capacity)
+    def off(self, x, capacity, order=None):
+        y, stats = compute(self, x, capacity, order)
         if capacity:
             y, l1_sum = wrong(y, stats.l1_sum)
             stats = stats._replace(l1_sum=l1_sum)
@@ -191,3 +192,33 @@ def test_the_commands_errors(capsys, monkeypatch):
         assert cli.main(["bench", "ffn-train", *arguments]) == 1
         assert message in capsys.readouterr().err
     assert ffn_train.TRAIN_TOKENS == (2048, 16_384, 65_536)
+
+
+def test_token_order_is_measured_beside_the_natural_one_and_charged(monkeypatch, traces, ids):
+    def interleaved(stages, seconds, lead):
+        for (call,) in stages.values():
+            call()
+        ms = {"forward": 1.0, "backward": 3.0, "sort": 0.5}
+        more = {"ordered forward": 0.25, "ordered backward": 0.125}
+        return {name: ms[name.split()[-1]] + more.get(name, 0.0) for name in stages}
+
+    monkeypatch.setattr(timing, "interleaved", interleaved)
+    monkeypatch.setattr(timing, "other_work", lambda device: "lead")
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    *found, means = _run([Case(200, GATED, "trace", None)], traces=traces, ids=ids)
+    keys = [(each[0].case["layer"], each[0].case.get("token_order")) for each in found]
+    assert keys == [(0, None), (0, "auto"), (1, None), (1, "auto")]
+    for natural, ordered in (found[:2], found[2:]):
+        assert ordered[0].case["union_64"] != natural[0].case["union_64"]
+        assert natural[0].value == 4.0
+        # The norm's extra, and half of the sort: there are two layers.
+        assert ordered[0].value == 4.0 + 0.25 + 0.125 + 0.5 / 2
+        assert ordered[1].value == 1.0 + 0.25 + 0.5 / 2  # forward
+        assert ordered[0].baseline == natural[0].baseline == 4.0
+    assert "layer mean in token order" in ffn_records.rows(means)[1]
+
+
+def test_ids_of_another_trace_are_refused(train_clock, traces, tmp_path):
+    np.save(tmp_path / "ids.npy", np.zeros((3, 50), int))
+    (skipped,) = _run([Case(200, GATED, "trace", None)], traces=traces, ids=tmp_path / "ids.npy")
+    assert "150 ids do not belong to a trace of 200 tokens" in skipped.why

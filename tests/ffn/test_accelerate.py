@@ -19,10 +19,11 @@ from transformers import (
 )
 
 import sparsellm
-from sparsellm.ffn import replace
+from sparsellm.ffn import prefill_order, replace
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.types import FFNWeights
 from sparsellm.model import build_model
 
@@ -80,6 +81,77 @@ def test_our_model_and_compile(tiny):
     compiled = torch.compile(model.model.layers[0].mlp, fullgraph=True)
     x = torch.randn(3, 5, 32).bfloat16()
     torch.testing.assert_close(compiled(x), model.model.layers[0].mlp(x))
+
+
+@pytest.fixture
+def orders(monkeypatch):
+    """The order that each FFN is called in; 30 tokens are enough for one."""
+    seen = []
+
+    def spy(x_MK, w, down_NK, handle, token_M):
+        seen.append(token_M)
+        return sparse_ffn(x_MK, w, down_NK, handle, token_M)
+
+    monkeypatch.setattr(replace, "sparse_ffn", spy)
+    monkeypatch.setattr(prefill_order, "LEAST_TOKENS", 30)
+    monkeypatch.setattr(replace, "FEW_TOKENS", 0)
+    return seen
+
+
+@torch.inference_mode()
+def test_a_prompt_is_computed_in_token_order_and_decoding_is_not(orders):
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    expected = model(TOKENS).logits
+    done = sparsellm.accelerate(model, token_order="auto")
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=2e-2, atol=2e-2)
+    right = token_order(TOKENS, 128).token_M
+    assert len(orders) == 2
+    assert all(torch.equal(order, right) for order in orders)
+    assert done.prefill.order is None
+    orders.clear()
+    model.generate(TOKENS, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert [order is not None for order in orders] == [True, True, False, False, False, False]
+    orders.clear()
+    model(inputs_embeds=model.get_input_embeddings()(TOKENS))  # the embedding is called outside
+    model(TOKENS[:1])
+    model.model.layers[0].mlp(torch.zeros(2, 20, 64).bfloat16())
+    assert orders[2:] == [None] * 3
+
+
+@torch.inference_mode()
+def test_an_order_does_not_outlive_its_forward_its_model_or_its_length(orders):
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    sparsellm.accelerate(model, token_order="auto")
+    twin = copy.deepcopy(model)
+    with pytest.raises(IndexError):
+        model(TOKENS + 1000)
+    model(inputs_embeds=torch.zeros(2, 20, 64).bfloat16())
+    assert orders == [None, None]
+    orders.clear()
+    twin(TOKENS)
+    assert all(order is not None for order in orders)
+    for each in (model, twin):
+        sparsellm.restore(each)
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in each.modules())
+    sparsellm.accelerate(model)
+    orders.clear()
+    model(TOKENS)
+    assert orders == [None, None]
+    with pytest.raises(ValueError, match="token_order 'yes' must be auto or none"):
+        sparsellm.accelerate(model, token_order="yes")
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_token_order_under_compile(monkeypatch):
+    monkeypatch.setattr(prefill_order, "LEAST_TOKENS", 30)
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    expected = model(TOKENS, use_cache=False).logits
+    sparsellm.accelerate(model, token_order="auto")
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(2):
+        found = compiled(TOKENS, use_cache=False).logits
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_what_cannot_be_served_is_named_and_left_alone():

@@ -71,7 +71,7 @@ def test_a_plan_is_every_setting_and_seed(sweep_file, tmp_path):
         ({"sets": {}}, "unknown key 'sets'; nearest valid key: 'set'"),
         ({"set": {"train.step": 3}}, "unknown key 'train.step'; nearest .*'train.steps'"),
         ({"set": {"seed": 3}}, "key 'seed' is the sweep's own"),
-        ({"runs": [{"name": "a"}, {"name": "a"}]}, "two runs are called a"),
+        ({"runs": [{"name": "a"}, {"name": "a"}]}, "two runs are called a-seed0"),
         ({"recipe": "none"}, "recipe 'none': no such file"),
     ],
 )
@@ -86,13 +86,16 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli):
     late = cli(*command, "--seconds", "-1")
     assert late.returncode == 1
     assert late.stdout.count("not started, the time is over") == 3
-    assert "3 of 3 runs are not finished: dense-relu-seed0, dense-relu-seed1, l1-0.1" in late.stderr
+    assert (
+        "3 of 3 runs are not finished: dense-relu-seed0, dense-relu-seed1, l1-0.1-seed0"
+        in late.stderr
+    )
     done = cli(*command)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tiny"
     assert done.stdout.count("held-out loss") == 3
     assert str(folder / "report.html") in done.stdout
-    killed = folder / "l1-0.1"  # after step 3, whose last checkpoint is step 2's
+    killed = folder / "l1-0.1-seed0"  # after step 3, whose last checkpoint is step 2's
     shutil.rmtree(killed / "checkpoints" / "step_00000004")
     (killed / "checkpoints" / "latest").write_text("step_00000002")
     whole = (killed / "metrics.jsonl").read_text()
@@ -167,7 +170,7 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
 
 
 def test_a_folder_that_is_no_sweep_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"has no sweep.json; give such as runs/main"):
+    with pytest.raises(FileNotFoundError, match=r"has no sweep.json; give such as runs/quality"):
         read_sweep(tmp_path)
     (tmp_path / "sweep.json").write_text('{"name": "x", "description": "", "runs": []}')
     with pytest.raises(FileNotFoundError, match=r"none of its runs has a record yet"):

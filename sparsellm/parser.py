@@ -1,0 +1,109 @@
+"""The command line's parser: argparse that says what was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+# What people type for a key whose name is another.
+_SYNONYMS = {
+    "lr": ("optimizer.learning_rate",),
+    "l1": ("sparsity.l1_coefficient",),
+    "lambda": ("sparsity.l1_coefficient",),
+    "batch_size": ("train.micro_batch_size", "train.global_batch_tokens"),
+    "global_batch_size": ("train.global_batch_tokens",),
+    "max_steps": ("train.steps",),
+    "layers": ("model.num_hidden_layers",),
+    "num_layers": ("model.num_hidden_layers",),
+    "output_dir": ("logging.run_dir", "name"),
+    "bf16": ("runtime.precision",),
+    "dataset": ("data.corpus",),
+}
+_MOST_SUGGESTIONS = 4
+
+
+class Parser(argparse.ArgumentParser):
+    """`ArgumentParser` with "did you mean" for commands, choices, options and recipe keys.
+
+    Subcommands are made of the same class. One that has ``--recipe`` may declare that the recipe
+    can be given without the flag, see `recipe_first`.
+    """
+
+    recipe_first = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuses what is unknown here, where the subcommand and its options are known."""
+        found, rest = super().parse_known_args(args, namespace)
+        if self.recipe_first:
+            rest = self._take_recipe(found, rest)
+        if rest:
+            self.error(self._unknown(rest))
+        return found, []
+
+    def _take_recipe(self, found: argparse.Namespace, rest: list[str]) -> list[str]:
+        # argparse gives a positional nothing where options come before it: it is then in the rest.
+        if found.recipe_name is None and rest and not rest[0].startswith("-"):
+            found.recipe_name, *rest = rest
+        named = found.recipe_name
+        if named is not None and found.recipe is not None:
+            self.error(f"{named} and --recipe {found.recipe}: give one recipe")
+        found.recipe = found.recipe or named
+        if found.recipe is None and not rest:
+            self.error(f"which recipe? For example: {self.prog} 0.5b (see: sparsellm recipe list)")
+        return rest
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        message = f"{value!r} is not one of {', '.join(choices)}{_did_you_mean(value, choices)}"
+        raise argparse.ArgumentError(action, message)
+
+    def _unknown(self, rest: list[str]) -> str:
+        option, equals, value = rest[0].partition("=")
+        if not option.startswith("-"):
+            return f"{rest[0]!r} is one argument too many"
+        if not equals:
+            value = next((word for word in rest[1:2] if not word.startswith("-")), "VALUE")
+        options = [name for action in self._actions for name in action.option_strings]
+        name = option.lstrip("-").replace("-", "_")
+        keys = _recipe_keys() if "--set" in options else []
+        meant = _keys_named(name, keys)
+        if not meant:
+            meant = difflib.get_close_matches(option, options, n=1, cutoff=0.7)
+        if not meant:
+            leaves = {key.rsplit(".", 1)[-1] for key in keys}
+            close = difflib.get_close_matches(name, sorted(leaves), n=1, cutoff=0.75)
+            meant = _keys_named(close[0], keys) if close else []
+        text = [word if word.startswith("-") else f"--set {word}={value}" for word in meant]
+        help_too = f"; see {self.prog} --help" if not text else ""
+        did_you_mean = f"; did you mean {_either(text)}?" if text else ""
+        return f"there is no option {option}{did_you_mean}{help_too}"
+
+
+def _recipe_keys() -> list[str]:
+    from sparsellm.recipe import Recipe
+    from sparsellm.strict import all_keys
+
+    keys = all_keys(Recipe)
+    return [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
+
+
+def _keys_named(name: str, keys: list[str]) -> list[str]:
+    """Recipe keys of a full or last name, in any spelling of it."""
+    exact = [key for key in keys if name in (key, key.rsplit(".", 1)[-1], key.replace(".", "_"))]
+    return exact or [key for key in _SYNONYMS.get(name, ()) if key in keys]
+
+
+def _did_you_mean(value: object, choices: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _either(words: list[str]) -> str:
+    words = words[:_MOST_SUGGESTIONS]
+    return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)

@@ -1,0 +1,129 @@
+"""``sparsellm recipe …``, and how commands are given a recipe."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from sparsellm.arguments import positive_int
+
+if TYPE_CHECKING:  # pydantic is imported where it is needed: `sparsellm --help` is quick
+    from sparsellm.strict import Key
+
+_OWN_SIZE = """\
+A recipe of your own is a YAML file that begins with the one it differs from:
+
+  base: 0.5b                 # a bundled name, or another file
+  name: wide                 # of the run: runs/wide
+  model:
+    intermediate_size: 8192
+  train:
+    steps: 2000
+
+  sparsellm recipe show wide.yaml      # all values, parameters, memory, FLOPs
+  sparsellm train wide.yaml
+"""
+
+
+def add_recipe_parser(commands: Any) -> None:
+    """Adds ``recipe`` to the ``sparsellm`` command."""
+    recipe = commands.add_parser(
+        "recipe",
+        help="list recipes, show a resolved one, describe their keys",
+        epilog=_OWN_SIZE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = recipe.add_subparsers(required=True, metavar="ACTION")
+    actions.add_parser("list", help="names of the bundled recipes").set_defaults(run=_list)
+    show = actions.add_parser(
+        "show",
+        help="resolved recipe, parameters, FLOPs, memory",
+        epilog=_OWN_SIZE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_recipe_arguments(show)
+    show.add_argument(
+        "--gpus", type=positive_int, help="number of GPUs (default: 8, if they divide)"
+    )
+    show.set_defaults(run=_show)
+    keys = actions.add_parser("keys", help="what each key means, with its unit and default")
+    keys.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="such as train")
+    keys.set_defaults(run=_keys)
+
+
+def add_recipe_arguments(parser: Any) -> None:
+    """RECIPE (or ``--recipe RECIPE``) and ``--set``."""
+    parser.recipe_first = True
+    name = parser.add_argument(
+        "recipe_name",
+        nargs="?",
+        metavar="RECIPE",
+        help="bundled name (`sparsellm recipe list`) or a YAML file; --recipe RECIPE is the same",
+    )
+    flag = parser.add_argument("--recipe", metavar="RECIPE", help=argparse.SUPPRESS)
+    name.completer = flag.completer = _complete_recipe
+    overrides = parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override a key, such as train.steps=100 (`sparsellm recipe keys` describes them); "
+        "may be repeated",
+    )
+    overrides.completer = _complete_key
+
+
+def _complete_recipe(prefix: str, **_: object) -> list[str]:
+    """For shells, by argcomplete: bundled names and YAML files."""
+    from argcomplete.completers import FilesCompleter
+
+    from sparsellm.recipe import bundled_recipes
+
+    files = FilesCompleter(("yaml", "yml"))(prefix)
+    return [name for name in bundled_recipes() if name.startswith(prefix)] + list(files)
+
+
+def _complete_key(prefix: str, **_: object) -> list[str]:
+    """For shells, by argcomplete."""
+    from sparsellm.recipe import Recipe
+    from sparsellm.strict import describe_keys
+
+    return [f"{key.name}=" for key in describe_keys(Recipe) if key.name.startswith(prefix)]
+
+
+def _list(options: argparse.Namespace) -> None:
+    from sparsellm.recipe import bundled_recipes, load_recipe
+
+    for name in bundled_recipes():
+        print(f"{name:24} {load_recipe(name).description}")
+
+
+def _show(options: argparse.Namespace) -> None:
+    from sparsellm.estimate import most_gpus, summary
+    from sparsellm.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.overrides)
+    print(recipe.to_yaml())
+    print(summary(recipe, options.gpus or most_gpus(recipe)))
+
+
+def _keys(options: argparse.Namespace) -> None:
+    from sparsellm.recipe import Recipe
+    from sparsellm.strict import describe_keys, nearest
+
+    keys = describe_keys(Recipe)
+    found = [key for key in keys if f"{key.name}.".startswith(options.prefix)]
+    found = found or [key for key in keys if options.prefix in key.name]
+    if not found:
+        raise ValueError(f"no key begins with {options.prefix!r}{nearest(Recipe, options.prefix)}")
+    print("\n".join(line for key in found for line in _describe(key)))
+
+
+def _describe(key: Key) -> list[str]:
+    heading = f"{key.name}: {key.type}" + ("" if key.default is None else f" = {key.default}")
+    return [
+        heading,
+        *textwrap.wrap(key.description, 96, initial_indent=" " * 4, subsequent_indent=" " * 4),
+    ]

@@ -1,0 +1,36 @@
+"""``sparsellm stop``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sparsellm.runs.presence import ask_to_stop
+
+
+def add_stop_parser(commands: Any) -> None:
+    """Adds ``stop`` to the ``sparsellm`` command."""
+    parser = commands.add_parser(
+        "stop",
+        help="ask a training run to save and end, and wait until it has",
+        description="Asks the process that trains a run, on this host, to save a checkpoint after "
+        "its present step and to end, all ranks together; waits until it has. The same training "
+        "command resumes the run.",
+    )
+    parser.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")
+    parser.add_argument("--no-wait", action="store_true", help="return at once")
+    parser.set_defaults(run=_stop)
+
+
+def _stop(options: argparse.Namespace) -> None:
+    process = ask_to_stop(options.run_path)
+    print(f"asked process {process.pid} to stop: it saves after this step, then ends", flush=True)
+    if options.no_wait:
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.wait()
+    print(f"{options.run_path} has stopped; the command that trained it resumes it")

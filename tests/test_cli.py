@@ -1,0 +1,203 @@
+"""The command line: quick, and helpful about what was probably meant."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, process_env, set_arguments
+
+from sparsellm.cli import main
+from sparsellm.recipe import load_recipe
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that the parser refuses; returns its last line."""
+
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+        return capsys.readouterr().err.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("trian debug", "did you mean 'train'?"),
+        ("recipe shwo debug", "did you mean 'show'?"),
+        ("train debug --steps 10", "did you mean --set train.steps=10?"),
+        ("train debug --steps=10", "did you mean --set train.steps=10?"),
+        ("train debug --train.steps 10", "did you mean --set train.steps=10?"),
+        ("train debug --lr 3e-4", "did you mean --set optimizer.learning_rate=3e-4?"),
+        ("train debug --micro-batch-size 3", "did you mean --set train.micro_batch_size=3?"),
+        ("train debug --hiden-size 64", "did you mean --set model.hidden_size=64?"),
+        ("train debug --frech", "did you mean --fresh?"),
+        ("eval runs/debug --batchsize 3", "did you mean --batch-size?"),
+        ("train debug --every-steps 5", "--set validation.every_steps=5"),
+        ("train debug --qqq", "there is no option --qqq; see sparsellm train --help"),
+        ("train debug 0.5b", "'0.5b' is one argument too many"),
+        ("train debug --recipe 0.5b", "debug and --recipe 0.5b: give one recipe"),
+        ("train --fresh", "which recipe? For example: sparsellm train 0.5b"),
+    ],
+)
+def test_what_was_meant(refused, command, meant):
+    assert meant in refused(*command.split())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["debug", "--set", "train.steps=7"],
+        ["--set", "train.steps=7", "debug"],
+        ["--recipe", "debug", "--set", "train.steps=7"],
+        ["--set", "train.steps=7", "--gpus", "1", "debug"],
+    ],
+)
+def test_a_recipe_is_given_with_and_without_its_flag(cli_here, given):
+    shown = cli_here("recipe", "show", *given)
+    assert shown.returncode == 0
+    assert "name: debug" in shown.stdout
+    assert "steps: 7\n" in shown.stdout
+
+
+def test_a_name_that_is_nearly_right(cli_here):
+    assert "did you mean '0.5b'?" in cli_here("recipe", "show", "0.5bb").stderr
+
+
+def test_keys_are_described_with_type_default_and_limits(cli_here):
+    found = cli_here("recipe", "keys", "train").stdout
+    assert found.startswith("train.steps: whole number > 0\n    Optimizer steps\n")
+    assert "optimizer" not in found
+    everything = cli_here("recipe", "keys").stdout
+    assert 'ffn.kernels: auto | dense | sparse = "auto"\n' in everything
+    assert "evaluation.limit: whole number > 0 | null = null\n" in everything
+    assert "data.files: list of text | null = null\n" in everything
+    assert "optimizer.beta2: number ≥ 0 < 1 = 0.95\n" in everything
+    assert "nearest valid key: 'train'" in cli_here("recipe", "keys", "trian").stderr
+
+
+def test_a_size_of_ones_own(tmp_path, cli_here):
+    own = tmp_path / "wide.yaml"
+    own.write_text("base: debug\nname: wide\nmodel:\n  intermediate_size: 512\n")
+    assert "intermediate_size: 512" in cli_here("recipe", "show", str(own)).stdout
+    help_text = subprocess.run(
+        [sys.executable, "-m", "sparsellm", "recipe", "--help"],
+        capture_output=True, text=True, check=True, env=process_env(),
+    ).stdout  # fmt: skip
+    example = re.search(r"^  base:.*?\n\n", help_text, re.MULTILINE | re.DOTALL)
+    own.write_text("\n".join(line[2:] for line in example[0].splitlines()))
+    assert load_recipe(str(own)).model.intermediate_size == 8192
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("name=.a", "key 'name': must begin with a letter or a digit, and hold only letters"),
+        ("model=3", "key 'model': must be a section of `key: value` lines (got 3)"),
+        ("train.steps=x", "key 'train.steps': must be a whole number (got 'x')"),
+        ("train.steps=1.5", "key 'train.steps': must be a whole number (got 1.5)"),
+        ("train.steps=0", "key 'train.steps': must be greater than 0 (got 0)"),
+        ("optimizer.beta1=1", "key 'optimizer.beta1': must be less than 1.0 (got 1)"),
+        ("runtime.compile=maybe", "key 'runtime.compile': must be true or false (got 'maybe')"),
+        ("runtime.precision=fp8", "key 'runtime.precision': must be 'bf16' or 'fp32' (got 'fp8')"),
+        ("data.corpus=3", "key 'data.corpus': must be text"),
+    ],
+)
+def test_wrong_values_are_answered_in_plain_words(cli_here, override, says):
+    found = cli_here("recipe", "show", "debug", "--set", override)
+    assert found.returncode == 1
+    assert says in found.stderr
+    assert not re.search(r"Config|pydantic|\^\[", found.stderr)
+
+
+_QUICK = [["--help"], ["trian"], ["train", "--help"], ["train", "debug", "--steps", "3"],
+          ["recipe", "list"], ["recipe", "show", "0.5b"], ["recipe", "keys"], ["train", "0.5bb"],
+          ["stop", "runs/none"], ["completion", "bash"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", _QUICK, ids=" ".join)
+def test_answers_without_torch(command):
+    """Under a second on an idle machine; what takes longer is torch, so that is what is refused."""
+    blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+    code = f"{blocked}from sparsellm.cli import main\nsys.exit(main({command}))"
+    began = time.process_time()
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=process_env()
+    )
+    assert "Traceback" not in found.stderr
+    assert found.stdout or "error:" in found.stderr
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("sparsellm tr", "train"),
+        ("sparsellm train 0.", "0.5b"),
+        ("sparsellm train debug --set train.s", "train.steps="),
+        ("sparsellm train debug --fr", "--fresh"),
+    ],
+)
+def test_a_shell_completes(line, offers, tmp_path):
+    answers = tmp_path / "answers"
+    environment = process_env(
+        _ARGCOMPLETE="1", COMP_LINE=line, COMP_POINT=str(len(line)), _ARGCOMPLETE_IFS="\013",
+        _ARGCOMPLETE_STDOUT_FILENAME=str(answers), _ARGCOMPLETE_SUPPRESS_SPACE="1",
+        _ARGCOMPLETE_SHELL="bash", COMP_TYPE="9",
+    )  # fmt: skip
+    command = [sys.executable, "-m", "sparsellm"]
+    subprocess.run(command, env=environment, check=True, capture_output=True, cwd=ROOT)
+    assert any(answer.startswith(offers) for answer in answers.read_text().split("\013"))
+
+
+@pytest.mark.slow
+def test_stop_saves_ends_and_waits(tiny_overrides, tmp_path, cli_here):
+    run_path = tmp_path / "runs" / "debug"
+    command = ["train", "debug", *set_arguments([*tiny_overrides, "train.steps=100000"])]
+    training = subprocess.Popen(
+        [sys.executable, "-m", "sparsellm", *command], env=process_env(), stdout=subprocess.PIPE
+    )
+    try:
+        while training.poll() is None and not (run_path / "checkpoints" / "latest").is_file():
+            time.sleep(0.1)
+        # In another process: here the child would stay a zombie until it is polled.
+        stopped = subprocess.run(
+            [sys.executable, "-m", "sparsellm", "stop", str(run_path), "--no-wait"],
+            capture_output=True, text=True, check=False, env=process_env(),
+        )  # fmt: skip
+        assert stopped.returncode == 0, stopped.stderr
+        assert f"asked process {training.pid} to stop" in stopped.stdout
+        assert training.wait(60) == 0
+    finally:
+        training.kill()
+    assert "stopped after step" in training.stdout.read().decode()
+    assert not (run_path / "running.json").exists()
+    again = cli_here("stop", str(run_path))
+    assert again.returncode == 1
+    assert f"no process trains {run_path}" in again.stderr
+
+
+def test_stop_does_not_signal_another_process(tmp_path, cli_here):
+    (tmp_path / "running.json").write_text(
+        f'{{"host": "elsewhere", "pid": {os.getpid()}, "created": 1.0}}'
+    )
+    assert "is trained on host elsewhere" in cli_here("stop", str(tmp_path)).stderr
+    import socket
+
+    (tmp_path / "running.json").write_text(
+        f'{{"host": "{socket.gethostname()}", "pid": {os.getpid()}, "created": 1.0}}'
+    )
+    assert "no process trains" in cli_here("stop", str(tmp_path)).stderr
+
+
+def test_make_help_names_every_verb():
+    found = subprocess.run(["make", "help"], capture_output=True, text=True, check=True, cwd=ROOT)
+    verbs = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert re.findall(r"^  make (\w+)", found.stdout, re.MULTILINE) == verbs

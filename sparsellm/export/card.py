@@ -11,7 +11,6 @@ from sparsellm.estimate import count_parameters
 from sparsellm.export.drop_report import COLUMNS, DROP_DEAD_FILE, DropReport
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
-from sparsellm.runs.files import read_tensors
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
 from sparsellm.runs.pretrained import Pretrained
 from sparsellm.runs.records import METRICS_FILE, read_metrics
@@ -139,8 +138,8 @@ def _sparsity(pretrained: Pretrained, records: list[dict[str, Any]], width: int)
 
 def _window_nnz(path: Path) -> list[float]:
     """Each layer's mean non-zeros a token from the checkpoint's own windows, if it has any."""
-    file = path / checkpoint.STATS_FILE
-    stats = read_tensors(file) if file.is_file() else {}
+    has_stats = checkpoint.has_kind(path, checkpoint.STATS)
+    stats = checkpoint.read_kind(path, checkpoint.STATS) if has_stats else {}
     if not stats or not int(stats["activity_tokens"]):
         return []
     return (stats["activity_LN"].sum(1).double() / stats["activity_tokens"]).tolist()

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from sparsellm.export.save_export import refuse_occupied
 from sparsellm.runs import checkpoint, state
-from sparsellm.runs.checkpoint import Ranks, RankState, Snapshot
+from sparsellm.runs.checkpoint import RankState, Snapshot
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.hf_folder import stored_dtypes
 from sparsellm.runs.pretrained import Pretrained, load_export
-
-_ALONE = Ranks(rank=0, is_main=True, any_failed=lambda failed: failed)
+from sparsellm.runs.saver import save
 
 
 def import_export(
@@ -37,7 +36,7 @@ def import_export(
     """
     refuse_occupied(run_path)
     loaded = load_export(source, recipe)
-    written = checkpoint.save(run_path / "checkpoints", _snapshot(loaded), _ALONE, keep=1)
+    written = save(run_path / "checkpoints", _snapshot(loaded), keep=1)
     write_atomically(run_path / checkpoint.RECIPE_FILE, loaded.recipe.to_yaml())
     return written, stored_dtypes(source)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
-from sparsellm.runs.files import read_json, read_tensors
+from sparsellm.runs.files import read_json
 from sparsellm.runs.records import (
     METRICS_FILE,
     nnz_bucket_edges,
@@ -145,10 +145,10 @@ def _check_shapes(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
 def _activity(path: Path) -> Activity | None:
     """Of the newest checkpoint's last complete window, else of the window that is still open."""
     newest = checkpoint.latest(path / "checkpoints")
-    if newest is None or not (newest / checkpoint.STATS_FILE).is_file():
+    if newest is None or not checkpoint.has_kind(newest, checkpoint.STATS):
         return None
     remedy = f"delete {newest} to report without it"
-    stats = read_tensors(newest / checkpoint.STATS_FILE, remedy)
+    stats = checkpoint.read_kind(newest, checkpoint.STATS, remedy)
     step = int(read_json(newest / checkpoint.TRAINER_FILE, remedy)["step"])
     for counts, tokens in (
         ("activity_LN", "activity_tokens"),

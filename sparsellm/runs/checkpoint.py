@@ -1,36 +1,45 @@
 """Checkpoints that a kill at any instant cannot damage.
 
-``<run>/checkpoints/step_00000100/`` holds ``model.safetensors`` (Hugging Face's names, fp32),
-``optimizer.safetensors``, ``stats.safetensors``, ``trainer.json``, ``recipe.yaml`` and for each
-rank its data position and RNG. A checkpoint is written beside (``.tmp-…``), fsynced, renamed, and
-only then named by the file ``latest``; older ones are pruned last. Nothing is pickled.
+``<run>/checkpoints/step_00000100/`` holds
+
+- ``model.safetensors`` (Hugging Face's names, fp32) and ``optimizer.safetensors``; several ranks
+  write their parts, ``model-00001-of-00008.safetensors`` and so on;
+- ``stats.safetensors``, ``trainer.json``, ``recipe.yaml``;
+- ``rank_00000.json`` and ``rank_00000.safetensors``: data position and random state of each rank;
+- ``manifest.json``: every file with its hashes, the checkpoint's id and those of its ancestors.
+
+A checkpoint is written beside (``.tmp-…``), fsynced, renamed, and only then named by the file
+``latest``; older ones are pruned last. Nothing is pickled. Checkpoints of earlier versions, without
+a manifest, are read too.
 
 On several nodes the run folder must be on a file system that all of them share.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
 
-from sparsellm.runs.files import fsync, read_json, read_tensors, write_atomically
+from sparsellm.runs.files import read_json, read_tensors
+from sparsellm.runs.manifest import MANIFEST_FILE, Manifest, read_manifest, verify
+from sparsellm.runs.storage import CheckpointReader, load_tensors
+from sparsellm.runs.tensor_files import files_of
 
 LATEST = "latest"
+MODEL, OPTIMIZER, STATS = "model", "optimizer", "stats"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATS_FILE = "stats.safetensors"
 TRAINER_FILE = "trainer.json"
 RECIPE_FILE = "recipe.yaml"
-_STEP_FOLDERS = "step_" + "[0-9]" * 8  # and not a copy that somebody put beside them
+# Of trainer.json's "format". From 2 on there is a manifest.
+FORMAT = 2
+STEP_FOLDERS = "step_" + "[0-9]" * 8  # and not a copy that somebody put beside them
+_REMEDY = "resume from an older checkpoint"
 
 
 class CheckpointError(RuntimeError):
@@ -47,7 +56,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a resumed run needs. The tensors of rank 0 alone are written."""
+    """Everything that a resumed run needs; of tensors all ranks have the whole, or a DTensor."""
 
     step: int  # optimizer steps done
     model: dict[str, Tensor]
@@ -59,106 +68,61 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The collectives that saving needs."""
+class SavedState:
+    """A checkpoint that was found whole: all but its large tensors, which `read_kind` reads."""
 
-    rank: int
-    is_main: bool
-    any_failed: Callable[[bool], bool]  # also a barrier
-
-
-def save(folder: Path, snapshot: Snapshot, ranks: Ranks, keep: int) -> Path:
-    """Writes ``folder/step_…`` from all ranks together and prunes to the newest ``keep``.
-
-    Raises:
-        CheckpointError: some rank could not write (a full disk, say). What was written is
-            removed, ``latest`` and the checkpoint that it names are untouched.
-    """
-    final = folder / f"step_{snapshot.step:08d}"
-    partial = folder / f".tmp-{final.name}"
-    failure: OSError | None = None
-
-    def attempt(action: Callable[[], None]) -> None:
-        nonlocal failure
-        if failure is None:
-            try:
-                action()
-            except OSError as error:
-                failure = error
-        if ranks.any_failed(failure is not None):
-            if ranks.is_main:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(_failure_message(folder, final, failure)) from failure
-
-    attempt(lambda: _clear_partial(folder, partial) if ranks.is_main else None)
-    attempt(lambda: _write(partial, snapshot, ranks))
-    attempt(lambda: _publish(folder, partial, final, keep) if ranks.is_main else None)
-    return final
+    path: Path
+    step: int
+    trainer: dict[str, Any]
+    recipe_yaml: str
+    rank: RankState  # empty for a rank that did not exist when it was saved
+    has_optimizer: bool  # False for what was imported
+    manifest: Manifest | None  # None for one of an earlier version
 
 
-def _failure_message(folder: Path, final: Path, failure: OSError | None) -> str:
-    cause = f"{failure}" if failure else "another rank could not write (its log says why)"
-    previous = latest(folder)
-    kept = f"{previous} is intact" if previous else "there is no earlier checkpoint"
-    return f"checkpoint {final} was not written: {cause}; {kept}. Free space and start again"
+def rank_name(rank: int) -> str:
+    """Of a rank's two files, without their suffix."""
+    return f"rank_{rank:05d}"
 
 
-def _clear_partial(folder: Path, partial: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob(".tmp-step_*"):  # of a run that was killed while it wrote
-        shutil.rmtree(stale)
-    partial.mkdir()
-
-
-def _write(partial: Path, snapshot: Snapshot, ranks: Ranks) -> None:
-    name = f"rank_{ranks.rank:05d}"
-    _write_json(partial / f"{name}.json", snapshot.rank.data)
-    _write_tensors(partial / f"{name}.safetensors", snapshot.rank.rng)
-    if ranks.is_main:
-        _write_tensors(partial / MODEL_FILE, snapshot.model)
-        _write_tensors(partial / OPTIMIZER_FILE, snapshot.optimizer)
-        _write_tensors(partial / STATS_FILE, snapshot.stats)
-        _write_json(partial / TRAINER_FILE, snapshot.trainer)
-        (partial / RECIPE_FILE).write_text(snapshot.recipe_yaml, encoding="utf-8")
-        fsync(partial / RECIPE_FILE)
-
-
-def _publish(folder: Path, partial: Path, final: Path, keep: int) -> None:
-    fsync(partial)
-    if final.exists():  # the run was resumed from before this step
-        final.rename(_replaced(final))
-    partial.rename(final)
-    fsync(folder)
-    write_atomically(folder / LATEST, final.name + "\n")
-    try:
-        _prune(folder, final, keep)
-    except OSError as error:  # what was to be saved is saved
-        print(f"warning: an old checkpoint stays: {error}", file=sys.stderr, flush=True)
-
-
-def _prune(folder: Path, newest: Path, keep: int) -> None:
-    for old in sorted(folder.glob(_STEP_FOLDERS))[:-keep]:
-        if old != newest:
-            # Renamed first: a kill while deleting leaves no half a checkpoint of that name.
-            old.rename(folder / f".tmp-pruned-{old.name}")
-    for doomed in [*folder.glob(".tmp-pruned-*"), *folder.glob(".tmp-replaced-*")]:
-        shutil.rmtree(doomed)
-
-
-def _replaced(final: Path) -> Path:
+def replaced_name(final: Path) -> Path:
+    """Where a checkpoint lies for a moment while another one of the same step takes its place."""
     return final.with_name(f".tmp-replaced-{final.name}")
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The complete ones, by step: no links, no copies by another name, nothing half-made."""
+    found = sorted(folder.glob(STEP_FOLDERS))
+    return [path for path in found if not path.is_symlink() and is_complete(path)]
+
+
+def is_complete(path: Path) -> bool:
+    """Whether all files of a checkpoint are there in their size; their content is not read."""
+    if not (path / TRAINER_FILE).is_file():
+        return False
+    try:
+        manifest = read_manifest(path, _REMEDY)
+    except (ValueError, OSError):
+        return False
+    if manifest is None:
+        return True  # of an earlier version, or made by hand
+    sizes = {name: path / name for name in manifest.files}
+    return all(
+        file.is_file() and file.stat().st_size == manifest.files[name].size
+        for name, file in sizes.items()
+    )
 
 
 def latest(folder: Path) -> Path | None:
     """The checkpoint to resume from: what `latest` names, else the newest complete one."""
     pointer = folder / LATEST
     if pointer.is_file():
-        named = folder / pointer.read_text(encoding="utf-8").strip()
-        # A kill between the two renames of `_publish` leaves the replaced one alone.
-        for candidate in (named, _replaced(named)):
+        named = folder / pointer.read_text(encoding="utf-8", errors="replace").strip()
+        # A kill between the two renames of publishing leaves the replaced one alone.
+        for candidate in (named, replaced_name(named)):
             if candidate.is_dir() and candidate != folder:
                 return candidate
-    return max(folder.glob(_STEP_FOLDERS), default=None)
+    return max(checkpoints_in(folder), default=None)
 
 
 def data_states(path: Path) -> list[dict[str, Any]]:
@@ -166,46 +130,98 @@ def data_states(path: Path) -> list[dict[str, Any]]:
     return [read_json(file) for file in sorted(path.glob("rank_*.json"))]
 
 
-def load(path: Path, rank: int) -> Snapshot:
-    """Reads one rank's view of a checkpoint, on the CPU; every rank reads the shared tensors.
+def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
+    """Reads what one rank needs of a checkpoint, but for its large tensors.
 
-    A rank that did not exist when it was saved gets an empty `RankState`.
+    Verifies the files' hashes: each of ``world_size`` ranks its share of them.
 
     Raises:
         FileNotFoundError: no checkpoint there, or a file of it is missing.
-        ValueError: a file is truncated or corrupt.
+        ValueError: a file is truncated or damaged; the message offers an older checkpoint.
     """
     if not (path / TRAINER_FILE).is_file():
         raise FileNotFoundError(f"{path} is no checkpoint: it has no {TRAINER_FILE}")
-    trainer = read_json(path / TRAINER_FILE)
-    name = f"rank_{rank:05d}"
-    has_rank = (path / f"{name}.json").is_file()
+    try:
+        return _load(path, rank, world_size, _REMEDY)
+    except (FileNotFoundError, ValueError) as error:
+        older = _older_whole(path)
+        if older is None:
+            raise
+        raise type(error)(
+            f"{error}: {older} is whole and the newest before it; add --resume {older}"
+        ) from error
+
+
+def _load(path: Path, rank: int, world_size: int, remedy: str) -> SavedState:
+    manifest = _manifest(path, remedy)
+    if manifest is not None:
+        # Every rank reads the small files; each verifies its share of all others.
+        own = [TRAINER_FILE, RECIPE_FILE, *sorted(manifest.files)[rank::world_size]]
+        verify(path, manifest, dict.fromkeys(own), remedy)
+    trainer = read_json(path / TRAINER_FILE, remedy)
+    data_file = path / f"{rank_name(rank)}.json"
+    has_rank = data_file.is_file()
     rank_state = RankState(
-        data=read_json(path / f"{name}.json") if has_rank else {},
-        rng=read_tensors(path / f"{name}.safetensors") if has_rank else {},
+        data=read_json(data_file, remedy) if has_rank else {},
+        rng=read_tensors(data_file.with_suffix(".safetensors"), remedy) if has_rank else {},
     )
-    return Snapshot(
+    kinds = (MODEL, OPTIMIZER, STATS)
+    names = {kind: CheckpointReader(path, [kind], remedy).shapes() for kind in kinds}
+    return SavedState(
+        path=path,
         step=int(trainer["step"]),
-        model=read_tensors(path / MODEL_FILE),
-        optimizer=read_tensors(path / OPTIMIZER_FILE),
-        stats=read_tensors(path / STATS_FILE),
         trainer=trainer,
         recipe_yaml=(path / RECIPE_FILE).read_text(encoding="utf-8"),
         rank=rank_state,
+        manifest=manifest,
+        has_optimizer=bool(names[OPTIMIZER]),
     )
 
 
-# --- files ---------------------------------------------------------------------------------------
+def _manifest(path: Path, remedy: str) -> Manifest | None:
+    manifest = read_manifest(path, remedy)
+    if manifest is None and read_json(path / TRAINER_FILE, remedy).get("format", 1) >= FORMAT:
+        raise FileNotFoundError(f"{path / MANIFEST_FILE} is missing; {remedy}")
+    return manifest
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    fsync(path)
+def _older_whole(path: Path) -> Path | None:
+    """The newest checkpoint before this one whose every byte is right."""
+    for older in reversed([p for p in checkpoints_in(path.parent) if p.name < path.name]):
+        try:
+            _load(older, 0, 1, _REMEDY)
+        except (FileNotFoundError, ValueError):
+            continue
+        return older
+    return None
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # it reports a full disk as its own error
-        raise OSError(str(error)) from error
-    fsync(path)
+def check_files(path: Path, names: list[str], remedy: str = _REMEDY) -> None:
+    """Verifies some files of a checkpoint, where it has a manifest.
+
+    Raises:
+        FileNotFoundError, ValueError: one is missing or damaged.
+    """
+    manifest = _manifest(path, remedy)
+    if manifest is not None:
+        verify(path, manifest, names, remedy)
+
+
+def has_kind(path: Path, kind: str) -> bool:
+    """Whether a checkpoint has tensors of a kind."""
+    return bool(files_of(path, kind))
+
+
+def read_kind(path: Path, kind: str, remedy: str = _REMEDY) -> dict[str, Tensor]:
+    """The whole tensors of a kind, verified and on the CPU.
+
+    Raises:
+        FileNotFoundError: there are none.
+        ValueError: a file is damaged.
+    """
+    check_files(path, [file.name for file in files_of(path, kind)], remedy)
+    reader = CheckpointReader(path, [kind], remedy)
+    shapes = reader.shapes()
+    wholes = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    load_tensors(wholes, reader)
+    return {name.partition("/")[2]: tensor for name, tensor in wholes.items()}

@@ -53,4 +53,9 @@ def read_tensors(path: Path, remedy: str = _REMEDY) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}); {remedy}") from error
+        raise damaged(path, error, remedy) from error
+
+
+def damaged(path: Path, reason: object, remedy: str) -> ValueError:
+    """The error for a file that is not what was written."""
+    return ValueError(f"{path} is truncated or damaged ({reason}); {remedy}")

@@ -16,7 +16,7 @@ from sparsellm.device import place
 from sparsellm.model import build_model
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint, hf_folder, state
-from sparsellm.runs.files import read_json, read_tensors
+from sparsellm.runs.files import read_json
 from sparsellm.runs.hf_tokenizer import check_tokenizer
 
 
@@ -133,9 +133,10 @@ def read_weights(path: Path) -> Weights:
     if hf_folder.is_export(found):
         recipe = load_recipe(str(found / hf_folder.EXPORT_RECIPE_FILE))
         return Weights(found, recipe, hf_folder.read_weights(found), hf_folder.read_trainer(found))
+    checkpoint.check_files(found, [checkpoint.TRAINER_FILE, checkpoint.RECIPE_FILE])
     trainer = read_json(found / checkpoint.TRAINER_FILE)
     recipe = load_recipe(str(found / checkpoint.RECIPE_FILE))
-    tensors = read_tensors(found / checkpoint.MODEL_FILE)
+    tensors = checkpoint.read_kind(found, checkpoint.MODEL)
     return Weights(found, recipe, tensors, trainer)
 
 

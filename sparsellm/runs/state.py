@@ -1,12 +1,17 @@
-"""Weights and optimizer state as plain tensors by name, whatever shards them, and back."""
+"""Weights and optimizer state as tensors by name, whatever shards them, and back."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from sparsellm.runs.checkpoint import MODEL_FILE, OPTIMIZER_FILE
+from sparsellm.runs.checkpoint import MODEL, MODEL_FILE, OPTIMIZER, OPTIMIZER_FILE
+from sparsellm.runs.storage import CheckpointReader, load_tensors
 
 
 def gather_model(model: nn.Module) -> dict[str, Tensor]:
@@ -17,12 +22,17 @@ def gather_model(model: nn.Module) -> dict[str, Tensor]:
     return {name: _whole(parameter) for name, parameter in model.named_parameters()}
 
 
-def gather_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Optimizer state as ``<entry>.<parameter>``; every rank must call it."""
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters themselves by Hugging Face's names, sharded as they are; shared ones once."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's own tensors as ``<entry>.<parameter>``, sharded as they are."""
     for name, parameter in model.named_parameters():
         assert optimizer.state[parameter], f"no optimizer state for {name}; step comes before save"
     return {
-        f"{entry}.{name}": _whole(value)
+        f"{entry}.{name}": value.detach()
         for name, parameter in model.named_parameters()
         for entry, value in sorted(optimizer.state[parameter].items())
     }
@@ -40,44 +50,79 @@ def restore_model(
     Raises:
         ValueError: names or shapes differ; the message has ``source`` and ``remedy``.
     """
-    parameters = dict(model.named_parameters())
-    if parameters.keys() != state.keys():
-        odd = sorted(parameters.keys() ^ state.keys())
-        raise ValueError(
-            f"{source} does not match the recipe's model: {len(odd)} names differ, "
-            f"such as {odd[0]}; {remedy}"
-        )
-    for name, parameter in parameters.items():
-        if parameter.shape != state[name].shape:
-            raise ValueError(
-                f"{source}: {name} has shape {tuple(state[name].shape)}, the recipe's model "
-                f"{tuple(parameter.shape)}; {remedy}"
-            )
+    _check_shapes(model, {name: tensor.shape for name, tensor in state.items()}, source, remedy)
+    for name, parameter in model.named_parameters():
         parameter.copy_(_like(state[name], parameter))
 
 
-@torch.no_grad()
-def restore_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]
+def restore(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    path: Path,
+    group: ProcessGroup | None = None,
 ) -> None:
-    """Sets the optimizer's state of every parameter to what `gather_optimizer` gave.
+    """Reads weights and optimizer state of a checkpoint to where they belong, sharded or not.
+
+    All ranks of a group call it, and each reads what it holds. The checkpoint is one that
+    `checkpoint.load` has verified.
 
     Raises:
-        ValueError: some parameter has no state.
+        ValueError: names or shapes differ, or some parameter has no state.
     """
-    names = dict(model.named_parameters())
-    missing = sorted(names.keys() - {key.split(".", 1)[1] for key in state})
+    remedy = "resume with the recipe.yaml beside it"
+    reader = CheckpointReader(path, [MODEL, OPTIMIZER], remedy)
+    stored: dict[str, dict[str, tuple[torch.Size, torch.dtype]]] = {MODEL: {}, OPTIMIZER: {}}
+    for key, shape in reader.shapes().items():
+        kind, _, name = key.partition("/")
+        stored[kind][name] = shape
+    _check_shapes(
+        model, {name: shape for name, (shape, _) in stored[MODEL].items()}, MODEL_FILE, remedy
+    )
+    parameters = dict(model.named_parameters())
+    _check_optimizer(parameters.keys(), stored[OPTIMIZER].keys())
+    states = {
+        key: _new_state(parameters[key.split(".", 1)[1]], shape, dtype)
+        for key, (shape, dtype) in stored[OPTIMIZER].items()
+    }
+    tensors = {f"{MODEL}/{name}": tensor for name, tensor in model_tensors(model).items()}
+    load_tensors(tensors | {f"{OPTIMIZER}/{key}": t for key, t in states.items()}, reader, group)
+    for key, value in states.items():
+        entry, name = key.split(".", 1)
+        optimizer.state[parameters[name]][entry] = value
+
+
+def _check_optimizer(parameters: Iterable[str], keys: Iterable[str]) -> None:
+    missing = sorted(set(parameters) - {key.split(".", 1)[1] for key in keys})
     if missing:
         raise ValueError(
             f"{OPTIMIZER_FILE} has no state for {len(missing)} parameters, such as {missing[0]}; "
             "resume from an older checkpoint"
         )
-    for key, value in state.items():
-        entry, name = key.split(".", 1)
-        parameter = names[name]
-        # AdamW's `step` is one number a parameter; the moments have the parameter's layout.
-        restored = _like(value, parameter) if value.shape == parameter.shape else value
-        optimizer.state[parameter][entry] = restored.to(parameter.device)
+
+
+def _new_state(parameter: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    # AdamW's `step` is one number a parameter; the moments have the parameter's layout.
+    if shape == parameter.shape:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.empty(shape, dtype=dtype, device=parameter.device)
+
+
+def _check_shapes(
+    model: nn.Module, shapes: dict[str, torch.Size], source: str, remedy: str
+) -> None:
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != shapes.keys():
+        odd = sorted(parameters.keys() ^ shapes.keys())
+        raise ValueError(
+            f"{source} does not match the recipe's model: {len(odd)} names differ, "
+            f"such as {odd[0]}; {remedy}"
+        )
+    for name, parameter in parameters.items():
+        if parameter.shape != shapes[name]:
+            raise ValueError(
+                f"{source}: {name} has shape {tuple(shapes[name])}, the recipe's model "
+                f"{tuple(parameter.shape)}; {remedy}"
+            )
 
 
 def _whole(tensor: Tensor) -> Tensor:

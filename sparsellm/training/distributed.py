@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -72,6 +73,32 @@ def agree(error: Exception | None, interrupted: bool, device: torch.device) -> N
         raise FailedTogether(error, speaks=worst == 1 + world_size - rank)
     if worst == 1:
         raise Interrupted
+
+
+def checkpoint_group() -> ProcessGroup | None:
+    """All ranks over gloo, apart from training's own group: a thread saves while training goes on.
+
+    None for a single process.
+    """
+    return dist.new_group(backend="gloo") if dist.is_initialized() else None
+
+
+@contextmanager
+def together(device: torch.device) -> Iterator[None]:
+    """Where the body cannot read something on some rank, all ranks end: this one tells its own.
+
+    Raises:
+        EndedByAnother: the body failed on another rank alone.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except (ValueError, OSError) as met:
+        error = met
+    try:
+        agree(error, interrupted=False, device=device)
+    except FailedTogether as failure:
+        raise cause_of(failure) from None
 
 
 @contextmanager

@@ -39,12 +39,12 @@ from sparsellm.training.peers import Peers, RankActivity
 from sparsellm.training.progress import progress_line
 from sparsellm.training.run import (
     Run,
+    begin_save,
     build_accelerator,
     build_run,
     close_run,
     initialise_run,
     restore_run,
-    save_run,
 )
 from sparsellm.training.schedule import l1_coefficient, learning_rate
 from sparsellm.training.signals import StopRequest
@@ -146,6 +146,7 @@ def _logged_loop(
         announce(recipe.run_path)
     try:
         finished = _loop(run, log, stop, evaluator, missing)
+        _say_saved(run)
     finally:
         if log is not None:
             log.close()
@@ -201,14 +202,7 @@ def _loop(
         return False
     meter = Meter(run)
     while run.step < recipe.train.steps:
-        position = run.loader.state_dict()
-        try:
-            totals = train_step(run, stop)
-        except Exception as error:
-            if run.step > saved_step and _is_whole(run, error):
-                run.loader.load_state_dict(position)
-                _save(run, log)
-            raise cause_of(error) from None
+        totals = _step_or_save(run, log, stop, saved_step)
         stop.begin()
         last = run.step == recipe.train.steps
         if is_due(run.step, recipe.logging.every_steps) or last or run.step == 1:
@@ -221,6 +215,8 @@ def _loop(
         if saves and (is_due(run.step, saves) or last or stopped):
             _save(run, log)
             saved_step = run.step
+        elif run.saver.finished:
+            _say_saved(run)
         if not stopped:
             stopped = not measure(run, log, stop, evaluator, due)
         if due or saved_step == run.step:  # that may take minutes: heed what came meanwhile
@@ -233,11 +229,33 @@ def _loop(
     return True
 
 
+def _step_or_save(
+    run: Run, log: MetricsLog | None, stop: StopRequest, saved_step: int
+) -> StepTotals:
+    """One step; where it fails, what was good before it is saved."""
+    position = run.loader.state_dict()
+    try:
+        return train_step(run, stop)
+    except Exception as error:
+        if run.step > saved_step and _is_whole(run, error):
+            run.loader.load_state_dict(position)
+            _save(run, log)
+            _say_saved(run)
+        raise cause_of(error) from None
+
+
 def _save(run: Run, log: MetricsLog | None) -> None:
+    """Begins it; the end of the save before is waited for and said."""
     run.activity.begin("saving", run.step)
     if log is not None:
         log.sync()
-    run.accelerator.print(f"saved {save_run(run)}")
+    _say_saved(run)
+    begin_save(run)
+
+
+def _say_saved(run: Run) -> None:
+    if path := run.saver.wait():
+        run.accelerator.print(f"saved {path}")
 
 
 def _is_whole(run: Run, error: Exception) -> bool:
@@ -286,7 +304,8 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
         run.activity.begin("computing", run.step)
         sums.add(_micro_batch(run, tokens_BT1, l1_weight))
     run.activity.begin("summing over ranks", run.step)
-    step = sums.read(stop.received is not None, reader.error is not None)
+    asked = stop.received is not None or run.saver.failed
+    step = sums.read(asked, reader.error is not None)
     if step.failed:
         raise FailedTogether(reader.error)
     tokens = recipe.train.global_batch_tokens
@@ -378,6 +397,7 @@ def _clip_gradients(run: Run) -> float:
 def _refuse_non_finite(run: Run, loss: float, l1: float, grad_norm: float) -> None:
     if all(math.isfinite(value) for value in (loss, l1, grad_norm)):
         return
+    _say_saved(run)
     good = checkpoint.latest(run.checkpoints)
     raise FloatingPointError(
         f"step {run.step + 1}: loss {loss}, L1 {l1}, gradient norm {grad_norm}; the step was not "

@@ -12,6 +12,7 @@ import yaml
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from sparsellm import __version__
@@ -27,8 +28,10 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import HFModel, build_model, prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint, state
+from sparsellm.runs.lineage import Lineage
 from sparsellm.runs.pretrained import read_weights
-from sparsellm.training.distributed import any_rank
+from sparsellm.runs.saver import Saver
+from sparsellm.training.distributed import checkpoint_group, together
 from sparsellm.training.kernel_policy import kernels_state, restore_kernels, set_up_kernels
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
@@ -55,6 +58,8 @@ class Run:
     loader: TokenLoader
     validation: ValidationSet | None
     stats: SparsityStats
+    saver: Saver
+    group: ProcessGroup | None  # of CPU processes, for checkpoints; None for one process
     target: TargetController | None = None
     step: int = 0
     tokens: int = 0  # that all ranks have trained on
@@ -129,6 +134,7 @@ def build_run(
     objective, optimizer = accelerator.prepare(
         objective, build_optimizer(objective, recipe.optimizer)
     )
+    group = checkpoint_group()
     run = Run(
         activity=activity or RankActivity(),
         recipe=recipe,
@@ -150,39 +156,55 @@ def build_run(
             if recipe.sparsity.target_nnz
             else None
         ),
+        saver=Saver(recipe.run_path / "checkpoints", recipe.checkpoint.keep, group=group),
+        group=group,
     )
     if why_dense := set_up_kernels(recipe, run.ffns, accelerator.device):
         accelerator.print(f"ffn.kernels: FFNs train by dense products: {why_dense}")
     return run
 
 
-def save_run(run: Run) -> Path:
-    """Writes a checkpoint of the run as it is after `run.step` steps, from all ranks together."""
+def begin_save(run: Run) -> None:
+    """Begins a checkpoint of the run as it is after `run.step` steps, from all ranks together.
+
+    Returns once the tensors are copied to host memory; `run.saver` goes on in the background.
+
+    Raises:
+        CheckpointError: the save before has failed.
+    """
     recipe, accelerator = run.recipe, run.accelerator
-    snapshot = checkpoint.Snapshot(
-        step=run.step,
-        model=state.gather_model(run.model),
-        optimizer=state.gather_optimizer(run.model, run.optimizer),
-        stats={name: t.cpu() for name, t in run.stats.state_dict().items()},
-        trainer={
-            "step": run.step,
-            "tokens": run.tokens,
-            "world_size": accelerator.num_processes,
-            "sparsellm": __version__,
-            "torch": torch.__version__,
-            "init_from": run.origin,
-            "kernels": kernels_state(run.ffns, accelerator.device),
-            "target": run.target.state_dict() if run.target else None,
-        },
-        recipe_yaml=recipe.to_yaml(),
-        rank=checkpoint.RankState(data=run.loader.state_dict(), rng=_rng_state()),
+    run.saver.begin(
+        checkpoint.Snapshot(
+            step=run.step,
+            model=state.model_tensors(run.model),
+            optimizer=state.optimizer_tensors(run.model, run.optimizer),
+            stats=run.stats.state_dict(),
+            trainer={
+                "step": run.step,
+                "tokens": run.tokens,
+                "world_size": accelerator.num_processes,
+                "sparsellm": __version__,
+                "torch": torch.__version__,
+                "init_from": run.origin,
+                "kernels": kernels_state(run.ffns, accelerator.device),
+                "target": run.target.state_dict() if run.target else None,
+            },
+            recipe_yaml=recipe.to_yaml(),
+            rank=checkpoint.RankState(data=run.loader.state_dict(), rng=_rng_state()),
+        )
     )
-    ranks = checkpoint.Ranks(
-        rank=accelerator.process_index,
-        is_main=accelerator.is_main_process,
-        any_failed=lambda failed: any_rank(failed, accelerator.device),
-    )
-    return checkpoint.save(run.checkpoints, snapshot, ranks, recipe.checkpoint.keep)
+
+
+def save_run(run: Run) -> Path:
+    """Writes a checkpoint and waits until it is published.
+
+    Raises:
+        CheckpointError: some rank could not write.
+    """
+    begin_save(run)
+    path = run.saver.wait()
+    assert path is not None
+    return path
 
 
 def initialise_run(run: Run, path: Path) -> list[str]:
@@ -217,20 +239,22 @@ def restore_run(run: Run, path: Path) -> list[str]:
         DataStateMismatch: the data stream cannot continue with this corpus, seed or tokenizer, and
             `data.on_mismatch` is `refuse`.
     """
-    snapshot = checkpoint.load(path, run.accelerator.process_index)
-    if not snapshot.optimizer:
+    accelerator = run.accelerator
+    with together(accelerator.device):
+        saved = checkpoint.load(path, accelerator.process_index, accelerator.num_processes)
+    if not saved.has_optimizer:
         raise ValueError(
             f"{path} has weights and no optimizer state (it was imported) and cannot be resumed; "
             f"start a new run from it: --set name=NEW --init-from {path}"
         )
-    notes = _recipe_changes(snapshot.recipe_yaml, run.recipe)
-    state.restore_model(run.model, snapshot.model)
-    state.restore_optimizer(run.model, run.optimizer, snapshot.optimizer)
-    run.stats.load_state_dict(snapshot.stats)
-    run.step, run.tokens = snapshot.step, snapshot.trainer["tokens"]
-    run.origin = snapshot.trainer.get("init_from")
-    restore_kernels(run.ffns, snapshot.trainer.get("kernels"), run.accelerator.device)
-    saved_target = snapshot.trainer.get("target")
+    notes = _recipe_changes(saved.recipe_yaml, run.recipe)
+    state.restore(run.model, run.optimizer, path, run.group)
+    run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
+    run.step, run.tokens = saved.step, saved.trainer["tokens"]
+    run.origin = saved.trainer.get("init_from")
+    run.saver.lineage = Lineage.of(saved.manifest)
+    restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
+    saved_target = saved.trainer.get("target")
     if run.target and not (saved_target and run.target.load_state_dict(saved_target)):
         notes.append(
             f"λ starts anew from sparsity.l1_coefficient {run.recipe.sparsity.l1_coefficient:g}"
@@ -244,14 +268,15 @@ def restore_run(run: Run, path: Path) -> list[str]:
                 "--set data.on_mismatch=restart"
             ) from None
         notes.append(f"the data stream starts over from its beginning: {mismatch}")
-    if snapshot.rank.rng:  # else there were fewer ranks: this one keeps its own
-        _set_rng_state(snapshot.rank.rng)
+    if saved.rank.rng:  # else there were fewer ranks: this one keeps its own
+        _set_rng_state(saved.rank.rng)
     return notes
 
 
 def close_run(run: Run) -> None:
-    """Ends the data workers and the process group."""
+    """Ends the data workers, the save in progress and the process group."""
     run.loader.close()
+    run.saver.close()
     # The wrapper goes before the process group does: where DDP's reducer is the group's last owner
     # it joins gloo's threads while it holds the GIL, which one of them may be waiting for.
     del run.objective

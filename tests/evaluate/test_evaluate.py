@@ -18,7 +18,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
 from runs.test_metrics_log import _offline_records
-from safetensors.torch import load_file
 from training.test_distributed import launch
 from transformers import GPT2TokenizerFast
 
@@ -31,7 +30,7 @@ from sparsellm.evaluate.scores import from_lm_eval, table
 from sparsellm.evaluate.suite import build_tasks, load_suite, write_tasks
 from sparsellm.model import build_model, model_config
 from sparsellm.paths import bundled
-from sparsellm.runs import state
+from sparsellm.runs import checkpoint, state
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.runs.records import read_metrics
 
@@ -239,7 +238,7 @@ def test_training_evaluates_and_is_not_disturbed(tiny_overrides, data_dir, tmp_p
     runs = tmp_path / "runs"
     last = "checkpoints/step_00000004"
     found, expected = (
-        load_file(runs / name / last / "model.safetensors") for name in ("with", "without")
+        checkpoint.read_kind(runs / name / last, "model") for name in ("with", "without")
     )
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     records = [r for r in read_metrics(runs / "with") if r["kind"] == "evaluation"]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from sparsellm.runs import checkpoint, state
-from sparsellm.runs.checkpoint import CheckpointError, Ranks, RankState, Snapshot
+from sparsellm.runs import checkpoint, saver, state
+from sparsellm.runs.checkpoint import RankState, Snapshot
 from sparsellm.runs.files import read_tensors, write_atomically
-
-ALONE = Ranks(rank=0, is_main=True, any_failed=lambda failed: failed)
 
 
 def _snapshot(step: int, size: int = 8) -> Snapshot:
@@ -36,20 +36,20 @@ def _names(folder: Path) -> list[str]:
 
 
 def test_what_is_saved_is_loaded(tmp_path):
-    path = checkpoint.save(tmp_path, _snapshot(7), ALONE, keep=2)
+    path = saver.save(tmp_path, _snapshot(7), keep=2)
     assert checkpoint.latest(tmp_path) == path
     loaded = checkpoint.load(path, rank=0)
     assert loaded.step == 7
     assert loaded.rank.data == {"cursor": 7}
     assert loaded.recipe_yaml == "name: r7\n"
-    assert torch.equal(loaded.model["w"], torch.full((8,), 7.0))
-    assert torch.equal(loaded.optimizer["exp_avg.w"], torch.full((8,), 7.5))
+    assert torch.equal(checkpoint.read_kind(path, "model")["w"], torch.full((8,), 7.0))
+    assert torch.equal(checkpoint.read_kind(path, "optimizer")["exp_avg.w"], torch.full((8,), 7.5))
     assert torch.equal(loaded.rank.rng["cpu"], torch.get_rng_state())
 
 
 def test_keeps_the_newest(tmp_path):
     for step in (1, 2, 3, 10):
-        checkpoint.save(tmp_path, _snapshot(step), ALONE, keep=2)
+        saver.save(tmp_path, _snapshot(step), keep=2)
     assert _names(tmp_path) == ["latest", "step_00000003", "step_00000010"]
 
 
@@ -57,20 +57,20 @@ def test_a_copy_beside_them_is_left_alone(tmp_path):
     (tmp_path / "step_00000001_keep").mkdir()
     (tmp_path / "step_best").mkdir()
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path, _snapshot(step), ALONE, keep=1)
+        saver.save(tmp_path, _snapshot(step), keep=1)
     assert _names(tmp_path) == ["latest", "step_00000001_keep", "step_00000003", "step_best"]
     (tmp_path / "latest").unlink()
     assert checkpoint.latest(tmp_path).name == "step_00000003"
 
 
 def test_an_old_one_that_cannot_be_deleted_is_no_failure(tmp_path, monkeypatch, capsys):
-    checkpoint.save(tmp_path, _snapshot(1), ALONE, keep=1)
+    saver.save(tmp_path, _snapshot(1), keep=1)
 
     def refused(path, **options):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("shutil.rmtree", refused)
-    path = checkpoint.save(tmp_path, _snapshot(2), ALONE, keep=1)
+    path = saver.save(tmp_path, _snapshot(2), keep=1)
     assert checkpoint.latest(tmp_path) == path
     assert "warning: an old checkpoint stays: " in capsys.readouterr().err
 
@@ -83,41 +83,41 @@ def test_a_small_file_that_cannot_be_replaced_leaves_nothing(tmp_path):
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
-    path = checkpoint.save(tmp_path, _snapshot(1), ALONE, keep=1)
+    path = saver.save(tmp_path, _snapshot(1), keep=1)
     assert {p.suffix for p in path.iterdir()} == {".safetensors", ".json", ".yaml"}
 
 
 def test_saving_the_same_step_again_replaces_it(tmp_path):
-    checkpoint.save(tmp_path, _snapshot(5), ALONE, keep=2)
+    saver.save(tmp_path, _snapshot(5), keep=2)
     again = _snapshot(5)
     again.model["w"] += 1
-    path = checkpoint.save(tmp_path, again, ALONE, keep=2)
-    assert float(checkpoint.load(path, 0).model["w"][0]) == 6
+    path = saver.save(tmp_path, again, keep=2)
+    assert float(checkpoint.read_kind(path, "model")["w"][0]) == 6
     assert _names(tmp_path) == ["latest", "step_00000005"]
 
 
 def test_remains_of_a_killed_save_are_ignored_and_swept(tmp_path):
-    checkpoint.save(tmp_path, _snapshot(1), ALONE, keep=2)
+    saver.save(tmp_path, _snapshot(1), keep=2)
     (tmp_path / ".tmp-step_00000002").mkdir()
     (tmp_path / ".tmp-step_00000002" / "model.safetensors").write_bytes(b"half")
     assert checkpoint.latest(tmp_path).name == "step_00000001"
-    checkpoint.save(tmp_path, _snapshot(2), ALONE, keep=2)
+    saver.save(tmp_path, _snapshot(2), keep=2)
     assert _names(tmp_path) == ["latest", "step_00000001", "step_00000002"]
 
 
 def test_kill_between_the_two_renames_leaves_the_replaced_one(tmp_path):
-    path = checkpoint.save(tmp_path, _snapshot(5), ALONE, keep=2)
+    path = saver.save(tmp_path, _snapshot(5), keep=2)
     path.rename(tmp_path / ".tmp-replaced-step_00000005")
     found = checkpoint.latest(tmp_path)
     assert checkpoint.load(found, 0).step == 5
-    checkpoint.save(tmp_path, _snapshot(6), ALONE, keep=2)
+    saver.save(tmp_path, _snapshot(6), keep=2)
     assert _names(tmp_path) == ["latest", "step_00000006"]
 
 
 def test_without_the_pointer_the_newest_complete_one_counts(tmp_path):
     assert checkpoint.latest(tmp_path) is None
     for step in (9, 10):
-        checkpoint.save(tmp_path, _snapshot(step), ALONE, keep=3)
+        saver.save(tmp_path, _snapshot(step), keep=3)
     (tmp_path / "latest").unlink()
     assert checkpoint.latest(tmp_path).name == "step_00000010"
 
@@ -126,7 +126,7 @@ def test_without_the_pointer_the_newest_complete_one_counts(tmp_path):
     "name", ["model.safetensors", "optimizer.safetensors", "stats.safetensors", "rank_00000.json"]
 )
 def test_truncated_file_is_named(tmp_path, name):
-    path = checkpoint.save(tmp_path, _snapshot(1), ALONE, keep=1)
+    path = saver.save(tmp_path, _snapshot(1), keep=1)
     whole = (path / name).read_bytes()
     (path / name).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=rf"{name} is .*damaged.*older checkpoint"):
@@ -134,7 +134,7 @@ def test_truncated_file_is_named(tmp_path, name):
 
 
 def test_missing_file_is_named(tmp_path):
-    path = checkpoint.save(tmp_path, _snapshot(1), ALONE, keep=1)
+    path = saver.save(tmp_path, _snapshot(1), keep=1)
     (path / "optimizer.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"optimizer.safetensors is missing"):
         checkpoint.load(path, 0)
@@ -153,23 +153,15 @@ def test_other_shapes_and_names_are_refused():
         state.restore_model(model, {"weight": torch.zeros(2, 4), "bias": torch.zeros(3)})
 
 
-def test_another_ranks_failure_reaches_this_one(tmp_path):
-    checkpoint.save(tmp_path, _snapshot(1), ALONE, keep=1)
-    hears_failure = Ranks(rank=0, is_main=True, any_failed=lambda failed: True)
-    with pytest.raises(CheckpointError, match=r"another rank could not write.*step_00000001"):
-        checkpoint.save(tmp_path, _snapshot(2), hears_failure, keep=1)
-    assert _names(tmp_path) == ["latest", "step_00000001"]
-
-
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import test_checkpoint as t
-from sparsellm.runs import checkpoint
+from sparsellm.runs import checkpoint, saver
 folder = Path(sys.argv[1])
-checkpoint.save(folder, t._snapshot(1), t.ALONE, keep=1)
+saver.save(folder, t._snapshot(1), keep=1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-checkpoint.save(folder, t._snapshot(2, size=1_000_000), t.ALONE, keep=1)
+saver.save(folder, t._snapshot(2, size=1_000_000), keep=1)
 """
 
 
@@ -193,26 +185,26 @@ def test_full_disk_leaves_the_previous_checkpoint(tmp_path):
 
 def test_files_are_synced_before_the_rename(tmp_path, monkeypatch):
     events = []
-    real_fsync, real_rename = checkpoint.fsync, Path.rename
+    real_fsync, real_rename = os.fsync, Path.rename
 
     def rename(self, target):
         events.append(("rename", Path(target).name))
         return real_rename(self, target)
 
-    def fsync(path):
-        events.append(("fsync", path.name))
-        real_fsync(path)
+    def fsync(descriptor):
+        events.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        real_fsync(descriptor)
 
     monkeypatch.setattr(Path, "rename", rename)
-    monkeypatch.setattr(checkpoint, "fsync", fsync)
-    path = checkpoint.save(tmp_path, _snapshot(1), ALONE, keep=1)
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = saver.save(tmp_path, _snapshot(1), keep=1)
     published = events.index(("rename", path.name))
     synced = {name for kind, name in events[:published] if kind == "fsync"}
     assert synced == {p.name for p in path.iterdir()} | {".tmp-step_00000001"}
     assert ("fsync", tmp_path.name) in events[published:]
 
 
-def test_optimizer_state_round_trips_to_identical_steps():
+def test_optimizer_state_round_trips_to_identical_steps(tmp_path):
     def model_and_optimizer():
         torch.manual_seed(0)
         model = torch.nn.Linear(5, 3)
@@ -227,22 +219,24 @@ def test_optimizer_state_round_trips_to_identical_steps():
     model, optimizer = model_and_optimizer()
     for seed in range(3):
         step(model, optimizer, seed)
-    saved = state.gather_model(model), state.gather_optimizer(model, optimizer)
+    moments = state.optimizer_tensors(model, optimizer)
+    snapshot = replace(_snapshot(3), model=state.model_tensors(model), optimizer=moments)
+    path = saver.save(tmp_path, snapshot, keep=1)
     step(model, optimizer, 3)
 
     other, other_optimizer = model_and_optimizer()
-    state.restore_model(other, saved[0])
-    state.restore_optimizer(other, other_optimizer, saved[1])
+    state.restore(other, other_optimizer, path)
     step(other, other_optimizer, 3)
     assert torch.equal(other.weight, model.weight)
     assert torch.equal(other.bias, model.bias)
-    incomplete = {key: value for key, value in saved[1].items() if "bias" not in key}
+    incomplete = {key: value for key, value in moments.items() if "bias" not in key}
+    path = saver.save(tmp_path, replace(snapshot, optimizer=incomplete), keep=1)
     with pytest.raises(ValueError, match=r"optimizer.safetensors has no state .* such as bias"):
-        state.restore_optimizer(other, other_optimizer, incomplete)
+        state.restore(other, other_optimizer, path)
 
 
 def test_json_and_tensors_are_plain(tmp_path):
-    path = checkpoint.save(tmp_path, _snapshot(3), ALONE, keep=1)
+    path = saver.save(tmp_path, _snapshot(3), keep=1)
     assert json.loads((path / "trainer.json").read_text())["step"] == 3
     save_file({}, tmp_path / "empty.safetensors")
     assert read_tensors(tmp_path / "empty.safetensors") == {}

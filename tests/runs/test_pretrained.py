@@ -41,7 +41,7 @@ def test_bf16_rounds_the_weights_and_nothing_else(run):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_mistakes_name_the_file(run, tmp_path):
+def test_mistakes_name_the_file(run, tiny, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is no checkpoint .* give such as runs/debug"):
         find_checkpoint(tmp_path / "nowhere")
     path = save_run(run)
@@ -51,8 +51,7 @@ def test_mistakes_name_the_file(run, tmp_path):
     with pytest.raises(ValueError, match=r"model\.safetensors"):
         load_pretrained(path)
     weights.write_bytes(whole)
-    recipe = path / "recipe.yaml"
-    text = recipe.read_text()
-    recipe.write_text(text.replace("intermediate_size: 64", "intermediate_size: 96"))
+    run.recipe = tiny("model.intermediate_size=96")
+    save_run(run)
     with pytest.raises(ValueError, match=r"model\.safetensors.*has shape"):
         load_pretrained(path)

@@ -1,0 +1,67 @@
+"""Which checkpoints belong to the present branch of a run, and which are pruned."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparsellm.runs.checkpoint import checkpoints_in
+from sparsellm.runs.manifest import Manifest, read_manifest
+
+_LONGEST = 1000  # ids that a manifest keeps
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The ids of a run's checkpoints so far, the last one first."""
+
+    ids: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest | None) -> Lineage:
+        """Up to and with that checkpoint; one of an earlier version has no id."""
+        return (
+            cls() if manifest is None else cls(tuple(manifest.ancestors)).continued_by(manifest.id)
+        )
+
+    def continued_by(self, identity: str) -> Lineage:
+        """With one more checkpoint."""
+        return Lineage((identity, *self.ids)[:_LONGEST])
+
+
+def prune(folder: Path, newest: Path, manifest: Manifest, keep: int) -> None:
+    """Deletes all but the ``keep`` newest checkpoints of the branch that ends in ``newest``.
+
+    Links, copies by other names and what belongs to another branch are left alone.
+
+    Raises:
+        OSError: something cannot be deleted; what can be is.
+    """
+    branch = {manifest.id, *manifest.ancestors}
+    own = [path for path in checkpoints_in(folder) if _belongs(path, newest, branch)]
+    for old in own[:-keep]:
+        # Renamed first: a kill while deleting leaves no half a checkpoint of that name.
+        old.rename(folder / f".tmp-pruned-{old.name}")
+    failure: OSError | None = None
+    for doomed in [*folder.glob(".tmp-pruned-*"), *folder.glob(".tmp-replaced-*")]:
+        try:
+            remove(doomed)
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+def _belongs(path: Path, newest: Path, branch: set[str]) -> bool:
+    manifest = read_manifest(path, "")
+    # Without a manifest it is of an earlier version, when there was one branch.
+    return path.name <= newest.name if manifest is None else manifest.id in branch
+
+
+def remove(path: Path) -> None:
+    """Deletes a folder; of a link, the link alone."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)

@@ -1,0 +1,166 @@
+"""What a checkpoint consists of: each file with its size and hashes, and where it comes from.
+
+``manifest.json`` is the last file that is written into a checkpoint. A hash is XXH3 (128 bits) of
+each `CHUNK_BYTES` of a file, so that several threads can verify one large file. The manifest
+carries a hash of itself. Checkpoints written before there were manifests have none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from pydantic import NonNegativeInt, PositiveInt
+
+from sparsellm.runs.files import damaged, fsync, read_json
+from sparsellm.strict import StrictModel, validate
+
+MANIFEST_FILE = "manifest.json"
+CHUNK_BYTES = 64 * 2**20
+_READ_BYTES = 4 * 2**20  # stays in a core's cache between reading and hashing
+_MAX_THREADS = 16
+
+
+class FileEntry(StrictModel):
+    """One file of a checkpoint."""
+
+    size: NonNegativeInt  # bytes
+    xxh3_128: list[str]  # of each CHUNK_BYTES, hexadecimal
+
+
+class Manifest(StrictModel):
+    """A checkpoint's files and its place in the history of its run."""
+
+    id: str  # of this checkpoint, random
+    ancestors: list[str]  # ids of the checkpoints that it continues, the last one first
+    step: NonNegativeInt
+    created: str  # UTC, ISO 8601
+    world_size: PositiveInt  # ranks that wrote it
+    files: dict[str, FileEntry]  # by name
+
+
+class HashedFile:
+    """A new file whose hashes are computed while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._size = 0
+        self._hash = xxhash.xxh3_128()
+        self._hashes: list[str] = []
+
+    def write(self, content: memoryview) -> None:
+        """Appends bytes (a one-dimensional view of them)."""
+        while content:
+            room = CHUNK_BYTES - self._size % CHUNK_BYTES
+            piece = content[: min(room, _READ_BYTES)]
+            content = content[len(piece) :]
+            self._hash.update(piece)
+            self._file.write(piece)
+            self._size += len(piece)
+            if self._size % CHUNK_BYTES == 0:
+                self._end_chunk()
+
+    def close(self) -> FileEntry:
+        """Makes the file durable."""
+        if self._size % CHUNK_BYTES or not self._size:
+            self._end_chunk()
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+        return FileEntry(size=self._size, xxh3_128=self._hashes)
+
+    def abandon(self) -> None:
+        """Closes the file after a failure."""
+        self._file.close()
+
+    def _end_chunk(self) -> None:
+        self._hashes.append(self._hash.hexdigest())
+        self._hash = xxhash.xxh3_128()
+
+
+def write_hashed(path: Path, text: str) -> FileEntry:
+    """A small file, durable."""
+    return write_pieces(path, [memoryview(text.encode("utf-8"))])
+
+
+def write_pieces(path: Path, pieces: Iterable[memoryview]) -> FileEntry:
+    """A file of these bytes, durable."""
+    file = HashedFile(path)
+    try:
+        for piece in pieces:
+            file.write(piece)
+        return file.close()
+    except BaseException:
+        file.abandon()
+        raise
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes ``manifest.json``; the folder is then complete."""
+    content = manifest.model_dump(mode="json")
+    content["xxh3_128"] = _own_hash(content)
+    path = folder / MANIFEST_FILE
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    fsync(path)
+
+
+def read_manifest(folder: Path, remedy: str) -> Manifest | None:
+    """The manifest of a checkpoint; None where it has none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        return None
+    content = read_json(path, remedy)
+    if not isinstance(content, dict) or content.pop("xxh3_128", None) != _own_hash(content):
+        raise damaged(path, "its hash differs", remedy)
+    return validate(Manifest, content, str(path))
+
+
+def _own_hash(content: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode("utf-8"))
+
+
+def verify(folder: Path, manifest: Manifest, names: Iterable[str], remedy: str) -> None:
+    """Compares files with their hashes, several threads at a time.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file differs from what was written.
+    """
+    jobs = []
+    for name in names:
+        path, entry = folder / name, manifest.files[name]
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing; {remedy}")
+        size = path.stat().st_size
+        if size != entry.size:
+            raise damaged(path, f"{size:,} bytes for the {entry.size:,} written", remedy)
+        jobs += [(path, index, digest) for index, digest in enumerate(entry.xxh3_128)]
+    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
+        for (path, index, digest), found in zip(jobs, pool.map(_chunk_hash, jobs), strict=True):
+            if found != digest:
+                first = index * CHUNK_BYTES
+                raise damaged(path, f"other bytes than written, from {first:,} on", remedy)
+
+
+def _chunk_hash(job: tuple[Path, int, str]) -> str:
+    path, index, _ = job
+    digest = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        file.seek(index * CHUNK_BYTES)
+        left = CHUNK_BYTES
+        while left and (count := file.readinto(buffer[: min(left, _READ_BYTES)])):
+            digest.update(buffer[:count])
+            left -= count
+    return digest.hexdigest()

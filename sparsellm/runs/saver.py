@@ -1,0 +1,266 @@
+"""Saves the checkpoints of a run in the background, through torch.distributed.checkpoint.
+
+`Saver.begin` returns as soon as this rank's part of the tensors is copied to host memory; a thread
+then writes it, and the coordinator publishes the checkpoint once all ranks have written theirs.
+Tensors that every rank has whole are shared out between the ranks; a DTensor's rank has its shard.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
+
+from sparsellm.runs.checkpoint import (
+    FORMAT,
+    LATEST,
+    MODEL,
+    OPTIMIZER,
+    RECIPE_FILE,
+    STATS,
+    TRAINER_FILE,
+    CheckpointError,
+    Snapshot,
+    latest,
+    rank_name,
+    replaced_name,
+)
+from sparsellm.runs.files import fsync, write_atomically
+from sparsellm.runs.lineage import Lineage, prune, remove
+from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_hashed, write_manifest
+from sparsellm.runs.storage import CheckpointWriter, engine_errors
+from sparsellm.runs.tensor_files import Part, file_name, write_parts
+
+
+class Saver:
+    """Saves one checkpoint at a time.
+
+    Args:
+        folder: of the checkpoints; made if need be.
+        keep: newest checkpoints of the present branch that stay.
+        lineage: of the checkpoint that the run continues.
+        group: CPU processes that save together, for this alone; None for one process.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        lineage: Lineage | None = None,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        self.lineage = lineage or Lineage()
+        self._folder, self._keep, self._group = folder, keep, group
+        self._rank = dist.get_rank(group) if group else 0
+        self._world_size = dist.get_world_size(group) if group else 1
+        cuda = torch.cuda.is_available()
+        # Memory of the host that the GPU copies to, pinned, is made at the first save and kept.
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=cuda,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=cuda,
+            )
+        )
+        self._pending: tuple[Path, Future[Any]] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the save in progress has failed; `wait` says why."""
+        pending = self._pending
+        return bool(pending and pending[1].done() and pending[1].exception() is not None)
+
+    @property
+    def finished(self) -> bool:
+        """Whether `wait` would return a checkpoint at once."""
+        return bool(self._pending and self._pending[1].done() and not self.failed)
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Starts to write ``step_…``, from all ranks together; waits for the save before.
+
+        The caller may change the tensors as soon as it returns.
+
+        Raises:
+            CheckpointError: the save before has failed.
+        """
+        self.wait()
+        texts, small = _texts(snapshot, self._rank), _small_tensors(snapshot, self._rank)
+        final = self._folder / f"step_{snapshot.step:08d}"
+        partial = self._folder / f".tmp-{final.name}"
+        writer = CheckpointWriter(
+            partial,
+            self._rank,
+            self._world_size,
+            prepare=lambda: _prepare(self._folder, partial),
+            write_own=lambda: _write_small(partial, texts, small),
+            publish=lambda files: self._publish(partial, final, snapshot.step, files),
+        )
+        with engine_errors():
+            future = dcp.async_save(
+                self._own_tensors(snapshot),
+                storage_writer=writer,
+                planner=dcp.DefaultSavePlanner(flatten_state_dict=False),
+                process_group=self._group,
+                async_stager=self._stager,
+                no_dist=self._group is None,
+            )
+        assert isinstance(future, Future)
+        self._pending = final, future
+
+    def wait(self) -> Path | None:
+        """The checkpoint that was begun, once it is published; None if there is none to wait for.
+
+        Raises:
+            CheckpointError: some rank could not write (a full disk, say). What was written is
+                removed, ``latest`` and the checkpoint that it names are untouched.
+        """
+        if self._pending is None:
+            return None
+        final, future = self._pending
+        self._pending = None
+        try:
+            with engine_errors():
+                future.result()
+        except Exception as error:
+            if self._rank == 0:
+                remove(self._folder / f".tmp-{final.name}")
+            raise CheckpointError(_failure_message(self._folder, final, error)) from error
+        return final
+
+    def close(self) -> None:
+        """Waits for the save in progress, whose failure is a warning here; frees its memory."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            print(f"warning: {error}", file=sys.stderr, flush=True)
+        self._stager.close()
+
+    def _own_tensors(self, snapshot: Snapshot) -> dict[str, Tensor]:
+        """What this rank copies and writes, by ``<kind>/<tensor>``."""
+        tensors = {
+            f"{kind}/{name}": tensor
+            for kind, content in ((MODEL, snapshot.model), (OPTIMIZER, snapshot.optimizer))
+            for name, tensor in content.items()
+        }
+        owners = _share_out(tensors, self._world_size)
+        return {
+            name: t for name, t in tensors.items() if owners.get(name, self._rank) == self._rank
+        }
+
+    def _publish(self, partial: Path, final: Path, step: int, files: dict[str, FileEntry]) -> None:
+        identity = secrets.token_hex(8)
+        manifest = Manifest(
+            id=identity,
+            ancestors=list(self.lineage.ids),
+            step=step,
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            world_size=self._world_size,
+            files=dict(sorted(files.items())),
+        )
+        write_manifest(partial, manifest)
+        fsync(partial)
+        if final.exists() or final.is_symlink():
+            final.rename(replaced_name(final))
+        partial.rename(final)
+        fsync(self._folder)
+        write_atomically(self._folder / LATEST, final.name + "\n")
+        self.lineage = self.lineage.continued_by(identity)
+        try:
+            prune(self._folder, final, manifest, self._keep)
+        except OSError as error:  # what was to be saved is saved
+            print(f"warning: an old checkpoint stays: {error}", file=sys.stderr, flush=True)
+
+
+def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
+    """Writes ``folder/step_…`` from this process alone, and waits for it.
+
+    It continues the newest checkpoint of the folder, if there is one.
+
+    Raises:
+        CheckpointError: as `Saver.wait`.
+    """
+    newest = latest(folder)
+    lineage = Lineage.of(read_manifest(newest, "delete it")) if newest else None
+    saver = Saver(folder, keep, lineage)
+    saver.begin(snapshot)
+    path = saver.wait()
+    assert path is not None
+    saver.close()
+    return path
+
+
+def _share_out(tensors: dict[str, Tensor], world_size: int) -> dict[str, int]:
+    """The rank that saves each tensor that all ranks have whole: about the same bytes for each."""
+    load = [0] * world_size
+    owners = {}
+    whole = [name for name, tensor in tensors.items() if not isinstance(tensor, DTensor)]
+    for name in sorted(whole, key=lambda name: (-tensors[name].nbytes, name)):
+        rank = load.index(min(load))
+        owners[name] = rank
+        load[rank] += tensors[name].nbytes
+    return owners
+
+
+def _prepare(folder: Path, partial: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob(".tmp-step_*"):  # of a run that was killed while it wrote
+        remove(stale)
+    partial.mkdir()
+
+
+def _texts(snapshot: Snapshot, rank: int) -> dict[str, str]:
+    """Files by name: this rank's own, and from the first rank what is the same on all."""
+    texts = {f"{rank_name(rank)}.json": _json(snapshot.rank.data)}
+    if rank == 0:
+        trainer = snapshot.trainer | {"format": FORMAT}
+        texts |= {TRAINER_FILE: _json(trainer), RECIPE_FILE: snapshot.recipe_yaml}
+    return texts
+
+
+def _small_tensors(snapshot: Snapshot, rank: int) -> dict[str, dict[str, Tensor]]:
+    """Likewise, by the name of the file without its suffix; copies on the CPU."""
+    kinds = {rank_name(rank): snapshot.rank.rng}
+    if rank == 0:
+        kinds[STATS] = snapshot.stats
+        # These are there where they are empty, too: an import has no optimizer state.
+        large = {MODEL: snapshot.model, OPTIMIZER: snapshot.optimizer}
+        kinds |= {kind: {} for kind, content in large.items() if not content}
+    return {
+        kind: {name: t.detach().to("cpu", copy=True) for name, t in content.items()}
+        for kind, content in kinds.items()
+    }
+
+
+def _write_small(
+    partial: Path, texts: dict[str, str], small: dict[str, dict[str, Tensor]]
+) -> dict[str, FileEntry]:
+    files = {file: write_hashed(partial / file, text) for file, text in texts.items()}
+    for kind, tensors in small.items():
+        file = file_name(kind, 0, 1)
+        content = {name: Part(t, (0,) * t.dim()) for name, t in tensors.items()}
+        files[file] = write_parts(partial / file, content)
+    return files
+
+
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _failure_message(folder: Path, final: Path, failure: Exception) -> str:
+    previous = latest(folder)
+    kept = f"{previous} is intact" if previous else "there is no earlier checkpoint"
+    who = "".join(f" ({note})" for note in getattr(failure, "__notes__", []))
+    return f"checkpoint {final} was not written: {failure}{who}; {kept}. Free space and start again"

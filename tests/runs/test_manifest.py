@@ -1,0 +1,126 @@
+"""Every byte of a checkpoint is accounted for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from runs.test_checkpoint import _snapshot
+from sparsellm.runs import checkpoint, manifest, saver
+from sparsellm.runs.tensor_files import Part, stored_parts, write_parts
+
+FILES = [
+    "manifest.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "rank_00000.json",
+    "rank_00000.safetensors",
+    "recipe.yaml",
+    "stats.safetensors",
+    "trainer.json",
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for step in (1, 2):
+        saver.save(tmp_path, _snapshot(step), keep=2)
+    return tmp_path
+
+
+def test_a_flipped_bit_in_any_file_is_named_and_the_checkpoint_before_offered(folder):
+    path = folder / "step_00000002"
+    assert sorted(file.name for file in path.iterdir()) == FILES
+    for name in FILES:
+        whole = (path / name).read_bytes()
+        for place in {0, len(whole) // 3, len(whole) - 2}:
+            flipped = bytearray(whole)
+            flipped[place] ^= 1
+            (path / name).write_bytes(flipped)
+            with pytest.raises(ValueError, match=rf"{name} is .*damaged") as error:
+                checkpoint.load(path)
+            assert f"add --resume {folder / 'step_00000001'}" in str(error.value)
+            (path / name).write_bytes(whole)
+    assert checkpoint.load(path).step == 2
+
+
+def test_what_still_reads_as_json_is_refused_too(folder):
+    path = folder / "step_00000002"
+    trainer = (path / "trainer.json").read_text()
+    (path / "trainer.json").write_text(trainer.replace('"step": 2', '"step": 3'))
+    with pytest.raises(ValueError, match=r"trainer.json is .*damaged"):
+        checkpoint.load(path)
+
+
+def test_of_two_damaged_checkpoints_neither_is_offered(folder):
+    for step in (1, 2):
+        (folder / f"step_{step:08d}" / "recipe.yaml").write_text("name: r3\n")
+    with pytest.raises(ValueError, match=r"step_00000002/recipe.yaml is .*damaged") as error:
+        checkpoint.load(folder / "step_00000002")
+    assert "--resume" not in str(error.value)
+
+
+def test_each_file_and_the_manifest_itself_must_be_there(folder):
+    path = folder / "step_00000002"
+    for name in FILES:
+        whole = (path / name).read_bytes()
+        (path / name).unlink()
+        missing = f"has no {name}" if name == "trainer.json" else f"{name} is missing"
+        with pytest.raises(FileNotFoundError, match=missing):
+            checkpoint.load(path)
+        (path / name).write_bytes(whole)
+
+
+def test_every_rank_verifies_its_share(folder, monkeypatch):
+    seen = []
+    real = manifest._chunk_hash
+    monkeypatch.setattr(manifest, "_chunk_hash", lambda job: seen.append(job[0].name) or real(job))
+    for rank in range(3):
+        checkpoint.load(folder / "step_00000002", rank, world_size=3)
+    shared = [name for name in seen if name not in ("trainer.json", "recipe.yaml")]
+    assert sorted(shared) == [n for n in FILES if n.endswith("s") or n == "rank_00000.json"]
+
+
+def test_a_checkpoint_of_before_there_were_manifests_is_read(folder):
+    for path in checkpoint.checkpoints_in(folder):
+        (path / "manifest.json").unlink()
+        trainer = json.loads((path / "trainer.json").read_text())
+        del trainer["format"]
+        (path / "trainer.json").write_text(json.dumps(trainer))
+        for kind in ("model", "optimizer"):  # as safetensors itself writes them
+            tensors = load_file(path / f"{kind}.safetensors")
+            save_file(tensors, path / f"{kind}.safetensors", metadata={"format": "pt"})
+    assert checkpoint.load(path).manifest is None
+    assert torch.equal(checkpoint.read_kind(path, "model")["w"], torch.full((8,), 2.0))
+    saver.save(folder, _snapshot(3), keep=2)  # and is counted among those that are kept
+    assert [p.name for p in checkpoint.checkpoints_in(folder)] == ["step_00000002", "step_00000003"]
+
+
+def test_chunks_are_hashed_where_they_lie(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(manifest, "_READ_BYTES", 300)
+    tensors = {
+        "a": torch.arange(700, dtype=torch.int64).reshape(7, 100),
+        "b": torch.tensor(3, dtype=torch.uint8),
+        "c": torch.randn(5, 3).bfloat16(),
+        "none": torch.empty(0, 4),
+    }
+    parts = {name: Part(tensor, (0,) * tensor.dim()) for name, tensor in tensors.items()}
+    entry = write_parts(tmp_path / "x.safetensors", parts)
+    assert entry.size == (tmp_path / "x.safetensors").stat().st_size
+    assert len(entry.xxh3_128) == -(-entry.size // 1000)
+    theirs = load_file(tmp_path / "x.safetensors")
+    assert all(torch.equal(theirs[name], tensor) for name, tensor in tensors.items())
+    assert {part.name for part in stored_parts(tmp_path / "x.safetensors", "")} == set(tensors)
+    present = manifest.Manifest(
+        id="0", ancestors=[], step=0, created="", world_size=1, files={"x.safetensors": entry}
+    )
+    manifest.verify(tmp_path, present, ["x.safetensors"], "")
+    content = bytearray((tmp_path / "x.safetensors").read_bytes())
+    content[2500] ^= 128
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"other bytes than written, from 2,000 on"):
+        manifest.verify(tmp_path, present, ["x.safetensors"], "")

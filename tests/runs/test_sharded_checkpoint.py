@@ -1,0 +1,42 @@
+"""Checkpoints of several ranks: each writes its part, and any number of ranks reads them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import process_env
+
+from runs import checkpoint_worker
+from sparsellm.runs import checkpoint, state
+
+WORKER = Path(__file__).with_name("checkpoint_worker.py")
+
+
+@pytest.mark.slow
+def test_ranks_and_shardings_read_one_anothers_checkpoints(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    command += [str(WORKER), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=process_env())
+    assert result.returncode == 0, result.stderr[-3000:]
+    expected = checkpoint_worker.build()
+    checkpoint_worker.train(*expected, steps=3)
+    for name, num_ranks in (("replicated", 4), ("sharded", 4), ("two", 2)):
+        path = tmp_path / name / "step_00000003"
+        assert checkpoint.load(path).manifest.world_size == num_ranks
+        # Each rank has its part of the bytes, and none lies twice.
+        sizes = [file.stat().st_size for file in path.glob("optimizer-*-of-*.safetensors")]
+        assert 1 < len(sizes) <= num_ranks
+        assert not (path / "optimizer.safetensors").exists()
+        alone = checkpoint_worker.build()
+        state.restore(*alone, path)
+        for one, other in zip(
+            *(checkpoint_worker.wholes(*p) for p in (expected, alone)), strict=True
+        ):
+            assert torch.equal(one, other)
+        for key, tensor in checkpoint.read_kind(path, "model").items():
+            assert torch.equal(tensor, expected[0].state_dict()[key])
+    assert sorted(p.name for p in (tmp_path / "sharded").iterdir()) == ["latest", "step_00000003"]

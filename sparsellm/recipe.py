@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -112,10 +113,23 @@ class SparsityConfig(StrictModel):
     )
 
 
+def _text_or_shares(value: object) -> object:
+    """Whether a corpus is one or a mixture: a union would report what each of both misses."""
+    if isinstance(value, dict) and value:
+        shares = value.values()
+        if all(isinstance(share, int | float) and share > 0 for share in shares):
+            return value
+    elif isinstance(value, str):
+        return value
+    raise ValueError(
+        "must be text, or the share of each corpus, greater than 0, such as {fineweb: 0.7, a: 0.3}"
+    )
+
+
 class DataConfig(StrictModel):
     """What is read and how it becomes tokens."""
 
-    corpus: str | dict[str, PositiveFloat] = Field(
+    corpus: Annotated[str | dict[str, PositiveFloat], BeforeValidator(_text_or_shares)] = Field(
         description="Name of a file in data/, or a path to such a YAML; or several with their "
         "shares of the tokens, such as {fineweb-edu: 0.7, mine.yaml: 0.3}"
     )

@@ -156,11 +156,14 @@ def _type_name(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, arguments))
     if get_origin(annotation) is Annotated:  # PositiveInt inside of `PositiveInt | None`
-        return " ".join([_type_name(arguments[0]), *map(_limit, arguments[1:])])
+        limits = filter(None, map(_limit, arguments[1:]))
+        return " ".join([_type_name(arguments[0]), *limits])
     if get_origin(annotation) in (Union, UnionType):
         return " | ".join(map(_type_name, arguments))
     if get_origin(annotation) is list:
         return f"list of {_type_name(arguments[0])}"
+    if get_origin(annotation) is dict:
+        return f"{{{_type_name(arguments[0])}: {_type_name(arguments[1])}, …}}"
     names = {int: "whole number", float: "number", str: "text", bool: "true | false"}
     return names.get(annotation, "null" if annotation is type(None) else str(annotation))
 

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from sparsellm.parser import Parser
 from sparsellm.recipe_cli import add_recipe_arguments, add_recipe_parser
 
 if TYPE_CHECKING:
+    from sparsellm.recipe import Recipe
     from sparsellm.training.signals import StopRequest
 
 
@@ -155,7 +157,11 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     run_path = recipe.run_path.resolve()
     if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
-    from sparsellm.training.loop import train  # imports torch: after what can be refused at once
+    from sparsellm.training.waiting import waiting
+
+    say = _say_what_is_trained(recipe, options)
+    with waiting("loading PyTorch", say):  # after what can be refused at once
+        from sparsellm.training.loop import train
 
     train(recipe, stop, options.resume, options.fresh, options.init_from)
 
@@ -164,6 +170,18 @@ def _completion(options: argparse.Namespace) -> None:
     import argcomplete
 
     print(argcomplete.shellcode(["sparsellm"], shell=options.shell))
+
+
+def _say_what_is_trained(recipe: Recipe, options: argparse.Namespace) -> Callable[[str], object]:
+    """Prints the banner on rank 0; returns what prints further lines there alone."""
+    from sparsellm.training.banner import Launch, Machine, banner, beginning_of
+
+    if os.environ.get("RANK", "0") != "0":
+        return lambda line: None
+    say = partial(print, flush=True)
+    beginning = beginning_of(recipe, options.resume, options.fresh, options.init_from)
+    say(banner(recipe, options.recipe, beginning, Machine.present(), Launch.present()))
+    return say
 
 
 def _plot(options: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ whatever it was computed with, and summed over ranks together with the loss. L l
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
 from typing import Any
@@ -20,6 +21,9 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.recipe import Recipe
 from sparsellm.training.distributed import all_reduce_sum, any_rank
 from sparsellm.training.step_sums import StepReading
+
+# On a CPU the sparse path computes by `ffn.reference`: tests train on it, by this variable.
+REFERENCE_VARIABLE = "SPARSELLM_REFERENCE_KERNELS"
 
 
 def choose_kernels(ffns: list[SparseFFN], step: StepReading) -> None:
@@ -39,6 +43,11 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
         ValueError: ``sparse`` cannot be had here; says why.
     """
     kernels, costs, reason = recipe.ffn.kernels, None, None
+    if device.type == "cpu" and kernels == "sparse" and not os.environ.get(REFERENCE_VARIABLE):
+        raise ValueError(
+            "ffn.kernels: sparse needs a GPU: on a CPU it would be slower than dense; set "
+            "ffn.kernels=auto, which trains dense here"
+        )
     if device.type == "cuda" and kernels != "dense" and recipe.activation.exact_zeros:
         reason = _why_not(recipe, device)
         if any_rank(reason is not None, device):

@@ -21,6 +21,7 @@ from sparsellm.runs.files import write_atomically
 from sparsellm.runs.metrics_log import MetricsLog, check_wandb
 from sparsellm.runs.presence import announce, withdraw
 from sparsellm.runs.pretrained import find_checkpoint
+from sparsellm.training.banner import Machine, unused_gpus
 from sparsellm.training.distributed import (
     FailedTogether,
     accumulating,
@@ -49,6 +50,7 @@ from sparsellm.training.run import (
 from sparsellm.training.schedule import l1_coefficient, learning_rate
 from sparsellm.training.signals import StopRequest
 from sparsellm.training.step_sums import StepSums
+from sparsellm.training.waiting import waiting
 
 
 def train(
@@ -71,8 +73,11 @@ def train(
     """
     torch.set_float32_matmul_precision("high")
     accelerator, activity = build_accelerator(recipe), RankActivity()
+    if warning := unused_gpus(Machine.present(), accelerator.device.type, torch.__version__):
+        accelerator.print(warning)
     with Peers(accelerator, stop, activity, recipe.runtime.timeout_minutes):
-        run = build_run(recipe, accelerator, activity)
+        with waiting("reading data, building the model", accelerator.print):
+            run = build_run(recipe, accelerator, activity)
         try:
             _train(run, stop, resume_from, fresh, init_from)
         except Exception:
@@ -90,7 +95,9 @@ def _train(
     if run.accelerator.is_main_process:
         check_wandb(recipe)
     evaluator = PeriodicEvaluation(run, stop) if recipe.evaluation.every_steps else None
-    warm_up(run)
+    doing = "compiling the model" if recipe.runtime.compile else "first pass"
+    with waiting(doing, run.accelerator.print):
+        warm_up(run)
     _first_state(run, resume_from, fresh, init_from)
     missing = Due.missing(run)
     if run.step >= recipe.train.steps and not missing:

@@ -1,0 +1,268 @@
+"""What a training run is about to do, told before anything heavy is imported or compiled.
+
+Nothing here may import torch: that alone takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from sparsellm import __version__
+from sparsellm.architecture import ACTIVATIONS
+from sparsellm.estimate import count_parameters, estimate_memory, train_flops_per_token
+from sparsellm.recipe import Recipe
+
+GIB = 2**30
+# More than a core of any CPU does in bf16 or fp32: what is said of a CPU's time is "at least".
+CPU_CORE_FLOPS = 1e11
+_LONG_DAYS = 2.0
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to train on, as far as this process sees it."""
+
+    gpus: tuple[str, ...]  # names
+    gpu_bytes: int | None  # memory of the first; None where it is not known
+    cores: int
+    memory_bytes: int
+
+    @classmethod
+    def present(cls) -> Machine:
+        """This machine; GPUs as CUDA_VISIBLE_DEVICES leaves them."""
+        names, memory = _gpus_by_nvml() or (_gpus_by_driver(), None)
+        cores = len(psutil.Process().cpu_affinity() or []) or os.cpu_count() or 1
+        return cls(names, memory if names else None, cores, psutil.virtual_memory().total)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The processes of this launch, from the launcher's environment."""
+
+    world_size: int
+    on_this_node: int
+    asked_for: int | None  # `accelerate launch --num_processes`
+
+    @classmethod
+    def present(cls) -> Launch:
+        """Those that this process belongs to."""
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        return cls(world_size, local, _asked_of_launcher())
+
+
+def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks: Launch) -> str:
+    """The lines; warnings, if any, come last.
+
+    Args:
+        recipe: the run.
+        source: the recipe's name or file, as the command has it.
+        beginning: whether it is new or resumed, see `beginning_of`.
+        machine: see `Machine.present`.
+        ranks: see `Launch.present`.
+    """
+    m, batch = recipe.model, recipe.train.global_batch_tokens
+    parameters = count_parameters(recipe)
+    gate = "gated" if recipe.ffn.gated else "non-gated"
+    rows = [
+        (
+            "model",
+            f"{_short(parameters.total)} parameters: {m.num_hidden_layers} layers, "
+            f"{m.hidden_size}/{m.intermediate_size}, {gate} "
+            f"{ACTIVATIONS[recipe.ffn.activation].title}, context {m.context_length}",
+        ),
+        ("precision", f"{recipe.runtime.precision}; weights and optimizer fp32"),
+        (
+            "steps",
+            f"{recipe.train.steps:,} of {batch:,} tokens: "
+            f"{_short(recipe.train.steps * batch)} in all",
+        ),
+        ("device", _device(machine, ranks)),
+        ("ranks", _ranks(recipe, ranks)),
+        ("kernels", _kernels(recipe, machine)),
+        ("folder", f"{recipe.run_path}/: {beginning}"),
+    ]
+    lines = [f"sparsellm {__version__} trains {recipe.name} ({source})"]
+    lines += [f"  {name:10} {value}" for name, value in rows]
+    lines += [f"warning: {line}" for line in warnings(recipe, machine, ranks)]
+    return "\n".join(lines)
+
+
+def beginning_of(recipe: Recipe, resume: Path | None, fresh: bool, init_from: Path | None) -> str:
+    """How a run begins, from what lies in its folder."""
+    pointer = recipe.run_path / "checkpoints" / "latest"
+    latest = (
+        pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else ""
+    )
+    if resume is not None:
+        return f"resumes from {resume}"
+    if fresh and recipe.run_path.exists():
+        return "new; the earlier run is moved aside"
+    if latest and not fresh:
+        return f"resumes from {latest}"
+    return f"new, with the weights of {init_from}" if init_from else "new"
+
+
+def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
+    """What will hardly work on this machine, and what to do."""
+    found = []
+    if ranks.asked_for and ranks.asked_for > ranks.world_size:
+        found.append(
+            f"accelerate launch was asked for {ranks.asked_for} processes and started "
+            f"{ranks.world_size}. For several GPUs add --multi_gpu or --config_file "
+            "launch/ddp8.yaml; on CPUs start them with torchrun --nproc_per_node "
+            f"{ranks.asked_for} -m sparsellm train …"
+        )
+    if len(machine.gpus) > ranks.on_this_node:
+        found.append(
+            f"{len(machine.gpus)} GPUs are here and {ranks.on_this_node} will be used; accelerate "
+            f"launch --config_file launch/ddp8.yaml --num_processes {len(machine.gpus)} "
+            "-m sparsellm train … uses all"
+        )
+    if not machine.gpus:
+        flops = train_flops_per_token(recipe) * recipe.train.global_batch_tokens
+        days = flops * recipe.train.steps / (CPU_CORE_FLOPS * machine.cores) / 86_400
+        if days > _LONG_DAYS:
+            found.append(
+                f"no GPU, and {machine.cores} CPU cores take at least {_duration(days)} for "
+                f"{flops * recipe.train.steps:.1e} FLOPs; a recipe for CPUs: sparsellm train debug"
+            )
+    if short := _short_of_memory(recipe, machine, ranks):
+        found.append(short)
+    return found
+
+
+def unused_gpus(machine: Machine, device_type: str, torch_version: str) -> str | None:
+    """What to say where the driver has GPUs and PyTorch trains on the CPU."""
+    if device_type != "cpu" or not machine.gpus:
+        return None
+    return (
+        f"warning: the driver has {len(machine.gpus)} × {machine.gpus[0]}, but PyTorch "
+        f"{torch_version} finds no CUDA device: this trains on the CPU. Install the CUDA build of "
+        "torch, or one for this driver (nvidia-smi shows its CUDA version)"
+    )
+
+
+def _short_of_memory(recipe: Recipe, machine: Machine, ranks: Launch) -> str | None:
+    # FSDP2 shards what DDP has whole.
+    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    try:
+        needed = estimate_memory(recipe, ranks.world_size if sharded else 1).total
+    except ValueError:  # the batch does not divide over the ranks: the loop says so
+        return None
+    if machine.gpus:
+        room, where = machine.gpu_bytes, f"a {machine.gpus[0]} has"
+    else:
+        needed, room, where = needed * ranks.on_this_node, machine.memory_bytes, "this machine has"
+    if room is None or needed <= room:
+        return None
+    remedy = "a smaller train.micro_batch_size or runtime.activation_checkpointing=true"
+    more = "" if sharded or not machine.gpus else ", or launch/fsdp2.yaml on several GPUs"
+    return (
+        f"about {needed / GIB:.0f} GiB are needed and {where} {room / GIB:.0f}; try {remedy}{more} "
+        "(sparsellm recipe show has the parts)"
+    )
+
+
+def _device(machine: Machine, ranks: Launch) -> str:
+    if not machine.gpus:
+        return f"CPU, {machine.cores} cores, {machine.memory_bytes / GIB:.0f} GiB"
+    used = min(ranks.on_this_node, len(machine.gpus))
+    memory = "" if machine.gpu_bytes is None else f", {machine.gpu_bytes / GIB:.0f} GiB each"
+    nodes = ranks.world_size // max(ranks.on_this_node, 1)
+    every = f" on each of {nodes} nodes" if nodes > 1 else ""
+    return f"{used} of {len(machine.gpus)} × {machine.gpus[0]}{memory}{every}"
+
+
+def _ranks(recipe: Recipe, ranks: Launch) -> str:
+    try:
+        rounds = recipe.accumulation_steps(ranks.world_size)
+    except ValueError:
+        return f"{ranks.world_size}"
+    return (
+        f"{ranks.world_size}; a step is {rounds:,} micro-batches of "
+        f"{recipe.train.micro_batch_size} sequences on each"
+    )
+
+
+def _kernels(recipe: Recipe, machine: Machine) -> str:
+    kernels = recipe.ffn.kernels
+    if kernels == "dense":
+        return "dense, as ffn.kernels says"
+    if not ACTIVATIONS[recipe.ffn.activation].exact_zeros:
+        return f"dense: {ACTIVATIONS[recipe.ffn.activation].title} leaves no zeros to skip"
+    if not machine.gpus:
+        return f"dense: there is no GPU for the sparse ones (ffn.kernels: {kernels})"
+    if find_spec("cupy") is None:
+        return f"dense: CuPy is not installed (ffn.kernels: {kernels})"
+    if kernels == "sparse":
+        return "sparse, as ffn.kernels says"
+    return "auto: both are measured first, then each layer takes the faster one at every step"
+
+
+def _gpus_by_nvml() -> tuple[tuple[str, ...], int] | None:
+    if find_spec("pynvml") is None:
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+        memory = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    shown = _visible(len(names))
+    return tuple(names[i] for i in shown), memory[shown[0]] if shown else 0
+
+
+def _gpus_by_driver() -> tuple[str, ...]:
+    files = sorted(_DRIVER.glob("*/information")) if _DRIVER.is_dir() else []
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
+    names = [text.partition("Model:")[2].partition("\n")[0].strip() or "GPU" for text in texts]
+    return tuple(names[i] for i in _visible(len(names)))
+
+
+def _visible(count: int) -> list[int]:
+    """Which of so many GPUs CUDA will show; identifiers other than numbers count as the first."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return list(range(count))
+    given = [word.strip() for word in wanted.split(",") if word.strip() not in ("", "-1")]
+    chosen = [int(word) if word.isdigit() else place for place, word in enumerate(given)]
+    return [place for place in chosen if place < count]
+
+
+def _asked_of_launcher() -> int | None:
+    """N of the ``accelerate launch --num_processes N`` that started this process."""
+    try:
+        parent = psutil.Process(os.getppid()).cmdline()
+    except psutil.Error:
+        return None
+    if "launch" not in parent and not any("accelerate" in word for word in parent):
+        return None
+    words = [word.replace("-", "_") for word in parent]
+    for place, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name == "__num_processes":
+            value = value or (words[place + 1] if place + 1 < len(words) else "")
+            return int(value) if value.isdigit() else None
+    return None
+
+
+def _short(count: float) -> str:
+    for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= limit:
+            return f"{count / limit:.3g} {suffix}"
+    return f"{count:.3g}"
+
+
+def _duration(days: float) -> str:
+    return f"{days / 365:.0f} years" if days > 730 else f"{days:.0f} days"

@@ -1,0 +1,40 @@
+"""Signs of life while something takes long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+QUIET_SECONDS = 2.0  # what is over by then is not mentioned
+REPEAT_SECONDS = 15.0
+
+
+@contextmanager
+def waiting(what: str, say: Callable[[str], object]) -> Iterator[None]:
+    """Says that ``what`` is under way, every now and then, and how long it took.
+
+    Args:
+        what: such as ``compiling the model``.
+        say: prints a line; called from another thread.
+    """
+    began, over = time.monotonic(), threading.Event()
+
+    def watch() -> None:
+        if over.wait(QUIET_SECONDS):
+            return
+        say(f"{what} …")
+        while not over.wait(REPEAT_SECONDS):
+            say(f"{what} … {time.monotonic() - began:.0f} s")
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+    seconds = time.monotonic() - began
+    if seconds > QUIET_SECONDS:
+        say(f"{what}: {seconds:.0f} s")

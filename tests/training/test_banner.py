@@ -1,0 +1,166 @@
+"""The lines before a run: what they say, what they warn of, and that they come first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import process_env, set_arguments
+
+from sparsellm.recipe import load_recipe
+from sparsellm.training.banner import (
+    Launch,
+    Machine,
+    banner,
+    beginning_of,
+    unused_gpus,
+    warnings,
+)
+from sparsellm.training.waiting import waiting
+
+GIB = 2**30
+CPU = Machine(gpus=(), gpu_bytes=None, cores=2, memory_bytes=24 * GIB)
+NODE = Machine(gpus=("NVIDIA H200",) * 8, gpu_bytes=140 * GIB, cores=64, memory_bytes=1024 * GIB)
+ALONE, ALL = Launch(1, 1, None), Launch(8, 8, None)
+
+
+def test_it_comes_before_torch_is_imported(tiny_overrides):
+    blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+    command = ["train", "debug", *set_arguments(tiny_overrides)]
+    code = f"{blocked}from sparsellm.cli import main\nmain({command})"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=process_env()
+    )
+    assert "import of torch halted" in found.stderr
+    assert found.stdout.startswith("sparsellm ")
+    assert "folder" in found.stdout
+
+
+def test_a_node_of_eight():
+    lines = banner(load_recipe("0.5b"), "0.5b", "new", NODE, ALL)
+    assert "514 M parameters: 8 layers, 2048/5632, gated ReLU" in lines
+    assert "10,000 of 1,048,576 tokens: 10.5 G in all" in lines
+    assert "8 of 8 × NVIDIA H200, 140 GiB each" in lines
+    assert "8; a step is 4 micro-batches of 16 sequences on each" in lines
+    assert "runs/0.5b/: new" in lines
+    assert "warning" not in lines
+    two_nodes = banner(load_recipe("0.5b"), "0.5b", "new", NODE, replace(ALL, world_size=16))
+    assert "8 of 8 × NVIDIA H200, 140 GiB each on each of 2 nodes" in two_nodes
+
+
+def test_what_a_machine_cannot_train_is_said():
+    on_cpu = warnings(load_recipe("2b"), CPU, ALONE)
+    assert any("2 CPU cores take at least 95 years" in line for line in on_cpu)
+    assert any("about 53 GiB are needed and this machine has 24" in line for line in on_cpu)
+    assert warnings(load_recipe("debug"), CPU, ALONE) == []
+    small = replace(NODE, gpus=("RTX 4090",), gpu_bytes=24 * GIB)
+    [line] = warnings(load_recipe("0.5b"), small, ALONE)
+    assert "about 27 GiB are needed and a RTX 4090 has 24" in line
+    assert "train.micro_batch_size" in line
+
+
+def test_a_launcher_that_started_fewer_processes_than_asked_for():
+    [line] = warnings(load_recipe("debug"), CPU, Launch(1, 1, asked_for=2))
+    assert "asked for 2 processes and started 1" in line
+    assert "torchrun --nproc_per_node 2" in line
+
+
+def test_the_launchers_command_is_read(tmp_path):
+    script = tmp_path / "accelerate"
+    script.write_text(
+        "import subprocess, sys\n"
+        "code = 'from sparsellm.training.banner import Launch; print(Launch.present().asked_for)'\n"
+        "subprocess.run([sys.executable, '-c', code])\n"
+    )
+    for given in (["--num_processes", "2"], ["--num-processes=2"]):
+        command = [sys.executable, str(script), "launch", "--cpu", *given]
+        found = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+        assert found.stdout == "2\n", found.stderr
+
+
+def test_gpus_that_are_left_idle():
+    [line] = warnings(load_recipe("0.5b"), NODE, ALONE)
+    assert "8 GPUs are here and 1 will be used" in line
+    assert unused_gpus(NODE, "cuda", "2.11") is None
+    assert unused_gpus(CPU, "cpu", "2.11") is None
+    assert "PyTorch 2.11+cpu finds no CUDA device" in unused_gpus(NODE, "cpu", "2.11+cpu")
+
+
+def test_gpus_are_found_by_the_driver_as_cuda_shows_them(tmp_path, monkeypatch):
+    for bus in ("0000:01", "0000:02", "0000:03"):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(f"Model: \t NVIDIA {bus[-2:]}\nIRQ: 1\n")
+    monkeypatch.setattr("sparsellm.training.banner._DRIVER", tmp_path)
+    monkeypatch.setattr("sparsellm.training.banner._gpus_by_nvml", lambda: None)
+    for visible, expected in ((None, 3), ("2", 1), ("0,2", 2), ("", 0), ("-1", 0), ("GPU-1a", 1)):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert len(Machine.present().gpus) == expected
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert Machine.present().gpus == ("NVIDIA 03",)
+
+
+def test_how_a_run_begins(tiny):
+    recipe = tiny()
+    assert beginning_of(recipe, None, False, None) == "new"
+    assert beginning_of(recipe, None, False, Path("w")) == "new, with the weights of w"
+    (recipe.run_path / "checkpoints").mkdir(parents=True)
+    (recipe.run_path / "checkpoints" / "latest").write_text("step_00000002\n")
+    assert beginning_of(recipe, None, False, None) == "resumes from step_00000002"
+    assert beginning_of(recipe, None, True, None) == "new; the earlier run is moved aside"
+    assert beginning_of(recipe, Path("other"), False, None) == "resumes from other"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], "auto: both are measured first"),
+        (["ffn.kernels=dense"], "dense, as ffn.kernels says"),
+        (["ffn.activation=silu"], "dense: SiLU leaves no zeros to skip"),
+    ],
+)
+def test_kernels_and_why(overrides, says, monkeypatch):
+    monkeypatch.setattr("sparsellm.training.banner.find_spec", lambda name: object())
+    assert says in banner(load_recipe("debug", overrides), "debug", "new", NODE, ALL)
+    monkeypatch.setattr("sparsellm.training.banner.find_spec", lambda name: None)
+    if not overrides:
+        assert "CuPy is not installed" in banner(load_recipe("debug"), "debug", "new", NODE, ALL)
+        assert "there is no GPU" in banner(load_recipe("debug"), "debug", "new", CPU, ALONE)
+
+
+def test_sparse_kernels_without_a_gpu_are_refused(tiny_overrides, cli_here, monkeypatch):
+    monkeypatch.delenv("SPARSELLM_REFERENCE_KERNELS")
+    own = set_arguments([*tiny_overrides, "ffn.kernels=sparse"])
+    found = cli_here("train", "debug", *own)
+    assert found.returncode == 1
+    assert "ffn.kernels: sparse needs a GPU" in found.stderr
+    assert "set ffn.kernels=auto" in found.stderr
+
+
+def test_signs_of_life(monkeypatch):
+    monkeypatch.setattr("sparsellm.training.waiting.QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("sparsellm.training.waiting.REPEAT_SECONDS", 0.02)
+    lines: list[str] = []
+    several = threading.Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 3:
+            several.set()
+
+    with waiting("compiling", say):
+        assert several.wait(10)
+    assert lines[0] == "compiling …"
+    assert lines[1].startswith("compiling … ")
+    assert lines[-1].startswith("compiling: ")
+    monkeypatch.setattr("sparsellm.training.waiting.QUIET_SECONDS", 60)
+    lines.clear()
+    with waiting("nothing", say):
+        pass
+    assert lines == []

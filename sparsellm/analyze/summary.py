@@ -53,11 +53,15 @@ def tile_max(trace: Trace, tile: int = TILE_NEURONS) -> int:
     return int(np.bincount(places, minlength=1).max())
 
 
-def mean_union(trace: Trace, tokens: int) -> float:
-    """Neurons that fire for at least one of ``tokens`` neighbours, mean over such blocks."""
+def mean_union(trace: Trace, tokens: int, row_M: NDArray[np.int64] | None = None) -> float:
+    """Neurons that fire for at least one of ``tokens`` neighbours, mean over such blocks.
+
+    ``row_M``: the place of each token in another order.
+    """
     blocks = -(-trace.num_tokens // tokens)
     members = np.zeros(blocks * trace.num_neurons, dtype=bool)
-    members[trace.rows // tokens * trace.num_neurons + trace.index] = True
+    rows = trace.rows if row_M is None else row_M[trace.rows]
+    members[rows // tokens * trace.num_neurons + trace.index] = True
     return float(members.sum() / blocks)
 
 

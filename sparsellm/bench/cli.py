@@ -91,6 +91,26 @@ def add_bench_parser(commands: Any) -> None:
     )
     dispatch.set_defaults(run=_dispatch)
 
+    token_order = names.add_parser(
+        "token-order",
+        help="unions of 64 tokens by the key that sorts them, on recorded traces (no GPU)",
+        description="Sorts the tokens of a trace by several keys and counts the neurons that 64 in "
+        "a row fire between them, layer by layer, then the mean.",
+    )
+    token_order.add_argument(
+        "--traces", type=Path, required=True, metavar="FILE", help="from `sparsellm analyze`"
+    )
+    token_order.add_argument(
+        "--ids", type=Path, metavar="FILE", help="their token ids (.npy), should they hold none"
+    )
+    token_order.add_argument(
+        "--neurons", type=positive_int, default=5632, help="of a layer (default: 5632)"
+    )
+    token_order.add_argument(
+        "--context-length", type=positive_int, default=2048, help="of ids that are stored flat"
+    )
+    token_order.set_defaults(run=_token_order)
+
     train = add_train_parser(names)
 
     run = names.add_parser("run", help="a finished training run's curve")
@@ -98,7 +118,7 @@ def add_bench_parser(commands: Any) -> None:
     run.add_argument("--name", default="run", help="name of the benchmark in the records")
     run.set_defaults(run=_run)
 
-    for parser in (loader, loss, ffn, ffn_train, dispatch, train, run):
+    for parser in (loader, loss, ffn, ffn_train, dispatch, token_order, train, run):
         parser.add_argument(
             "--record", type=Path, metavar="FILE", help="append to it (benchmarks/results.jsonl)"
         )
@@ -228,6 +248,20 @@ def _dispatch(options: argparse.Namespace) -> None:
         seconds=options.seconds,
     )
     _follow(found, dispatch_sweep.rows, options.record)
+
+
+def _token_order(options: argparse.Namespace) -> None:
+    from sparsellm.analyze.trace import load_ids, load_traces
+    from sparsellm.bench import order_study, record
+
+    traces = load_traces(options.traces, options.neurons)
+    ids_BT = load_ids(options.ids or options.traces, options.context_length)
+    if ids_BT is None:
+        raise ValueError(f"{options.traces} has no token ids; give --ids FILE")
+    for found in order_study.run(traces, ids_BT, options.traces.stem):
+        print("\n".join(order_study.rows(found)), flush=True)
+        if options.record:
+            record.append(found, options.record)
 
 
 def _cases(options: argparse.Namespace, every_tokens: Sequence[int]) -> list[Case]:

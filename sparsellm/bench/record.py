@@ -64,6 +64,12 @@ sides compiled: `sparsellm.accelerate`, in brackets against dense; above 1 is be
 `difference`: of the logits, from dense. The paper's figures stand under `train`.
 
 """
+ORDER_LEGEND = """Neurons that 64 tokens fire between them, the mean over blocks, where the tokens \
+of a micro-batch are sorted by a key, counted on a recorded trace (no GPU); in brackets above 1 is \
+better, against the order of the text. Keys in hindsight know what they sort for. "16 early": the \
+first 16 positions of a sequence come first; `…`: so too.
+
+"""
 # Of these, a row of the table is a case, with a column a metric; else a row is a metric.
 LEGENDS = {
     "dispatch": DISPATCH_LEGEND,
@@ -71,6 +77,7 @@ LEGENDS = {
     "ffn_forward": FFN_LEGEND,
     "ffn_train": TRAIN_LEGEND,
     "model_forward": MODEL_LEGEND,
+    "token_order": ORDER_LEGEND,
     "train": RUN_LEGEND + PAPER,
 }
 # Keys of a case that tell what it turned out to be, not which one it is.

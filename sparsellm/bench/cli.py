@@ -113,12 +113,29 @@ def add_bench_parser(commands: Any) -> None:
 
     train = add_train_parser(names)
 
+    forward = names.add_parser(
+        "forward",
+        help="trained models' whole forward, ours against dense (GPU)",
+        description="Times a forward of each checkpoint on held-out text, under "
+        "sparsellm.accelerate and dense, both compiled; records carry λ, non-zeros and run. "
+        "Checkpoints without ReLU are skipped.",
+    )
+    forward.add_argument(
+        "checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="or run, exported folder"
+    )
+    forward.add_argument("--data", nargs="+", metavar="GLOB", help="(default: the recipe's text)")
+    forward.add_argument("--sequences", type=positive_int, help="(default: train.micro_batch_size)")
+    forward.add_argument("--layers", action="store_true", help="also every FFN on its own inputs")
+    forward.add_argument("--energy", action="store_true", help="also mJ a token")
+    forward.add_argument("--seconds", type=float, default=2.0, help="of timing (default: 2)")
+    forward.set_defaults(run=_forward)
+
     run = names.add_parser("run", help="a finished training run's curve")
     run.add_argument("run_path", type=Path, metavar="RUN")
     run.add_argument("--name", default="run", help="name of the benchmark in the records")
     run.set_defaults(run=_run)
 
-    for parser in (loader, loss, ffn, ffn_train, dispatch, token_order, train, run):
+    for parser in (loader, loss, ffn, ffn_train, dispatch, token_order, train, forward, run):
         parser.add_argument(
             "--record", type=Path, metavar="FILE", help="append to it (benchmarks/results.jsonl)"
         )
@@ -264,6 +281,38 @@ def _token_order(options: argparse.Namespace) -> None:
             record.append(found, options.record)
 
 
+def _forward(options: argparse.Namespace) -> None:
+    from sparsellm.bench import model_forward, record
+    from sparsellm.runs.pretrained import find_checkpoint, load_recipe_of
+
+    device = _gpu("forward")
+    for path in options.checkpoints:
+        found = find_checkpoint(path)
+        recipe = load_recipe_of(found)
+        if not recipe.activation.exact_zeros:
+            print(f"skipped: {found}: {recipe.ffn.activation} has no zeros", flush=True)
+            continue
+        changes: dict[str, Any] = {}
+        if options.data:
+            own = {"corpus": "local", "files": options.data, "validation_files": options.data}
+            changes["data"] = recipe.data.model_copy(update=own)
+        if options.sequences:
+            size = {"micro_batch_size": options.sequences}
+            changes["train"] = recipe.train.model_copy(update=size)
+        measured = model_forward.run(
+            found,
+            recipe.model_copy(update=changes),
+            device,
+            options.energy,
+            seconds=options.seconds,
+            layers=options.layers,
+        )
+        for m in measured:
+            print(_line(m), flush=True)
+        if options.record:
+            record.append(measured, options.record)
+
+
 def _cases(options: argparse.Namespace, every_tokens: Sequence[int]) -> list[Case]:
     """What `_add_grid_arguments` asks for; ``every_tokens`` is M under ``--all``."""
     from sparsellm.bench import ffn_cases
@@ -332,8 +381,12 @@ def _report(found: list[Any], path: Path | None) -> None:
     from sparsellm.bench import record
 
     for m in found:
-        ratio = "" if m.ratio is None else f"  {m.ratio:.2f}× of {m.baseline:.4g}"
-        case = " ".join(f"{key}={value}" for key, value in m.case.items())
-        print(f"{m.bench} {m.metric} {m.value:,.6g} {m.unit}{ratio}  [{case}]")
+        print(_line(m))
     if path:
         record.append(found, path)
+
+
+def _line(m: Measurement) -> str:
+    ratio = "" if m.ratio is None else f"  {m.ratio:.2f}× of {m.baseline:.4g}"
+    case = " ".join(f"{key}={value}" for key, value in m.case.items())
+    return f"{m.bench} {m.metric} {m.value:,.6g} {m.unit}{ratio}  [{case}]"

@@ -6,6 +6,7 @@ as many tokens as a micro-batch of the recipe has. Logits of all positions are c
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.bench import energy, timing
+from sparsellm.bench import energy, layer_forward, timing
 from sparsellm.bench.ffn_forward import SETTLING_CALLS
 from sparsellm.bench.ffn_sides import refuse_if_off, relative_difference
 from sparsellm.bench.record import Measurement
 from sparsellm.data import load_corpora, load_tokenizer, validation_batches
 from sparsellm.ffn.accelerate import accelerate_whole
 from sparsellm.recipe import Recipe
-from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.runs.pretrained import Pretrained, load_pretrained
+from sparsellm.runs.records import METRICS_FILE, read_metrics
 
 # Of the logits, relative norm. bf16's rounding adds up over layers; a wrong layer would be far off.
 MAX_DIFFERENCE = 0.1
@@ -31,7 +33,15 @@ IN_A_ROW = 4
 SECONDS, ENERGY_SECONDS = 2.0, 6.0
 
 
-def run(path: Path, recipe: Recipe, device: torch.device, with_energy: bool) -> list[Measurement]:
+def run(
+    path: Path,
+    recipe: Recipe,
+    device: torch.device,
+    with_energy: bool,
+    *,
+    seconds: float = SECONDS,
+    layers: bool = False,
+) -> list[Measurement]:
     """Measures for some seconds; in ratios above 1 is better.
 
     Args:
@@ -39,15 +49,19 @@ def run(path: Path, recipe: Recipe, device: torch.device, with_energy: bool) -> 
         recipe: gives the text and the number of tokens.
         device: a CUDA device.
         with_energy: also millijoules a token.
+        seconds: of timing.
+        layers: also every FFN alone, see `layer_forward`.
 
     Raises:
         ValueError: an FFN that the kernels cannot serve, no held-out text, or wrong results.
     """
     counter = energy.EnergyCounter(device) if with_energy else None
     tokens_BT = held_out(recipe).to(device)
-    models = {
-        name: load_pretrained(path, device, torch.bfloat16).model for name in ("dense", "ours")
-    }
+    loaded = {name: load_pretrained(path, device, torch.bfloat16) for name in ("dense", "ours")}
+    models = {name: pretrained.model for name, pretrained in loaded.items()}
+    inputs = layer_forward.layer_inputs(
+        models["dense"], partial(logits, models["dense"], tokens_BT)
+    )
     done = accelerate_whole(models["ours"], kernels="auto")
     calls = {name: partial(logits, torch.compile(m), tokens_BT) for name, m in models.items()}
     with torch.inference_mode():
@@ -56,31 +70,58 @@ def run(path: Path, recipe: Recipe, device: torch.device, with_energy: bool) -> 
         difference = relative_difference(calls["ours"](), calls["dense"]())
         refuse_if_off("ours", difference, MAX_DIFFERENCE)
         sides = {name: [call] for name, call in calls.items()}
-        ms = timing.ms_of_a_call(sides, timing.in_a_row, IN_A_ROW, SECONDS)
+        ms = timing.ms_of_a_call(sides, timing.in_a_row, IN_A_ROW, seconds)
         millijoules = None
         if counter is not None:
             wait = partial(torch.cuda.synchronize, device)
             millijoules = energy.per_call(calls, ms, counter.read, wait, ENERGY_SECONDS)
 
     num_tokens = tokens_BT.numel()
-    case = {
-        "recipe": recipe.name,
-        "layers": recipe.model.num_hidden_layers,
-        "M": num_tokens,
-        "context_length": recipe.model.context_length,
+    case = _case(loaded["dense"], recipe, num_tokens)
+    whole = case | {
+        "measured_nnz": statistics.fmean(given.nnz for given in inputs),
+        "union_64": statistics.fmean(given.union_64 for given in inputs),
     }
     ours, dense = (num_tokens / ms[name] for name in ("ours", "dense"))
     unit = "tokens/ms"
-    found = [Measurement("model_forward", case, "tokens_per_ms", ours, unit, dense, ours / dense)]
+    found = [Measurement("model_forward", whole, "tokens_per_ms", ours, unit, dense, ours / dense)]
     if millijoules:
         mj, base = (millijoules[name] / num_tokens for name in ("ours", "dense"))
-        found += [Measurement("model_forward", case, "mJ_per_token", mj, "mJ", base, base / mj)]
+        found += [Measurement("model_forward", whole, "mJ_per_token", mj, "mJ", base, base / mj)]
     sparse = sum("sparse" in paths.values() for paths in done.paths().values())
-    return [
-        *found,
-        Measurement("model_forward", case, "sparse_layers", sparse, "layers"),
-        Measurement("model_forward", case, "difference", difference, "relative to dense"),
+    found += [
+        Measurement("model_forward", whole, "sparse_layers", sparse, "layers"),
+        Measurement("model_forward", whole, "difference", difference, "relative to dense"),
     ]
+    if layers:
+        found += layer_forward.run(models["dense"], models["ours"], inputs, case, seconds / 4)
+    return found
+
+
+def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, Any]:
+    path, model = pretrained.path, pretrained.recipe.model
+    is_checkpoint = path.parent.name == "checkpoints"
+    return {
+        "recipe": recipe.name,
+        "run": path.parent.parent.name if is_checkpoint else path.name,
+        "step": pretrained.trainer.get("step"),
+        "l1_coefficient": last_l1(path, pretrained.recipe),
+        "layers": model.num_hidden_layers,
+        "K": model.hidden_size,
+        "N": model.intermediate_size,
+        "gated": pretrained.recipe.ffn.gated,
+        "M": num_tokens,
+        "context_length": recipe.model.context_length,
+    }
+
+
+def last_l1(path: Path, recipe: Recipe) -> float:
+    """λ at the end of a checkpoint's run, by its records: a target or a ramp moves it."""
+    run_path = path.parent.parent
+    if not (run_path / METRICS_FILE).is_file():
+        return recipe.sparsity.l1_coefficient
+    train = [record for record in read_metrics(run_path) if record["kind"] == "train"]
+    return float(train[-1]["l1_coefficient"]) if train else recipe.sparsity.l1_coefficient
 
 
 def held_out(recipe: Recipe) -> Tensor:
@@ -103,7 +144,7 @@ def held_out(recipe: Recipe) -> Tensor:
     tokens_BT1 = next(batches)
     if len(tokens_BT1) < size:
         raise ValueError(
-            f"--forward needs {size} sequences of held-out text and there are {len(tokens_BT1)}: "
+            f"the forward needs {size} sequences of held-out text and there are {len(tokens_BT1)}: "
             "give a smaller train.micro_batch_size, or more data.validation_files"
         )
     return tokens_BT1[:, :-1]

@@ -70,12 +70,17 @@ better, against the order of the text. Keys in hindsight know what they sort for
 first 16 positions of a sequence come first; `…`: so too.
 
 """
+LAYER_LEGEND = """Each FFN of a trained model on what its own model hands it, M tokens of held-out \
+text: `sparsellm.accelerate`, in brackets dense under torch.compile over ours; above 1 is better.
+
+"""
 # Of these, a row of the table is a case, with a column a metric; else a row is a metric.
 LEGENDS = {
     "dispatch": DISPATCH_LEGEND,
     "ffn_decode": FFN_LEGEND,
     "ffn_forward": FFN_LEGEND,
     "ffn_train": TRAIN_LEGEND,
+    "layer_forward": LAYER_LEGEND,
     "model_forward": MODEL_LEGEND,
     "token_order": ORDER_LEGEND,
     "train": RUN_LEGEND + PAPER,

@@ -121,7 +121,7 @@ def places(sweep: SweepData) -> Figure | None:
 def speed(sweep: SweepData) -> Figure | None:
     """A layer's non-zeros against its speed-up, and the model's speed and energy against λ."""
     layers = [
-        (r["case"]["nnz"], r["ratio"])
+        (r["case"]["measured_nnz"], r["ratio"])
         for g in sweep.groups
         for r in g.measured("layer_forward", "ms")
     ]

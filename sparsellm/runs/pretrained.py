@@ -112,6 +112,18 @@ def load_export(
     return Pretrained(path, loaded, model, tokenizer, hf_folder.read_trainer(path))
 
 
+def load_recipe_of(path: Path) -> Recipe:
+    """The recipe of a checkpoint or exported folder, without its weights.
+
+    Raises:
+        FileNotFoundError, ValueError: it is missing or damaged.
+    """
+    exported = hf_folder.is_export(path)
+    return load_recipe(
+        str(path / (hf_folder.EXPORT_RECIPE_FILE if exported else checkpoint.RECIPE_FILE))
+    )
+
+
 @dataclass(frozen=True)
 class Weights:
     """What ``train --init-from`` begins with, on the CPU and in the type it was stored in."""

@@ -252,7 +252,21 @@ def test_real_runs_killed_and_resumed(tiny_overrides, tmp_path, monkeypatch, cli
     monkeypatch.setattr(torch, "compile", lambda model: model)
     path = find_checkpoint(runs / "single-1-dense-killed")
     recipe = load_recipe("debug", overrides)
-    found = {m.metric: m for m in model_forward.run(path, recipe, torch.device("cpu"), False)}
+    measured = model_forward.run(path, recipe, torch.device("cpu"), False, layers=True)
+    *found, first, second = measured
+    assert [m.case["layer"] for m in (first, second)] == [0, 1]
+    assert (first.bench, first.ratio > 0) == ("layer_forward", True)
+    found = {m.metric: m for m in found}
     assert found["tokens_per_ms"].case["M"] == 2 * 32
     assert found["difference"].value < 0.02
-    assert json.dumps(found["tokens_per_ms"].case)
+    case = found["tokens_per_ms"].case
+    assert json.dumps(case)
+    assert (case["run"], case["step"], case["l1_coefficient"]) == (
+        path.parent.parent.name,
+        60,
+        4e-3,
+    )
+    assert case["measured_nnz"] == pytest.approx(
+        (first.case["measured_nnz"] + second.case["measured_nnz"]) / 2
+    )
+    assert 0 < case["measured_nnz"] <= first.case["N"] == 64

@@ -143,7 +143,7 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
         *(
             {
                 "bench": "layer_forward",
-                "case": {"run": "l1", "nnz": nnz},
+                "case": {"run": "l1", "measured_nnz": nnz},
                 "metric": "ms",
                 "ratio": ratio,
             }

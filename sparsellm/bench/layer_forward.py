@@ -1,0 +1,82 @@
+"""Each FFN of a trained model on its own inputs: `sparsellm.accelerate` against dense, one GPU.
+
+The inputs are what the model's own layers hand their FFN on held-out text, so patterns are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsellm.bench import timing
+from sparsellm.bench.ffn_sides import dense, dense_weights
+from sparsellm.bench.record import Measurement
+from sparsellm.ffn.reference import ffn_stats
+from sparsellm.ffn.types import BLOCK_TOKENS
+
+IN_A_ROW = 8  # calls: the host must not be what is measured
+
+
+class LayerInput(NamedTuple):
+    """What one FFN is given, and what fires."""
+
+    x_MK: Tensor
+    nnz: float  # a token
+    union_64: float  # neurons that 64 neighbouring tokens fire between them
+
+
+@torch.inference_mode()
+def layer_inputs(model: Any, call: Callable[[], object]) -> list[LayerInput]:
+    """Of every layer, from one ``call`` of a model that was not accelerated and not compiled."""
+    found: list[LayerInput] = []
+
+    def keep(ffn: Any, given: tuple[Tensor, ...]) -> None:
+        x_MK = given[0].reshape(-1, given[0].shape[-1])
+        stats = ffn_stats(*(F.relu(F.linear(x_MK, ffn.pattern_weight)),) * 2)
+        blocks = -(-len(x_MK) // BLOCK_TOKENS)
+        nnz = float(stats.nnz_M.double().mean())
+        found.append(LayerInput(x_MK, nnz, float(stats.union_sum) / blocks))
+
+    hooks = [layer.mlp.register_forward_pre_hook(keep) for layer in model.model.layers]
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+@torch.inference_mode()
+def run(
+    plain: Any, accelerated: Any, inputs: list[LayerInput], case: dict[str, Any], seconds: float
+) -> list[Measurement]:
+    """A measurement a layer: ms of ours, with dense as baseline; above 1 is better.
+
+    Args:
+        plain: the model as it was trained.
+        accelerated: the same under `sparsellm.accelerate`, called often enough to have settled.
+        inputs: from `layer_inputs`.
+        case: of the model.
+        seconds: of timing, each layer.
+    """
+    compiled = torch.compile(dense)
+    found = []
+    for number, given in enumerate(inputs):
+        ffn, ours = (model.model.layers[number].mlp for model in (plain, accelerated))
+        sides = {
+            "dense": [partial(compiled, given.x_MK, *dense_weights(ffn))],
+            "ours": [partial(ours, given.x_MK)],
+        }
+        for _ in range(3):
+            for [call] in sides.values():
+                call()
+        ms = timing.ms_of_a_call(sides, timing.in_a_row, IN_A_ROW, seconds)
+        own = case | {"layer": number, "measured_nnz": given.nnz, "union_64": given.union_64}
+        ratio = ms["dense"] / ms["ours"]
+        found.append(Measurement("layer_forward", own, "ms", ms["ours"], "ms", ms["dense"], ratio))
+    return found

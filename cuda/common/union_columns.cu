@@ -3,7 +3,8 @@
 // Members are shared out to warps (strips.cuh), which take 16 at a time, eight lanes a member. Counts
 // are added up by integer atomics: `nnz_M`, each token's non-zeros, and `fired_N`, each neuron's
 // tokens, both zeroed by the caller. `l1` (or null) gets Σ|value| of each warp. `token_M` (or null) is
-// where in `nnz_M` each row's count belongs.
+// where in `nnz_M` each row's count belongs. `needed`, zeroed by the caller, gets the number of columns
+// and of non-zeros: what the backward pass reserves memory by.
 #include "common/columns.cuh"
 #include "common/strips.cuh"
 
@@ -47,7 +48,8 @@ __device__ __forceinline__ int step_of_lane() {
 // Adds up the four lanes that count the same tokens. A half of a word can only count to 65,535, and
 // the last sum be one more.
 __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, int m,
-                                           const int* token_M, uint32* nnz_M) {
+                                           const int* token_M, uint32* nnz_M,
+                                           unsigned long long* nnz) {
   const uint32 lane = threadIdx.x % 32;
   const bool late = lane & 8, odd = lane & 16;
   uint32 kept[2];
@@ -64,13 +66,17 @@ __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, 
   };
   add(row, first);
   add(row + 1, second);
+  // No row beyond the last has a value: padding fires nothing.
+  const uint32 all = __reduce_add_sync(~0u, first + second);
+  if (lane == 0) atomicAdd(nnz, static_cast<unsigned long long>(all));
 }
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads, 4)
     union_columns(const uint32* entry, const uint32* total, const bf16* value, int tiles_n, int m,
                   uint64 capacity, uint32* offset, uint32* neuron, uint64* mask, bf16* columns,
-                  uint32* fired_N, const int* token_M, uint32* nnz_M, float* l1) {
+                  uint32* fired_N, const int* token_M, uint32* nnz_M, unsigned long long* needed,
+                  float* l1) {
   extern __shared__ __align__(16) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   admit_next_kernel();
@@ -81,7 +87,10 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
   const auto keep = [&](const Run& run) {
     if (run.from == 0 && lane == 0) {
       offset[run.block] = run.first;
-      if (run.block == blocks - 1) offset[blocks] = run.first + run.columns;
+      if (run.block == blocks - 1) {
+        offset[blocks] = run.first + run.columns;
+        needed[0] = run.first + run.columns;
+      }
     }
     const uint64 base = static_cast<uint64>(run.block) * tiles_n * tile_neurons;
     const uint4* from = reinterpret_cast<const uint4*>(value + base * block_tokens) + part;
@@ -124,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
         mask[run.first + i] = tokens;
       }
     }
-    add_counts(count, run.block, m, token_M, nnz_M);
+    add_counts(count, run.block, m, token_M, nnz_M, needed + 1);
   };
   share_strips<batch>(shared, blocks, [&](int block) { return total[block]; }, keep);
   if (l1 == nullptr) return;

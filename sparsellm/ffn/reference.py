@@ -118,7 +118,7 @@ def columns_of(gate_MN: Tensor | None, up_MN: Tensor, capacity: int) -> Columns:
         mask=filled((active_BNP[block, neuron] * bit_P).sum(1)),
         gate=gate_CP,
         up=filled(up_BNP[block, neuron]),
-        needed=offset[-1:].clone(),
+        needed=torch.stack([offset[-1], active_BNP.sum()]),
     )
 
 

@@ -164,7 +164,7 @@ def _(  # noqa: PLR0917
         x_MK.new_empty(capacity, dtype=torch.int64),
         x_MK.new_empty(0 if w_gate_NK is None else capacity, BLOCK_TOKENS),
         x_MK.new_empty(capacity, BLOCK_TOKENS),
-        torch.empty(1, dtype=torch.int32, device=device),
+        torch.empty(2, dtype=torch.int64, device=device),
     )
 
 

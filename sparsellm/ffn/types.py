@@ -89,8 +89,8 @@ class Columns(NamedTuple):
     mask: Tensor  # (C,) int64, bit t: token t of the block fires the neuron
     gate: Tensor  # (C, 64), after relu; (0, 64) without W_g
     up: Tensor  # (C, 64), x W_u + b_u of every token; without W_g its relu, which is h
-    # (1,) int32: E once more. Of a GPU's columns it lies on the host where E may exceed C: backward
-    # must know before it launches. -1: still to be copied.
+    # (2,) int64: E once more, and the number of non-zeros. Of a GPU's columns it lies on the host
+    # where E may exceed C: backward must know before it launches. -1: still to be copied.
     needed: Tensor
 
 

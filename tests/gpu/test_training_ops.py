@@ -413,6 +413,28 @@ def test_nothing_of_all_tokens_and_neurons_is_kept_for_backward(gated):
     assert torch.cuda.memory_allocated() - before <= 2**20
 
 
+def test_a_layers_peak_is_below_that_of_dense():
+    m, k, n = 16_384, 2048, 5632
+    p = problem_of(Case(m, k, n, "topics", 0.005))
+    capacity = int(1.25 * int(sparse(p).pattern[2]))
+
+    def peak(compute) -> int:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y_MK = compute()
+        torch.autograd.grad(y_MK, p.inputs, p.dy_MK)
+        del y_MK
+        return torch.cuda.max_memory_allocated() - before
+
+    def dense() -> Tensor:
+        gate_MN = torch.relu(p.x_MK @ p.w.gate_NK.t())
+        return (gate_MN * (p.x_MK @ p.w.up_NK.t())) @ p.w.down_KN.t()
+
+    of_dense = peak(dense)
+    assert peak(lambda: sparse_ffn_training(p.x_MK, p.w, capacity)[0]) < of_dense
+
+
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 @pytest.mark.parametrize("gated", [True, False])
 def test_whatever_lies_in_memory_as_it_likes(gated, dtype):

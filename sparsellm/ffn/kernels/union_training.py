@@ -86,10 +86,13 @@ def backward(  # noqa: PLR0917
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     blocks, capacity = len(saved.offset) - 1, len(saved.neuron)
-    if capacity < blocks * n and (needed := _columns_needed(saved, blocks * n)) > capacity:
-        again = union.empty_union(m, n, x_MK.device)
-        saved, *_ = _activations(x_MK, w, needed, again, token_M)
-        capacity = needed
+    num_nonzeros = None
+    if capacity < blocks * n:
+        needed, num_nonzeros = _needed(saved, blocks * n)
+        if needed > capacity:
+            again = union.empty_union(m, n, x_MK.device)
+            saved, *_ = _activations(x_MK, w, needed, again, token_M)
+            capacity = needed
     gate = None if w.gate_NK is None else saved.gate
     unit = _ints(capacity // _UNIT_MEMBERS + blocks, 2, like=saved.offset)
     splits = None if token_M is None else room_for_splits(x_MK, n)
@@ -128,7 +131,7 @@ def backward(  # noqa: PLR0917
         *(control, dx_MK),
     )
     gate_NK, up_NK, down_NK = weight_grads(
-        saved, d_gate, d_up, x_MK, dy_MK, n, dtype, token_M, sums
+        saved, d_gate, d_up, x_MK, dy_MK, n, dtype, token_M, sums, num_nonzeros
     )
     return FFNGradients(
         x_MK=dx_MK,
@@ -141,8 +144,10 @@ def backward(  # noqa: PLR0917
     )
 
 
-def _columns_needed(saved: Columns, worst: int) -> int:
-    """Waits for forward to have counted its columns, and not for what is queued after it.
+def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:
+    """Columns and non-zeros of a pattern; None where the host does not have the latter.
+
+    Waits for forward to have counted its columns, and not for what is queued after it.
 
     The host is usually ahead: it begins the backward pass with the last layer, whose forward the
     GPU may have before it. A copy from the GPU here would come after the head and the loss, and
@@ -152,12 +157,13 @@ def _columns_needed(saved: Columns, worst: int) -> int:
         raise ValueError(
             f"sparse_ffn: backward in a CUDA graph needs room for any pattern: capacity {worst:,}"
         )
-    word = saved.needed.numpy()
-    while word[0] < 0:
+    words = saved.needed.numpy()
+    while words.min() < 0:
         if torch.cuda.current_stream().query():  # also raises what a kernel died of
-            return int(saved.offset[-1])  # forward was captured in a CUDA graph, or ran elsewhere
+            # Forward was captured in a CUDA graph, or ran elsewhere.
+            return int(saved.offset[-1]), None
         time.sleep(_POLL_SECONDS)
-    return int(word[0])
+    return int(words[0]), int(words[1])
 
 
 def _bias_grad(saved: Columns, d_CP: Tensor, num_neurons: int) -> Tensor:
@@ -246,7 +252,7 @@ def _activations(
         mask=torch.empty(capacity, dtype=torch.int64, device=device),
         gate=x_MK.new_empty(capacity if gated else 0, BLOCK_TOKENS),
         up=x_MK.new_empty(capacity, BLOCK_TOKENS),
-        needed=torch.zeros(1, dtype=torch.int32, device=device),
+        needed=torch.zeros(2, dtype=torch.int64, device=device),
     )
     fired_N = torch.zeros(n, dtype=torch.int32, device=device)
     nnz_M = torch.zeros(m, dtype=torch.int32, device=device)
@@ -261,17 +267,17 @@ def _activations(
         kept = union.Kept(columns.offset, columns.up, l1)
         union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)
     if capacity < blocks * n:
-        columns = columns._replace(needed=_on_the_host(columns.offset[-1:]))
+        columns = columns._replace(needed=_on_the_host(columns.needed))
     # In two steps: one kernel for all would be one block of threads (H200: 12 µs).
     return columns, l1.flatten(1).sum(1).sum(), nnz_M, fired_N
 
 
-def _on_the_host(count: Tensor) -> Tensor:
+def _on_the_host(counts: Tensor) -> Tensor:
     """A copy that arrives some time; -1 until then, and within the capture of a CUDA graph."""
     if torch.cuda.is_current_stream_capturing():
-        return torch.full((1,), -1, dtype=torch.int32)
-    copy = torch.full((1,), -1, dtype=torch.int32, pin_memory=True)
-    return copy.copy_(count, non_blocking=True)
+        return torch.full(counts.shape, -1)
+    copy = torch.full(counts.shape, -1, pin_memory=True)
+    return copy.copy_(counts, non_blocking=True)
 
 
 def _columns(  # noqa: PLR0917
@@ -291,7 +297,7 @@ def _columns(  # noqa: PLR0917
         *(scratch.entry, scratch.total, scratch.value),
         *(np.int32(scratch.count.shape[1]), np.int32(len(nnz_M))),
         *(np.uint64(len(values)), columns.offset, columns.neuron, columns.mask, values),
-        *(fired_N, token_M, nnz_M, l1),
+        *(fired_N, token_M, nnz_M, columns.needed, l1),
     )
 
 

@@ -50,6 +50,7 @@ def weight_grads(  # noqa: PLR0917
     dtype: torch.dtype,
     token_M: Tensor | None = None,
     added_to: GradientSums | None = None,
+    num_nonzeros: int | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """The gradients of W_gate, W_up and W_down, each neuron by neuron.
 
@@ -64,6 +65,8 @@ def weight_grads(  # noqa: PLR0917
         dtype: float32 or bfloat16, of the results; sums are float32.
         token_M: (M,) int32, the row of dy that belongs to each row of x; None where it is the same.
         added_to: float32 matrices to which the results are added; they are then what is returned.
+        num_nonzeros: of the pattern, at least: the scratch memory is reserved by it. None: for
+            the worst case.
 
     Returns:
         Σ d_gate x (N, K), or None; Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or Σ up dy. Rows
@@ -71,7 +74,17 @@ def weight_grads(  # noqa: PLR0917
     """
     groups = group_columns(columns, num_neurons, x_MK.shape[1])
     return sum_groups(
-        groups, columns, d_gate, d_up, x_MK, dy_MK, num_neurons, dtype, token_M, added_to
+        groups,
+        columns,
+        d_gate,
+        d_up,
+        x_MK,
+        dy_MK,
+        num_neurons,
+        dtype,
+        token_M,
+        added_to,
+        num_nonzeros,
     )
 
 
@@ -144,6 +157,7 @@ def sum_groups(  # noqa: PLR0917
     dtype: torch.dtype,
     token_M: Tensor | None = None,
     added_to: GradientSums | None = None,
+    num_nonzeros: int | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """`weight_grads` of a pattern that is grouped; uses the groups up."""
     assert dtype in (torch.float32, torch.bfloat16), dtype
@@ -166,7 +180,7 @@ def sum_groups(  # noqa: PLR0917
         dtype=torch.float32,
         device=x_MK.device,
     )
-    pieces = _fill_pieces(groups, columns, d_gate, d_up, num_tokens, token_M)
+    pieces = _fill_pieces(groups, columns, d_gate, d_up, num_tokens, token_M, num_nonzeros)
     launch_for(
         "weight_grad",
         x_MK,
@@ -211,12 +225,15 @@ def _fill_pieces(  # noqa: PLR0917
     d_up: Tensor,
     num_tokens: int,
     token_M: Tensor | None,
+    num_nonzeros: int | None,
 ) -> _Pieces:
     num_units = groups.unit.shape[0]
     num_groups, capacity = num_units - _MOST_PARTS, groups.member.shape[0]
     matrices = 2 if d_gate is None else 3
     # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
     most = min(num_groups * -(-num_tokens // BLOCK_TOKENS), capacity + num_groups)
+    if num_nonzeros is not None:  # each row of a group has one, and a group's last piece any number
+        most = min(most, num_nonzeros // BLOCK_TOKENS + num_groups)
     x_row = torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device)
     pieces = _Pieces(
         torch.empty(num_units, 2, dtype=torch.int32, device=d_up.device),

@@ -26,10 +26,10 @@ class Stream:
         return self.idle
 
 
-def columns(needed):
+def columns(*needed):
     none = torch.empty(0)
     offset = torch.tensor([0, 3, 7], dtype=torch.int32)
-    return Columns(offset, none, none, none, none, torch.tensor([needed], dtype=torch.int32))
+    return Columns(offset, none, none, none, none, torch.tensor(needed))
 
 
 @pytest.fixture
@@ -43,29 +43,31 @@ def gpu(monkeypatch):
 
 def test_what_has_arrived_is_taken(gpu):
     gpu(Stream(error=AssertionError("nothing to wait for")))
-    assert union_training._columns_needed(columns(7), WORST) == 7
+    assert union_training._needed(columns(7, 20), WORST) == (7, 20)
 
 
 def test_what_is_under_way_is_waited_for(gpu):
     gpu(Stream())
-    saved = columns(-1)
+    saved = columns(-1, -1)
 
     def arrive():
         time.sleep(0.05)
-        saved.needed.fill_(7)
+        saved.needed[0] = 7
+        time.sleep(0.01)
+        saved.needed[1] = 20
 
     sender = threading.Thread(target=arrive)
     sender.start()
-    assert union_training._columns_needed(saved, WORST) == 7
+    assert union_training._needed(saved, WORST) == (7, 20)
     sender.join()
 
 
 def test_what_never_will_come_is_read_from_the_gpu(gpu):
     gpu(Stream(idle=True))
-    assert union_training._columns_needed(columns(-1), WORST) == 7
+    assert union_training._needed(columns(-1, -1), WORST) == (7, None)
 
 
 def test_what_a_kernel_died_of_is_raised(gpu):
     gpu(Stream(error=RuntimeError("an illegal memory access was encountered")))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        union_training._columns_needed(columns(-1), WORST)
+        union_training._needed(columns(-1, -1), WORST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,17 +41,15 @@ def prune(folder: Path, newest: Path, manifest: Manifest, keep: int) -> None:
     """
     branch = {manifest.id, *manifest.ancestors}
     own = [path for path in checkpoints_in(folder) if _belongs(path, newest, branch)]
+    failures = [attempt(remove, doomed) for doomed in folder.glob(".tmp-pruned-*")]
+    failures += [attempt(remove, doomed) for doomed in folder.glob(".tmp-replaced-*")]
     for old in own[:-keep]:
         # Renamed first: a kill while deleting leaves no half a checkpoint of that name.
-        old.rename(folder / f".tmp-pruned-{old.name}")
-    failure: OSError | None = None
-    for doomed in [*folder.glob(".tmp-pruned-*"), *folder.glob(".tmp-replaced-*")]:
-        try:
-            remove(doomed)
-        except OSError as error:
-            failure = error
-    if failure is not None:
-        raise failure
+        doomed = folder / f".tmp-pruned-{old.name}"
+        failures.append(attempt(old.rename, doomed) or attempt(remove, doomed))
+    for failure in failures:
+        if failure is not None:
+            raise failure
 
 
 def _belongs(path: Path, newest: Path, branch: set[str]) -> bool:
@@ -60,8 +59,17 @@ def _belongs(path: Path, newest: Path, branch: set[str]) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Deletes a folder; of a link, the link alone."""
+    """Deletes a folder or file, if it is there; of a link, the link alone."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
+
+
+def attempt(action: Callable[[Path], object], path: Path) -> OSError | None:
+    """What went wrong, if anything."""
+    try:
+        action(path)
+    except OSError as error:
+        return error
+    return None

@@ -7,6 +7,8 @@ Tensors that every rank has whole are shared out between the ranks; a DTensor's 
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import secrets
 import sys
@@ -33,15 +35,18 @@ from sparsellm.runs.checkpoint import (
     TRAINER_FILE,
     CheckpointError,
     Snapshot,
+    is_complete,
     latest,
     rank_name,
     replaced_name,
 )
 from sparsellm.runs.files import fsync, write_atomically
-from sparsellm.runs.lineage import Lineage, prune, remove
+from sparsellm.runs.lineage import Lineage, attempt, prune, remove
 from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_hashed, write_manifest
 from sparsellm.runs.storage import CheckpointWriter, engine_errors
 from sparsellm.runs.tensor_files import Part, file_name, write_parts
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Saver:
@@ -145,7 +150,7 @@ class Saver:
         try:
             self.wait()
         except CheckpointError as error:
-            print(f"warning: {error}", file=sys.stderr, flush=True)
+            _warn(str(error))
         self._stager.close()
 
     def _own_tensors(self, snapshot: Snapshot) -> dict[str, Tensor]:
@@ -172,8 +177,7 @@ class Saver:
         )
         write_manifest(partial, manifest)
         fsync(partial)
-        if final.exists() or final.is_symlink():
-            final.rename(replaced_name(final))
+        _make_way(final)
         partial.rename(final)
         fsync(self._folder)
         write_atomically(self._folder / LATEST, final.name + "\n")
@@ -181,7 +185,7 @@ class Saver:
         try:
             prune(self._folder, final, manifest, self._keep)
         except OSError as error:  # what was to be saved is saved
-            print(f"warning: an old checkpoint stays: {error}", file=sys.stderr, flush=True)
+            _warn(f"an old checkpoint stays: {error}")
 
 
 def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
@@ -217,8 +221,34 @@ def _share_out(tensors: dict[str, Tensor], world_size: int) -> dict[str, int]:
 def _prepare(folder: Path, partial: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob(".tmp-step_*"):  # of a run that was killed while it wrote
-        remove(stale)
+        failure = attempt(remove, stale)
+        if failure is not None:
+            _warn(f"what a killed run left stays: {failure}")
+            if stale == partial:
+                stale.rename(_unused(folder, f".tmp-stale-{partial.name}"))
     partial.mkdir()
+
+
+def _make_way(final: Path) -> None:
+    """A checkpoint of the same step is replaced; what is none is kept by another name."""
+    if not (final.exists() or final.is_symlink()):
+        return
+    if not final.is_symlink() and is_complete(final):
+        remove(replaced_name(final))
+        final.rename(replaced_name(final))
+        return
+    aside = _unused(final.parent, f"{final.name}.stray")
+    final.rename(aside)
+    _warn(f"{final} was no complete checkpoint of this run; it is {aside} now")
+
+
+def _unused(folder: Path, name: str) -> Path:
+    places = (folder / f"{name}{i or ''}" for i in itertools.count())
+    return next(place for place in places if not (place.exists() or place.is_symlink()))
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _texts(snapshot: Snapshot, rank: int) -> dict[str, str]:
@@ -263,4 +293,6 @@ def _failure_message(folder: Path, final: Path, failure: Exception) -> str:
     previous = latest(folder)
     kept = f"{previous} is intact" if previous else "there is no earlier checkpoint"
     who = "".join(f" ({note})" for note in getattr(failure, "__notes__", []))
-    return f"checkpoint {final} was not written: {failure}{who}; {kept}. Free space and start again"
+    full = isinstance(failure, OSError) and failure.errno in _FULL
+    remedy = "Free space" if full else "Mend that"
+    return f"checkpoint {final} was not written: {failure}{who}; {kept}. {remedy} and start again"

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.files import write_atomically
+from sparsellm.runs.history import begin_branch
 from sparsellm.runs.metrics_log import MetricsLog, check_wandb
 from sparsellm.runs.presence import announce, withdraw
 from sparsellm.runs.pretrained import find_checkpoint
@@ -98,7 +99,7 @@ def _train(
     doing = "compiling the model" if recipe.runtime.compile else "first pass"
     with waiting(doing, run.accelerator.print):
         warm_up(run)
-    _first_state(run, resume_from, fresh, init_from)
+    resumed = _first_state(run, resume_from, fresh, init_from)
     missing = Due.missing(run)
     if run.step >= recipe.train.steps and not missing:
         run.accelerator.print(
@@ -109,11 +110,17 @@ def _train(
     if fresh:
         _move_aside(run)
     flag = "--fresh" if fresh else "--resume" if resume_from else None
+    _begin_records(run, resumed)
     _logged_loop(run, stop, evaluator, missing, flag)
 
 
-def _first_state(run: Run, resume_from: Path | None, fresh: bool, init_from: Path | None) -> None:
-    """Restores or initialises the run. Nothing of the run's folder is changed."""
+def _first_state(
+    run: Run, resume_from: Path | None, fresh: bool, init_from: Path | None
+) -> Path | None:
+    """Restores or initialises the run. Nothing of the run's folder is changed.
+
+    Returns the checkpoint that it goes on from, if it does.
+    """
     say = run.accelerator.print
     run.activity.begin("loading", run.step)
     path = find_checkpoint(resume_from) if resume_from else None
@@ -125,6 +132,7 @@ def _first_state(run: Run, resume_from: Path | None, fresh: bool, init_from: Pat
             say(f"  {note}")
     elif init_from is not None:
         say("\n  ".join(initialise_run(run, init_from)))
+    return path
 
 
 def _move_aside(run: Run) -> None:
@@ -134,6 +142,16 @@ def _move_aside(run: Run) -> None:
         path.rename(aside)
         run.accelerator.print(f"the earlier run is now {aside}")
     run.accelerator.wait_for_everyone()
+
+
+def _begin_records(run: Run, resumed: Path | None) -> None:
+    """Before the first step: the run's folder as this run goes on with it."""
+    recipe = run.recipe
+    if run.accelerator.is_main_process:
+        recipe.run_path.mkdir(parents=True, exist_ok=True)
+        for note in begin_branch(recipe.run_path, resumed):
+            run.accelerator.print(note)
+        write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
 
 
 def _logged_loop(
@@ -147,8 +165,6 @@ def _logged_loop(
     recipe, say = run.recipe, run.accelerator.print
     log = None
     if run.accelerator.is_main_process:
-        recipe.run_path.mkdir(parents=True, exist_ok=True)
-        write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
         log = MetricsLog(recipe, run.step)
         announce(recipe.run_path)
     try:

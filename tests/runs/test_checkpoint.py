@@ -240,3 +240,44 @@ def test_json_and_tensors_are_plain(tmp_path):
     assert json.loads((path / "trainer.json").read_text())["step"] == 3
     save_file({}, tmp_path / "empty.safetensors")
     assert read_tensors(tmp_path / "empty.safetensors") == {}
+
+
+def test_links_and_strays_are_neither_counted_nor_deleted_nor_in_the_way(tmp_path, capsys):
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    kept = saver.save(elsewhere, _snapshot(1), keep=1)
+    folder.mkdir()
+    (folder / "step_00000001").symlink_to(kept)
+    (folder / "step_00000002").mkdir()  # half of a copy
+    (folder / "step_00000002" / "model.safetensors").write_bytes(b"half")
+    (folder / "step_00000004").symlink_to(kept)  # where a checkpoint is about to be written
+    (folder / ".tmp-step_00000009").symlink_to(kept)
+    (folder / ".tmp-pruned-step_00000001").symlink_to(kept)
+    assert checkpoint.latest(folder) is None
+    for step in (2, 3, 4, 5):
+        saver.save(folder, _snapshot(step), keep=2)
+    assert [p.name for p in checkpoint.checkpoints_in(folder)] == ["step_00000004", "step_00000005"]
+    strays = ["step_00000001", "step_00000002.stray", "step_00000004.stray"]
+    assert _names(folder) == ["latest", *sorted([*strays, "step_00000004", "step_00000005"])]
+    assert (folder / "step_00000002.stray" / "model.safetensors").read_bytes() == b"half"
+    assert checkpoint.load(kept).step == 1
+    assert "step_00000002 was no complete checkpoint of this run; it is " in capsys.readouterr().err
+
+
+def test_what_cannot_be_deleted_blocks_neither_saving_nor_pruning(tmp_path, monkeypatch, capsys):
+    (tmp_path / ".tmp-step_00000003").mkdir()
+    (tmp_path / ".tmp-pruned-step_00000001").mkdir()
+    real = saver.remove.__globals__["shutil"].rmtree
+
+    def refused(path, **options):
+        if path.name in (".tmp-step_00000003", ".tmp-pruned-step_00000001"):
+            raise PermissionError(13, "Permission denied", str(path))
+        real(path, **options)
+
+    monkeypatch.setattr("shutil.rmtree", refused)
+    for step in (1, 2, 3):
+        saver.save(tmp_path, _snapshot(step), keep=1)
+    assert [p.name for p in checkpoint.checkpoints_in(tmp_path)] == ["step_00000003"]
+    assert not list(tmp_path.glob(".tmp-pruned-step_00000002"))
+    err = capsys.readouterr().err
+    assert "what a killed run left stays" in err
+    assert "an old checkpoint stays" in err

@@ -1,0 +1,160 @@
+"""Going back loses nothing: what the present branch does not continue is set aside."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import set_arguments
+
+from runs.test_checkpoint import _names, _snapshot
+from sparsellm.recipe import load_recipe
+from sparsellm.runs import checkpoint, saver
+from sparsellm.runs.history import begin_branch
+from sparsellm.runs.lineage import Lineage
+from sparsellm.runs.records import read_metrics
+
+
+@pytest.fixture
+def run_path(tmp_path):
+    """A run of 40 steps that saved at 30, 35 and 40."""
+    folder = tmp_path / "run" / "checkpoints"
+    for step in (30, 35, 40):
+        saver.save(folder, _snapshot(step), keep=3)
+    _record(folder.parent, range(1, 41))
+    (folder / "eval_step_00000040.json").write_text('{"step": 40}')
+    return folder.parent
+
+
+def _record(run_path, steps):
+    lines = [json.dumps({"kind": "train", "step": step}) + "\n" for step in steps]
+    (run_path / "metrics.jsonl").write_text("".join(lines))
+    (run_path / "recipe.yaml").write_text("name: r\n")
+
+
+def _steps(run_path):
+    return [record["step"] for record in read_metrics(run_path)]
+
+
+def _go_on(folder, resumed, steps, keep=3):
+    manifest = checkpoint.load(resumed).manifest
+    keeper = saver.Saver(folder, keep, Lineage.of(manifest))
+    for step in steps:
+        keeper.begin(_snapshot(step))
+        keeper.wait()
+    keeper.close()
+
+
+def test_going_back_sets_the_later_checkpoints_and_their_records_aside(run_path):
+    folder = run_path / "checkpoints"
+    notes = begin_branch(run_path, folder / "step_00000030")
+    aside = run_path / "abandoned" / "1"
+    assert "step_00000035, step_00000040 and the records" in notes[0]
+    assert f"--resume {aside / 'step_00000040'} returns" in notes[0]
+    names = ["eval_step_00000040.json", "metrics.jsonl", "recipe.yaml"]
+    assert _names(aside) == [*names, "step_00000035", "step_00000040"]
+    assert _steps(aside) == list(range(1, 41))
+    assert _names(folder) == ["latest", "step_00000030"]
+    assert checkpoint.latest(folder) == folder / "step_00000030"  # also if it is killed now
+    _go_on(folder, folder / "step_00000030", (32, 34))
+    assert _names(folder) == ["latest", "step_00000030", "step_00000032", "step_00000034"]
+    (folder / "latest").unlink()
+    assert checkpoint.latest(folder) == folder / "step_00000034"
+    assert begin_branch(run_path, folder / "step_00000034") == []
+
+
+def test_what_was_set_aside_is_brought_back(run_path):
+    folder = run_path / "checkpoints"
+    begin_branch(run_path, folder / "step_00000030")
+    _go_on(folder, folder / "step_00000030", (32,))
+    _record(run_path, range(1, 33))
+    back = run_path / "abandoned" / "1" / "step_00000035"
+    notes = begin_branch(run_path, back)
+    assert "step_00000032 and the records" in notes[0]
+    assert "is the present branch again, up to step_00000035" in notes[1]
+    assert _names(folder) == ["latest", "step_00000030", "step_00000035"]
+    assert checkpoint.latest(folder) == folder / "step_00000035"
+    assert _steps(run_path) == list(range(1, 41))  # the log then drops those after step 35
+    assert _steps(run_path / "abandoned" / "2") == list(range(1, 33))
+    assert (run_path / "abandoned" / "1" / "step_00000040").is_dir()
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_kill_while_setting_aside_loses_nothing(run_path, monkeypatch, moves):
+    folder = run_path / "checkpoints"
+    real = type(folder).rename
+
+    def rename(self, target):
+        nonlocal moves
+        if self.name.startswith("step_"):
+            if not moves:
+                raise KeyboardInterrupt
+            moves -= 1
+        return real(self, target)
+
+    monkeypatch.setattr(type(folder), "rename", rename)
+    if moves < 2:
+        with pytest.raises(KeyboardInterrupt):
+            begin_branch(run_path, folder / "step_00000030")
+    else:
+        begin_branch(run_path, folder / "step_00000030")
+    monkeypatch.undo()
+    assert checkpoint.latest(folder) == folder / "step_00000030"
+    begin_branch(run_path, checkpoint.latest(folder))
+    assert _names(folder) == ["latest", "step_00000030"]
+    kept = {p.name: p for p in run_path.glob("abandoned/*/step_*")}
+    assert sorted(kept) == ["step_00000035", "step_00000040"]
+    assert all(checkpoint.load(path).step == int(name[5:]) for name, path in kept.items())
+
+
+def test_checkpoints_without_a_manifest_are_told_apart_by_their_step(run_path):
+    folder = run_path / "checkpoints"
+    for path in checkpoint.checkpoints_in(folder):
+        (path / "manifest.json").unlink()
+    begin_branch(run_path, folder / "step_00000035")
+    assert _names(folder) == ["latest", "step_00000030", "step_00000035"]
+
+
+def test_another_runs_checkpoint_replaces_the_whole_history(run_path, tmp_path):
+    other = saver.save(tmp_path / "other", _snapshot(7), keep=1)
+    begin_branch(run_path, other)
+    assert checkpoint.checkpoints_in(run_path / "checkpoints") == []
+    assert not (run_path / "metrics.jsonl").exists()
+    assert _steps(run_path / "abandoned" / "1") == list(range(1, 41))
+
+
+def test_records_without_a_checkpoint_are_set_aside(run_path):
+    for path in checkpoint.checkpoints_in(run_path / "checkpoints"):
+        path.rename(run_path.parent / path.name)  # as when a scratch disk is purged
+    notes = begin_branch(run_path, None)
+    assert "has records and no checkpoint: training begins at step 0" in notes[0]
+    assert _steps(run_path / "abandoned" / "1") == list(range(1, 41))
+    assert not (run_path / "metrics.jsonl").exists()
+    assert begin_branch(run_path, None) == []
+
+
+def test_training_goes_back_and_returns(tiny_overrides, cli_here):
+    def train(*arguments, **overrides):
+        sets = [*tiny_overrides, *(f"{k.replace('__', '.')}={v}" for k, v in overrides.items())]
+        result = cli_here("train", "--recipe", "debug", *set_arguments(sets), *arguments)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    folder = run_path / "checkpoints"
+    train(train__steps=8)
+    good = checkpoint.read_kind(folder / "step_00000008", "model")
+    assert _names(folder) == ["latest", "step_00000004", "step_00000006", "step_00000008"]
+    went_back = ["--resume", str(folder / "step_00000004")]
+    lower = {"optimizer__learning_rate": 1e-4, "checkpoint__every_steps": 1}
+    out = train(*went_back, train__steps=6, **lower)
+    assert "step_00000006, step_00000008 and the records" in out
+    assert _names(folder) == ["latest", "step_00000004", "step_00000005", "step_00000006"]
+    assert [r["step"] for r in read_metrics(run_path) if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+    returned = ["--resume", str(run_path / "abandoned" / "1")]
+    out = train(*returned, train__steps=9)
+    assert "is the present branch again, up to step_00000008" in out
+    assert [r["step"] for r in read_metrics(run_path) if r["kind"] == "train"] == list(range(1, 10))
+    assert _names(folder) == ["latest", "step_00000006", "step_00000008", "step_00000009"]
+    for name, tensor in checkpoint.read_kind(folder / "step_00000008", "model").items():
+        assert tensor.equal(good[name])

@@ -7,6 +7,9 @@ neighbours; that union is what the sparse kernels pay for. The key was chosen by
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+
 import torch
 from torch import Tensor
 
@@ -15,32 +18,50 @@ from sparsellm.ffn.types import TokenOrder
 # A sequence's first tokens fire many more neurons than later ones, whatever they are.
 EARLY_POSITIONS = 16
 
-# Bits of the key: early or not, then these; 63 in all.
-_FREQUENCY_BITS, _ID_BITS = 22, 20
+# Bits of the key below that of early or not, 31 in all. What has more is sorted a little worse.
+_FREQUENCY_BITS, _ID_BITS = 13, 17
+# Tokens up to which comparing each with all is quicker than a general sort (the kernel's limit).
+_MOST_COMPARED = 32_768
 
 
 def token_order(ids_BT: Tensor, vocab_size: int) -> TokenOrder:
     """Sorts the tokens of a micro-batch; on the device of the ids, without waiting for it.
 
     Early positions come first, then tokens by how often their id occurs in the micro-batch, by id,
-    by the id before them, and by position: the same order for the same ids, every time.
+    and as they stand in the text: the same order for the same ids, every time.
 
     Args:
         ids_BT: token ids, int64, below ``vocab_size``.
         vocab_size: rows of the embedding.
     """
-    num_tokens, length = ids_BT.numel(), ids_BT.shape[-1]
     id_M = ids_BT.reshape(-1)
+    if _has_kernel(id_M):
+        from sparsellm.ffn.kernels.sort_tokens import sort_tokens
+
+        with torch.cuda.device(id_M.device):
+            return sort_tokens(id_M, ids_BT.shape[-1], EARLY_POSITIONS, vocab_size)
     counts_V = id_M.new_zeros(vocab_size).scatter_add_(0, id_M, torch.ones_like(id_M))
-    row_M = torch.arange(num_tokens, device=id_M.device)
-    position_M = row_M % length
-    before_M = torch.where(position_M > 0, id_M.roll(1) + 1, 0)
-    key_M = (position_M >= EARLY_POSITIONS).long()
-    key_M = key_M << _FREQUENCY_BITS | counts_V[id_M].clamp(max=2**_FREQUENCY_BITS - 1)
-    key_M = key_M << _ID_BITS | id_M & (2**_ID_BITS - 1)
-    key_M = key_M << _ID_BITS | before_M & (2**_ID_BITS - 1)
+    row_M = torch.arange(len(id_M), device=id_M.device)
+    key_M = (row_M % ids_BT.shape[-1] >= EARLY_POSITIONS).int()
+    key_M = key_M << _FREQUENCY_BITS | counts_V[id_M].clamp(max=2**_FREQUENCY_BITS - 1).int()
+    key_M = key_M << _ID_BITS | (id_M & (2**_ID_BITS - 1)).int()
     token_M = key_M.sort(stable=True).indices
     return TokenOrder(token_M.int(), torch.empty_like(row_M).scatter_(0, token_M, row_M))
+
+
+def _has_kernel(id_M: Tensor) -> bool:
+    return (
+        0 < len(id_M) <= _MOST_COMPARED
+        and id_M.is_cuda
+        and not torch.compiler.is_compiling()
+        and id_M.dtype == torch.int64
+        and _has_cupy()
+    )
+
+
+@functools.cache
+def _has_cupy() -> bool:
+    return importlib.util.find_spec("cupy") is not None
 
 
 def in_order(x_MK: Tensor, order: TokenOrder) -> Tensor:

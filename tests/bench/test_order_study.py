@@ -30,7 +30,7 @@ def test_the_key_that_is_used_has_the_unions_of_the_sorted_pattern():
 
     natural, used = (
         found["none: the order of the text"],
-        found["16 early, frequency, id, id before"],
+        found["16 early, frequency, id"],
     )
     assert natural[0].value == pytest.approx(union(np.arange(400)))
     ours = token_order(torch.from_numpy(ids_BT), 40).token_M.numpy()
@@ -48,7 +48,7 @@ def test_the_command_prints_and_records(traces, ids, tmp_path, capsys):
     assert "has no token ids; give --ids FILE" in capsys.readouterr().err
     command += ["--ids", str(ids), "--record", str(out)]
     assert cli.main(command) == 0
-    assert "16 early, frequency, id, id before" in capsys.readouterr().out
+    assert "16 early, frequency, id" in capsys.readouterr().out
     assert {json.loads(line)["unit"] for line in out.read_text().splitlines()} == {"neurons"}
     assert "## token_order" in table(read(out))
     np.save(ids, np.zeros((3, 7), int))

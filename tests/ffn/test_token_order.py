@@ -16,15 +16,13 @@ def _ids(batch=3, length=100, vocabulary=50, seed=0):
     return (torch.rand(batch, length, generator=generator).square() * vocabulary).long()
 
 
-def test_the_key_is_early_positions_then_frequency_id_id_before_and_position():
+def test_the_key_is_early_positions_then_frequency_id_and_position():
     ids_BT = _ids()
     order = token_order(ids_BT, 50)
     flat, counts = ids_BT.flatten().tolist(), ids_BT.flatten().bincount().tolist()
 
     def key(token):
-        position = token % 100
-        before = flat[token - 1] if position else -1
-        return position >= EARLY_POSITIONS, counts[flat[token]], flat[token], before, token
+        return token % 100 >= EARLY_POSITIONS, counts[flat[token]], flat[token], token
 
     assert order.token_M.tolist() == sorted(range(300), key=key)
     assert (order.token_M.dtype, order.row_M.dtype) == (torch.int32, torch.int64)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparsellm.ffn.kernels import compile, dense, inference, portable, twell, union
 from sparsellm.ffn.kernels.decode import MAX_TOKENS, decode_ffn
+from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, TokenOrder
 
@@ -37,6 +38,7 @@ def main() -> None:
 
 def infer(matrix: Callable[..., Tensor], hopper: bool) -> None:
     """Each kernel by itself, and decoding."""
+    token_order(torch.arange(300, device="cuda").view(3, 100) % 7, 7)
     device = matrix(1).device
     for m, k, n in ((200, 264, 776), (65, 72, 264)):
         x_MK, w_NK, gate_MN, y_MK = matrix(m, k), matrix(n, k), matrix(m, n) - 2, matrix(m, k)

@@ -53,7 +53,7 @@ def room_for_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
     slices = -(-hidden_size // _UNIT_COLUMNS)
     ints = torch.empty(MOST_PARTS * (2 + slices), dtype=torch.int32, device=x_MK.device)
     return Splits(
-        part=ints[: 2 * MOST_PARTS],
+        part=ints[: 2 * MOST_PARTS].view(MOST_PARTS, 2),
         arrived=ints[2 * MOST_PARTS :],
         slices=slices,
         workers=load("column_units", x_MK.get_device()).num_multiprocessors,

@@ -1,0 +1,78 @@
+// sort_tokens: the order of ffn/token_order.py, for up to 32,768 tokens: each token is compared with all
+// others. Three launches, one after the other; `count` is zero before. 16384 tokens: a general sort of
+// so few takes several times as long as the comparing (268 million comparisons).
+#include "common/ptx.cuh"
+
+namespace {
+constexpr int threads = 512, warps = threads / 32, own_each = 4;
+constexpr int own_tokens = 32 * own_each;  // of a block of threads, and what `key` is padded to
+
+// Early or not, frequency, id; token_order.py has the same.
+constexpr uint32 id_bits = 17, frequency_bits = 13;
+
+__device__ __forceinline__ uint32 key_of(uint32 id, uint32 frequency, bool late) {
+  const uint32 most = (1u << frequency_bits) - 1;
+  return static_cast<uint32>(late) << (frequency_bits + id_bits) |
+         min(frequency, most) << id_bits | (id & ((1u << id_bits) - 1));
+}
+
+// How many of keys [from, to), from and to multiples of four, are below each own one. This warp has
+// every sixteenth four of them.
+__device__ __forceinline__ void add_below(const uint32* key, int from, int to,
+                                          const uint32 (&own)[own_each], uint32 (&below)[own_each]) {
+#pragma unroll 4
+  for (int i = from + threadIdx.x / 32 * 4; i < to; i += warps * 4) {
+    const uint4 other = *reinterpret_cast<const uint4*>(key + i);
+#pragma unroll
+    for (int j = 0; j < own_each; ++j)
+      below[j] += (other.x < own[j]) + (other.y < own[j]) + (other.z < own[j]) + (other.w < own[j]);
+  }
+}
+
+__device__ void rank_tokens(const uint32* key, int m, int padded, int* token_M, int64* row_M) {
+  __shared__ uint32 sum[own_tokens];
+  if (threadIdx.x < own_tokens) sum[threadIdx.x] = 0;
+  __syncthreads();
+  const int first = blockIdx.x * own_tokens, lane = threadIdx.x % 32;
+  uint32 own[own_each], next[own_each], below[own_each] = {};
+#pragma unroll
+  for (int j = 0; j < own_each; ++j) {
+    own[j] = key[first + j * 32 + lane];
+    next[j] = own[j] + 1;  // of equals the earlier token comes first
+  }
+  add_below(key, 0, first, next, below);
+  add_below(key, first + own_tokens, padded, own, below);
+  for (int i = threadIdx.x / 32; i < own_tokens; i += warps) {
+    const uint32 other = key[first + i];
+#pragma unroll
+    for (int j = 0; j < own_each; ++j) below[j] += other < (i < j * 32 + lane ? next[j] : own[j]);
+  }
+#pragma unroll
+  for (int j = 0; j < own_each; ++j) atomicAdd(sum + j * 32 + lane, below[j]);
+  __syncthreads();
+  const int token = first + threadIdx.x;
+  if (threadIdx.x >= own_tokens || token >= m) return;
+  const uint32 row = sum[threadIdx.x];
+  token_M[row] = token;
+  row_M[token] = row;
+}
+}  // namespace
+
+// `launch` 0: counts ids; 1: makes keys, `padded` of them; 2: a block of threads for 128 tokens.
+extern "C" __global__ void __launch_bounds__(threads)
+    sort_tokens(int launch, const int64* id_M, int m, int padded, int length, int early,
+                uint32* count, uint32* key, int* token_M, int64* row_M) {
+  await_previous_kernel();
+  if (launch == 2) {
+    rank_tokens(key, m, padded, token_M, row_M);
+    return;
+  }
+  const int i = blockIdx.x * threads + threadIdx.x;
+  if (launch == 0 && i < m) atomicAdd(count + id_M[i], 1u);
+  if (launch == 1 && i < padded) {
+    const uint32 id = i < m ? id_M[i] : 0;
+    key[i] = i < m ? key_of(id, count[id], i % length >= early) : ~0u;
+  }
+}
+
+extern "C" __device__ const uint32 sort_tokens_shared_bytes = 0;

@@ -91,25 +91,7 @@ def add_bench_parser(commands: Any) -> None:
     )
     dispatch.set_defaults(run=_dispatch)
 
-    token_order = names.add_parser(
-        "token-order",
-        help="unions of 64 tokens by the key that sorts them, on recorded traces (no GPU)",
-        description="Sorts the tokens of a trace by several keys and counts the neurons that 64 in "
-        "a row fire between them, layer by layer, then the mean.",
-    )
-    token_order.add_argument(
-        "--traces", type=Path, required=True, metavar="FILE", help="from `sparsellm analyze`"
-    )
-    token_order.add_argument(
-        "--ids", type=Path, metavar="FILE", help="their token ids (.npy), should they hold none"
-    )
-    token_order.add_argument(
-        "--neurons", type=positive_int, default=5632, help="of a layer (default: 5632)"
-    )
-    token_order.add_argument(
-        "--context-length", type=positive_int, default=2048, help="of ids that are stored flat"
-    )
-    token_order.set_defaults(run=_token_order)
+    token_order = _add_token_order_parser(names)
 
     train = add_train_parser(names)
 
@@ -151,6 +133,29 @@ def _add_format_argument(parser: argparse.ArgumentParser) -> None:
         default=["union"],
         help="ours: how the active neurons are kept (default: union); several in one run",
     )
+
+
+def _add_token_order_parser(names: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = names.add_parser(
+        "token-order",
+        help="unions of 64 tokens by the key that sorts them, on recorded traces (no GPU)",
+        description="Sorts the tokens of a trace by several keys and counts the neurons that 64 in "
+        "a row fire between them, layer by layer, then the mean.",
+    )
+    parser.add_argument(
+        "--traces", type=Path, required=True, metavar="FILE", help="from `sparsellm analyze`"
+    )
+    parser.add_argument(
+        "--ids", type=Path, metavar="FILE", help="their token ids (.npy), should they hold none"
+    )
+    parser.add_argument(
+        "--neurons", type=positive_int, default=5632, help="of a layer (default: 5632)"
+    )
+    parser.add_argument(
+        "--context-length", type=positive_int, default=2048, help="of ids that are stored flat"
+    )
+    parser.set_defaults(run=_token_order)
+    return parser
 
 
 def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:

@@ -86,6 +86,7 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
         recipe.ffn.gated,
         recipe.runtime.compile,
         torch.empty(0, device=device).get_device(),
+        recipe.runtime.token_order == "auto",
     )
     mean = torch.tensor(astuple(own), dtype=torch.float64, device=device)
     all_reduce_sum(mean)

@@ -35,9 +35,9 @@ _UNIT_MEMBERS = 256  # cuda/common/union.cuh
 _UNIT_COLUMNS, _THREADS = 512, 384  # cuda/sm90/down.cuh, gather.cuh
 _COLUMNS_THREADS, _COLUMNS_BLOCKS, _COLUMNS_BATCH = 256, 4, 16  # cuda/common/union_columns.cu
 
-# Standard deviations above which a normal gate lies for one token in 32: two tokens of a block;
-# the columns of real traces have 1.7 to 2.5.
-_FIRES_ABOVE = 1.8627
+# Standard deviations above which a normal gate lies for one token in 32, and in token order for one
+# in 16: two and four tokens of a block; the columns of real traces have 1.7 to 2.5, and 3.8 to 5.4.
+_FIRES_ABOVE, _FIRES_ABOVE_IN_ORDER = 1.8627, 1.5341
 
 _POLL_SECONDS = 2e-5
 
@@ -181,13 +181,20 @@ def _bias_grad(saved: Columns, d_CP: Tensor, num_neurons: int) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def measure_costs(  # noqa: PLR0917
-    num_tokens: int, k: int, n: int, gated: bool, compiled: bool, device_index: int
+    num_tokens: int,
+    k: int,
+    n: int,
+    gated: bool,
+    compiled: bool,
+    device_index: int,
+    ordered: bool = False,
 ) -> Costs:
     """Times forward and backward on random weights, dense and sparse; waits for the GPU.
 
     Both with statistics and the L1 term, as training computes them; dense under torch.compile if
     ``compiled``. A bias leaves some neurons silent and lets the others fire for one token in 32:
-    what the weights' gradients cost depends on the tokens of a column, too (`_FIRES_ABOVE`).
+    what the weights' gradients cost depends on the tokens of a column, too (`_FIRES_ABOVE`). With
+    ``ordered``, sparse in an order of the tokens, and with as many as come together there.
     """
     device = torch.device("cuda", device_index)
     generator = torch.Generator(device).manual_seed(0)
@@ -199,17 +206,19 @@ def measure_costs(  # noqa: PLR0917
     gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
     w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
     capacity, d_l1 = -(-num_tokens // BLOCK_TOKENS) * n, torch.ones((), device=device)
+    shuffled_M = torch.randperm(num_tokens, generator=generator, device=device, dtype=torch.int32)
+    token_M = shuffled_M if ordered else None
 
     def sparse_at(num_firing: int) -> tuple[float, float]:
         bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
         firing = torch.arange(num_firing, device=device) * n // num_firing
-        bias_N[firing] = -_FIRES_ABOVE * k**0.5
+        bias_N[firing] = -(_FIRES_ABOVE_IN_ORDER if ordered else _FIRES_ABOVE) * k**0.5
         biased = w._replace(b_gate_N=bias_N) if gated else w._replace(b_up_N=bias_N)
 
         def step() -> Columns:
             down_NK = transposed(down_KN, torch.bfloat16)
-            saved = Columns(*forward(x_MK, biased, down_NK, capacity)[4:])
-            backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
+            saved = Columns(*forward(x_MK, biased, down_NK, capacity, token_M)[4:])
+            backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16, token_M)
             return saved
 
         offset = step().offset

@@ -173,11 +173,24 @@ class TrainConfig(StrictModel):
     steps: PositiveInt = Field(description="Optimizer steps")
     global_batch_tokens: PositiveInt = Field(description="Tokens a step over all ranks")
     micro_batch_size: PositiveInt = Field(description="Sequences a rank runs at once")
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="What to do with a step whose loss or gradient is NaN or infinite: end the "
+        "run, or go on with the next one's data and the weights as they are",
+    )
 
 
 class OptimizerConfig(StrictModel):
-    """AdamW with linear warm-up and cosine decay (paper, table 2)."""
+    """AdamW with linear warm-up and cosine decay (paper, table 2), or another schedule."""
 
+    schedule: Literal["cosine", "wsd", "constant"] = Field(
+        "cosine",
+        description="Learning rate after warm-up: cosine decay over train.steps; warm-up, stable, "
+        "decay: constant, then linear over decay_steps; or constant to the end",
+    )
+    decay_steps: PositiveInt | None = Field(
+        None, description="Last steps, in which wsd decays; null is a tenth of train.steps"
+    )
     learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final over peak learning rate")
     warmup_steps: NonNegativeInt = Field(600, description="Steps of linear warm-up")

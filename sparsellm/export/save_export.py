@@ -20,6 +20,7 @@ from sparsellm.runs.checkpoint import CheckpointError
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE, EXPORT_TRAINER_FILE
 from sparsellm.runs.hf_tokenizer import write_tokenizer
 from sparsellm.runs.pretrained import Pretrained, find_checkpoint, load_pretrained
+from sparsellm.runs.state import first_nonfinite
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -50,14 +51,18 @@ def export(
         drop_dead: leave out the neurons that fire on none of this text (export/drop_dead.py).
 
     Raises:
-        FileNotFoundError, ValueError: the checkpoint cannot be read, ``folder`` has files, or
-            dead neurons cannot be measured.
+        FileNotFoundError, ValueError: the checkpoint cannot be read or is not finite, ``folder``
+            has files, or dead neurons cannot be measured.
         CheckpointError: ``folder`` could not be written; nothing is left of it.
     """
     check_shard_size(max_shard_size)
     refuse_occupied(folder)
     device = pick_device(drop_dead.device if drop_dead else "cpu")
     pretrained = load_pretrained(find_checkpoint(source), device, DTYPES[dtype])
+    if odd := first_nonfinite(dict(pretrained.model.named_parameters())):
+        raise ValueError(
+            f"{pretrained.path}: {odd} has NaN or infinite values; export an older checkpoint"
+        )
     report = None
     if drop_dead:
         pretrained, report = drop_dead_neurons(pretrained, dtype, drop_dead)

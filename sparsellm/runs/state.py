@@ -22,6 +22,18 @@ def gather_model(model: nn.Module) -> dict[str, Tensor]:
     return {name: _whole(parameter) for name, parameter in model.named_parameters()}
 
 
+def first_nonfinite(tensors: dict[str, Tensor]) -> str | None:
+    """The name of a tensor with NaN or an infinity."""
+    by_device: dict[torch.device, list[str]] = {}
+    for name, tensor in tensors.items():
+        by_device.setdefault(tensor.device, []).append(name)
+    for names in by_device.values():  # one synchronisation for each
+        finite = torch.stack([tensors[name].isfinite().all() for name in names]).tolist()
+        if not all(finite):
+            return names[finite.index(False)]
+    return None
+
+
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The parameters themselves by Hugging Face's names, sharded as they are; shared ones once."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}

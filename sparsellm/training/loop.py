@@ -8,7 +8,6 @@ divide it never changes it (objective.py).
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from sparsellm.runs.history import begin_branch
 from sparsellm.runs.metrics_log import MetricsLog, check_wandb
 from sparsellm.runs.presence import announce, withdraw
 from sparsellm.runs.pretrained import find_checkpoint
+from sparsellm.runs.records import FailureRecord
 from sparsellm.training.banner import Machine, unused_gpus
 from sparsellm.training.distributed import (
     FailedTogether,
@@ -35,6 +35,7 @@ from sparsellm.training.evaluation import PeriodicEvaluation
 from sparsellm.training.kernel_policy import choose_kernels, each_path
 from sparsellm.training.measure import Due, is_due, measure
 from sparsellm.training.meter import Meter, StepTotals
+from sparsellm.training.nonfinite import check_finite, reason_to_skip, skip_step
 from sparsellm.training.objective import LossSums, total_loss
 from sparsellm.training.optimizer import reinit_dead_neurons
 from sparsellm.training.peers import Peers, RankActivity
@@ -217,7 +218,7 @@ def _loop(
     missing: Due,
 ) -> bool:
     """Trains to the last step; False where it was asked to stop before."""
-    recipe, say = run.recipe, run.accelerator.print
+    recipe = run.recipe
     saved_step = run.step  # what it resumed from; nothing is worth saving at step 0
     if run.step:
         stop.begin()
@@ -228,11 +229,7 @@ def _loop(
         totals = _step_or_save(run, log, stop, saved_step)
         stop.begin()
         last = run.step == recipe.train.steps
-        if is_due(run.step, recipe.logging.every_steps) or last or run.step == 1:
-            record = meter.record(run, totals)
-            say(progress_line(record, recipe))
-            if log is not None:
-                log.write(record)
+        _record(run, log, meter, totals)
         meter.pause()
         saves, due, stopped = recipe.checkpoint.every_steps, Due.at(run), totals.stop
         if saves and (is_due(run.step, saves) or last or stopped):
@@ -250,6 +247,22 @@ def _loop(
         if stopped and (due or not last):
             return False
     return True
+
+
+def _record(run: Run, log: MetricsLog | None, meter: Meter, totals: StepTotals) -> None:
+    """A step's numbers where they are due; why it was skipped in any case."""
+    if totals.skipped:
+        run.accelerator.print(
+            f"step {run.step} was skipped: {totals.skipped} ({run.skipped} in all; "
+            "train.on_nonfinite)"
+        )
+        if log is not None:
+            log.write(FailureRecord(run.step, run.tokens, "step", totals.skipped))
+    elif totals.sparsity is not None:
+        record = meter.record(run, totals)
+        run.accelerator.print(progress_line(record, run.recipe))
+        if log is not None:
+            log.write(record)
 
 
 def _step_or_save(
@@ -270,6 +283,7 @@ def _step_or_save(
 def _save(run: Run, log: MetricsLog | None) -> None:
     """Begins it; the end of the save before is waited for and said."""
     run.activity.begin("saving", run.step)
+    check_finite(run)
     if log is not None:
         log.sync()
     _say_saved(run)
@@ -336,7 +350,11 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     l1 = step.l1_sum / (tokens * recipe.model.num_hidden_layers)
 
     grad_norm = _clip_gradients(run)
-    _refuse_non_finite(run, loss, l1, grad_norm)
+    why = reason_to_skip(run, {"loss": loss, "L1": l1, "gradient norm": grad_norm})
+    if why is not None:
+        skip_step(run)
+        return StepTotals({}, l1_L, None, step.kernels, step.stop, skipped=why)
+    run.skipped_in_a_row = 0
     run.between_steps = False
     run.optimizer.step()
     clear_gradients(run.optimizer, run.objective)
@@ -415,15 +433,3 @@ def _clip_gradients(run: Run) -> float:
     )
     assert norm is not None
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-
-
-def _refuse_non_finite(run: Run, loss: float, l1: float, grad_norm: float) -> None:
-    if all(math.isfinite(value) for value in (loss, l1, grad_norm)):
-        return
-    _say_saved(run)
-    good = checkpoint.latest(run.checkpoints)
-    raise FloatingPointError(
-        f"step {run.step + 1}: loss {loss}, L1 {l1}, gradient norm {grad_norm}; the step was not "
-        f"taken. Last good checkpoint: {good or 'none yet'}. Resume from it with a lower "
-        "optimizer.learning_rate, or another seed to meet other data"
-    )

@@ -23,6 +23,7 @@ class StepTotals:
     sparsity: StepStats | None  # where the step is logged
     kernels: KernelStats
     stop: bool  # some rank was asked to stop
+    skipped: str | None = None  # why the step changed nothing
 
 
 class Meter:

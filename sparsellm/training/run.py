@@ -11,6 +11,7 @@ import torch
 import yaml
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -36,6 +37,7 @@ from sparsellm.training.kernel_policy import kernels_state, restore_kernels, set
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
 from sparsellm.training.peers import RankActivity
+from sparsellm.training.schedule import rate_change
 from sparsellm.training.statistics import SparsityStats
 from sparsellm.training.target import TargetController
 from sparsellm.training.validation import ValidationSet
@@ -65,6 +67,8 @@ class Run:
     tokens: int = 0  # that all ranks have trained on
     activity: RankActivity = field(default_factory=RankActivity)
     between_steps: bool = True  # weights, optimizer and statistics are those after `step`
+    skipped: int = 0  # steps that were not taken: something was not finite
+    skipped_in_a_row: int = 0
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
 
     @property
@@ -182,6 +186,7 @@ def begin_save(run: Run) -> None:
             trainer={
                 "step": run.step,
                 "tokens": run.tokens,
+                "skipped": run.skipped,
                 "world_size": accelerator.num_processes,
                 "sparsellm": __version__,
                 "torch": torch.__version__,
@@ -248,9 +253,11 @@ def restore_run(run: Run, path: Path) -> list[str]:
             f"start a new run from it: --set name=NEW --init-from {path}"
         )
     notes = _recipe_changes(saved.recipe_yaml, run.recipe)
+    notes += _rate_notes(saved, run.recipe)
     state.restore(run.model, run.optimizer, path, run.group)
     run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
     run.step, run.tokens = saved.step, saved.trainer["tokens"]
+    run.skipped = saved.trainer.get("skipped", 0)
     run.origin = saved.trainer.get("init_from")
     run.saver.lineage = Lineage.of(saved.manifest)
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
@@ -282,6 +289,15 @@ def close_run(run: Run) -> None:
     del run.objective
     run.accelerator.free_memory()
     run.accelerator.end_training()
+
+
+def _rate_notes(saved: checkpoint.SavedState, present: Recipe) -> list[str]:
+    try:
+        recipe = Recipe.model_validate(yaml.safe_load(saved.recipe_yaml))
+    except ValidationError:  # of a version with other keys, which are named as changed
+        return []
+    change = rate_change(recipe, present, saved.step)
+    return [] if change is None else [change]
 
 
 def _recipe_changes(saved_yaml: str, recipe: Recipe) -> list[str]:

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import math
 
-from sparsellm.recipe import OptimizerConfig, SparsityConfig
+from sparsellm.recipe import OptimizerConfig, Recipe, SparsityConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Linear warm-up to the peak, then cosine decay that ends at ``min_lr_ratio`` of it."""
+    """Linear warm-up to the peak, then by ``config.schedule`` to ``min_lr_ratio`` of it.
+
+    ``wsd`` (MiniCPM, arXiv 2404.06395) decays linearly in its last steps; ``constant`` never does.
+    """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    decay_steps = max(total_steps - config.warmup_steps, 1)
-    progress = min((step - config.warmup_steps) / decay_steps, 1.0)
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
+    if config.schedule == "constant":
+        return config.learning_rate
+    first = config.warmup_steps  # of the decay
+    if config.schedule == "wsd":
+        first = max(first, total_steps - (config.decay_steps or max(total_steps // 10, 1)))
+    progress = min(max(step - first, 0) / max(total_steps - first, 1), 1.0)
+    cosine = config.schedule == "cosine"
+    left = 0.5 * (1 + math.cos(math.pi * progress)) if cosine else 1.0 - progress
+    return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
+
+
+def rate_change(saved: Recipe, present: Recipe, step: int) -> str | None:
+    """A sentence where a run that resumes after ``step`` steps leaves the schedule it was on."""
+    before = learning_rate(saved.optimizer, max(step - 1, 0), saved.train.steps)
+    planned = learning_rate(saved.optimizer, step, saved.train.steps)
+    after = learning_rate(present.optimizer, step, present.train.steps)
+    if math.isclose(after, planned, rel_tol=0.01):
+        return None
+    text = f"the learning rate changes from {before:.3g} at step {step} to {after:.3g} at the next"
+    if present.optimizer.schedule == "cosine" and present.train.steps != saved.train.steps:
+        text += (
+            f": the cosine now ends at step {present.train.steps}, not {saved.train.steps}; "
+            "optimizer.schedule=wsd or constant can be continued without a jump"
+        )
+    return text
 
 
 def l1_coefficient(config: SparsityConfig, step: int) -> float:

@@ -80,12 +80,7 @@ class SparsityStats:
 
         Returns the step's summary if asked: it costs a copy to the host.
         """
-        step = [
-            self._histogram_LC,
-            self._fired_LN,
-            self._position_nnz_LP,
-            self._position_tokens_P,
-        ]
+        step = self._step_counters()
         flat = torch.cat([counter.flatten() for counter in step])
         all_reduce(flat)
         sizes = [counter.numel() for counter in step]
@@ -97,6 +92,19 @@ class SparsityStats:
         if not summarise:
             return None
         return _summarise(histogram_LC, position_nnz_LP, position_tokens_P, self.dead_LN())
+
+    def drop_step(self) -> None:
+        """Empties the step's counters, of a step that was not taken; the windows stay."""
+        for counter in self._step_counters():
+            counter.zero_()
+
+    def _step_counters(self) -> list[Tensor]:
+        return [
+            self._histogram_LC,
+            self._fired_LN,
+            self._position_nnz_LP,
+            self._position_tokens_P,
+        ]
 
     def _advance_windows(self, fired_LN: Tensor, tokens: Tensor) -> None:
         silent = fired_LN == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparsellm.recipe import OptimizerConfig, SparsityConfig
-from sparsellm.training.schedule import l1_coefficient, learning_rate
+from sparsellm.training.schedule import l1_coefficient, learning_rate, rate_change
 
 
 def test_warm_up_then_cosine_to_the_floor():
@@ -28,3 +28,36 @@ def test_l1_is_zero_then_ramps_then_stays():
     values = [l1_coefficient(config, step) for step in range(10)]
     assert values == pytest.approx([0, 0, 0, 0, 0, 1, 2, 3, 3, 3])
     assert l1_coefficient(SparsityConfig(l1_coefficient=3.0), 0) == 3.0
+
+
+def test_warm_up_stable_decay_and_constant_can_be_continued():
+    wsd = OptimizerConfig(
+        learning_rate=2.0, warmup_steps=10, schedule="wsd", decay_steps=20, min_lr_ratio=0.1
+    )
+    rates = [learning_rate(wsd, step, 100) for step in range(101)]
+    assert rates[9:81] == [2.0] * 72
+    assert rates[90] == pytest.approx(2.0 * 0.55)
+    assert rates[100] == pytest.approx(0.2)
+    assert [learning_rate(wsd, step, 1000) for step in range(81)] == rates[:81]
+    tenth = wsd.model_copy(update={"decay_steps": None})
+    assert learning_rate(tenth, 90, 100) == 2.0
+    assert learning_rate(tenth, 95, 100) == pytest.approx(2.0 * 0.55)
+    constant = wsd.model_copy(update={"schedule": "constant"})
+    assert {learning_rate(constant, step, 100) for step in range(9, 200)} == {2.0}
+
+
+def test_a_jump_of_the_learning_rate_is_said(tiny):
+    saved = tiny("train.steps=100", "optimizer.learning_rate=1.5e-3")
+    longer = tiny("train.steps=200", "optimizer.learning_rate=1.5e-3")
+    assert rate_change(saved, saved, 100) is None
+    said = rate_change(saved, longer, 100)
+    assert "from 3.85e-07 at step 100 to 0.000762 at the next: the cosine now ends at" in said
+    assert "optimizer.schedule=wsd or constant can be continued" in said
+    lower = tiny("train.steps=100", "optimizer.learning_rate=1e-3")
+    said = rate_change(saved, lower, 50)
+    assert said.startswith("the learning rate changes from")
+    assert "cosine" not in said
+    for schedule in ("wsd", "constant"):
+        own = ["optimizer.learning_rate=1.5e-3", f"optimizer.schedule={schedule}"]
+        before, after = tiny("train.steps=100", *own), tiny("train.steps=200", *own)
+        assert rate_change(before, after, 80) is None

@@ -1,0 +1,130 @@
+"""Steps and weights that are not finite: stopped or skipped, and never saved."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import set_arguments
+
+from sparsellm.recipe import load_recipe
+from sparsellm.runs import checkpoint, state
+from sparsellm.runs.records import read_metrics
+from sparsellm.training import loop, nonfinite
+from sparsellm.training.run import build_run, close_run, save_run
+
+
+@pytest.fixture
+def train(tiny_overrides, cli_here):
+    def run(*overrides):
+        return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
+
+    return run
+
+
+@pytest.fixture
+def nan_at(monkeypatch):
+    """Makes the loss, and with it every gradient, NaN in some steps."""
+    real = loop.train_step
+
+    def spoil(*steps):
+        def step(run, stop):
+            with monkeypatch.context() as patch:
+                if run.step + 1 in steps:
+                    total = loop.total_loss
+                    patch.setattr(loop, "total_loss", lambda *a: total(*a) * math.nan)
+                return real(run, stop)
+
+        monkeypatch.setattr(loop, "train_step", step)
+
+    return spoil
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(train, nan_at, tiny_overrides):
+    nan_at(3)
+    result = train("train.steps=6", "train.on_nonfinite=skip", "sparsity.dead_window_tokens=256")
+    assert result.returncode == 0, result.stderr
+    assert "step 3 was skipped: loss " in result.stdout
+    assert "gradient norm nan (1 in all; train.on_nonfinite)" in result.stdout
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    records = read_metrics(run_path)
+    assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 4, 5, 6]
+    [skipped] = [r for r in records if r["kind"] == "failure"]
+    assert (skipped["step"], skipped["what"], skipped["tokens"]) == (3, "step", 768)
+    last = run_path / "checkpoints" / "step_00000006"
+    saved = checkpoint.load(last)
+    assert (saved.trainer["skipped"], saved.trainer["tokens"]) == (1, 6 * 256)
+    assert state.first_nonfinite(checkpoint.read_kind(last, "optimizer")) is None
+    moments = checkpoint.read_kind(last, "optimizer")
+    assert {float(t) for name, t in moments.items() if name.startswith("step.")} == {5.0}
+    stats = checkpoint.read_kind(last, "stats")
+    assert stats["silent_tokens_LN"].max() <= 5 * 256  # in it no neuron was silent
+
+
+def test_the_data_goes_on_behind_it(tiny, nan_at):
+    nan_at(1)
+    stop = loop.StopRequest()
+    runs = [build_run(tiny(f"train.on_nonfinite={choice}")) for choice in ("skip", "stop")]
+    skipped, plain = runs
+    before = [p.clone() for p in skipped.model.parameters()]
+    assert loop.train_step(skipped, stop).skipped
+    assert all(torch.equal(p, b) for p, b in zip(skipped.model.parameters(), before, strict=True))
+    for _ in range(plain.recipe.accumulation_steps(1)):
+        next(plain.loader)
+    plain.step = 1
+    losses = [loop.train_step(run, stop).values["loss"] for run in runs]
+    assert losses[0] == losses[1]
+    for run in runs:
+        close_run(run)
+
+
+def test_too_many_in_a_row_stop(train, nan_at, monkeypatch):
+    monkeypatch.setattr(nonfinite, "MOST_SKIPPED", 2)
+    nan_at(2, 3, 4)
+    result = train("train.steps=6", "train.on_nonfinite=skip")
+    assert result.returncode == 1
+    assert "step 4: loss " in result.stderr
+    assert "after 2 steps in a row that were skipped" in result.stderr
+
+
+def test_by_default_it_stops_and_the_advice_works(train, nan_at):
+    nan_at(4)
+    result = train("train.steps=6")
+    assert result.returncode == 1
+    assert "step 4: loss " in result.stderr
+    assert "or skip such steps: --set train.on_nonfinite=skip" in result.stderr
+    again = train("train.steps=6", "train.on_nonfinite=skip", "optimizer.learning_rate=1e-4")
+    assert again.returncode == 0, again.stderr
+    assert "step 4 was skipped" in again.stdout
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_exported(
+    train, tiny_overrides, cli_here, tmp_path
+):
+    assert train().returncode == 0
+    folder = load_recipe("debug", tiny_overrides).run_path / "checkpoints"
+    spoilt = train("train.steps=8", "optimizer.learning_rate=3e38")
+    assert spoilt.returncode == 1
+    message = spoilt.stderr.strip().splitlines()[-1]
+    assert "weights or optimizer state are not finite, such as" in message
+    assert f"Last good checkpoint: {folder / 'step_00000004'}" in message
+    assert checkpoint.latest(folder) == folder / "step_00000004"
+    assert state.first_nonfinite(checkpoint.read_kind(folder / "step_00000004", "model")) is None
+    again = train("train.steps=6", "optimizer.learning_rate=1e-4")
+    assert again.returncode == 0, again.stderr
+
+
+def test_export_refuses_what_an_earlier_version_saved(tiny, cli_here, tmp_path):
+    run = build_run(tiny())
+    loop.train_step(run, loop.StopRequest())
+    with torch.no_grad():
+        run.model.model.layers[1].mlp.up_proj.weight[3, 4] = math.inf
+    with pytest.raises(FloatingPointError, match=r"such as model.layers.1.mlp.up_proj.weight"):
+        nonfinite.check_finite(run)
+    path = save_run(run)
+    close_run(run)
+    result = cli_here("export", str(path), str(tmp_path / "out"))
+    assert result.returncode == 1
+    assert "model.layers.1.mlp.up_proj.weight has NaN or infinite values" in result.stderr
+    assert not (tmp_path / "out").exists()

@@ -25,16 +25,7 @@ def add_bench_parser(commands: Any) -> None:
     bench = commands.add_parser("bench", help="measure speed; results under benchmarks/")
     names = bench.add_subparsers(required=True, metavar="BENCHMARK")
 
-    loader = names.add_parser("loader", help="tokens a second out of the data loader")
-    loader.add_argument("--corpus", default="sample", help="name in data/, or a YAML file")
-    loader.add_argument("--files", nargs="*", help="globs that replace the corpus's files")
-    loader.add_argument("--tokenizer", default="bytes", choices=("gpt2", "bytes"))
-    loader.add_argument("--num-workers", type=int, nargs="+", default=[0, 2])
-    loader.add_argument("--num-ranks", type=positive_int, default=1, help="training processes")
-    loader.add_argument("--context-length", type=positive_int, default=2048, help="tokens")
-    loader.add_argument("--micro-batch-size", type=positive_int, default=16, help="sequences")
-    loader.add_argument("--seconds", type=float, default=5.0, help="of measuring, each")
-    loader.set_defaults(run=_loader)
+    loader = _add_loader_parser(names)
 
     loss = names.add_parser("loss", help="materialised against fused cross-entropy (GPU)")
     loss.add_argument("--tokens", type=int, default=32_768)
@@ -133,6 +124,22 @@ def _add_format_argument(parser: argparse.ArgumentParser) -> None:
         default=["union"],
         help="ours: how the active neurons are kept (default: union); several in one run",
     )
+
+
+def _add_loader_parser(names: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = names.add_parser(
+        "loader", help="tokens a second out of the data loader"
+    )
+    parser.add_argument("--corpus", default="sample", help="name in data/, or a YAML file")
+    parser.add_argument("--files", nargs="*", help="globs that replace the corpus's files")
+    parser.add_argument("--tokenizer", default="bytes", choices=("gpt2", "bytes"))
+    parser.add_argument("--num-workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--num-ranks", type=positive_int, default=1, help="training processes")
+    parser.add_argument("--context-length", type=positive_int, default=2048, help="tokens")
+    parser.add_argument("--micro-batch-size", type=positive_int, default=16, help="sequences")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, each")
+    parser.set_defaults(run=_loader)
+    return parser
 
 
 def _add_token_order_parser(names: Any) -> argparse.ArgumentParser:

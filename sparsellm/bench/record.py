@@ -7,12 +7,13 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from sparsellm.runs.session import commit
 
 RESULTS = Path("benchmarks/results.jsonl")
 TABLE = Path("benchmarks/RESULTS.md")
@@ -106,7 +107,7 @@ def append(measurements: list[Measurement], path: Path = RESULTS) -> None:
     """Adds one line a measurement."""
     context = {
         "hardware": hardware(),
-        "commit": commit(),
+        "commit": commit() or "unknown",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": _command(),
     }
@@ -134,17 +135,6 @@ def hardware() -> str:
             f"{torch.cuda.device_count()}× {torch.cuda.get_device_name()}, {os.cpu_count()} cores"
         )
     return f"{platform.machine()}, {os.cpu_count()} cores"
-
-
-def commit() -> str:
-    """The commit measured: SPARSELLM_COMMIT (a copy without its history), else git's HEAD."""
-    named = os.environ.get("SPARSELLM_COMMIT")
-    if named:
-        return named
-    head = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    return head.stdout.strip() or "unknown"
 
 
 def read(path: Path = RESULTS) -> list[dict[str, Any]]:

@@ -187,7 +187,7 @@ def _save(path: Path, about: dict[str, Any], scores: Scores, evaluator: Evaluato
 def _log_to_wandb(loaded: Pretrained, scores: Scores) -> None:
     """Into the training run's wandb run, where the recipe has one and the checkpoint lies in it."""
     from sparsellm.evaluate.scores import to_record
-    from sparsellm.runs.metrics_log import WANDB_ID_FILE, start_wandb, wandb_values
+    from sparsellm.runs.dashboard import WANDB_ID_FILE, start_wandb, wandb_values
 
     run_path = loaded.path.resolve().parent.parent
     if loaded.recipe.logging.wandb == "disabled":

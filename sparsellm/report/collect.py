@@ -44,17 +44,32 @@ class RunData:
     validation: Records
     evaluations: list[Evaluation]  # by step
     activity: Activity | None  # None without a checkpoint, or before any neuron was counted
+    sessions: Records  # its processes, by their start; none in runs that did not record them
+    session_ends: dict[str, dict[str, Any]]  # by the session's id
 
     @property
     def resumed_at(self) -> list[int]:
-        """First recorded steps of later processes: the clock of a record began again there."""
+        """First recorded steps of later processes."""
+        if self.sessions:
+            later = [session["step"] for session in self.sessions[1:]]
+            firsts = [next((r["step"] for r in self.train if r["step"] > s), None) for s in later]
+            return list(dict.fromkeys(step for step in firsts if step is not None))
         return [late["step"] for _, late in self._restarts()]
 
     @property
     def seconds(self) -> float:
-        """Wall time of all its processes up to their last record."""
+        """Wall time of all its processes up to their end, or their last record."""
+        if self.sessions:
+            return sum(self._session_seconds(session) for session in self.sessions)
         ends = [early["seconds"] for early, _ in self._restarts()]
         return sum(ends) + self.train[-1]["seconds"]
+
+    def _session_seconds(self, session: dict[str, Any]) -> float:
+        if session["id"] in self.session_ends:
+            return self.session_ends[session["id"]]["seconds"]
+        # It is training, or was killed and nothing came after it.
+        own = self.train[-1] if self.train[-1]["step"] > session["step"] else None
+        return session["startup_seconds"] + (own["seconds"] if own else 0.0)
 
     def _restarts(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         pairs = itertools.pairwise(self.train)
@@ -122,6 +137,8 @@ def _read_run(path: Path, label: str) -> RunData:
         validation=[record for record in records if record["kind"] == "validation"],
         evaluations=read_evaluations(path, records),
         activity=_activity(path),
+        sessions=[record for record in records if record["kind"] == "session"],
+        session_ends={r["session"]: r for r in records if r["kind"] == "session_end"},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -33,13 +33,26 @@ def summary_table(runs: list[RunData]) -> str:
             f"{statistics.median(x['tokens_per_second'] for x in r.train):,.0f}"
         ),
         "Peak memory of rank 0": lambda r: f"{max(x['memory_gib'] for x in r.train):.2f} GiB",
-        "Wall time up to the last record": lambda r: _duration(r.seconds),
+        "Wall time of its processes": lambda r: _duration(r.seconds),
+        "Processes, and how they ended": _processes,
+        "Ranks and device": lambda r: _each(f"{s['ranks']} × {s['device']}" for s in r.sessions),
+        "Commit": lambda r: _each(s["commit"] for s in r.sessions),
         "Resumed, first record after it": lambda r: (
             ", ".join(f"step {step:,}" for step in r.resumed_at) or "never"
         ),
     }
     body = [[name, *(value(run) for run in runs)] for name, value in rows.items()]
     return html_table("Summary of the runs", ["", *(run.label for run in runs)], body)
+
+
+def _processes(run: RunData) -> str:
+    ends = [run.session_ends.get(s["id"], {}).get("how", "no end recorded") for s in run.sessions]
+    return _each(f"{ends.count(how)} {how}" for how in dict.fromkeys(ends))
+
+
+def _each(values: Iterable[str]) -> str:
+    """The distinct ones, in order."""
+    return ", ".join(dict.fromkeys(value for value in values if value)) or "not recorded"
 
 
 def difference_table(runs: list[RunData]) -> str:

@@ -1,35 +1,27 @@
-"""Where a run's numbers go: a progress line, a local JSONL, and the same numbers to wandb.
+"""Where a run's numbers go: a local JSONL, and the same numbers to wandb.
 
-``<run>/metrics.jsonl`` holds one object a line: ``kind`` is ``train``, ``validation`` or
-``evaluation``, ``step`` counts finished optimizer steps, ``tokens`` the training tokens seen, which
-is wandb's x axis.
+``<run>/metrics.jsonl`` holds one object per line, see `records`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
-from collections.abc import Callable
-from typing import IO, Any
+import time
+from pathlib import Path
 
 from sparsellm.recipe import Recipe
+from sparsellm.runs.dashboard import Dashboard
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Line, mean
 from sparsellm.runs.records import (
     METRICS_FILE,
-    EvaluationRecord,
-    FailureRecord,
     Record,
-    StepStats,
-    ValidationRecord,
-    nnz_bucket_edges,
-    position_bucket_starts,
+    SessionEndRecord,
+    SessionRecord,
+    record_of,
     whole_lines,
 )
-
-WANDB_ID_FILE = "wandb_id"
 
 
 class MetricsLog:
@@ -38,146 +30,133 @@ class MetricsLog:
     Args:
         recipe: the run; its folder gets the files.
         resume_step: records after this step are dropped: they will be computed again.
+        session: what this process is; written first.
+        branch: it goes back to an earlier checkpoint on purpose, see `Dashboard`.
     """
 
-    def __init__(self, recipe: Recipe, resume_step: int) -> None:
-        self._recipe = recipe
+    def __init__(
+        self,
+        recipe: Recipe,
+        resume_step: int,
+        session: SessionRecord | None = None,
+        branch: bool = False,
+    ) -> None:
         path = recipe.run_path / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         written = whole_lines(path) if path.is_file() else []
-        kept = [line for line, record in written if record["step"] <= resume_step]
-        write_atomically(path, "".join(kept))
-        self._file: IO[str] = path.open("a", encoding="utf-8")
-        self._wandb = start_wandb(recipe) if recipe.logging.wandb != "disabled" else None
+        killed = _end_of_killed(path, [record for _, record in written])
+        kept = [
+            (line, record)
+            for line, record in written
+            # What a process was stays true when its steps are computed again.
+            if record["step"] <= resume_step or record["kind"].startswith("session")
+        ]
+        text = "".join(line for line, _ in kept)
+        if not path.is_file() or text.encode() != path.read_bytes():
+            write_atomically(path, text)
+        self._lines = _Lines(path)
+        self._session = session
+        self._began = time.monotonic()
+        self._last = (resume_step, 0)
+        if session is not None:
+            if killed is not None:
+                self._lines.add(killed)
+            self._lines.add(session)
+            self._last = (session.step, session.tokens)
+        self._dashboard = None
+        if recipe.logging.wandb != "disabled":
+            records = [record for _, line in kept if (record := record_of(line)) is not None]
+            self._dashboard = Dashboard(recipe, records, branch and len(kept) < len(written))
 
     def write(self, record: Record) -> None:
         """Adds a record to the JSONL and to wandb."""
-        self._file.write(json.dumps(record.line()) + "\n")
-        self._file.flush()
-        self._try_wandb(lambda run: run.log(wandb_values(record, self._recipe)))
+        self._lines.add(record)
+        self._last = (record.step, record.tokens)
+        if self._dashboard is not None:
+            self._dashboard.send(record)
 
     def sync(self) -> None:
-        """Makes the records durable; called before each checkpoint, which must not outlive them."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Makes the records durable; called before each checkpoint, which must not outlive them.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        self._lines.sync()
+
+    def close(self, how: str = "") -> None:
+        """Makes the records durable and ends the wandb run.
+
+        Args:
+            how: this process ended, in a word or two, such as ``finished``.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        if self._session is not None:
+            seconds = self._session.startup_seconds + time.monotonic() - self._began
+            step, tokens = self._last
+            self._lines.add(SessionEndRecord(step, tokens, self._session.id, seconds, how))
+        try:
+            self._lines.close()
+        finally:
+            if self._dashboard is not None:
+                self._dashboard.close()
+
+
+class _Lines:
+    """Lines at the end of a file; those that a full disk refuses are kept until it takes them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._pending = b""
+        self._refused = False
+
+    def add(self, record: Record | SessionRecord | SessionEndRecord) -> None:
+        self._pending += (json.dumps(record.line()) + "\n").encode()
+        try:
+            self._write()
+        except OSError as error:
+            if not self._refused:
+                print(
+                    f"warning: {self._path} cannot be written ({error.strerror}): its records wait "
+                    "in memory, and training goes on to the next checkpoint; free space",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            self._refused = True
+        else:
+            self._refused = False
+
+    def _write(self) -> None:
+        while self._pending:
+            written = self._file.write(self._pending)  # maybe a part, where the disk fills up
+            self._pending = self._pending[written:]
+
+    def sync(self) -> None:
+        try:
+            self._write()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}; free space, and the same command resumes from the last "
+                "checkpoint",
+                str(self._path),
+            ) from error
 
     def close(self) -> None:
-        """Makes the records durable and ends the wandb run."""
         try:
             self.sync()
-            self._file.close()
         finally:
-            self._try_wandb(lambda run: run.finish())
-
-    def _try_wandb(self, action: Callable[[Any], None]) -> None:
-        """A dashboard that fails does not end the training that it shows."""
-        if self._wandb is None:
-            return
-        try:
-            action(self._wandb)
-        except Exception as error:  # wandb raises its own errors and those of its sockets
-            self._wandb = None
-            print(
-                f"warning: wandb stopped ({type(error).__name__}: {error}); "
-                f"{METRICS_FILE} has the numbers, and wandb again after a resume",
-                file=sys.stderr,
-                flush=True,
-            )
+            self._file.close()
 
 
-def check_wandb(recipe: Recipe) -> None:
-    """Before anything of a run is written.
-
-    Raises:
-        ValueError: the recipe wants wandb online, and nobody is logged in.
-    """
-    if recipe.logging.wandb != "online":
-        return
-    import wandb
-
-    if not wandb.login(prompt=False, verify=False):
-        raise ValueError(
-            "logging.wandb is online and wandb knows no API key: run `wandb login`, set "
-            "WANDB_API_KEY, or choose --set logging.wandb=offline"
-        )
-
-
-def start_wandb(recipe: Recipe) -> Any:
-    """The wandb run of a training run, the same one every time.
-
-    Raises:
-        ValueError: wandb cannot start it.
-    """
-    import wandb
-
-    id_file = recipe.run_path / WANDB_ID_FILE
-    if not id_file.is_file():
-        write_atomically(id_file, secrets.token_hex(4))
-    try:
-        run = wandb.init(
-            project=recipe.logging.wandb_project,
-            name=recipe.name,
-            id=id_file.read_text(encoding="utf-8").strip(),
-            resume="allow",  # the same run goes on after a restart
-            mode=recipe.logging.wandb,
-            dir=str(recipe.run_path),
-            config=recipe.model_dump(mode="json"),
-        )
-    except wandb.Error as error:
-        raise ValueError(
-            f"wandb did not start: {error}; --set logging.wandb=offline trains without a network, "
-            "`wandb sync` sends it later"
-        ) from error
-    run.define_metric("tokens")
-    run.define_metric("*", step_metric="tokens")
-    run.define_metric("validation/loss", step_metric="tokens", summary="min")
-    return run
-
-
-def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
-    """What is logged to wandb of a record."""
-    base = {"tokens": record.tokens, "step": record.step}
-    if isinstance(record, ValidationRecord):
-        return base | {"validation/loss": record.loss, "validation/targets": record.num_targets}
-    if isinstance(record, EvaluationRecord):
-        scores = {
-            f"evaluation/{name}/{metric}": score[metric]
-            for name, score in record.tasks.items()
-            for metric in ("acc", "acc_norm")
-        }
-        values = {"evaluation/mean": record.mean, **scores}
-        return base | {key: value for key, value in values.items() if value is not None}
-    if isinstance(record, FailureRecord):
-        return base | {f"{record.what}/failed": 1}
-    return base | _wandb_step(record.line(), record.sparsity, recipe)
-
-
-def _wandb_step(line: Line, stats: StepStats, recipe: Recipe) -> dict[str, Any]:
-    import numpy as np
-    import wandb
-
-    layers = recipe.model.num_hidden_layers
-    edges = nnz_bucket_edges(recipe.model.intermediate_size)
-    starts = position_bucket_starts(recipe.model.context_length)
-
-    def histogram(counts: list[float] | list[int], edges: list[int]) -> Any:
-        return wandb.Histogram(np_histogram=(np.array(counts), np.array(edges)))
-
-    found: dict[str, Any] = {}
-    for metric in METRICS:
-        value = metric.value(line, recipe)
-        if value is not None:
-            found[metric.wandb_key] = value
-    for by_layer in LAYER_METRICS:
-        values = by_layer.of(line)
-        found |= {f"layers/{by_layer.name}/{i:02d}": value for i, value in enumerate(values)}
-        if by_layer.histogram:
-            # wandb draws a histogram logged at every step as a heatmap over training: one bin per
-            # layer, whose "count" is the value of that layer.
-            found[by_layer.histogram] = histogram(values, list(range(layers + 1)))
-    found["sparsity/nnz_per_token"] = histogram(
-        stats.nnz_histogram, [*edges, recipe.model.intermediate_size + 1]
-    )
-    for start, of_layers in zip(starts, zip(*stats.nnz_by_position, strict=True), strict=True):
-        found[f"positions/nnz/{start:05d}"] = mean(list(of_layers))
-    return found
+def _end_of_killed(path: Path, records: list[dict]) -> SessionEndRecord | None:
+    """The end of the last session, where its process could not write it."""
+    sessions = [record for record in records if record["kind"].startswith("session")]
+    if not sessions or sessions[-1]["kind"] == "session_end":
+        return None
+    last, session = records[-1], sessions[-1]
+    seconds = max(path.stat().st_mtime - session["started_at"], 0.0)
+    return SessionEndRecord(last["step"], last["tokens"], session["id"], seconds, "killed")

@@ -1,7 +1,7 @@
 """The records of a run, one object per line of ``<run>/metrics.jsonl``.
 
-``kind`` is ``train``, ``validation``, ``evaluation`` or ``failure``, ``step`` counts finished
-optimizer steps, ``tokens`` the training tokens seen.
+``kind`` is ``train``, ``validation``, ``evaluation``, ``failure``, ``session`` or ``session_end``,
+``step`` counts finished optimizer steps, ``tokens`` the training tokens seen.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -66,6 +66,8 @@ class TrainRecord:
     sparsity: StepStats
     kernels: KernelStats
 
+    kind: ClassVar[str] = "train"
+
     def line(self) -> dict[str, Any]:
         """What metrics.jsonl holds of it."""
         identity = {"kind": "train", "step": self.step, "tokens": self.tokens}
@@ -82,6 +84,8 @@ class ValidationRecord:
     loss: float  # nats a token
     num_targets: int  # held-out tokens it is the mean of
 
+    kind: ClassVar[str] = "validation"
+
     def line(self) -> dict[str, Any]:
         """What metrics.jsonl holds of it."""
         return {"kind": "validation", **asdict(self)}
@@ -97,6 +101,8 @@ class EvaluationRecord:
     mean_stderr: float | None
     tasks: dict[str, dict[str, Any]]  # by name: acc, acc_norm, their standard errors, rows, …
 
+    kind: ClassVar[str] = "evaluation"
+
     def line(self) -> dict[str, Any]:
         """What metrics.jsonl holds of it."""
         return {"kind": "evaluation", **asdict(self)}
@@ -111,12 +117,68 @@ class FailureRecord:
     what: str  # "validation" or "evaluation"
     error: str
 
+    kind: ClassVar[str] = "failure"
+
     def line(self) -> dict[str, Any]:
         """What metrics.jsonl holds of it."""
         return {"kind": "failure", **asdict(self)}
 
 
+@dataclass(frozen=True)
+class SessionRecord:
+    """One process of the main rank, from its start to its end."""
+
+    step: int  # that it goes on from
+    tokens: int
+    id: str
+    started: str  # ISO 8601, UTC
+    started_at: float  # the same, seconds since 1970
+    startup_seconds: float  # from its start to this record
+    ranks: int
+    device: str  # of the main rank, such as "NVIDIA H200" or "cpu"
+    host: str
+    pid: int
+    commit: str  # of the code; "" where it was installed without its repository
+    versions: dict[str, str]  # of sparsellm, Python, torch, CUDA, …
+
+    def line(self) -> dict[str, Any]:
+        """What metrics.jsonl holds of it."""
+        return {"kind": "session", **asdict(self)}
+
+
+@dataclass(frozen=True)
+class SessionEndRecord:
+    """The end of a session: written by itself, or, where it was killed, by the next one."""
+
+    step: int  # of its last record
+    tokens: int
+    session: str  # its id
+    seconds: float  # wall time from the start of its process; of a killed one to its last record
+    how: str  # "finished", "stopped (SIGTERM)", "failed: …", "killed"
+
+    def line(self) -> dict[str, Any]:
+        """What metrics.jsonl holds of it."""
+        return {"kind": "session_end", **asdict(self)}
+
+
 Record = TrainRecord | ValidationRecord | EvaluationRecord | FailureRecord
+
+
+def record_of(line: dict[str, Any]) -> Record | None:
+    """The record that a line of metrics.jsonl was written from; None for a session's."""
+    content = dict(line)
+    kind = content.pop("kind")
+    if kind == "train":
+        step, tokens = content.pop("step"), content.pop("tokens")
+        sparsity = StepStats(**content.pop("sparsity"))
+        kernels = KernelStats(**content.pop("kernels"))
+        return TrainRecord(step, tokens, content, sparsity, kernels)
+    classes = {
+        "validation": ValidationRecord,
+        "evaluation": EvaluationRecord,
+        "failure": FailureRecord,
+    }
+    return classes[kind](**content) if kind in classes else None
 
 
 def read_metrics(run_path: Path) -> list[dict[str, Any]]:

@@ -16,12 +16,14 @@ from torch.distributed.tensor import DTensor
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
+from sparsellm.runs.dashboard import check_wandb
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.history import begin_branch
-from sparsellm.runs.metrics_log import MetricsLog, check_wandb
+from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.presence import announce, withdraw
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.runs.records import FailureRecord
+from sparsellm.runs.session import this_session
 from sparsellm.training.banner import Machine, unused_gpus
 from sparsellm.training.distributed import (
     FailedTogether,
@@ -166,18 +168,25 @@ def _logged_loop(
     recipe, say = run.recipe, run.accelerator.print
     log = None
     if run.accelerator.is_main_process:
-        log = MetricsLog(recipe, run.step)
+        accelerator = run.accelerator
+        session = this_session(run.step, run.tokens, accelerator.num_processes, accelerator.device)
+        log = MetricsLog(recipe, run.step, session, branch=flag == "--resume")
         announce(recipe.run_path)
+    how = "interrupted"
     try:
         finished = _loop(run, log, stop, evaluator, missing)
         _say_saved(run)
+        why = stop.received or "signal on another rank"
+        how = "finished" if finished else f"stopped ({why})"
+    except Exception as error:
+        how = f"failed: {type(error).__name__}: {error}"[:500]
+        raise
     finally:
         if log is not None:
-            log.close()
+            log.close(how)
             withdraw(recipe.run_path)
     saves = recipe.checkpoint.every_steps > 0
     if not finished:
-        why = stop.received or "signal on another rank"
         resumes = f"without {flag} the same command" if flag else "the same command"
         then = f"{resumes} resumes here" if saves else "nothing was saved"
         say(f"stopped after step {run.step} ({why}); {then}")

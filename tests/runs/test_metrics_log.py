@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
 import time
@@ -14,6 +15,7 @@ from sparsellm.runs.metrics import METRICS
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import (
     KernelStats,
+    SessionRecord,
     StepStats,
     TrainRecord,
     ValidationRecord,
@@ -109,17 +111,159 @@ def test_a_damaged_line_is_named_on_resume(tiny):
         MetricsLog(recipe, 1)
 
 
-def test_a_dashboard_that_fails_does_not_end_the_run(tiny, monkeypatch, capsys):
-    class Dead:
-        def log(self, values):
-            raise ConnectionResetError("Connection lost")
+class FakeWandb:
+    """In place of wandb's run: what it got, and a network that may be gone."""
 
-    monkeypatch.setattr("sparsellm.runs.metrics_log.start_wandb", lambda recipe: Dead())
-    recipe = tiny("logging.wandb=offline")
-    _write(recipe, [1, 3, 5])
-    assert [r["step"] for r in read_metrics(recipe.run_path)] == [1, 3, 5]
+    def __init__(self):
+        self.steps, self.reachable, self.modes = [], True, []
+
+    def start(self, recipe, mode):
+        self.modes.append(mode)
+        if not self.reachable and mode == "online":
+            raise ConnectionError("Network is unreachable")
+        return self
+
+    def log(self, values):
+        if not self.reachable and self.modes[-1] == "online":
+            raise ConnectionResetError("Connection lost")
+        if "train/loss" in values:
+            self.steps.append(values["step"])
+
+    def finish(self):
+        pass
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setattr("sparsellm.runs.dashboard.start_wandb", fake.start)
+    return fake
+
+
+def test_a_dashboard_out_of_reach_gets_its_records_later_and_each_once(tiny, fake_wandb, capsys):
+    recipe = tiny("logging.wandb=online")
+    fake_wandb.reachable = False
+    began = time.monotonic()
+    log = MetricsLog(recipe, 0)
+    for step in (1, 2, 3):
+        log.write(_record(recipe, step))
+    assert time.monotonic() - began < 1
+    log.close()
     printed = capsys.readouterr().err
-    assert printed.count("warning: wandb stopped (ConnectionResetError: Connection lost)") == 1
+    assert printed.count("wandb is out of reach (ConnectionError: Network is unreachable)") == 1
+    # It ended without wandb: what waited lies where `wandb sync` finds it.
+    assert "wandb was out of reach for 3 records; `wandb sync" in printed
+    assert fake_wandb.modes == ["online", "offline"]
+    assert fake_wandb.steps == [1, 2, 3]
+    assert [r["step"] for r in read_metrics(recipe.run_path)] == [1, 2, 3]
+
+    fake_wandb.reachable = True
+    _write(recipe, [2, 3, 4], resume_step=1)  # as after a kill: the same numbers again
+    assert fake_wandb.steps == [1, 2, 3, 4]
+
+
+def test_a_dashboard_that_fails_within_a_run_gets_the_rest_when_it_is_back(
+    tiny, fake_wandb, monkeypatch
+):
+    monkeypatch.setattr("sparsellm.runs.dashboard.RETRY_SECONDS", 0.2)
+    recipe = tiny("logging.wandb=online")
+    log = MetricsLog(recipe, 0)
+    dashboard = log._dashboard
+    log.write(_record(recipe, 1))
+    _until(lambda: fake_wandb.steps == [1])
+    fake_wandb.reachable = False
+    log.write(_record(recipe, 2))
+    log.write(_record(recipe, 3))
+    _until(lambda: dashboard._run is None)
+    fake_wandb.reachable = True
+    _until(lambda: fake_wandb.steps == [1, 2, 3])
+    log.close()
+    assert set(fake_wandb.modes) == {"online"}
+
+
+def test_going_back_on_purpose_is_another_wandb_run_with_all_records(tiny, fake_wandb):
+    recipe = tiny("logging.wandb=online")
+    _write(recipe, [1, 2, 3])
+    log = MetricsLog(recipe, 1, branch=True)
+    log.write(_record(recipe, 2))
+    log.close()
+    assert fake_wandb.steps == [1, 2, 3, 1, 2]
+
+
+def _until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_full_disk_keeps_records_waiting_and_names_the_file(tiny, monkeypatch, capsys):
+    recipe = tiny()
+    log = MetricsLog(recipe, 0)
+    real, room = log._lines._file, 100
+
+    class Full:
+        """Takes a part of a line before it is full, as a disk does."""
+
+        def write(self, data):
+            nonlocal room
+            if room == 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            taken = real.write(data[:room])
+            room -= taken
+            return taken
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    log._lines._file = Full()
+    for step in (1, 2, 3):
+        log.write(_record(recipe, step))
+    warned = capsys.readouterr().err
+    assert warned.count("metrics.jsonl cannot be written (No space left on device)") == 1
+    with pytest.raises(OSError, match=r"free space, and the same command .*metrics.jsonl"):
+        log.sync()
+    room = 10**6
+    log.write(_record(recipe, 4))
+    log.close()
+    assert [r["step"] for r in read_metrics(recipe.run_path)] == [1, 2, 3, 4]
+
+
+def _session(step, identity, started_at):
+    return SessionRecord(
+        step=step,
+        tokens=256 * step,
+        id=identity,
+        started="2026-01-01T00:00:00+00:00",
+        started_at=started_at,
+        startup_seconds=10.0,
+        ranks=2,
+        device="cpu",
+        host="node1",
+        pid=7,
+        commit="abc1234",
+        versions={"torch": "2.13.0"},
+    )
+
+
+def test_sessions_are_kept_and_a_killed_one_gets_its_end_from_the_next(tiny):
+    recipe = tiny()
+    first = MetricsLog(recipe, 0, _session(0, "a", time.time() - 100))
+    for step in (1, 2, 3):
+        first.write(_record(recipe, step))
+    # Killed. The next one resumes from step 1, a third from there too.
+    second = MetricsLog(recipe, 1, _session(1, "b", time.time()))
+    second.write(_record(recipe, 2))
+    second.close("stopped (SIGTERM)")
+    MetricsLog(recipe, 1, _session(1, "c", time.time())).close("finished")
+    records = read_metrics(recipe.run_path)
+    assert [(r["kind"], r["step"]) for r in records if r["kind"] == "train"] == [("train", 1)]
+    assert [r["id"] for r in records if r["kind"] == "session"] == ["a", "b", "c"]
+    ends = {r["session"]: r for r in records if r["kind"] == "session_end"}
+    assert [ends[i]["how"] for i in "abc"] == ["killed", "stopped (SIGTERM)", "finished"]
+    assert 99 < ends["a"]["seconds"] < 105
+    assert 10 <= ends["b"]["seconds"] < 15
+    assert ends["a"]["step"] == 3
 
 
 def test_a_folder_without_metrics_is_no_run(tmp_path):
@@ -189,7 +333,7 @@ def test_offline_wandb_run_holds_the_same_numbers_and_goes_on_after_resume(tiny,
     assert configs[0]["model"]["intermediate_size"] == 64
 
     train = [h for h in history if "train/loss" in h]
-    assert [h["step"] for h in train] == [1, 2, 3, 3, 4]
+    assert [h["step"] for h in train] == [1, 2, 3, 4]
     written = {r["step"]: r for r in read_metrics(recipe.run_path) if r["kind"] == "train"}
     for h in train:
         local = written[h["step"]]

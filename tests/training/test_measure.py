@@ -24,7 +24,8 @@ def train(tiny_overrides, cli_here):
 
 
 def _kinds(train):
-    return [(r["kind"], r["step"]) for r in read_metrics(train.path) if r["kind"] != "train"]
+    records = [r for r in read_metrics(train.path) if not r["kind"].startswith("session")]
+    return [(r["kind"], r["step"]) for r in records if r["kind"] != "train"]
 
 
 def _at_call(monkeypatch, owner, name, number, action):

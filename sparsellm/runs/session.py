@@ -1,0 +1,69 @@
+"""What a process is, for the records of the run that it trains."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import socket
+import subprocess
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+
+import psutil
+import torch
+
+from sparsellm import __version__
+from sparsellm.paths import bundled
+from sparsellm.runs.records import SessionRecord
+
+_PACKAGES = ("torch", "accelerate", "transformers", "cupy-cuda13x", "cupy-cuda12x")
+
+
+def this_session(step: int, tokens: int, ranks: int, device: torch.device) -> SessionRecord:
+    """The session of this process, which goes on from a step."""
+    started = psutil.Process().create_time()
+    return SessionRecord(
+        step=step,
+        tokens=tokens,
+        id=secrets.token_hex(4),
+        started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+        started_at=started,
+        startup_seconds=max(time.time() - started, 0.0),
+        ranks=ranks,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        commit=commit(),
+        versions=_versions(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"sparsellm": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def commit() -> str:
+    """The commit of this code: SPARSELLM_COMMIT (a copy without its history), else git's HEAD.
+
+    Empty where neither is known.
+    """
+    root = bundled("recipes").parent
+    named = os.environ.get("SPARSELLM_COMMIT", "")
+    if named or not (root / ".git").exists():
+        return named
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip()

@@ -172,7 +172,8 @@ def record_of(line: dict[str, Any]) -> Record | None:
         step, tokens = content.pop("step"), content.pop("tokens")
         sparsity = StepStats(**content.pop("sparsity"))
         kernels = KernelStats(**content.pop("kernels"))
-        return TrainRecord(step, tokens, content, sparsity, kernels)
+        l1_by_layer = content.pop("l1_by_layer", [])
+        return TrainRecord(step, tokens, content, l1_by_layer, sparsity, kernels)
     classes = {
         "validation": ValidationRecord,
         "evaluation": EvaluationRecord,

@@ -8,7 +8,7 @@
 
 namespace {
 struct ColumnsGrad {
-  static constexpr bool shifts = true, scatters = true;
+  static constexpr bool shifts = true;
   const int* offset;
   const uint32* member;
   const bf16 *gate, *up;  // gate: null without one

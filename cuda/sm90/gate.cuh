@@ -2,7 +2,7 @@
 //
 // x_MK, w_NK bf16 row-major. Block tile 128 tokens × 256 neurons × 64 k, two blocks a cluster that
 // share the weight tile: each loads half of it and multicasts. Warp 0 feeds a ring of stages through
-// TMA; two consumer warpgroups hold 64 tokens × 256 neurons each. A consumer leaves its bf16 tile in
+// TMA; where the tokens' rows do not lie together, warps 0 and 3 gather those with cp.async. Two consumer warpgroups hold 64 tokens × 256 neurons each. A consumer leaves its bf16 tile in
 // shared memory, neuron by neuron, and goes on to the next while warp 1 or 2 packs it (H200, 16384 ×
 // 2048 × 5632, 2.6% of neurons firing, gate_union: 0.501 ms, as cuBLAS without packing; 0.522 with
 // the packing done by the consumers). Persistent: grid = clusters that fit at once.
@@ -55,6 +55,48 @@ __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, 
       const int half = rank * (tile_n / cluster);
       tma_load_multicast(shared.b[stage] + half * tile_k, w, &shared.full[stage], step * tile_k,
                          tile.n + half, (1 << cluster) - 1);
+    }
+  }
+}
+
+// Where the tokens' rows lie, should they not lie together: `row_of` them (null: they do).
+struct ScatteredTokens {
+  const bf16* x;
+  const int* row_of;
+};
+
+constexpr int token_threads = 64;  // warps 0 and 3
+constexpr int token_copies = tile_m * 8 / token_threads;  // 16-byte chunks a thread and stage
+
+// `produce` with gathered tokens, by warps 0 and 3. Rows past the last token are any row: what comes
+// of them is cut off. k / 8 times the number of tokens is below 2³².
+__device__ void produce_scattered(Shared& shared, const ScatteredTokens& tokens, const TensorMap& w,
+                                  int m, uint32 k, int tiles_m, int tiles_n, int steps) {
+  const uint32 rank = cluster_rank();
+  const int own = threadIdx.x / 96 * 32 + threadIdx.x % 32, chunk = own % 8, first_row = own / 8;
+  const uint32 to_thread = first_row * 128 + ((chunk ^ first_row) << 4);  // swizzled; rows 8 apart
+  int it = 0;
+  for (int index = blockIdx.x / cluster; index < tiles_m * tiles_n; index += gridDim.x / cluster) {
+    const Tile tile = tile_of(index, tiles_m, tiles_n, rank);
+    uint32 from[token_copies];  // in chunks
+#pragma unroll
+    for (int i = 0; i < token_copies; ++i)
+      from[i] = tokens.row_of[min(tile.m + first_row + 8 * i, m - 1)] * (k / 8) + chunk;
+    for (int step = 0; step < steps; ++step, ++it) {
+      const int stage = it % stages;
+      barrier_wait(&shared.empty[stage], (it / stages & 1) ^ 1);
+      if (threadIdx.x == 0) {
+        barrier_arrive_expect(&shared.full[stage], bytes_b);
+        const int half = rank * (tile_n / cluster);
+        tma_load_multicast(shared.b[stage] + half * tile_k, w, &shared.full[stage], step * tile_k,
+                           tile.n + half, (1 << cluster) - 1);
+      }
+      const uint32 to = smem_address(shared.a[stage]) + to_thread;
+      const uint4* x = reinterpret_cast<const uint4*>(tokens.x) + step * (tile_k / 8);
+      const uint32 bytes = step * tile_k + chunk * 8 < k ? 16 : 0;
+#pragma unroll
+      for (int i = 0; i < token_copies; ++i) copy16_async(to + i * 8 * 128, x + from[i], bytes);
+      copy_arrive(&shared.full[stage]);
     }
   }
 }
@@ -120,6 +162,8 @@ __device__ void pack_tiles(Shared& shared, int consumer, int tiles_m, int tiles_
   }
 }
 
+// `scattered`: the tokens come by cp.async.
+template <bool scattered>
 __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, int steps,
                         float threshold, const bf16* bias) {
   const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
@@ -131,6 +175,7 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
     for (int step = 0; step < steps; ++step, ++it) {
       const int stage = it % stages;
       barrier_wait(&shared.full[stage], it / stages & 1);
+      if (scattered) fence_async_proxy();
       wgmma_begin();
       const uint32 a = smem_address(shared.a[stage] + consumer * 64 * tile_k);
       const uint32 b = smem_address(shared.b[stage]);
@@ -161,22 +206,25 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
   }
 }
 
-// The body of a kernel of `gate_threads` threads, in clusters; zeroes `control`.
+// The body of a kernel of `gate_threads` threads, in clusters; zeroes `control`. x_MK is not used
+// where tokens are scattered.
 template <typename Pack>
-__device__ __forceinline__ void run_gate(const TensorMap& x_MK, const TensorMap& w_NK,
-                                         const bf16* bias_N, int m, int n, int k, float threshold,
-                                         uint32* control, const Pack& pack) {
+__device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredTokens& tokens,
+                                         const TensorMap& w_NK, const bf16* bias_N, int m, int n,
+                                         int k, float threshold, uint32* control,
+                                         const Pack& pack) {
   extern __shared__ unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
   const int tiles_m = (m + tile_m * cluster - 1) / (tile_m * cluster);
   const int tiles_n = (n + tile_n - 1) / tile_n;
   const int steps = (k + tile_k - 1) / tile_k;
+  const bool scattered = tokens.row_of != nullptr;
   admit_next_kernel();
   await_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x < control_words) control[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
-      barrier_init(&shared.full[stage], 1);
+      barrier_init(&shared.full[stage], scattered ? 1 + token_threads : 1);
       barrier_init(&shared.empty[stage], 2 * cluster);
     }
     for (int consumer = 0; consumer < 2; ++consumer) {
@@ -189,11 +237,18 @@ __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const TensorMap&
   if (threadIdx.x < 128) {
     registers_decrease<56>();
     const int warp = threadIdx.x / 32;
-    if (threadIdx.x == 0) produce(shared, x_MK, w_NK, tiles_m, tiles_n, steps);
-    if (warp == 1 || warp == 2) pack_tiles(shared, warp - 1, tiles_m, tiles_n, pack);
+    if (warp == 1 || warp == 2)
+      pack_tiles(shared, warp - 1, tiles_m, tiles_n, pack);
+    else if (scattered)
+      produce_scattered(shared, tokens, w_NK, m, k, tiles_m, tiles_n, steps);
+    else if (threadIdx.x == 0)
+      produce(shared, x_MK, w_NK, tiles_m, tiles_n, steps);
   } else {
     registers_increase<224>();
-    consume(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N);
+    if (scattered)
+      consume<true>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N);
+    else
+      consume<false>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N);
   }
   cluster_sync();  // no block leaves while the other may still write into it
 }

@@ -52,7 +52,8 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gat
                const bf16* bias_N, int m, int n, int k, float threshold, int width, uint32* word,
                uint32* control) {
   const uint32 tiles = (n + tile_n - 1) / tile_n, words = width;
-  run_gate(x_MK, w_NK, bias_N, m, n, k, threshold, control, PackTwell{m, words, tiles * words, word});
+  const ScatteredTokens none{nullptr, nullptr};
+  run_gate(x_MK, none, w_NK, bias_N, m, n, k, threshold, control, PackTwell{m, words, tiles * words, word});
 }
 
 extern "C" __device__ const uint32 gate_twell_shared_bytes = shared_bytes;

@@ -48,10 +48,12 @@ struct PackUnion {
 }  // namespace
 
 extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gate_threads, 1)
-    gate_union(const __grid_constant__ TensorMap x_MK, const __grid_constant__ TensorMap w_NK,
-               const bf16* bias_N, int m, int n, int k, float threshold, uint32* count,
-               unsigned char* neuron, bf16* value, uint32* control) {
-  run_gate(x_MK, w_NK, bias_N, m, n, k, threshold, control, PackUnion{m, count, neuron, value});
+    gate_union(const __grid_constant__ TensorMap map_of_x, const bf16* x_MK, const int* token_M,
+               const __grid_constant__ TensorMap w_NK, const bf16* bias_N, int m, int n, int k,
+               float threshold, uint32* count, unsigned char* neuron, bf16* value,
+               uint32* control) {
+  run_gate(map_of_x, ScatteredTokens{x_MK, token_M}, w_NK, bias_N, m, n, k, threshold, control,
+           PackUnion{m, count, neuron, value});
 }
 
 extern "C" __device__ const uint32 gate_union_shared_bytes = shared_bytes;

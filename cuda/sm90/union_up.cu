@@ -14,7 +14,7 @@ struct Kept {
 };
 
 struct UnionUp {
-  static constexpr bool shifts = false, scatters = false;
+  static constexpr bool shifts = false;
   const uint32* entry;
   bf16* value;
   const bf16* bias;
@@ -65,12 +65,12 @@ struct UnionUp {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
-    union_up(const __grid_constant__ TensorMap x_MK, const bf16* w_NK, const bf16* bias_N, int k,
-             int tiles_n, const uint32* entry, const uint2* unit, uint32* control, bf16* value,
+    union_up(const __grid_constant__ TensorMap map_of_x, const bf16* x_MK, const int* token_M, int m,
+             const bf16* w_NK, const bf16* bias_N, int k, int tiles_n, const uint32* entry, const uint2* unit, uint32* control, bf16* value,
              const int* offset, bf16* up, uint64 capacity, float* l1, int relu_up) {
   const Kept kept{offset, up, static_cast<uint32>(capacity), l1};
   const UnionUp op{entry, value, bias_N, tiles_n, kept, relu_up != 0};
-  run(op, Tokens{x_MK, nullptr, nullptr, 0}, w_NK, k, unit, control);
+  run(op, Tokens{map_of_x, x_MK, token_M, m}, w_NK, k, unit, control);
 }
 
 extern "C" __device__ const uint32 union_up_shared_bytes = shared_bytes;

@@ -5,7 +5,6 @@
 // their rows do not lie together. Each multiplying warpgroup holds 64 tokens × 128 members. An `Op`
 // says which neuron a member is and what becomes of the sums:
 //
-//   scatters                    whether the tokens' rows may lie anywhere
 //   members(block), neuron(m)   a block's union, and the neuron that one of its words means
 //   name(unit, i)               what the others call member `i` of a unit; never `no_entry`
 //   fetch(unit, name, a, b)     what `finish` needs beside the sums, on its way during the products
@@ -199,8 +198,8 @@ __device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const bf
   Shared& shared = begin<Shared>(gather_threads + 1);
   if (threadIdx.x < gather_threads) {
     registers_decrease<120>();
-    if (Op::scatters && tokens.row_of != nullptr)
-      gather<Op::scatters>(shared, op, tokens, w_NK, k, steps, unit, control);
+    if (tokens.row_of != nullptr)
+      gather<true>(shared, op, tokens, w_NK, k, steps, unit, control);
     else
       gather<false>(shared, op, tokens, w_NK, k, steps, unit, control);
   } else {

@@ -126,15 +126,17 @@ def test_parts_of_heavy_blocks_cover_all_members_once(m, k, n, bias, loud):
         assert places
 
 
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("path", ["gathering", "copying", "portable"])
 @pytest.mark.parametrize(
     "ffn", [(65, 8, 8, 0.5), (1001, 264, 776, -1.0), (4096, 512, 5632, -2.8, 1000)]
 )
-def test_inference_in_an_order_equals_float64_and_repeats(monkeypatch, portable, ffn):
+def test_inference_in_an_order_equals_float64_and_repeats(monkeypatch, path, ffn):
     need_kernels()
-    from sparsellm.ffn.kernels import inference
+    from sparsellm.ffn.kernels import inference, union
 
-    if portable:
+    if path == "copying":
+        monkeypatch.setattr(union, "MOST_SCATTERED", 0)
+    if path == "portable":
         monkeypatch.setattr(inference, "_is_hopper", lambda _: False)
     x_MK, w = _ffn(*ffn)
     down_NK, order = w.down_KN.t().contiguous(), _random_order(len(x_MK))

@@ -71,15 +71,19 @@ def _by_union(  # noqa: PLR0917
     token_M: Tensor | None,
 ) -> None:
     kernels, splits = (union if _is_hopper(x_MK.get_device()) else portable), None
-    if token_M is not None:
+    scattered: dict[str, Tensor] = {}
+    if token_M is not None and kernels is union and x_MK.numel() <= union.MOST_SCATTERED:
+        scattered = {"token_M": token_M}  # Hopper's kernels gather the rows of x
+    elif token_M is not None:
         x_MK = permuted_rows(x_MK, token_M)
-        splits = room_for_splits(x_MK, w.up_NK.shape[0]) if kernels is union else None
+    if token_M is not None and kernels is union:
+        splits = room_for_splits(x_MK, w.up_NK.shape[0])
     gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits)
     if w.gate_NK is None:
-        kernels.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed)
+        kernels.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed, **scattered)
     else:
-        kernels.gate_union(x_MK, w.gate_NK, w.b_gate_N, w.threshold, gate, observed)
-        kernels.union_up(x_MK, w.up_NK, w.b_up_N, gate, relu_up=w.relu_up)
+        kernels.gate_union(x_MK, w.gate_NK, w.b_gate_N, w.threshold, gate, observed, **scattered)
+        kernels.union_up(x_MK, w.up_NK, w.b_up_N, gate, relu_up=w.relu_up, **scattered)
     kernels.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
 
 

@@ -17,6 +17,8 @@ from sparsellm.ffn.kernels.compile import launch_for, workers
 from sparsellm.ffn.kernels.splits import MOST_PARTS, NO_SHARING, NO_SUMS, Splits
 from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS
 
+MOST_SCATTERED = 2**35 - 1  # 32-bit numbers of eight values, cuda/sm90/gate.cuh
+
 
 @dataclass(frozen=True)
 class Union:
@@ -63,10 +65,13 @@ def gate_union(  # noqa: PLR0917
     threshold: float,
     out: Union,
     observed: int = 0,
+    *,
+    token_M: Tensor | None = None,
 ) -> None:
     """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
 
-    ``observed`` as in `union_entries`.
+    ``observed`` as in `union_entries`. ``token_M``: (M,) int32, the row of x that each row of the
+    result comes from; None where it is the same. x then has at most `MOST_SCATTERED` values.
     """
     (m, k), n = x_MK.shape, w_NK.shape[0]
     pairs = -(-m // 256) * out.count.shape[1]  # of tiles, one for a cluster of two blocks
@@ -75,7 +80,7 @@ def gate_union(  # noqa: PLR0917
         x_MK,
         workers("gate_union", x_MK, 2 * pairs) // 2 * 2,
         384,
-        tensor_map.encode(x_MK.data_ptr(), m, k, 128),
+        *(tensor_map.encode(x_MK.data_ptr(), m, k, 128), x_MK, token_M),
         tensor_map.encode(w_NK.data_ptr(), n, k, 128),
         *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
         *(out.count, out.neuron, out.value, out.control),
@@ -120,10 +125,11 @@ def union_up(
     kept: Kept | None = None,
     *,
     relu_up: bool = False,
+    token_M: Tensor | None = None,
 ) -> None:
     """``gate`` ← gate * (x Wᵀ + bias), in place; and what training keeps.
 
-    With ``relu_up`` gate * relu(x Wᵀ + bias).
+    With ``relu_up`` gate * relu(x Wᵀ + bias). ``token_M`` as in `gate_union`.
     """
     m, k = x_MK.shape
     offset, up, l1 = kept or (None, None, None)
@@ -132,7 +138,7 @@ def union_up(
         x_MK,
         workers("union_up", x_MK, gate.unit.shape[0]),
         384,
-        tensor_map.encode(x_MK.data_ptr(), m, k, BLOCK_TOKENS),
+        *(tensor_map.encode(x_MK.data_ptr(), m, k, BLOCK_TOKENS), x_MK, token_M, np.int32(m)),
         *(w_NK, bias_N, np.int32(k), np.int32(gate.count.shape[1])),
         *(gate.entry, gate.unit, gate.control, gate.value),
         *(offset, up, np.uint64(0 if up is None else len(up)), l1, np.int32(relu_up)),

@@ -27,6 +27,7 @@ from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, Activation, Archi
 from sparsellm.paths import bundled
 from sparsellm.strict import Globs, StrictModel, load_yaml, validate
 
+UNION_TOKENS = 64  # of a block whose neurons `sparsity.union_coefficient` shrinks
 # Unpadded; loading a tokenizer only to count (tiktoken downloads its ranks) is not worth it.
 VOCAB_SIZE = {"gpt2": 50_257, "bytes": 257}
 
@@ -100,6 +101,12 @@ class SparsityConfig(StrictModel):
     )
     target_per_layer: bool = Field(
         False, description="A λ for each layer, each to reach target_nnz; else one for their mean"
+    )
+    union_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of Σ_units ‖h over 64 neighbouring tokens‖₂, averaged over tokens and "
+        "layers: makes neighbours share neurons. Trains dense; 0 is off",
     )
     dead_window_tokens: PositiveInt = Field(
         1_048_576, description="A neuron silent for this many tokens (all ranks) is dead"
@@ -301,7 +308,23 @@ class Recipe(StrictModel):
         if not self.activation.exact_zeros and self.ffn.kernels == "sparse":
             raise ValueError("ffn.kernels: sparse needs ffn.activation: relu (nothing is zero)")
         self._check_target()
+        self._check_union()
         return self
+
+    def _check_union(self) -> None:
+        if not self.sparsity.union_coefficient:
+            return
+        if self.ffn.kernels == "sparse":
+            raise ValueError(
+                "sparsity.union_coefficient trains by dense products alone: set ffn.kernels to "
+                "auto or dense"
+            )
+        if self.model.context_length % UNION_TOKENS:
+            raise ValueError(
+                f"sparsity.union_coefficient needs a model.context_length that is a multiple of "
+                f"{UNION_TOKENS}, not {self.model.context_length}: a block must lie within a "
+                "sequence"
+            )
 
     def _check_target(self) -> None:
         sparsity, target = self.sparsity, self.sparsity.target_nnz

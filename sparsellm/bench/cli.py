@@ -86,23 +86,7 @@ def add_bench_parser(commands: Any) -> None:
 
     train = add_train_parser(names)
 
-    forward = names.add_parser(
-        "forward",
-        help="trained models' whole forward, ours against dense (GPU)",
-        description="Times a forward of each checkpoint on held-out text, under "
-        "sparsellm.accelerate and dense, both compiled; records carry λ, non-zeros and run. "
-        "Checkpoints without ReLU are skipped.",
-    )
-    forward.add_argument(
-        "checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="or run, exported folder"
-    )
-    forward.add_argument("--data", nargs="+", metavar="GLOB", help="(default: the recipe's text)")
-    forward.add_argument("--sequences", type=positive_int, help="(default: train.micro_batch_size)")
-    forward.add_argument("--layers", action="store_true", help="also every FFN on its own inputs")
-    forward.add_argument("--energy", action="store_true", help="also mJ a token")
-    forward.add_argument("--seconds", type=float, default=2.0, help="of timing (default: 2)")
-    forward.set_defaults(run=_forward)
-
+    forward = _add_forward_parser(names)
     run = names.add_parser("run", help="a finished training run's curve")
     run.add_argument("run_path", type=Path, metavar="RUN")
     run.add_argument("--name", default="run", help="name of the benchmark in the records")
@@ -114,6 +98,26 @@ def add_bench_parser(commands: Any) -> None:
         )
     table = names.add_parser("table", help="benchmarks/RESULTS.md from results.jsonl")
     table.set_defaults(run=_table)
+
+
+def _add_forward_parser(names: Any) -> argparse.ArgumentParser:
+    parser = names.add_parser(
+        "forward",
+        help="trained models' whole forward, ours against dense (GPU)",
+        description="Times a forward of each checkpoint on held-out text, under "
+        "sparsellm.accelerate and dense, both compiled; records carry λ, non-zeros and run. "
+        "Checkpoints without ReLU are skipped.",
+    )
+    parser.add_argument(
+        "checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="or run, exported folder"
+    )
+    parser.add_argument("--data", nargs="+", metavar="GLOB", help="(default: the recipe's text)")
+    parser.add_argument("--sequences", type=positive_int, help="(default: train.micro_batch_size)")
+    parser.add_argument("--layers", action="store_true", help="also every FFN on its own inputs")
+    parser.add_argument("--energy", action="store_true", help="also mJ a token")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of timing (default: 2)")
+    parser.set_defaults(run=_forward)
+    return parser
 
 
 def _add_format_argument(parser: argparse.ArgumentParser) -> None:

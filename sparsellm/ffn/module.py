@@ -47,6 +47,7 @@ class SparseFFN(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
         self._capacity: Capacity | None = None
         self.step_shared: StepShared | None = None
+        self.block_norms = False  # the dense path counts `FFNStats.block_norm_sum`
         self.use_kernels(kernels)
 
     @property
@@ -165,9 +166,11 @@ class SparseFFN(nn.Module):
         token_M = None if order is None else order.token_M
         if self.gated:
             gate = self.gate_proj.weight
-            y_MK, stats = gated_ffn(x_MK, gate, up, down, self.activation, token_M)
+            y_MK, stats = gated_ffn(
+                x_MK, gate, up, down, self.activation, token_M, self.block_norms
+            )
         else:
-            y_MK, stats = non_gated_ffn(x_MK, up, down, self.activation, token_M)
+            y_MK, stats = non_gated_ffn(x_MK, up, down, self.activation, token_M, self.block_norms)
         return y_MK.reshape(x.shape), stats
 
     def extra_repr(self) -> str:

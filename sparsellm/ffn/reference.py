@@ -22,12 +22,14 @@ def activation_function(name: str) -> Callable[[Tensor], Tensor]:
     return function
 
 
-def ffn_stats(h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> FFNStats:
+def ffn_stats(
+    h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None, block_norms: bool = False
+) -> FFNStats:
     """L1 of the hidden activations and the pattern of the gate.
 
     A neuron counts as active where its *gate* is non-zero: that pattern is what a sparse format
     stores and what decides which columns of W_u and W_d are read. ``token_M``: the tokens in the
-    order whose blocks make the unions.
+    order whose blocks make the unions. ``block_norms``: `block_norm_sum` too.
     """
     active_MN = gate_MN.detach() != 0
     # By block first: what is said of neurons then reads the pattern once.
@@ -41,7 +43,20 @@ def ffn_stats(h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> F
         nnz_M=active_MN.sum(dim=1, dtype=torch.int32),
         fired_N=fired_BN.sum(dim=0, dtype=torch.int32),
         union_sum=(fired_BN > 0).sum(),
+        block_norm_sum=block_norm_sum(h_MN) if block_norms else None,
     )
+
+
+def block_norm_sum(h_MN: Tensor) -> Tensor:
+    """``Σ over blocks of 64 tokens and over neurons of ‖h‖₂ over the block's tokens``, () fp32.
+
+    The group lasso (Yuan and Lin, 2006) on what the sparse kernels pay for: a column of a block.
+    A neuron that one token of a block fires is pressed as hard as by L1, one that k of them fire
+    alike √k times less each, so that neighbours come to share neurons. BlockFFN (arXiv 2507.08771)
+    lowers the same union of a chunk by the probability that any of its tokens fires an expert.
+    """
+    wide = torch.promote_types(h_MN.dtype, torch.float32)
+    return torch.linalg.vector_norm(_blocks_of(h_MN).to(wide), dim=1).sum()
 
 
 def gated_ffn(  # noqa: PLR0917
@@ -51,6 +66,7 @@ def gated_ffn(  # noqa: PLR0917
     w_down_KN: Tensor,
     activation: str = "relu",
     token_M: Tensor | None = None,
+    block_norms: bool = False,
 ) -> tuple[Tensor, FFNStats]:
     """``y = (act(x W_g) * (x W_u)) W_d`` (paper, section 2, eq. 1) with its statistics.
 
@@ -59,15 +75,16 @@ def gated_ffn(  # noqa: PLR0917
     """
     gate_MN = activation_function(activation)(F.linear(x_MK, w_gate_NK))
     h_MN = gate_MN * F.linear(x_MK, w_up_NK)
-    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, gate_MN, token_M)
+    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, gate_MN, token_M, block_norms)
 
 
-def non_gated_ffn(
+def non_gated_ffn(  # noqa: PLR0917
     x_MK: Tensor,
     w_up_NK: Tensor,
     w_down_KN: Tensor,
     activation: str = "relu",
     token_M: Tensor | None = None,
+    block_norms: bool = False,
 ) -> tuple[Tensor, FFNStats]:
     """``y = act(x W_u) W_d`` (paper's non-gated variant) with its statistics.
 
@@ -75,7 +92,7 @@ def non_gated_ffn(
         y of shape (M, K) and `ffn_stats`; the up-projection is its own gate.
     """
     h_MN = activation_function(activation)(F.linear(x_MK, w_up_NK))
-    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, h_MN, token_M)
+    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, h_MN, token_M, block_norms)
 
 
 def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:

@@ -24,12 +24,14 @@ TOKEN_AT = [
 
 
 class FFNStats(NamedTuple):
-    """What an FFN says of its activations. Only `l1_sum` carries a gradient."""
+    """What an FFN says of its activations. The sums of |h| carry gradients, the counts none."""
 
     l1_sum: Tensor  # () fp32, Σ over tokens and units of |h|
     nnz_M: Tensor  # (M,) int32, non-zero gate activations of each token
     fired_N: Tensor  # (N,) int32, tokens on which each neuron's gate was non-zero
     union_sum: Tensor  # () int64, Σ over blocks of 64 tokens of the neurons that any of them fires
+    # () fp32, see `reference.block_norm_sum`; None where it was not asked for.
+    block_norm_sum: Tensor | None = None
 
 
 class TokenOrder(NamedTuple):

@@ -65,6 +65,8 @@ def _why_not(recipe: Recipe, device: torch.device) -> str | None:
     from sparsellm.ffn.kernels.inference import HOPPER
 
     shape = recipe.model
+    if recipe.sparsity.union_coefficient:
+        return "only the dense path computes the gradient of sparsity.union_coefficient"
     if recipe.runtime.precision != "bf16":
         return "the sparse kernels need runtime.precision=bf16"
     if torch.cuda.get_device_capability(device) != HOPPER:

@@ -133,6 +133,8 @@ def build_run(
 
     model = build_model(recipe, tokenizer.eot_id).to(accelerator.device)
     model.train()
+    for layer in model.model.layers:
+        layer.mlp.block_norms = recipe.sparsity.union_coefficient > 0
     prepare_blocks(model, recipe.runtime)
     objective = Objective(model, recipe.runtime)
     objective, optimizer = accelerator.prepare(

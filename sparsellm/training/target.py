@@ -6,11 +6,11 @@ moves log λ:
 
     e    = log(nnz / target)
     fast = mean of e over about 5 steps; slow = over about 20 (exponential)
-    λ   ← λ · exp(GAIN · clip(fast + LEAD · (fast - slow), ±1))
+    λ   ← λ · exp(GAIN · clip(fast + LEAD · (fast - slow), ±0.6))
 
 This is integral control of the error expected some 45 steps ahead (PI control in velocity form).
 Non-zeros follow λ with a lag of 10 to 100 steps and fall by themselves from half the width at the
-start; looking ahead keeps λ from rising all that time. λ moves by at most 5% per step and stays
+start; looking ahead keeps λ from rising all that time. λ moves by at most 6% per step and stays
 within a factor of 10,000 of `sparsity.l1_coefficient`, where it starts. The constants were chosen
 on simulated plants (tests/training/test_target.py). They hold for any width and batch: only
 ratios enter.
@@ -23,10 +23,10 @@ from typing import Any
 
 from sparsellm.recipe import SparsityConfig
 
-GAIN = 0.05  # of log λ per step, at an expected error of a factor e
+GAIN = 0.1  # of log λ per step, at an expected error of a factor e
 LEAD = 3.0  # of what the error changes between slow and fast, 15 steps
 FAST, SLOW = 0.2, 0.05  # weights of the newest step
-MAX_ERROR = 1.0  # natural logarithm
+MAX_ERROR = 0.6  # natural logarithm
 MAX_FACTOR = 1e4  # of λ from where it started
 _FEWEST = 1e-3  # non-zeros a token: a layer that fires nothing has a logarithm too
 

@@ -13,7 +13,7 @@ from conftest import set_arguments
 
 from sparsellm.recipe import SparsityConfig
 from sparsellm.runs.records import read_metrics
-from sparsellm.training.target import GAIN, TargetController
+from sparsellm.training.target import GAIN, MAX_ERROR, TargetController
 
 
 def _simulated(slope, lag, off, *, steps, noise, layers=1):
@@ -41,14 +41,14 @@ def _simulated(slope, lag, off, *, steps, noise, layers=1):
 
 @pytest.mark.parametrize(("steps", "noise"), [(480, 0.03), (480, 0.15), (4000, 0.1)])
 def test_it_lands_within_a_tenth_and_stays_there(steps, noise):
-    plants = itertools.product((0.4, 0.8, 1.2, 1.8), (10, 30, 80), (-2.3, 0, 2.3))
+    plants = itertools.product((0.25, 0.5, 1.0, 1.8), (5, 20, 80), (-2.3, 0, 2.3))
     for slope, lag, off in plants:
         found = _simulated(slope, lag, off, steps=steps, noise=noise)
         for begin in range(steps * 3 // 4, steps, steps // 16):
             mean = statistics.fmean(ratio for ratio, _ in found[begin : begin + steps // 16])
             assert abs(mean - 1) < (0.1 if noise < 0.1 else 0.2), (slope, lag, off, mean)
         changes = [abs(math.log(b[1] / a[1])) for a, b in itertools.pairwise(found)]
-        assert max(changes) <= GAIN * 1.001  # smooth
+        assert max(changes) <= GAIN * MAX_ERROR * 1.001  # smooth
 
 
 def test_without_it_the_same_coefficient_lands_factors_apart():
@@ -79,7 +79,7 @@ def test_layers_have_their_own_and_a_dense_phase_has_none():
 
 
 def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
-    overrides = [*tiny_overrides, "sparsity.target_nnz=5", "sparsity.target_per_layer=true"]
+    overrides = [*tiny_overrides, "sparsity.target_nnz=25", "sparsity.target_per_layer=true"]
     overrides += ["sparsity.l1_coefficient=0.01", "sparsity.l1_zero_steps=2", "train.steps=12"]
     for name, stops in (("straight", [12]), ("halves", [6, 12])):
         for steps in stops:

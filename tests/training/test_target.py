@@ -100,10 +100,10 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
     assert by_layer[:3] == ([0, 0], [0, 0], pytest.approx([0.01, 0.01]))
     assert len(set(by_layer[-1])) == 2
     assert errors[1] is None
-    assert errors[-1] > 0
-    assert " | off target +" in done.stdout
+    assert errors[-1] != 0
+    assert " | off target " in done.stdout
     state = json.loads((path / "checkpoints" / "step_00000012" / "trainer.json").read_text())
-    assert [math.exp(v) > 0.01 for v in state["target"]["log_l1"]] == [True, True]
+    assert [math.exp(v) for v in state["target"]["log_l1"]] != by_layer[-1]  # moved on
     # A target that the checkpoint knows nothing of begins where the recipe says.
     own = [*overrides, "name=halves", "train.steps=13", "sparsity.target_per_layer=false"]
     done = cli_here("train", "--recipe", "debug", *set_arguments(own))

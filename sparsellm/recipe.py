@@ -26,10 +26,9 @@ from pydantic import (
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, Activation, Architecture
 from sparsellm.paths import bundled
 from sparsellm.strict import Globs, StrictModel, load_yaml, validate
+from sparsellm.vocabulary import check_name, vocab_size
 
 UNION_TOKENS = 64  # of a block whose neurons `sparsity.union_coefficient` shrinks
-# Unpadded; loading a tokenizer only to count (tiktoken downloads its ranks) is not worth it.
-VOCAB_SIZE = {"gpt2": 50_257, "bytes": 257}
 
 
 class ModelConfig(StrictModel):
@@ -140,7 +139,10 @@ class DataConfig(StrictModel):
         description="Name of a file in data/, or a path to such a YAML; or several with their "
         "shares of the tokens, such as {fineweb-edu: 0.7, mine.yaml: 0.3}"
     )
-    tokenizer: Literal["gpt2", "bytes"] = Field("gpt2", description="tiktoken GPT-2, or raw bytes")
+    tokenizer: Annotated[str, AfterValidator(check_name)] = Field(
+        "gpt2",
+        description="gpt2 (tiktoken), bytes, or hf:ID_OR_PATH: any fast tokenizer of the hub's",
+    )
     num_workers: NonNegativeInt = Field(4, description="Tokenising processes a rank; 0 is in-line")
     files: Globs | None = Field(
         None, description="Globs, folders or addresses that replace the corpus's `files`"
@@ -363,7 +365,7 @@ class Recipe(StrictModel):
     def padded_vocab_size(self) -> int:
         """Rows of the embedding: the tokenizer's vocabulary rounded up to `vocab_multiple`."""
         multiple = self.model.vocab_multiple
-        return -(-VOCAB_SIZE[self.data.tokenizer] // multiple) * multiple
+        return -(-vocab_size(self.data.tokenizer) // multiple) * multiple
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -121,7 +121,7 @@ class TokenLoader:
         return {
             "format": FORMAT,
             "seed": self._config.seed,
-            "tokenizer": self._tokenizer.name,
+            "tokenizer": self._tokenizer.identity,
             "corpora": {corpus.name: corpus.fingerprint for corpus in self._config.corpora},
         }
 

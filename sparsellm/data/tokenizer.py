@@ -1,18 +1,34 @@
-"""Tokenizers: tiktoken's GPT-2, and plain bytes for runs that must download nothing."""
+"""Tokenizers: tiktoken's GPT-2, any fast one of Hugging Face's, and plain bytes for runs that must
+download nothing."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
+
+from sparsellm.vocabulary import (
+    TOKENIZER_FILE,
+    check_name,
+    hf_end_of_document,
+    hf_file,
+    read_tokenizer,
+    vocab_size,
+)
 
 Tokens = NDArray[np.int32]
 
 # tiktoken's regex runs out of stack at a million white-space characters in a row.
 LONGEST_RUN = 500_000
+# A run of letters (digits, signs) is one word to GPT-2's pattern, and merging a word of n bytes
+# takes tiktoken n log n with a large factor: minutes for 100 MB. No language has such words.
+LONGEST_WORD = 10_000
 # `\s` as that regex has it; Python's takes in four control characters more.
 WHITE_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
@@ -20,7 +36,8 @@ WHITE_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]
 class Tokenizer(Protocol):
     """Text to token ids. ``eot_id`` stands between documents."""
 
-    name: str
+    name: str  # in a recipe
+    identity: str  # changes with the ids that it gives
     vocab_size: int  # unpadded
     eot_id: int
 
@@ -40,7 +57,7 @@ class Tokenizer(Protocol):
 class GPT2Tokenizer:
     """tiktoken's ``gpt2``: 50,257 ids. A literal ``<|endoftext|>`` in a text is ordinary text."""
 
-    name = "gpt2"
+    name = identity = "gpt2"
 
     def __init__(self) -> None:
         import tiktoken
@@ -67,7 +84,7 @@ class GPT2Tokenizer:
         try:
             tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
         except UnicodeEncodeError:  # lone surrogates, as tiktoken's own `encode` mends them
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            text = without_surrogates(text)
             tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
         return tokens.astype(np.int32)
 
@@ -85,26 +102,50 @@ class GPT2Tokenizer:
         return {token: rank for rank, token in enumerate(tokens)}
 
 
-def cut_long_runs(text: str, longest: int = LONGEST_RUN) -> Iterator[str]:
+def without_surrogates(text: str) -> str:
+    """A text whose lone surrogates are replaced, and pairs of them joined."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def cut_long_runs(text: str, longest: int = LONGEST_RUN, word: int = LONGEST_WORD) -> Iterator[str]:
     """Parts of a text whose GPT-2 ids, joined, are the text's.
 
     None has more than ``longest`` white-space characters before another one: the cuts are before
-    the last of such a run, where GPT-2's own pattern has one.
+    the last of such a run, where GPT-2's own pattern has one. Only words of more than ``word``
+    characters get other ids, for the same text: they are cut every ``word`` characters.
     """
     begin = 0
-    if len(text) > longest:
-        runs = rf"(?<!{WHITE_SPACE}){WHITE_SPACE}{{{longest + 1},}}+"
-        for run in re.finditer(runs, text):
-            if run.end() < len(text):  # at the end they stay together
-                yield text[begin : run.end() - 1]
-                begin = run.end() - 1
+    if len(text) > min(longest, word):
+        for end in sorted({*_white_space_cuts(text, longest), *_word_cuts(text, word)}):
+            yield text[begin:end]
+            begin = end
     yield text[begin:]
+
+
+def _white_space_cuts(text: str, longest: int) -> Iterator[int]:
+    runs = rf"(?<!{WHITE_SPACE}){WHITE_SPACE}{{{longest + 1},}}+"
+    for run in re.finditer(runs, text):
+        if run.end() < len(text):  # at the end they stay together
+            yield run.end() - 1
+
+
+def _word_cuts(text: str, word: int) -> Iterator[int]:
+    # Such a word would leave some stretch of half its length without a space: quickly seen.
+    half = max(word // 2, 1)
+    stretches = range(0, len(text) - half + 1, half)
+    if all(text.find(" ", begin, begin + half) >= 0 for begin in stretches):
+        return
+    kinds = (r"\p{L}", r"\p{N}", r"[^\s\p{L}\p{N}]")
+    for run in regex.finditer(
+        "|".join(f"(?<!{kind}){kind}{{{word + 1},}}+" for kind in kinds), text
+    ):
+        yield from range(run.start() + word, run.end(), word)
 
 
 class ByteTokenizer:
     """UTF-8 bytes, 0 to 255, and ``<|endoftext|>`` = 256."""
 
-    name = "bytes"
+    name = identity = "bytes"
     vocab_size = 257
     eot_id = 256
 
@@ -119,14 +160,81 @@ class ByteTokenizer:
         return b"".join(b"<|endoftext|>" if t == self.eot_id else bytes([t]) for t in tokens)
 
 
+class HFTokenizer:
+    """A ``tokenizer.json`` as it stands, but for special tokens: none is added, and one that is
+    spelt out in a text is ordinary text. Its end-of-document token stands between documents.
+
+    Raises:
+        FileNotFoundError, ValueError: its files cannot be had, or are damaged.
+    """
+
+    def __init__(self, name: str) -> None:
+        import tokenizers
+
+        path = hf_file(name, TOKENIZER_FILE)
+        self.name = name
+        content = read_tokenizer(path)
+        decides = [content.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer")]
+        digest = hashlib.sha256(json.dumps([*decides, content["model"]]).encode())
+        self.identity = f"hf {digest.hexdigest()[:16]}"
+        self.vocab_size = vocab_size(name)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"{path} is damaged ({error})") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True
+        self._byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
+        self.eot = hf_end_of_document(name)
+        eot_id = self._tokenizer.token_to_id(self.eot)
+        if eot_id is None:
+            raise ValueError(f"{path} has no token {self.eot!r}, its end-of-document token")
+        self.eot_id = eot_id
+
+    def encode_batch(self, texts: list[str]) -> list[Tokens]:
+        try:
+            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError):  # the library's word for a lone surrogate
+            texts = [without_surrogates(text) for text in texts]
+            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in found]
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def decode_bytes(self, tokens: list[int]) -> bytes:
+        return b"".join(
+            _piece_bytes(self._tokenizer.id_to_token(token) or "", self._byte_level)
+            for token in tokens
+        )
+
+
+def _piece_bytes(piece: str, byte_level: bool) -> bytes:
+    """The bytes that a piece of a Hugging Face vocabulary stands for."""
+    if byte_level and all(letter in BYTES_OF_SPELLING for letter in piece):
+        return bytes(BYTES_OF_SPELLING[letter] for letter in piece)
+    if found := re.fullmatch("<0x([0-9A-F]{2})>", piece):
+        return bytes([int(found[1], 16)])
+    return piece.replace("\u2581", " ").encode()  # SentencePiece's mark of a space
+
+
+def byte_spelling() -> list[str]:
+    """GPT-2's printable character for each byte: itself, or the next one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    substitutes = iter(range(0x100, 0x200))
+    return [chr(b) if b in printable else chr(next(substitutes)) for b in range(256)]
+
+
+BYTES_OF_SPELLING = {letter: byte for byte, letter in enumerate(byte_spelling())}
+
+
 def load_tokenizer(name: str) -> Tokenizer:
     """A tokenizer by its recipe name.
 
     Raises:
-        ValueError: unknown name, or tiktoken cannot download its vocabulary.
+        FileNotFoundError, ValueError: unknown name, or its files cannot be had.
     """
-    if name == "gpt2":
+    if check_name(name) == "gpt2":
         return GPT2Tokenizer()
-    if name == "bytes":
-        return ByteTokenizer()
-    raise ValueError(f"tokenizer {name!r} is unknown; valid are gpt2, bytes")
+    return ByteTokenizer() if name == "bytes" else HFTokenizer(name)

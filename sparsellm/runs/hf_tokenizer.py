@@ -15,11 +15,18 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 
-from sparsellm.data.tokenizer import Tokenizer
-from sparsellm.recipe import VOCAB_SIZE
+from sparsellm.data.tokenizer import Tokenizer, byte_spelling
+from sparsellm.vocabulary import (
+    HF_PREFIX,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    VOCAB_SIZE,
+    count_ids,
+    hf_end_of_document,
+    hf_file,
+    read_tokenizer,
+)
 
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 
 # Any two tokenizers that are not the same differ on it: letters, digits, contractions, runs of
@@ -35,13 +42,21 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
         folder: an existing folder.
         context_length: tokens; longer texts make Hugging Face's tokenizers warn.
     """
-    build_tokenizer(name).save(str(folder / TOKENIZER_FILE))
+    end_of_document = END_OF_TEXT
+    if name.startswith(HF_PREFIX):
+        content = read_tokenizer(hf_file(name, TOKENIZER_FILE))
+        # Training adds no special token to a text; its post-processor may.
+        content |= {"post_processor": None, "truncation": None, "padding": None}
+        (folder / TOKENIZER_FILE).write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+        end_of_document = hf_end_of_document(name)
+    else:
+        build_tokenizer(name).save(str(folder / TOKENIZER_FILE))
     config = {
         # Reads tokenizer.json as it is. A class of its own (GPT2Tokenizer) would rebuild it.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "unk_token": END_OF_TEXT,  # as GPT-2's: nothing is unknown, but some tools ask for one
+        "bos_token": end_of_document,
+        "eos_token": end_of_document,
+        "unk_token": end_of_document,  # as GPT-2's: nothing is unknown, but some tools ask for one
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
@@ -83,17 +98,19 @@ def check_tokenizer(folder: Path, expected: Tokenizer) -> None:
     except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{path} is damaged ({error}); export the checkpoint again") from error
     tokenizer.encode_special_tokens = True
+    end_of_document = expected.decode([expected.eot_id])
     found = (
-        tokenizer.get_vocab_size(),
-        tokenizer.token_to_id(END_OF_TEXT),
-        tokenizer.encode(_PROBE).ids,
+        count_ids(path),
+        tokenizer.token_to_id(end_of_document),
+        tokenizer.encode(_PROBE, add_special_tokens=False).ids,
     )
     (probe,) = expected.encode_batch([_PROBE])
     if found != (expected.vocab_size, expected.eot_id, probe.tolist()):
         raise ValueError(
-            f"{path} ({found[0]:,} ids, {END_OF_TEXT} = {found[1]}) is not the recipe's tokenizer "
-            f"{expected.name!r} ({expected.vocab_size:,} ids, {END_OF_TEXT} = {expected.eot_id}); "
-            "give a recipe with that data.tokenizer, or export the checkpoint again"
+            f"{path} ({found[0]:,} ids, {end_of_document} = {found[1]}) is not the recipe's "
+            f"tokenizer {expected.name!r} ({expected.vocab_size:,} ids, {end_of_document} = "
+            f"{expected.eot_id}); give a recipe with that data.tokenizer, or export the "
+            "checkpoint again"
         )
 
 
@@ -128,11 +145,4 @@ def _spelling(token: bytes) -> str:
     return "".join(_BYTE_SPELLING[value] for value in token)
 
 
-def _byte_spelling() -> list[str]:
-    """GPT-2's printable character for each byte: itself, or the next one from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    substitutes = iter(range(0x100, 0x200))
-    return [chr(b) if b in printable else chr(next(substitutes)) for b in range(256)]
-
-
-_BYTE_SPELLING = _byte_spelling()
+_BYTE_SPELLING = byte_spelling()

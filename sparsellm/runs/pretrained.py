@@ -18,6 +18,7 @@ from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint, hf_folder, state
 from sparsellm.runs.files import read_json
 from sparsellm.runs.hf_tokenizer import check_tokenizer
+from sparsellm.vocabulary import HF_PREFIX, TOKENIZER_FILE
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def load_export(
             f"{path} has no {hf_folder.EXPORT_RECIPE_FILE}; name the model that the weights are of "
             "with --recipe"
         )
-    loaded = load_recipe(recipe or str(path / hf_folder.EXPORT_RECIPE_FILE))
+    loaded = _recipe_of(path, recipe)
     hf_folder.check_config(path, loaded)
     tokenizer = load_tokenizer(loaded.data.tokenizer)
     check_tokenizer(path, tokenizer)
@@ -143,13 +144,22 @@ def read_weights(path: Path) -> Weights:
     """
     found = find_checkpoint(path)
     if hf_folder.is_export(found):
-        recipe = load_recipe(str(found / hf_folder.EXPORT_RECIPE_FILE))
+        recipe = _recipe_of(found)
         return Weights(found, recipe, hf_folder.read_weights(found), hf_folder.read_trainer(found))
     checkpoint.check_files(found, [checkpoint.TRAINER_FILE, checkpoint.RECIPE_FILE])
     trainer = read_json(found / checkpoint.TRAINER_FILE)
     recipe = load_recipe(str(found / checkpoint.RECIPE_FILE))
     tensors = checkpoint.read_kind(found, checkpoint.MODEL)
     return Weights(found, recipe, tensors, trainer)
+
+
+def _recipe_of(export: Path, recipe: str | None = None) -> Recipe:
+    """The recipe of an export; a tokenizer of Hugging Face's is taken from the same folder."""
+    loaded = load_recipe(recipe or str(export / hf_folder.EXPORT_RECIPE_FILE))
+    if loaded.data.tokenizer.startswith(HF_PREFIX) and (export / TOKENIZER_FILE).is_file():
+        data = loaded.data.model_copy(update={"tokenizer": f"{HF_PREFIX}{export.resolve()}"})
+        loaded = loaded.model_copy(update={"data": data})
+    return loaded
 
 
 def _model(

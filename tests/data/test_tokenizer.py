@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+import time
 
 import pyarrow.parquet as pq
 import pytest
+import regex
 import tiktoken
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparsellm.data.tokenizer import LONGEST_RUN, WHITE_SPACE, cut_long_runs, load_tokenizer
-from sparsellm.recipe import VOCAB_SIZE
+from sparsellm.vocabulary import VOCAB_SIZE, vocab_size
 
 HOSTILE = [
     "",
@@ -66,6 +70,115 @@ def test_bytes_round_trip():
         assert tokenizer.decode(tokens.tolist()) == text
     assert tokenizer.decode([97, 256]) == "a<|endoftext|>"
     assert tokenizer.vocab_size == VOCAB_SIZE["bytes"]
+
+
+LONG_WORDS = ["a", "é", "7", "=", "日", " ", "\n", "'s", "ab", "\u00a0"]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(LONG_WORDS), st.integers(1, 9)), max_size=12))
+def test_only_words_that_are_too_long_get_other_ids(gpt2_cache, runs):
+    text, reference = "".join(piece * count for piece, count in runs), tiktoken.get_encoding("gpt2")
+    parts = list(cut_long_runs(text, word=6))
+    assert "".join(parts) == text
+    words = regex.findall(r"\p{L}+|\p{N}+|[^\s\p{L}\p{N}]+", text)
+    if max(map(len, words), default=0) <= 6:
+        joined = [token for part in parts for token in reference.encode_ordinary(part)]
+        assert joined == reference.encode_ordinary(text)
+    assert not any(regex.search(r"\p{L}{7}|\p{N}{7}|[^\s\p{L}\p{N}]{7}", part) for part in parts)
+
+
+def test_a_word_of_megabytes_takes_seconds(gpt2_cache):
+    began = time.perf_counter()
+    (tokens,) = load_tokenizer("gpt2").encode_batch(["a" * 3_000_000])
+    assert len(tokens) == 750_000
+    assert time.perf_counter() - began < 30
+
+
+def _train(  # noqa: PLR0917
+    folder, pre_tokenizer, decoder, model, trainer, eos
+):
+    """A small tokenizer of Hugging Face's in a folder, with the traps that real ones have."""
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoder
+    tokenizer.train_from_iterator(["the cat sat on the mat, naïve 🦙 2,048 zeros"] * 20, trainer)
+    tokenizer.add_special_tokens([eos])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{eos} $A", special_tokens=[(eos, tokenizer.token_to_id(eos))]
+    )
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding()
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": eos}}))
+    return tokenizer
+
+
+@pytest.fixture
+def byte_level(tmp_path):
+    """The folder of a byte-level BPE, as GPT-2's and Llama 3's."""
+    _train(
+        tmp_path / "bpe",
+        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
+        tokenizers.decoders.ByteLevel(),
+        tokenizers.models.BPE(),
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=300, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        ),
+        "<eod>",
+    )
+    return tmp_path / "bpe"
+
+
+def test_a_tokenizer_of_hugging_faces_adds_and_reads_no_special_token(byte_level):
+    tokenizer = load_tokenizer(f"hf:{byte_level}")
+    assert tokenizer.eot_id == tokenizer.vocab_size - 1
+    texts = ["the cat", "", "naïve 🦙\n", "<eod> is text", "long enough to be truncated to four"]
+    found = tokenizer.encode_batch(texts)
+    for text, tokens in zip(texts, found, strict=True):
+        assert tokenizer.decode(tokens.tolist()) == text
+        assert b"".join(tokenizer.decode_bytes([t]) for t in tokens.tolist()).decode() == text
+        assert tokenizer.eot_id not in tokens
+    assert tokenizer.decode([tokenizer.eot_id]) == "<eod>"
+    assert len(tokenizer.encode_batch(["\ud800 x"])[0]) > 1
+
+
+def test_a_sentence_piece_tokenizer_streams_spaces_and_bytes(tmp_path):
+    _train(
+        tmp_path / "unigram",
+        tokenizers.pre_tokenizers.Metaspace(),
+        tokenizers.decoders.Metaspace(),
+        tokenizers.models.Unigram(),
+        tokenizers.trainers.UnigramTrainer(vocab_size=60, special_tokens=["<unk>", "<0xF0>"]),
+        "</s>",
+    )
+    tokenizer = load_tokenizer(f"hf:{tmp_path / 'unigram' / 'tokenizer.json'}")
+    (tokens,) = tokenizer.encode_batch(["the cat sat"])
+    assert tokenizer.decode_bytes(tokens.tolist()) == b" the cat sat"
+    assert tokenizer.decode_bytes([tokenizer._tokenizer.token_to_id("<0xF0>")]) == b"\xf0"
+
+
+def test_its_vocabulary_is_counted_by_the_largest_id(byte_level, tiny):
+    content = json.loads((byte_level / "tokenizer.json").read_text())
+    content["added_tokens"].append(content["added_tokens"][0] | {"id": 511, "content": "<far>"})
+    (byte_level / "tokenizer.json").write_text(json.dumps(content))
+    name = f"hf:{byte_level}"
+    assert load_tokenizer(name).vocab_size == vocab_size(name) == 512
+    assert tiny(f"data.tokenizer={name}", "model.vocab_multiple=100").padded_vocab_size == 600
+
+
+def test_missing_and_damaged_tokenizers_are_named(byte_level, monkeypatch):
+    with pytest.raises(FileNotFoundError, match=r"hf:/nowhere: there is no folder /nowhere"):
+        load_tokenizer("hf:/nowhere")
+    (byte_level / "tokenizer_config.json").unlink()
+    with pytest.raises(ValueError, match=r"names no end-of-document token: set eos_token"):
+        load_tokenizer(f"hf:{byte_level}")
+    (byte_level / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged, or no tokenizer's file"):
+        load_tokenizer(f"hf:{byte_level.parent}/./bpe")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"hf:no/such-model: no such folder, and not to be had"):
+        load_tokenizer("hf:no/such-model")
 
 
 def test_unknown_tokenizer_is_named():

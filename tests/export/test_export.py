@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+import tokenizers
 import torch
 from conftest import set_arguments
 from safetensors.torch import load_file
@@ -156,6 +157,33 @@ def test_gpt2_recipe(tiny, gpt2_cache, tmp_path):
     assert load_pretrained(tmp_path / "out").tokenizer.name == "gpt2"
     (result,) = pipeline("text-generation", str(tmp_path / "out"))("hello", max_new_tokens=2)
     assert result["generated_text"].startswith("hello")
+
+
+def test_a_tokenizer_of_hugging_faces_goes_with_the_export(tiny, tmp_path):
+    own = tokenizers.Tokenizer(tokenizers.models.BPE())
+    own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    own.train_from_iterator(["x"], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet))
+    own.add_special_tokens(["<eod>"])
+    own.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<eod> $A", special_tokens=[("<eod>", own.token_to_id("<eod>"))]
+    )
+    (tmp_path / "tokenizer").mkdir()
+    own.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    config = tmp_path / "tokenizer" / "tokenizer_config.json"
+    config.write_text('{"eos_token": "<eod>"}')
+    path = _checkpoint(tiny(f"data.tokenizer=hf:{tmp_path / 'tokenizer'}"))
+    export(path, tmp_path / "out", "fp32")
+    shutil.rmtree(tmp_path / "tokenizer")
+    (tmp_path / "out").rename(tmp_path / "moved")
+
+    stock = AutoTokenizer.from_pretrained(tmp_path / "moved")
+    ours = load_pretrained(tmp_path / "moved").tokenizer
+    assert stock("a cat")["input_ids"] == ours.encode_batch(["a cat"])[0].tolist()
+    assert stock.eos_token_id == ours.eot_id == own.token_to_id("<eod>")
+    import_export(tmp_path / "moved", tmp_path / "run")
+    assert load_pretrained(tmp_path / "run").tokenizer.identity == ours.identity
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def _add_loader_parser(names: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--corpus", default="sample", help="name in data/, or a YAML file")
     parser.add_argument("--files", nargs="*", help="globs that replace the corpus's files")
-    parser.add_argument("--tokenizer", default="bytes", choices=("gpt2", "bytes"))
+    parser.add_argument("--tokenizer", default="bytes", help="gpt2, bytes or hf:ID_OR_PATH")
     parser.add_argument("--num-workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--num-ranks", type=positive_int, default=1, help="training processes")
     parser.add_argument("--context-length", type=positive_int, default=2048, help="tokens")

@@ -18,13 +18,22 @@ def add_analyze_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "analyze",
         help="which neurons fire on real text: statistics and traces",
-        description="Runs held-out text through a model and writes statistics.json and traces.npz.",
+        description="Runs held-out text through a model and writes statistics.json, and the "
+        "patterns of its first tokens as traces.npz.",
     )
     parser.add_argument("source", type=Path, metavar="CHECKPOINT", help="or run, exported folder")
     parser.add_argument(
         "--data", nargs="+", metavar="GLOB", help="Parquet or JSONL (default: the recipe's corpus)"
     )
-    parser.add_argument("--tokens", type=positive_int, default=16_384, help="in whole sequences")
+    parser.add_argument(
+        "--tokens", type=positive_int, default=2**20, help="counted (default: 1,048,576)"
+    )
+    parser.add_argument(
+        "--trace-tokens",
+        type=positive_int,
+        default=16_384,
+        help="whose patterns are kept, the first ones (default: 16,384)",
+    )
     parser.add_argument("--micro-batch-size", type=positive_int, default=4, help="sequences")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: analysis/ in the checkpoint's folder"
@@ -47,7 +56,7 @@ def _analyze(options: argparse.Namespace) -> None:
     pretrained = load_pretrained(path, device, default_dtype(device))
     corpus = held_out_corpus(pretrained.recipe, options.data)
     statistics, traces, ids_BT = analyze(
-        pretrained, corpus, options.tokens, options.micro_batch_size
+        pretrained, corpus, options.tokens, options.micro_batch_size, options.trace_tokens
     )
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / STATISTICS_FILE, json.dumps(statistics, indent=1) + "\n")

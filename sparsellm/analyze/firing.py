@@ -1,11 +1,11 @@
-"""Runs real text through a model and records every layer's pattern."""
+"""Runs real text through a model: counts every layer's pattern, and keeps the first as traces."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparsellm.analyze.summary import layer_statistics, token_extremes
+from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, index_dtype
 from sparsellm.data import load_corpora, load_corpus, validation_batches
 from sparsellm.data.corpus import Corpus
@@ -24,30 +24,57 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs.pretrained import Pretrained
 
 SHOWN_TOKENS = 32  # of each end
-MIN_OCCURRENCES = 8
+# Rarer tokens are left out of the extremes: the paper's filter, one in 2¹⁴, and of short texts too.
+RAREST_TOKEN, MIN_OCCURRENCES = 2**14, 8
+
+
+class Analysis(NamedTuple):
+    """What `analyze` found."""
+
+    statistics: dict[str, Any]  # ready for JSON
+    traces: list[Trace]  # of the first tokens, a layer each
+    ids_BT: NDArray[np.int64]  # of the traces' rows
 
 
 def analyze(
-    pretrained: Pretrained, corpus: Corpus, num_tokens: int, micro_batch_size: int
-) -> tuple[dict[str, Any], list[Trace], NDArray[np.int64]]:
-    """Statistics of all layers, ready for JSON, and the traces and ids that they come from.
+    pretrained: Pretrained,
+    corpus: Corpus,
+    num_tokens: int,
+    micro_batch_size: int,
+    trace_tokens: int,
+) -> Analysis:
+    """Counts what fires over ``num_tokens``, and keeps the patterns of the first ``trace_tokens``.
+
+    Both are in whole sequences. Memory does not grow with ``num_tokens``.
 
     Raises:
         ValueError: the corpus has less than one sequence of held-out text.
     """
-    shape = pretrained.recipe.model
+    recipe, device = pretrained.recipe, pretrained.model.device
+    shape = recipe.model
+    layers = [
+        LayerTally(shape.intermediate_size, shape.context_length, device)
+        for _ in range(shape.num_hidden_layers)
+    ]
+    by_token = TokenTally(recipe.padded_vocab_size, device)
+    tracer = Tracer(shape.num_hidden_layers, shape.intermediate_size, trace_tokens)
     batches = held_out_tokens(pretrained, corpus, num_tokens, micro_batch_size)
-    traces, token_M = record(pretrained, batches)
-    mean_nnz_M = np.mean([trace.count_M for trace in traces], axis=0)
-    extremes = token_extremes(mean_nnz_M, token_M, SHOWN_TOKENS, MIN_OCCURRENCES)
+    tokens = 0
+    for token_BT, patterns in fired(pretrained, batches):
+        nnz = [tally.update(active) for tally, active in zip(layers, patterns, strict=True)]
+        token_M = token_BT.reshape(-1)
+        by_token.update(token_M.to(device), torch.stack(nnz).double().mean(0))
+        tracer.update(token_M, patterns)
+        tokens += len(token_M)
+    extremes = by_token.extremes(SHOWN_TOKENS, max(tokens // RAREST_TOKEN, MIN_OCCURRENCES))
     statistics = {
         "checkpoint": str(pretrained.path),
         "step": pretrained.trainer.get("step"),
         "corpus": corpus.name,
-        "tokens": len(token_M),
+        "tokens": tokens,
         "context_length": shape.context_length,
         "intermediate_size": shape.intermediate_size,
-        "layers": [layer_statistics(trace, shape.context_length) for trace in traces],
+        "layers": [tally.statistics() for tally in layers],
         "tokens_by_nnz": {
             end: [
                 {
@@ -61,7 +88,8 @@ def analyze(
             for end, found in zip(("lowest", "highest"), extremes, strict=True)
         },
     }
-    return statistics, traces, token_M.reshape(-1, shape.context_length)
+    traces, token_M = tracer.traces()
+    return Analysis(statistics, traces, token_M.reshape(-1, shape.context_length))
 
 
 def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
@@ -103,32 +131,46 @@ def held_out_tokens(
 
 
 @torch.no_grad()
-def record(
+def fired(
     pretrained: Pretrained, batches: Iterator[Tensor]
-) -> tuple[list[Trace], NDArray[np.int64]]:
-    """The traces of all layers, and the token of each of their rows."""
+) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Each batch's token ids (B, T) and the pattern of every layer: active_MN, bool."""
     model = pretrained.model
-    neurons = pretrained.recipe.model.intermediate_size
     ffns = [layer.mlp for layer in model.model.layers]
-    counts: list[list[NDArray]] = [[] for _ in ffns]
-    indices: list[list[NDArray]] = [[] for _ in ffns]
-    tokens = []
-
-    def keep(layer: int, active_MN: Tensor) -> None:
-        dtype = index_dtype(neurons)
-        counts[layer].append(active_MN.sum(1).cpu().numpy().astype(dtype))
-        # `nonzero` lists row by row, columns ascending.
-        indices[layer].append(active_MN.nonzero()[:, 1].cpu().numpy().astype(dtype))
-
-    with _patterns(ffns, keep):
+    patterns: dict[int, Tensor] = {}
+    with _patterns(ffns, patterns.__setitem__):
         for batch_BT in batches:
-            tokens.append(batch_BT.numpy().reshape(-1))
             model.model(batch_BT.to(model.device), use_cache=False)
-    traces = [
-        Trace(np.concatenate(count), np.concatenate(index), neurons)
-        for count, index in zip(counts, indices, strict=True)
-    ]
-    return traces, np.concatenate(tokens)
+            yield batch_BT, [patterns[layer] for layer in range(len(ffns))]
+
+
+class Tracer:
+    """Keeps the patterns of the first tokens, in whole sequences of their batches."""
+
+    def __init__(self, num_layers: int, num_neurons: int, num_tokens: int) -> None:
+        self._num_neurons, self._num_tokens = num_neurons, num_tokens
+        self._counts: list[list[NDArray]] = [[] for _ in range(num_layers)]
+        self._indices: list[list[NDArray]] = [[] for _ in range(num_layers)]
+        self._tokens: list[NDArray] = []
+
+    def update(self, token_M: Tensor, patterns: list[Tensor]) -> None:
+        """Adds a batch, if there are too few tokens yet."""
+        if sum(map(len, self._tokens)) >= self._num_tokens:
+            return
+        self._tokens.append(token_M.numpy())
+        dtype = index_dtype(self._num_neurons)
+        for layer, active_MN in enumerate(patterns):
+            self._counts[layer].append(active_MN.sum(1).cpu().numpy().astype(dtype))
+            # `nonzero` lists row by row, columns ascending.
+            self._indices[layer].append(active_MN.nonzero()[:, 1].cpu().numpy().astype(dtype))
+
+    def traces(self) -> tuple[list[Trace], NDArray[np.int64]]:
+        """The traces of all layers, and the token of each of their rows."""
+        traces = [
+            Trace(np.concatenate(count), np.concatenate(index), self._num_neurons)
+            for count, index in zip(self._counts, self._indices, strict=True)
+        ]
+        return traces, np.concatenate(self._tokens)
 
 
 @contextmanager

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsellm.analyze import summary
-from sparsellm.analyze.firing import held_out_corpus, record
+from sparsellm.analyze.firing import analyze, fired, held_out_corpus
+from sparsellm.analyze.summary import mean_union
+from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, load_ids, load_traces, save_traces
 from sparsellm.cli import main
 from sparsellm.runs.pretrained import load_pretrained
@@ -28,12 +29,25 @@ def _trace(active_MN: np.ndarray) -> Trace:
     )
 
 
+CPU = torch.device("cpu")
+
+
+def _statistics(active_MN: np.ndarray, context_length: int, batches: list[int]) -> dict:
+    """In batches of so many sequences, the last of which takes what is left."""
+    tally = LayerTally(active_MN.shape[1], context_length, CPU)
+    cuts = np.cumsum([size * context_length for size in batches])
+    for part in np.split(active_MN, cuts):
+        if len(part):
+            assert tally.update(torch.from_numpy(part)).tolist() == part.sum(1).tolist()
+    return tally.statistics()
+
+
 @given(st.integers(1, 200), st.integers(1, 600), st.floats(0, 1), st.integers(0, 2**32 - 1))
 def test_statistics_equal_brute_force(tokens, neurons, density, seed):
     rng = np.random.default_rng(seed)
     active = rng.random((tokens, neurons)) < density * rng.random(neurons)
-    trace = _trace(active)
-    found = summary.layer_statistics(trace, context_length=tokens)
+    context = rng.choice([d for d in range(1, tokens + 1) if tokens % d == 0])
+    found = _statistics(active, context, rng.integers(1, 4, 3).tolist())
     count = active.sum(1)
     assert found["nnz_mean"] == pytest.approx(count.mean())
     assert found["nnz_max"] == count.max()
@@ -47,34 +61,39 @@ def test_statistics_equal_brute_force(tokens, neurons, density, seed):
     for size in (64, 128, 256):
         blocks = [active[i : i + size].any(0).sum() for i in range(0, tokens, size)]
         assert found["union"][str(size)] == pytest.approx(np.mean(blocks))
+        assert mean_union(_trace(active), size) == pytest.approx(np.mean(blocks))
     popular = np.sort(active.sum(0))[::-1]
     for top in (128, 256, 512, 1024):
         expected = popular[:top].sum() / max(popular.sum(), 1)
         assert found["hot_share"][str(top)] == pytest.approx(expected)
     assert found["never_fired_fraction"] == pytest.approx((~active.any(0)).mean())
-    assert found["nnz_by_position"][0] == count[0]
+    assert found["nnz_by_position"][0] == pytest.approx(count[::context].mean())
 
 
 def test_figures_of_a_real_model(test_data):
     traces = load_traces(test_data / "traces" / "pilot_nnz16-44.npz", 5632)
-    found = [summary.layer_statistics(trace, 2048) for trace in traces]
+    found = []
+    for trace in (traces[0], traces[5]):
+        active_MN = np.zeros((trace.num_tokens, trace.num_neurons), dtype=bool)
+        active_MN[trace.rows, trace.index] = True
+        found.append(_statistics(active_MN, 2048, [3, 1]))
     # Mean, median, p99, max, rows over 128, most in a tile, unions, shares: as published with it.
     first = found[0]
     assert [round(first["nnz_mean"], 1), first["nnz_p50"], first["nnz_p99"]] == [26.2, 12, 125]
     assert [first["nnz_max"], first["heavy_rows"], first["tile_max"]] == [5606, 157, 256]
     assert [round(x) for x in first["union"].values()] == [777, 1190, 1733]
     assert [round(100 * x) for x in first["hot_share"].values()] == [22, 33, 47, 64]
-    last = found[5]
+    last = found[1]
     assert [round(last["nnz_mean"], 1), last["heavy_rows"], last["tile_max"]] == [44.4, 1198, 51]
     assert round(100 * last["never_fired_fraction"]) == 7
     assert 900 <= first["nnz_by_position"][0] <= 5632  # the first tokens fire far more
 
 
 def test_token_extremes_leave_out_what_is_rare():
-    tokens = np.array([1, 1, 2, 2, 3, 4, 4])
-    lowest, highest = summary.token_extremes(
-        np.array([5.0, 7, 1, 1, 99, 10, 20]), tokens, num=2, min_count=2
-    )
+    tally = TokenTally(10, CPU)
+    tally.update(torch.tensor([1, 1, 2]), torch.tensor([5.0, 7, 1]))
+    tally.update(torch.tensor([2, 3, 4, 4]), torch.tensor([1.0, 99, 10, 20]))
+    lowest, highest = tally.extremes(num=2, min_count=2)
     assert lowest == [(2, 1.0, 2), (1, 6.0, 2)]
     assert highest == [(4, 15.0, 2), (1, 6.0, 2)]
 
@@ -91,9 +110,10 @@ def checkpoint(tiny):
 def test_traces_equal_the_statistics_of_the_model(checkpoint):
     pretrained = load_pretrained(checkpoint)
     tokens = torch.randint(257, (3, 32))
-    traces, token_M = record(pretrained, iter([tokens[:2], tokens[2:]]))
-    assert token_M.tolist() == tokens.flatten().tolist()
-    for layer, trace in enumerate(traces):
+    batches = list(fired(pretrained, iter([tokens[:2], tokens[2:]])))
+    assert torch.cat([batch_BT for batch_BT, _ in batches]).tolist() == tokens.tolist()
+    for layer in range(2):
+        active_MN = torch.cat([patterns[layer] for _, patterns in batches])
         seen = []
         block = pretrained.model.model.layers[layer]
         original = block.forward
@@ -107,9 +127,8 @@ def test_traces_equal_the_statistics_of_the_model(checkpoint):
         with torch.no_grad():
             pretrained.model.model(tokens, use_cache=False)
         block.forward = original
-        assert trace.count_M.tolist() == seen[0].nnz_M.tolist()
-        fired = np.bincount(trace.index, minlength=trace.num_neurons)
-        assert fired.tolist() == seen[0].fired_N.tolist()
+        assert active_MN.sum(1).tolist() == seen[0].nnz_M.tolist()
+        assert active_MN.sum(0).tolist() == seen[0].fired_N.tolist()
 
 
 def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
@@ -127,6 +146,18 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert (ids_BT == common["id"]).sum() == common["occurrences"]
     mean = [float(trace.count_M.mean()) for trace in traces]
     assert mean == pytest.approx([layer["nnz_mean"] for layer in found["layers"]])
+
+
+def test_what_is_counted_and_what_is_kept_are_asked_for_apart(checkpoint):
+    pretrained = load_pretrained(checkpoint)
+    corpus = held_out_corpus(pretrained.recipe, None)
+    found = analyze(pretrained, corpus, 512, 4, trace_tokens=128)
+    whole = analyze(pretrained, corpus, 512, 2, trace_tokens=512)
+    assert found.statistics == whole.statistics  # whatever the batch, whatever is kept
+    assert (found.ids_BT.shape, whole.ids_BT.shape) == ((4, 32), (16, 32))
+    for some, every in zip(found.traces, whole.traces, strict=True):
+        assert some.num_tokens == 128
+        assert some.index.tolist() == every.index[: len(some.index)].tolist()
 
 
 def test_a_file_as_out_is_refused_before_anything_is_loaded(checkpoint, capsys):

@@ -1,0 +1,141 @@
+"""Counts patterns batch by batch: a million tokens need no more memory than one batch of them.
+
+Shapes: M tokens of a batch, in order; N neurons; T context_length; V token ids.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsellm.runs.records import position_bucket_starts
+
+TILE_NEURONS = 256  # the gate GEMM's column tile (cuda/common/union.cuh)
+HEAVY_ROW = 128  # the hybrid format's usual ELL width (paper, hybrid format)
+UNION_TOKENS = (64, 128, 256)  # each divides the last
+HOT_NEURONS = (128, 256, 512, 1024)
+
+
+class LayerTally:
+    """Everything that is stored of a layer.
+
+    Args:
+        num_neurons: N.
+        context_length: T; batches are whole sequences.
+        device: where patterns are and counters live.
+    """
+
+    def __init__(self, num_neurons: int, context_length: int, device: torch.device) -> None:
+        def zeros(size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int64, device=device)
+
+        self._histogram_C = zeros(num_neurons + 1)
+        self._activity_N = zeros(num_neurons)
+        self._nnz_T = zeros(context_length)
+        self._tile_max = zeros(1)
+        self._union_sums = {tokens: zeros(1) for tokens in UNION_TOKENS}
+        self._tokens = 0
+        # Rows that do not fill the largest block yet.
+        self._rest = torch.zeros(0, num_neurons, dtype=torch.bool, device=device)
+
+    def update(self, active_MN: Tensor) -> Tensor:
+        """Counts a batch; returns its non-zeros a token, (M,) int64."""
+        nnz_M = active_MN.sum(1)
+        self._histogram_C += torch.bincount(nnz_M, minlength=len(self._histogram_C))
+        self._activity_N += active_MN.sum(0)
+        self._nnz_T += nnz_M.view(-1, len(self._nnz_T)).sum(0)
+        missing = -active_MN.shape[1] % TILE_NEURONS
+        tiles = torch.nn.functional.pad(active_MN, (0, missing)).unflatten(1, (-1, TILE_NEURONS))
+        self._tile_max = torch.maximum(self._tile_max, tiles.sum(2).max())
+        self._tokens += len(active_MN)
+        rows = torch.cat([self._rest, active_MN])
+        whole = len(rows) // UNION_TOKENS[-1] * UNION_TOKENS[-1]
+        self._add_unions(rows[:whole])
+        self._rest = rows[whole:].clone()
+        return nnz_M
+
+    def _add_unions(self, rows: Tensor) -> None:
+        for tokens in UNION_TOKENS:
+            blocks, left = divmod(len(rows), tokens)
+            whole = rows[: blocks * tokens].reshape(blocks, tokens, -1)
+            self._union_sums[tokens] += whole.any(1).sum()
+            if left:
+                self._union_sums[tokens] += rows[-left:].any(0).sum()
+
+    def statistics(self) -> dict[str, Any]:
+        """Ready for JSON; nothing may be added afterwards."""
+        self._add_unions(self._rest)
+        self._rest = self._rest[:0]
+        counts_C = torch.arange(len(self._histogram_C), device=self._histogram_C.device)
+        nnz = (self._histogram_C * counts_C).sum()
+        cumulative_C = self._histogram_C.cumsum(0)
+        mean_T = (self._nnz_T.double() / (self._tokens / len(self._nnz_T))).tolist()
+        edges = [*position_bucket_starts(len(mean_T)), len(mean_T)]
+        popular_N = self._activity_N.sort(descending=True).values
+        return {
+            "nnz_mean": int(nnz) / self._tokens,
+            "nnz_p50": self._percentile(cumulative_C, 50),
+            "nnz_p99": self._percentile(cumulative_C, 99),
+            "nnz_max": int(self._histogram_C.nonzero().max()),
+            "heavy_rows": int(self._histogram_C[HEAVY_ROW + 1 :].sum()),
+            "tile_max": int(self._tile_max),
+            "never_fired_fraction": float((self._activity_N == 0).double().mean()),
+            "union": {
+                str(tokens): int(total) / -(-self._tokens // tokens)
+                for tokens, total in self._union_sums.items()
+            },
+            "hot_share": {
+                str(top): int(popular_N[:top].sum()) / max(int(nnz), 1) for top in HOT_NEURONS
+            },
+            "nnz_by_position": [
+                sum(mean_T[a:b]) / (b - a) for a, b in itertools.pairwise(edges) if b > a
+            ],
+        }
+
+    def _percentile(self, cumulative_C: Tensor, percent: int) -> int:
+        """The smallest count that at least ``percent`` of the tokens do not exceed."""
+        rank = (self._tokens * percent + 99) // 100
+        return int((cumulative_C < rank).sum())
+
+
+class TokenTally:
+    """Mean non-zeros of each token id, over layers and occurrences.
+
+    Args:
+        vocab_size: V.
+        device: where the counters live.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._nnz_V = torch.zeros(vocab_size, dtype=torch.float64, device=device)
+        self._occurrences_V = torch.zeros(vocab_size, dtype=torch.int64, device=device)
+
+    def update(self, token_M: Tensor, nnz_M: Tensor) -> None:
+        """Counts a batch: its ids, and non-zeros as means over layers."""
+        self._nnz_V.index_add_(0, token_M, nnz_M.double())
+        self._occurrences_V.index_add_(0, token_M, torch.ones_like(token_M))
+
+    def extremes(self, num: int, min_count: int) -> tuple[list[tuple[int, float, int]], ...]:
+        """The ids with the fewest and with the most non-zeros on average.
+
+        Args:
+            num: how many of each end.
+            min_count: rarer ones are left out: their mean is noise.
+
+        Returns:
+            Lowest and highest, as (token id, mean non-zeros, occurrences), most extreme first.
+        """
+        common = (self._occurrences_V >= max(min_count, 1)).nonzero()[:, 0]
+        mean = self._nnz_V[common] / self._occurrences_V[common]
+        order = common[mean.argsort(stable=True)]
+
+        def entries(ids: Tensor) -> list[tuple[int, float, int]]:
+            found = self._nnz_V[ids] / self._occurrences_V[ids]
+            return list(
+                zip(ids.tolist(), found.tolist(), self._occurrences_V[ids].tolist(), strict=True)
+            )
+
+        return entries(order[:num]), entries(order.flip(0)[:num])

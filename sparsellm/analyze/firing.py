@@ -88,8 +88,8 @@ def analyze(
             for end, found in zip(("lowest", "highest"), extremes, strict=True)
         },
     }
-    traces, token_M = tracer.traces()
-    return Analysis(statistics, traces, token_M.reshape(-1, shape.context_length))
+    traces, ids_M = tracer.traces()
+    return Analysis(statistics, traces, ids_M.reshape(-1, shape.context_length))
 
 
 def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:

@@ -60,7 +60,7 @@ class LayerTally:
     def _add_unions(self, rows: Tensor) -> None:
         for tokens in UNION_TOKENS:
             blocks, left = divmod(len(rows), tokens)
-            whole = rows[: blocks * tokens].reshape(blocks, tokens, -1)
+            whole = rows[: blocks * tokens].reshape(blocks, tokens, rows.shape[1])
             self._union_sums[tokens] += whole.any(1).sum()
             if left:
                 self._union_sums[tokens] += rows[-left:].any(0).sum()

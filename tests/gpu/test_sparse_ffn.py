@@ -39,7 +39,9 @@ def expected(x_MK: Tensor, w: FFNWeights) -> Tensor:
     linear = torch.nn.functional.linear
     gate_MN = linear(x_MK.double(), first, b_first).bfloat16().double()
     gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
-    h_MN = gate_MN if w.gate_NK is None else gate_MN * linear(x_MK.double(), wide[1], wide[4])
+    up_MN = linear(x_MK.double(), wide[1], wide[4])
+    up_MN = torch.relu(up_MN) if w.relu_up else up_MN
+    h_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
     return linear(h_MN, wide[2], wide[5])
 
 
@@ -131,7 +133,7 @@ def test_nan_reaches_the_output_and_no_other_row(m, gated):
     x_MK, w = problem(m, 256, 520, random.Random(7))
     w = w._replace(threshold=0.0, b_gate_N=None, b_up_N=None)
     if not gated:
-        w = w._replace(gate_NK=None)
+        w = w._replace(gate_NK=None, relu_up=False)
     x_MK[1, 5] = float("nan")
     found = operator(x_MK, w)
     assert found[1].isnan().all()

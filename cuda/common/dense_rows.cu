@@ -1,123 +1,88 @@
 // dense_rows: the FFN of the rows that a sparse format does not hold, by dense products; launched with
 // every call, and over at once where there are none (common/rows_gemm.cuh has how).
 //
-// Rows are worked off in rounds of as many as `h` has room for: first their activations, 128 rows × 64
-// neurons of gate and up at a time (128 neurons without a gate), then their product with W_downᵀ.
-// `first` are the weights whose product decides what fires, `second` the other ones, or null.
-#include "common/rows_gemm.cuh"
-#include "common/twell.cuh"
+// First a round's activations, then their product with W_downᵀ. Training keeps gate and up of the first
+// `backup` rows, and counts what fires, as hybrid_rows does for the other rows.
+#include "common/dense_rows.cuh"
 
 namespace {
-struct Weights {
-  const bf16 *first, *b_first, *second, *b_second;
-  float threshold;
-  bool relu_up;
+// What training keeps; null pointers at inference.
+struct Kept {
+  bf16 *gate, *up;  // [backup][n]; gate: null without one
+  uint32 backup;
+  float* l1;        // [row blocks of 128][tiles of neurons][8 warps], zeroed
+  uint32 *fired_N, *fired_bits;  // [token blocks][n / 32, rounded up]
+  uint64* union_sum;
 };
 
-struct Sizes {
-  int n, k;
-};
-
-// A round's rows.
-struct Round {
-  const uint32* list;
-  int rows, blocks;
-};
-
-// The matrix and neuron of a column of 128: of every 32, which are a warp's, 16 are of the first
-// matrix; the others of the second, or 16 neurons more of the first.
-struct Column {
-  bool second;
-  int neuron;
-};
-__device__ __forceinline__ Column column_of(int column, int first_neuron, bool gated) {
-  const bool later = column % 32 >= 16;
-  const int neuron = first_neuron + column / 32 * 16 + column % 16;
-  return gated ? Column{later, neuron} : Column{false, neuron + (later ? 64 : 0)};
-}
-
-__device__ __forceinline__ float add_bias(float sum, const bf16* bias, int neuron) {
-  return bias == nullptr ? sum : sum + bf16_low(bias[neuron]);
-}
-
-__device__ __forceinline__ uint32 multiply_pairs(uint32 a, uint32 b) {
-  return pack_bf16(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b));
-}
-
-__device__ void activations(GemmShared& shared, const Sizes& size, const Weights& w, const bf16* x,
-                            const Round& round, int tile, bf16* h) {
-  const bool gated = w.second != nullptr;
-  const int first_row = tile % round.blocks * gemm_tile;
-  const int first_neuron = tile / round.blocks * (gated ? 64 : 128);
-  const Along rows(x, size.k, [&](int line) -> const bf16* {
-    const int row = first_row + line;
-    return row < round.rows ? x + static_cast<uint64>(round.list[row]) * size.k : nullptr;
-  });
-  const Along weights(w.first, size.k, [&](int line) -> const bf16* {
-    const Column own = column_of(line, first_neuron, gated);
-    if (own.neuron >= size.n) return nullptr;
-    return (own.second ? w.second : w.first) + static_cast<uint64>(own.neuron) * size.k;
-  });
-  GemmSums d = {};
-  multiply<false, false>(shared, size.k, rows, weights, d);
-
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = first_row + warp_row() + 16 * i + lane / 4 + 8 * half;
-      if (row >= round.rows) continue;
-      bf16* out = h + static_cast<uint64>(row) * size.n;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const Column own = column_of(warp_column() + 8 * j + lane % 4 * 2, first_neuron, gated);
-        if (own.second || own.neuron >= size.n) continue;
-        uint32 pair =
-            cut_pair(pack_bf16(add_bias(d[i][j][2 * half], w.b_first, own.neuron),
-                               add_bias(d[i][j][2 * half + 1], w.b_first, own.neuron + 1)),
-                     w.threshold);
-        if (gated) {
-          const uint32 up =
-              pack_bf16(add_bias(d[i][(j + 2) % 4][2 * half], w.b_second, own.neuron),
-                        add_bias(d[i][(j + 2) % 4][2 * half + 1], w.b_second, own.neuron + 1));
-          pair = multiply_pairs(pair, w.relu_up ? relu_bf16(up) : up);
-        }
-        *reinterpret_cast<uint32*>(out + own.neuron) = pair;
-      }
+__device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w, const bf16* x,
+                         const Round& round, int tile, bf16* h, const Kept& kept) {
+  float l1 = 0.0f;
+  uint32 fired[4] = {};  // rows of this lane that fire a pair's first neuron; in the high half, second
+  int neurons[4] = {-1, -1, -1, -1};
+  const int lane = threadIdx.x % 32, bit_words = (size.n + 31) / 32;
+  activations(shared, size, w, x, round, tile, [&](int row, int j, int neuron, uint32 gate,
+                                                           uint32 up) {
+    const bool there = row >= 0 && neuron >= 0;
+    const uint32 product = w.second == nullptr ? gate : multiply_pairs(gate, up);
+    if (there) *reinterpret_cast<uint32*>(h + static_cast<uint64>(row) * size.n + neuron) = product;
+    if (kept.l1 == nullptr) return;
+    l1 += fabsf(bf16_low(product)) + fabsf(bf16_high(product));
+    const uint32 slot = round.first + row;
+    if (there && slot < kept.backup) {
+      const uint64 at = static_cast<uint64>(slot) * size.n + neuron;
+      if (kept.gate != nullptr) *reinterpret_cast<uint32*>(kept.gate + at) = gate;
+      *reinterpret_cast<uint32*>(kept.up + at) = w.second == nullptr ? gate : up;
     }
+    // Who fires: a pair of neurons a lane, a row a quad.
+    const uint32 low = (gate & 0x7fffu) != 0, high = (gate & 0x7fff0000u) != 0;
+    fired[j] += low | high << 16;
+    neurons[j] = neuron;
+    uint32 bits = there ? (low | high << 1) << neuron % 32 : 0;
+    bits |= __shfl_xor_sync(~0u, bits, 1);
+    bits |= __shfl_xor_sync(~0u, bits, 2);
+    if (lane % 4 == 0 && there && bits != 0) {
+      uint32* word = kept.fired_bits +
+                     static_cast<uint64>(round.list[row] / block_tokens) * bit_words + neuron / 32;
+      const uint32 fresh = bits & ~atomicOr(word, bits);
+      if (fresh != 0) atomicAdd(kept.union_sum, static_cast<uint64>(__popc(fresh)));
+    }
+  });
+  if (kept.l1 == nullptr) return;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) fired[j] += __shfl_xor_sync(~0u, fired[j], step);
+    if (lane >= 4 || neurons[j] < 0) continue;
+    if ((fired[j] & 0xffffu) != 0) atomicAdd(kept.fired_N + neurons[j], fired[j] & 0xffffu);
+    if (fired[j] >> 16 != 0) atomicAdd(kept.fired_N + neurons[j] + 1, fired[j] >> 16);
   }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) l1 += __shfl_xor_sync(~0u, l1, step);
+  const int tiles = (size.n + tile_width(w.second != nullptr) - 1) / tile_width(w.second != nullptr);
+  const int block = round.first / gemm_tile + tile % round.blocks;
+  if (lane == 0) kept.l1[(block * tiles + tile / round.blocks) * 8 + threadIdx.x / 32] = l1;
 }
 
 __device__ void down(GemmShared& shared, const Sizes& size, const bf16* w, const bf16* bias,
-                     const Round& round, int tile, const bf16* h, bf16* y) {
+                     const Round& round, int tile, const bf16* h, const int* token, bf16* y) {
   const int first_row = tile % round.blocks * gemm_tile;
   const int first_column = tile / round.blocks * gemm_tile;
   const Along rows(h, size.n, [&](int line) -> const bf16* {
     const int row = first_row + line;
     return row < round.rows ? h + static_cast<uint64>(row) * size.n : nullptr;
   });
-  const Across weights{w, nullptr, size.n, size.k, first_column};
+  const Across weights{w, nullptr, nullptr, size.n, size.k, first_column};
   GemmSums d = {};
   multiply<false, true>(shared, size.n, rows, weights, d);
-
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = first_row + warp_row() + 16 * i + lane / 4 + 8 * half;
-      if (row >= round.rows) continue;
-      bf16* out = y + static_cast<uint64>(round.list[row]) * size.k;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = first_column + warp_column() + 8 * j + lane % 4 * 2;
-        if (column >= size.k) continue;
-        *reinterpret_cast<uint32*>(out + column) =
-            pack_biased(d[i][j][2 * half], d[i][j][2 * half + 1], bias, column, size.k);
-      }
-    }
-  }
+  each_pair(d, [&](int tile_row, int tile_column, float low, float high) {
+    const int row = first_row + tile_row, column = first_column + tile_column;
+    if (row >= round.rows || column >= size.k) return;
+    const uint32 own = round.list[row];
+    const uint64 to = token == nullptr ? own : token[own];
+    *reinterpret_cast<uint32*>(y + to * size.k + column) =
+        pack_biased(low, high, bias, column, size.k);
+  });
 }
 }  // namespace
 
@@ -125,29 +90,30 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 2)
     dense_rows(const bf16* x_MK, const bf16* first_NK, const bf16* b_first_N, const bf16* second_NK,
                const bf16* b_second_N, const bf16* down_NK, const bf16* b_down_K, float threshold,
                int relu_up, int n, int k, const uint32* list, uint32* control, int room, bf16* h,
-               bf16* y_MK) {
+               const int* token, bf16* y_MK, bf16* gate, bf16* up, int backup, float* l1,
+               uint32* fired_N, uint32* fired_bits, uint64* union_sum) {
   extern __shared__ __align__(128) unsigned char raw[];
   GemmShared& shared = *reinterpret_cast<GemmShared*>(raw);
   await_previous_kernel();
   const Sizes size{n, k};
   const Weights w{first_NK, b_first_N, second_NK, b_second_N, threshold, relu_up != 0};
+  const Kept kept{gate, up, static_cast<uint32>(backup), l1, fired_N, fired_bits, union_sum};
   const uint32 count = control[num_overflowed];
-  const uint32 neurons = second_NK == nullptr ? 128 : 64;
+  const uint32 neurons = tile_width(second_NK != nullptr);
   const uint32 first_tiles = (n + neurons - 1) / neurons;
   const uint32 second_tiles = (k + gemm_tile - 1) / gemm_tile;
   const uint32 whole = room / gemm_tile * (first_tiles + second_tiles);  // work of a full round
   while (count > 0) {
     const uint32 item = take_item(shared, control + next_item), number = item / whole;
     if (number * room >= count) break;
-    const int rows = min(static_cast<uint32>(room), count - number * room);
-    const Round round{list + number * room, rows, (rows + gemm_tile - 1) / gemm_tile};
+    const Round round(list, count, room, number);
     const uint32 before = number * whole, activated = before + round.blocks * first_tiles;
     if (item >= activated + round.blocks * second_tiles) break;
     await_items(control + items_done, item < activated ? before : activated);
     if (item < activated)
-      activations(shared, size, w, x_MK, round, item - before, h);
+      activate(shared, size, w, x_MK, round, item - before, h, kept);
     else
-      down(shared, size, down_NK, b_down_K, round, item - activated, h, y_MK);
+      down(shared, size, down_NK, b_down_K, round, item - activated, h, token, y_MK);
     finish_item(control + items_done);
   }
 }

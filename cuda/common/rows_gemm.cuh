@@ -130,10 +130,12 @@ struct Along {
   }
 };
 
-// Lines across: line `inner` of a row-major matrix, or the one that `list` names, from `column` on.
+// Lines across: line `inner` of a row-major matrix, or the one that `list` names, or `token` of that,
+// from `column` on.
 struct Across {
   const bf16* matrix;
   const uint32* list;  // or null
+  const int* token;    // or null
   int length, columns, column;
 
   __device__ __forceinline__ bool holds(int i, int step) const {
@@ -142,7 +144,8 @@ struct Across {
   __device__ __forceinline__ const bf16* at(int i, int step) const {
     if (!holds(i, step)) return matrix;
     const int inner = step * gemm_inner + own_line<true>(i);
-    const uint64 line = list == nullptr ? inner : list[inner];
+    uint64 line = list == nullptr ? inner : list[inner];
+    if (token != nullptr) line = token[line];
     return matrix + line * columns + column + own_chunk<true>() * 8;
   }
 };

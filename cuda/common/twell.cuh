@@ -20,6 +20,10 @@ __device__ __forceinline__ uint32 twell_word(uint32 value_high, uint32 neuron) {
 __device__ __forceinline__ float word_value(uint32 word) { return bf16_high(word); }
 __device__ __forceinline__ uint32 word_neuron(uint32 word) { return word & 0xffffu; }
 
+// What a tile that overflowed adds to the count of its row, when tiles are added up: more than any
+// count, and so little that 256 of it and all counts fit 32 bits.
+constexpr uint32 not_held = 1u << 17;
+
 // Relu of a pair of gates: what is not above the threshold, which is not negative, becomes +0; NaN
 // passes.
 __device__ __forceinline__ uint32 cut_pair(uint32 pair, float threshold) {

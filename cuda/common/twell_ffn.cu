@@ -10,8 +10,6 @@
 #include "common/walk.cuh"
 
 namespace {
-constexpr uint32 not_held = 1u << 17;  // more than any count, and 256 of it and all counts fit 32 bits
-
 struct Shared {
   List list;
   uint32 nonzeros[most_rows];  // of each row; plus `not_held` for each tile that overflowed
@@ -87,13 +85,6 @@ __device__ __forceinline__ void report(const Shared& shared, const Twell& twell,
     *observed = static_cast<uint32>(atomicAdd(nonzeros, 0ull) / m);
 }
 
-struct Down {
-  const bf16* weights;
-  __device__ __forceinline__ float operator()(uint32 factor) const {
-    return __uint_as_float(factor);
-  }
-};
-
 // h = gate * (up + bias), rounded as a dense model rounds both.
 __device__ __forceinline__ void multiply_by_gate(List& list, int total, const bf16* bias,
                                                  bool relu_up) {
@@ -122,14 +113,14 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   for (int row = 0; row < twell.rows;) {
     const int end = string_rows(shared, twell, row, w_up_NK != nullptr);
     const int rows = end - row;
-    const uint64 offset = static_cast<uint64>(first_row + row) * k;
+    const auto at = [&](int own) { return static_cast<uint64>(first_row + row + own); };
     if (w_up_NK != nullptr) {
-      dot_rows(shared.list, rows, x_MK + offset, w_up_NK, k);
+      dot_rows(shared.list, rows, x_MK, at, w_up_NK, k);
       __syncthreads();
       multiply_by_gate(shared.list, shared.list.first[rows], b_up_N, relu_up != 0);
       __syncthreads();
     }
-    sum_rows(shared.list, rows, b_down_K, k, y_MK + offset, Down{w_down_NK});
+    sum_rows(shared.list, rows, b_down_K, k, y_MK, at, FloatFactors{w_down_NK});
     __syncthreads();  // before the list is filled again
     row = end;
   }

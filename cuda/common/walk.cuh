@@ -99,10 +99,11 @@ __device__ __forceinline__ void dot_slice(Entry* entry, int entries, const uint4
   if (i < entries) dot<false, whole>(entry + i, x, w, row_length, columns, first_slice);
 }
 
-// `factor` of every entry ← x[its row] · w[its neuron], fp32. x: the first of `rows` rows. Who reads
-// the factors first calls __syncthreads.
-__device__ __forceinline__ void dot_rows(List& list, int rows, const bf16* x, const bf16* w,
-                                         int k) {
+// `factor` of every entry ← x[its row] · w[its neuron], fp32. `row_at(i)`: the row of x that is the
+// i-th of `rows`. Who reads the factors first calls __syncthreads.
+template <typename RowAt>
+__device__ __forceinline__ void dot_rows(List& list, int rows, const bf16* x, const RowAt& row_at,
+                                         const bf16* w, int k) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int total = list.first[rows], share = (total + walk_warps - 1) / walk_warps;
   const int to = min(total, (warp + 1) * share);
@@ -110,9 +111,10 @@ __device__ __forceinline__ void dot_rows(List& list, int rows, const bf16* x, co
   for (int at = warp * share; at < to;) {
     while (static_cast<int>(list.first[row + 1]) <= at) ++row;
     const int end = min(to, static_cast<int>(list.first[row + 1]));
+    const bf16* own_x = x + row_at(row) * k;
     for (int slice = 0; slice < k; slice += dot_columns) {
       const int column = slice + 8 * lane, columns = k - column;
-      const bf16* from = x + static_cast<uint64>(row) * k + column;
+      const bf16* from = own_x + column;
       uint4 own[dot_chunks];
 #pragma unroll
       for (int c = 0; c < dot_chunks; ++c) {
@@ -172,8 +174,15 @@ __device__ __forceinline__ void add_list(float (&sum)[sum_chunks][8], const Entr
 }
 
 // y[row] ← Σ over its entries of their factor, as `Source` reads it, times w[neuron], over all
-// sources; and bias (or null). y: the first of `rows` rows. A `Source` has `weights` (N, K) and turns
-// the bits of a factor into a float.
+// sources; and bias (or null). `row_at(i)`: the row of y that is the i-th of `rows`. A `Source` has
+// `weights` (N, K) and turns the bits of a factor into a float.
+struct FloatFactors {
+  const bf16* weights;
+  __device__ __forceinline__ float operator()(uint32 factor) const {
+    return __uint_as_float(factor);
+  }
+};
+
 template <bool whole, typename... Source>
 __device__ __forceinline__ void sum_row(const Entry* entry, int entries, const bf16* bias, int k,
                                         int column, bf16* y, const Source&... source) {
@@ -192,15 +201,15 @@ __device__ __forceinline__ void sum_row(const Entry* entry, int entries, const b
   }
 }
 
-template <typename... Source>
+template <typename RowAt, typename... Source>
 __device__ __forceinline__ void sum_rows(const List& list, int rows, const bf16* bias, int k,
-                                         bf16* y, const Source&... source) {
+                                         bf16* y, const RowAt& row_at, const Source&... source) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int slice = warp * sum_columns; slice < k; slice += walk_warps * sum_columns) {
     for (int row = 0; row < rows; ++row) {
       const uint32 from = list.first[row];
       const int entries = list.first[row + 1] - from;
-      bf16* to = y + static_cast<uint64>(row) * k;
+      bf16* to = y + row_at(row) * k;
       if (slice + sum_columns <= k)
         sum_row<true>(list.entry + from, entries, bias, k, slice + 8 * lane, to, source...);
       else

@@ -10,11 +10,13 @@ M tokens, K hidden_size, N intermediate_size, T tiles; weights as `nn.Linear` st
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.ffn.types import TILE_NEURONS
+from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS
 
 COMPRESSIONS = (2, 4, 8)
 
@@ -66,6 +68,79 @@ def unpack_twell(word: Tensor, num_neurons: int) -> tuple[Tensor, Tensor]:
 def twell_overflows(word: Tensor) -> Tensor:
     """(M,) bool: rows with a tile that holds more non-zeros than there are slots."""
     return (word[:, :, 0] >= word.shape[2]).any(1)
+
+
+class Hybrid(NamedTuple):
+    """An activation pattern as training keeps it, of x's rows; ``cuda/common/hybrid.cuh``.
+
+    A row lies in the ELL matrix where it has at most W non-zeros and no tile of TwELL overflowed,
+    else in the dense backup, as far as that goes: the first R of such rows are kept there.
+    """
+
+    word: Tensor  # (M, W) int32: gate and neuron of each non-zero, as in TwELL; without W_g h
+    count: Tensor  # (M,) int32: how many of a row's words are filled; 0 in the backup
+    heavy: Tensor  # (2 · blocks,) int32: bit r % 32 of word r / 32: row r is in the backup
+    row: Tensor  # (M,) int32: the rows of the backup, ascending; only so many are filled as
+    counted: Tensor  # (8,) int32: says its first number
+    up: Tensor  # (M, W), x W_u + b_u at the non-zeros; (0, W) without W_g
+    backup_gate: Tensor  # (R, N), dense; (0, N) without W_g
+    backup_up: Tensor  # (R, N); without W_g h
+    table: Tensor  # (blocks, N) uint8: rows of each 64 in the ELL matrix that fire a neuron
+
+    @property
+    def num_heavy(self) -> int:
+        """Rows that are not in the ELL matrix; waits for the GPU."""
+        return int(self.counted[0])
+
+
+def hybrid_of(
+    gate_MN: Tensor | None, up_MN: Tensor, width: int, backup_rows: int, compression: int
+) -> Hybrid:
+    """The hybrid format of a gate after its relu, and of up at its non-zeros.
+
+    Args:
+        gate_MN: None without a gate; the pattern is then that of ``up_MN``, after its relu.
+        up_MN: x W_u + b_u.
+        width: W, of the ELL matrix.
+        backup_rows: R.
+        compression: of the TwELL in between.
+    """
+    pattern_MN = up_MN if gate_MN is None else gate_MN
+    (m, n), device = pattern_MN.shape, up_MN.device
+    active_MN = pattern_MN != 0
+    heavy_M = twell_overflows(pack_twell(pattern_MN, compression)) | (active_MN.sum(1) > width)
+    blocks = -(-m // BLOCK_TOKENS)
+    light_MN = active_MN & ~heavy_M[:, None]
+    count = light_MN.sum(1)
+    order = (~light_MN).long().argsort(dim=1, stable=True)[:, :width]
+    order = F.pad(order, (0, width - order.shape[1]))
+    held = torch.arange(width, device=device) < count[:, None]
+    bits = pattern_MN.to(torch.bfloat16).view(torch.int16).long() << 16
+    word = torch.where(held, bits.gather(1, order) & 0xFFFF_0000 | order, 0)
+    heavy_rows = heavy_M.nonzero().flatten()
+    heavy = F.pad(heavy_M.long(), (0, blocks * BLOCK_TOKENS - m)).view(-1, 32)
+    row = F.pad(heavy_rows, (0, m - len(heavy_rows)))
+    counted = torch.zeros(8, dtype=torch.int32, device=device)
+    counted[0] = len(heavy_rows)
+    kept = heavy_rows[:backup_rows]
+
+    def backup(values_MN: Tensor) -> Tensor:
+        return F.pad(values_MN[kept], (0, 0, 0, backup_rows - len(kept)))
+
+    padded = F.pad(light_MN, (0, 0, 0, blocks * BLOCK_TOKENS - m))
+    return Hybrid(
+        word=_as_int32(word),
+        count=count.int(),
+        heavy=_as_int32((heavy << torch.arange(32, device=device)).sum(1)),
+        row=row.int(),
+        counted=counted,
+        up=torch.where(held, up_MN.gather(1, order), 0)
+        if gate_MN is not None
+        else up_MN[:0, :width],
+        backup_gate=up_MN[:0] if gate_MN is None else backup(gate_MN),
+        backup_up=backup(up_MN),
+        table=padded.view(blocks, BLOCK_TOKENS, n).sum(1).to(torch.uint8),
+    )
 
 
 def _as_int32(words: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +17,9 @@ from sparsellm.ffn.kernels.compile import launch_for, workers
 from sparsellm.ffn.types import TILE_NEURONS, FFNWeights
 
 # cuda/common/walk.cuh, rows_gemm.cuh
-_WALK_THREADS, _ROWS_EACH = 128, 4
-_GEMM_THREADS, _GEMM_ROWS, _GEMM_BLOCKS = 256, 128, 2
-_BACKUP_SHARE = 8  # rows that are computed densely at a time: M / 8, as the paper's dense backup
+WALK_THREADS, _ROWS_EACH = 128, 4
+GEMM_THREADS, GEMM_ROWS, _GEMM_BLOCKS = 256, 128, 2
+BACKUP_SHARE = 8  # rows that are computed densely at a time: M / 8, as the paper's dense backup
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def twell_ffn(  # noqa: PLR0917
         "twell_ffn",
         x_MK,
         -(-m // _ROWS_EACH),
-        _WALK_THREADS,
+        WALK_THREADS,
         *(x_MK, gate.word, np.int32(width), np.int32(tiles), np.int32(_ROWS_EACH)),
         *(second, b_second, down_NK, w.b_down_K, np.int32(m), np.int32(k), np.int32(w.relu_up)),
         *(gate.control, gate.overflowed, observed, y_MK),
@@ -91,20 +92,53 @@ def twell_ffn(  # noqa: PLR0917
     dense_rows(gate, x_MK, w, down_NK, y_MK)
 
 
-def dense_rows(gate: Twell, x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor) -> None:
-    """The rows of ``y`` that TwELL does not hold, however many; the host need not know."""
+class Kept(NamedTuple):
+    """What training keeps of the rows of `dense_rows`, and what they add to (`kernels.hybrid`)."""
+
+    gate: Tensor | None  # (R, N): of the first rows
+    up: Tensor  # (R, N)
+    token_M: Tensor | None  # (M,) int32: y is by token
+    fired_N: Tensor  # (N,) int32
+    fired_bits: Tensor  # (blocks, N / 32) int32
+    union_sum: Tensor  # () int64
+
+
+def dense_rows(  # noqa: PLR0917
+    gate: Twell,
+    x_MK: Tensor,
+    w: FFNWeights,
+    down_NK: Tensor,
+    y_MK: Tensor,
+    kept: Kept | None = None,
+) -> Tensor | None:
+    """The rows of ``y`` that TwELL does not hold, however many; the host need not know.
+
+    Returns:
+        With ``kept`` parts of Σ|h|, fp32, to be added up.
+    """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     gated = w.gate_NK is not None
     first, b_first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
     second, b_second = (w.up_NK, w.b_up_N) if gated else (None, None)
-    room = -(-m // (_BACKUP_SHARE * _GEMM_ROWS)) * _GEMM_ROWS
-    h = x_MK.new_empty(room, n)
+    room = -(-m // (BACKUP_SHARE * GEMM_ROWS)) * GEMM_ROWS
+    h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
+    if kept is not None:
+        tiles = -(-n // (64 if gated else 128))
+        l1 = torch.zeros(-(-m // GEMM_ROWS) * tiles * 8, device=x_MK.device)
+        backup_rows = len(kept.up)
     launch_for(
         "dense_rows",
         x_MK,
-        workers("dense_rows", x_MK, -(-n // 64) * -(-m // _GEMM_ROWS), _GEMM_BLOCKS),
-        _GEMM_THREADS,
+        workers("dense_rows", x_MK, -(-n // 64) * -(-m // GEMM_ROWS), _GEMM_BLOCKS),
+        GEMM_THREADS,
         *(x_MK, first, b_first, second, b_second, down_NK, w.b_down_K),
         *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(n), np.int32(k)),
-        *(gate.overflowed, gate.control, np.int32(room), h, y_MK),
+        *(gate.overflowed, gate.control, np.int32(room), h),
+        *(None if kept is None else kept.token_M, y_MK),
+        *(_NOTHING_KEPT if kept is None else (kept.gate, kept.up, np.int32(backup_rows), l1)),
+        *((None,) * 3 if kept is None else (kept.fired_N, kept.fired_bits, kept.union_sum)),
     )
+    return l1
+
+
+_NOTHING_KEPT = (None, None, np.int32(0), None)

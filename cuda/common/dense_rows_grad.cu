@@ -1,0 +1,196 @@
+// dense_rows_grad: the backward pass of the rows in the dense backup, and of those that it had no room
+// for (common/hybrid.cuh), by dense products (common/rows_gemm.cuh has how); after the gradients of the
+// ELL rows, to which it adds the weights' and biases'.
+//
+// A round goes through four phases: gate and up of rows that were not kept; ∇h = ∇y · W_downᵀ, + λ ·
+// sign(h), and from it ∇up, ∇gate and h; ∇x = ∇up · W_up + ∇gate · W_gate; the weights' gradients, sums
+// over the round's rows, each element by one block.
+#include "common/dense_rows.cuh"
+
+namespace {
+// A round's matrices [room][n]: first gate and up, then their gradients; and h.
+struct Scratch {
+  bf16 *gate, *up, *h;  // gate: null without one
+};
+
+struct Backup {
+  const bf16 *gate, *up;
+  int rows;
+};
+
+
+__device__ void compute_again(GemmShared& shared, const Sizes& size, const Weights& w,
+                              const bf16* x, const Round& round, int tile, const Scratch& to) {
+  activations(shared, size, w, x, round, tile,
+              [&](int row, int, int neuron, uint32 gate, uint32 up) {
+                if (row < 0 || neuron < 0) return;
+                const uint64 at = static_cast<uint64>(row) * size.n + neuron;
+                if (to.gate != nullptr) *reinterpret_cast<uint32*>(to.gate + at) = gate;
+                *reinterpret_cast<uint32*>(to.up + at) = to.gate == nullptr ? gate : up;
+              });
+}
+
+struct Gradients {
+  float up, gate, h;
+};
+
+// Of one non-zero, or of what is zero.
+__device__ __forceinline__ Gradients gradients_of(float sum, float gate, float up, float lambda,
+                                                  bool gated) {
+  if (!gated) return {up == 0.0f ? 0.0f : sum + lambda, 0.0f, up};
+  const float h = bf16_low(pack_bf16(gate * up, 0.0f));
+  const float d_h = sum + (h == 0.0f ? 0.0f : copysignf(lambda, h));
+  if (gate == 0.0f) return {0.0f, 0.0f, 0.0f};
+  return {d_h * gate, d_h * up, h};
+}
+
+__device__ void grad_activations(GemmShared& shared, const Sizes& size, const bf16* w_down,
+                                 const bf16* dy, const int* token, const Round& round, int tile,
+                                 float lambda, const Backup& backup, const Scratch& scratch) {
+  const int first_row = tile % round.blocks * gemm_tile;
+  const int first_neuron = tile / round.blocks * gemm_tile;
+  const Along rows(dy, size.k, [&](int line) -> const bf16* {
+    const int row = first_row + line;
+    if (row >= round.rows) return nullptr;
+    const uint32 own = round.list[row];
+    const uint64 from = token == nullptr ? own : token[own];
+    return dy + from * size.k;
+  });
+  const Along weights(w_down, size.k, [&](int line) -> const bf16* {
+    const int neuron = first_neuron + line;
+    return neuron < size.n ? w_down + static_cast<uint64>(neuron) * size.k : nullptr;
+  });
+  GemmSums d = {};
+  multiply<false, false>(shared, size.k, rows, weights, d);
+  const bool gated = scratch.gate != nullptr, kept = round.first < backup.rows;
+  each_pair(d, [&](int tile_row, int tile_column, float low, float high) {
+    const int row = first_row + tile_row, neuron = first_neuron + tile_column;
+    if (row >= round.rows || neuron >= size.n) return;
+    const uint64 at = static_cast<uint64>(row) * size.n + neuron;
+    const uint64 from = kept ? at + static_cast<uint64>(round.first) * size.n : at;
+    const uint32 up = *reinterpret_cast<const uint32*>((kept ? backup.up : scratch.up) + from);
+    uint32 gate = 0;
+    if (gated) gate = *reinterpret_cast<const uint32*>((kept ? backup.gate : scratch.gate) + from);
+    const Gradients a = gradients_of(low, bf16_low(gate), bf16_low(up), lambda, gated);
+    const Gradients b = gradients_of(high, bf16_high(gate), bf16_high(up), lambda, gated);
+    *reinterpret_cast<uint32*>(scratch.up + at) = pack_bf16(a.up, b.up);
+    if (gated) *reinterpret_cast<uint32*>(scratch.gate + at) = pack_bf16(a.gate, b.gate);
+    *reinterpret_cast<uint32*>(scratch.h + at) = pack_bf16(a.h, b.h);
+  });
+}
+
+__device__ void grad_x(GemmShared& shared, const Sizes& size, const bf16* w_up, const bf16* w_gate,
+                       const Round& round, int tile, const Scratch& from, bf16* dx) {
+  const int first_row = tile % round.blocks * gemm_tile;
+  const int first_column = tile / round.blocks * gemm_tile;
+  GemmSums d = {};
+  for (int source = 0; source < (w_gate == nullptr ? 1 : 2); ++source) {
+    const bf16* matrix = source == 0 ? from.up : from.gate;
+    const Along rows(matrix, size.n, [&](int line) -> const bf16* {
+      const int row = first_row + line;
+      return row < round.rows ? matrix + static_cast<uint64>(row) * size.n : nullptr;
+    });
+    const Across weights{source == 0 ? w_up : w_gate, nullptr, nullptr, size.n, size.k, first_column};
+    multiply<false, true>(shared, size.n, rows, weights, d);
+  }
+  each_pair(d, [&](int tile_row, int tile_column, float low, float high) {
+    const int row = first_row + tile_row, column = first_column + tile_column;
+    if (row >= round.rows || column >= size.k) return;
+    *reinterpret_cast<uint32*>(dx + static_cast<uint64>(round.list[row]) * size.k + column) =
+        pack_bf16(low, high);
+  });
+}
+
+// Adds the sums over the round's rows to 128 neurons × 128 columns of a matrix.
+__device__ void grad_weights(GemmShared& shared, const Sizes& size, const bf16* values,
+                             const bf16* rows, const int* token, const Round& round, int tile,
+                             void* matrix, bool is_float, float* bias) {
+  const int neuron_tiles = (size.n + gemm_tile - 1) / gemm_tile;
+  const int first_neuron = tile % neuron_tiles * gemm_tile;
+  const int first_column = tile / neuron_tiles * gemm_tile;
+  const Across neurons{values, nullptr, nullptr, round.rows, size.n, first_neuron};
+  const Across inputs{rows, round.list, token, round.rows, size.k, first_column};
+  GemmSums d = {};
+  multiply<true, true>(shared, round.rows, neurons, inputs, d);
+  each_pair(d, [&](int tile_row, int tile_column, float low, float high) {
+    const int neuron = first_neuron + tile_row, column = first_column + tile_column;
+    if (neuron >= size.n || column >= size.k) return;
+    const uint64 at = static_cast<uint64>(neuron) * size.k + column;
+    if (is_float) {
+      float2* to = reinterpret_cast<float2*>(static_cast<float*>(matrix) + at);
+      *to = make_float2(to->x + low, to->y + high);
+    } else {
+      uint32* to = reinterpret_cast<uint32*>(static_cast<bf16*>(matrix) + at);
+      *to = pack_bf16(bf16_low(*to) + low, bf16_high(*to) + high);
+    }
+  });
+  const int neuron = first_neuron + threadIdx.x;
+  if (bias == nullptr || first_column > 0 || threadIdx.x >= gemm_tile || neuron >= size.n) return;
+  float sum = 0.0f;
+  for (int row = 0; row < round.rows; ++row)
+    sum += bf16_low(__ldcg(values + static_cast<uint64>(row) * size.n + neuron));
+  bias[neuron] += sum;
+}
+}  // namespace
+
+// A few registers more than two blocks on a multiprocessor would leave.
+extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
+    dense_rows_grad(const bf16* x_MK, const bf16* dy_MK, const bf16* first_NK,
+                    const bf16* b_first_N, const bf16* second_NK, const bf16* b_second_N,
+                    const bf16* down_NK, const float* l1, int n, int k, const int* token,
+                    const uint32* list, const uint32* counted, uint32* control, int room,
+                    const bf16* gate, const bf16* up, int backup, bf16* scratch_gate,
+                    bf16* scratch_up, bf16* scratch_h, bf16* dx_MK, int is_float, void* up_NK,
+                    void* gate_NK, void* out_down_NK, float* b_up_N, float* b_gate_N) {
+  extern __shared__ __align__(128) unsigned char raw[];
+  GemmShared& shared = *reinterpret_cast<GemmShared*>(raw);
+  await_previous_kernel();
+  const uint32 count = counted[num_overflowed];
+  if (count == 0) return;
+  const bool gated = second_NK != nullptr;
+  const Sizes size{n, k};
+  const Weights w{first_NK, b_first_N, second_NK, b_second_N, 0.0f, false};
+  const Scratch scratch{gated ? scratch_gate : nullptr, scratch_up, scratch_h};
+  const uint32 neurons = tile_width(gated), matrices = gated ? 3 : 2;
+  const uint32 gate_tiles = (n + neurons - 1) / neurons;
+  const uint32 neuron_tiles = (n + gemm_tile - 1) / gemm_tile;
+  const uint32 column_tiles = (k + gemm_tile - 1) / gemm_tile;
+  const uint32 weight_tiles = neuron_tiles * column_tiles;
+  const uint32 row_tiles = gate_tiles + neuron_tiles + column_tiles;  // of each block of rows
+  const uint32 whole = room / gemm_tile * row_tiles + matrices * weight_tiles;
+  while (true) {
+    const uint32 item = take_item(shared, control + next_item), number = item / whole;
+    if (number * room >= count) break;
+    const Round round(list, count, room, number);
+    const uint32 blocks = round.blocks, begin = number * whole;
+    const uint32 computed = begin + blocks * gate_tiles, split = computed + blocks * neuron_tiles;
+    const uint32 multiplied = split + blocks * column_tiles;
+    const uint32 end = multiplied + matrices * weight_tiles;
+    if (item >= end) break;
+    await_items(control + items_done, item < computed     ? begin
+                                      : item < split      ? computed
+                                      : item < multiplied ? split
+                                                          : multiplied);
+    if (item < computed) {
+      if (round.first >= backup)
+        compute_again(shared, size, w, x_MK, round, item - begin, scratch);
+    } else if (item < split) {
+      grad_activations(shared, size, down_NK, dy_MK, token, round, item - computed, *l1,
+                       Backup{gate, up, backup}, scratch);
+    } else if (item < multiplied) {
+      grad_x(shared, size, gated ? second_NK : first_NK, gated ? first_NK : nullptr, round,
+             item - split, scratch, dx_MK);
+    } else {
+      const uint32 matrix = (item - multiplied) / weight_tiles;  // up, down, gate
+      const bool is_down = matrix == 1;
+      grad_weights(shared, size, is_down ? scratch.h : matrix == 0 ? scratch.up : scratch.gate,
+                   is_down ? dy_MK : x_MK, is_down ? token : nullptr, round,
+                   (item - multiplied) % weight_tiles,
+                   is_down ? out_down_NK : matrix == 0 ? up_NK : gate_NK, is_float != 0,
+                   is_down ? nullptr : matrix == 0 ? b_up_N : b_gate_N);
+    }
+    finish_item(control + items_done);
+  }
+}
+
+extern "C" __device__ const uint32 dense_rows_grad_shared_bytes = sizeof(GemmShared);

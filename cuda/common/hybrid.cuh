@@ -1,0 +1,86 @@
+// The hybrid format, which training computes on, as the paper defines it (arXiv 2603.23198): rows with
+// few non-zeros in an ELL matrix of fixed width, the others in a dense backup, and a bit a row that says
+// where it went.
+//
+//   word   [M][width]  uint32  as in TwELL (common/twell.cuh): a bf16 value and its neuron, ascending
+//   count  [M]         uint32  how many of them; 0 of a row in the backup
+//   heavy  [M / 32]    uint32  bit r % 32: row r is in the backup
+//   list   [M]         uint32  the backup's rows, ascending; how many: `num_overflowed` of `control`
+//   up     [M][width]  bf16    x · W_upᵀ + b at the same places
+//   gate, up  [backup][N]  bf16  of the first rows of `list`, dense
+//
+// What the backup has no room for is in `list` all the same, and is computed again where it is needed
+// (common/dense_rows.cu, dense_rows_grad.cu).
+//
+// The same by neuron, for the weights' gradients:
+//
+//   table   [token blocks][N]  uint8   a block's 64 rows that fire a neuron, those of the backup apart
+//   before  [token blocks][N]  uint32  of a neuron, in the blocks before
+//   first   [N + 1]            uint32  of a neuron among all, and their number
+//   source  [M · width]        uint32  where they lie in `word`: by neuron, rows ascending
+#pragma once
+#include "common/twell.cuh"
+#include "common/walk.cuh"
+
+namespace {
+// An ELL matrix's rows from `first` on; how many of them.
+struct Ell {
+  const uint32 *word, *count;
+  uint32 width;
+  int first, rows;
+
+  __device__ __forceinline__ Ell(const uint32* words, const uint32* counts, int ell_width,
+                                 int rows_each, int m)
+      : word(words),
+        count(counts),
+        width(ell_width),
+        first(blockIdx.x * rows_each),
+        rows(min(rows_each, m - first)) {}
+
+  // Where the j-th non-zero of one of its rows lies.
+  __device__ __forceinline__ uint64 at(int row, uint32 j) const {
+    return static_cast<uint64>(first + row) * width + j;
+  }
+};
+
+// Strings the rows together; `factor(place)` is what belongs to a non-zero. There is room for all.
+template <typename Factor>
+__device__ __forceinline__ void string_rows(List& list, const Ell& ell, const Factor& factor) {
+  if (threadIdx.x == 0) {
+    uint32 total = 0;
+    for (int row = 0; row < ell.rows; ++row) {
+      list.first[row] = total;
+      total += ell.count[ell.first + row];
+    }
+    list.first[ell.rows] = total;
+  }
+  __syncthreads();
+  for (int row = 0; row < ell.rows; ++row) {
+    const uint32 from = list.first[row], entries = list.first[row + 1] - from;
+    for (uint32 j = threadIdx.x; j < entries; j += walk_threads) {
+      const uint64 place = ell.at(row, j);
+      list.entry[from + j] = Entry{ell.word[place], factor(place)};
+    }
+  }
+  __syncthreads();
+}
+
+// Calls `use(entry, place)` with every non-zero of the list.
+template <typename Use>
+__device__ __forceinline__ void each_entry(List& list, const Ell& ell, const Use& use) {
+  int row = 0;
+  for (uint32 i = threadIdx.x; i < list.first[ell.rows]; i += walk_threads) {
+    while (list.first[row + 1] <= i) ++row;
+    use(list.entry[i], ell.at(row, i - list.first[row]));
+  }
+}
+
+// Rows of a matrix by token, where the tokens are in an order of their own.
+struct RowsByToken {
+  const int* token;  // or null
+  int first;
+  __device__ __forceinline__ uint64 operator()(int row) const {
+    return token == nullptr ? first + row : token[first + row];
+  }
+};
+}  // namespace

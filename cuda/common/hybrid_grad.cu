@@ -1,0 +1,59 @@
+// hybrid_grad: the gradients of gate, up and x on the ELL rows of the hybrid format
+// (common/hybrid.cuh), in one launch or two (common/walk.cuh has how).
+//
+// ∇h = ∇y · W_downᵀ at their non-zeros, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
+// ∇up = ∇h * gate, ∇gate = ∇h * up; then ∇x = ∇up · W_up + ∇gate · W_gate. Without a gate ∇up = ∇h.
+// `pair` keeps ∇up in the low half and ∇gate in the high one.
+#include "common/hybrid.cuh"
+
+namespace {
+struct LowFactors {
+  const bf16* weights;
+  __device__ __forceinline__ float operator()(uint32 factor) const { return bf16_low(factor); }
+};
+struct HighFactors {
+  const bf16* weights;
+  __device__ __forceinline__ float operator()(uint32 factor) const { return bf16_high(factor); }
+};
+}  // namespace
+
+// parts: 1: the gradients of gate and up; 2: that of x from them; 3: all.
+extern "C" __global__ void __launch_bounds__(walk_threads, 4)
+    hybrid_grad(int parts, const bf16* dy_MK, const uint32* word, const uint32* count, int width,
+                int rows_each, const bf16* up, const bf16* w_down_NK, const bf16* w_up_NK,
+                const bf16* w_gate_NK, const float* l1, int m, int k, const int* token, uint32* pair,
+                bf16* dx_MK) {
+  __shared__ List list;
+  await_previous_kernel();
+  const Ell ell(word, count, width, rows_each, m);
+  const bool gated = w_gate_NK != nullptr;
+  const float lambda = *l1;
+  if (parts & 1) {
+    string_rows(list, ell, [&](uint64) { return 0u; });
+    dot_rows(list, ell.rows, dy_MK, RowsByToken{token, ell.first}, w_down_NK, k);
+    __syncthreads();
+    each_entry(list, ell, [&](Entry& entry, uint64 place) {
+      const float gate = word_value(entry.word), sum = __uint_as_float(entry.factor);
+      if (gated) {
+        const float own = bf16_low(up[place]);
+        const float h = bf16_low(pack_bf16(gate * own, 0.0f));
+        const float d_h = sum + (h == 0.0f ? 0.0f : copysignf(lambda, h));
+        entry.factor = pack_bf16(d_h * gate, d_h * own);
+      } else {
+        entry.factor = pack_bf16(sum + lambda, 0.0f);
+      }
+      pair[place] = entry.factor;
+    });
+    __syncthreads();
+  } else {
+    string_rows(list, ell, [&](uint64 place) { return pair[place]; });
+  }
+  if (!(parts & 2)) return;
+  const RowsByToken rows{nullptr, ell.first};
+  if (gated)
+    sum_rows(list, ell.rows, nullptr, k, dx_MK, rows, LowFactors{w_up_NK}, HighFactors{w_gate_NK});
+  else
+    sum_rows(list, ell.rows, nullptr, k, dx_MK, rows, LowFactors{w_up_NK});
+}
+
+extern "C" __device__ const uint32 hybrid_grad_shared_bytes = 0;

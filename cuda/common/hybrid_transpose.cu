@@ -1,0 +1,92 @@
+// hybrid_transpose: the ELL rows of the hybrid format by neuron (common/hybrid.cuh). In two launches:
+//
+// 0  a thread a neuron: how many rows fire it before each token block; the last block of threads adds
+//    up the neurons, for `first`
+// 1  a block of threads a token block: where its non-zeros come, a row after the other
+#include "common/block_sums.cuh"
+#include "common/hybrid.cuh"
+
+namespace {
+constexpr int threads = 128;
+
+struct Shared {
+  uint32 sum[threads / 32];
+  bool last;
+};
+
+// Leaves each neuron's rows in `first`, to be added up.
+__device__ __forceinline__ void count_rows(int n, int blocks, const unsigned char* table,
+                                           uint32* before, uint32* first) {
+  constexpr int ahead = 16;
+  const int neuron = blockIdx.x * threads + threadIdx.x;
+  if (neuron >= n) return;
+  uint32 rows = 0;
+  for (int start = 0; start < blocks; start += ahead) {
+    uint32 own[ahead];
+#pragma unroll
+    for (int i = 0; i < ahead; ++i)
+      own[i] = start + i < blocks ? table[static_cast<uint64>(start + i) * n + neuron] : 0;
+#pragma unroll
+    for (int i = 0; i < ahead; ++i) {
+      if (start + i < blocks) before[static_cast<uint64>(start + i) * n + neuron] = rows;
+      rows += own[i];
+    }
+  }
+  first[neuron] = rows;
+}
+
+// `first` becomes the sum of what it was before each neuron; one block of threads.
+__device__ __forceinline__ void add_up(Shared& shared, int n, uint32* first) {
+  uint32 before = 0;
+  for (int base = 0; base < n; base += threads) {
+    const int own = base + threadIdx.x;
+    const Sums sums = sum_threads(shared.sum, own < n ? __ldcg(first + own) : 0);
+    if (own < n) first[own] = before + sums.before;
+    before += sums.total;
+  }
+  if (threadIdx.x == 0) first[n] = before;
+}
+
+// `fired`: how many rows of this block have fired each neuron so far. A row's neurons differ, so that
+// no two threads want the same one between two barriers.
+__device__ __forceinline__ void place_rows(int m, int n, int width, const uint32* word,
+                                           const uint32* count, const uint32* before,
+                                           const uint32* first, unsigned char* fired,
+                                           uint32* source) {
+  const int first_row = blockIdx.x * block_tokens, end = min(first_row + block_tokens, m);
+  for (int i = threadIdx.x; i < n; i += threads) fired[i] = 0;
+  __syncthreads();
+  for (int row = first_row; row < end; ++row) {
+    for (uint32 j = threadIdx.x; j < count[row]; j += threads) {
+      const uint32 place = row * static_cast<uint32>(width) + j, neuron = word_neuron(word[place]);
+      const uint32 rank = fired[neuron];
+      fired[neuron] = static_cast<unsigned char>(rank + 1);
+      source[first[neuron] + before[static_cast<uint64>(blockIdx.x) * n + neuron] + rank] = place;
+    }
+    __syncthreads();
+  }
+}
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(threads)
+    hybrid_transpose(int launch, int m, int n, int width, const uint32* word, const uint32* count,
+                     const unsigned char* table, uint32* before, uint32* first, uint32* source,
+                     uint32* control) {
+  extern __shared__ __align__(16) unsigned char raw[];  // a byte for each neuron
+  __shared__ Shared shared;
+  await_previous_kernel();
+  if (launch == 1) {
+    place_rows(m, n, width, word, count, before, first, raw, source);
+    return;
+  }
+  count_rows(n, (m + block_tokens - 1) / block_tokens, table, before, first);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) shared.last = atomicAdd(control + num_finished, 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!shared.last) return;
+  __threadfence();
+  add_up(shared, n, first);
+}
+
+extern "C" __device__ const uint32 hybrid_transpose_shared_bytes = 65536;

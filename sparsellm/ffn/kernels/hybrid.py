@@ -1,0 +1,301 @@
+"""Forward and backward of the FFN in the paper's hybrid format, for training; Hopper GPUs.
+
+Shapes: M tokens, K hidden_size, N intermediate_size, W width of the ELL matrix, R rows of the dense
+backup; everything bf16 and contiguous. ``cuda/common/hybrid.cuh`` has the format,
+`formats.hybrid_forward` and `hybrid_backward` are the specification.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.formats import Hybrid
+from sparsellm.ffn.kernels import twell
+from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.kernels.transpose import transposed
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNGradients, FFNStats, FFNWeights, GradientSums
+
+COMPRESSION = 8  # of TwELL, between the gate and the hybrid format
+# cuda/common/walk.cuh: rows of a block of threads, of whose non-zeros it must hold all
+_LIST_CAPACITY, _MOST_ROWS_EACH = 1024, 4
+_ROWS_THREADS, _TRANSPOSE_THREADS, _WEIGHT_THREADS = 256, 128, 128
+_SLICE_COLUMNS = 256  # cuda/common/walk.cuh: chunk_columns
+_SEGMENTS_PER_MULTIPROCESSOR = 2
+_GRAD_LAUNCHES = (1, 2)  # cuda/common/hybrid_grad.cu: parts
+_ROUND_ROWS = 1024  # of the backup, whose gradients are worked off at a time
+
+
+class _Blocks(NamedTuple):
+    """How rows are shared out to blocks of threads."""
+
+    rows_each: int
+    grid: int
+
+
+def backup_rows_for(num_tokens: int) -> int:
+    """Rows of the dense backup: M / 8, as the paper's, rounded up to whole rounds of products."""
+    rows = -(-num_tokens // twell.BACKUP_SHARE)
+    unit = twell.GEMM_ROWS if rows <= _ROUND_ROWS else _ROUND_ROWS
+    return -(-rows // unit) * unit
+
+
+def _blocks_of(num_tokens: int, width: int) -> _Blocks:
+    rows_each = min(_MOST_ROWS_EACH, _LIST_CAPACITY // width)
+    return _Blocks(rows_each, -(-num_tokens // rows_each))
+
+
+def forward(  # noqa: PLR0917
+    x_MK: Tensor,
+    w: FFNWeights,
+    down_NK: Tensor,
+    width: int,
+    backup_rows: int,
+    token_M: Tensor | None = None,
+) -> tuple[Tensor, FFNStats, Hybrid]:
+    """y (M, K), statistics, and what `backward` reads; right whatever overflows.
+
+    TwELL and the dense activations of one round are free again when this returns. ``token_M``:
+    (M,) int32, the token of each row of x; y and nnz are by token.
+    """
+    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    gated = w.gate_NK is not None
+    gate = twell.empty_twell(m, n, COMPRESSION, x_MK.device)
+    first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
+    twell.gate_twell(x_MK, *first, 0.0, gate)  # type: ignore[arg-type]
+    saved, counts = _hybrid_of(gate, n, width, backup_rows, token_M, gated=gated, like=x_MK)
+    blocks, y_MK = _blocks_of(m, width), torch.empty_like(x_MK)
+    l1 = torch.empty(blocks.grid, device=x_MK.device)
+    second = (w.up_NK, w.b_up_N) if gated else (None, None)
+    launch_for(
+        "hybrid_forward",
+        x_MK,
+        blocks.grid,
+        twell.WALK_THREADS,
+        *(x_MK, saved.word, saved.count, np.int32(width), np.int32(blocks.rows_each)),
+        *(*second, down_NK, w.b_down_K, np.int32(m), np.int32(k)),
+        *(token_M, saved.up if gated else None, l1, y_MK),
+    )
+    dense_l1 = twell.dense_rows(gate, x_MK, w, down_NK, y_MK, _kept(saved, counts, token_M, n))
+    assert dense_l1 is not None
+    l1_sum = l1.sum() + dense_l1.sum()
+    stats = FFNStats(l1_sum, counts.nnz_M, counts.fired_N, counts.union_sum)
+    return y_MK, stats, saved
+
+
+class _Counts(NamedTuple):
+    """The statistics of a pattern."""
+
+    nnz_M: Tensor  # (M,) int32
+    fired_N: Tensor  # (N,) int32
+    fired_bits: Tensor  # (blocks, N / 32) int32
+    union_sum: Tensor  # () int64
+
+
+def _kept(saved: Hybrid, counts: _Counts, token_M: Tensor | None, num_neurons: int) -> twell.Kept:
+    return twell.Kept(
+        gate=saved.backup_gate if len(saved.backup_gate) else None,
+        up=saved.backup_up,
+        token_M=token_M,
+        fired_N=counts.fired_N,
+        fired_bits=counts.fired_bits,
+        union_sum=counts.union_sum,
+    )
+
+
+def _hybrid_of(  # noqa: PLR0917
+    gate: twell.Twell,
+    num_neurons: int,
+    width: int,
+    backup_rows: int,
+    token_M: Tensor | None,
+    *,
+    gated: bool,
+    like: Tensor,
+) -> tuple[Hybrid, _Counts]:
+    """The hybrid format of a gate in TwELL, but for what is computed later, and its statistics."""
+    (m, _, twell_width), n = gate.word.shape, num_neurons
+    blocks = -(-m // BLOCK_TOKENS)
+
+    def ints(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=like.device)
+
+    saved = Hybrid(
+        word=ints(m, width),
+        count=ints(m),
+        heavy=ints(2 * blocks),
+        row=gate.overflowed,
+        counted=gate.control,
+        up=like.new_empty(m if gated else 0, width),
+        backup_gate=like.new_empty(backup_rows if gated else 0, n),
+        backup_up=like.new_empty(backup_rows, n),
+        table=torch.empty(blocks, n, dtype=torch.uint8, device=like.device),
+    )
+    counts = _Counts(
+        nnz_M=ints(m),
+        fired_N=torch.zeros(n, dtype=torch.int32, device=like.device),
+        fired_bits=ints(blocks, -(-n // 32)),
+        union_sum=torch.zeros((), dtype=torch.int64, device=like.device),
+    )
+    launch_for(
+        "hybrid_rows",
+        like,
+        blocks,
+        _ROWS_THREADS,
+        *(gate.word, np.int32(twell_width), np.int32(m), np.int32(n), token_M, np.int32(width)),
+        *(saved.word, saved.count, saved.heavy, saved.row, saved.counted),
+        *(counts.nnz_M, counts.fired_N, counts.fired_bits, counts.union_sum, saved.table),
+    )
+    return saved, counts
+
+
+def backward(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+    down_NK: Tensor,
+    saved: Hybrid,
+    dtype: torch.dtype,
+    token_M: Tensor | None = None,
+    sums: GradientSums | None = None,
+) -> FFNGradients:
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``, biases' fp32.
+
+    Rows that the backup had no room for are computed again; the host need not know. ``token_M``
+    as in `forward`: dy is by token, x and its gradient are not. With ``sums`` the matrices'
+    gradients are added to them, and they are what is returned.
+    """
+    (m, k), (_, width) = x_MK.shape, saved.word.shape
+    gated, d_l1 = w.gate_NK is not None, d_l1.to(torch.float32)
+    pair, dx_MK = torch.empty_like(saved.word), torch.empty_like(x_MK)
+    blocks = _blocks_of(m, width)
+    up = saved.up if gated else None
+    for parts in _GRAD_LAUNCHES:
+        launch_for(
+            "hybrid_grad",
+            x_MK,
+            blocks.grid,
+            twell.WALK_THREADS,
+            *(np.int32(parts), dy_MK, saved.word, saved.count),
+            *(np.int32(width), np.int32(blocks.rows_each), up, down_NK, w.up_NK, w.gate_NK),
+            *(d_l1, np.int32(m), np.int32(k), token_M, pair, dx_MK),
+        )
+    grads = _weight_grads(dy_MK, x_MK, saved, pair, w, dtype, token_M, sums)
+    b_up_N = None if w.b_up_N is None else _bias_grad(saved, pair, w, high=False)
+    b_gate_N = None if w.b_gate_N is None else _bias_grad(saved, pair, w, high=True)
+    _add_dense_rows(dy_MK, d_l1, x_MK, w, down_NK, saved, token_M, dx_MK, grads, b_up_N, b_gate_N)
+    return FFNGradients(
+        x_MK=dx_MK,
+        gate_NK=grads.gate_NK,
+        up_NK=grads.up_NK,
+        down_KN=transposed(grads.down_NK, dtype) if sums is None else grads.down_NK.t(),
+        b_gate_N=b_gate_N,
+        b_up_N=b_up_N,
+        b_down_K=None if w.b_down_K is None else dy_MK.sum(0, dtype=torch.float32),
+    )
+
+
+def _weight_grads(  # noqa: PLR0917
+    dy_MK: Tensor,
+    x_MK: Tensor,
+    saved: Hybrid,
+    pair: Tensor,
+    w: FFNWeights,
+    dtype: torch.dtype,
+    token_M: Tensor | None,
+    sums: GradientSums | None,
+) -> GradientSums:
+    """Of the ELL rows, each neuron by neuron; in ``dtype``, or added to ``sums``."""
+    (m, k), (_, width), n = x_MK.shape, saved.word.shape, w.up_NK.shape[0]
+    gated, blocks = w.gate_NK is not None, len(saved.table)
+    before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.count.new_empty(n + 1)
+    source, control = torch.empty_like(saved.word), saved.count.new_zeros(8)
+    for launch, grid in enumerate((-(-n // _TRANSPOSE_THREADS), blocks)):
+        launch_for(
+            "hybrid_transpose",
+            x_MK,
+            grid,
+            _TRANSPOSE_THREADS,
+            *(np.int32(launch), np.int32(m), np.int32(n), np.int32(width)),
+            *(saved.word, saved.count, saved.table, before, first, source, control),
+        )
+    if sums is None:
+        new = [x_MK.new_empty(n, k, dtype=dtype) for _ in range(3)]
+        sums = GradientSums(new[0] if gated else None, new[1], new[2])
+        adds = False
+    else:
+        adds = True
+    slices = -(-k // _SLICE_COLUMNS)
+    segments = workers("hybrid_weight_grad", x_MK, m * width, _SEGMENTS_PER_MULTIPROCESSOR)
+    carry = torch.empty(segments, 2, 3, k, dtype=torch.float32, device=x_MK.device)
+    for launch in range(2):
+        launch_for(
+            "hybrid_weight_grad",
+            x_MK,
+            -(-segments * slices * 32 // _WEIGHT_THREADS),
+            _WEIGHT_THREADS,
+            *(np.int32(launch), x_MK, dy_MK, np.int32(k), np.int32(n)),
+            *(saved.word, pair, saved.up if gated else None, np.int32(width), token_M),
+            *(first, source, np.int32(segments), carry),
+            *(np.int32(sums.up_NK.dtype == torch.float32), np.int32(adds)),
+            *(sums.up_NK, sums.gate_NK, sums.down_NK),
+        )
+    return sums
+
+
+def _add_dense_rows(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+    down_NK: Tensor,
+    saved: Hybrid,
+    token_M: Tensor | None,
+    dx_MK: Tensor,
+    grads: GradientSums,
+    b_up_N: Tensor | None,
+    b_gate_N: Tensor | None,
+) -> None:
+    """What the rows of the backup, and those beyond it, add to the gradients."""
+    (m, k), n, backup_rows = x_MK.shape, w.up_NK.shape[0], len(saved.backup_up)
+    gated = w.gate_NK is not None
+    first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
+    second = (w.up_NK, w.b_up_N) if gated else (None, None)
+    # A round is kept whole, or computed again.
+    room = min(_ROUND_ROWS, backup_rows)
+    scratch = x_MK.new_empty(3, room, n)
+    control = saved.count.new_zeros(8)
+    launch_for(
+        "dense_rows_grad",
+        x_MK,
+        workers("dense_rows_grad", x_MK, -(-n // 64) * -(-m // twell.GEMM_ROWS)),
+        twell.GEMM_THREADS,
+        *(x_MK, dy_MK, *first, *second, down_NK, d_l1, np.int32(n), np.int32(k), token_M),
+        *(saved.row, saved.counted, control, np.int32(room)),
+        *(saved.backup_gate if gated else None, saved.backup_up, np.int32(backup_rows)),
+        *(scratch[0], scratch[1], scratch[2], dx_MK, np.int32(grads.up_NK.dtype == torch.float32)),
+        *(grads.up_NK, grads.gate_NK, grads.down_NK, b_up_N, b_gate_N),
+    )
+
+
+_BIAS_ROWS = 1024
+
+
+def _bias_grad(saved: Hybrid, pair: Tensor, w: FFNWeights, *, high: bool) -> Tensor:
+    """(N,) fp32: the sum over the ELL rows that fire; always in the same order."""
+    (m, width), n = saved.word.shape, w.up_NK.shape[0]
+    total = torch.zeros(n, dtype=torch.float32, device=pair.device)
+    slot_W = torch.arange(width, dtype=torch.int32, device=pair.device)
+    for start in range(0, m, _BIAS_ROWS):
+        part = slice(start, start + _BIAS_ROWS)
+        held = slot_W < saved.count[part][:, None]
+        bits = pair[part] & -65_536 if high else pair[part] << 16
+        # Slots that hold nothing go to one neuron more.
+        neuron = torch.where(held, saved.word[part] & 0xFFFF, n).long()
+        dense = bits.new_zeros(len(bits), n + 1)
+        total += dense.scatter_(1, neuron, bits).view(torch.float32)[:, :n].sum(0)
+    return total

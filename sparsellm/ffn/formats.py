@@ -16,7 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS
+from sparsellm.ffn.reference import activations, gradients_on, output_of
+from sparsellm.ffn.types import (
+    BLOCK_TOKENS,
+    TILE_NEURONS,
+    FFNGradients,
+    FFNStats,
+    FFNWeights,
+)
 
 COMPRESSIONS = (2, 4, 8)
 
@@ -78,10 +85,12 @@ class Hybrid(NamedTuple):
     """
 
     word: Tensor  # (M, W) int32: gate and neuron of each non-zero, as in TwELL; without W_g h
-    count: Tensor  # (M,) int32: how many of a row's words are filled; 0 in the backup
+    length: Tensor  # (M,) int32: how many of a row's words are filled; 0 in the backup
     heavy: Tensor  # (2 · blocks,) int32: bit r % 32 of word r / 32: row r is in the backup
     row: Tensor  # (M,) int32: the rows of the backup, ascending; only so many are filled as
     counted: Tensor  # (8,) int32: says its first number
+    # (M, W), as `word` has it; only where x is not bf16, to which a word rounds it, else (0, W).
+    gate: Tensor
     up: Tensor  # (M, W), x W_u + b_u at the non-zeros; (0, W) without W_g
     backup_gate: Tensor  # (R, N), dense; (0, N) without W_g
     backup_up: Tensor  # (R, N); without W_g h
@@ -127,20 +136,114 @@ def hybrid_of(
     def backup(values_MN: Tensor) -> Tensor:
         return F.pad(values_MN[kept], (0, 0, 0, backup_rows - len(kept)))
 
+    def on_pattern(values_MN: Tensor) -> Tensor:
+        return torch.where(held, values_MN.gather(1, order), 0)
+
+    empty = up_MN.new_empty(0, width)
     padded = F.pad(light_MN, (0, 0, 0, blocks * BLOCK_TOKENS - m))
     return Hybrid(
         word=_as_int32(word),
-        count=count.int(),
+        length=count.int(),
         heavy=_as_int32((heavy << torch.arange(32, device=device)).sum(1)),
         row=row.int(),
         counted=counted,
-        up=torch.where(held, up_MN.gather(1, order), 0)
-        if gate_MN is not None
-        else up_MN[:0, :width],
+        gate=empty if up_MN.dtype == torch.bfloat16 else on_pattern(pattern_MN),
+        up=empty if gate_MN is None else on_pattern(up_MN),
         backup_gate=up_MN[:0] if gate_MN is None else backup(gate_MN),
         backup_up=backup(up_MN),
         table=padded.view(blocks, BLOCK_TOKENS, n).sum(1).to(torch.uint8),
     )
+
+
+def on_neurons(values_MW: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
+    """(M, N) of values that stand in the ELL matrix."""
+    width = saved.word.shape[1]
+    held = torch.arange(width, device=values_MW.device) < saved.length[:, None]
+    row, slot = held.nonzero(as_tuple=True)
+    values_MN = values_MW.new_zeros(len(values_MW), num_neurons)
+    values_MN[row, _neurons(saved)[row, slot]] = values_MW[row, slot]
+    return values_MN
+
+
+def sampled(x_MK: Tensor, w_NK: Tensor, saved: Hybrid) -> Tensor:
+    """(M, W): ``x Wᵀ`` at the non-zeros of the ELL matrix alone."""
+    return torch.einsum("mk,mwk->mw", x_MK, w_NK[_neurons(saved)])
+
+
+def times(values_MW: Tensor, w_NK: Tensor, saved: Hybrid) -> Tensor:
+    """(M, K): values that stand in the ELL matrix, times W; rows of the backup are zero."""
+    held = torch.arange(values_MW.shape[1], device=w_NK.device) < saved.length[:, None]
+    return torch.einsum("mw,mwk->mk", torch.where(held, values_MW, 0), w_NK[_neurons(saved)])
+
+
+def transposed_times(values_MW: Tensor, x_MK: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
+    """(N, K): values that stand in the ELL matrix, transposed, times x."""
+    held = torch.arange(values_MW.shape[1], device=x_MK.device) < saved.length[:, None]
+    row, slot = held.nonzero(as_tuple=True)
+    terms = values_MW[row, slot, None] * x_MK[row]
+    return x_MK.new_zeros(num_neurons, x_MK.shape[1]).index_add(
+        0, _neurons(saved)[row, slot], terms
+    )
+
+
+def hybrid_forward(  # noqa: PLR0917
+    x_MK: Tensor,
+    w: FFNWeights,
+    width: int,
+    backup_rows: int,
+    compression: int,
+    token_M: Tensor | None = None,
+) -> tuple[Tensor, FFNStats, Hybrid]:
+    """`reference.sparse_forward`, keeping the hybrid format; right whatever overflows."""
+    gate_MN, up_MN = activations(x_MK, w)
+    y_MK, stats = output_of(gate_MN, up_MN, w, token_M)
+    return y_MK, stats, hybrid_of(gate_MN, up_MN, width, backup_rows, compression)
+
+
+def hybrid_backward(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+    saved: Hybrid,
+    token_M: Tensor | None = None,
+) -> FFNGradients:
+    """`reference.sparse_backward` from the hybrid format.
+
+    Rows that the backup had no room for are computed again from x.
+    """
+    if token_M is not None:
+        dy_MK = dy_MK[token_M]
+    n, heavy_rows = w.up_NK.shape[0], saved.row[: saved.num_heavy].long()
+    kept, beyond = heavy_rows.split(
+        [min(len(heavy_rows), len(saved.backup_up)), max(len(heavy_rows) - len(saved.backup_up), 0)]
+    )
+    again = activations(x_MK[beyond], w)
+    stored_MW = saved.gate if len(saved.gate) else _values(saved).to(x_MK.dtype)
+
+    def whole(ell_MW: Tensor, backup: Tensor, computed: Tensor) -> Tensor:
+        values_MN = on_neurons(ell_MW, saved, n)
+        values_MN[kept], values_MN[beyond] = backup[: len(kept)], computed
+        return values_MN
+
+    if w.gate_NK is None:
+        up_MN = whole(stored_MW, saved.backup_up, again[1])
+        return gradients_on(up_MN != 0, None, up_MN, dy_MK, d_l1, x_MK, w)
+    assert again[0] is not None
+    gate_MN = whole(stored_MW, saved.backup_gate, again[0])
+    up_MN = whole(saved.up, saved.backup_up, again[1])
+    return gradients_on(gate_MN != 0, gate_MN, up_MN, dy_MK, d_l1, x_MK, w)
+
+
+def _neurons(saved: Hybrid) -> Tensor:
+    """(M, W) int64; any neuron where a slot holds nothing."""
+    held = torch.arange(saved.word.shape[1], device=saved.word.device) < saved.length[:, None]
+    return torch.where(held, saved.word & 0xFFFF, 0).long()
+
+
+def _values(saved: Hybrid) -> Tensor:
+    """(M, W) bf16: the gate."""
+    return (saved.word >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 def _as_int32(words: Tensor) -> Tensor:

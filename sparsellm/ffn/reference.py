@@ -179,7 +179,15 @@ def sparse_forward(
         token_M: the token of each row of x, see `TokenOrder`: y and what the statistics say of
             tokens are by token. None where they are the same.
     """
-    gate_MN, up_MN = _activations(x_MK, w)
+    gate_MN, up_MN = activations(x_MK, w)
+    y_MK, stats = output_of(gate_MN, up_MN, w, token_M)
+    return y_MK, stats, columns_of(gate_MN, up_MN, capacity)
+
+
+def output_of(
+    gate_MN: Tensor | None, up_MN: Tensor, w: FFNWeights, token_M: Tensor | None
+) -> tuple[Tensor, FFNStats]:
+    """y and statistics of `activations`; ``token_M`` as in `sparse_forward`."""
     h_MN = up_MN if gate_MN is None else gate_MN * up_MN
     y_MK = F.linear(h_MN, w.down_KN, w.b_down_K)
     stats = ffn_stats(h_MN, up_MN if gate_MN is None else gate_MN)
@@ -187,11 +195,11 @@ def sparse_forward(
         y_MK = torch.empty_like(y_MK).index_put((token_M.long(),), y_MK)
         nnz_M = torch.empty_like(stats.nnz_M).index_put((token_M.long(),), stats.nnz_M)
         stats = stats._replace(nnz_M=nnz_M)
-    return y_MK, stats, columns_of(gate_MN, up_MN, capacity)
+    return y_MK, stats
 
 
-def _activations(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
-    """Gate and up as `Columns` has them."""
+def activations(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
+    """Gate after its relu, or None without one, and up, which is then after relu."""
     up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
     if w.gate_NK is None:
         return None, F.relu(up_MN)
@@ -219,15 +227,27 @@ def sparse_backward(  # noqa: PLR0917
         dy_MK = dy_MK[token_M]
     num_columns = int(saved.offset[-1])
     if num_columns > saved.neuron.numel():
-        saved = columns_of(*_activations(x_MK, w), num_columns)
-    wide = torch.promote_types(x_MK.dtype, torch.float32)
+        saved = columns_of(*activations(x_MK, w), num_columns)
     m, n = x_MK.shape[0], w.up_NK.shape[0]
     fires_CP = saved.mask[:, None] >> torch.tensor(TOKEN_AT, device=x_MK.device) & 1
     active_MN = dense_of(saved, fires_CP, m, n) != 0
     up_MN = dense_of(saved, saved.up, m, n)
     gate_MN = None if w.gate_NK is None else dense_of(saved, saved.gate, m, n)
-    h_MN = up_MN if gate_MN is None else gate_MN * up_MN
+    return gradients_on(active_MN, gate_MN, up_MN, dy_MK, d_l1, x_MK, w)
 
+
+def gradients_on(  # noqa: PLR0917
+    active_MN: Tensor,
+    gate_MN: Tensor | None,
+    up_MN: Tensor,
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+) -> FFNGradients:
+    """The formulas of `sparse_backward` on a pattern, dense; ∇y by row of x."""
+    wide = torch.promote_types(x_MK.dtype, torch.float32)
+    h_MN = up_MN if gate_MN is None else gate_MN * up_MN
     dy_MK, x_wide_MK = dy_MK.to(wide), x_MK.to(wide)
     dh_MN = dy_MK @ w.down_KN.to(wide) + d_l1.to(wide) * h_MN.sign().to(wide)
     dh_MN = torch.where(active_MN, dh_MN, 0)

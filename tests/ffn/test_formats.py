@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsellm.ffn.formats import pack_twell, twell_overflows, unpack_twell
+from sparsellm.ffn.formats import (
+    hybrid_backward,
+    hybrid_forward,
+    hybrid_of,
+    on_neurons,
+    pack_twell,
+    sampled,
+    times,
+    transposed_times,
+    twell_overflows,
+    unpack_twell,
+)
+from sparsellm.ffn.reference import activations
+from sparsellm.ffn.types import FFNWeights
 
 densities = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0])
 
@@ -58,3 +73,116 @@ def test_twell_has_the_papers_sizes_and_refuses_others():
         pack_twell(torch.zeros(1, 8), 3)
     with pytest.raises(ValueError, match="65,544 neurons"):
         pack_twell(torch.zeros(1, 65_544), 8)
+
+
+class Case(NamedTuple):
+    """A problem, and the room that its pattern gets."""
+
+    m: int
+    k: int
+    n: int
+    width: int
+    backup_rows: int
+    density: float
+    gated: bool
+    seed: int
+
+
+hybrid_cases = st.builds(
+    Case,
+    st.integers(1, 150),
+    st.integers(1, 6),
+    st.integers(1, 300),
+    st.sampled_from([1, 4, 32, 128]),
+    st.sampled_from([1, 8, 128]),
+    st.sampled_from([0.001, 0.02, 0.2, 0.6]),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+
+
+def _problem(case):
+    """x, dy and weights in float64; a bias decides how many neurons fire."""
+    m, k, n, _, _, density, gated, seed = case
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    level = float(torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(1 - density)))
+    first_NK, b_N = normal(n, k) / k**0.5, torch.full((n,), -level, dtype=torch.float64)
+    biases = (b_N, normal(n), normal(k)) if gated else (None, b_N, normal(k))
+    up_NK = normal(n, k) if gated else first_NK
+    w = FFNWeights(first_NK if gated else None, up_NK, normal(k, n), *biases, 0.0)
+    return normal(m, k), normal(m, k), w
+
+
+@settings(max_examples=40, deadline=None)
+@given(hybrid_cases)
+def test_the_hybrid_format_puts_each_row_where_it_belongs(case):
+    m, _, n, width, backup_rows, *_ = case
+    x, _, w = _problem(case)
+    gate, up = activations(x, w)
+    pattern = up if gate is None else gate
+    saved = hybrid_of(gate, up, width, backup_rows, compression=8)
+    heavy = []
+    for row in range(m):
+        neurons = pattern[row].nonzero().flatten().tolist()
+        tiles = [sum(i // 256 == tile for i in neurons) for tile in range(-(-n // 256))]
+        if len(neurons) > width or max(tiles) > 31:
+            heavy.append(row)
+            assert saved.length[row] == 0
+        else:
+            assert saved.length[row] == len(neurons)
+            assert (saved.word[row, : len(neurons)] & 0xFFFF).tolist() == neurons
+        assert int(saved.heavy[row // 32]) >> row % 32 & 1 == (row in heavy)
+    assert saved.row[: saved.num_heavy].tolist() == heavy
+    for slot, row in enumerate(heavy[:backup_rows]):
+        assert torch.equal(saved.backup_up[slot], up[row])
+        assert gate is None or torch.equal(saved.backup_gate[slot], gate[row])
+    light = torch.ones(m, dtype=torch.bool)
+    light[heavy] = False
+    assert torch.equal(on_neurons(saved.gate, saved, n)[light], pattern[light])
+    for block in range(-(-m // 64)):
+        own = slice(64 * block, 64 * (block + 1))
+        fired = (pattern[own][light[own]] != 0).sum(0)
+        assert torch.equal(saved.table[block].long(), fired)
+
+
+@settings(max_examples=30, deadline=None)
+@given(hybrid_cases)
+def test_products_on_the_ell_matrix(case):
+    x, dy, w = _problem(case)
+    gate, up = activations(x, w)
+    saved, n = hybrid_of(gate, up, case.width, case.backup_rows, compression=8), case.n
+    held = on_neurons(torch.ones_like(saved.gate), saved, n)
+    found = on_neurons(sampled(x, w.up_NK, saved), saved, n)
+    torch.testing.assert_close(found, held * (x @ w.up_NK.t()))
+    values = on_neurons(saved.gate, saved, n)
+    torch.testing.assert_close(times(saved.gate, w.up_NK, saved), values @ w.up_NK)
+    found = transposed_times(saved.gate, dy, saved, n)
+    torch.testing.assert_close(found, values.t() @ dy)
+
+
+@settings(max_examples=30, deadline=None)
+@given(hybrid_cases)
+def test_forward_and_backward_whatever_overflows(case):
+    """Against autograd through the dense formula."""
+    x, dy, w = _problem(case)
+    token = torch.randperm(len(x), generator=torch.Generator().manual_seed(case.seed)).int()
+    inputs = [x, *(t for t in w[:6] if t is not None)]
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    given_w = iter(leaves[1:])
+    own = FFNWeights(*(None if t is None else next(given_w) for t in w[:6]), 0.0)
+    gate, up = activations(leaves[0], own)
+    h = up if gate is None else gate * up
+    y = torch.nn.functional.linear(h, own.down_KN, own.b_down_K)
+    d_l1 = torch.tensor(0.3, dtype=torch.float64)
+    expected = torch.autograd.grad((y * dy[token]).sum() + d_l1 * h.abs().sum(), leaves)
+
+    found_y, stats, saved = hybrid_forward(x, w, case.width, case.backup_rows, 8, token)
+    torch.testing.assert_close(found_y[token.long()], y.detach())
+    assert float(stats.l1_sum) == pytest.approx(float(h.detach().abs().sum()))
+    found = hybrid_backward(dy, d_l1, x, w, saved, token)
+    for one, other in zip((g for g in found if g is not None), expected, strict=True):
+        torch.testing.assert_close(one, other)

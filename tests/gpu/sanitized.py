@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels import compile, dense, inference, portable, twell, union
+from sparsellm.ffn.kernels import compile, dense, hybrid, inference, portable, twell, union
 from sparsellm.ffn.kernels.decode import MAX_TOKENS, decode_ffn
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.training_ops import sparse_ffn_training
@@ -91,6 +91,10 @@ def train(matrix: Callable[..., Tensor], m: int, k: int, n: int) -> None:
         weights += [b_N if gated else None, matrix(n) if gated else b_N, b_K]
         leaves = [None if t is None else t.detach().to(dtype).requires_grad_() for t in weights]
         inputs = [x_MK.detach().requires_grad_(), *(t for t in leaves if t is not None)]
+        w = FFNWeights(*weights, 0.0)
+        down_NK, backup_rows = down_KN.t().contiguous(), hybrid.backup_rows_for(m)
+        _, _, saved = hybrid.forward(x_MK, w, down_NK, 32, backup_rows)
+        hybrid.backward(dy_MK, torch.ones((), device=x_MK.device), x_MK, w, down_NK, saved, dtype)
         y_MK, stats = sparse_ffn_training(inputs[0], FFNWeights(*leaves, 0.0), capacity, order)
         by_l1 = torch.ones_like(stats.l1_sum)
         torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, by_l1))

@@ -75,7 +75,7 @@ def forward(  # noqa: PLR0917
         x_MK,
         blocks.grid,
         twell.WALK_THREADS,
-        *(x_MK, saved.word, saved.count, np.int32(width), np.int32(blocks.rows_each)),
+        *(x_MK, saved.word, saved.length, np.int32(width), np.int32(blocks.rows_each)),
         *(*second, down_NK, w.b_down_K, np.int32(m), np.int32(k)),
         *(token_M, saved.up if gated else None, l1, y_MK),
     )
@@ -95,8 +95,10 @@ class _Counts(NamedTuple):
     union_sum: Tensor  # () int64
 
 
-def _kept(saved: Hybrid, counts: _Counts, token_M: Tensor | None, num_neurons: int) -> twell.Kept:
-    return twell.Kept(
+def _kept(
+    saved: Hybrid, counts: _Counts, token_M: Tensor | None, num_neurons: int
+) -> twell.KeptRows:
+    return twell.KeptRows(
         gate=saved.backup_gate if len(saved.backup_gate) else None,
         up=saved.backup_up,
         token_M=token_M,
@@ -106,7 +108,7 @@ def _kept(saved: Hybrid, counts: _Counts, token_M: Tensor | None, num_neurons: i
     )
 
 
-def _hybrid_of(  # noqa: PLR0917
+def _hybrid_of(
     gate: twell.Twell,
     num_neurons: int,
     width: int,
@@ -125,10 +127,11 @@ def _hybrid_of(  # noqa: PLR0917
 
     saved = Hybrid(
         word=ints(m, width),
-        count=ints(m),
+        length=ints(m),
         heavy=ints(2 * blocks),
         row=gate.overflowed,
         counted=gate.control,
+        gate=like.new_empty(0, width),
         up=like.new_empty(m if gated else 0, width),
         backup_gate=like.new_empty(backup_rows if gated else 0, n),
         backup_up=like.new_empty(backup_rows, n),
@@ -146,7 +149,7 @@ def _hybrid_of(  # noqa: PLR0917
         blocks,
         _ROWS_THREADS,
         *(gate.word, np.int32(twell_width), np.int32(m), np.int32(n), token_M, np.int32(width)),
-        *(saved.word, saved.count, saved.heavy, saved.row, saved.counted),
+        *(saved.word, saved.length, saved.heavy, saved.row, saved.counted),
         *(counts.nnz_M, counts.fired_N, counts.fired_bits, counts.union_sum, saved.table),
     )
     return saved, counts
@@ -180,7 +183,7 @@ def backward(  # noqa: PLR0917
             x_MK,
             blocks.grid,
             twell.WALK_THREADS,
-            *(np.int32(parts), dy_MK, saved.word, saved.count),
+            *(np.int32(parts), dy_MK, saved.word, saved.length),
             *(np.int32(width), np.int32(blocks.rows_each), up, down_NK, w.up_NK, w.gate_NK),
             *(d_l1, np.int32(m), np.int32(k), token_M, pair, dx_MK),
         )
@@ -212,8 +215,8 @@ def _weight_grads(  # noqa: PLR0917
     """Of the ELL rows, each neuron by neuron; in ``dtype``, or added to ``sums``."""
     (m, k), (_, width), n = x_MK.shape, saved.word.shape, w.up_NK.shape[0]
     gated, blocks = w.gate_NK is not None, len(saved.table)
-    before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.count.new_empty(n + 1)
-    source, control = torch.empty_like(saved.word), saved.count.new_zeros(8)
+    before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
+    source, control = torch.empty_like(saved.word), saved.length.new_zeros(8)
     for launch, grid in enumerate((-(-n // _TRANSPOSE_THREADS), blocks)):
         launch_for(
             "hybrid_transpose",
@@ -221,7 +224,7 @@ def _weight_grads(  # noqa: PLR0917
             grid,
             _TRANSPOSE_THREADS,
             *(np.int32(launch), np.int32(m), np.int32(n), np.int32(width)),
-            *(saved.word, saved.count, saved.table, before, first, source, control),
+            *(saved.word, saved.length, saved.table, before, first, source, control),
         )
     if sums is None:
         new = [x_MK.new_empty(n, k, dtype=dtype) for _ in range(3)]
@@ -268,7 +271,7 @@ def _add_dense_rows(  # noqa: PLR0917
     # A round is kept whole, or computed again.
     room = min(_ROUND_ROWS, backup_rows)
     scratch = x_MK.new_empty(3, room, n)
-    control = saved.count.new_zeros(8)
+    control = saved.length.new_zeros(8)
     launch_for(
         "dense_rows_grad",
         x_MK,
@@ -292,7 +295,7 @@ def _bias_grad(saved: Hybrid, pair: Tensor, w: FFNWeights, *, high: bool) -> Ten
     slot_W = torch.arange(width, dtype=torch.int32, device=pair.device)
     for start in range(0, m, _BIAS_ROWS):
         part = slice(start, start + _BIAS_ROWS)
-        held = slot_W < saved.count[part][:, None]
+        held = slot_W < saved.length[part][:, None]
         bits = pair[part] & -65_536 if high else pair[part] << 16
         # Slots that hold nothing go to one neuron more.
         neuron = torch.where(held, saved.word[part] & 0xFFFF, n).long()

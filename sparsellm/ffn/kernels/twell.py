@@ -92,7 +92,7 @@ def twell_ffn(  # noqa: PLR0917
     dense_rows(gate, x_MK, w, down_NK, y_MK)
 
 
-class Kept(NamedTuple):
+class KeptRows(NamedTuple):
     """What training keeps of the rows of `dense_rows`, and what they add to (`kernels.hybrid`)."""
 
     gate: Tensor | None  # (R, N): of the first rows
@@ -109,7 +109,7 @@ def dense_rows(  # noqa: PLR0917
     w: FFNWeights,
     down_NK: Tensor,
     y_MK: Tensor,
-    kept: Kept | None = None,
+    kept: KeptRows | None = None,
 ) -> Tensor | None:
     """The rows of ``y`` that TwELL does not hold, however many; the host need not know.
 

@@ -1,0 +1,126 @@
+"""Training kernels on the hybrid format against float64, whatever overflows."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpu.conditions import need_hopper, poisoned
+from gpu.test_sparse_ffn import problem, shape
+from gpu.union_cases import device
+from sparsellm.ffn.formats import hybrid_of
+from sparsellm.ffn.reference import activations, gradients_on, output_of
+from sparsellm.ffn.types import FFNWeights, GradientSums
+
+pytestmark = pytest.mark.gpu
+
+# 2,000 before a release: SPARSELLM_FUZZ_CASES=2000.
+FUZZ_CASES = int(os.environ.get("SPARSELLM_FUZZ_CASES", "200"))
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    need_hopper()
+    from sparsellm.ffn.kernels import hybrid
+
+    return hybrid
+
+
+def error(found: Tensor, right: Tensor) -> float:
+    return float((found.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
+
+
+def wide(w: FFNWeights) -> FFNWeights:
+    return FFNWeights(*(t.double() if isinstance(t, Tensor) else t for t in w))
+
+
+def check(kernels, x, w, width, *, choose):
+    """Forward, the format that it keeps and backward, twice: the same bits."""
+    m, n, backup_rows = len(x), len(w.up_NK), kernels.backup_rows_for(len(x))
+    dy, d_l1 = torch.randn_like(x), torch.tensor(0.3, device=x.device)
+    token = torch.randperm(m, device=x.device).int() if choose.random() < 0.5 else None
+    down_NK, dtype = w.down_KN.t().contiguous(), choose.choice([torch.float32, torch.bfloat16])
+    gated, adds = w.gate_NK is not None, choose.random() < 0.3
+    before = [torch.randn(n, x.shape[1], device=x.device) for _ in range(3)]
+
+    def run():
+        sums = None
+        if adds:
+            own = [t.clone() for t in before]
+            sums = GradientSums(own[0] if gated else None, own[1], own[2])
+        y, stats, saved = kernels.forward(x, w, down_NK, width, backup_rows, token)
+        return y, stats, saved, kernels.backward(dy, d_l1, x, w, down_NK, saved, dtype, token, sums)
+
+    with poisoned():
+        y, stats, saved, found = run()
+        again = run()
+    assert torch.equal(y, again[0])
+    assert all(torch.equal(a, b) for a, b in zip(stats, again[1], strict=True))
+    pairs = zip(found, again[3], strict=True)
+    assert all(a is None or torch.equal(a, b) for a, b in pairs)
+
+    gate, up = activations(x.double(), wide(w))
+    if gate is not None:  # what fires was decided by bf16 weights and fp32 sums: nearly the same
+        assert abs(float(stats.nnz_M.sum()) - float((gate != 0).sum())) <= 1e-3 * gate.numel() + 2
+    right_y, right = output_of(gate, up, wide(w), token)
+    assert error(y, right_y) < 1.2e-2
+    assert float(stats.l1_sum) == pytest.approx(float(right.l1_sum), rel=1e-2, abs=1e-3)
+    assert int(stats.nnz_M.sum()) == int(stats.fired_N.sum())
+    assert int(stats.union_sum) == pytest.approx(int(right.union_sum), rel=1e-2, abs=3)
+    pattern = up if gate is None else gate
+    expected = hybrid_of(gate, up, width, backup_rows, kernels.COMPRESSION)
+    assert saved.num_heavy == pytest.approx(expected.num_heavy, rel=0.02, abs=2)
+
+    by_row = dy if token is None else dy[token]
+    right = gradients_on(
+        pattern != 0, gate, up, by_row.double(), d_l1.double(), x.double(), wide(w)
+    )
+    for name, one, other in zip(right._fields, found, right, strict=True):
+        if other is None:
+            assert one is None
+            continue
+        start = 0
+        if adds and name in ("gate_NK", "up_NK", "down_KN"):
+            start = before[("gate_NK", "up_NK", "down_KN").index(name)]
+            start = start.t() if name == "down_KN" else start
+        assert error(one.double() - start, other) < 1.5e-2, name
+    return saved.num_heavy
+
+
+def test_fuzz(kernels, monkeypatch):
+    seed, heavy = int(os.environ.get("SPARSELLM_FUZZ_SEED", "0")), 0
+    for case in range(FUZZ_CASES):
+        choose = random.Random(f"hybrid/{seed}/{case}")
+        torch.manual_seed(choose.randrange(2**31))
+        m, k, n = shape(choose)
+        x, w = problem(m, k, n, choose)
+        if w.threshold > 0:
+            w = w._replace(threshold=0.0)
+        monkeypatch.setattr(kernels, "_GRAD_LAUNCHES", choose.choice([(1, 2), (3,)]))
+        monkeypatch.setattr(kernels, "_ROUND_ROWS", choose.choice([128, 1024]))
+        width = choose.choice([32, 128, 256])
+        try:
+            heavy += check(kernels, x, w, width, choose=choose)
+        except AssertionError as failed:
+            raise AssertionError(f"case {case}: M {m} K {k} N {n} W {width}") from failed
+    print(f"hybrid: {FUZZ_CASES} cases, {heavy} rows in backups")
+    assert heavy > 0
+
+
+@pytest.mark.parametrize("density", [0.003, 0.03, 0.5])
+def test_at_the_papers_size(kernels, density):
+    """Nothing, some rows and all of them in the backup, which is then full."""
+    torch.manual_seed(0)
+    m, k, n = 4096, 2048, 5632
+    level = float(torch.distributions.Normal(0, 1).icdf(torch.tensor(1 - density)))
+    x = torch.randn(m, k, device=device()).bfloat16()
+    gate, up = ((torch.randn(n, k, device=device()) / k**0.5).bfloat16() for _ in range(2))
+    down = (torch.randn(k, n, device=device()) / n**0.5).bfloat16()
+    bias = torch.full((n,), -level, device=device()).bfloat16()
+    w = FFNWeights(gate, up, down, bias, None, None, 0.0)
+    heavy = check(kernels, x, w, 128, choose=random.Random(0))
+    assert (heavy == 0, heavy == m) == (density == 0.003, density == 0.5)

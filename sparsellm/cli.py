@@ -113,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     from sparsellm.bench.cli import add_bench_parser
 
     add_bench_parser(commands)
+    from sparsellm.data.cli import add_data_parser
+
+    add_data_parser(commands)
     from sparsellm.evaluate.cli import add_eval_parser
 
     add_eval_parser(commands)

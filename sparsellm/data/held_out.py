@@ -12,6 +12,7 @@ from sparsellm.data.blocks import BlockCache
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.shards import Shard
 from sparsellm.data.stream import MOST_DOCUMENTS, with_eot
+from sparsellm.data.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def validation_batches(
         )
     import torch
 
+    check_tokenizer(corpus.validation, tokenizer)
     wanted = max(num_tokens // context_length, 1)
     sequences: list[Tokens] = []
     buffer = np.empty(0, dtype=np.int32)

@@ -27,6 +27,7 @@ from sparsellm.data.position import (
     from_json,
     to_json,
 )
+from sparsellm.data.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.data.workers import Job, Worker, worker_context
 
@@ -70,6 +71,8 @@ class TokenLoader:
         num_workers: int,
         prefetch_batches: int = 4,
     ) -> None:
+        for corpus in corpora:
+            check_tokenizer(corpus.train, tokenizer)
         self._tokenizer = tokenizer
         self._micro_batch_size = micro_batch_size
         self._rank, self._world_size, self._num_workers = rank, world_size, num_workers

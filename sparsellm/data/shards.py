@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import os
 import re
 import stat
@@ -29,6 +30,7 @@ FORMATS = {
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}  # pyarrow's names
 COMPRESSIBLE = ("jsonl", "text")
 _SAMPLE_BYTES = 65_536
+TOKENIZE_AGAIN = "run `sparsellm data tokenize` again"
 
 
 @dataclass(frozen=True)
@@ -143,20 +145,54 @@ def _format(name: str) -> tuple[str | None, str | None]:
 def fingerprint(shards: tuple[Shard, ...]) -> str:
     """Changes when a shard is added, removed, renamed or changed.
 
-    Of a local file it takes name, size and 64 KB each of its begin, middle and end; of an address
-    with a commit the address; of another what the server says of it (etag, checksum, time).
-
     Raises:
         FileNotFoundError: a shard is missing.
     """
     digest = hashlib.sha256()
     for shard in shards:
-        for part in shard.members or (shard.url,):
-            digest.update(f"{Path(part).name}\n{_identity(part)}\n".encode())
+        digest.update(f"{identity(shard)}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def _identity(url: str) -> str:
+def identity(shard: Shard) -> str:
+    """What tells a shard from another, and from itself once it has changed.
+
+    Of a local file it takes name, size and 64 KB each of its begin, middle and end; of an address
+    with a commit the address; of another what the server says of it (etag, checksum, time). Tokens
+    have the identity of their text.
+
+    Raises:
+        FileNotFoundError: it is missing.
+    """
+    if shard.format == "tokens":
+        about = read_about(Path(shard.url))
+        if about["content"] != content_identity(shard.url):
+            raise ValueError(f"{shard.url} has changed since it was written: {TOKENIZE_AGAIN}")
+        return str(about["identity"])
+    digest = hashlib.sha256()
+    for part in shard.members or (shard.url,):
+        digest.update(f"{Path(part).name}\n{content_identity(part)}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What the ``.bin`` of a tokenised shard was made of: tokenizer, text, blocks.
+
+    Raises:
+        FileNotFoundError, ValueError: the ``.json`` beside it is missing or damaged.
+    """
+    about = path.with_suffix(".json")
+    if not about.is_file():
+        raise FileNotFoundError(f"{about} is missing: {TOKENIZE_AGAIN}")
+    try:
+        content: dict[str, Any] = json.loads(about.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{about} is damaged ({error}): {TOKENIZE_AGAIN}") from error
+    return content
+
+
+def content_identity(url: str) -> str:
+    """What changes with the content of a file, wherever it lies."""
     if re.search(r"@[0-9a-f]{40}/", url):
         return url
     if "://" in url:

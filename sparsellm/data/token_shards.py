@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsellm.data.block_types import Rows
-from sparsellm.data.shards import Shard
-from sparsellm.data.tokenizer import Tokens
+from sparsellm.data.shards import TOKENIZE_AGAIN, Shard, content_identity, read_about
+from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
@@ -39,11 +39,13 @@ class TokenReader:
         size = path.stat().st_size
         expected = int(self._lengths.sum()) * np.dtype(kind).itemsize
         if size != expected:
-            raise ValueError(f"{path} has {size:,} bytes and its index says {expected:,}: {_AGAIN}")
+            raise ValueError(
+                f"{path} has {size:,} bytes and its index says {expected:,}: {TOKENIZE_AGAIN}"
+            )
         self._tokens = np.memmap(path, kind, "r") if size else np.empty(0, kind)
         self._rows = np.cumsum([0, *about["block_sizes"]])
         if self._rows[-1] != len(self._lengths):
-            raise ValueError(f"{path.with_suffix('.json')} is not of {path}: {_AGAIN}")
+            raise ValueError(f"{path.with_suffix('.json')} is not of {path}: {TOKENIZE_AGAIN}")
         # The text was a stream, whose blocks are read in their order: so are these.
         self.num_blocks = None if about["stream"] else len(about["block_sizes"])
 
@@ -96,6 +98,7 @@ class TokenWriter:
     def finish(self, about: dict[str, Any]) -> None:
         """Writes the index and what the shard is made of, and gives all files their names."""
         self._file.close()
+        about = about | {"content": content_identity(str(self._partial(".bin")))}
         with self._partial(".idx").open("wb") as file:
             write_index(file, self._lengths, self._kind)
         self._partial(".json").write_text(json.dumps(about) + "\n", encoding="utf-8")
@@ -124,32 +127,32 @@ def read_index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int32], Any]:
         FileNotFoundError, ValueError: it is missing or damaged.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: {_AGAIN}")
+        raise FileNotFoundError(f"{path} is missing: {TOKENIZE_AGAIN}")
     data = path.read_bytes()
     head = len(_MAGIC) + struct.calcsize("<QBQQ")
     if len(data) < head or not data.startswith(_MAGIC):
-        raise ValueError(f"{path} is no index of Megatron-LM's format: {_AGAIN}")
+        raise ValueError(f"{path} is no index of Megatron-LM's format: {TOKENIZE_AGAIN}")
     version, code, count, _ = struct.unpack_from("<QBQQ", data, len(_MAGIC))
     if version != _VERSION or code not in _KINDS or len(data) < head + 12 * count:
-        raise ValueError(f"{path} is damaged, or holds ids of another type: {_AGAIN}")
+        raise ValueError(f"{path} is damaged, or holds ids of another type: {TOKENIZE_AGAIN}")
     lengths = np.frombuffer(data, np.int32, count, head)
     begins = np.frombuffer(data, np.int64, count, head + 4 * count)
     return begins // np.dtype(_KINDS[code]).itemsize, lengths, _KINDS[code]
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """What a ``.bin`` was made of: tokenizer, text, blocks.
+def check_tokenizer(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> None:
+    """Whether shards of tokens were made by a tokenizer; texts are left to it.
 
     Raises:
-        FileNotFoundError, ValueError: it is missing or damaged.
+        FileNotFoundError, ValueError: they were not, or what says so is missing or damaged.
     """
-    about = path.with_suffix(".json")
-    if not about.is_file():
-        raise FileNotFoundError(f"{about} is missing: {_AGAIN}")
-    try:
-        return json.loads(about.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{about} is damaged ({error}): {_AGAIN}") from error
-
-
-_AGAIN = "run `sparsellm data tokenize` again"
+    for shard in shards:
+        if shard.format != "tokens":
+            continue
+        made_by = read_about(Path(shard.url))["tokenizer"]
+        if made_by != tokenizer.identity:
+            raise ValueError(
+                f"{shard.url} was tokenised by {made_by!r} and data.tokenizer is "
+                f"{tokenizer.identity!r}; set the one, or run `sparsellm data tokenize` with the "
+                "other"
+            )

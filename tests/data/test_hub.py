@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from conftest import process_env
 
 from data.fake_hub import REPO, REVISION, FakeHub
+from sparsellm.data import load_corpus
 
 # In a process of its own: the hub's address is read when its client is imported.
 READ = """
@@ -38,14 +41,18 @@ def corpus_file(tmp_path):
     return path
 
 
-def _read(hub, corpus_file, tmp_path):
-    env = process_env(
+def _hub_env(hub, tmp_path):
+    return process_env(
         HF_ENDPOINT=hub.endpoint,
         HF_HUB_OFFLINE="0",
         HF_HOME=str(tmp_path / "cache"),
         HF_HUB_DISABLE_XET="1",
         NO_PROXY="127.0.0.1",
     )
+
+
+def _read(hub, corpus_file, tmp_path):
+    env = _hub_env(hub, tmp_path)
     command = [sys.executable, "-c", READ, str(corpus_file)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
@@ -94,3 +101,28 @@ def test_corrupt_shard_is_named(corpus_file, tmp_path):
     assert "ValueError" in last
     assert "sample/00" in last
     assert "damaged" in last
+
+
+@pytest.mark.slow
+def test_fetch_makes_a_mirror_in_the_same_order_and_goes_on(corpus_file, tmp_path):
+    def fetch(hub):
+        command = [sys.executable, "-m", "sparsellm", "data", "fetch", str(corpus_file)]
+        command += [str(tmp_path / "mirror"), "--shards", "3", "--workers", "1"]
+        env = _hub_env(hub, tmp_path)
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+    with FakeHub(SHARDS) as hub:
+        first = fetch(hub)
+        assert first.returncode == 0, first.stderr[-2000:]
+        (tmp_path / "mirror" / "sample" / "001.parquet").unlink()
+        hub.log.clear()
+        again = fetch(hub)
+        assert again.returncode == 0, again.stderr[-2000:]
+        assert set(hub.log) & {f"sample/{i:03d}.parquet" for i in range(5)} == {
+            "sample/001.parquet"
+        }
+    corpus = load_corpus(str(tmp_path / "mirror" / "hub.yaml"))
+    names = [Path(shard.url).name for shard in (*corpus.train, *corpus.validation)]
+    assert names == ["000.parquet", "001.parquet", "002.parquet", "004.parquet"]
+    assert len(corpus.validation) == 1
+    assert pq.read_table(corpus.train[1].url).column("text").to_pylist() == SHARDS[1]

@@ -1,0 +1,109 @@
+"""``sparsellm data …``: fetch, tokenize and inspect a corpus."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsellm.arguments import check_out, positive_int
+
+if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
+    from sparsellm.data.corpus import Corpus
+
+
+def add_data_parser(commands: Any) -> None:
+    """Adds ``data`` and its actions to the ``sparsellm`` command."""
+    data = commands.add_parser("data", help="fetch, tokenize or inspect a corpus")
+    actions = data.add_subparsers(required=True, metavar="ACTION")
+
+    fetch = actions.add_parser(
+        "fetch",
+        help="download a corpus of the hub",
+        description="Downloads a corpus of the Hugging Face hub at its pinned revision, and writes "
+        "a corpus file for data.corpus. The same command goes on after an interruption.",
+    )
+    fetch.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
+    fetch.add_argument("out", type=Path, metavar="DIR", help="where to")
+    fetch.add_argument("--shards", type=positive_int, help="training files (default: all)")
+    fetch.add_argument("--workers", type=positive_int, default=8, help="downloads at once")
+    fetch.set_defaults(run=_fetch)
+
+    tokenize = actions.add_parser(
+        "tokenize",
+        help="write a corpus as shards of token ids",
+        description="Writes a corpus as token ids in Megatron-LM's format (.bin, .idx), which "
+        "training reads without tokenising, as the same stream; and a corpus file for data.corpus. "
+        "The same command goes on after an interruption.",
+    )
+    tokenize.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
+    tokenize.add_argument("out", type=Path, metavar="DIR", help="where to")
+    _add_source_arguments(tokenize)
+    tokenize.add_argument(
+        "--workers", type=positive_int, default=os.cpu_count(), help="processes (default: a core)"
+    )
+    tokenize.set_defaults(run=_tokenize)
+
+    inspect = actions.add_parser(
+        "inspect",
+        help="documents, tokens, lengths, duplicates, overlap and samples",
+        description="Counts documents and tokens, shows how long documents are, and counts exact "
+        "duplicates and held-out documents that are in the training text.",
+    )
+    inspect.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
+    _add_source_arguments(inspect)
+    inspect.add_argument(
+        "--limit", type=positive_int, help="documents of each split (default: all of them)"
+    )
+    inspect.add_argument("--samples", type=int, default=3, help="documents to show (default: 3)")
+    inspect.set_defaults(run=_inspect)
+
+
+def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--files", nargs="+", help="globs or folders in place of the corpus's files"
+    )
+    parser.add_argument("--validation-files", nargs="+", help="the same for held-out files")
+    parser.add_argument("--text-field", help="column or key of the text")
+    parser.add_argument(
+        "--tokenizer", default="gpt2", help="gpt2 (default), bytes or hf:ID_OR_PATH"
+    )
+
+
+def _corpus(options: argparse.Namespace) -> Corpus:
+    from sparsellm.data.corpus import load_corpus
+
+    return load_corpus(
+        options.corpus,
+        files=options.files,
+        validation_files=options.validation_files,
+        text_field=options.text_field,
+    )
+
+
+def _fetch(options: argparse.Namespace) -> None:
+    from sparsellm.data.fetch import fetch
+
+    check_out(options.out, is_folder=True)
+    written = fetch(options.corpus, options.out, options.shards, options.workers)
+    print(f"fetched; train on it with --set data.corpus={written}")
+
+
+def _tokenize(options: argparse.Namespace) -> None:
+    from sparsellm.data.tokenize_corpus import tokenize
+
+    check_out(options.out, is_folder=True)
+    written = tokenize(_corpus(options), options.tokenizer, options.out, options.workers)
+    print(
+        f"tokenised; train on it with --set data.corpus={written} "
+        f"--set data.tokenizer={options.tokenizer}"
+    )
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from sparsellm.data.inspect_corpus import inspect
+    from sparsellm.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(options.tokenizer)
+    print(inspect(_corpus(options), tokenizer, options.limit, options.samples))

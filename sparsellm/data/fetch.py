@@ -1,0 +1,76 @@
+"""`sparsellm data fetch`: a local mirror of a corpus on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from sparsellm.data.corpus import HubCorpus, corpus_path, load_corpus
+from sparsellm.strict import load_yaml, validate
+
+
+def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> Path:
+    """Downloads the files of a corpus at its pinned revision, and writes a YAML that names them.
+
+    Whole files are kept and halves continued, so that it goes on where it was interrupted. The
+    mirror has the shards in the same order.
+
+    Args:
+        name: of the corpus in data/, or a path to its YAML.
+        folder: an existing one, or a new one.
+        num_shards: training files, the first in order; None is all.
+        num_workers: downloads at once.
+
+    Returns:
+        The YAML file, for `data.corpus`.
+
+    Raises:
+        FileNotFoundError, ValueError, ConnectionError: no such corpus, it is not of the hub, or the
+            hub cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    from sparsellm.data.retry import with_retries
+
+    path = corpus_path(name)
+    content = load_yaml(path)
+    if content.get("source") != "hub":
+        raise ValueError(
+            f"{path}: its source is {content.get('source')!r}; only a hub's is fetched"
+        )
+    config = validate(HubCorpus, content, str(path))
+    assert isinstance(config, HubCorpus)
+    corpus = load_corpus(name)
+    train = corpus.train[:num_shards]
+    files = [_in_repo(shard.url, config.repo) for shard in (*train, *corpus.validation)]
+    with_retries(
+        lambda: snapshot_download(
+            config.repo,
+            repo_type="dataset",
+            revision=config.revision,
+            allow_patterns=files,
+            local_dir=folder,
+            max_workers=num_workers,
+        ),
+        f"{config.repo} at {config.revision}",
+    )
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise FileNotFoundError(f"{config.repo}: {missing[0]} did not come; run it again")
+    held_out = len(corpus.validation)
+    mirror = {
+        "description": f"{corpus.name}: {config.repo} at {config.revision}, {len(train)} files",
+        "source": "files",
+        "files": [f"${{CORPUS_DIR}}/{file}" for file in files],
+        "validation_shards": held_out,
+        "text_field": config.text_field,
+    }
+    written = folder / f"{corpus.name}.yaml"
+    written.write_text(yaml.safe_dump(mirror, sort_keys=False), encoding="utf-8")
+    return written
+
+
+def _in_repo(url: str, repo: str) -> str:
+    """The file's path in its repository: ``hf://datasets/owner/name@revision/PATH``."""
+    return url.split(f"{repo}@", 1)[1].split("/", 1)[1]

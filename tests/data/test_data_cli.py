@@ -1,0 +1,161 @@
+"""`sparsellm data`: tokenised shards give the same stream, to the id; reports count right."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sparsellm.cli import main
+from sparsellm.data import TokenLoader, load_corpora, load_tokenizer, merge, validation_batches
+from sparsellm.data import tokenize_corpus as tokenize_module
+from sparsellm.data.token_shards import read_index
+
+
+def _texts(shard):
+    return [f"document {row} of {shard} " * (row % 9) for row in range(60)]
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """The globs of a corpus of three formats and of its held-out file."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    pq.write_table(pa.table({"text": _texts(0)}), folder / "a.parquet", row_group_size=7)
+    lines = ["".join(json.dumps({"text": t}) + "\n" for t in _texts(shard)) for shard in (1, 2)]
+    (folder / "b.jsonl").write_text(lines[0])
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress(lines[1].encode()))
+    pq.write_table(pa.table({"text": _texts(0)[:30]}), tmp_path / "held.parquet")
+    return [str(folder)], [str(tmp_path / "held.parquet")]
+
+
+def _stream(corpora, state=None, count=40, tokenizer="bytes"):
+    loader = TokenLoader(
+        corpora,
+        load_tokenizer(tokenizer),
+        context_length=48,
+        micro_batch_size=2,
+        seed=4,
+        rank=0,
+        world_size=1,
+        num_workers=0,
+    )
+    if state:
+        loader.load_state_dict(state)
+    return list(islice(loader, count)), merge([loader.state_dict()])
+
+
+def _held_out(corpus):
+    batches = validation_batches(
+        corpus,
+        load_tokenizer("bytes"),
+        context_length=48,
+        micro_batch_size=4,
+        num_tokens=2000,
+        rank=0,
+        world_size=1,
+    )
+    return torch.cat(list(batches))
+
+
+def _tokenize(texts, out, *further):
+    files, held_out = texts
+    command = ["data", "tokenize", "local", str(out), "--tokenizer", "bytes", "--workers", "1"]
+    return main([*command, "--files", *files, "--validation-files", *held_out, *further])
+
+
+def test_tokens_give_the_stream_of_their_text_and_go_on_where_it_was(texts, tmp_path):
+    assert _tokenize(texts, tmp_path / "tokens") == 0
+    files, held_out = texts
+    text = load_corpora("local", files=files, validation_files=held_out)
+    (tmp_path / "tokens").rename(tmp_path / "moved")
+    tokens = load_corpora(str(tmp_path / "moved" / "local.yaml"))
+    assert [shard.format for shard in tokens[0].train] == ["tokens"] * 3
+    assert tokens[0].fingerprint == text[0].fingerprint
+    expected, state = _stream(text)
+    found, same = _stream(tokens)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert same == state
+    after, _ = _stream(text, state)
+    assert all(torch.equal(a, b) for a, b in zip(after, _stream(tokens, state)[0], strict=True))
+    assert torch.equal(_held_out(text[0]), _held_out(tokens[0]))
+
+
+def test_shards_have_megatrons_layout(texts, tmp_path):
+    assert _tokenize(texts, tmp_path) == 0
+    path = tmp_path / "train" / "00000.bin"
+    begins, lengths, kind = read_index(path.with_suffix(".idx"))
+    assert kind is np.uint16
+    ids = np.fromfile(path, kind)
+    documents = [
+        bytes(ids[b : b + n - 1].astype(np.uint8))
+        for b, n in zip(begins, lengths, strict=True)
+        if n
+    ]
+    assert documents == [text.encode() for text in _texts(0) if text]
+    index = path.with_suffix(".idx").read_bytes()
+    # Magic, version, type code 8 (uint16), 60 sequences, 61 marks of documents.
+    assert index[:34] == (
+        b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + b"\x08" + (60).to_bytes(8, "little")
+        + (61).to_bytes(8, "little")
+    )  # fmt: skip
+    assert len(index) == 34 + 60 * 4 + 60 * 8 + 61 * 8
+
+
+def test_whole_shards_are_kept_and_changed_ones_made_anew(texts, tmp_path, monkeypatch):
+    assert _tokenize(texts, tmp_path) == 0
+    made = []
+    real = tokenize_module.tokenize_shard
+    monkeypatch.setattr(
+        tokenize_module,
+        "tokenize_shard",
+        lambda tokenizer, shard, path: made.append(path.name) or real(tokenizer, shard, path),
+    )
+    assert _tokenize(texts, tmp_path) == 0
+    assert made == []
+    (tmp_path / "train" / "00002.json").unlink()  # as if it had been killed
+    changed = tmp_path / "texts" / "b.jsonl"
+    changed.write_text(changed.read_text().replace("document", "another_"))
+    assert _tokenize(texts, tmp_path) == 0
+    assert made == ["00001.bin", "00002.bin"]
+
+
+def test_what_does_not_belong_together_is_refused(texts, tmp_path, gpt2_cache):
+    assert _tokenize(texts, tmp_path) == 0
+    tokens = load_corpora(str(tmp_path / "local.yaml"))
+    with pytest.raises(ValueError, match=r"was tokenised by 'bytes' and data.tokenizer is 'gpt2'"):
+        _stream(tokens, tokenizer="gpt2")
+    path = tmp_path / "train" / "00001.bin"
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"00001\.bin has changed since it was written: run"):
+        assert tokens[0].fingerprint
+    path.write_bytes(bytes(content[:-2]))
+    with pytest.raises(ValueError, match=r"00001\.bin has [\d,]+ bytes and its index says"):
+        _stream((replace(tokens[0], train=tokens[0].train[1:2]),))
+
+
+def test_inspect_counts(texts, capsys):
+    files, held_out = texts
+    command = ["data", "inspect", "local", "--tokenizer", "bytes", "--samples", "1"]
+    assert main([*command, "--files", *files, "--validation-files", *held_out]) == 0
+    shown = capsys.readouterr().out
+    every = [text for shard in range(3) for text in _texts(shard)]
+    full = [text for text in every if text]
+    assert "train: 3 files" in shown
+    assert f"documents   {len(full):,}, {len(every) - len(full)} empty" in shown
+    assert f"tokens      {sum(len(text) + 1 for text in full):,}\n" in shown
+    duplicates = len(full) - len({text.strip() for text in full})
+    assert f"duplicates  {duplicates}" in shown
+    assert "held-out documents that are in train: 26 (100.00%)" in shown
+    assert "--- sample 1 ---\ndocument 1 of 0" in shown
+    assert main([*command, "--limit", "10", "--files", *files]) == 0
+    assert "(the first 10)" in capsys.readouterr().out

@@ -4,10 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 COMPILERS := .venv/nvrtc/.ready
 
-.PHONY: help quickstart test lint bench clean
+.PHONY: help quickstart quickstart-gpu test lint bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(READY) ## train recipes/debug.yaml for about a minute
 	$(BIN)/sparsellm train debug
@@ -17,6 +17,11 @@ quickstart: $(READY) ## train recipes/debug.yaml for about a minute
 	@echo '  sparsellm train debug --set train.steps=240   # go on from the checkpoint'
 	@echo '  sparsellm train debug --fresh --set sparsity.l1_coefficient=0   # without L1'
 	@echo '  sparsellm recipe list; sparsellm recipe show 0.5b'
+
+quickstart-gpu: $(READY) ## train the pilot on DATA=/path/to/parquet, dense and sparse (one GPU)
+	@[ -n "$(DATA)" ] || { echo 'make quickstart-gpu DATA=DIR: a folder of Parquet files with a column "text"'; exit 1; }
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cuda]'
+	SPARSELLM_DATA=$(DATA) $(BIN)/sparsellm sweep quickstart-gpu
 
 test: $(READY) $(COMPILERS) ## the whole suite, without a GPU
 	$(BIN)/python -m pytest -n 2

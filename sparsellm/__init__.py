@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sparsellm.ffn.dispatch import Kernels
     from sparsellm.ffn.types import Format
 
+__all__ = ["__version__", "accelerate", "restore"]
 __version__ = "0.1.0"
 
 

@@ -1,0 +1,21 @@
+# sparsellm on a machine with NVIDIA GPUs and a driver for CUDA 13:
+#   docker build -t sparsellm .
+#   docker run --gpus all --ipc host -v /data:/data -v $PWD/runs:/runs sparsellm \
+#     train small --set data.corpus=local --set 'data.files=[/data/*.parquet]' --set logging.run_dir=/runs
+# CuPy compiles the kernels at run time: it needs CUDA's headers and NVRTC, which its packages bring.
+FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
+ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+ENV VIRTUAL_ENV=/opt/sparsellm PATH=/opt/sparsellm/bin:$PATH
+RUN python3 -m venv $VIRTUAL_ENV
+WORKDIR /src
+COPY . .
+# torch before the rest: constraints.txt pins its version, not which CUDA it is built for.
+RUN pip install --constraint constraints.txt torch \
+    && pip install --constraint constraints.txt '.[cuda,eval]'
+# Machine code of kernels and compiled blocks outlives the container where this is a volume.
+ENV CUPY_CACHE_DIR=/cache/cupy TORCHINDUCTOR_CACHE_DIR=/cache/inductor
+VOLUME /cache
+ENTRYPOINT ["sparsellm"]

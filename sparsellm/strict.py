@@ -182,3 +182,12 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             keys += all_keys(field.annotation, f"{prefix}{name}.")
     return keys
+
+
+def flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested sections by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        inner = isinstance(value, dict)
+        flat |= flatten(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return flat

@@ -10,6 +10,7 @@ from typing import Any
 from sparsellm.estimate import count_parameters
 from sparsellm.report.collect import RunData
 from sparsellm.runs.evaluations import Evaluation
+from sparsellm.strict import flatten
 
 _NOT_COMPARED = ("name", "description", "logging.run_dir")
 
@@ -59,7 +60,7 @@ def difference_table(runs: list[RunData]) -> str:
     """The recipe keys that differ between the runs."""
     if len(runs) == 1:
         return "<p>One run, so there is nothing to compare; its whole recipe stands below.</p>"
-    flat = [_flatten(run.recipe.model_dump(mode="json")) for run in runs]
+    flat = [flatten(run.recipe.model_dump(mode="json")) for run in runs]
     keys = dict.fromkeys(key for recipe in flat for key in recipe)
     rows = []
     for key in keys:
@@ -148,15 +149,6 @@ def _duration(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}"
-
-
-def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= (
-            _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat
 
 
 def _value(value: Any) -> str:

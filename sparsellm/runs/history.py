@@ -62,10 +62,7 @@ def _not_continued(present: list[Path], resumed: Path) -> list[Path]:
 def _set_aside(run_path: Path, resumed: Path, others: list[Path]) -> list[str]:
     aside = _new_folder(run_path)
     outside = not resumed.resolve().is_relative_to(run_path.resolve())
-    for name in (METRICS_FILE, RECIPE_FILE):
-        if (run_path / name).is_file():
-            shutil.copy2(run_path / name, aside / name)
-            fsync(aside / name)
+    _copy_records(run_path, aside)
     folder = run_path / "checkpoints"
     if resumed.parent == folder:
         write_atomically(folder / LATEST, resumed.name + "\n")
@@ -86,17 +83,28 @@ def _set_aside(run_path: Path, resumed: Path, others: list[Path]) -> list[str]:
 
 def _set_records_aside(run_path: Path) -> list[str]:
     records = run_path / METRICS_FILE
-    if not records.is_file() or not whole_lines(records):
+    if not records.is_file():
+        return []
+    lines = whole_lines(records)
+    # What its processes were stays true, and is no reason to set anything aside.
+    sessions = [line for line, record in lines if record["kind"].startswith("session")]
+    if len(sessions) == len(lines):
         return []
     aside = _new_folder(run_path)
-    if (run_path / RECIPE_FILE).is_file():
-        shutil.copy2(run_path / RECIPE_FILE, aside / RECIPE_FILE)
-    records.rename(aside / METRICS_FILE)
-    fsync(aside)
+    _copy_records(run_path, aside)
+    write_atomically(records, "".join(sessions))
     return [
         f"{run_path} has records and no checkpoint: training begins at step 0, and the records are "
         f"set aside in {aside}"
     ]
+
+
+def _copy_records(run_path: Path, aside: Path) -> None:
+    for name in (METRICS_FILE, RECIPE_FILE):
+        if (run_path / name).is_file():
+            shutil.copy2(run_path / name, aside / name)
+            fsync(aside / name)
+    fsync(aside)
 
 
 def _new_folder(run_path: Path) -> Path:

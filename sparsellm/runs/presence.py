@@ -1,15 +1,19 @@
-"""Which process trains a run: a file in its folder while it does, for `sparsellm stop`.
+"""Which process trains a run: a file in its folder while it does.
 
-Imports no torch, so that the command answers at once.
+`runs.lock` writes it, so that no second training begins; `sparsellm stop` reads it. Imports no
+torch, so that the command answers at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -24,11 +28,30 @@ class Presence:
     host: str
     pid: int
     created: float  # seconds since the epoch; tells a process from a later one of the same number
+    namespace: str = ""  # of process numbers: containers of one host may have their own
+    id: str = ""  # of this training
+
+    @classmethod
+    def own(cls) -> Presence:
+        """This process."""
+        created = psutil.Process().create_time()
+        return cls(socket.gethostname(), os.getpid(), created, _namespace(), secrets.token_hex(8))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this host can see if the process lives."""
+        return (self.host, self.namespace) == (socket.gethostname(), _namespace())
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        since = datetime.fromtimestamp(self.created).strftime("%Y-%m-%d %H:%M:%S")
+        return f"process {self.pid} on host {self.host}, begun {since}"
 
     @property
     def process(self) -> psutil.Process | None:
         """The process, if it is on this host and still the same one."""
-        if self.host != socket.gethostname():
+        if not self.is_here:
             return None
         try:
             process = psutil.Process(self.pid)
@@ -37,19 +60,10 @@ class Presence:
             return None
 
 
-def announce(run_path: Path) -> None:
-    """Says that this process trains the run."""
-    from sparsellm.runs.files import write_atomically
-
-    own = Presence(socket.gethostname(), os.getpid(), psutil.Process().create_time())
-    write_atomically(run_path / PRESENCE_FILE, json.dumps(asdict(own)) + "\n")
-
-
-def withdraw(run_path: Path) -> None:
-    """Says that it does no more. Another process's word is left as it is."""
-    present = find(run_path)
-    if present and (present.host, present.pid) == (socket.gethostname(), os.getpid()):
-        (run_path / PRESENCE_FILE).unlink(missing_ok=True)
+def _namespace() -> str:
+    with contextlib.suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return ""
 
 
 def find(run_path: Path) -> Presence | None:

@@ -166,6 +166,7 @@ class Saver:
         }
 
     def _publish(self, partial: Path, final: Path, step: int, files: dict[str, FileEntry]) -> None:
+        _check_arrived(partial, files)
         identity = secrets.token_hex(8)
         manifest = Manifest(
             id=identity,
@@ -227,6 +228,16 @@ def _prepare(folder: Path, partial: Path) -> None:
             if stale == partial:
                 stale.rename(_unused(folder, f".tmp-stale-{partial.name}"))
     partial.mkdir()
+
+
+def _check_arrived(partial: Path, files: dict[str, FileEntry]) -> None:
+    for name, entry in files.items():
+        path = partial / name
+        if not path.is_file() or path.stat().st_size != entry.size:
+            raise FileNotFoundError(
+                f"{path}, which some rank has written, is not seen by the main rank: the run's "
+                "folder must be on a file system that all ranks share"
+            )
 
 
 def _make_way(final: Path) -> None:

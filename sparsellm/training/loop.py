@@ -15,16 +15,16 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from sparsellm.recipe import Recipe
-from sparsellm.runs import checkpoint
 from sparsellm.runs.dashboard import check_wandb
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.history import begin_branch
+from sparsellm.runs.lock import RunLock
 from sparsellm.runs.metrics_log import MetricsLog
-from sparsellm.runs.presence import announce, withdraw
-from sparsellm.runs.pretrained import find_checkpoint
+from sparsellm.runs.presence import PRESENCE_FILE
 from sparsellm.runs.records import FailureRecord
 from sparsellm.runs.session import this_session
 from sparsellm.training.banner import Machine, unused_gpus
+from sparsellm.training.consensus import agreed_checkpoint, compare_environments, locked
 from sparsellm.training.distributed import (
     FailedTogether,
     accumulating,
@@ -79,11 +79,13 @@ def train(
     accelerator, activity = build_accelerator(recipe), RankActivity()
     if warning := unused_gpus(Machine.present(), accelerator.device.type, torch.__version__):
         accelerator.print(warning)
-    with Peers(accelerator, stop, activity, recipe.runtime.timeout_minutes):
+    peers = Peers(accelerator, stop, activity, recipe.runtime.timeout_minutes)
+    with peers, locked(recipe.run_path, accelerator) as lock:
+        compare_environments(recipe, accelerator)
         with waiting("reading data, building the model", accelerator.print):
             run = build_run(recipe, accelerator, activity)
         try:
-            _train(run, stop, resume_from, fresh, init_from)
+            _train(run, stop, lock, resume_from=resume_from, fresh=fresh, init_from=init_from)
         except Exception:
             if accelerator.num_processes == 1:
                 close_run(run)
@@ -93,7 +95,13 @@ def train(
 
 
 def _train(
-    run: Run, stop: StopRequest, resume_from: Path | None, fresh: bool, init_from: Path | None
+    run: Run,
+    stop: StopRequest,
+    lock: RunLock,
+    *,
+    resume_from: Path | None,
+    fresh: bool,
+    init_from: Path | None,
 ) -> None:
     recipe = run.recipe
     if run.accelerator.is_main_process:
@@ -111,7 +119,7 @@ def _train(
         )
         return
     if fresh:
-        _move_aside(run)
+        _move_aside(run, lock)
     flag = "--fresh" if fresh else "--resume" if resume_from else None
     _begin_records(run, resumed)
     _logged_loop(run, stop, evaluator, missing, flag)
@@ -126,9 +134,7 @@ def _first_state(
     """
     say = run.accelerator.print
     run.activity.begin("loading", run.step)
-    path = find_checkpoint(resume_from) if resume_from else None
-    if path is None and not fresh:
-        path = checkpoint.latest(run.checkpoints)
+    path = agreed_checkpoint(run, resume_from, fresh)
     if path is not None:
         say(f"resuming from {path}")
         for note in restore_run(run, path):
@@ -138,11 +144,12 @@ def _first_state(
     return path
 
 
-def _move_aside(run: Run) -> None:
+def _move_aside(run: Run, lock: RunLock) -> None:
     path = run.recipe.run_path
-    if run.accelerator.is_main_process and path.exists():
+    if run.accelerator.is_main_process and any(p.name != PRESENCE_FILE for p in path.iterdir()):
         aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
         path.rename(aside)
+        lock.moved(aside, run.accelerator.print)
         run.accelerator.print(f"the earlier run is now {aside}")
     run.accelerator.wait_for_everyone()
 
@@ -171,7 +178,6 @@ def _logged_loop(
         accelerator = run.accelerator
         session = this_session(run.step, run.tokens, accelerator.num_processes, accelerator.device)
         log = MetricsLog(recipe, run.step, session, branch=flag == "--resume")
-        announce(recipe.run_path)
     how = "interrupted"
     try:
         finished = _loop(run, log, stop, evaluator, missing)
@@ -184,7 +190,6 @@ def _logged_loop(
     finally:
         if log is not None:
             log.close(how)
-            withdraw(recipe.run_path)
     saves = recipe.checkpoint.every_steps > 0
     if not finished:
         resumes = f"without {flag} the same command" if flag else "the same command"

@@ -32,6 +32,7 @@ from sparsellm.runs import checkpoint, state
 from sparsellm.runs.lineage import Lineage
 from sparsellm.runs.pretrained import read_weights
 from sparsellm.runs.saver import Saver
+from sparsellm.strict import flatten
 from sparsellm.training.distributed import checkpoint_group, together
 from sparsellm.training.kernel_policy import kernels_state, restore_kernels, set_up_kernels
 from sparsellm.training.objective import Objective
@@ -303,23 +304,13 @@ def _rate_notes(saved: checkpoint.SavedState, present: Recipe) -> list[str]:
 
 
 def _recipe_changes(saved_yaml: str, recipe: Recipe) -> list[str]:
-    saved = _flatten(yaml.safe_load(saved_yaml))
-    present = _flatten(recipe.model_dump(mode="json"))
+    saved = flatten(yaml.safe_load(saved_yaml))
+    present = flatten(recipe.model_dump(mode="json"))
     return [
         f"{_CHANGED}{key} {saved.get(key)} → {present.get(key)}"
         for key in sorted(saved.keys() | present.keys())
         if saved.get(key) != present.get(key)
     ]
-
-
-def _flatten(content: dict, prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in content.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _rng_state() -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from sparsellm.runs import checkpoint, saver, state
-from sparsellm.runs.checkpoint import RankState, Snapshot
+from sparsellm.runs.checkpoint import CheckpointError, RankState, Snapshot
 from sparsellm.runs.files import read_tensors, write_atomically
 
 
@@ -281,3 +281,17 @@ def test_what_cannot_be_deleted_blocks_neither_saving_nor_pruning(tmp_path, monk
     err = capsys.readouterr().err
     assert "what a killed run left stays" in err
     assert "an old checkpoint stays" in err
+
+
+def test_a_folder_that_ranks_do_not_share_is_found_out(tmp_path, monkeypatch):
+    saver.save(tmp_path, _snapshot(1), keep=1)
+    real = saver._write_small
+
+    def elsewhere(partial, texts, small):
+        written = real(partial, texts, small)
+        return written | {"rank_00001.json": written["rank_00000.json"]}  # on a disk of its own
+
+    monkeypatch.setattr(saver, "_write_small", elsewhere)
+    with pytest.raises(CheckpointError, match=r"rank_00001.json, .* that all ranks share; .*Mend"):
+        saver.save(tmp_path, _snapshot(2), keep=1)
+    assert _names(tmp_path) == ["latest", "step_00000001"]

@@ -126,10 +126,12 @@ def test_another_runs_checkpoint_replaces_the_whole_history(run_path, tmp_path):
 def test_records_without_a_checkpoint_are_set_aside(run_path):
     for path in checkpoint.checkpoints_in(run_path / "checkpoints"):
         path.rename(run_path.parent / path.name)  # as when a scratch disk is purged
+    with (run_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "session", "step": 0}\n')
     notes = begin_branch(run_path, None)
     assert "has records and no checkpoint: training begins at step 0" in notes[0]
-    assert _steps(run_path / "abandoned" / "1") == list(range(1, 41))
-    assert not (run_path / "metrics.jsonl").exists()
+    assert _steps(run_path / "abandoned" / "1") == [*range(1, 41), 0]
+    assert [record["kind"] for record in read_metrics(run_path)] == ["session"]
     assert begin_branch(run_path, None) == []
 
 

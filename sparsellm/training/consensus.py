@@ -1,0 +1,138 @@
+"""What the ranks of a run must agree on before its first step, and that no other run is at it."""
+
+from __future__ import annotations
+
+import socket
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import xxhash
+from accelerate import Accelerator
+
+import sparsellm
+from sparsellm.ranks import leave, tell
+from sparsellm.recipe import Recipe
+from sparsellm.runs import checkpoint
+from sparsellm.runs.lock import RunLock
+from sparsellm.runs.manifest import read_manifest
+from sparsellm.runs.presence import Presence
+from sparsellm.runs.pretrained import find_checkpoint
+from sparsellm.strict import flatten
+from sparsellm.training.distributed import together
+from sparsellm.training.run import Run
+
+_MOST_NAMED = 3  # differences
+
+
+@contextmanager
+def locked(run_path: Path, accelerator: Accelerator) -> Iterator[RunLock]:
+    """Holds the run's folder, by the main rank, for this training alone.
+
+    Raises:
+        ValueError: another training holds it.
+    """
+    lock = RunLock(run_path, partial(_end_without_lock, run_path))
+    try:
+        with together(accelerator.device):
+            if accelerator.is_main_process:
+                lock.acquire(accelerator.print)
+        yield lock
+    finally:
+        lock.release()
+
+
+def _end_without_lock(run_path: Path, holder: Presence | None) -> None:
+    who = holder.text if holder else "another process"
+    tell(f"error: {run_path} was taken over by {who}, while this process stood still; it ends")
+    leave(1)
+
+
+def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
+    """Compares the recipe, the code and the GPU model of all ranks.
+
+    Raises:
+        ValueError: some rank differs; says who has what.
+    """
+    device = accelerator.device
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    own = {f"the recipe's {key}": str(v) for key, v in flatten(recipe.model_dump()).items()}
+    own |= {"the device": gpu, "torch": torch.__version__, "sparsellm": _code_version()}
+    own["the number of ranks"] = str(accelerator.num_processes)
+    _compare(own, "start all ranks by the same command, code and kind of GPU")
+
+
+def agreed_checkpoint(run: Run, resume_from: Path | None, fresh: bool) -> Path | None:
+    """The checkpoint that all ranks go on from, or None.
+
+    Raises:
+        FileNotFoundError: ``resume_from`` is none.
+        ValueError: ranks see different ones; says who sees which.
+    """
+    path = None
+    with together(run.accelerator.device):
+        if resume_from is not None:
+            path = find_checkpoint(resume_from)
+        elif not fresh:
+            path = checkpoint.latest(run.checkpoints)
+        seen = "none" if path is None else _describe(path)
+    _compare(
+        {"the checkpoint": seen},
+        f"{run.recipe.run_path} must be on a file system that all ranks share",
+    )
+    return path
+
+
+def _describe(path: Path) -> str:
+    manifest = read_manifest(path, "resume from an older checkpoint")
+    return path.name if manifest is None else f"{path.name} ({manifest.id})"
+
+
+def _code_version() -> str:
+    package = Path(sparsellm.__file__).parent
+    digest = xxhash.xxh3_64()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return f"{sparsellm.__version__} ({digest.hexdigest()[:8]})"
+
+
+def _compare(own: dict[str, str], remedy: str) -> None:
+    everyone = _gather((socket.gethostname(), own))
+    differing = differences([values for _, values in everyone], [host for host, _ in everyone])
+    if differing:
+        shown = "; ".join(differing[:_MOST_NAMED])
+        more = len(differing) - _MOST_NAMED
+        rest = f"; and {more} more" if more > 0 else ""
+        raise ValueError(f"the ranks differ in {shown}{rest}. Nothing was changed; {remedy}")
+
+
+def _gather(own: tuple[str, dict[str, str]]) -> list[tuple[str, dict[str, str]]]:
+    if not dist.is_initialized():
+        return [own]
+    everyone: list[tuple[str, dict[str, str]]] = [own] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return everyone
+
+
+def differences(values: Sequence[dict[str, str]], hosts: Sequence[str]) -> list[str]:
+    """For each key in which ranks differ: who has what, the most common value last."""
+    found = []
+    for key in dict.fromkeys(key for own in values for key in own):
+        ranks: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, own in enumerate(values):
+            ranks[own.get(key, "nothing")].append(rank)
+        if len(ranks) > 1:
+            groups = sorted(ranks.items(), key=lambda item: len(item[1]))
+            parts = [f"{value} on {_who(group, hosts)}" for value, group in groups]
+            found.append(f"{key}: {', '.join(parts)}")
+    return found
+
+
+def _who(ranks: list[int], hosts: Sequence[str]) -> str:
+    if len(ranks) > 4:
+        return f"{len(ranks)} ranks"
+    return ", ".join(f"rank {rank} ({hosts[rank]})" for rank in ranks)

@@ -1,0 +1,193 @@
+"""Two trainings never share a run folder, and a dead one does not keep it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+
+import pytest
+from conftest import process_env, set_arguments
+
+from sparsellm.recipe import load_recipe
+from sparsellm.runs import lock as lock_module
+from sparsellm.runs.lock import RunLock
+from sparsellm.runs.presence import Presence, find
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from sparsellm.runs.lock import RunLock
+lock = RunLock(Path(sys.argv[1]), print)
+lock.acquire(print)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Renews and gives up in tenths of seconds."""
+    monkeypatch.setattr(lock_module, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(lock_module, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(lock_module, "_WATCH_SECONDS", 0.05)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """No holder is on this host."""
+    monkeypatch.setattr(Presence, "is_here", property(lambda self: False))
+
+
+def _quiet(*arguments):
+    """Says nothing."""
+
+
+def _leave_lock(path, **changes):
+    path.mkdir(exist_ok=True)
+    content = asdict(Presence.own()) | changes
+    (path / "running.json").write_text(json.dumps(content))
+
+
+def test_a_second_training_is_refused_until_the_first_is_dead(path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=process_env(),
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        second = RunLock(path, _quiet)
+        with pytest.raises(ValueError, match=rf"is being trained: process {holder.pid} on host"):
+            second.acquire(_quiet)
+        assert find(path).pid == holder.pid
+        holder.kill()
+        holder.wait()
+        second.acquire(_quiet)
+        assert find(path).pid == os.getpid()
+        second.release()
+        assert not path.exists()  # nothing was written
+    finally:
+        holder.kill()
+
+
+def test_a_process_of_the_same_number_is_not_the_holder(path):
+    _leave_lock(path, created=1.0)  # of before the host was started again
+    lock = RunLock(path, _quiet)
+    lock.acquire(_quiet)
+    lock.release()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": 3}'])
+def test_a_damaged_lock_is_watched_and_taken(path, impatient, content):
+    path.mkdir()
+    (path / "running.json").write_text(content)
+    lines = []
+    lock = RunLock(path, _quiet)
+    lock.acquire(lines.append)
+    assert "waiting for a sign of life of whoever wrote" in lines[0]
+    lock.release()
+
+
+def test_another_hosts_lock_is_taken_only_if_it_is_not_renewed(path, impatient, elsewhere):
+    first, second = RunLock(path, _quiet), RunLock(path, _quiet)
+    first.acquire(_quiet)
+    with pytest.raises(ValueError, match=r"--set name=NEW"):
+        second.acquire(_quiet)
+    first._ended.set()  # as if its host were gone: the file stays
+    first._thread.join()
+    started = time.monotonic()
+    second.acquire(_quiet)
+    assert time.monotonic() - started > 0.5
+    second.release()
+
+
+def test_who_stood_still_hears_that_the_lock_is_anothers(path, impatient, elsewhere):
+    lost = []
+    first = RunLock(path, lost.append)
+    first.acquire(_quiet)
+    _leave_lock(path, pid=7, id="another")
+    for _ in range(100):
+        if lost:
+            break
+        time.sleep(0.05)
+    assert lost[0].pid == 7
+    first.release()
+    assert find(path).id == "another"  # and it is left alone
+
+
+def test_of_many_that_find_a_dead_holder_one_gets_the_lock(path):
+    for _ in range(30):
+        _leave_lock(path, created=1.0)
+        won, refused = [], []
+        barrier = threading.Barrier(8)
+
+        def contend(won=won, refused=refused, barrier=barrier):
+            lock = RunLock(path, _quiet)
+            barrier.wait()
+            try:
+                lock.acquire(_quiet)
+                won.append(lock)
+            except ValueError:
+                refused.append(lock)
+
+        threads = [threading.Thread(target=contend) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(won), len(refused)) == (1, 7)
+        won[0].release()
+    assert not path.exists()
+
+
+def test_who_died_while_taking_a_lock_away_does_not_keep_it(path, impatient):
+    _leave_lock(path, created=1.0)
+    digest = hashlib.sha256((path / "running.json").read_bytes()).hexdigest()
+    (path / f".tmp-taking-{digest[:16]}").touch()
+    lock = RunLock(path, _quiet)
+    lock.acquire(_quiet)
+    lock.release()
+    assert not path.exists()
+
+
+def test_without_hard_links_the_file_is_made_exclusively(path, monkeypatch):
+    def refused(self, target):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(type(path), "hardlink_to", refused)
+    first, second = RunLock(path, _quiet), RunLock(path, _quiet)
+    first.acquire(_quiet)
+    with pytest.raises(ValueError, match=r"is being trained"):
+        second.acquire(_quiet)
+    first.release()
+
+
+def test_training_takes_the_lock_also_with_fresh_and_frees_it(tiny_overrides, cli_here):
+    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    assert cli_here(*own).returncode == 0
+    before = sorted(run_path.rglob("*"))
+    other = RunLock(run_path, _quiet)
+    other.acquire(_quiet)
+    for further in ((), ("--fresh",), ("--resume", str(run_path))):
+        refused = cli_here(*own, *further)
+        assert refused.returncode == 1
+        assert f"{run_path} is being trained: process {os.getpid()}" in refused.stderr
+    other.release()
+    assert sorted(run_path.rglob("*")) == before
+    fresh = cli_here(*own, "--fresh")
+    assert fresh.returncode == 0, fresh.stderr
+    for place in (run_path, run_path.with_name("debug.1")):
+        assert not (place / "running.json").exists()

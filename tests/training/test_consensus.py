@@ -1,0 +1,68 @@
+"""Ranks that would train on different things are told so before the first step."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparsellm.runs import checkpoint
+from sparsellm.training import consensus
+from sparsellm.training.consensus import agreed_checkpoint, compare_environments, differences
+from sparsellm.training.loop import train_step
+from sparsellm.training.run import build_accelerator, build_run, close_run, save_run
+from sparsellm.training.signals import StopRequest
+
+
+@pytest.fixture
+def another_rank(monkeypatch):
+    """Lets a second rank on host b have other values than this one."""
+
+    def have(**changes):
+        def gather(own):
+            other = own[1] | {key.replace("_", " "): value for key, value in changes.items()}
+            return [own, ("b", other)]
+
+        monkeypatch.setattr(consensus, "_gather", gather)
+
+    return have
+
+
+def test_who_has_what_is_said_the_most_common_last():
+    values = [{"step": "4"}, {"step": "4"}, {"step": "6", "torch": "2"}]
+    assert differences(values, "aab") == [
+        "step: 6 on rank 2 (b), 4 on rank 0 (a), rank 1 (a)",
+        "torch: 2 on rank 2 (b), nothing on rank 0 (a), rank 1 (a)",
+    ]
+    many = [{"step": str(int(rank == 5))} for rank in range(9)]
+    assert differences(many, "a" * 9) == ["step: 1 on rank 5 (a), 0 on 8 ranks"]
+    assert differences(values[:2], "aa") == []
+
+
+def test_another_recipe_or_gpu_is_refused(tiny, another_rank):
+    recipe = tiny()
+    accelerator = build_accelerator(recipe)
+    compare_environments(recipe, accelerator)
+    another_rank(the_device="NVIDIA A100")
+    with pytest.raises(
+        ValueError, match=r"the device: cpu on rank 0 .*, NVIDIA A100 on rank 1 \(b\)"
+    ):
+        compare_environments(recipe, accelerator)
+    another_rank(**{"the_recipe's train.steps": "5", "sparsellm": "0.0"})
+    with pytest.raises(ValueError, match=r"the recipe's train.steps: 4 on rank 0 .*; sparsellm: "):
+        compare_environments(recipe, accelerator)
+
+
+def test_the_checkpoint_is_compared_by_its_id(tiny, another_rank):
+    run = build_run(tiny())
+    train_step(run, StopRequest())
+    path = save_run(run)
+    assert agreed_checkpoint(run, None, fresh=False) == path
+    assert agreed_checkpoint(run, None, fresh=True) is None
+    another_rank(the_checkpoint="none")
+    identity = checkpoint.load(path).manifest.id
+    with pytest.raises(
+        ValueError, match=rf"step_00000001 \({identity}\) on rank 0 .*, none on rank 1"
+    ):
+        agreed_checkpoint(run, None, fresh=False)
+    with pytest.raises(FileNotFoundError, match=r"is no checkpoint"):
+        agreed_checkpoint(run, path / "nowhere", fresh=False)
+    close_run(run)

@@ -128,6 +128,11 @@ class TokenLoader:
             "corpora": {corpus.name: corpus.fingerprint for corpus in self._config.corpora},
         }
 
+    @property
+    def num_corpora(self) -> int:
+        """More than one is a mixture."""
+        return len(self._config.corpora)
+
     def tokens(self) -> dict[str, int]:
         """Tokens of each corpus that all ranks have trained on, where all are at one step."""
         return self._advanced().tokens

@@ -196,7 +196,9 @@ def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
     """What is logged to wandb of a record."""
     base = {"tokens": record.tokens, "step": record.step}
     if isinstance(record, ValidationRecord):
-        return base | {"validation/loss": record.loss, "validation/targets": record.num_targets}
+        by_corpus = {f"validation/loss_{name}": loss for name, loss in record.by_corpus.items()}
+        targets = {"validation/targets": record.num_targets}
+        return base | {"validation/loss": record.loss} | targets | by_corpus
     if isinstance(record, EvaluationRecord):
         scores = {
             f"evaluation/{name}/{metric}": score[metric]

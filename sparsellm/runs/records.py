@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -65,6 +65,7 @@ class TrainRecord:
     l1_by_layer: list[float]  # λ
     sparsity: StepStats
     kernels: KernelStats
+    corpus_tokens: dict[str, int] = field(default_factory=dict)  # of a mixture, so far, by corpus
 
     kind: ClassVar[str] = "train"
 
@@ -72,7 +73,8 @@ class TrainRecord:
         """What metrics.jsonl holds of it."""
         identity = {"kind": "train", "step": self.step, "tokens": self.tokens}
         stats = {"sparsity": asdict(self.sparsity), "kernels": asdict(self.kernels)}
-        return identity | self.values | {"l1_by_layer": self.l1_by_layer} | stats
+        mixture = {"corpus_tokens": self.corpus_tokens} if self.corpus_tokens else {}
+        return identity | self.values | {"l1_by_layer": self.l1_by_layer} | mixture | stats
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,16 @@ class ValidationRecord:
     tokens: int
     loss: float  # nats a token
     num_targets: int  # held-out tokens it is the mean of
+    by_corpus: dict[str, float] = field(default_factory=dict)  # of a mixture: each one's loss
 
     kind: ClassVar[str] = "validation"
 
     def line(self) -> dict[str, Any]:
         """What metrics.jsonl holds of it."""
-        return {"kind": "validation", **asdict(self)}
+        line = {"kind": "validation", **asdict(self)}
+        if not self.by_corpus:
+            del line["by_corpus"]
+        return line
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,8 @@ def record_of(line: dict[str, Any]) -> Record | None:
         sparsity = StepStats(**content.pop("sparsity"))
         kernels = KernelStats(**content.pop("kernels"))
         l1_by_layer = content.pop("l1_by_layer", [])
-        return TrainRecord(step, tokens, content, l1_by_layer, sparsity, kernels)
+        corpus_tokens = content.pop("corpus_tokens", {})
+        return TrainRecord(step, tokens, content, l1_by_layer, sparsity, kernels, corpus_tokens)
     classes = {
         "validation": ValidationRecord,
         "evaluation": EvaluationRecord,

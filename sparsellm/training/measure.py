@@ -116,10 +116,16 @@ def _attempt(
 
 
 def _validate(run: Run, log: MetricsLog | None, stop: StopRequest) -> None:
-    assert run.validation is not None
-    loss, num_targets = run.validation.loss(
-        run.objective, run.accelerator, lambda: stop.received is not None
+    found = {
+        name: held_out.loss(run.objective, run.accelerator, lambda: stop.received is not None)
+        for name, held_out in run.validation.items()
+    }
+    num_targets = sum(count for _, count in found.values())
+    loss = sum(mean * count for mean, count in found.values()) / num_targets
+    by_corpus = {name: mean for name, (mean, _) in found.items()} if len(found) > 1 else {}
+    parts = "".join(f" | {name} {mean:.4f}" for name, mean in by_corpus.items())
+    run.accelerator.print(
+        f"step {run.step} | validation loss {loss:.4f} ({num_targets:,} tokens){parts}"
     )
-    run.accelerator.print(f"step {run.step} | validation loss {loss:.4f} ({num_targets:,} tokens)")
     if log is not None:
-        log.write(ValidationRecord(run.step, run.tokens, loss, num_targets))
+        log.write(ValidationRecord(run.step, run.tokens, loss, num_targets, by_corpus))

@@ -69,6 +69,7 @@ class Meter:
             totals.l1_by_layer,
             totals.sparsity,
             totals.kernels,
+            run.loader.tokens() if run.loader.num_corpora > 1 else {},
         )
 
 

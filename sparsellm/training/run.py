@@ -59,7 +59,7 @@ class Run:
     objective: torch.nn.Module  # what is called: `Objective`, wrapped by DDP or FSDP2
     optimizer: torch.optim.Optimizer
     loader: TokenLoader
-    validation: ValidationSet | None
+    validation: dict[str, ValidationSet]  # by corpus; empty where there is no validation
     stats: SparsityStats
     saver: Saver
     group: ProcessGroup | None  # of CPU processes, for checkpoints; None for one process
@@ -125,12 +125,18 @@ def build_run(
     loader = TokenLoader(
         corpora, tokenizer, **shape, seed=recipe.seed, num_workers=recipe.data.num_workers
     )
-    validation = None
+    validation = {}
     if recipe.validation.every_steps:
-        held_out = validation_batches(
-            corpora[0], tokenizer, **shape, num_tokens=recipe.validation.tokens
-        )
-        validation = ValidationSet(held_out, recipe.train.micro_batch_size, accelerator.device)
+        # Of a mixture those that have held-out text, in proportion to their weights.
+        held_out = [corpus for corpus in corpora if corpus.validation] or corpora[:1]
+        for corpus in held_out:
+            share = corpus.weight / sum(other.weight for other in held_out)
+            wanted = round(recipe.validation.tokens * share)
+            validation[corpus.name] = ValidationSet(
+                validation_batches(corpus, tokenizer, **shape, num_tokens=wanted),
+                recipe.train.micro_batch_size,
+                accelerator.device,
+            )
 
     model = build_model(recipe, tokenizer.eot_id).to(accelerator.device)
     model.train()

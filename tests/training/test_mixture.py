@@ -1,0 +1,53 @@
+"""A run on several corpora: their shares, tokens and held-out losses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import set_arguments
+
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.records import read_metrics
+
+
+def _corpus(folder, name, text):
+    for split, count in (("train", 400), ("held", 40)):
+        lines = [json.dumps({"body": f"{text} {split} {i} " * 5}) + "\n" for i in range(count)]
+        (folder / f"{name}-{split}.jsonl").write_text("".join(lines))
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        f"source: files\nfiles: '${{CORPUS_DIR}}/{name}-train.jsonl'\n"
+        f"validation_files: '${{CORPUS_DIR}}/{name}-held.jsonl'\ntext_field: body\n"
+    )
+    return path
+
+
+def test_a_mixture_is_recorded_by_corpus_and_resumes(tiny_overrides, tmp_path, cli_here):
+    paths = [_corpus(tmp_path, "words", "some words"), _corpus(tmp_path, "code", "f(x)")]
+    (tmp_path / "both.yaml").write_text(
+        f"source: mixture\ncorpora: {{{paths[0]}: 3, {paths[1]}: 1}}\n"
+    )
+    overrides = [*tiny_overrides, f"data.corpus={tmp_path / 'both.yaml'}"]
+    for steps in (2, 4):
+        trained = cli_here("train", "debug", *set_arguments([*overrides, f"train.steps={steps}"]))
+        assert trained.returncode == 0, trained.stderr
+    assert "resuming from" in trained.stdout
+    assert "| words " in trained.stdout
+    records = read_metrics(load_recipe("debug", overrides).run_path)
+    counted = [r["corpus_tokens"] for r in records if r["kind"] == "train"]
+    assert [sum(tokens.values()) for tokens in counted] == [256, 512, 768, 1024]
+    assert counted[-1]["code"] == pytest.approx(256, abs=64)
+    held_out = [r for r in records if r["kind"] == "validation"][-1]
+    assert held_out["by_corpus"].keys() == {"words", "code"}
+    assert (
+        min(held_out["by_corpus"].values()) < held_out["loss"] < max(held_out["by_corpus"].values())
+    )
+
+    one = [*tiny_overrides, f"data.corpus={paths[0]}", "data.text_field=nope"]
+    refused = cli_here("train", "debug", *set_arguments([*one, "name=other"]))
+    assert refused.returncode == 1
+    assert (
+        "line 1 has no key 'nope'; it has body. Name its text with data.text_field"
+        in refused.stderr
+    )

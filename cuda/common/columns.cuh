@@ -12,13 +12,16 @@
 #pragma once
 #include "common/union.cuh"
 
-// Four values of a column: those of the four places that a lane of a multiplying warp finishes.
-__device__ __forceinline__ uint2* column_part(bf16* columns, uint32 at) {
-  const int place = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 4 * 4;
-  return reinterpret_cast<uint2*>(columns + static_cast<uint64>(at) * block_tokens + place);
+// Four values of a column, from a place on: an int, or what becomes one. A kernel's own type for it
+// lets the compiler see where the place comes from before it decides what to unroll.
+template <typename Place>
+__device__ __forceinline__ uint2* column_part(bf16* columns, uint32 at, Place place) {
+  return reinterpret_cast<uint2*>(columns + static_cast<uint64>(at) * block_tokens +
+                                  static_cast<int>(place));
 }
-__device__ __forceinline__ uint2 column_part(const bf16* columns, uint32 at) {
-  return *column_part(const_cast<bf16*>(columns), at);
+template <typename Place>
+__device__ __forceinline__ uint2 column_part(const bf16* columns, uint32 at, Place place) {
+  return *column_part(const_cast<bf16*>(columns), at, place);
 }
 
 __device__ __forceinline__ uint32 multiply_bf16(uint32 a, uint32 b) {

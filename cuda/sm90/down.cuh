@@ -6,16 +6,10 @@
 // k, the member, as the slow index, which wgmma reads as "transposed".
 //
 // A heavy block is several units (units.cuh: `Splitting`), each of a part of its members: their sums
-// are left in memory, and the unit that ends last adds them up, in the order of the parts. An `Op`
-// says where things are:
-//
-//   num_sources()                how many pairs of columns and weights there are to add up
-//   members(block), neuron(m)    a block's union, and the neuron that one of its words means
-//   columns(source, block, i)    64 values for each member from the block's i-th on, 16-byte aligned
-//   place(m, i)                  where from there on those of member i begin, whose word is m
-//   weights(source)              (N, K), a row a neuron
-//   rare                         whether L2 had better keep the weights than the columns
+// are left in memory, and the unit that ends last adds them up, in the order of the parts.
+// row_sums.cuh has what an `Op` says.
 #pragma once
+#include "common/parts.cuh"
 #include "sm90/gather.cuh"
 
 namespace {
@@ -104,19 +98,6 @@ __device__ __forceinline__ void gather_source(Shared& shared, RingPlace<stages>&
   }
 }
 
-// The list of units and what their parts have in common (union.cuh, units.cuh).
-struct Shares {
-  const uint2* order;
-  const uint2* split;  // null where nothing is split
-  uint32* arrived;     // [splits][units_k]: of a block's first part, how many of its parts are done
-  float* sums;         // [splits][units_k][64 × 512], in the order of the threads that hold them
-  uint32* control;
-};
-
-__device__ __forceinline__ int block_of(const WorkUnit& unit) { return unit.a & 0xffffu; }
-// One more than the place in `split`, or 0.
-__device__ __forceinline__ uint32 split_of(const WorkUnit& unit) { return unit.a >> 16; }
-
 template <typename Op>
 __device__ void gather(Shared& shared, const Op& op, uint32 columns, int units_k,
                        const Shares& shares) {
@@ -124,8 +105,8 @@ __device__ void gather(Shared& shared, const Op& op, uint32 columns, int units_k
   const auto look_up = [&](int index) { return shares.order[index / units_k]; };
   UnitWalk walk(shared.queue, shares.control + next_down, shares.control[num_parts] * units_k);
   for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;) {
-    const int block = block_of(unit), column = unit.index % units_k * unit_columns;
-    const int first = split_of(unit) == 0 ? 0 : shares.split[split_of(unit) - 1].x;
+    const int block = block_of(unit.a), column = unit.index % units_k * unit_columns;
+    const int first = split_of(unit.a) == 0 ? 0 : shares.split[split_of(unit.a) - 1].x;
     for (int source = 0, sources = op.num_sources(); source < sources; ++source)
       gather_source(shared, place, op, op.weights(source), op.columns(source, block, first),
                     op.members(block) + first, unit.b, column, columns,
@@ -194,54 +175,15 @@ __device__ __forceinline__ void store(const Output& to, Sum sum) {
   }
 }
 
-// This thread's sums of one part, 32 float4 that lie 256 apart.
-__device__ __forceinline__ float4* sums_of(const Shares& shares, int place, int units_k, int slice) {
-  const uint64 unit = static_cast<uint64>(place) * units_k + slice;
-  return reinterpret_cast<float4*>(shares.sums + unit * (block_tokens * unit_columns)) +
-         threadIdx.x - gather_threads;
-}
-
-// Counts a part of a sum as done, whose sums this thread has written to memory. True where it was the
-// last: then those of all parts are there to be read. Both multiplying warpgroups call it.
-__device__ __forceinline__ bool is_last_part(bool& last, uint32* arrived, int parts) {
-  __threadfence();
-  named_barrier(1, block_threads - gather_threads);
-  if (threadIdx.x == gather_threads) last = atomicAdd(arrived, 1) == parts - 1;
-  named_barrier(1, block_threads - gather_threads);
-  if (last) __threadfence();
-  return last;
-}
-
-__device__ __forceinline__ void leave_sums(float4* to, int stride, const float (&d)[128]) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i)
-    __stcg(to + i * stride, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
-}
-__device__ __forceinline__ void add_sums(const float4* from, int stride, float (&d)[128]) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const float4 more = __ldcg(from + i * stride);
-    d[4 * i] += more.x;
-    d[4 * i + 1] += more.y;
-    d[4 * i + 2] += more.z;
-    d[4 * i + 3] += more.w;
-  }
-}
-
-// A part of a heavy block. True where all parts are there: then `d` are the sums of all.
-__device__ __forceinline__ bool add_parts(bool& last, const Shares& shares, int place, int units_k,
-                                          int slice, float (&d)[128]) {
-  constexpr int stride = block_threads - gather_threads;
-  const uint2 split = shares.split[place];
-  const int parts = split.y & 0xffffu, first = place - (split.y >> 16);
-  leave_sums(sums_of(shares, place, units_k, slice), stride, d);
-  if (!is_last_part(last, shares.arrived + first * units_k + slice, parts)) return false;
-#pragma unroll
-  for (int i = 0; i < 128; ++i) d[i] = 0.0f;
-  for (int part = 0; part < parts; ++part)
-    add_sums(sums_of(shares, first + part, units_k, slice), stride, d);
-  return true;
-}
+// The 128 sums that a thread of a multiplying warpgroup has.
+struct Tile {
+  using Values = float[128];
+  static constexpr int quads = 32, threads = block_threads - gather_threads;
+  static __device__ __forceinline__ float& at(Values& d, int i) { return d[i]; }
+  static __device__ __forceinline__ float at(const Values& d, int i) { return d[i]; }
+  static __device__ __forceinline__ int thread() { return threadIdx.x - gather_threads; }
+  static __device__ __forceinline__ void sync() { named_barrier(1, threads); }
+};
 
 // `token_M`: the row of y that each token of a block is, or null where it is its number.
 __device__ void multiply(Shared& shared, int num_sources, int m, int k, int units_k,
@@ -257,7 +199,7 @@ __device__ void multiply(Shared& shared, int num_sources, int m, int k, int unit
     Output unit_y{y, bias, k, slice * unit_columns + consumer * 256};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = block_of(unit) * block_tokens + first_row + token_at(lane / 4 + 8 * half);
+      const int row = block_of(unit.a) * block_tokens + first_row + token_at(lane / 4 + 8 * half);
       unit_y.row[half] = row >= m ? -1 : token_M == nullptr ? row : token_M[row];
     }
     if (entries == 0) {
@@ -265,8 +207,8 @@ __device__ void multiply(Shared& shared, int num_sources, int m, int k, int unit
       continue;
     }
     sum_steps(shared, place, (entries + stage_entries - 1) / stage_entries * num_sources, d);
-    const uint32 split = split_of(unit);
-    if (split == 0 || add_parts(last, shares, split - 1, units_k, slice, d))
+    const uint32 split = split_of(unit.a);
+    if (split == 0 || add_parts<Tile>(last, shares, split - 1, units_k, slice, d))
       store(unit_y, [&](int i) { return d[i]; });
   }
 }

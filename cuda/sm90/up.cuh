@@ -1,21 +1,13 @@
 // Products of a token block with the weight rows of its union: what union_up and columns_grad share.
 //
-// A work unit is 64 tokens × 256 members of their block's union; the weight rows that the members
-// name are gathered with cp.async, 64 k at a time, while TMA brings the tokens, or cp.async where
-// their rows do not lie together. Each multiplying warpgroup holds 64 tokens × 128 members. An `Op`
-// says which neuron a member is and what becomes of the sums:
-//
-//   members(block), neuron(m)   a block's union, and the neuron that one of its words means
-//   name(unit, i)               what the others call member `i` of a unit; never `no_entry`
-//   fetch(unit, name, a, b)     what `finish` needs beside the sums, on its way during the products
-//   finish(unit, i, name, sums, a, b)   the sums, as bf16, of a member and four tokens; returns
-//                               what `end` gets the sum of
-//   end(unit, sum)
-//   shifts, shift()   whether there is something to add to every sum, before it is rounded, and what
+// The weight rows that the members of a unit name are gathered with cp.async, 64 k at a time, while
+// TMA brings the tokens, or cp.async where their rows do not lie together. Each multiplying warpgroup
+// holds 64 tokens × 128 members. products.cuh has what an `Op` says.
 //
 // Plain arrays in `multiply`, not an object a unit, and no branches in `finish`: else the compiler
 // keeps them in local memory.
 #pragma once
+#include "common/products.cuh"
 #include "sm90/gather.cuh"
 
 namespace {
@@ -33,17 +25,17 @@ struct Shared {
 constexpr int rows = unit_members * 8 / gather_threads;  // 16-byte chunks a thread and step
 constexpr int row_step = gather_threads / 8, step_group = 4;
 
-// A unit: members 256·chunk and on of a block's union.
-struct Part {
-  int block, chunk, members;  // there may be more than 256 from there on
-
-  __device__ __forceinline__ int start() const { return chunk * unit_members; }
-};
-
 // The member of a unit that this lane finishes j-th.
 __device__ __forceinline__ int member_of(int j) {
   return (threadIdx.x / 128 - 1) * 128 + 8 * j + threadIdx.x % 32 / 4;
 }
+
+// The first of the four places of a column that this lane finishes.
+struct PlaceOfLane {
+  __device__ __forceinline__ operator int() const {
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 4 * 4;
+  }
+};
 
 constexpr int token_rows = block_tokens * 8 / gather_threads;  // likewise, of tokens
 
@@ -167,7 +159,7 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
       if (step == steps / 2) {  // the names are here by now, and this will be in time
 #pragma unroll
         for (int j = 0; j < members_lane; ++j)
-          if (name[j] != no_entry) op.fetch(part, name[j], a[j], b[j]);
+          if (name[j] != no_entry) op.fetch(part, name[j], PlaceOfLane(), a[j], b[j]);
       }
       wgmma_wait<1>();
       if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
@@ -184,9 +176,10 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
     for (int j = 0; j < members_lane; ++j) {
       const uint2 sums = make_uint2(transpose_8x8(pack_bf16(d[4 * j], d[4 * j + 1])),
                                     transpose_8x8(pack_bf16(d[4 * j + 2], d[4 * j + 3])));
-      if (name[j] != no_entry) sum += op.finish(part, member_of(j), name[j], sums, a[j], b[j]);
+      if (name[j] != no_entry)
+        sum += op.finish(part, member_of(j), name[j], PlaceOfLane(), sums, a[j], b[j]);
     }
-    op.end(part, sum);
+    op.end(part, threadIdx.x / 32 - gather_threads / 32, sum);
   }
 }
 

@@ -13,9 +13,27 @@
 //
 // A group of neurons that is split leaves its parts' sums in memory; who comes last adds them up,
 // in their order: the same bits every time.
-#include "sm90/weight_sums.cuh"
+#include "sm90/down.cuh"
+#include "common/weight_sums.cuh"
 
 namespace {
+using Arguments = GradArguments<unit_columns>;
+
+// Two warpgroups hold 64 rows × 512 columns, each 256 columns, in the fragments of wgmma (wgmma.cuh):
+// rows 0–31 are the first matrix.
+struct GradTile : Tile {
+  static constexpr int columns = unit_columns, rows = 2, eights = 32, batch = 8;
+  static __device__ __forceinline__ int index(int row, int eight) { return 4 * eight + 2 * row; }
+  static __device__ __forceinline__ int row(int number) {
+    return threadIdx.x / 32 % 2 * 16 + threadIdx.x % 32 / 4 + 8 * number;
+  }
+  static __device__ __forceinline__ int matrix() { return threadIdx.x / 64 % 2; }
+  static __device__ __forceinline__ int first_column() { return thread() / 128 * 256; }
+  static __device__ __forceinline__ int number(bool twice) {
+    return twice ? thread() : thread() / 128 * 64 + threadIdx.x % 64;
+  }
+};
+
 struct Rows {
   int values;  // of a row
   // A row of x is read for eleven groups of 176, its values for one (H200, 16384 × 2048 × 5632,
@@ -52,14 +70,14 @@ __device__ void multiply(Shared& shared, const Arguments& a, int units) {
     const int slice = own.index / units;
     const Unit unit = a.unit[own.index % units];
     if (own.b == 0) {
-      if (!add) store_gradient<add>(a, unit.group, slice, [](int) { return 0.0f; });
+      if (!add) store_gradient<GradTile, add>(a, unit.group, slice, [](int) { return 0.0f; });
       continue;
     }
-    if (add) prefetch_sums(a, unit.group, slice);
+    if (add) prefetch_sums<GradTile>(a, unit.group, slice);
     sum_steps(shared, place, (own.b + stage_entries - 1) / stage_entries, d);
     if (unit.parts == 1 ||
-        add_parts(last, a, slice, unit.slot, unit.part, unit.parts, d))
-      store_gradient<add>(a, unit.group, slice, [&](int i) { return d[i]; });
+        add_parts<GradTile>(last, a, slice, unit.slot, unit.part, unit.parts, d))
+      store_gradient<GradTile, add>(a, unit.group, slice, [&](int i) { return d[i]; });
   }
 }
 }  // namespace

@@ -87,7 +87,7 @@ def run(
 
     Raises:
         FileNotFoundError: no such trace file.
-        ValueError: it is none, no Hopper GPU, or one without an energy counter.
+        ValueError: it is none, a GPU older than Ampere, or one without an energy counter.
     """
     yield from FFNTrainBench(device, seconds, traces, with_energy, ids).run(cases)
 
@@ -108,11 +108,10 @@ class FFNTrainBench(FFNBench):
         super().__init__(device, seconds, traces, with_energy, ids)
         self._norm_ms: dict[tuple[int, int], StepTimes] = {}
         if device.type == "cuda":
-            from sparsellm.ffn.kernels.inference import HOPPER
+            from sparsellm.ffn.kernels.gpu_architecture import unsupported
 
-            if torch.cuda.get_device_capability(device) != HOPPER:
-                name = torch.cuda.get_device_name(device)
-                raise ValueError(f"training has kernels for Hopper GPUs alone; this is {name}")
+            if reason := unsupported(device):
+                raise ValueError(reason)
         self.lead = timing.other_work(device)
 
     def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:

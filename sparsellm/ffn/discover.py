@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.inference_ops import beyond_limits
+from sparsellm.ffn.kernels.gpu_architecture import unsupported
 from sparsellm.ffn.reference import activation_function
-
-OLDEST = (8, 0)  # compute capability: bf16 in tensor cores, cp.async
 
 
 class Names(NamedTuple):
@@ -165,8 +164,8 @@ def cannot_compute(ffn: Projections) -> str | None:
         reason = "its weights are offloaded"
     elif len({linear.weight.device for linear in ffn.present}) > 1:
         reason = "its weights are on several devices"
-    elif weight.is_cuda and torch.cuda.get_device_capability(weight.device) < OLDEST:
-        reason = f"{torch.cuda.get_device_name(weight.device)} is older than Ampere"
+    elif weight.is_cuda and (too_old := unsupported(weight.device)):
+        reason = too_old
     elif not all(linear.weight.is_contiguous() for linear in ffn.present):
         reason = "its weights are not contiguous"
     elif any(linear._forward_hooks or linear._forward_pre_hooks for linear in ffn.present):

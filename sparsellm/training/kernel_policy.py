@@ -62,15 +62,17 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
 
 
 def _why_not(recipe: Recipe, device: torch.device) -> str | None:
-    from sparsellm.ffn.kernels.inference import HOPPER
+    from sparsellm.ffn.kernels.gpu_architecture import architecture_of, unsupported
 
     shape = recipe.model
     if recipe.sparsity.union_coefficient:
         return "only the dense path computes the gradient of sparsity.union_coefficient"
     if recipe.runtime.precision != "bf16":
         return "the sparse kernels need runtime.precision=bf16"
-    if torch.cuda.get_device_capability(device) != HOPPER:
-        return f"{torch.cuda.get_device_name(device)} is no Hopper GPU"
+    if reason := unsupported(device):
+        return reason
+    if not architecture_of(torch.empty(0, device=device).get_device()).trains:
+        return f"{torch.cuda.get_device_name(device)} is not a Hopper GPU"
     if importlib.util.find_spec("cupy") is None:
         return "the sparse kernels need CuPy: pip install 'sparsellm[cuda]'"
     return beyond_limits(shape.hidden_size, shape.intermediate_size)

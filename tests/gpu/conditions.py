@@ -8,21 +8,38 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-AMPERE, HOPPER = (8, 0), (9, 0)  # compute capabilities
+from sparsellm.ffn.kernels import inference, union_training
+from sparsellm.ffn.kernels.gpu_architecture import FORCED, architecture_of, unsupported
 
 
-def need_kernels(oldest: tuple[int, int] = AMPERE) -> None:
+def need_kernels() -> None:
     """Skips, by name, where the kernels cannot run."""
     pytest.importorskip("cupy", reason="CuPy is not installed")
-    if torch.cuda.get_device_capability() < oldest:
-        pytest.skip(f"the kernels need compute capability {oldest[0]}.{oldest[1]} or newer")
+    if reason := unsupported(torch.cuda.current_device()):
+        pytest.skip(reason)
 
 
-def need_hopper() -> None:
-    """Skips, by name, where Hopper's own kernels cannot run: a newer GPU cannot either."""
-    need_kernels(HOPPER)
-    if torch.cuda.get_device_capability() != HOPPER:
-        pytest.skip("these kernels are for Hopper GPUs alone")
+def need_training() -> None:
+    """Skips, by name, where `ffn.kernels: auto` trains dense."""
+    need_kernels()
+    if not architecture_of(torch.cuda.current_device()).trains:
+        pytest.skip("no run trains sparse on this GPU yet")
+
+
+@contextmanager
+def forced(architecture: str) -> Iterator[None]:
+    """Runs the kernels of one architecture, by name, whichever the GPU would choose."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FORCED, architecture)
+        _forget()
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    """Makes the next call choose, and measure, anew."""
+    for function in (architecture_of, inference.measure_costs, union_training.measure_costs):
+        function.cache_clear()
 
 
 @contextmanager

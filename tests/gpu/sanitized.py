@@ -5,61 +5,65 @@ No GEMM of PyTorch's: racecheck fails inside cuBLAS.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels import compile, dense, hybrid, inference, portable, twell, union
+from sparsellm.ffn.kernels import compile, dense, hybrid, inference, twell, union
 from sparsellm.ffn.kernels.decode import MAX_TOKENS, decode_ffn
+from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, TokenOrder
+from tests.gpu.conditions import forced
 
 
 def main() -> None:
-    """Inference, by Hopper's kernels, the portable and dense ones, and training; all with tails."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    hopper = torch.cuda.get_device_capability() == inference.HOPPER
+    """Inference and training by each architecture's kernels, and the dense ones; all with tails."""
+    capability = torch.cuda.get_device_capability()
     torch.manual_seed(0)
-
-    def matrix(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device).bfloat16()
-
-    infer(matrix, hopper)
-    if hopper:
-        for m, k, n in ((200, 264, 776), (65, 72, 264), (1100, 72, 40), (200, 72, 1032)):
-            train(matrix, m, k, n)
+    with mock.patch("torch.nn.functional.linear", linear):
+        for architecture in ARCHITECTURES:
+            if architecture.runs_on(capability):
+                with forced(architecture.name):
+                    infer()
+                    for shape in ((200, 264, 776), (65, 72, 264), (1100, 72, 40), (200, 72, 1032)):
+                        train(*shape)
+    if capability == HOPPER.oldest:
         ran, there = compile.load.cache_info().currsize, len(compile.sources())
         assert ran >= there, f"{ran} kernels of {there} ran"
     torch.cuda.synchronize()
     print("all kernels ran")
 
 
-def infer(matrix: Callable[..., Tensor], hopper: bool) -> None:
+def linear(x_MK: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
+    """A product without a GEMM."""
+    y_MN = torch.stack([(x_MK.float() * w_K).sum(1) for w_K in w_NK.float()], 1)
+    return (y_MN if b_N is None else y_MN + b_N).to(x_MK.dtype)
+
+
+def matrix(*shape: int) -> Tensor:
+    """Random."""
+    return torch.randn(shape, device="cuda").bfloat16()
+
+
+def infer() -> None:
     """Each kernel by itself, and decoding."""
     token_order(torch.arange(300, device="cuda").view(3, 100) % 7, 7)
-    device = matrix(1).device
+    device = torch.device("cuda", torch.cuda.current_device())
     for m, k, n in ((200, 264, 776), (65, 72, 264)):
         x_MK, w_NK, gate_MN, y_MK = matrix(m, k), matrix(n, k), matrix(m, n) - 2, matrix(m, k)
         b_N, b_K = matrix(n) - 20, matrix(k)
         columns = union.empty_union(m, n, device)
-        portable.pack_union(gate_MN, 0.0, columns)
-        portable.union_up(x_MK, w_NK, b_N, columns)
-        portable.union_down(columns, w_NK, b_K, y_MK)
-        if hopper:
-            union.gate_union(x_MK, w_NK, b_N, 0.0, columns)
-            union.union_up(x_MK, w_NK, b_N, columns)
-            union.union_down(columns, w_NK, b_K, y_MK)
+        union.gate_union(x_MK, w_NK, b_N, 0.0, columns)
+        union.union_up(x_MK, w_NK, b_N, columns)
+        union.union_down(columns, w_NK, b_K, y_MK)
         w = FFNWeights(w_NK, w_NK, w_NK.t(), b_N, b_N, b_K, 0.0)
         for compression, shift in ((2, 0.0), (8, 20.0)):  # few fire, then so many that all overflow
             gate = twell.empty_twell(m, n, compression, device)
-            for kernels in (portable, twell) if hopper else (portable,):
-                if kernels is portable:
-                    portable.pack_twell(gate_MN + shift / 4, 0.0, gate)
-                else:
-                    twell.gate_twell(x_MK, w_NK, b_N + shift, 0.0, gate)
-                twell.twell_ffn(gate, x_MK, w._replace(b_gate_N=b_N + shift), w_NK, y_MK)
+            twell.gate_twell(x_MK, w_NK, b_N + shift, 0.0, gate)
+            twell.twell_ffn(gate, x_MK, w._replace(b_gate_N=b_N + shift), w_NK, y_MK)
         inference.sparse(x_MK, w, w_NK, 0, order_of(m).token_M)
         for tokens in (1, 9, MAX_TOKENS):
             decode_ffn(x_MK[:tokens], w, w_NK, y_MK[:tokens])
@@ -72,7 +76,7 @@ def order_of(m: int) -> TokenOrder:
     return TokenOrder(row_M.int(), row_M)
 
 
-def train(matrix: Callable[..., Tensor], m: int, k: int, n: int) -> None:
+def train(m: int, k: int, n: int) -> None:
     """Forward and backward; few, half or all fire, with room for them and without; in an order."""
     worst = -(-m // BLOCK_TOKENS) * n
     x_MK, dy_MK, other_NK, down_KN = matrix(m, k), matrix(m, k), matrix(n, k), matrix(k, n)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu.conditions import need_hopper, poisoned
+from gpu.conditions import poisoned
 from gpu.test_sparse_ffn import problem, shape
 from gpu.union_cases import device
 from sparsellm.ffn.formats import hybrid_of
@@ -23,8 +23,7 @@ FUZZ_CASES = int(os.environ.get("SPARSELLM_FUZZ_CASES", "200"))
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch):
-    need_hopper()
+def kernels(architecture):
     from sparsellm.ffn.kernels import hybrid
 
     return hybrid

@@ -101,10 +101,7 @@ def shape(choose: random.Random) -> tuple[int, int, int]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("format", ["union", "twell"])
-@pytest.mark.parametrize("path", ["own", "portable"])
-def test_fuzz(path, format, monkeypatch):
-    if path == "portable":  # what other GPUs than Hopper run
-        monkeypatch.setattr("sparsellm.ffn.kernels.inference._is_hopper", lambda index: False)
+def test_fuzz(architecture, format):
     seed = int(os.environ.get("SPARSELLM_FUZZ_SEED", "0"))
     dispatch = new_dispatch("sparse", pinned=True, format=format)
     worst = 0.0
@@ -123,7 +120,7 @@ def test_fuzz(path, format, monkeypatch):
         # bf16 rounds the gate, up, their product and the sum: 2^-9 of each at most.
         assert error(found, right) < 1.2e-2, f"{where}: {error(found, right)}"
         worst = max(worst, error(found, right))
-    print(f"{format}, {path}: {FUZZ_CASES} cases, largest error {worst:.2e}")
+    print(f"{format}, {architecture.name}: {FUZZ_CASES} cases, largest error {worst:.2e}")
 
 
 @pytest.mark.parametrize("m", [3, 500])

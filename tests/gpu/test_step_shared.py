@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu.conditions import need_hopper, poisoned
+from gpu.conditions import poisoned
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.token_order import token_order
 
@@ -15,8 +15,7 @@ K, N, TOKENS, ROUNDS = 264, 1544, 1500, 3
 
 
 @pytest.fixture(autouse=True)
-def _conditions():
-    need_hopper()
+def _conditions(architecture):
     with poisoned():
         yield
 

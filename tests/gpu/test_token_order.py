@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpu.conditions import need_hopper, need_kernels, poisoned
+from gpu.conditions import need_kernels, poisoned
 from sparsellm.ffn.token_order import in_order, token_order
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights, TokenOrder
@@ -90,8 +90,8 @@ def test_permuted_rows(m, k):
         (16_384, 512, 5632, -3.0, 2048),
     ],
 )
+@pytest.mark.usefixtures("architecture")
 def test_parts_of_heavy_blocks_cover_all_members_once(m, k, n, bias, loud):
-    need_hopper()
     from sparsellm.ffn.kernels import union
     from sparsellm.ffn.kernels.splits import MOST_PARTS, room_for_splits
 
@@ -126,18 +126,15 @@ def test_parts_of_heavy_blocks_cover_all_members_once(m, k, n, bias, loud):
         assert places
 
 
-@pytest.mark.parametrize("path", ["gathering", "copying", "portable"])
+@pytest.mark.parametrize("path", ["gathering", "copying"])
 @pytest.mark.parametrize(
     "ffn", [(65, 8, 8, 0.5), (1001, 264, 776, -1.0), (4096, 512, 5632, -2.8, 1000)]
 )
-def test_inference_in_an_order_equals_float64_and_repeats(monkeypatch, path, ffn):
-    need_kernels()
+def test_inference_in_an_order_equals_float64_and_repeats(architecture, monkeypatch, path, ffn):
     from sparsellm.ffn.kernels import inference, union
 
     if path == "copying":
         monkeypatch.setattr(union, "MOST_SCATTERED", 0)
-    if path == "portable":
-        monkeypatch.setattr(inference, "_is_hopper", lambda _: False)
     x_MK, w = _ffn(*ffn)
     down_NK, order = w.down_KN.t().contiguous(), _random_order(len(x_MK))
     with poisoned():
@@ -150,9 +147,8 @@ def test_inference_in_an_order_equals_float64_and_repeats(monkeypatch, path, ffn
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_training_in_an_order_through_autograd(compiled):
+def test_training_in_an_order_through_autograd(architecture, compiled):
     """By the operators, x scattered into the order and its gradient gathered; under autocast."""
-    need_hopper()
     x_MK, w = _ffn(4096, 256, 5632, -2.6, 1000)
     order = _random_order(4096)
     weights = [t.float().requires_grad_() for t in (w.gate_NK, w.up_NK, w.down_KN)]

@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, TINY, process_env, set_arguments
 from safetensors.torch import load_file
 
-from gpu.conditions import need_hopper
+from gpu.conditions import need_training
 from sparsellm.model import build_model, prepare_blocks
 from sparsellm.recipe import RuntimeConfig, load_recipe
 from sparsellm.runs.records import read_metrics
@@ -33,8 +33,8 @@ UNEVEN = [
 
 
 @pytest.fixture
-def hopper():
-    need_hopper()
+def sparse_kernels():
+    need_training()
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -69,7 +69,7 @@ def test_losses_equal_float64(name, shape):
 @pytest.mark.parametrize("kernels", ["dense", "sparse"])
 def test_compiled_bf16_is_as_near_to_float64_as_eager_bf16(tiny, checkpointing, kernels, request):
     if kernels == "sparse":
-        request.getfixturevalue("hopper")
+        request.getfixturevalue("sparse_kernels")
     recipe = tiny("model.hidden_size=256", "model.intermediate_size=768", "runtime.precision=bf16")
     tokens = torch.randint(257, (3, 33), device="cuda")
 
@@ -119,7 +119,7 @@ def _gradients(config: str, num_processes: int, out: Path, common: list[str], *s
 @pytest.mark.parametrize("kernels", ["dense", "sparse"])
 def test_the_host_runs_ahead_of_the_gpu(tiny_overrides, kernels, request):
     if kernels == "sparse":
-        request.getfixturevalue("hopper")
+        request.getfixturevalue("sparse_kernels")
     size = ["model.context_length=1024", "train.global_batch_tokens=32768"]
     size += ["train.micro_batch_size=16", "model.hidden_size=64"]
     size += ["runtime.precision=bf16", f"ffn.kernels={kernels}"]
@@ -171,7 +171,9 @@ def one_dense_gpu(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
-def test_sparse_kernels_on_two_gpus_come_as_near_as_dense(hopper, one_dense_gpu, tmp_path, config):
+def test_sparse_kernels_on_two_gpus_come_as_near_as_dense(
+    sparse_kernels, one_dense_gpu, tmp_path, config
+):
     exact, numbers, common = one_dense_gpu
     splits = [
         [f"ffn.kernels={kernels}", f"runtime.activation_checkpointing={recomputed}"]
@@ -200,7 +202,7 @@ def test_training_resumes_to_the_same_losses(tiny_overrides, config, kernels, re
     overrides = [*tiny_overrides, "runtime.precision=bf16", "runtime.compile=true"]
     overrides += ["sparsity.reinit_rate=0.1", "optimizer.min_lr_ratio=1", "data.num_workers=2"]
     if kernels == "sparse":
-        request.getfixturevalue("hopper")
+        request.getfixturevalue("sparse_kernels")
         overrides += [*UNEVEN, "ffn.kernels=sparse"]
     program = ["-m", "sparsellm", "train", "--recipe", "debug"]
 
@@ -217,7 +219,7 @@ def test_training_resumes_to_the_same_losses(tiny_overrides, config, kernels, re
 
 
 @pytest.mark.slow
-def test_sparse_kernels_train_to_the_losses_of_dense_ones(hopper, tiny_overrides):
+def test_sparse_kernels_train_to_the_losses_of_dense_ones(sparse_kernels, tiny_overrides):
     """Through the time when half of the neurons fire, and on when little room is left to few."""
     overrides = [*tiny_overrides, *UNEVEN, "model.intermediate_size=2048", "runtime.precision=bf16"]
     overrides += ["train.micro_batch_size=2", "train.steps=48", "sparsity.l1_coefficient=0.03"]

@@ -9,16 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu.conditions import need_hopper, poisoned
+from gpu.conditions import poisoned
 from sparsellm.ffn.reference import dense_of
 from sparsellm.ffn.types import TOKEN_AT, Columns, FFNWeights
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    need_hopper()
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 
 
 class Case(NamedTuple):

@@ -16,23 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gpu.conditions import need_hopper, poisoned
+from gpu.conditions import poisoned
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.training_ops import sparse_ffn_backward, sparse_ffn_forward, sparse_ffn_training
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 
 # 2,000 before a release: SPARSELLM_FUZZ_CASES=2000.
 FUZZ_CASES = int(os.environ.get("SPARSELLM_FUZZ_CASES", "40"))
 DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16
 KINDS = ("uniform", "neurons", "skewed", "rows", "first tokens", "topics", "none", "all")
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    need_hopper()
 
 
 class Case(NamedTuple):

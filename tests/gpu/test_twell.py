@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu.conditions import need_hopper, need_kernels
 from gpu.union_cases import (
     CASES,
     FUZZ,
@@ -18,44 +17,27 @@ from gpu.union_cases import (
     poisoned_like,
 )
 from sparsellm.ffn.formats import unpack_twell
+from sparsellm.ffn.kernels.twell import empty_twell, gate_twell, twell_ffn
 from sparsellm.ffn.types import FFNWeights
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 NO_NUMBER = 0x7FC0_FFFF  # a NaN of the last neuron: what a kernel fails to write shows
 
 
-@pytest.fixture(params=["own", "portable"])
-def kernels(request):
-    """What packs TwELL: for this GPU, and for others than Hopper."""
-    need_kernels()
-    if request.param == "own":
-        need_hopper()
-        from sparsellm.ffn.kernels import twell
-
-        return twell
-    from sparsellm.ffn.kernels import portable
-
-    return portable
-
-
-def gate_of(kernels, case, compression):
+def gate_of(case, compression):
     """The gate of a case in TwELL, in poisoned memory."""
-    from sparsellm.ffn.kernels.twell import empty_twell
-
     t = inputs_of(case)
     gate = empty_twell(case.m, case.n, compression, device())
     gate.word.fill_(NO_NUMBER)
     gate.overflowed.fill_(2**30)
     gate.control.fill_(77)
-    kernels.gate_twell(t.x_MK, t.w_gate_NK, t.b_gate_N, case.threshold, gate)
+    gate_twell(t.x_MK, t.w_gate_NK, t.b_gate_N, case.threshold, gate)
     return gate
 
 
-def ffn_of(kernels, case, compression) -> tuple[Tensor, int, int]:
+def ffn_of(case, compression) -> tuple[Tensor, int, int]:
     """y, the rows left to dense_rows and the mean non-zeros that were observed."""
-    from sparsellm.ffn.kernels.twell import twell_ffn
-
-    t, gate = inputs_of(case), gate_of(kernels, case, compression)
+    t, gate = inputs_of(case), gate_of(case, compression)
     gate_NK, up_NK, down_KN, *biases = t[1:]
     w = FFNWeights(gate_NK, up_NK, down_KN, *biases, case.threshold)
     y_MK = poisoned_like(t.x_MK)
@@ -68,10 +50,10 @@ def ffn_of(kernels, case, compression) -> tuple[Tensor, int, int]:
 
 @pytest.mark.parametrize("compression", [2, 4, 8])
 @pytest.mark.parametrize("case", [*CASES, *FUZZ], ids=str)
-def test_packs_what_fires_and_counts_the_rest(kernels, case, compression):
+def test_packs_what_fires_and_counts_the_rest(case, compression):
     if case.m > 10_000 and compression != 8:
         pytest.skip("one compression factor is enough for so many tokens")
-    t, gate = inputs_of(case), gate_of(kernels, case, compression)
+    t, gate = inputs_of(case), gate_of(case, compression)
     exact = linear64(t.x_MK, t.w_gate_NK, t.b_gate_N)
     values, count = unpack_twell(gate.word, case.n)
     near = (exact - case.threshold).abs() <= ROUNDING * max(case.threshold, 0.05)
@@ -88,7 +70,7 @@ def test_packs_what_fires_and_counts_the_rest(kernels, case, compression):
 
 @pytest.mark.parametrize("compression", [2, 4, 8])
 @pytest.mark.parametrize("case", [*CASES, *FUZZ], ids=str)
-def test_the_ffn_equals_float64_whatever_overflows(kernels, case, compression):
+def test_the_ffn_equals_float64_whatever_overflows(case, compression):
     if case.m > 10_000 and compression != 8:
         pytest.skip("one compression factor is enough for so many tokens")
     t = inputs_of(case)
@@ -97,7 +79,7 @@ def test_the_ffn_equals_float64_whatever_overflows(kernels, case, compression):
     gate = torch.where((gate <= case.threshold) | (gate <= 0), 0, exact)
     h = gate * linear64(t.x_MK, t.w_up_NK, t.b_up_N)
     right = linear64(h, t.w_down_KN, t.b_down_K)
-    found, overflowed, observed = ffn_of(kernels, case, compression)
+    found, overflowed, observed = ffn_of(case, compression)
     assert torch.isfinite(found).all()
     assert float((found.double() - right).norm()) < 1.2e-2 * max(float(right.norm()), 1e-30)
     nonzeros = (gate != 0).double().sum(1)
@@ -109,9 +91,9 @@ def test_the_ffn_equals_float64_whatever_overflows(kernels, case, compression):
         assert overflowed == case.m
 
 
-def test_the_same_bits_every_time(kernels):
+def test_the_same_bits_every_time():
     case = Case(3000, 520, 3000, 2.0, 0.5, uneven=True)
-    first, overflowed, _ = ffn_of(kernels, case, 8)
+    first, overflowed, _ = ffn_of(case, 8)
     assert 0 < overflowed < case.m
     for _ in range(10):
-        assert torch.equal(ffn_of(kernels, case, 8)[0], first)
+        assert torch.equal(ffn_of(case, 8)[0], first)

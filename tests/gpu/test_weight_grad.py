@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu.conditions import need_hopper, poisoned
+from gpu.conditions import poisoned
 from sparsellm.ffn.kernels.weight_grad import group_columns, sum_groups, weight_grads
 from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
 
@@ -20,9 +20,8 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory():
+def poisoned_memory(architecture):
     """What a kernel reads before it is written shows: NaN, and the largest integers."""
-    need_hopper()
     with poisoned():
         yield
 

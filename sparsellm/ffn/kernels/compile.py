@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 
+from sparsellm.ffn.kernels.gpu_architecture import Source, target_of
 from sparsellm.ffn.kernels.launch import launch
 from sparsellm.paths import bundled
-
-# wgmma, TMA multicast and setmaxnreg are in the "a" (architecture-specific) target alone.
-SPECIFIC_TARGETS = {(9, 0): "sm_90a"}
 
 
 def sources() -> dict[str, Path]:
@@ -33,12 +31,19 @@ def source_path(stem: str) -> Path:
     return sources()[stem]
 
 
-def compile_options(stem: str, target: str) -> tuple[str, ...]:
-    """NVRTC options for a target such as ``sm_90a``."""
+def compile_options(stem: str, target: str, shared_kib: int) -> tuple[str, ...]:
+    """NVRTC options.
+
+    Args:
+        stem: of ``cuda/*/<stem>.cu``.
+        target: such as ``sm_90a``.
+        shared_kib: shared memory that a block of threads can have, in KiB.
+    """
     return (
         f"-arch={target}",
         "-std=c++17",
         f"-I{bundled('cuda')}",
+        f"-DSPARSELLM_SHARED_KIB={shared_kib}",
         f"-DSPARSELLM_HEADERS={_headers_digest(source_path(stem))}",
     )
 
@@ -101,10 +106,10 @@ def load(stem: str, device_index: int) -> Kernel:
         ) from error
     with cupy.cuda.Device(device_index) as device:
         major, minor = int(device.compute_capability[:-1]), int(device.compute_capability[-1])
-        target = SPECIFIC_TARGETS.get((major, minor), f"sm_{major}{minor}")
+        shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
         module = cupy.RawModule(
             code=source_path(stem).read_text(encoding="utf-8"),
-            options=compile_options(stem, target),
+            options=compile_options(stem, target_of((major, minor)), shared_kib),
         )
         kernel = module.get_function(stem)
         shared_bytes = _shared_bytes(module, stem)
@@ -146,6 +151,12 @@ def launch_for(stem: str, like: torch.Tensor, grid: int, threads: int, *argument
 def workers(stem: str, like: torch.Tensor, units: int, each: int = 1) -> int:
     """Blocks of threads for so many units of work: at most ``each`` a multiprocessor."""
     return min(load(stem, like.get_device()).num_multiprocessors * each, units)
+
+
+def launch_source(source: Source, like: torch.Tensor, units: int, *arguments: Any) -> None:
+    """`launch_for`, of an architecture's kernel, with as many blocks as so many units occupy."""
+    grid = workers(source.stem, like, units, source.blocks)
+    launch_for(source.stem, like, grid, source.threads, *arguments)
 
 
 def _shared_bytes(module: Any, stem: str) -> int:

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.dispatch import Costs, bucket_of
-from sparsellm.ffn.kernels import decode, portable, twell, union
+from sparsellm.ffn.kernels import decode, twell, union
 from sparsellm.ffn.kernels.dense import dense_ffn
 from sparsellm.ffn.kernels.permute import permuted_rows
 from sparsellm.ffn.kernels.splits import room_for_splits
 from sparsellm.ffn.types import FFNWeights, Format
 
 COMPRESSION = 8  # of TwELL: the paper's, 31 non-zeros per token and tile of 256 neurons
-HOPPER = (9, 0)  # compute capability of wgmma and TMA multicast
 
 
 def sparse(  # noqa: PLR0917
@@ -55,10 +54,9 @@ def sparse(  # noqa: PLR0917
 
 
 def _by_twell(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor, observed: int) -> None:
-    kernels = twell if _is_hopper(x_MK.get_device()) else portable
     first_NK, b_first_N = (w.up_NK, w.b_up_N) if w.gate_NK is None else (w.gate_NK, w.b_gate_N)
     gate = twell.empty_twell(x_MK.shape[0], w.up_NK.shape[0], COMPRESSION, x_MK.device)
-    kernels.gate_twell(x_MK, first_NK, b_first_N, w.threshold, gate)
+    twell.gate_twell(x_MK, first_NK, b_first_N, w.threshold, gate)
     twell.twell_ffn(gate, x_MK, w, down_NK, y_MK, observed)
 
 
@@ -70,26 +68,20 @@ def _by_union(  # noqa: PLR0917
     observed: int,
     token_M: Tensor | None,
 ) -> None:
-    kernels, splits = (union if _is_hopper(x_MK.get_device()) else portable), None
-    scattered: dict[str, Tensor] = {}
-    if token_M is not None and kernels is union and x_MK.numel() <= union.MOST_SCATTERED:
-        scattered = {"token_M": token_M}  # Hopper's kernels gather the rows of x
-    elif token_M is not None:
-        x_MK = permuted_rows(x_MK, token_M)
-    if token_M is not None and kernels is union:
+    splits = rows_M = None
+    if token_M is not None:
+        if union.gathers(x_MK):
+            rows_M = token_M
+        else:
+            x_MK = permuted_rows(x_MK, token_M)
         splits = room_for_splits(x_MK, w.up_NK.shape[0])
     gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits)
     if w.gate_NK is None:
-        kernels.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed, **scattered)
+        union.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed, token_M=rows_M)
     else:
-        kernels.gate_union(x_MK, w.gate_NK, w.b_gate_N, w.threshold, gate, observed, **scattered)
-        kernels.union_up(x_MK, w.up_NK, w.b_up_N, gate, relu_up=w.relu_up, **scattered)
-    kernels.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
-
-
-@functools.cache
-def _is_hopper(device_index: int) -> bool:
-    return torch.cuda.get_device_capability(device_index) == HOPPER
+        union.gate_union(x_MK, w.gate_NK, w.b_gate_N, w.threshold, gate, observed, token_M=rows_M)
+        union.union_up(x_MK, w.up_NK, w.b_up_N, gate, relu_up=w.relu_up, token_M=rows_M)
+    union.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
 
 
 def costs_of(  # noqa: PLR0917

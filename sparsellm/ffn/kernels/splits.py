@@ -1,7 +1,7 @@
 """Room for heavy token blocks, which kernels that sum over a block's members split.
 
-``cuda/common/units.cuh`` (`Splitting`) has when and how, ``cuda/sm90/down.cuh`` what becomes of the
-parts. Results are the same bits every time, but not those of an unsplit sum.
+``cuda/common/units.cuh`` (`Splitting`) has when and how, ``cuda/common/parts.cuh`` what becomes of
+the parts. Results are the same bits every time, but not those of an unsplit sum.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compile import load
+from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.types import BLOCK_TOKENS
 
 MOST_PARTS = 32
 _LEAST_PART = 768  # members, cuda/common/units.cuh
-_UNIT_COLUMNS = 512  # cuda/sm90/down.cuh
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Splits:
 
     part: Tensor  # (32, 2) int32
     arrived: Tensor  # (32 · slices,) int32
-    slices: int  # of 512 columns of the result
-    workers: int  # multiprocessors
+    slices: int  # of the result's columns
+    slice_columns: int
+    workers: int  # blocks of threads that share the work
 
     def for_sharing(self) -> tuple[object, ...]:
         """What union_entries and column_units take."""
@@ -36,7 +37,7 @@ class Splits:
 
     def for_sums(self) -> tuple[object, ...]:
         """What the kernel that sums takes, with room for the sums of the parts."""
-        size = MOST_PARTS * self.slices * BLOCK_TOKENS * _UNIT_COLUMNS
+        size = MOST_PARTS * self.slices * BLOCK_TOKENS * self.slice_columns
         sums = torch.empty(size, dtype=torch.float32, device=self.part.device)
         return (self.part, self.arrived, sums)
 
@@ -50,11 +51,14 @@ def room_for_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
     num_tokens, hidden_size = x_MK.shape
     if num_tokens <= BLOCK_TOKENS or num_neurons <= _LEAST_PART:
         return None
-    slices = -(-hidden_size // _UNIT_COLUMNS)
+    device_index = x_MK.get_device()
+    architecture = architecture_of(device_index)
+    slices = -(-hidden_size // architecture.unit_columns)
     ints = torch.empty(MOST_PARTS * (2 + slices), dtype=torch.int32, device=x_MK.device)
     return Splits(
         part=ints[: 2 * MOST_PARTS].view(MOST_PARTS, 2),
         arrived=ints[2 * MOST_PARTS :],
         slices=slices,
-        workers=load("column_units", x_MK.get_device()).num_multiprocessors,
+        slice_columns=architecture.unit_columns,
+        workers=load("column_units", device_index).num_multiprocessors * architecture.down.blocks,
     )

@@ -10,15 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
 from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, architecture_of
 from sparsellm.ffn.types import TILE_NEURONS, FFNWeights
 
 # cuda/common/walk.cuh, rows_gemm.cuh
 WALK_THREADS, _ROWS_EACH = 128, 4
 GEMM_THREADS, GEMM_ROWS, _GEMM_BLOCKS = 256, 128, 2
+_PACK_ROWS = 8  # cuda/sm80/pack_twell.cu: of a tile, a block of threads
 BACKUP_SHARE = 8  # rows that are computed densely at a time: M / 8, as the paper's dense backup
 
 
@@ -50,16 +53,34 @@ def gate_twell(
 ) -> None:
     """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero."""
     (m, k), n = x_MK.shape, w_NK.shape[0]
+    architecture = architecture_of(x_MK.get_device())
+    if not architecture.makes_gate:
+        pack_twell(F.linear(x_MK, w_NK, bias_N), threshold, out)
+        return
+    gate = architecture.gate_twell
     _, tiles, width = out.word.shape
     pairs = -(-m // 256) * tiles  # of tiles, one for a cluster of two blocks
     launch_for(
-        "gate_twell",
+        gate.stem,
         x_MK,
-        workers("gate_twell", x_MK, 2 * pairs) // 2 * 2,
-        384,
+        workers(gate.stem, x_MK, 2 * pairs) // 2 * 2,
+        gate.threads,
         tensor_map.encode(x_MK.data_ptr(), m, k, 128),
         tensor_map.encode(w_NK.data_ptr(), n, k, 128),
         *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
+        *(np.int32(width), out.word, out.control),
+    )
+
+
+def pack_twell(gate_MN: Tensor, threshold: float, out: Twell) -> None:
+    """``out`` ← relu(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
+    (m, n), (_, tiles, width) = gate_MN.shape, out.word.shape
+    launch_for(
+        PORTABLE.gate_twell.stem,
+        gate_MN,
+        -(-m * tiles // _PACK_ROWS),
+        PORTABLE.gate_twell.threads,
+        *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),
         *(np.int32(width), out.word, out.control),
     )
 

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.kernels.compile import launch_for, launch_source, workers
+from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, GPUArchitecture, architecture_of
 from sparsellm.ffn.kernels.splits import MOST_PARTS, NO_SHARING, NO_SUMS, Splits
 from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS
 
@@ -58,6 +60,15 @@ def empty_union(
     )
 
 
+def _architecture(like: Tensor) -> GPUArchitecture:
+    return architecture_of(like.get_device())
+
+
+def gathers(x_MK: Tensor) -> bool:
+    """Whether `gate_union` and `union_up` take x's rows in an order, on this GPU."""
+    return _architecture(x_MK).makes_gate and x_MK.numel() <= MOST_SCATTERED
+
+
 def gate_union(  # noqa: PLR0917
     x_MK: Tensor,
     w_NK: Tensor,
@@ -71,18 +82,38 @@ def gate_union(  # noqa: PLR0917
     """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
 
     ``observed`` as in `union_entries`. ``token_M``: (M,) int32, the row of x that each row of the
-    result comes from; None where it is the same. x then has at most `MOST_SCATTERED` values.
+    result comes from; None where it is the same; where `gathers` says so.
     """
     (m, k), n = x_MK.shape, w_NK.shape[0]
+    architecture = _architecture(x_MK)
+    if not architecture.makes_gate:
+        assert token_M is None
+        pack_union(F.linear(x_MK, w_NK, bias_N), threshold, out, observed)
+        return
+    gate = architecture.gate
     pairs = -(-m // 256) * out.count.shape[1]  # of tiles, one for a cluster of two blocks
     launch_for(
-        "gate_union",
+        gate.stem,
         x_MK,
-        workers("gate_union", x_MK, 2 * pairs) // 2 * 2,
-        384,
+        workers(gate.stem, x_MK, 2 * pairs) // 2 * 2,
+        gate.threads,
         *(tensor_map.encode(x_MK.data_ptr(), m, k, 128), x_MK, token_M),
         tensor_map.encode(w_NK.data_ptr(), n, k, 128),
         *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
+        *(out.count, out.neuron, out.value, out.control),
+    )
+    union_entries(out, observed)
+
+
+def pack_union(gate_MN: Tensor, threshold: float, out: Union, observed: int = 0) -> None:
+    """``out`` ← relu(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
+    m, n = gate_MN.shape
+    launch_for(
+        PORTABLE.gate.stem,
+        gate_MN,
+        out.count.numel(),
+        PORTABLE.gate.threads,
+        *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),
         *(out.count, out.neuron, out.value, out.control),
     )
     union_entries(out, observed)
@@ -109,6 +140,15 @@ def union_entries(union: Union, observed: int = 0) -> None:
     )
 
 
+def tokens_of(matrix_MK: Tensor, token_M: Tensor | None) -> tuple[object, ...]:
+    """How a kernel takes a matrix whose rows are tokens, in an order or their own."""
+    m, k = matrix_MK.shape
+    tokens = (matrix_MK, token_M, np.int32(m))
+    if not _architecture(matrix_MK).tensor_maps:
+        return tokens
+    return (tensor_map.encode(matrix_MK.data_ptr(), m, k, BLOCK_TOKENS), *tokens)
+
+
 class Kept(NamedTuple):
     """What `union_up` leaves for training, see ``cuda/common/columns.cuh``."""
 
@@ -131,15 +171,13 @@ def union_up(
 
     With ``relu_up`` gate * relu(x Wᵀ + bias). ``token_M`` as in `gate_union`.
     """
-    m, k = x_MK.shape
     offset, up, l1 = kept or (None, None, None)
-    launch_for(
-        "union_up",
+    launch_source(
+        _architecture(x_MK).up,
         x_MK,
-        workers("union_up", x_MK, gate.unit.shape[0]),
-        384,
-        *(tensor_map.encode(x_MK.data_ptr(), m, k, BLOCK_TOKENS), x_MK, token_M, np.int32(m)),
-        *(w_NK, bias_N, np.int32(k), np.int32(gate.count.shape[1])),
+        gate.unit.shape[0],
+        *(*tokens_of(x_MK, token_M), w_NK, bias_N),
+        *(np.int32(x_MK.shape[1]), np.int32(gate.count.shape[1])),
         *(gate.entry, gate.unit, gate.control, gate.value),
         *(offset, up, np.uint64(0 if up is None else len(up)), l1, np.int32(relu_up)),
     )
@@ -152,12 +190,12 @@ def union_down(
 
     ``token_M``: (M,) int32, the row of y that each row of h becomes; None where it is the same.
     """
-    (m, k), sums = y_MK.shape, NO_SUMS if h.splits is None else h.splits.for_sums()
-    launch_for(
-        "union_down",
+    (m, k), architecture = y_MK.shape, _architecture(y_MK)
+    sums = NO_SUMS if h.splits is None else h.splits.for_sums()
+    launch_source(
+        architecture.down,
         y_MK,
-        workers("union_down", y_MK, h.order.shape[0] * -(-k // 512)),
-        384,
+        h.order.shape[0] * -(-k // architecture.unit_columns),
         *(w_NK, bias_K, np.int32(m), np.int32(k), np.int32(h.count.shape[1])),
         *(h.entry, h.order, *sums, h.control, h.value, token_M, y_MK),
     )

@@ -1,4 +1,4 @@
-"""Forward and backward of the FFN on its sparsity pattern, for training; Hopper GPUs.
+"""Forward and backward of the FFN on its sparsity pattern, for training.
 
 Shapes: M tokens, K hidden_size, N intermediate_size, C capacity in columns; everything bf16 and
 contiguous. `reference.sparse_forward` and `sparse_backward` are the specification.
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.dispatch import Costs
-from sparsellm.ffn.kernels import tensor_map, union
-from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.kernels import union
+from sparsellm.ffn.kernels.compile import launch_for, launch_source, workers
+from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.inference import median_ms
 from sparsellm.ffn.kernels.splits import MOST_PARTS, NO_SHARING, NO_SUMS, room_for_splits
 from sparsellm.ffn.kernels.transpose import transposed
@@ -32,7 +33,6 @@ from sparsellm.ffn.types import (
 )
 
 _UNIT_MEMBERS = 256  # cuda/common/union.cuh
-_UNIT_COLUMNS, _THREADS = 512, 384  # cuda/sm90/down.cuh, gather.cuh
 _COLUMNS_THREADS, _COLUMNS_BLOCKS, _COLUMNS_BATCH = 256, 4, 16  # cuda/common/union_columns.cu
 
 # Standard deviations above which a normal gate lies for one token in 32, and in token order for one
@@ -85,6 +85,7 @@ def backward(  # noqa: PLR0917
         ValueError: within the capture of a CUDA graph, and the pattern might not fit.
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    architecture = architecture_of(x_MK.get_device())
     blocks, capacity = len(saved.offset) - 1, len(saved.neuron)
     num_nonzeros = None
     if capacity < blocks * n:
@@ -109,22 +110,19 @@ def backward(  # noqa: PLR0917
     )
 
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
-    launch_for(
-        "columns_grad",
+    launch_source(
+        architecture.columns_grad,
         x_MK,
-        workers("columns_grad", x_MK, len(unit)),
-        _THREADS,
-        tensor_map.encode(dy_MK.data_ptr(), m, k, BLOCK_TOKENS),
-        *(dy_MK, token_M, np.int32(m), down_NK, np.int32(k)),
+        len(unit),
+        *(*union.tokens_of(dy_MK, token_M), down_NK, np.int32(k)),
         *(saved.offset, saved.neuron, gate, saved.up),
         *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
     )
     dx_MK = torch.empty_like(x_MK)
-    launch_for(
-        "columns_down",
+    launch_source(
+        architecture.columns_down,
         x_MK,
-        workers("columns_down", x_MK, parts * -(-k // _UNIT_COLUMNS)),
-        _THREADS,
+        parts * -(-k // architecture.unit_columns),
         *(w.up_NK, w.gate_NK, np.int32(m), np.int32(k), saved.offset, saved.neuron),
         *(d_up, d_gate, order),
         *(NO_SUMS if splits is None else splits.for_sums()),

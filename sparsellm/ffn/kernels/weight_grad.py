@@ -1,7 +1,7 @@
 """The weights' gradients of a sparse FFN, summed over the pattern alone (cuda/sm90/weight_grad.cu).
 
 M tokens, K hidden_size, N intermediate_size, C columns of room; bf16 and contiguous. K is a
-multiple of 8. For Hopper; CUDA graphs capture it like any op. Nothing in the order of summation
+multiple of 8. CUDA graphs capture it like any op. Nothing in the order of summation
 depends on the order of execution: the same bits every time.
 """
 
@@ -13,17 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.kernels.compile import launch_for, launch_source, workers
+from sparsellm.ffn.kernels.gpu_architecture import GPUArchitecture, architecture_of
 from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
 
 # cuda/common/weight_grad.cuh
-_BF16, _FP32, _ADDED_TO_FP32 = range(3)  # `output` in cuda/sm90/weight_sums.cuh
+_BF16, _FP32, _ADDED_TO_FP32 = range(3)  # `output` in cuda/common/weight_sums.cuh
 _GROUP_NEURONS, _MOST_PARTS, _SHORTEST_PART = 32, 60, 16
 _MEMBER_WORDS, _UNIT_WORDS, _CONTROL_WORDS = 8, 8, 2
 # cuda/common/group_columns.cu
 _PLACE_THREADS, _PLACE_BLOCKS, _GROUP_THREADS, _LINE_BLOCKS = 256, 4, 512, 8
-# cuda/sm90/weight_grad.cu
-_SLICE_COLUMNS, _THREADS = 512, 384
 # cuda/common/fill_pieces.cu
 _FILL_THREADS, _FILL_BLOCKS = 256, 5
 
@@ -37,7 +36,7 @@ class Groups:
     piece: Tensor  # (C + groups, 2) int32
     unit: Tensor  # (groups + 60, 8) int32
     control: Tensor  # (2,) int32
-    progress: Tensor  # (1 + 60 · slices,) int32; zero before every use of the groups
+    progress: Tensor  # (1 + 60 · 2 · slices,) int32; zero before every use of the groups
 
 
 def weight_grads(  # noqa: PLR0917
@@ -97,7 +96,7 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
         return torch.empty(shape, dtype=torch.int32, device=columns.offset.device)
 
     rows, first = empty(groups), empty(groups)
-    progress_words = 1 + _MOST_PARTS * 2 * _slices(hidden_size)
+    progress_words = 1 + _MOST_PARTS * 2 * _slices(hidden_size, _architecture(columns))
     sizes = (
         num_neurons * -(-blocks // _LINE_BLOCKS) * _LINE_BLOCKS,
         2 * num_neurons,
@@ -161,8 +160,8 @@ def sum_groups(  # noqa: PLR0917
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """`weight_grads` of a pattern that is grouped; uses the groups up."""
     assert dtype in (torch.float32, torch.bfloat16), dtype
-    num_tokens, k = x_MK.shape
-    slices = _slices(k)
+    (num_tokens, k), architecture = x_MK.shape, _architecture(columns)
+    slices = _slices(k, architecture)
 
     def empty() -> Tensor:
         return torch.empty(num_neurons, k, dtype=dtype, device=x_MK.device)
@@ -176,16 +175,15 @@ def sum_groups(  # noqa: PLR0917
     parts = _MOST_PARTS if num_tokens > _SHORTEST_PART * BLOCK_TOKENS else 0
     matrices = 2 if d_gate is None else 3
     sums = torch.empty(
-        parts * slices * matrices * _GROUP_NEURONS * _SLICE_COLUMNS,
+        parts * slices * matrices * _GROUP_NEURONS * architecture.unit_columns,
         dtype=torch.float32,
         device=x_MK.device,
     )
     pieces = _fill_pieces(groups, columns, d_gate, d_up, num_tokens, token_M, num_nonzeros)
-    launch_for(
-        "weight_grad",
+    launch_source(
+        architecture.weight_grad,
         x_MK,
-        workers("weight_grad", x_MK, groups.unit.shape[0] * 2 * slices),
-        _THREADS,
+        groups.unit.shape[0] * 2 * slices,
         x_MK,
         dy_MK,
         np.int32(k),
@@ -264,5 +262,9 @@ def _fill_pieces(  # noqa: PLR0917
     return pieces
 
 
-def _slices(hidden_size: int) -> int:
-    return -(-hidden_size // _SLICE_COLUMNS)
+def _architecture(columns: Columns) -> GPUArchitecture:
+    return architecture_of(columns.offset.get_device())
+
+
+def _slices(hidden_size: int, architecture: GPUArchitecture) -> int:
+    return -(-hidden_size // architecture.unit_columns)

@@ -11,6 +11,7 @@ import pytest
 
 from ffn.kernels import nvrtc
 from sparsellm.ffn.kernels import compile
+from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, Source, target_of
 from sparsellm.paths import bundled
 
 pathfinder = pytest.importorskip("cuda.pathfinder", reason="CuPy is not installed")
@@ -45,7 +46,7 @@ def _library(version: str) -> Path:
 
 def _job(stem: str, target: str) -> nvrtc.Job:
     source = compile.source_path(stem).read_text(encoding="utf-8")
-    *options, digest = compile.compile_options(stem, target)
+    *options, digest = compile.compile_options(stem, target, SHARED_KIB[target])
     # CuPy adds -ftz=true.
     return nvrtc.Job(stem, target, source, (*options, digest, "-ftz=true"), digest)
 
@@ -71,17 +72,23 @@ def compiled(request):
 def test_compiles_within_what_a_multiprocessor_has(compiled, version):
     for (stem, target), path in compiled(version).items():
         usage = nvrtc.usage_of(path.read_bytes(), stem)
-        spilled = 0 if version == NEWEST else 16
-        assert usage.frame_bytes <= spilled, f"{stem} for {target} keeps registers in local memory"
+        # A few words that change from work unit to work unit may be kept there.
+        assert usage.frame_bytes <= 32, f"{stem} for {target} keeps registers in local memory"
+        assert usage.registers <= 255
         # The KiB that CUDA keeps for itself is in the file from Hopper on, and not in the limit.
         reserved = 0 if target in {"sm_80", "sm_86", "sm_89"} else 1024
         shared = usage.static_bytes - reserved + usage.dynamic_bytes
         assert shared <= SHARED_KIB[target] * 1024, f"{stem} for {target}: {usage}"
 
 
-def test_every_gpu_since_ampere_has_the_kernels_of_an_ffn():
-    portable = {stem for stem in STEMS if all(_runs_on(stem, target) for target in SHARED_KIB)}
-    assert portable >= {"pack_union", "union_entries", "portable_up", "portable_down"}
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
+def test_every_kernel_that_an_architecture_names_runs_there(architecture):
+    capabilities = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+    named = [value for value in vars(architecture).values() if isinstance(value, Source)]
+    assert len(named) >= 7
+    for capability in filter(architecture.runs_on, capabilities):
+        for source in named:
+            assert _runs_on(source.stem, target_of(capability)), source.stem
 
 
 def _ptx(compiled) -> dict[str, str]:
@@ -112,11 +119,11 @@ def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):
     copy = shutil.copytree(bundled("cuda"), tmp_path / "cuda")
     monkeypatch.setattr(compile, "bundled", lambda folder: copy)
     monkeypatch.setattr(compile, "source_path", lambda stem: compile.sources()[stem])
-    before = {stem: compile.compile_options(stem, "sm_90a") for stem in STEMS}
+    before = {stem: compile.compile_options(stem, "sm_90a", 227) for stem in STEMS}
     header = copy / "common" / "ptx.cuh"  # included by every kernel, by some through other headers
     header.write_text(header.read_text() + "// changed\n")
     for stem in STEMS:
-        assert compile.compile_options(stem, "sm_90a") != before[stem]
+        assert compile.compile_options(stem, "sm_90a", 227) != before[stem]
 
 
 def test_the_digest_covers_every_header():

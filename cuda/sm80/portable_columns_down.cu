@@ -1,0 +1,16 @@
+// portable_columns_down: ∇x = ∇up · W_up + ∇gate · W_gate from columns (ColumnsDown of row_sums.cuh has
+// what, down.cuh how).
+#include "common/row_sums.cuh"
+#include "sm80/down.cuh"
+
+extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
+    portable_columns_down(const bf16* w_up_NK, const bf16* w_gate_NK, int m, int k,
+                          const int* offset, const uint32* neuron, const bf16* d_up,
+                          const bf16* d_gate, const uint2* order, const uint2* split,
+                          uint32* arrived, float* sums, uint32* control, bf16* dx_MK) {
+  const ColumnsDown op{offset, neuron, d_up, w_up_NK, d_gate, w_gate_NK};
+  const Shares shares{order, split, arrived, sums, control};
+  run(op, nullptr, m, k, shares, nullptr, dx_MK);
+}
+
+extern "C" __device__ const uint32 portable_columns_down_shared_bytes = shared_bytes;

@@ -1,0 +1,93 @@
+// portable_weight_grad: the weights' gradients of a sparse FFN, as sm90/weight_grad.cu computes them, in
+// units of 32 neurons × 256 columns of x or dy × some rows, gathered and summed as in down.cuh.
+#include "common/weight_sums.cuh"
+#include "sm80/down.cuh"
+
+namespace {
+using Arguments = GradArguments<unit_width>;
+
+// A warp holds 32 rows × 64 columns (ring.cuh): the first four warps have the first matrix.
+struct GradTile : Tile {
+  static constexpr int columns = unit_width, rows = 4, eights = 8, batch = 4;
+  static __device__ __forceinline__ int index(int row, int eight) {
+    return row / 2 * 32 + eight * 4 + row % 2 * 2;
+  }
+  static __device__ __forceinline__ int row(int number) {
+    return number / 2 * 16 + number % 2 * 8 + threadIdx.x % 32 / 4;
+  }
+  static __device__ __forceinline__ int matrix() { return threadIdx.x / 128; }
+  static __device__ __forceinline__ int first_column() { return threadIdx.x / 32 % 4 * 64; }
+  static __device__ __forceinline__ int number(bool) { return threadIdx.x; }
+};
+
+// What is summed up for one unit: rows of x or dy, times the values of the group's neurons.
+struct Rows {
+  static constexpr int most_sources = 1;
+  // A row of x is read for many groups, its values for one.
+  static constexpr bool rare = true;
+  const uint32* token;
+  const bf16 *values, *rows;
+  int row_values;  // from one row's values to the next one's
+
+  __device__ int num_sources() const { return 1; }
+  __device__ const uint32* members(int) const { return token; }
+  __device__ uint32 neuron(uint32 token) const { return token; }
+  __device__ const bf16* columns(int, int, int) const { return values; }
+  __device__ uint32 place(uint32, int row) const { return row * row_values; }
+  __device__ const bf16* weights(int) const { return rows; }
+};
+
+__device__ __forceinline__ Rows rows_of(const Arguments& a, int slice, uint32 first_row) {
+  const int values = a.row_values();
+  const bool of_x = a.of_x(slice);
+  return {(of_x ? a.piece_x : a.piece_dy) + first_row,
+          a.piece_values + static_cast<uint64>(first_row) * values +
+              (of_x ? 0 : values - group_neurons),
+          of_x ? a.x : a.dy, values};
+}
+
+template <bool add>
+__device__ __forceinline__ void sum_units(Shared& shared, const Arguments& a, int units) {
+  __shared__ bool last;
+  const auto look_up = [&](int index) { return a.work[index % units]; };
+  UnitWalk walk(shared.unit, a.progress + next_unit, units * 2 * a.slices);
+  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
+    const int slice = own.index / units, num_rows = own.b;
+    if (add && num_rows == 0) continue;
+    const Rows rows = rows_of(a, slice, own.a);
+    Gather<Rows> from(rows, 0, 0, num_rows, a.k, a.first_column(slice));
+    if (add) prefetch_sums<GradTile>(a, a.unit[own.index % units].group, slice);
+    Sums d = {};
+    const auto approach_end = [&](int left) { walk.approach_end(left, look_up); };
+    if (a.twice(slice))
+      sum_rows<true>(shared, from, d, approach_end);
+    else
+      sum_rows<false>(shared, from, d, approach_end);
+    const Unit unit = a.unit[own.index % units];  // not before: it would stay in registers
+    if (num_rows == 0 || unit.parts == 1 ||
+        add_parts<GradTile>(last, a, slice, unit.slot, unit.part, unit.parts, d))
+      store_gradient<GradTile, add>(a, unit.group, slice, [&](int i) { return Tile::at(d, i); });
+  }
+}
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
+    portable_weight_grad(const bf16* x_MK, const bf16* dy_MK, int k, int n, const uint32* order,
+                         const Unit* unit, const uint32* control, const uint2* work,
+                         const uint32* piece_x, const uint32* piece_dy,
+                         const bf16* piece_values, uint32* progress, float* sums, int gated,
+                         int output, void* gate_NK, void* up_NK, void* down_NK) {
+  extern __shared__ __align__(128) unsigned char raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  await_previous_kernel();
+  const int slices = (k + unit_width - 1) / unit_width, units = control[total_units];
+  const Arguments a{k,       n,        slices,       gated != 0, x_MK, dy_MK,
+                    order,   unit,     work,         piece_x,    piece_dy,
+                    piece_values, progress, sums,    output != bf16_values, gate_NK, up_NK, down_NK};
+  if (output == added_to_fp32)
+    sum_units<true>(shared, a, units);
+  else
+    sum_units<false>(shared, a, units);
+}
+
+extern "C" __device__ const uint32 portable_weight_grad_shared_bytes = shared_bytes;

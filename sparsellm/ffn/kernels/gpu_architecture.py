@@ -1,0 +1,143 @@
+"""What each generation of GPUs runs: the one place that says so.
+
+A generation that gets kernels of its own is a folder under ``cuda/`` and an `GPUArchitecture` here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+
+import torch
+
+Capability = tuple[int, int]
+
+# wgmma, TMA multicast and setmaxnreg are in the "a" (architecture-specific) target alone.
+_SPECIFIC_TARGETS = {(9, 0): "sm_90a"}
+# Names the architecture whose kernels are to run, where the GPU has a choice.
+FORCED = "SPARSELLM_GPU_ARCHITECTURE"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel, ``cuda/*/<stem>.cu``, and how it is launched."""
+
+    stem: str
+    threads: int
+    blocks: int = 1  # of threads, at most, per multiprocessor
+
+
+@dataclass(frozen=True)
+class GPUArchitecture:
+    """The kernels of an FFN that differ between generations of GPUs."""
+
+    name: str
+    oldest: Capability
+    newest: Capability | None
+    gate: Source  # in the union format
+    gate_twell: Source
+    makes_gate: bool  # else these two pack what a dense GEMM made
+    tensor_maps: bool  # x and dy are read through the bulk copy engine
+    up: Source
+    down: Source
+    columns_grad: Source
+    columns_down: Source
+    weight_grad: Source
+    trains: bool  # whether `ffn.kernels: auto` may choose it
+    unit_columns: int  # of the output, in a work unit of `down`, `columns_down`, `weight_grad`
+
+    def runs_on(self, capability: Capability) -> bool:
+        """Whether a GPU of this compute capability can run the kernels."""
+        return self.oldest <= capability and (self.newest is None or capability <= self.newest)
+
+
+HOPPER = GPUArchitecture(
+    name="hopper",
+    oldest=(9, 0),
+    newest=(9, 0),  # wgmma is gone from Blackwell on
+    gate=Source("gate_union", 384),
+    gate_twell=Source("gate_twell", 384),
+    makes_gate=True,
+    tensor_maps=True,
+    up=Source("union_up", 384),
+    down=Source("union_down", 384),
+    columns_grad=Source("columns_grad", 384),
+    columns_down=Source("columns_down", 384),
+    weight_grad=Source("weight_grad", 384),
+    trains=True,
+    unit_columns=512,
+)
+# Two blocks of threads where shared memory has room; others find nothing left to do.
+PORTABLE = GPUArchitecture(
+    name="portable",
+    oldest=(8, 0),  # bf16 in tensor cores, cp.async
+    newest=None,
+    gate=Source("pack_union", 256),
+    gate_twell=Source("pack_twell", 256),
+    makes_gate=False,
+    tensor_maps=False,
+    up=Source("portable_up", 256, 2),
+    down=Source("portable_down", 256, 2),
+    columns_grad=Source("portable_columns_grad", 256, 2),
+    columns_down=Source("portable_columns_down", 256, 2),
+    weight_grad=Source("portable_weight_grad", 256, 2),
+    trains=False,  # no GPU has run it yet
+    unit_columns=256,
+)
+ARCHITECTURES = (HOPPER, PORTABLE)  # a GPU runs the first that it can
+
+
+def target_of(capability: Capability) -> str:
+    """What NVRTC compiles for, such as ``sm_90a``."""
+    major, minor = capability
+    return _SPECIFIC_TARGETS.get(capability, f"sm_{major}{minor}")
+
+
+def architecture_for(capability: Capability, forced: str = "") -> GPUArchitecture | None:
+    """Whose kernels a GPU of this compute capability runs; None: none.
+
+    Args:
+        capability: such as (8, 0).
+        forced: name of the architecture to take, of those that the GPU can run; "" for the best.
+
+    Raises:
+        ValueError: there is no such architecture, or the GPU cannot run it.
+    """
+    able = [a for a in ARCHITECTURES if a.runs_on(capability) and forced in {"", a.name}]
+    if forced and not able:
+        names = ", ".join(a.name for a in ARCHITECTURES if a.runs_on(capability))
+        raise ValueError(
+            f"{FORCED}={forced}: a GPU of compute capability {_dotted(capability)} runs "
+            f"{names or 'none of the kernels'}"
+        )
+    return able[0] if able else None
+
+
+def unsupported(device: torch.device | int) -> str | None:
+    """Why a GPU runs none of the kernels, or None."""
+    capability = torch.cuda.get_device_capability(device)
+    if architecture_for(capability) is not None:
+        return None
+    return (
+        f"{torch.cuda.get_device_name(device)} (compute capability {_dotted(capability)}) is older "
+        f"than Ampere ({_dotted(PORTABLE.oldest)})"
+    )
+
+
+@functools.cache
+def architecture_of(device_index: int) -> GPUArchitecture:
+    """Whose kernels a GPU runs; the environment's `FORCED`, read once, may name another.
+
+    Raises:
+        ValueError: none; see `architecture_for`.
+    """
+    capability = torch.cuda.get_device_capability(device_index)
+    found = architecture_for(capability, os.environ.get(FORCED, ""))
+    if found is None:
+        raise ValueError(f"{unsupported(device_index)}; use the dense FFN")
+    return found
+
+
+def _dotted(capability: Capability) -> str:
+    return ".".join(map(str, capability))

@@ -1,0 +1,64 @@
+"""Which GPU runs whose kernels, without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparsellm.ffn.kernels import gpu_architecture
+from sparsellm.ffn.kernels.gpu_architecture import (
+    FORCED,
+    architecture_for,
+    architecture_of,
+    target_of,
+    unsupported,
+)
+
+
+@pytest.mark.parametrize(
+    ("capability", "name", "target"),
+    [
+        ((7, 5), None, "sm_75"),
+        ((8, 0), "portable", "sm_80"),
+        ((8, 6), "portable", "sm_86"),
+        ((8, 9), "portable", "sm_89"),
+        ((9, 0), "hopper", "sm_90a"),
+        ((10, 0), "portable", "sm_100"),
+        ((12, 0), "portable", "sm_120"),
+    ],
+)
+def test_a_gpu_runs_the_best_kernels_that_it_can(capability, name, target):
+    found = architecture_for(capability)
+    assert (found and found.name) == name
+    assert target_of(capability) == target
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    def use(*capability):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+        architecture_of.cache_clear()
+
+    yield use
+    architecture_of.cache_clear()
+
+
+def test_a_gpu_that_is_too_old_is_named(gpu):
+    gpu(7, 5)
+    reason = "Some GPU (compute capability 7.5) is older than Ampere (8.0)"
+    assert unsupported(0) == reason
+    with pytest.raises(ValueError, match=r"older than Ampere \(8\.0\); use the dense FFN"):
+        architecture_of(0)
+
+
+def test_the_environment_names_another_architecture(gpu, monkeypatch):
+    gpu(9, 0)
+    assert architecture_of(0) is gpu_architecture.HOPPER
+    monkeypatch.setenv(FORCED, "portable")
+    architecture_of.cache_clear()
+    assert architecture_of(0) is gpu_architecture.PORTABLE
+    gpu(8, 0)
+    monkeypatch.setenv(FORCED, "hopper")
+    with pytest.raises(ValueError, match=r"=hopper: a GPU of .* 8\.0 runs portable"):
+        architecture_of(0)

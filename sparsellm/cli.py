@@ -93,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
         "--init-from",
         type=Path,
         metavar="CHECKPOINT",
-        help="a new run begins with these weights (checkpoint, run or exported folder) at step 0",
+        help="a new run begins with these weights (checkpoint, run, exported folder, or one on the "
+        "Hugging Face hub: owner/name) at step 0",
     )
     train.set_defaults(run=_train)
 

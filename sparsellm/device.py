@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from transformers import PreTrainedModel as HFModel
 
@@ -35,3 +37,13 @@ def place(model: HFModel, device: torch.device | str, dtype: torch.dtype) -> HFM
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model.to(device).eval()
+
+
+# On a CPU the sparse path computes by `ffn.reference`, for tests, which set this variable.
+_REFERENCE_VARIABLE = "SPARSELLM_REFERENCE_KERNELS"
+
+
+def refuse_sparse_without_gpu(asked: str, device: torch.device, remedy: str) -> None:
+    """Raises ValueError where sparse kernels were asked for and there is only a CPU."""
+    if device.type == "cpu" and not os.environ.get(_REFERENCE_VARIABLE):
+        raise ValueError(f"{asked} needs a GPU; on a CPU it would be slower than dense: {remedy}")

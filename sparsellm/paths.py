@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
+import shlex
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -25,3 +28,18 @@ def bundled(folder: str) -> Path:
         f"this installation of sparsellm has no folder {folder!r} (it has {BUNDLED_FOLDERS}); "
         "reinstall the wheel, or install a checkout with `pip install -e .`"
     )
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs what an extra of pyproject.toml asks for.
+
+    It names the requirements and not the extra: that works in a checkout and before there is a
+    published package.
+    """
+    try:
+        stated = importlib.metadata.requires("sparsellm") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a folder, not installed
+        stated = []
+    marker = re.compile(rf"extra\s*==\s*['\"]{extra}['\"]")
+    found = [line.partition(";")[0].strip() for line in stated if marker.search(line)]
+    return f"pip install {shlex.join(found)}" if found else f"pip install -e '.[{extra}]'"

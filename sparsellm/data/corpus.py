@@ -42,6 +42,7 @@ class HubCorpus(StrictModel):
     split: str = Field("train", description="Its split")
     revision: str = Field(description="Commit or tag; pinned, so that a resumed run reads the same")
     text_field: str = Field("text", description="Column that holds the document")
+    language: str | None = Field(None, description="ISO 639-1, for the card of what it trained")
     validation_shards: PositiveInt = Field(1, description="Last files, held out of training")
 
 
@@ -103,6 +104,25 @@ def corpus_path(name_or_path: str) -> Path:
         f"corpus {name_or_path!r}: no such file, and no bundled corpus of that name; "
         f"bundled are {names}"
     )
+
+
+def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
+    """The datasets of the hub that a recipe's corpus, or mixture of corpora, reads.
+
+    A corpus whose file is gone, as on another machine than the one that trained, is left out.
+    """
+    found: list[HubCorpus] = []
+    for name in [corpus] if isinstance(corpus, str) else corpus:
+        try:
+            path = corpus_path(name)
+        except FileNotFoundError:
+            continue
+        content = load_yaml(path)
+        if content.get("source") == "hub":
+            found.append(validate(HubCorpus, content, str(path)))
+        elif content.get("source") == "mixture":
+            found += hub_sources(validate(MixtureCorpus, content, str(path)).corpora)
+    return found
 
 
 def load_corpora(

@@ -11,6 +11,7 @@ from sparsellm.arguments import check_out, positive_int
 
 if TYPE_CHECKING:
     from sparsellm.evaluate.evaluator import Evaluator
+    from sparsellm.evaluate.foreign import Foreign
     from sparsellm.evaluate.scores import Scores
     from sparsellm.evaluate.suite import Suite
     from sparsellm.runs.pretrained import Pretrained
@@ -26,7 +27,11 @@ def add_eval_parser(commands: Any) -> None:
         "eval CHECKPOINT",
     )
     parser.add_argument(
-        "checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run: runs/debug"
+        "checkpoint",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="a checkpoint, a run (runs/debug), an exported folder, or a model of the Hugging Face "
+        "hub (owner/name[@revision]), which need not be ours: a dense baseline",
     )
     parser.add_argument(
         "--data-dir",
@@ -55,6 +60,12 @@ def add_eval_parser(commands: Any) -> None:
         metavar="FILE",
         help="the JSON (default: beside the checkpoint; its name tells --tasks and --limit)",
     )
+    parser.add_argument(
+        "--log-samples",
+        action="store_true",
+        help="also each row: question, answers and their log-likelihoods, as <task>.jsonl in a "
+        "folder beside the JSON",
+    )
     parser.set_defaults(run=_eval)
 
 
@@ -73,19 +84,32 @@ def _eval(options: argparse.Namespace) -> None:
 def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     import torch
 
-    from sparsellm.device import default_dtype, pick_device
+    from sparsellm.device import default_dtype, pick_device, refuse_sparse_without_gpu
     from sparsellm.evaluate.evaluator import Evaluator
+    from sparsellm.evaluate.foreign import Foreign, load_foreign
     from sparsellm.evaluate.scores import table
     from sparsellm.evaluate.suite import load_suite
     from sparsellm.ffn.accelerate import accelerate_whole
+    from sparsellm.runs.hf_folder import is_export, is_hugging_face
+    from sparsellm.runs.hub import local_copy
     from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
-    path = find_checkpoint(options.checkpoint)  # before the tasks, which take longer
+    folder = local_copy(options.checkpoint)  # before the tasks, which take longer
+    foreign = is_hugging_face(folder) and not is_export(folder)
+    path = folder if foreign else find_checkpoint(folder)
     suite = load_suite()
     names = suite.select(_names(options.tasks))
-    out = options.out or _beside(path, suite, names, options.limit)
+    # The hub's cache is no place for results.
+    place = (
+        Path(options.checkpoint.as_posix().replace("/", "--"))
+        if folder != options.checkpoint
+        else path
+    )
+    out = options.out or _beside(place, suite, names, options.limit)
     check_out(out)
     device = accelerator.device if accelerator is not None else pick_device(options.device)
+    if options.kernels != "dense":
+        refuse_sparse_without_gpu(f"--kernels {options.kernels}", device, "leave --kernels out")
     dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, None: default_dtype(device)}
     evaluator = Evaluator(
         names=names,
@@ -94,19 +118,30 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
         batch_size=options.batch_size,
         accelerator=accelerator,
         show_progress=True,
+        log_samples=options.log_samples,
         suite=suite,
     )
-    loaded = load_pretrained(path, device, dtypes[options.dtype])
+    loaded: Pretrained | Foreign
+    if foreign:
+        loaded = load_foreign(str(options.checkpoint), path, device, dtypes[options.dtype])
+    else:
+        loaded = load_pretrained(path, device, dtypes[options.dtype])
     if options.kernels != "dense":
         accelerate_whole(loaded.model, options.kernels)
-    scores = evaluator.run(loaded.model, loaded.tokenizer, loaded.recipe.model.context_length)
+    context_length = (
+        loaded.context_length if isinstance(loaded, Foreign) else loaded.recipe.model.context_length
+    )
+    scores = evaluator.run(loaded.model, loaded.tokenizer, context_length)
     if scores is None:
         return
     about = _about(loaded, evaluator, options)
     print(" | ".join(f"{key}: {value}" for key, value in about.items() if value is not None))
     print(table(scores, evaluator.suite), flush=True)
     print(f"saved {_save(out, about, scores, evaluator)}")
-    _log_to_wandb(loaded, scores)
+    if options.log_samples:
+        print(f"saved {_save_samples(out.with_suffix(''), evaluator)}/")
+    if not isinstance(loaded, Foreign):
+        _log_to_wandb(loaded, scores)
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -130,7 +165,9 @@ def _accelerator(device: str | None) -> Any:
     return Accelerator(cpu=not torch.cuda.is_available())
 
 
-def _about(loaded: Pretrained, evaluator: Evaluator, options: argparse.Namespace) -> dict[str, Any]:
+def _about(
+    loaded: Pretrained | Foreign, evaluator: Evaluator, options: argparse.Namespace
+) -> dict[str, Any]:
     """What was run and how: the report's first line and the JSON's head."""
     import importlib.metadata
 
@@ -140,10 +177,11 @@ def _about(loaded: Pretrained, evaluator: Evaluator, options: argparse.Namespace
 
     device = loaded.model.device
     ranks = 1 if evaluator.accelerator is None else evaluator.accelerator.num_processes
+    trainer = getattr(loaded, "trainer", {})
     return {
-        "checkpoint": str(loaded.path),
-        "step": loaded.trainer["step"],
-        "tokens": loaded.trainer["tokens"],
+        "checkpoint": getattr(loaded, "name", None) or str(loaded.path),
+        "step": trainer.get("step"),
+        "tokens": trainer.get("tokens"),
         "kernels": options.kernels,
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -182,6 +220,22 @@ def _save(path: Path, about: dict[str, Any], scores: Scores, evaluator: Evaluato
     except OSError as error:
         raise ValueError(f"{path} cannot be written ({error}); name another file: --out") from error
     return path
+
+
+def _save_samples(folder: Path, evaluator: Evaluator) -> Path:
+    """``<task>.jsonl`` with lm-eval's record of each row."""
+    import json
+
+    from lm_eval.utils import handle_non_serializable
+
+    folder = folder.with_name(f"{folder.name}_samples")
+    folder.mkdir(parents=True, exist_ok=True)
+    for task, rows in evaluator.samples.items():
+        lines = [
+            json.dumps(row, default=handle_non_serializable, ensure_ascii=False) for row in rows
+        ]
+        (folder / f"{task}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
 
 
 def _log_to_wandb(loaded: Pretrained, scores: Scores) -> None:

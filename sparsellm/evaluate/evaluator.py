@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel as HFModel
+from transformers import PreTrainedTokenizerBase as HFTokenizer
 
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.evaluate.agreement import Agreement
@@ -29,9 +30,11 @@ class Evaluator:
     batch_size: int = 32  # requests at once, each rank
     accelerator: Any = None  # None is one process
     show_progress: bool = False
+    log_samples: bool = False  # keep each row's questions, answers and log-likelihoods in `samples`
     suite: Suite = field(default_factory=load_suite)
 
     def __post_init__(self) -> None:
+        self.samples: dict[str, list[dict[str, Any]]] = {}  # of the last run, by task
         self.names = self.suite.select(self.names)
         self.tasks = build_tasks(self.suite, self.names, self.data_dir)
         ranks = 1 if self.accelerator is None else self.accelerator.num_processes
@@ -46,7 +49,7 @@ class Evaluator:
     def run(
         self,
         model: HFModel,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | HFTokenizer,
         context_length: int,
         agreement: Agreement | None = None,
     ) -> Scores | None:
@@ -71,10 +74,14 @@ class Evaluator:
             )
             # `evaluate`, not `simple_evaluate`: that one seeds every generator of the process.
             results = evaluate(
-                lm, {"tasks": self.tasks, "groups": {}}, limit=self.limit, log_samples=False
+                lm,
+                {"tasks": self.tasks, "groups": {}},
+                limit=self.limit,
+                log_samples=self.log_samples,
             )
             counts = lm.gather_object((lm.num_requests, lm.num_cut))
         if results is None:
             return None
+        self.samples = results.get("samples", {})
         num_requests, num_cut = map(sum, zip(*counts, strict=True))
         return from_lm_eval(results, self.suite, num_requests, num_cut)

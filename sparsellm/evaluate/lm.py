@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedModel as HFModel
+from transformers import PreTrainedTokenizerBase as HFTokenizer
 
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.evaluate.agreement import Agreement, InterruptedHere
@@ -47,7 +48,8 @@ class SparseLM(HFLM):
 
     Args:
         model: in evaluation mode, on its device.
-        tokenizer: what it was trained with; its ``eot_id`` stands before a text without context.
+        tokenizer: what it was trained with; the ``eot_id`` of ours stands before a text without
+            context.
         max_length: tokens; longer requests lose their beginning, as in lm-eval.
         batch_size: requests at once.
         softmax_dtype: None is the model's.
@@ -59,7 +61,7 @@ class SparseLM(HFLM):
     def __init__(
         self,
         model: HFModel,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | HFTokenizer,
         *,
         max_length: int,
         batch_size: int,
@@ -71,7 +73,9 @@ class SparseLM(HFLM):
         super().__init__(
             pretrained=model,
             backend="causal",
-            tokenizer=TokenizerAdapter(tokenizer),
+            tokenizer=tokenizer
+            if isinstance(tokenizer, HFTokenizer)
+            else TokenizerAdapter(tokenizer),
             max_length=max_length,
             batch_size=batch_size,
             softmax_dtype=softmax_dtype,

@@ -14,7 +14,7 @@ from sparsellm.runs.records import EvaluationRecord
 class TaskScore:
     """One task, over all ranks; values are lm-eval's, digit for digit."""
 
-    version: str  # of lm-eval's task
+    version: str | None  # of lm-eval's task; None where it states none
     shots: int
     num_rows: int  # scored
     num_rows_total: int  # in the split
@@ -62,7 +62,8 @@ def _task_score(results: dict[str, Any], name: str) -> TaskScore:
     acc = number("acc")
     assert acc is not None, f"{name}: every task of the suite has acc"
     return TaskScore(
-        version=str(results["versions"][name]),
+        # "Yaml" is what lm-eval says of a task without a version.
+        version=None if (version := str(results["versions"][name])) == "Yaml" else version,
         shots=int(results["n-shot"][name]),
         num_rows=int(results["n-samples"][name]["effective"]),
         num_rows_total=int(results["n-samples"][name]["original"]),
@@ -100,7 +101,7 @@ def table(scores: Scores, suite: Suite) -> str:
             for metric in ("acc", "acc_norm")
         ]
         lines.append(
-            f"{name:{width}}{score.version:>8}{score.shots:>7}{score.num_rows:>9,}"
+            f"{name:{width}}{score.version or '-':>8}{score.shots:>7}{score.num_rows:>9,}"
             f"  {cells[0]:>15}  {cells[1]:>15}"
         )
     lines.append(_mean_line(scores, suite))

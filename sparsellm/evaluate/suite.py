@@ -2,7 +2,8 @@
 
 A task file is lm-eval's YAML with two paths that no file can know: ``include`` begins where lm-eval
 is installed, ``data_files`` in the user's ``--data-dir``. `write_tasks` makes them absolute, and
-without a data directory leaves out the keys that redirect the data, so that the hub's hold.
+without a data directory leaves out the keys that redirect the data, so that the hub's hold, at the
+revision that the suite names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import NonNegativeInt
 
-from sparsellm.paths import bundled
+from sparsellm.paths import bundled, how_to_install
 from sparsellm.strict import StrictModel, load_yaml, validate
 
 # The keys of a task file that say where its rows come from.
@@ -42,6 +43,8 @@ class TaskConfig(StrictModel):
     shots: NonNegativeInt
     metric: Literal["acc", "acc_norm"]
     in_mean: bool
+    dataset: str  # of the hub, as lm-eval's own task names it
+    revision: str  # a commit of it
 
 
 class Suite(StrictModel):
@@ -99,11 +102,11 @@ def require_lm_eval() -> None:
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError(
-            "evaluation needs lm-eval, which is not installed: pip install 'sparsellm[eval]'"
+            f"evaluation needs lm-eval, which is not installed: {how_to_install('eval')}"
         )
 
 
-def write_tasks(names: list[str], data_dir: Path | None, folder: Path) -> None:
+def write_tasks(suite: Suite, names: list[str], data_dir: Path | None, folder: Path) -> None:
     """Writes ``folder/<name>.yaml`` as lm-eval reads it (``--include_path folder``).
 
     Raises:
@@ -118,6 +121,9 @@ def write_tasks(names: list[str], data_dir: Path | None, folder: Path) -> None:
             content["include"] = str(_stock_task(source, content["include"]))
         if data_dir is None:
             content = {key: value for key, value in content.items() if key not in DATA_KEYS}
+            pinned = suite.tasks[name]
+            content["dataset_path"] = pinned.dataset
+            content["dataset_kwargs"] = {"revision": pinned.revision}
         else:
             files = (content.get("dataset_kwargs") or {}).get("data_files")
             if not isinstance(files, dict):
@@ -167,7 +173,7 @@ def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[s
     require_lm_eval()
     with tempfile.TemporaryDirectory(prefix="sparsellm-eval-") as temporary, quiet():
         folder = Path(temporary)
-        write_tasks(names, data_dir, folder)
+        write_tasks(suite, names, data_dir, folder)
         from lm_eval.tasks import TaskManager
 
         manager = TaskManager(include_path=str(folder), include_defaults=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsellm import __version__
 from sparsellm.estimate import count_parameters
+from sparsellm.export.card_metadata import metadata
 from sparsellm.export.drop_report import COLUMNS, DROP_DEAD_FILE, DropReport
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
@@ -18,7 +19,12 @@ from sparsellm.runs.records import METRICS_FILE, read_metrics
 CARD_FILE = "README.md"
 
 
-def model_card(pretrained: Pretrained, dtype: str, dropped: DropReport | None = None) -> str:
+def model_card(
+    pretrained: Pretrained,
+    dtype: str,
+    dropped: DropReport | None = None,
+    license_name: str | None = None,
+) -> str:
     """The text of README.md. What the checkpoint's run does not tell is said to be unknown.
 
     Args:
@@ -26,20 +32,24 @@ def model_card(pretrained: Pretrained, dtype: str, dropped: DropReport | None = 
             are read.
         dtype: ``bf16`` or ``fp32``, of the exported weights.
         dropped: what was left out of every layer, if anything was.
+        license_name: the hub's identifier, such as ``apache-2.0``.
 
     Raises:
         ValueError: one of these files is damaged.
     """
     records = _records(pretrained)
+    evaluation = _evaluation_of(pretrained, records)
     width = pretrained.recipe.model.intermediate_size
     trained_width = dropped.intermediate_size_before if dropped else width
     parts = [
+        f"---\n{metadata(pretrained.recipe, evaluation, license_name)}\n---",
         _head(pretrained, dtype),
         *([_dropped(dropped)] if dropped else []),
         _training(pretrained, records),
         _sparsity(pretrained, records, trained_width),
-        _evaluation(pretrained, records),
+        _evaluation(pretrained, evaluation),
         _caveats(pretrained),
+        *([_CITATION] if pretrained.recipe.activation.exact_zeros else []),
         f"## Recipe\n\n`{EXPORT_RECIPE_FILE}`:\n\n```yaml\n{pretrained.recipe.to_yaml()}```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -47,19 +57,13 @@ def model_card(pretrained: Pretrained, dtype: str, dropped: DropReport | None = 
 
 def _head(pretrained: Pretrained, dtype: str) -> str:
     recipe = pretrained.recipe
-    ffn, shape = recipe.ffn, recipe.model
+    shape = recipe.model
     formula, activation = recipe.architecture.formula, recipe.activation.title
     model_class = type(pretrained.model).__name__
     num_parameters = count_parameters(recipe).total
-    return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [sparsellm, activation-sparsity, {ffn.activation}]
----
+    return f"""# {recipe.name}
 
-# {recipe.name}
-
-{recipe.description or "A language model with sparse feedforward layers."}
+{recipe.description or "A language model."}
 
 `{model_class}` of {num_parameters:,} parameters in {dtype}: {shape.num_hidden_layers} layers of
 width {shape.hidden_size:,}, feedforward width {shape.intermediate_size:,}, {activation} in
@@ -145,8 +149,8 @@ def _window_nnz(path: Path) -> list[float]:
     return (stats["activity_LN"].sum(1).double() / stats["activity_tokens"]).tolist()
 
 
-def _evaluation(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
-    title, found = "## Evaluation\n\n", _evaluation_of(pretrained, records)
+def _evaluation(pretrained: Pretrained, found: Evaluation | None) -> str:
+    title = "## Evaluation\n\n"
     if found is None:
         return f"{title}Unknown: no evaluation of step {pretrained.trainer['step']:,} was found."
     rows = [(task, name, score.text(name)) for (task, name), score in found.scores.items()]
@@ -207,6 +211,20 @@ _OTHER_ACTIVATIONS = """\
   Llama, squared ReLU in Arcee): a converted model loads and gives wrong text. Do not use it.
 - **vLLM** has the same activations built into its own models; `--model-impl transformers` takes
   the model code from transformers instead. Not tested."""
+
+_CITATION = """\
+## Citation
+
+Sparsity by a ReLU gate and an L1 loss, as in:
+
+```bibtex
+@misc{arxiv260323198,
+  title = {Sparser, Faster, Lighter Transformer Language Models},
+  year = {2026},
+  eprint = {2603.23198},
+  archivePrefix = {arXiv}
+}
+```"""
 
 _TOKENS = """\
 - A literal `<|endoftext|>` in a text was ordinary text in training. Hugging Face's tokenizer makes

@@ -18,6 +18,12 @@ def add_export_parsers(commands: Any) -> None:
     export.add_argument(
         "--max-shard-size", default="4GB", metavar="SIZE", help="of a weight file (default: 4GB)"
     )
+    export.add_argument(
+        "--license", metavar="ID", help="for the model card: apache-2.0, mit, … (default: none)"
+    )
+    hub = export.add_argument_group("the Hugging Face hub")
+    hub.add_argument("--push", metavar="OWNER/NAME", help="also upload it there")
+    hub.add_argument("--private", action="store_true", help="make a new repository private")
     _add_drop_dead_arguments(export)
     export.set_defaults(run=_export)
 
@@ -72,16 +78,34 @@ def _export(options: argparse.Namespace) -> None:
             "--drop-dead-tokens, --data, --micro-batch-size and --device say how dead neurons are "
             "measured; add --drop-dead, or leave them out"
         )
+    if options.private and not options.push:
+        raise ValueError("--private is of the repository that --push makes; add --push OWNER/NAME")
+    from sparsellm.export.push import check_push, push
+
+    if options.push:
+        check_push(options.push)
     from sparsellm.export.drop_dead import DropDead
     from sparsellm.export.save_export import export
 
     drop_dead = DropDead(**given) if options.drop_dead else None
     if drop_dead:
         print(f"measuring which neurons fire on {drop_dead.tokens:,} tokens", flush=True)
-    done = export(options.source, options.folder, options.dtype, options.max_shard_size, drop_dead)
+    done = export(
+        options.source,
+        options.folder,
+        options.dtype,
+        options.max_shard_size,
+        drop_dead,
+        license_name=options.license,
+    )
     if done.dropped:
         print(done.dropped.text())
-    print(f"exported {done.source} to {options.folder} ({options.dtype})")
+    print(f"exported {done.source} to {options.folder} ({options.dtype})", flush=True)
+    if options.push:
+        message = f"sparsellm export of {done.source.name}"
+        print(
+            f"pushed {push(options.folder, options.push, private=options.private, message=message)}"
+        )
 
 
 def _import(options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 
 from sparsellm.device import pick_device
 from sparsellm.export.card import CARD_FILE, model_card
+from sparsellm.export.card_metadata import check_license
 from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport
 from sparsellm.export.weights import check_shard_size, write_weights
@@ -38,6 +40,8 @@ def export(
     dtype: str = "bf16",
     max_shard_size: str = "4GB",
     drop_dead: DropDead | None = None,
+    *,
+    license_name: str | None = None,
 ) -> Exported:
     """Writes ``folder``.
 
@@ -48,6 +52,7 @@ def export(
         folder: where to; must not exist or be empty.
         dtype: ``bf16`` or ``fp32`` (bit-identical to the training weights).
         max_shard_size: such as ``4GB``.
+        license_name: for the model card, such as ``apache-2.0``.
         drop_dead: leave out the neurons that fire on none of this text (export/drop_dead.py).
 
     Raises:
@@ -56,6 +61,8 @@ def export(
         CheckpointError: ``folder`` could not be written; nothing is left of it.
     """
     check_shard_size(max_shard_size)
+    if license_name is not None:
+        check_license(license_name)
     refuse_occupied(folder)
     device = pick_device(drop_dead.device if drop_dead else "cpu")
     pretrained = load_pretrained(find_checkpoint(source), device, DTYPES[dtype])
@@ -71,13 +78,23 @@ def export(
     try:
         shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
         partial.mkdir(parents=True)
-        _write(pretrained, partial, dtype, max_shard_size, report)
+        card = model_card(
+            pretrained, dtype, report if report and report.num_dropped else None, license_name
+        )
+        _write(pretrained, partial, card, max_shard_size, report)
         partial.replace(folder)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} was not written: {error}. Free space, say") from error
+        raise CheckpointError(f"{folder} was not written: {error}. {_remedy(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Exported(pretrained.path, report)
+
+
+def _remedy(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "Name a folder that you may write to"
+    return "Free space on that disk, or name a folder on another"
 
 
 def refuse_occupied(folder: Path) -> None:
@@ -89,7 +106,7 @@ def refuse_occupied(folder: Path) -> None:
 def _write(
     pretrained: Pretrained,
     folder: Path,
-    dtype: str,
+    card: str,
     max_shard_size: str,
     report: DropReport | None,
 ) -> None:
@@ -102,7 +119,7 @@ def _write(
     (folder / EXPORT_TRAINER_FILE).write_text(trainer, encoding="utf-8")
     if dropped:
         (folder / DROP_DEAD_FILE).write_text(dropped.to_json(), encoding="utf-8")
-    (folder / CARD_FILE).write_text(model_card(pretrained, dtype, dropped), encoding="utf-8")
+    (folder / CARD_FILE).write_text(card, encoding="utf-8")
     mode = (folder / CARD_FILE).stat().st_mode
     for shard in folder.glob("*.safetensors"):
         shard.chmod(mode)  # safetensors makes files that only their owner can read

@@ -56,6 +56,9 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end_of_document,
         "eos_token": end_of_document,
+        # For batches: what it stands at is masked, and generation wants it on the left.
+        "pad_token": end_of_document,
+        "padding_side": "left",
         "unk_token": end_of_document,  # as GPT-2's: nothing is unknown, but some tools ask for one
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,

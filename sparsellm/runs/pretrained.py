@@ -18,6 +18,7 @@ from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint, hf_folder, state
 from sparsellm.runs.files import read_json
 from sparsellm.runs.hf_tokenizer import check_tokenizer
+from sparsellm.runs.hub import local_copy
 from sparsellm.vocabulary import HF_PREFIX, TOKENIZER_FILE
 
 
@@ -35,12 +36,14 @@ class Pretrained:
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint that a path means.
 
-    That is the path itself if it is a checkpoint or an exported folder, or the latest of a run or
+    ``owner/name`` that is no local path is a model on the hub, which is downloaded. Otherwise it is
+    the path itself if it is a checkpoint or an exported folder, or the latest of a run or
     `checkpoints` folder.
 
     Raises:
         FileNotFoundError: there is none; says what was looked for.
     """
+    path = local_copy(path)
     if (path / checkpoint.TRAINER_FILE).is_file() or hf_folder.is_export(path):
         return path
     for candidate in (path, path / "checkpoints"):

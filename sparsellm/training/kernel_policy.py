@@ -7,7 +7,6 @@ whatever it was computed with, and summed over ranks together with the loss. L l
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
 from typing import Any
@@ -15,15 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sparsellm.device import refuse_sparse_without_gpu
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.paths import how_to_install
 from sparsellm.recipe import Recipe
 from sparsellm.training.distributed import all_reduce_sum, any_rank
 from sparsellm.training.step_sums import StepReading
-
-# On a CPU the sparse path computes by `ffn.reference`: tests train on it, by this variable.
-REFERENCE_VARIABLE = "SPARSELLM_REFERENCE_KERNELS"
 
 
 def choose_kernels(ffns: list[SparseFFN], step: StepReading) -> None:
@@ -43,11 +41,8 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
         ValueError: ``sparse`` cannot be had here; says why.
     """
     kernels, costs, reason = recipe.ffn.kernels, None, None
-    if device.type == "cpu" and kernels == "sparse" and not os.environ.get(REFERENCE_VARIABLE):
-        raise ValueError(
-            "ffn.kernels: sparse needs a GPU: on a CPU it would be slower than dense; set "
-            "ffn.kernels=auto, which trains dense here"
-        )
+    if kernels == "sparse":
+        refuse_sparse_without_gpu("ffn.kernels: sparse", device, "set ffn.kernels=auto")
     if device.type == "cuda" and kernels != "dense" and recipe.activation.exact_zeros:
         reason = _why_not(recipe, device)
         if any_rank(reason is not None, device):
@@ -74,7 +69,7 @@ def _why_not(recipe: Recipe, device: torch.device) -> str | None:
     if not architecture_of(torch.empty(0, device=device).get_device()).trains:
         return f"{torch.cuda.get_device_name(device)} is not a Hopper GPU"
     if importlib.util.find_spec("cupy") is None:
-        return "the sparse kernels need CuPy: pip install 'sparsellm[cuda]'"
+        return f"the sparse kernels need CuPy: {how_to_install('cuda')}"
     return beyond_limits(shape.hidden_size, shape.intermediate_size)
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel as HFModel
 
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.types import TokenOrder
+from sparsellm.paths import how_to_install
 from sparsellm.recipe import RuntimeConfig
 
 # PyTorch's and Liger's default `ignore_index`.
@@ -140,7 +141,7 @@ def _liger_loss() -> LossFunction:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
     except ImportError as error:
         raise ValueError(
-            "runtime.loss: liger needs `pip install 'sparsellm[liger]'`; or set runtime.loss=torch"
+            f"runtime.loss: liger needs `{how_to_install('liger')}`; or set runtime.loss=torch"
         ) from error
     # The gradient of the vocabulary matrix is summed over chunks of tokens: in fp32, as without
     # chunks it would be.

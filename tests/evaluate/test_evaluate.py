@@ -10,6 +10,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 import yaml
@@ -96,7 +97,7 @@ def test_scores_are_those_of_lm_evals_own_command(  # noqa: PLR0917
     ours, tokenizer, stock = pair(getattr(torch, dtype), context_length, f"ffn.gated={gated}")
     tasks = tmp_path / "tasks"
     tasks.mkdir()
-    write_tasks(NAMES, data_dir, tasks)
+    write_tasks(SUITE, NAMES, data_dir, tasks)
     sizes = ("--limit", str(limit), "--batch_size", "16")
     evaluation = Evaluator(data_dir=data_dir, limit=limit, batch_size=16)
     scores = evaluation.run(ours, tokenizer, context_length)
@@ -150,15 +151,37 @@ def test_an_answer_longer_than_the_context_is_scored_by_its_end(tiny):
 
 @pytest.mark.parametrize("name", STOCK)
 def test_without_a_data_directory_it_is_the_stock_task(name, tmp_path):
-    write_tasks([name], None, tmp_path)
+    write_tasks(SUITE, [name], None, tmp_path)
     written = yaml.safe_load((tmp_path / f"{name}.yaml").read_text())
-    assert written.keys() == {"include", "task"}  # dataset, splits and prompt are lm-eval's
+    stock = lm_eval_load_yaml(written.pop("include"), resolve_func=False)
+    # Splits and prompt are lm-eval's; so is the dataset, at a commit of it.
+    assert written.pop("dataset_path") == stock["dataset_path"]
+    [(key, revision)] = written.pop("dataset_kwargs").items()
+    assert (key, len(revision), int(revision, 16) > 0) == ("revision", 40, True)
+    assert written == {"task": name}
     assert lm_eval_load_yaml(tmp_path / f"{name}.yaml")["task"] == name
+
+
+def test_the_hub_is_read_at_the_pinned_revision(monkeypatch):
+    """datasets gets the commit; what it would load from the network is made up here."""
+    asked = {}
+
+    def load_dataset(path=None, name=None, **options):
+        asked.update(path=path, **options)
+        row = {"goal": "Open a jar", "sol1": "twist", "sol2": "push", "label": 0}
+        return datasets.DatasetDict(
+            {split: datasets.Dataset.from_list([row] * 2) for split in ("train", "validation")}
+        )
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    build_tasks(SUITE, ["piqa"], None)
+    assert asked["path"] == "baber/piqa"
+    assert asked["revision"] == SUITE.tasks["piqa"].revision
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_with_one_only_the_rows_come_from_elsewhere(name, data_dir, tmp_path):
-    write_tasks([name], data_dir, tmp_path)
+    write_tasks(SUITE, [name], data_dir, tmp_path)
     path = tmp_path / f"{name}.yaml"
     ours = lm_eval_load_yaml(path, resolve_func=False)
     stock = lm_eval_load_yaml(yaml.safe_load(path.read_text())["include"], resolve_func=False)
@@ -201,7 +224,16 @@ def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
     assert (report["mean"], report["dtype"]) == (None, "bfloat16")
     assert report["kernels"] == "sparse"
     wide = cli_here("eval", str(checkpoint), *command[2:], "--tasks", "piqa", "--kernels", "auto")
-    assert "kernels auto: model.layers.0.mlp: its weights are torch.float32" in wide.stderr
+    assert "auto: model.layers.0.mlp and 1 more: its weights are torch.float32" in wide.stderr
+    logged = cli_here(
+        "eval", str(checkpoint), *command[2:], "--tasks", "piqa,commonsense_qa", "--log-samples"
+    )
+    samples = checkpoint.with_name(f"eval_{checkpoint.name}_piqa+commonsense_qa_limit9_samples")
+    assert f"saved {samples}/" in logged.stdout, logged.stderr
+    rows = [json.loads(line) for line in (samples / "piqa.jsonl").read_text().splitlines()]
+    assert len(rows) == 9
+    assert {"doc", "arguments", "resps", "acc"} <= rows[0].keys()
+    assert "Yaml" not in logged.stdout  # what lm-eval says of a task that states no version
 
     several = launch(2, "-m", "sparsellm", "eval", str(checkpoint), *command[2:], "--out", str(out))
     assert several.returncode == 0, several.stderr[-3000:]
@@ -391,7 +423,7 @@ def test_a_metric_that_the_task_lacks_is_refused(small_suite, data_dir):
 
 def test_without_lm_eval_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(suite_module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'sparsellm\[eval\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'lm-eval>="):
         build_tasks(SUITE, ["piqa"], None)
 
 

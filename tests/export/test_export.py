@@ -8,18 +8,21 @@ import shutil
 import pytest
 import tokenizers
 import torch
+import yaml
 from conftest import set_arguments
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from sparsellm.cli import main
+from sparsellm.export.card_metadata import metadata
 from sparsellm.export.importer import import_export
 from sparsellm.export.save_export import export
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import CheckpointError
 from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
-from sparsellm.training.loop import train, train_step
+from sparsellm.training import loop
+from sparsellm.training.loop import train_step
 from sparsellm.training.run import build_run, close_run, save_run
 from sparsellm.training.signals import StopRequest
 
@@ -33,6 +36,11 @@ VARIANTS = {
         "model.rope_theta=500000",
     ],
 }
+
+
+def train(recipe, **options):
+    with StopRequest() as stop:
+        loop.train(recipe, stop, **options)
 
 
 def _checkpoint(recipe):
@@ -120,6 +128,12 @@ def test_pipeline_generates_from_it(exported):
     generator = pipeline("text-generation", str(exported))
     (result,) = generator("def ", max_new_tokens=8, do_sample=False)
     assert result["generated_text"].startswith("def ")
+    prompts = ["def ", "import os, sys"]
+    batch = generator(prompts, max_new_tokens=8, do_sample=False, batch_size=2)
+    alone = [generator(prompt, max_new_tokens=8, do_sample=False)[0] for prompt in prompts]
+    assert [found["generated_text"] for (found,) in batch] == [
+        found["generated_text"] for found in alone
+    ]
     tokenizer = AutoTokenizer.from_pretrained(exported)
     model = AutoModelForCausalLM.from_pretrained(exported)
     ids = model.generate(**tokenizer("def ", return_tensors="pt"), max_new_tokens=24)
@@ -221,6 +235,58 @@ def test_card_tells_the_run(tiny, tmp_path):
     assert "llama.cpp** ignores `hidden_act`" in card
     assert "--model-impl transformers" in card
     assert recipe.to_yaml() in card
+
+
+def _head_of_card(folder):
+    return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+
+
+def test_the_card_has_the_hubs_metadata(tiny, tmp_path):
+    path = _checkpoint(tiny())
+    score = {"acc": 0.25, "acc_stderr": 0.01, "acc_norm": 0.5, "num_rows": 9, "num_rows_total": 9}
+    line = {"kind": "evaluation", "step": 1, "tokens": 256, "mean": None, "mean_stderr": None}
+    metrics = path.parent.parent / "metrics.jsonl"
+    metrics.write_text(json.dumps(line | {"tasks": {"piqa": score}}) + "\n")
+    export(path, tmp_path / "out", license_name="apache-2.0")
+    head = _head_of_card(tmp_path / "out")
+    assert head["license"] == "apache-2.0"
+    assert head["tags"] == ["sparsellm", "activation-sparsity", "relu"]
+    [index] = head["model-index"]
+    [result] = index["results"]
+    assert result["dataset"]["type"] == "baber/piqa"
+    assert result["dataset"]["name"] == "piqa"
+    found = {metric["name"]: metric["value"] for metric in result["metrics"]}
+    assert found == {"acc": 25.0, "acc_norm": 50.0}
+    assert "2603.23198" in (tmp_path / "out" / "README.md").read_text()
+    metrics.write_text(json.dumps(line | {"tasks": {"piqa": score | {"num_rows": 3}}}) + "\n")
+    export(path, tmp_path / "limited")
+    assert not {"model-index", "license"} & _head_of_card(tmp_path / "limited").keys()
+
+
+def test_a_dense_export_is_not_called_sparse(tiny, tmp_path):
+    export(_checkpoint(tiny("ffn.activation=silu")), tmp_path / "out")
+    assert _head_of_card(tmp_path / "out")["tags"] == ["sparsellm", "silu"]
+    assert "Citation" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("corpus", "datasets"),
+    [
+        ("fineweb", ["HuggingFaceFW/fineweb"]),
+        (
+            {"fineweb": 3, "fineweb-edu": 1},
+            ["HuggingFaceFW/fineweb", "HuggingFaceTB/smollm-corpus"],
+        ),
+        ("sample", None),
+        ("gone.yaml", None),
+    ],
+)
+def test_the_card_names_the_data(tiny, corpus, datasets):
+    recipe = tiny()
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": corpus})})
+    head = yaml.safe_load(metadata(recipe, None, None))
+    assert head.get("datasets") == datasets
+    assert head.get("language") == (["en"] if datasets else None)
 
 
 def test_card_without_a_run_says_so(trained, tmp_path):

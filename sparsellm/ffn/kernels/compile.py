@@ -17,7 +17,7 @@ import torch
 
 from sparsellm.ffn.kernels.gpu_architecture import Source, target_of
 from sparsellm.ffn.kernels.launch import launch
-from sparsellm.paths import bundled
+from sparsellm.paths import bundled, how_to_install
 
 
 def sources() -> dict[str, Path]:
@@ -102,7 +102,7 @@ def load(stem: str, device_index: int) -> Kernel:
         import cupy
     except ImportError as error:
         raise RuntimeError(
-            "the CUDA kernels need CuPy: pip install 'sparsellm[cuda]'; or run without them"
+            f"the CUDA kernels need CuPy: {how_to_install('cuda')}; or run without them"
         ) from error
     with cupy.cuda.Device(device_index) as device:
         major, minor = int(device.compute_capability[:-1]), int(device.compute_capability[-1])

@@ -1,0 +1,40 @@
+"""A model that we did not train, as a baseline: whatever transformers loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import PreTrainedModel as HFModel
+from transformers import PreTrainedTokenizerBase as HFTokenizer
+
+_USUAL_CONTEXT = 2048  # of a model that does not say
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A model in evaluation mode, with its own tokenizer."""
+
+    name: str  # as the user gave it
+    path: Path
+    model: HFModel
+    tokenizer: HFTokenizer
+    context_length: int  # tokens
+
+
+def load_foreign(name: str, path: Path, device: torch.device, dtype: torch.dtype) -> Foreign:
+    """Reads a Hugging Face folder without running code that lies in it.
+
+    Raises:
+        ValueError: transformers cannot load it; says why.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # transformers raises many kinds, remote code among them
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{name}: transformers cannot load it: {reason}") from error
+    context = getattr(model.config, "max_position_embeddings", None) or _USUAL_CONTEXT
+    return Foreign(name, path, model.to(device).eval(), tokenizer, int(context))

@@ -1,0 +1,53 @@
+"""Models on the Hugging Face hub, given in place of a folder: ``owner/name[@revision]``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_REPO = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w./-]+))?")
+# What a model is read from; a repository may hold other frameworks' weights too.
+_FILES = ["*.json", "*.safetensors", "*.yaml", "*.txt", "*.model"]
+
+
+def hub_id(path: Path) -> str | None:
+    """The path as the name of a model on the hub, if it cannot be a local one; else None."""
+    text = path.as_posix()
+    local = path.exists() or Path(path.parts[0] if path.parts else ".").exists()
+    return text if not local and _REPO.fullmatch(text) else None
+
+
+def local_copy(path: Path) -> Path:
+    """The path itself, or the folder of the cache that holds this model of the hub.
+
+    Raises:
+        FileNotFoundError: there is neither; says what was looked for.
+        ValueError: the hub cannot be reached.
+    """
+    name = hub_id(path)
+    if name is None:
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    found = _REPO.fullmatch(name)
+    assert found is not None
+    try:
+        folder = snapshot_download(found["repo"], revision=found["revision"], allow_patterns=_FILES)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise FileNotFoundError(
+            f"{name}: no such folder here, and no such model on the Hugging Face hub (one that is "
+            "private needs `hf auth login`)"
+        ) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise FileNotFoundError(
+            f"{name}: no such folder here, and the Hugging Face hub cannot be read ({reason})"
+        ) from error
+    return Path(folder)

@@ -1,0 +1,117 @@
+"""Models on the hub: `export --push`, and `eval` and `train --init-from` by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import process_env, set_arguments
+from fake_model_hub import TOKEN, FakeModelHub
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from sparsellm.runs.hub import hub_id
+
+
+@pytest.fixture
+def hub():
+    with FakeModelHub() as running:
+        yield running
+
+
+@pytest.fixture
+def command(hub, tmp_path):
+    """Runs ``sparsellm`` in a process that takes the fake hub for the real one."""
+
+    def run(*arguments: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
+        environment = process_env(**hub.environment(), HF_HOME=str(tmp_path / "cache"))
+        environment |= {"HF_TOKEN": token} if token else {"HF_TOKEN": ""}
+        return subprocess.run(
+            [sys.executable, "-m", "sparsellm", *arguments],
+            capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.mark.slow
+def test_pushed_and_trained_on_by_name(hub, command, cli_here, tiny_overrides, tmp_path):
+    overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=2"]
+    assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0
+    exported = ["export", str(tmp_path / "runs" / "debug"), "out", "--dtype", "fp32"]
+    pushed = command(*exported, "--license", "mit", "--push", "me/tiny", "--private")
+    assert pushed.returncode == 0, pushed.stderr
+    assert f"pushed {hub.endpoint}/me/tiny" in pushed.stdout
+    assert hub.private["me/tiny"]
+    assert hub.messages == ["sparsellm export of step_00000002"]
+    local = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert {name: hub.repos["me/tiny"][name] for name in local} == local
+    head = yaml.safe_load(local["README.md"].decode().split("---\n")[1])
+    assert head["license"] == "mit"
+
+    new = set_arguments([*overrides, "name=second"])
+    trained = command("train", "debug", *new, "--init-from", "me/tiny", token=None)
+    assert trained.returncode == 0, trained.stderr
+    assert "weights of " in trained.stdout
+    assert "step 2/2" in trained.stdout
+    missing = command("train", "debug", *new, "--fresh", "--init-from", "me/none")
+    assert missing.returncode == 1
+    assert (
+        "me/none: no such folder here, and no such model on the Hugging Face hub" in missing.stderr
+    )
+
+
+def test_a_refused_push_keeps_the_folder(hub, command, cli_here, tiny_overrides, tmp_path):
+    overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=1"]
+    assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0
+    exported = ["export", str(tmp_path / "runs" / "debug")]
+    refused = command(*exported, "out", "--push", "me/tiny", token="hf_" + "y" * 34)
+    assert refused.returncode == 1
+    assert "out is complete here" in refused.stderr
+    assert "hf upload me/tiny out" in refused.stderr
+    assert (tmp_path / "out" / "config.json").is_file()
+    nobody = command(*exported, "other", "--push", "me/tiny", token=None)
+    assert "you are not logged in" in nobody.stderr
+    assert not (tmp_path / "other").exists()
+    assert "name the owner too" in command(*exported, "other", "--push", "tiny").stderr
+    assert "--license" in command(*exported, "other", "--license", "Apache 2").stderr
+
+
+@pytest.mark.slow
+def test_another_dense_model_is_scored_by_its_name(hub, command, test_data, tmp_path):
+    words = {chr(value): value for value in range(256)}
+    config = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(
+        LlamaConfig(**config, num_attention_heads=2, max_position_embeddings=512)
+    )
+    letters = Tokenizer(models.BPE(vocab=words | {"<|end|>": 256}, merges=[]))
+    letters.pre_tokenizer, letters.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    model.save_pretrained(tmp_path / "dense")
+    PreTrainedTokenizerFast(
+        tokenizer_object=letters, eos_token="<|end|>", bos_token="<|end|>", pad_token="<|end|>"
+    ).save_pretrained(tmp_path / "dense")
+    hub.repos["them/dense"] = {p.name: p.read_bytes() for p in (tmp_path / "dense").iterdir()}
+    data = ["--data-dir", str(test_data / "eval"), "--tasks", "piqa", "--limit", "6"]
+    scored = command("eval", "them/dense", *data, token=None)
+    assert scored.returncode == 0, scored.stderr
+    report = json.loads((tmp_path / "eval_them--dense_piqa_limit6.json").read_text())
+    assert (report["checkpoint"], report["step"]) == ("them/dense", None)
+    assert 0 <= report["tasks"]["piqa"]["acc"] <= 1
+    here = command("eval", str(tmp_path / "dense"), *data, "--out", "here.json")
+    assert here.returncode == 0, here.stderr
+    assert json.loads((tmp_path / "here.json").read_text())["tasks"] == report["tasks"]
+
+
+def test_what_is_a_name_on_the_hub(tmp_path, monkeypatch):
+    from pathlib import Path
+
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("runs")  # noqa: PTH102
+    names = ("me/model", "me/model@v1.2", "HuggingFaceTB/SmolLM-135M")
+    assert all(hub_id(Path(name)) == name for name in names)
+    others = ("runs/debug", "model", "a/b/c", "/abs/model", "../me/model", ".", "runs")
+    assert all(hub_id(Path(name)) is None for name in others)

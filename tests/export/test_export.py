@@ -226,7 +226,10 @@ def test_card_tells_the_run(tiny, tmp_path):
     export(recipe.run_path, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     records = [json.loads(line) for line in (recipe.run_path / "metrics.jsonl").open()]
-    *_, last_train, validation = records
+    last_train, validation = (
+        [record for record in records if record["kind"] == kind][-1]
+        for kind in ("train", "validation")
+    )
     assert f"| training loss at step 4 | {last_train['loss']:.4f} nats |" in card
     assert f"| held-out loss at step 4 | {validation['loss']:.4f} nats (512 tokens) |" in card
     assert "| tokens | 1,024 |" in card

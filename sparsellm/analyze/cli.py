@@ -9,6 +9,7 @@ from typing import Any
 
 from sparsellm.arguments import check_out, positive_int
 
+ANALYSIS_FOLDER = "analysis"  # in a checkpoint, or of a run without
 STATISTICS_FILE = "statistics.json"
 TRACES_FILE = "traces.npz"
 
@@ -51,7 +52,7 @@ def _analyze(options: argparse.Namespace) -> None:
 
     device = pick_device(options.device)
     path = find_checkpoint(options.source)
-    out = options.out or path / "analysis"
+    out = options.out or path / ANALYSIS_FOLDER
     check_out(out, is_folder=True)
     pretrained = load_pretrained(path, device, default_dtype(device))
     corpus = held_out_corpus(pretrained.recipe, options.data)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sparsellm.analyze.cli import ANALYSIS_FOLDER, STATISTICS_FILE
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
@@ -44,6 +45,7 @@ class RunData:
     validation: Records
     evaluations: list[Evaluation]  # by step
     activity: Activity | None  # None without a checkpoint, or before any neuron was counted
+    analysis: dict[str, Any] | None  # `sparsellm analyze`'s statistics, of the newest
     sessions: Records  # its processes, by their start; none in runs that did not record them
     session_ends: dict[str, dict[str, Any]]  # by the session's id
 
@@ -137,6 +139,7 @@ def _read_run(path: Path, label: str) -> RunData:
         validation=[record for record in records if record["kind"] == "validation"],
         evaluations=read_evaluations(path, records),
         activity=_activity(path),
+        analysis=_analysis(path),
         sessions=[record for record in records if record["kind"] == "session"],
         session_ends={r["session"]: r for r in records if r["kind"] == "session_end"},
     )
@@ -157,6 +160,16 @@ def _check_shapes(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
                 f"{path / METRICS_FILE}: {key} of step {record['step']} has {found[key]} values "
                 f"and recipe.yaml's model has {length}; put the run's own recipe.yaml back"
             )
+
+
+def _analysis(path: Path) -> dict[str, Any] | None:
+    """Of the newest checkpoint, else what lies in the run's own ``analysis/``."""
+    newest = checkpoint.latest(path / "checkpoints")
+    for folder in ([newest] if newest else []) + [path]:
+        file = folder / ANALYSIS_FOLDER / STATISTICS_FILE
+        if file.is_file():
+            return read_json(file, "delete it, or analyze again")
+    return None
 
 
 def _activity(path: Path) -> Activity | None:

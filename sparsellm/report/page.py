@@ -35,7 +35,7 @@ def render_page(runs: list[RunData], sweep: tuple[str, str] | None = None) -> st
         "SWEEP": _sweep_section(*sweep) if sweep else "",
         "SUMMARY": tables.summary_table(runs),
         "EVALUATION": tables.evaluation_table(runs),
-        "LAYERS": tables.layer_tables(runs),
+        "LAYERS": tables.layer_tables(runs) + tables.analysis_tables(runs),
         "DIFFERENCES": tables.difference_table(runs),
         "RECIPES": tables.recipes(runs),
         "VERSION": escape(__version__),

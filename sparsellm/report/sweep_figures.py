@@ -47,7 +47,7 @@ def quality(sweep: SweepData) -> Figure | None:
     if scored:
         _label(axes[-1], "Mean task score", axes[0].get_xlabel(), "share right")
     for axis in axes:
-        axis.set_xscale("log")
+        _log(axis.xaxis, axis.set_xscale)
     return figure
 
 
@@ -90,7 +90,7 @@ def training(sweep: SweepData) -> Figure | None:
                 axes[3].plot(tokens, [r["l1_coefficient"] for r in run.train], **style)
     x = "training tokens"
     _label(axes[0], "Non-zeros a token, mean over layers", x, "")
-    axes[0].set_yscale("log")
+    _log(axes[0].yaxis, axes[0].set_yscale)
     _label(axes[1], "Dead neurons", x, "%")
     _label(axes[2], "Held-out loss", x, "nats a token")
     _label(axes[3], "λ under a target", x, "")
@@ -113,7 +113,35 @@ def places(sweep: SweepData) -> Figure | None:
     _label(axes[1], "Non-zeros by position", "position in the sequence, from 1", "")
     axes[1].set_xscale("log")
     for axis in axes:
-        axis.set_yscale("log")
+        _log(axis.yaxis, axis.set_yscale)
+    axes[0].legend(fontsize=7)
+    return figure
+
+
+def coefficients(sweep: SweepData) -> Figure | None:
+    """Non-zeros, held-out loss and training speed against λ, where λ stands still."""
+    fixed = [
+        g
+        for g in sweep.groups
+        if g.recipe.activation.exact_zeros and not g.recipe.sparsity.target_nnz and g.losses
+    ]
+    if len({g.l1_coefficient for g in fixed}) < 2:
+        return None
+    figure, axes = _figure(3)
+    for g in fixed:
+        color = _color(sweep.groups.index(g))
+        places = [g.l1_coefficient] * len(g.runs)
+        axes[0].plot(places, [last_nnz(run) for run in g.runs], "o", color=color, label=g.name)
+        axes[1].plot(places[: len(g.losses)], g.losses, "o", color=color)
+        axes[2].plot(g.l1_coefficient, g.tokens_per_second / 1e3, "o", color=color)
+    least = min(g.l1_coefficient for g in fixed if g.l1_coefficient)
+    for axis in axes:
+        axis.set_xscale("symlog", linthresh=least)
+    axes[0].set_yscale("log")
+    _label(axes[0], "Non-zeros a token", "λ", "")
+    _label(axes[1], "Held-out loss", "λ", "nats a token")
+    _label(axes[2], "Training", "λ", "thousand tokens a second")
+    axes[2].set_ylim(bottom=0)
     axes[0].legend(fontsize=7)
     return figure
 
@@ -150,6 +178,7 @@ def speed(sweep: SweepData) -> Figure | None:
 
 FIGURES: dict[str, Callable[[SweepData], Any]] = {
     "quality_and_speed": quality,
+    "against_lambda": coefficients,
     "against_the_paper": paper,
     "training": training,
     "layers_and_positions": places,
@@ -166,13 +195,29 @@ def _figure(columns: int) -> tuple[Figure, list[Axes]]:
 
 
 def _label(axis: Axes, title: str, x: str, y: str) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    if "tokens" in x:
+        axis.xaxis.set_major_formatter(EngFormatter())
+    if x == "layer":
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_title(title, fontsize=10)
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.grid(visible=True, alpha=0.25)
 
 
+def _log(axis: Any, set_scale: Callable[[str], None]) -> None:
+    """A log scale whose numbers are written out."""
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(StrMethodFormatter(""))
+
+
 def _color(index: int) -> Any:
     from matplotlib import colormaps
 
-    return colormaps["tab20"](index % 20)
+    return colormaps["tab10"](index % 10)

@@ -125,6 +125,42 @@ def layer_tables(runs: list[RunData]) -> str:
     return "\n".join(parts)
 
 
+def analysis_tables(runs: list[RunData]) -> str:
+    """What `sparsellm analyze` found: unions by layer, and the tokens that fire least and most."""
+    parts = []
+    for run in runs:
+        if run.analysis is None:
+            continue
+        title = (
+            f"Held-out text, {run.label}: {run.analysis['tokens']:,} tokens of "
+            f"{run.analysis['corpus']}, step {run.analysis['step']:,}"
+        )
+        rows = [
+            [
+                str(number),
+                f"{layer['nnz_mean']:,.1f}",
+                f"{layer['nnz_p99']:,}",
+                *(f"{layer['union'][tokens]:,.0f}" for tokens in ("64", "128", "256")),
+                f"{layer['tile_max']:,}",
+                f"{layer['hot_share']['256']:.1%}",
+                f"{layer['never_fired_fraction']:.1%}",
+            ]
+            for number, layer in enumerate(run.analysis["layers"])
+        ]
+        head = ["Layer", "Non-zeros", "99th percentile", "Union of 64", "128", "256"]
+        head += ["Most in a tile of 256", "Of all in the 256 most active", "Never fired"]
+        ends = [
+            [end, ", ".join(f"{t['text']!r} {t['nnz_mean']:.1f}" for t in found[:12])]
+            for end, found in run.analysis["tokens_by_nnz"].items()
+        ]
+        tokens = html_table("Tokens with the fewest and the most non-zeros", ["", ""], ends)
+        parts.append(
+            f"<details><summary>{escape(title)}</summary>{html_table(title, head, rows)}{tokens}"
+            "</details>"
+        )
+    return "\n".join(parts)
+
+
 def _last(run: RunData) -> dict[str, Any]:
     return run.train[-1]["sparsity"]
 

@@ -81,36 +81,39 @@ def test_a_wrong_sweep_is_refused_before_anything_runs(sweep_file, change, messa
 
 
 @pytest.mark.slow
-def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli):
-    command = ["sweep", str(sweep_file()), "--jobs", "2", "--set", f"logging.run_dir={tmp_path}"]
-    late = cli(*command, "--seconds", "-1")
+def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here):
+    runs = [
+        {"name": "dense-relu", "set": {"sparsity.l1_coefficient": 0}},
+        {"name": "l1", "each": {"sparsity.l1_coefficient": [0.1]}},
+    ]
+    command = ["sweep", str(sweep_file(runs=runs)), "--set", f"logging.run_dir={tmp_path}"]
+    late = cli_here(*command, "--seconds", "-1")
     assert late.returncode == 1
-    assert late.stdout.count("not started, the time is over") == 3
-    assert (
-        "3 of 3 runs are not finished: dense-relu-seed0, dense-relu-seed1, l1-0.1-seed0"
-        in late.stderr
-    )
-    done = cli(*command)
+    assert late.stdout.count("not started, the time is over") == 2
+    assert "2 of 2 runs are not finished: dense-relu-seed0, l1-0.1-seed0" in late.stderr
+    done = cli_here(*command)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tiny"
-    assert done.stdout.count("held-out loss") == 3
+    assert done.stdout.count("held-out loss") == 2
     assert str(folder / "report.html") in done.stdout
     killed = folder / "l1-0.1-seed0"  # after step 3, whose last checkpoint is step 2's
     shutil.rmtree(killed / "checkpoints" / "step_00000004")
     (killed / "checkpoints" / "latest").write_text("step_00000002")
-    whole = (killed / "metrics.jsonl").read_text()
-    (killed / "metrics.jsonl").write_text("\n".join(whole.splitlines()[:3]) + "\n")
-    (folder / "dense-relu-seed0" / "checkpoints" / "latest").unlink()  # what is done needs none
-    again = cli(*command)
+    whole = _losses(killed)
+    lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["step"] <= 3]
+    (killed / "metrics.jsonl").write_text("".join(kept))
+    assert len(_losses(killed)) < len(whole)
+    shutil.rmtree(folder / "dense-relu-seed0" / "checkpoints")  # what is finished needs none
+    again = cli_here(*command)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("finished before") == 2
+    assert again.stdout.count("finished before") == 1
     assert "resuming from" in (killed / "train.log").read_text()
-    losses = [[json.loads(line)["loss"] for line in m.splitlines()] for m in (whole, _read(killed))]
-    assert losses[0] == losses[1]
+    assert _losses(killed) == whole
 
 
-def _read(run_path):
-    return (run_path / "metrics.jsonl").read_text()
+def _losses(run_path):
+    return [(r["kind"], r["loss"]) for r in read_metrics(run_path) if "loss" in r]
 
 
 def _write_sweep(folder, tiny):
@@ -150,6 +153,13 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
             for nnz, ratio in ((1, 2.0), (2, 1.5))
         ),
     ]
+    (tmp_path / "l1" / "analysis").mkdir()
+    layer = {"nnz_mean": 2.5, "nnz_p99": 9, "tile_max": 4, "never_fired_fraction": 0.25}
+    layer |= {"union": {"64": 31, "128": 40, "256": 50}, "hot_share": {"256": 1.0}}
+    token = {"text": "<the>", "nnz_mean": 1.25}
+    analysis = {"tokens": 4096, "corpus": "sample", "step": 4, "layers": [layer] * 2}
+    analysis |= {"tokens_by_nnz": {"lowest": [token], "highest": [token]}}
+    (tmp_path / "l1" / "analysis" / "statistics.json").write_text(json.dumps(analysis))
     (tmp_path / "bench.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page, table, summary, *figures = write_sweep_report(tmp_path)
     found = {g["group"]: g for g in json.loads(summary.read_text())}
@@ -163,6 +173,8 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     html = page.read_text()
     assert html.count("data:image/svg+xml;base64,") == len(figures)
     assert "Tiny &amp; quick" in html
+    assert "Held-out text, l1: 4,096 tokens of sample, step 4" in html
+    assert "&#x27;&lt;the&gt;&#x27; 1.2" in html
     assert main(["report", "--sweep", str(tmp_path)]) == 0
     capsys.readouterr()
     assert main(["report", "--sweep", str(tmp_path), str(tmp_path / "l1")]) == 1

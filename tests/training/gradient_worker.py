@@ -78,6 +78,7 @@ def step(overrides: list[str], out: Path) -> None:
             "l1": totals.values["l1"],
             "grad_norm": totals.values["grad_norm"],
             "gathers": gathers.count,
+            "target": run.target.state_dict() if run.target else None,
             "gradient_storages": gradient_storages(run.objective),
         }
         stats = {n: t.tolist() for n, t in run.stats.state_dict().items()}

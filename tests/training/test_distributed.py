@@ -48,6 +48,7 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path):
     # clip_norm out of the way: what is compared is the gradient, not its direction.
     common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
     common += ["validation.every_steps=0"]
+    common += ["sparsity.target_nnz=10", "sparsity.target_per_layer=true"]
     expected = numbers = None
     for num_processes in (1, 4):
         splits = [
@@ -63,6 +64,7 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path):
             if expected is None:
                 expected, numbers = gradients, same
                 assert numbers["l1"] > 0
+                assert len(set(numbers["target"]["fast"])) == 2  # layers have an error each
             assert same["world_size"] == num_processes
             for name, gradient in expected.items():
                 torch.testing.assert_close(
@@ -75,6 +77,7 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path):
             for key in ("loss", "l1", "grad_norm"):
                 assert same[key] == pytest.approx(numbers[key], rel=1e-5)
             assert same["stats"] == numbers["stats"]  # integers: exactly
+            assert same["target"] == numbers["target"]  # so every rank moves λ alike
             # DDP's stay in its buckets, where the next step adds to them.
             assert same["gradient_storages"] == (0 if num_processes == 1 else 1)
 

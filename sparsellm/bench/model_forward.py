@@ -1,7 +1,9 @@
 """A trained model's whole forward on one GPU: `sparsellm.accelerate` against dense.
 
-Both are compiled, alternate in inference mode, some calls in a row, and see the same held-out text:
-as many tokens as a micro-batch of the recipe has. Logits of all positions are computed.
+Both are compiled block by block, as training is: below torch 2.14 a compiled whole model is handed
+an explicit attention mask, which keeps both from the fused causal attention. They alternate in
+inference mode, some calls in a row, and see the same held-out text: as many tokens as a micro-batch
+of the recipe has. Logits of all positions are computed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from sparsellm.bench.ffn_sides import refuse_if_off, relative_difference
 from sparsellm.bench.record import Measurement
 from sparsellm.data import load_corpora, load_tokenizer, validation_batches
 from sparsellm.ffn.accelerate import accelerate_whole
-from sparsellm.recipe import Recipe
+from sparsellm.model import prepare_blocks
+from sparsellm.recipe import Recipe, RuntimeConfig
 from sparsellm.runs.pretrained import Pretrained, load_pretrained
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 
@@ -63,7 +66,9 @@ def run(
         models["dense"], partial(logits, models["dense"], tokens_BT)
     )
     done = accelerate_whole(models["ours"], kernels="auto")
-    calls = {name: partial(logits, torch.compile(m), tokens_BT) for name, m in models.items()}
+    for model in models.values():
+        prepare_blocks(model, RuntimeConfig(compile=True))
+    calls = {name: partial(logits, model, tokens_BT) for name, model in models.items()}
     with torch.inference_mode():
         for _ in range(SETTLING_CALLS):
             calls["ours"]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,11 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also mJ a token, of the trace and of nnz 30 and 60 at 16,384 tokens",
     )
+    parser.add_argument(
+        "--arch",
+        choices=("hopper", "portable"),
+        help="whose kernels ours are (default: the best that the GPU runs)",
+    )
 
 
 def _loader(options: argparse.Namespace) -> None:
@@ -228,9 +234,17 @@ def _loss(options: argparse.Namespace) -> None:
     _report(loss.run(options.tokens, options.hidden_size, options.vocab_size), options.record)
 
 
+def _force(architecture: str | None) -> None:
+    from sparsellm.ffn.kernels.gpu_architecture import FORCED
+
+    if architecture is not None:
+        os.environ[FORCED] = architecture
+
+
 def _ffn(options: argparse.Namespace) -> None:
     from sparsellm.bench import ffn_cases, ffn_forward, ffn_records
 
+    _force(options.arch)
     found = ffn_forward.run(
         _cases(options, ffn_cases.TOKENS),
         _gpu("ffn"),
@@ -247,6 +261,7 @@ def _ffn(options: argparse.Namespace) -> None:
 def _ffn_train(options: argparse.Namespace) -> None:
     from sparsellm.bench import ffn_records, ffn_train
 
+    _force(options.arch)
     found = ffn_train.run(
         _cases(options, ffn_train.TRAIN_TOKENS),
         _gpu("ffn-train"),

@@ -7,6 +7,7 @@ large matmul or copy in the same run, and ``ratio`` the share of it.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from sparsellm.bench.ffn_cases import DECODE_TOKENS, Case, Inputs
 from sparsellm.bench.memory import StepMemory
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Ceilings
+from sparsellm.ffn.kernels.gpu_architecture import FORCED
 from sparsellm.ffn.types import Format
 
 RATES = ("tflops", "gbytes_per_s")  # more is better; how their metrics begin
@@ -48,6 +50,7 @@ def case_key(case: Case, inputs: Inputs, extra: dict[str, Any]) -> dict[str, Any
         "gated": case.shape.gated,
         "pattern": case.pattern,
         **extra,
+        **({"arch": os.environ[FORCED]} if os.environ.get(FORCED) else {}),
         "nnz": round(inputs.nnz, 1) if case.nnz is None else case.nnz,
         "measured_nnz": round(inputs.nnz, 1),
         "union_64": round(inputs.union_64, 1),

@@ -15,6 +15,7 @@ from sparsellm.bench.ffn_records import StepTimes
 from sparsellm.bench.memory import StepMemory
 from sparsellm.bench.record import table
 from sparsellm.ffn.capacity import size_for
+from sparsellm.ffn.kernels.gpu_architecture import FORCED
 from sparsellm.ffn.module import SparseFFN
 
 from .conftest import CPU, GATED, NON_GATED
@@ -177,6 +178,13 @@ def test_the_command_records_case_by_case(train_clock, monkeypatch, tmp_path, ca
     assert printed[0].startswith("M 128 64/256 uniform nnz 20 union ")
     assert "4.0000 ms, dense 6.0000: 1.50×, forward 1 ms 3.00×" in printed[0]
     assert "| 4 (1.50× of 6) | 1 (3.00× of 3) |" in table(lines)
+    assert not any("arch" in line["case"] for line in lines)
+    monkeypatch.setenv(FORCED, "")  # what the command sets ends with the test
+    assert cli.main([*command, "--arch", "portable"]) == 0
+    *_, last = path.read_text().splitlines()
+    assert json.loads(last)["case"]["arch"] == "portable"
+    monkeypatch.delenv(FORCED)
+    capsys.readouterr()
     monkeypatch.setattr(ffn_train, "MAX_DIFFERENCE", -1.0)
     assert cli.main(command) == 1
     assert "skipped: M 128 64/256 uniform nnz 20: y is" in capsys.readouterr().out

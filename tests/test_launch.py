@@ -18,9 +18,9 @@ CONFIGS = sorted((ROOT / "launch").glob("*.yaml"))
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_accelerate_reads_it(path):
     config = load_config_from_file(str(path))
-    processes = {"single.yaml": 1, "ddp8.yaml": 8, "fsdp2.yaml": 8}
+    processes = {"single.yaml": 1, "ddp8.yaml": 8, "fsdp2.yaml": 8, "hsdp.yaml": 16}
     assert config.num_processes == processes[path.name]
-    assert config.num_machines == 1
+    assert config.num_machines == (2 if path.name == "hsdp.yaml" else 1)
 
 
 def test_fsdp2_shards_our_blocks():

@@ -88,10 +88,18 @@ class Run:
         return self.recipe.run_path / "checkpoints"
 
 
+class _OneVoice(Accelerator):
+    """Where accelerate would print once per node, one rank of all prints."""
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        if self.is_main_process:
+            print(*args, **kwargs)
+
+
 def build_accelerator(recipe: Recipe) -> Accelerator:
     """bf16 autocast over fp32 weights; without CUDA, CPU processes over gloo."""
     bf16 = recipe.runtime.precision == "bf16"
-    accelerator = Accelerator(
+    accelerator = _OneVoice(
         mixed_precision="bf16" if bf16 else "no",
         cpu=not torch.cuda.is_available(),
         kwargs_handlers=[

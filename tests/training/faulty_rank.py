@@ -1,16 +1,15 @@
-"""`sparsellm` with a fault in one rank: ``faulty_rank.py KIND RANK STEP train …``.
+"""`sparsellm` with a fault in one rank: ``faulty_rank.py KIND RANK STEPS train …``.
 
-The fault comes when the rank is about to do the step after STEP finished ones, once: its next
-process finds the file that the first one left (``FAULT_DONE``, if set).
+The fault comes once, when the process has done so many steps; ``none`` is none.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
-from pathlib import Path
 
 from sparsellm.cli import main
 from sparsellm.training import loop
@@ -20,28 +19,32 @@ def _raise() -> None:
     raise RuntimeError("injected fault")
 
 
+def _fill_disk() -> None:
+    # Files cannot grow beyond this: the kernel refuses as it does where a disk is full.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+
 KINDS = {
     "raise": _raise,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "signal": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "launcher": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "sleep": lambda: time.sleep(600),
+    "disk": _fill_disk,
 }
 
 
-def inject(kind: str, step: int) -> None:
+def inject(kind: str, steps: int) -> None:
     """Has the loop meet the fault."""
-    done = os.environ.get("FAULT_DONE")
-    real = loop.train_step
+    real, done = loop.train_step, []
 
     def train_step(run, stop):
-        if run.step == step and not (done and Path(done).exists()):
-            if done:
-                Path(done).touch()
+        if len(done) == steps:
             if kind == "data":
                 _break_loader(run.loader)
             else:
                 KINDS[kind]()
+        done.append(run.step)
         return real(run, stop)
 
     loop.train_step = train_step
@@ -55,7 +58,7 @@ def _break_loader(loader) -> None:
 
 
 if __name__ == "__main__":
-    kind, rank, step, *arguments = sys.argv[1:]
-    if os.environ.get("RANK", "0") == rank:
-        inject(kind, int(step))
+    kind, rank, steps, *arguments = sys.argv[1:]
+    if kind != "none" and os.environ.get("RANK", "0") == rank:
+        inject(kind, int(steps))
     sys.exit(main(arguments))

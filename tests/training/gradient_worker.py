@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsellm.recipe import load_recipe
@@ -59,6 +60,12 @@ def gradient_storages(model: torch.nn.Module) -> int:
     return len({gradient.untyped_storage().data_ptr() for gradient in kept})
 
 
+def mesh_shape(model: torch.nn.Module) -> list[int]:
+    """Of the ranks that hold a parameter; empty where each holds it whole."""
+    parameter = next(model.parameters())
+    return list(parameter.device_mesh.shape) if isinstance(parameter, DTensor) else []
+
+
 def step(overrides: list[str], out: Path) -> None:
     """One step; the main rank writes the gradient and what else is compared."""
     run = build_run(load_recipe("debug", overrides))
@@ -79,6 +86,7 @@ def step(overrides: list[str], out: Path) -> None:
             "grad_norm": totals.values["grad_norm"],
             "gathers": gathers.count,
             "target": run.target.state_dict() if run.target else None,
+            "mesh": mesh_shape(run.model),
             "gradient_storages": gradient_storages(run.objective),
         }
         stats = {n: t.tolist() for n, t in run.stats.state_dict().items()}

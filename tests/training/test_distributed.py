@@ -23,7 +23,11 @@ def launch(num_processes: int, *program: str, config: str = "") -> subprocess.Co
     config = config or ("ddp8.yaml" if num_processes > 1 else "single.yaml")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port=0"]
     command += [f"--config_file={ROOT / 'launch' / config}", f"--num_processes={num_processes}"]
-    if config == "fsdp2.yaml":
+    if config == "hsdp.yaml":  # two "nodes" of this machine's processes
+        shards = num_processes // 2
+        command += ["--num_machines=1", "--parallelism_config_dp_replicate_size=2"]
+        command += [f"--parallelism_config_dp_shard_size={shards}", "--rdzv_backend=static"]
+    if config in ("fsdp2.yaml", "hsdp.yaml"):
         command.append(str(WORKER.with_name("fsdp_on_cpu.py")))
     return subprocess.run(
         [*command, *program], capture_output=True, text=True, check=False, env=process_env()
@@ -108,6 +112,32 @@ def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
                 assert _relative(found[name], value) < tolerance, (precision, split, name)
         # Weights are gathered once a step, be it of two micro-batches or of one.
         assert len({same["gathers"] for _, same in found_of_splits}) == 1
+
+
+@pytest.mark.slow
+def test_shards_within_nodes_and_replicas_across_compute_the_gradient_of_one_process(
+    tiny_overrides, tmp_path
+):
+    common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
+    common += ["validation.every_steps=0", "ffn.kernels=dense"]
+    whole = [("train.micro_batch_size=8",)]
+    [(expected, numbers)] = _gradients(1, tmp_path / "one", common, whole)
+    # The second in two rounds: sums within nodes and across them come at the last.
+    splits = [("train.micro_batch_size=2",), ("train.micro_batch_size=1",)]
+    for precision, tolerance in (("fp32", 1e-4), ("bf16", 0.1)):
+        out, own = tmp_path / precision, [*common, f"runtime.precision={precision}"]
+        found_of_splits = _gradients(4, out, own, splits, config="hsdp.yaml")
+        for split, (found, same) in zip(splits, found_of_splits, strict=True):
+            assert same["world_size"] == 4
+            assert same["mesh"] == [2, 2]  # sharded over two and held twice, not sharded over four
+            # Losses are summed in fp32: in bf16 they would be 2e-3 off.
+            assert same["loss"] == pytest.approx(numbers["loss"], rel=tolerance / 100)
+            assert same["l1"] == pytest.approx(numbers["l1"], rel=tolerance / 10)
+            assert same["grad_norm"] == pytest.approx(numbers["grad_norm"], rel=tolerance)
+            if precision == "fp32":
+                assert same["stats"] == numbers["stats"]
+            for name, value in expected.items():
+                assert _relative(found[name], value) < tolerance, (precision, split, name)
 
 
 @pytest.mark.slow

@@ -97,19 +97,25 @@ class MemoryEstimate:
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
-def estimate_memory(recipe: Recipe, num_shards: int = 1) -> MemoryEstimate:
+GPUS_PER_NODE = 8
+
+
+def estimate_memory(
+    recipe: Recipe, num_shards: int = 1, num_gpus: int | None = None
+) -> MemoryEstimate:
     """Peak memory of one GPU in training, dense FFN path.
 
     Args:
         recipe: the run.
         num_shards: GPUs over which FSDP2 shards weights, gradients and optimizer state.
+        num_gpus: of the run, where there are several such groups (HSDP); default ``num_shards``.
 
     Raises:
         ValueError: the global batch does not divide over them.
     """
     m = recipe.model
     parameters = count_parameters(recipe).total
-    rounds = recipe.accumulation_steps(num_shards)
+    rounds = recipe.accumulation_steps(num_gpus or num_shards)
     half = 2 if recipe.runtime.precision == "bf16" else 4
     tokens = recipe.train.micro_batch_size * m.context_length
     ffn_tensors = len(recipe.architecture.ffn_matrices)  # gate, up, h saved for backward
@@ -170,6 +176,10 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
         ("memory a GPU, DDP", _describe(estimate_memory(recipe))),
         (f"memory a GPU, FSDP2 × {num_gpus}", _describe(estimate_memory(recipe, num_gpus))),
     ]
+    nodes, rest = divmod(num_gpus, GPUS_PER_NODE)
+    if nodes > 1 and not rest:
+        sharded = estimate_memory(recipe, GPUS_PER_NODE, num_gpus)
+        rows.append((f"memory a GPU, HSDP {nodes} × {GPUS_PER_NODE}", _describe(sharded)))
     return "\n".join(f"# {name:26} {value}" for name, value in rows)
 
 

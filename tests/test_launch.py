@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import sys
 
+import psutil
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from conftest import ROOT
+from conftest import ROOT, process_env, set_arguments
 
 from sparsellm.model import SparseDecoderLayer
+from sparsellm.runs.records import read_metrics
 
 CONFIGS = sorted((ROOT / "launch").glob("*.yaml"))
 
@@ -29,7 +33,15 @@ def test_fsdp2_shards_our_blocks():
     assert config["fsdp_transformer_layer_cls_to_wrap"] == SparseDecoderLayer.__name__
 
 
-def _slurm(tmp_path, *arguments):
+SLURM = {
+    "SLURM_JOB_NODELIST": "node1",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_SUBMIT_DIR": str(ROOT),
+}
+
+
+def _slurm(tmp_path, *arguments, **extra):
     """Runs the script with stubs of what Slurm and accelerate would do."""
     stubs = {
         "scontrol": "echo node1",
@@ -39,8 +51,7 @@ def _slurm(tmp_path, *arguments):
     for name, body in stubs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
-    slurm = {"SLURM_JOB_NODELIST": "node1", "SLURM_NNODES": "2", "SLURM_NODEID": "1"}
-    environment = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = os.environ | SLURM | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | extra
     script = ["bash", str(ROOT / "launch" / "slurm.sh"), *arguments]
     return subprocess.run(script, capture_output=True, text=True, check=False, env=environment)
 
@@ -60,3 +71,90 @@ def test_slurm_script_refuses_what_a_requeued_job_would_do_again(tmp_path, argum
     result = _slurm(tmp_path, "--recipe", "2b", argument)
     assert result.returncode == 2
     assert f"by {argument}; instead give --set name=NEW" in result.stderr
+
+
+def test_slurm_script_starts_any_config(tmp_path):
+    result = _slurm(tmp_path, "--recipe", "8b", CONFIG="hsdp")
+    launched = result.stdout.splitlines()
+
+    def option(name):
+        return launched[launched.index(name) + 1]
+
+    assert option("--config_file") == str(ROOT / "launch" / "hsdp.yaml")
+    assert option("--rdzv_backend") == "c10d"
+    assert option("--max_restarts") == "3"
+    # Replicas are nodes, shards the GPUs of one.
+    assert option("--parallelism_config_dp_replicate_size") == "2"
+    assert option("--parallelism_config_dp_shard_size") == "8"
+    assert "--parallelism_config_dp_shard_size" not in _slurm(tmp_path, "--recipe", "2b").stdout
+    unknown = _slurm(tmp_path, "--recipe", "2b", CONFIG="nope")
+    assert unknown.returncode == 2
+    assert "no such file: " in unknown.stderr
+
+
+# Two nodes on this machine. A launcher that was killed, its ranks with it, comes back once.
+SRUN = """
+[ "$1" != --overlap ] || exit 0
+shift
+node() {
+  SLURM_NODEID=$1 "${@:2}" &
+  echo $! > "$NODES/node$1.pid"
+  wait $!
+}
+(node 0 "$@") & first=$!
+( # Both are the host of the rendezvous here: the other one goes first.
+  until (exec 3<> "/dev/tcp/localhost/$PORT") 2> /dev/null; do sleep 0.2; done
+  node 1 "$@"
+  [ $? -ne 137 ] || node 1 "$@"
+) & second=$!
+wait $first; status=$?
+wait $second || status=$?
+exit $status
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_that_is_killed_and_comes_back_goes_on_from_the_last_checkpoint(
+    tiny_overrides, tmp_path
+):
+    stubs = {
+        "scontrol": "echo localhost",
+        "srun": SRUN,
+        "accelerate": f'exec {sys.executable} -m accelerate.commands.launch "${{@:2}}"',
+    }
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    own = {"PORT": str(port), "GPUS_PER_NODE": "1", "NODES": str(tmp_path)}
+    own["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    overrides = [*tiny_overrides, "train.micro_batch_size=1", "train.steps=120"]
+    overrides += ["checkpoint.every_steps=10", "validation.every_steps=0"]
+    command = ["bash", str(ROOT / "launch" / "slurm.sh"), "--recipe", "debug"]
+    job = subprocess.Popen(
+        [*command, *set_arguments(overrides)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=process_env(**SLURM, **own),
+    )
+    lines = []
+    for line in job.stdout:
+        lines.append(line)
+        if line.startswith("step  30/"):
+            launcher = psutil.Process(int((tmp_path / "node1.pid").read_text()))
+            for process in [*launcher.children(recursive=True), launcher]:
+                process.kill()
+    text = "".join(lines)
+    assert job.wait() == 0, text[-3000:]
+    assert "ended without a word" in text
+    assert text.count("resuming from ") == 1
+    assert "done: 120 steps" in text
+    records = read_metrics(tmp_path / "runs" / "debug")
+    assert [r["step"] for r in records if r["kind"] == "train"] == list(range(1, 121))
+    ends = [r["how"] for r in records if r["kind"] == "session_end"]
+    assert len(ends) == 2
+    assert ends[-1] == "finished"

@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from sparsellm.bench import record
-from sparsellm.estimate import count_parameters, estimate_memory, train_flops_per_token
+from sparsellm.estimate import count_parameters, estimate_memory, summary, train_flops_per_token
 from sparsellm.model import build_model
 from sparsellm.paths import bundled
 from sparsellm.recipe import Recipe, bundled_recipes, load_recipe
@@ -75,7 +75,19 @@ def test_memory_is_estimated_as_it_was_measured():
         assert 0.93 * r["value"] < estimate < r["value"], case
 
 
-@pytest.mark.parametrize("name", ["0.5b", "debug", "ablations/non-gated", "ablations/dense-silu"])
+def test_memory_of_replicated_shards_is_that_of_one_group_of_them():
+    recipe = load_recipe("8b")
+    node, nodes = estimate_memory(recipe, 8), estimate_memory(recipe, 8, 64)
+    assert nodes == node  # 8 × 8 GPUs still accumulate whole gradients over several rounds
+    assert nodes.total / 2**30 < 70 < estimate_memory(recipe).total / 2**30  # of 80 GB; not DDP
+    once = load_recipe("8b", ["train.global_batch_tokens=262144"])
+    assert estimate_memory(once, 8, 64).gradients == node.gradients // 8  # one round: sharded
+    assert "memory a GPU, HSDP 8 × 8   68.1 GiB" in summary(recipe, 64)
+
+
+@pytest.mark.parametrize(
+    "name", ["0.5b", "8b", "debug", "ablations/non-gated", "ablations/dense-silu"]
+)
 def test_counts_equal_the_built_model(name):
     recipe = load_recipe(name)
     with torch.device("meta"):

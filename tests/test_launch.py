@@ -141,10 +141,11 @@ def test_a_node_that_is_killed_and_comes_back_goes_on_from_the_last_checkpoint(
         text=True,
         env=process_env(**SLURM, **own),
     )
-    lines = []
+    lines, killed = [], False
     for line in job.stdout:
         lines.append(line)
-        if line.startswith("step  30/"):
+        if line.startswith("step  30/") and not killed:
+            killed = True
             launcher = psutil.Process(int((tmp_path / "node1.pid").read_text()))
             for process in [*launcher.children(recursive=True), launcher]:
                 process.kill()

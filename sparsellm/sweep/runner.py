@@ -12,10 +12,12 @@ import gc
 import json
 import multiprocessing
 import os
+import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -29,6 +31,7 @@ from sparsellm.sweep.plan import PlannedRun, SweepPlan
 LOG_FILE = "train.log"
 # Graphs of one block: gated or not, with or without gradients, dense or sparse, by shape.
 _COMPILED_VARIANTS = 64
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_sweep(
@@ -56,24 +59,50 @@ def run_sweep(
     write_atomically(plan.folder / SWEEP_FILE, json.dumps(_describe(plan), indent=1) + "\n")
     for name in sorted(done):
         say(f"{name}: finished before")
-    todo = [run for run in plan.runs if run.name not in done]
+    todo = deque(run for run in plan.runs if run.name not in done)
     begun = time.monotonic()
+    with _pool(jobs, gpus, len(todo)) as (pool, workers):
+        running: dict[Future[float], PlannedRun] = {}
+        while todo or running:
+            late = seconds is not None and time.monotonic() - begun > seconds
+            while todo and late:
+                say(f"{_at(begun)} | {todo.popleft().name}: not started, the time is over")
+            # No more than are at work: a worker that was stopped must not find another run.
+            while todo and len(running) < workers:
+                run = todo.popleft()
+                running[pool.submit(train_one, run.recipe)] = run
+            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                run = running.pop(future)
+                done |= {run.name} if _report(run, future, begun, say) else set()
+                if isinstance(future.exception(), BrokenProcessPool):
+                    todo.clear()  # the pool takes none any more
+    return [run.name for run in plan.runs if run.name not in done]
+
+
+@contextlib.contextmanager
+def _pool(
+    jobs: int, gpus: Sequence[str | None], most: int
+) -> Iterator[tuple[ProcessPoolExecutor, int]]:
+    """The workers and their number. A signal asks those that train to save and leave."""
     context = multiprocessing.get_context("spawn")
     places = context.Queue()
     for _ in range(jobs):
         for gpu in gpus or [None]:
             places.put(gpu)
-    workers = max(min(jobs * max(len(gpus), 1), len(todo)), 1)
-    deadline = None if seconds is None else begun + seconds
+    workers = max(min(jobs * max(len(gpus), 1), most), 1)
     pool = ProcessPoolExecutor(workers, context, _begin_worker, (places,))
+    handlers = {n: signal.signal(n, signal.default_int_handler) for n in _STOP_SIGNALS}
     try:
-        started = {pool.submit(train_one, run.recipe, deadline): run for run in todo}
-        for future in as_completed(started):
-            run = started[future]
-            done |= {run.name} if _report(run, future, begun, say) else set()
+        yield pool, workers
+    except KeyboardInterrupt:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
-    return [run.name for run in plan.runs if run.name not in done]
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def is_finished(recipe: Recipe) -> bool:
@@ -98,21 +127,14 @@ def is_finished(recipe: Recipe) -> bool:
     return kinds <= {r["kind"] for r in read_metrics(path) if r["step"] == recipe.train.steps}
 
 
-def train_one(recipe: Recipe, deadline: float | None) -> float | None:
-    """In a worker: trains one run; its seconds, or None where it is too late to start.
-
-    Args:
-        recipe: of the run.
-        deadline: by `time.monotonic`, which all processes share.
-    """
-    begun = time.monotonic()
-    if deadline is not None and begun > deadline:
-        return None
+def train_one(recipe: Recipe) -> float:
+    """In a worker: trains one run; its seconds."""
     import torch
 
     from sparsellm.training.loop import train
     from sparsellm.training.signals import StopRequest
 
+    begun = time.monotonic()
     torch._dynamo.config.recompile_limit = _COMPILED_VARIANTS
     recipe.run_path.mkdir(parents=True, exist_ok=True)
     with (
@@ -140,26 +162,24 @@ def _begin_worker(places: Any) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place
 
 
-def _report(run: PlannedRun, future: Future[float | None], begun: float, say: Any) -> bool:
+def _report(run: PlannedRun, future: Future[float], begun: float, say: Any) -> bool:
     """A line about a run that has ended; whether it is finished."""
-    at = f"{time.monotonic() - begun:6.0f} s | {run.name}"
-    log = run.recipe.run_path / LOG_FILE
-    try:
-        seconds = future.result()
-    except BrokenProcessPool:
+    at, log = f"{_at(begun)} | {run.name}", run.recipe.run_path / LOG_FILE
+    error = future.exception()
+    if isinstance(error, BrokenProcessPool):
         say(f"{at}: its worker died ({log}); the same command goes on from there")
-        return False
-    except Exception as error:  # one run's failure does not end the others
+    elif error is not None:  # one run's failure does not end the others
         say(f"{at}: failed: {type(error).__name__}: {error} ({log})")
-        return False
-    if seconds is None:
-        say(f"{at}: not started, the time is over")
-        return False
-    if not is_finished(run.recipe):
+    elif not is_finished(run.recipe):
         say(f"{at}: stopped before its last step; the same command goes on from there")
-        return False
-    say(f"{at}: {_summary(run.recipe)}, {seconds:.0f} s")
-    return True
+    else:
+        say(f"{at}: {_summary(run.recipe)}, {future.result():.0f} s")
+        return True
+    return False
+
+
+def _at(begun: float) -> str:
+    return f"{time.monotonic() - begun:6.0f} s"
 
 
 def _summary(recipe: Recipe) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 import yaml
-from conftest import TINY
+from conftest import TINY, process_env
 
 from sparsellm.cli import main
 from sparsellm.paths import bundled
@@ -110,6 +114,24 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     assert again.stdout.count("finished before") == 1
     assert "resuming from" in (killed / "train.log").read_text()
     assert _losses(killed) == whole
+
+
+@pytest.mark.slow
+def test_a_signal_saves_the_run_and_leaves_no_worker(sweep_file, tmp_path):
+    runs = [{"name": "long", "set": {"train.steps": 100_000}}, {"name": "never"}]
+    command = [sys.executable, "-m", "sparsellm", "sweep", str(sweep_file(runs=runs))]
+    command += ["--set", f"logging.run_dir={tmp_path}"]
+    with subprocess.Popen(command, env=process_env(), stderr=subprocess.PIPE, text=True) as sweep:
+        log = tmp_path / "tiny" / "long-seed0" / "train.log"
+        while not (log.is_file() and "step      2/" in log.read_text()):
+            assert sweep.poll() is None, sweep.stderr.read()
+            time.sleep(0.1)
+        workers = psutil.Process(sweep.pid).children(recursive=True)
+        sweep.terminate()  # and nothing is sent to its workers
+        assert sweep.wait() != 0
+    assert "the same command resumes here" in log.read_text()
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+    assert not (tmp_path / "tiny" / "never-seed0").exists()
 
 
 def _losses(run_path):

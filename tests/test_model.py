@@ -105,7 +105,8 @@ def test_activation_checkpointing_changes_nothing(tiny):
     runtime = recipe.runtime.model_copy(update={"activation_checkpointing": True})
     recomputed, same = _loss_and_gradients(recipe, runtime)
     for a, b in zip(plain, recomputed, strict=True):
-        assert torch.equal(a, b)  # the statistics too: the second forward is not counted
+        # The statistics too: the second forward is not counted.
+        assert (a is None and b is None) or torch.equal(a, b)
     for name, gradient in gradients.items():
         assert torch.equal(gradient, same[name]), name
 

@@ -22,12 +22,13 @@ def positive_int(text: str) -> int:
     return value
 
 
-def check_out(path: Path, *, is_folder: bool = False) -> None:
-    """Whether ``--out`` can be written, asked before what may take hours is computed.
+def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> None:
+    """Whether an output can be written, asked before what may take hours is computed.
 
     Args:
         path: the file, or the folder; neither it nor the folders above need exist.
         is_folder: which of both.
+        option: what names another one.
 
     Raises:
         ValueError: it cannot; says why.
@@ -43,4 +44,4 @@ def check_out(path: Path, *, is_folder: bool = False) -> None:
     else:
         return
     kind = "folder" if is_folder else "file"
-    raise ValueError(f"{path} cannot be written ({why}); name another {kind}: --out")
+    raise ValueError(f"{path} cannot be written ({why}); name another {kind}: {option}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsellm import __version__, ranks
+from sparsellm.arguments import check_out
 from sparsellm.parser import Parser
 from sparsellm.recipe_cli import add_recipe_arguments, add_recipe_parser
 
@@ -161,6 +162,7 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     run_path = recipe.run_path.resolve()
     if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
+    check_out(run_path, is_folder=True, option="--set logging.run_dir=DIR")
     from sparsellm.training.waiting import waiting
 
     say = _say_what_is_trained(recipe, options)

@@ -49,3 +49,25 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     check_out(file)
     with pytest.raises(ValueError, match="folder is write-protected"):
         check_out(folder / "deep" / "new")
+
+
+def test_a_device_that_pytorch_does_not_have(monkeypatch):
+    import torch
+
+    from sparsellm.device import pick_device
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"--device cuda:1: PyTorch .* finds no CUDA device.* CPU"):
+        pick_device("cuda:1")
+    with pytest.raises(ValueError, match="give cpu, cuda or cuda:N"):
+        pick_device("gpu")
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused_before_torch(cli_here, tmp_path):
+    (tmp_path / "file").write_text("")
+    run_dir = tmp_path / "file" / "runs"
+    found = cli_here("train", "debug", "--set", f"logging.run_dir={run_dir}")
+    assert found.returncode == 1
+    assert f"{run_dir}/debug cannot be written ({tmp_path}/file is no folder)" in found.stderr
+    assert "name another folder: --set logging.run_dir=DIR" in found.stderr
+    assert "trains debug" not in found.stdout

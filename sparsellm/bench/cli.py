@@ -137,11 +137,14 @@ def _add_loader_parser(names: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--corpus", default="sample", help="name in data/, or a YAML file")
     parser.add_argument("--files", nargs="*", help="globs that replace the corpus's files")
-    parser.add_argument("--tokenizer", default="bytes", help="gpt2, bytes or hf:ID_OR_PATH")
+    parser.add_argument(
+        "--recipe", default="0.5b", help="what --tokenizer, … are by default (default: 0.5b)"
+    )
+    parser.add_argument("--tokenizer", help="gpt2, bytes or hf:ID_OR_PATH")
     parser.add_argument("--num-workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--num-ranks", type=positive_int, default=1, help="training processes")
-    parser.add_argument("--context-length", type=positive_int, default=2048, help="tokens")
-    parser.add_argument("--micro-batch-size", type=positive_int, default=16, help="sequences")
+    parser.add_argument("--context-length", type=positive_int, help="tokens")
+    parser.add_argument("--micro-batch-size", type=positive_int, help="sequences")
     parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, each")
     parser.set_defaults(run=_loader)
     return parser
@@ -212,17 +215,19 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _loader(options: argparse.Namespace) -> None:
     from sparsellm.bench import loader_rate
+    from sparsellm.recipe import load_recipe
 
+    recipe = load_recipe(options.recipe)
     found = []
     for num_workers in options.num_workers:
         found += loader_rate.run(
             corpus=options.corpus,
             files=options.files,
-            tokenizer=options.tokenizer,
+            tokenizer=options.tokenizer or recipe.data.tokenizer,
             num_workers=num_workers,
             num_ranks=options.num_ranks,
-            context_length=options.context_length,
-            micro_batch_size=options.micro_batch_size,
+            context_length=options.context_length or recipe.model.context_length,
+            micro_batch_size=options.micro_batch_size or recipe.train.micro_batch_size,
             seconds=options.seconds,
         )
     _report(found, options.record)
@@ -420,4 +425,5 @@ def _report(found: list[Any], path: Path | None) -> None:
 def _line(m: Measurement) -> str:
     ratio = "" if m.ratio is None else f"  {m.ratio:.2f}× of {m.baseline:.4g}"
     case = " ".join(f"{key}={value}" for key, value in m.case.items())
-    return f"{m.bench} {m.metric} {m.value:,.6g} {m.unit}{ratio}  [{case}]"
+    value = f"{m.value:,.0f}" if abs(m.value) >= 1e5 else f"{m.value:,.6g}"  # not 1.2e+06
+    return f"{m.bench} {m.metric} {value} {m.unit}{ratio}  [{case}]"

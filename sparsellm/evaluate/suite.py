@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import json
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from jinja2 import UndefinedError
 from pydantic import NonNegativeInt
 
 from sparsellm.paths import bundled, how_to_install
@@ -157,7 +159,29 @@ def _rows(source: Path, split: str, path: Path) -> Path:
             "Put the split there, leave the task out (--tasks), or leave --data-dir (to train: "
             "evaluation.data_dir) out and read the hub"
         )
+    _check_rows(path)
     return path.resolve()
+
+
+def _check_rows(path: Path) -> None:
+    """Raises ValueError where a file of rows is empty or a line of it is no JSON object."""
+    num_rows = 0
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                is_row = isinstance(json.loads(line), dict)
+            except json.JSONDecodeError:
+                is_row = False
+            if not is_row:
+                raise ValueError(
+                    f"{path}: line {number} is not a JSON object; write one row per line, such as "
+                    '{"question": "…", …} (eval/README.md lists the fields)'
+                )
+            num_rows += 1
+    if not num_rows:
+        raise ValueError(f"{path} has no rows; copy the split there again, or leave the task out")
 
 
 def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[str, Any]:
@@ -183,6 +207,9 @@ def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[s
                 tasks[name] = _build(manager, name, folder / f"{name}.yaml")
             except Exception as error:  # whatever lm-eval, datasets or the hub raise
                 remedy = "" if data_dir else f". {_NO_NETWORK}"
+                if isinstance(error, UndefinedError):  # the prompt asks for what the rows lack
+                    rows = data_dir or suite.tasks[name].dataset
+                    remedy = f": the rows ({rows}) have no such field; eval/README.md lists them"
                 raise ValueError(
                     f"{task_file(name)}: lm-eval cannot build the task {name!r}: "
                     f"{type(error).__name__}: {error}{remedy}"

@@ -11,6 +11,7 @@ from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts, rea
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -90,11 +91,14 @@ def _sparsity_figure(recipe: Recipe, train: Records) -> Figure:
     starts = position_bucket_starts(recipe.model.context_length)
     by_position = train[-1]["sparsity"]["nnz_by_position"]
     for layer, values in enumerate(by_position):
-        position.plot([start + 1 for start in starts], values, color=_shade(layer, by_position))
+        label = f"layer {layer}" if layer in _named_layers(len(by_position)) else None
+        color = _shade(layer, by_position)
+        position.plot([start + 1 for start in starts], values, color=color, label=label)
+    position.legend(fontsize="small", ncols=2)
     position.set_xscale("log")
     position.set_yscale("symlog", linthresh=1)
     position.set_ylim(bottom=0)
-    _label(position, "By position, last record (a line a layer)", "non-zeros a token")
+    _label(position, "By position, last record (a line per layer)", "non-zeros a token")
     position.set_xlabel("position in the sequence, from 1")
 
     edges = nnz_bucket_edges(recipe.model.intermediate_size)
@@ -113,19 +117,21 @@ def _sparsity_figure(recipe: Recipe, train: Records) -> Figure:
 def _heatmap(
     figure: Figure, axes: Axes, tokens: list[int], rows: list[list[float]], *, log: bool
 ) -> None:
-    from matplotlib.colors import LogNorm
+    from matplotlib.colors import LogNorm, Normalize
 
     layers = list(range(len(rows[0])))
     values = [[row[layer] for row in rows] for layer in layers]
     if len(tokens) == 1:  # a mesh needs two columns
         tokens, values = [0, *tokens], [[v[0], v[0]] for v in values]
-    norm = None
+    norm: Normalize = Normalize(0, max(1.0, *map(max, values)))
     if log:
         values = [[max(v, 0.1) for v in line] for line in values]
         norm = LogNorm()
     mesh = axes.pcolormesh(tokens, layers, values, norm=norm, shading="nearest")
     axes.set_yticks(layers[:: max(1, len(layers) // 10)])
-    figure.colorbar(mesh, ax=axes)
+    bar = figure.colorbar(mesh, ax=axes)
+    if log:
+        _plain_numbers(bar.ax.yaxis)
 
 
 def _label(axes: Axes, title: str, y: str) -> None:
@@ -137,6 +143,35 @@ def _label(axes: Axes, title: str, y: str) -> None:
     axes.grid(visible=True, alpha=0.25)
     if axes.get_xscale() == "linear":
         axes.xaxis.set_major_formatter(EngFormatter())
+    else:
+        _plain_numbers(axes.xaxis)
+    if axes.get_yscale() != "linear":
+        _plain_numbers(axes.yaxis)
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """5 and 0.02 on a logarithmic axis, where matplotlib writes 5×10⁰ and 2×10⁻²."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    class Minor(LogFormatter):
+        """Chooses which of the smaller ticks have room for a number, as matplotlib does."""
+
+        def __call__(self, value: float, position: int | None = None) -> str:
+            return plain(value) if super().__call__(value, position) else ""
+
+    def plain(value: float, position: int | None = None) -> str:
+        if abs(value) >= 1000:
+            return f"{value:,.0f}"
+        return f"{value:.3g}" if abs(value) >= 1e-4 else f"{value:.12f}".rstrip("0").rstrip(".")
+
+    axis.set_major_formatter(FuncFormatter(plain))
+    axis.set_minor_formatter(Minor(minor_thresholds=(1.0, 0.4)))
+
+
+def _named_layers(count: int) -> set[int]:
+    """Up to eight layers for a legend, the first and the last among them."""
+    most = min(count, 8)
+    return {round(i * (count - 1) / max(most - 1, 1)) for i in range(most)}
 
 
 def _shade(layer: int, layers: list[Any]) -> Any:

@@ -52,3 +52,12 @@ def test_tokens_a_second_are_printed(capsys):
     assert of_all[:2] == ["loader", "throughput"]
     assert of_one[:2] == ["loader", "throughput_per_worker"]
     assert float(of_all[2].replace(",", "")) > 0
+
+
+def test_rates_are_plain_digits():
+    from sparsellm.bench.cli import _line
+    from sparsellm.bench.record import Measurement
+
+    fields = {"bench": "loader", "metric": "throughput", "unit": "tokens/s", "case": {}}
+    assert "throughput 12,345,678 tokens/s" in _line(Measurement(**fields, value=12345678.4))
+    assert "throughput 0.25 tokens/s" in _line(Measurement(**fields, value=0.25))

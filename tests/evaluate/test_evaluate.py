@@ -391,18 +391,27 @@ def test_mistakes_in_the_suite_and_the_rows_name_the_key(small_suite):
     folder, rows = small_suite
     path = folder / "suite.yaml"
     whole = path.read_text()
-    path.write_text(whole.replace("shots: 0, metric: acc", "shots: 0, metric: f1", 1))
+    path.write_text(whole.replace("metric: acc", "metric: f1", 1))
     with pytest.raises(ValueError, match=r"suite\.yaml: key 'tasks\.arc_easy\.metric'"):
         load_suite()
-    path.write_text(whole.replace("piqa: {shots: 0", "piqa: {shots: 2"))
+    path.write_text(whole.replace("piqa:\n    shots: 0", "piqa:\n    shots: 2"))
     with pytest.raises(ValueError, match=r"key 'tasks\.piqa\.shots'.*training_split"):
         _build(rows, "piqa")
     path.write_text(whole)
     with pytest.raises(FileNotFoundError, match=r"hellaswag/validation\.jsonl is missing.*--tasks"):
         _build(rows, "piqa", "hellaswag")
-    (rows / "piqa" / "validation.jsonl").write_text('{"goal": "x"')
-    with pytest.raises(ValueError, match=r"piqa\.yaml: lm-eval cannot build"):
-        _build(rows, "piqa")
+    file = rows / "piqa" / "validation.jsonl"
+    good = file.read_text()
+    for content, message in (
+        ("", "has no rows"),
+        ("\n\n", "has no rows"),
+        (good + '{"goal": "x"', r"line 21 is not a JSON object"),
+        ("[1, 2]\n", r"line 1 is not a JSON object"),
+        ('{"gaol": "x"}\n', r"'goal' is undefined: the rows .* have no such field"),
+    ):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            _build(rows, "piqa")
     with pytest.raises(ValueError, match=r"--tasks: 'pika' is no task of .*; it has arc_easy, "):
         Evaluator(names=["pika"], data_dir=rows)
 
@@ -412,7 +421,8 @@ def test_a_metric_that_the_task_lacks_is_refused(small_suite, data_dir):
     path = folder / "suite.yaml"
     path.write_text(
         path.read_text().replace(
-            "winogrande: {shots: 0, metric: acc,", "winogrande: {shots: 0, metric: acc_norm,"
+            "winogrande:\n    shots: 0\n    metric: acc\n",
+            "winogrande:\n    shots: 0\n    metric: acc_norm\n",
         )
     )
     with pytest.raises(

@@ -525,3 +525,41 @@ def test_page_prints_light_and_whole(browser, page, tmp_path):
     )
     browser.call("Emulation.setEmulatedMedia", media="")
     assert browser.problems() == []
+
+
+def test_of_several_paths_those_without_records_are_skipped(tmp_path, tiny_overrides, cli_here):
+    overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=1"]
+    assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0
+    runs = tmp_path / "runs"
+    (runs / "begun").mkdir()
+    (runs / "begun" / "metrics.jsonl").write_text("")
+    (runs / "notes.txt").write_text("")
+    found = cli_here("report", *map(str, sorted(runs.iterdir())), "--out", str(tmp_path / "a.html"))
+    assert found.returncode == 0, found.stderr
+    assert f"skipped {runs}/begun: nothing was logged yet" in found.stderr
+    assert f"skipped {runs}/notes.txt: it has no metrics.jsonl" in found.stderr
+    assert (tmp_path / "a.html").is_file()
+    alone = cli_here("report", str(runs / "begun"))
+    assert "nothing was logged yet, so there is nothing to report" in alone.stderr
+
+
+def test_logarithmic_axes_have_plain_numbers_and_layers_a_legend():
+    from matplotlib.figure import Figure
+
+    from sparsellm.report.plots import _named_layers, _plain_numbers
+
+    axes = Figure().subplots()
+    axes.set_yscale("log")
+    axes.set_ylim(3e-5, 7e3)
+    _plain_numbers(axes.yaxis)
+    axes.figure.canvas.draw()
+    written = {label.get_text() for label in axes.get_yticklabels() if label.get_text()}
+    assert {"0.0001", "0.01", "1", "1,000"} <= written
+    axes.set_ylim(4, 9)
+    axes.figure.canvas.draw()
+    small = {label.get_text() for label in axes.get_yticklabels(minor=True)} - {""}
+    assert {"5", "6", "8"} <= small
+    assert _named_layers(1) == {0}
+    assert _named_layers(4) == {0, 1, 2, 3}
+    assert len(_named_layers(38)) == 8
+    assert {0, 37} <= _named_layers(38)

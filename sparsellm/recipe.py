@@ -453,7 +453,9 @@ def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = content.pop("base", None)
     if base is None:
         return content
-    return _merge(_with_base(recipe_path(str(base)), (*seen, path)), content)
+    beside = path.parent / str(base)  # a file is named as seen from this one
+    found = beside if beside.is_file() else recipe_path(str(base))
+    return _merge(_with_base(found, (*seen, path)), content)
 
 
 def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

@@ -87,6 +87,9 @@ def test_a_size_of_ones_own(tmp_path, cli_here):
     own = tmp_path / "wide.yaml"
     own.write_text("base: debug\nname: wide\nmodel:\n  intermediate_size: 512\n")
     assert "intermediate_size: 512" in cli_here("recipe", "show", str(own)).stdout
+    (tmp_path / "wider.yaml").write_text("base: wide.yaml\nname: wider\n")  # the file beside it
+    shown = cli_here("recipe", "show", str(tmp_path / "wider.yaml")).stdout
+    assert "intermediate_size: 512" in shown
     help_text = subprocess.run(
         [sys.executable, "-m", "sparsellm", "recipe", "--help"],
         capture_output=True, text=True, check=True, env=process_env(),

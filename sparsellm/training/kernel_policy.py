@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sparsellm.device import refuse_sparse_without_gpu
-from sparsellm.ffn.dispatch import Costs
+from sparsellm.ffn.dispatch import RETURN, Costs
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.paths import how_to_install
@@ -91,6 +91,24 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
     all_reduce_sum(mean)
     mean /= dist.get_world_size() if dist.is_initialized() else 1
     return Costs(*mean.tolist())
+
+
+def described_costs(ffns: list[SparseFFN]) -> str | None:
+    """For people: what ``auto`` has measured, and from where on it chooses sparse; None without."""
+    costs, num_neurons = ffns[0].costs, ffns[0].up_proj.out_features
+    if ffns[0].kernels != "auto" or costs is None:
+        return None
+    most = (RETURN * costs.dense - costs.fixed) / max(costs.per_neuron, 1e-12)
+    chosen = (
+        f"sparse where 64 tokens fire under {min(most, num_neurons):,.0f} of {num_neurons:,} "
+        "neurons between them"
+        if most >= 1
+        else "dense at every density here"
+    )
+    return (
+        f"ffn.kernels: auto: a layer's forward and backward takes {costs.dense:.2f} ms dense, and "
+        f"{costs.fixed:.2f} ms sparse where nothing fires: {chosen}"
+    )
 
 
 def each_path(ffns: list[SparseFFN]) -> Iterator[None]:

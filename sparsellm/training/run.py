@@ -34,7 +34,12 @@ from sparsellm.runs.pretrained import read_weights
 from sparsellm.runs.saver import Saver
 from sparsellm.strict import flatten
 from sparsellm.training.distributed import checkpoint_group, together
-from sparsellm.training.kernel_policy import kernels_state, restore_kernels, set_up_kernels
+from sparsellm.training.kernel_policy import (
+    described_costs,
+    kernels_state,
+    restore_kernels,
+    set_up_kernels,
+)
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
 from sparsellm.training.peers import RankActivity
@@ -182,6 +187,8 @@ def build_run(
     )
     if why_dense := set_up_kernels(recipe, run.ffns, accelerator.device):
         accelerator.print(f"ffn.kernels: FFNs train by dense products: {why_dense}")
+    elif measured := described_costs(run.ffns):
+        accelerator.print(measured)
     return run
 
 

@@ -12,6 +12,7 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import build_model
 from sparsellm.training.kernel_policy import (
     choose_kernels,
+    described_costs,
     each_path,
     kernels_state,
     restore_kernels,
@@ -153,3 +154,15 @@ def test_on_a_cpu_auto_is_dense(tiny, kernels, path):
     assert set_up_kernels(tiny(f"ffn.kernels={kernels}"), ffns, CPU) is None
     assert {ffn.kernels for ffn in ffns} == {kernels}
     assert {ffn.path for ffn in ffns} == {path}
+
+
+def test_what_was_measured_is_said():
+    ffn = SparseFFN(16, 64, gated=True)
+    assert described_costs([ffn]) is None
+    ffn.use_kernels("auto", Costs(dense=2.0, fixed=0.92, per_neuron=0.02))
+    assert "2.00 ms dense, and 0.92 ms sparse" in described_costs([ffn])
+    assert "sparse where 64 tokens fire under 46 of 64 neurons" in described_costs([ffn])
+    ffn.use_kernels("auto", Costs(dense=2.0, fixed=3.0, per_neuron=0.02))
+    assert "dense at every density here" in described_costs([ffn])
+    ffn.use_kernels("dense", Costs(dense=2.0, fixed=0.9, per_neuron=0.02))
+    assert described_costs([ffn]) is None

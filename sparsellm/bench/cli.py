@@ -26,7 +26,7 @@ def add_bench_parser(commands: Any) -> None:
     bench = commands.add_parser("bench", help="measure speed; results under benchmarks/")
     names = bench.add_subparsers(required=True, metavar="BENCHMARK")
 
-    loader = _add_loader_parser(names)
+    loader, saving = _add_loader_parser(names), _add_checkpoint_parser(names)
 
     loss = names.add_parser("loss", help="materialised against fused cross-entropy (GPU)")
     loss.add_argument("--tokens", type=int, default=32_768)
@@ -93,7 +93,18 @@ def add_bench_parser(commands: Any) -> None:
     run.add_argument("--name", default="run", help="name of the benchmark in the records")
     run.set_defaults(run=_run)
 
-    for parser in (loader, loss, ffn, ffn_train, dispatch, token_order, train, forward, run):
+    for parser in (
+        loader,
+        saving,
+        loss,
+        ffn,
+        ffn_train,
+        dispatch,
+        token_order,
+        train,
+        forward,
+        run,
+    ):
         parser.add_argument(
             "--record", type=Path, metavar="FILE", help="append to it (benchmarks/results.jsonl)"
         )
@@ -147,6 +158,20 @@ def _add_loader_parser(names: Any) -> argparse.ArgumentParser:
     parser.add_argument("--micro-batch-size", type=positive_int, help="sequences")
     parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, each")
     parser.set_defaults(run=_loader)
+    return parser
+
+
+def _add_checkpoint_parser(names: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = names.add_parser(
+        "checkpoint",
+        help="saving and loading checkpoints while training, under accelerate launch or alone",
+        description="Trains a few steps of a recipe, saves twice while it goes on, verifies and "
+        "loads. Under `accelerate launch … -m sparsellm bench checkpoint` each rank writes its "
+        "part. The run's folder must be a new one; it is deleted again.",
+    )
+    parser.add_argument("--recipe", required=True, help="bundled name or a YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.set_defaults(run=_checkpoint)
     return parser
 
 
@@ -231,6 +256,15 @@ def _loader(options: argparse.Namespace) -> None:
             seconds=options.seconds,
         )
     _report(found, options.record)
+
+
+def _checkpoint(options: argparse.Namespace) -> None:
+    from sparsellm.bench import checkpoint_speed
+    from sparsellm.recipe import load_recipe
+
+    found = checkpoint_speed.run(load_recipe(options.recipe, options.overrides))
+    if int(os.environ.get("RANK", "0")) == 0:
+        _report(found, options.record)
 
 
 def _loss(options: argparse.Namespace) -> None:

@@ -65,6 +65,13 @@ sides compiled: `sparsellm.accelerate`, in brackets against dense; above 1 is be
 `difference`: of the logits, from dense. The paper's figures stand under `train`.
 
 """
+CHECKPOINT_LEGEND = """Saving and loading while training, all ranks together. `blocked`: what a \
+step waits for (`blocked_first`: with the making of pinned host memory); `save`: until the \
+checkpoint is published, in the background; `step_while`: a step of then, in brackets a step \
+without over it; \
+`verify`: all hashes; `load`: to where the tensors belong, the files in the page cache.
+
+"""
 ORDER_LEGEND = """Neurons that 64 tokens fire between them, the mean over blocks, where the tokens \
 of a micro-batch are sorted by a key, counted on a recorded trace (no GPU); in brackets above 1 is \
 better, against the order of the text. Keys in hindsight know what they sort for. "16 early": the \
@@ -77,6 +84,7 @@ text: `sparsellm.accelerate`, in brackets dense under torch.compile over ours; a
 """
 # Of these, a row of the table is a case, with a column a metric; else a row is a metric.
 LEGENDS = {
+    "checkpoint": CHECKPOINT_LEGEND,
     "dispatch": DISPATCH_LEGEND,
     "ffn_decode": FFN_LEGEND,
     "ffn_forward": FFN_LEGEND,

@@ -80,6 +80,19 @@ class FFNConfig(StrictModel):
         "and step by whichever was measured to be faster; auto is dense on a CPU, and on a GPU "
         "that cannot run the sparse kernels, where it says why",
     )
+    format: Literal["union", "twell"] = Field(
+        "union",
+        description="How the sparse kernels keep what fires: by the neurons that 64 tokens share, "
+        "or as the paper does, in TwELL and its hybrid format",
+    )
+    ell_width: int = Field(
+        128,
+        ge=1,
+        le=1024,
+        description="Non-zeros of a token up to which the hybrid format (format: twell) keeps them "
+        "in its ELL matrix; other tokens are computed densely. The paper's: 128, and 256 at weak "
+        "regularisation",
+    )
 
 
 class SparsityConfig(StrictModel):

@@ -26,6 +26,17 @@ from sparsellm.ffn.types import (
 )
 
 COMPRESSIONS = (2, 4, 8)
+COMPRESSION = 8  # the paper's at its sparsity: 31 non-zeros per token and tile of 256 neurons
+ELL_WIDTH, MAX_ELL_WIDTH = 128, 1024  # the paper's; what cuda/common/walk.cuh can list
+BACKUP_SHARE = 8  # the dense backup has M / 8 rows, as the paper's
+ROUND_ROWS, _ROW_TILE = 1024, 128  # that are worked off at a time; cuda/common/rows_gemm.cuh
+
+
+def backup_rows_for(num_tokens: int) -> int:
+    """Rows of the dense backup, rounded up to whole rounds of dense products."""
+    rows = -(-num_tokens // BACKUP_SHARE)
+    unit = _ROW_TILE if rows <= ROUND_ROWS else ROUND_ROWS
+    return -(-rows // unit) * unit
 
 
 def pack_twell(gate_MN: Tensor, compression: int) -> Tensor:
@@ -139,7 +150,6 @@ def hybrid_of(
     def on_pattern(values_MN: Tensor) -> Tensor:
         return torch.where(held, values_MN.gather(1, order), 0)
 
-    empty = up_MN.new_empty(0, width)
     padded = F.pad(light_MN, (0, 0, 0, blocks * BLOCK_TOKENS - m))
     return Hybrid(
         word=_as_int32(word),
@@ -147,9 +157,9 @@ def hybrid_of(
         heavy=_as_int32((heavy << torch.arange(32, device=device)).sum(1)),
         row=row.int(),
         counted=counted,
-        gate=empty if up_MN.dtype == torch.bfloat16 else on_pattern(pattern_MN),
-        up=empty if gate_MN is None else on_pattern(up_MN),
-        backup_gate=up_MN[:0] if gate_MN is None else backup(gate_MN),
+        gate=up_MN.new_empty(0, width) if up_MN.dtype == torch.bfloat16 else on_pattern(pattern_MN),
+        up=up_MN.new_empty(0, width) if gate_MN is None else on_pattern(up_MN),
+        backup_gate=up_MN.new_empty(0, n) if gate_MN is None else backup(gate_MN),
         backup_up=backup(up_MN),
         table=padded.view(blocks, BLOCK_TOKENS, n).sum(1).to(torch.uint8),
     )

@@ -9,11 +9,20 @@ from torch import Tensor, nn
 
 from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.capacity import Capacity
-from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path
+from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path, check_format
+from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
+from sparsellm.ffn.hybrid_ops import hybrid_ffn_training
 from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
 from sparsellm.ffn.step_shared import begin_step, end_accumulation
 from sparsellm.ffn.training_ops import sparse_ffn_training
-from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats, FFNWeights, StepShared, TokenOrder
+from sparsellm.ffn.types import (
+    BLOCK_TOKENS,
+    FFNStats,
+    FFNWeights,
+    Format,
+    StepShared,
+    TokenOrder,
+)
 
 
 class SparseFFN(nn.Module):
@@ -39,6 +48,7 @@ class SparseFFN(nn.Module):
         kernels: Kernels = "auto",
     ) -> None:
         super().__init__()
+        self.use_format("union")
         self.activation = activation
         self.gated = gated
         if gated:
@@ -54,6 +64,20 @@ class SparseFFN(nn.Module):
     def pattern_weight(self) -> Tensor:
         """The (N, K) weight whose activation decides the pattern: the gate's, else up's."""
         return (self.gate_proj if self.gated else self.up_proj).weight
+
+    def use_format(self, format: Format, ell_width: int = ELL_WIDTH) -> None:
+        """Decides how the sparse path keeps the pattern.
+
+        Args:
+            format: see `Format`.
+            ell_width: of the ELL matrix of ``twell``; tokens with more non-zeros are dense.
+
+        Raises:
+            ValueError: there is no such format.
+        """
+        check_format(format)
+        self.format: Format = format
+        self.ell_width = ell_width
 
     def use_kernels(self, kernels: Kernels, costs: Costs | None = None) -> None:
         """Decides how to compute, now and in `update_kernels`.
@@ -76,16 +100,20 @@ class SparseFFN(nn.Module):
         self.costs = costs if exact_zeros else None
         self.path: Path = "sparse" if kernels == "sparse" else "dense"
 
-    def update_kernels(self, mean_union: float) -> None:
+    def update_kernels(self, mean_union: float, mean_nnz: float) -> None:
         """Chooses the path of the next step, where the choice is free; with hysteresis.
 
+        Both are of the last step and all ranks, so that all choose alike.
+
         Args:
-            mean_union: neurons that 64 neighbouring tokens fire between them, the mean over the
-                last step's blocks: of all ranks, so that all choose alike.
+            mean_union: neurons that 64 neighbouring tokens fire between them, which is what the
+                union format costs.
+            mean_nnz: neurons that a token fires, which is what TwELL costs.
         """
         if self.kernels != "auto" or self.costs is None:
             return
-        share = self.costs.sparse(mean_union) / self.costs.dense
+        fired = mean_union if self.format == "union" else mean_nnz
+        share = self.costs.sparse(fired) / self.costs.dense
         if share > LEAVE:
             self.path = "dense"
         elif share < RETURN:
@@ -97,6 +125,8 @@ class SparseFFN(nn.Module):
             return None
         if not torch.is_grad_enabled():
             return 0  # nothing is kept for a backward pass
+        if self.format == "twell":
+            return backup_rows_for(num_tokens)
         worst = -(-num_tokens // BLOCK_TOKENS) * self.up_proj.out_features
         if self._capacity is None or self._capacity.worst != worst:
             self._capacity = Capacity(worst)
@@ -139,7 +169,12 @@ class SparseFFN(nn.Module):
 
     @property
     def wants_order(self) -> bool:
-        """Whether `compute` has a use for the tokens' order: it is sparse, or may become so."""
+        """Whether `compute` has a use for the tokens' order: it is sparse, or may become so.
+
+        TwELL keeps each token for itself.
+        """
+        if self.format == "twell":
+            return False
         return self.path == "sparse" or (self.kernels == "auto" and self.costs is not None)
 
     def compute(
@@ -149,7 +184,9 @@ class SparseFFN(nn.Module):
         order: TokenOrder | None = None,
         shared: StepShared | None = None,
     ) -> tuple[Tensor, FFNStats]:
-        """`forward_with_stats` by a given path: dense (None), or sparse with so many columns.
+        """`forward_with_stats` by a given path: dense (None), or sparse with so much room.
+
+        Room is columns of the union format, or rows of the dense backup beside TwELL.
 
         With an ``order`` of the tokens the sparse path computes in it, and unions are those of its
         blocks on either path; everything else is as without.
@@ -159,6 +196,11 @@ class SparseFFN(nn.Module):
         """
         x_MK = x.reshape(-1, x.shape[-1])
         up, down = self.up_proj.weight, self.down_proj.weight
+        if capacity is not None and self.format == "twell":
+            y_MK, stats = hybrid_ffn_training(
+                x_MK, self._weights(), self.ell_width, capacity, order, shared
+            )
+            return y_MK.reshape(x.shape), stats
         if capacity is not None:
             weights = self._weights()
             y_MK, stats = sparse_ffn_training(x_MK, weights, capacity, order, shared)

@@ -131,7 +131,7 @@ def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensor
         Gradients flow through y and l1_sum.
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
-    ready = _ready(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
+    ready = ready_weights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
     _check(x_MK, w, token_M, capacity)
     if x_MK.is_cuda and x_MK.shape[0] > 0:
         return _forward_by_kernels(x_MK, w, ready, capacity, token_M)
@@ -200,8 +200,8 @@ def sparse_ffn_backward(  # noqa: PLR0917
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
     saved = Columns(offset, neuron, mask, gate, up, needed)
-    ready = _ready(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
-    return _in_own_types(_backward(dy_MK, d_l1, x_MK, w, ready, saved, token_M), x_MK, w)
+    ready = ready_weights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
+    return in_own_types(_backward(dy_MK, d_l1, x_MK, w, ready, saved, token_M), x_MK, w)
 
 
 @sparse_ffn_backward.register_fake
@@ -241,7 +241,7 @@ def sparse_ffn_backward_into(  # noqa: PLR0917
     """
     saved = Columns(offset, neuron, mask, gate, up, needed)
     ready = KernelWeights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
-    w = _without_biases(ready)
+    w = without_biases(ready)
     sums = GradientSums(sum_gate_NK, sum_up_NK, sum_down_NK)
     return _backward(dy_MK, d_l1, x_MK, w, ready, saved, token_M, sums).x_MK
 
@@ -280,7 +280,7 @@ def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) ->
 sparse_ffn_forward.register_autograd(_gradients, setup_context=_save)
 
 
-def _ready(
+def ready_weights(
     gate_NK: Tensor | None, up_NK: Tensor | None, down_NK: Tensor | None
 ) -> KernelWeights | None:
     if up_NK is None or down_NK is None:
@@ -288,7 +288,7 @@ def _ready(
     return KernelWeights(gate_NK, up_NK, down_NK)
 
 
-def _without_biases(ready: KernelWeights) -> FFNWeights:
+def without_biases(ready: KernelWeights) -> FFNWeights:
     return FFNWeights(ready.gate_NK, ready.up_NK, ready.down_NK.t(), None, None, None, 0.0)
 
 
@@ -297,7 +297,7 @@ def _plain_forward(
 ) -> _Forward:
     # An operator's inside still sees autocast; here every type is chosen.
     with torch.autocast(x_MK.device.type, enabled=False):
-        cast = _cast(w, x_MK.dtype, ready)
+        cast = cast_weights(w, x_MK.dtype, ready)
         y_MK, stats, columns = sparse_forward(x_MK, cast, capacity, token_M)
     return (y_MK, stats.l1_sum, stats.nnz_M, stats.fired_N, *columns)
 
@@ -305,11 +305,11 @@ def _plain_forward(
 def _forward_by_kernels(
     x_MK: Tensor, w: FFNWeights, ready: KernelWeights | None, capacity: int, token_M: Tensor | None
 ) -> _Forward:
-    _check_cuda(x_MK, w)
+    check_cuda(x_MK, w)
     from sparsellm.ffn.kernels import union_training
 
     with torch.cuda.device(x_MK.get_device()):
-        cast = _for_kernels(w, x_MK.dtype, ready)
+        cast = for_kernels(w, x_MK.dtype, ready)
         return union_training.forward(x_MK, cast, cast.down_KN.t(), capacity, token_M)
 
 
@@ -340,13 +340,9 @@ def _plain_backward(  # noqa: PLR0917
     sums: GradientSums | None,
 ) -> FFNGradients:
     with torch.autocast(x_MK.device.type, enabled=False):
-        cast = _cast(w, x_MK.dtype, ready)
+        cast = cast_weights(w, x_MK.dtype, ready)
         found = sparse_backward(dy_MK, d_l1, x_MK, cast, saved, token_M)
-    if sums is not None:
-        for total, own in zip(sums, (found.gate_NK, found.up_NK, found.down_KN.t()), strict=True):
-            if total is not None and own is not None:
-                total.add_(own)
-    return found
+    return found if sums is None else found.added_to(sums)
 
 
 def _backward_by_kernels(  # noqa: PLR0917
@@ -362,23 +358,23 @@ def _backward_by_kernels(  # noqa: PLR0917
     from sparsellm.ffn.kernels import union_training
 
     with torch.cuda.device(x_MK.get_device()):
-        cast, own = _for_kernels(w, x_MK.dtype, ready), w.up_NK.dtype
+        cast, own = for_kernels(w, x_MK.dtype, ready), w.up_NK.dtype
         down_NK = cast.down_KN.t()
         return union_training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, own, token_M, sums)
 
 
-def _in_own_types(gradients: FFNGradients, x_MK: Tensor, w: FFNWeights) -> _Backward:
+def in_own_types(gradients: FFNGradients, x_MK: Tensor, w: FFNWeights) -> _Backward:
     own = w.up_NK.dtype
     cast = [x_MK.new_empty(0) if g is None else g.to(own) for g in gradients[1:]]
     return (gradients.x_MK, *cast)  # type: ignore[return-value]
 
 
-def _for_kernels(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
+def for_kernels(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
     """All in ``dtype``, and the matrices as the kernels read them: ``ready``, or made so here."""
-    return _cast(w, dtype, kernel_weights(w, dtype) if ready is None else ready)
+    return cast_weights(w, dtype, kernel_weights(w, dtype) if ready is None else ready)
 
 
-def _cast(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
+def cast_weights(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
     """All in ``dtype``; the matrices are ``ready``, where they are."""
     if ready is not None:
         w = w._replace(gate_NK=ready.gate_NK, up_NK=ready.up_NK, down_KN=ready.down_NK.t())
@@ -400,7 +396,7 @@ def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, capacity: int) -
         check_order(token_M, m, x_MK.device)
 
 
-def _check_cuda(x_MK: Tensor, w: FFNWeights) -> None:
+def check_cuda(x_MK: Tensor, w: FFNWeights) -> None:
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     if reason := beyond_limits(k, n):
         raise ValueError(f"sparse_ffn: {reason}; use ffn.kernels=dense")

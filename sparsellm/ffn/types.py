@@ -32,6 +32,8 @@ class FFNStats(NamedTuple):
     union_sum: Tensor  # () int64, Σ over blocks of 64 tokens of the neurons that any of them fires
     # () fp32, see `reference.block_norm_sum`; None where it was not asked for.
     block_norm_sum: Tensor | None = None
+    # () int64, tokens that the backward pass computes again; None where `union_sum` says it all.
+    again: Tensor | None = None
 
 
 class TokenOrder(NamedTuple):
@@ -106,3 +108,10 @@ class FFNGradients(NamedTuple):
     b_gate_N: Tensor | None
     b_up_N: Tensor | None
     b_down_K: Tensor | None
+
+    def added_to(self, sums: GradientSums) -> FFNGradients:
+        """Adds the matrices' gradients to the sums."""
+        for total, own in zip(sums, (self.gate_NK, self.up_NK, self.down_KN.t()), strict=True):
+            if total is not None and own is not None:
+                total.add_(own)
+        return self

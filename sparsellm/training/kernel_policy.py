@@ -24,11 +24,18 @@ from sparsellm.training.distributed import all_reduce_sum, any_rank
 from sparsellm.training.step_sums import StepReading
 
 
-def choose_kernels(ffns: list[SparseFFN], step: StepReading) -> None:
-    """Between two steps: each layer's path, the same on all ranks, and this rank's capacities."""
-    for ffn, mean, largest in zip(ffns, step.kernels.union_mean, step.largest_union_L, strict=True):
+def choose_kernels(ffns: list[SparseFFN], step: StepReading, num_tokens: int) -> None:
+    """Between two steps: each layer's path, the same on all ranks, and this rank's capacities.
+
+    Args:
+        ffns: of each layer.
+        step: the one before.
+        num_tokens: its tokens, of all ranks.
+    """
+    union_L, largest_L = step.kernels.union_mean, step.largest_union_L
+    for ffn, union, largest, nnz in zip(ffns, union_L, largest_L, step.nnz_sum_L, strict=True):
         ffn.observe_union(largest)
-        ffn.update_kernels(mean)
+        ffn.update_kernels(union, nnz / num_tokens)
 
 
 def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) -> str | None:
@@ -52,6 +59,7 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
     if reason and kernels == "sparse":
         raise ValueError(f"ffn.kernels: sparse: {reason}; or set ffn.kernels=dense")
     for ffn in ffns:
+        ffn.use_format(recipe.ffn.format, recipe.ffn.ell_width)
         ffn.use_kernels(kernels, costs)
     return reason
 
@@ -86,6 +94,7 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
         recipe.runtime.compile,
         torch.empty(0, device=device).get_device(),
         recipe.runtime.token_order == "auto",
+        recipe.ffn.format,
     )
     mean = torch.tensor(astuple(own), dtype=torch.float64, device=device)
     all_reduce_sum(mean)
@@ -129,6 +138,7 @@ def kernels_state(ffns: list[SparseFFN], device: torch.device) -> dict[str, Any]
     costs = ffns[0].costs
     return {
         "device": _name(device),
+        "format": ffns[0].format,
         "costs": None if costs is None else asdict(costs),
         "paths": [ffn.path for ffn in ffns],
     }
@@ -139,6 +149,8 @@ def restore_kernels(
 ) -> None:
     """Goes on from `kernels_state`, where the choice is still free and the GPU the same model."""
     if not state or not state["costs"] or state["device"] != _name(device):
+        return
+    if state.get("format", "union") != ffns[0].format:  # costs of the other one
         return
     for ffn, path in zip(ffns, state["paths"], strict=True):
         if ffn.kernels == "auto" and ffn.costs is not None:

@@ -374,7 +374,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     clear_gradients(run.optimizer, run.objective)
     run.step += 1
     run.tokens += tokens
-    choose_kernels(run.ffns, step)
+    choose_kernels(run.ffns, step, tokens)
     if run.target:
         run.target.observe(run.step - 1, [nnz / tokens for nnz in step.nnz_sum_L])
     logged = is_due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)

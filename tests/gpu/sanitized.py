@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.kernels import compile, dense, hybrid, inference, twell, union
 from sparsellm.ffn.kernels.decode import MAX_TOKENS, decode_ffn
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
@@ -96,7 +97,7 @@ def train(m: int, k: int, n: int) -> None:
         leaves = [None if t is None else t.detach().to(dtype).requires_grad_() for t in weights]
         inputs = [x_MK.detach().requires_grad_(), *(t for t in leaves if t is not None)]
         w = FFNWeights(*weights, 0.0)
-        down_NK, backup_rows = down_KN.t().contiguous(), hybrid.backup_rows_for(m)
+        down_NK, backup_rows = down_KN.t().contiguous(), backup_rows_for(m)
         _, _, saved = hybrid.forward(x_MK, w, down_NK, 32, backup_rows)
         hybrid.backward(dy_MK, torch.ones((), device=x_MK.device), x_MK, w, down_NK, saved, dtype)
         y_MK, stats = sparse_ffn_training(inputs[0], FFNWeights(*leaves, 0.0), capacity, order)

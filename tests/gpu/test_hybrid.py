@@ -12,7 +12,7 @@ from torch import Tensor
 from gpu.conditions import poisoned
 from gpu.test_sparse_ffn import problem, shape
 from gpu.union_cases import device
-from sparsellm.ffn.formats import hybrid_of
+from sparsellm.ffn.formats import COMPRESSION, backup_rows_for, hybrid_of
 from sparsellm.ffn.reference import activations, gradients_on, output_of
 from sparsellm.ffn.types import FFNWeights, GradientSums
 
@@ -39,7 +39,7 @@ def wide(w: FFNWeights) -> FFNWeights:
 
 def check(kernels, x, w, width, *, choose):
     """Forward, the format that it keeps and backward, twice: the same bits."""
-    m, n, backup_rows = len(x), len(w.up_NK), kernels.backup_rows_for(len(x))
+    m, n, backup_rows = len(x), len(w.up_NK), backup_rows_for(len(x))
     dy, d_l1 = torch.randn_like(x), torch.tensor(0.3, device=x.device)
     token = torch.randperm(m, device=x.device).int() if choose.random() < 0.5 else None
     down_NK, dtype = w.down_KN.t().contiguous(), choose.choice([torch.float32, torch.bfloat16])
@@ -71,7 +71,7 @@ def check(kernels, x, w, width, *, choose):
     assert int(stats.nnz_M.sum()) == int(stats.fired_N.sum())
     assert int(stats.union_sum) == pytest.approx(int(right.union_sum), rel=1e-2, abs=3)
     pattern = up if gate is None else gate
-    expected = hybrid_of(gate, up, width, backup_rows, kernels.COMPRESSION)
+    expected = hybrid_of(gate, up, width, backup_rows, COMPRESSION)
     assert saved.num_heavy == pytest.approx(expected.num_heavy, rel=0.02, abs=2)
 
     by_row = dy if token is None else dy[token]
@@ -100,7 +100,7 @@ def test_fuzz(kernels, monkeypatch):
         if w.threshold > 0:
             w = w._replace(threshold=0.0)
         monkeypatch.setattr(kernels, "_GRAD_LAUNCHES", choose.choice([(1, 2), (3,)]))
-        monkeypatch.setattr(kernels, "_ROUND_ROWS", choose.choice([128, 1024]))
+        monkeypatch.setattr(kernels, "ROUND_ROWS", choose.choice([128, 1024]))
         width = choose.choice([32, 128, 256])
         try:
             heavy += check(kernels, x, w, width, choose=choose)

@@ -34,7 +34,7 @@ def _ffns(kernels="auto", costs=COSTS, layers=2):
 
 def _path_after(ffn, *unions):
     for union in unions:
-        ffn.update_kernels(union)
+        ffn.update_kernels(union, mean_nnz=1e9)
     return ffn.path
 
 
@@ -114,8 +114,47 @@ def test_a_step_is_counted_exactly_and_the_same_on_either_path(tiny):
     assert mixed.kernels.sparse == [False, True]
     assert mixed.kernels.overflows == unions[1].count(max(unions[1]))
     assert mixed.cross_entropy_sum == dense.cross_entropy_sum
-    choose_kernels(ffns, mixed)
+    choose_kernels(ffns, mixed, 288)
     assert ffns[1].capacity_for(96) == 128  # the worst case, less than any size
+
+
+def test_twell_is_chosen_by_non_zeros_and_counts_tokens_beyond_its_backup(tiny, monkeypatch):
+    [ffn] = _ffns(layers=1)
+    ffn.use_format("twell")
+    for nnz, path in ((90.0, "dense"), (51.0, "sparse"), (56.0, "sparse"), (58.0, "dense")):
+        ffn.update_kernels(mean_union=1e9, mean_nnz=nnz)
+        assert ffn.path == path
+    recipe = tiny("train.micro_batch_size=3", "train.global_batch_tokens=288")
+    model = build_model(recipe, eos_token_id=256)
+    generator = torch.Generator().manual_seed(5)
+    batches = torch.randint(257, (4, 3, 33), generator=generator)
+    ffns, _, dense = _sums(recipe, model, batches)
+    ffns[1].use_kernels("sparse")
+    ffns[1].use_format("twell", ell_width=1)  # every token has more than one non-zero
+    for rows, overflows in ((96, 0), (8, 4)):  # of the backup, for 96 tokens; four micro-batches
+        monkeypatch.setattr("sparsellm.ffn.module.backup_rows_for", lambda _, rows=rows: rows)
+        _, _, found = _sums(recipe, model, batches)
+        assert found.kernels.sparse == [False, True]
+        assert found.kernels.overflows == overflows
+        assert found.kernels.union_mean == dense.kernels.union_mean
+        assert found.nnz_sum_L == dense.nnz_sum_L
+        assert found.l1_sum == pytest.approx(dense.l1_sum)
+
+
+def test_costs_of_another_format_are_not_resumed():
+    ffns = _ffns()
+    state = kernels_state(ffns, CPU)
+    state["paths"] = ["sparse", "sparse"]
+    state["costs"]["fixed"] = 0.1
+    other = _ffns()
+    for ffn in other:
+        ffn.use_format("twell")
+    restore_kernels(other, state, CPU)
+    assert [ffn.path for ffn in other] == ["dense", "dense"]
+    assert other[0].costs == COSTS
+    del state["format"]  # from before there were two
+    restore_kernels(ffns, state, CPU)
+    assert [ffn.path for ffn in ffns] == ["sparse", "sparse"]
 
 
 def test_every_path_is_warmed_up_and_the_choice_stays():

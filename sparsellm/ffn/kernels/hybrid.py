@@ -13,20 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.formats import Hybrid
+from sparsellm.ffn.formats import COMPRESSION, ROUND_ROWS, Hybrid
 from sparsellm.ffn.kernels import twell
 from sparsellm.ffn.kernels.compile import launch_for, workers
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNGradients, FFNStats, FFNWeights, GradientSums
 
-COMPRESSION = 8  # of TwELL, between the gate and the hybrid format
 # cuda/common/walk.cuh: rows of a block of threads, of whose non-zeros it must hold all
 _LIST_CAPACITY, _MOST_ROWS_EACH = 1024, 4
 _ROWS_THREADS, _TRANSPOSE_THREADS, _WEIGHT_THREADS = 256, 128, 128
 _SLICE_COLUMNS = 256  # cuda/common/walk.cuh: chunk_columns
 _SEGMENTS_PER_MULTIPROCESSOR = 2
 _GRAD_LAUNCHES = (1, 2)  # cuda/common/hybrid_grad.cu: parts
-_ROUND_ROWS = 1024  # of the backup, whose gradients are worked off at a time
 
 
 class _Blocks(NamedTuple):
@@ -34,13 +32,6 @@ class _Blocks(NamedTuple):
 
     rows_each: int
     grid: int
-
-
-def backup_rows_for(num_tokens: int) -> int:
-    """Rows of the dense backup: M / 8, as the paper's, rounded up to whole rounds of products."""
-    rows = -(-num_tokens // twell.BACKUP_SHARE)
-    unit = twell.GEMM_ROWS if rows <= _ROUND_ROWS else _ROUND_ROWS
-    return -(-rows // unit) * unit
 
 
 def _blocks_of(num_tokens: int, width: int) -> _Blocks:
@@ -269,7 +260,7 @@ def _add_dense_rows(  # noqa: PLR0917
     first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
     second = (w.up_NK, w.b_up_N) if gated else (None, None)
     # A round is kept whole, or computed again.
-    room = min(_ROUND_ROWS, backup_rows)
+    room = min(ROUND_ROWS, backup_rows)
     scratch = x_MK.new_empty(3, room, n)
     control = saved.length.new_zeros(8)
     launch_for(

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.dispatch import Costs, bucket_of
+from sparsellm.ffn.formats import COMPRESSION
 from sparsellm.ffn.kernels import decode, twell, union
 from sparsellm.ffn.kernels.dense import dense_ffn
 from sparsellm.ffn.kernels.permute import permuted_rows
 from sparsellm.ffn.kernels.splits import room_for_splits
 from sparsellm.ffn.types import FFNWeights, Format
 
-COMPRESSION = 8  # of TwELL: the paper's, 31 non-zeros per token and tile of 256 neurons
 
 
 def sparse(  # noqa: PLR0917

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsellm.ffn.formats import BACKUP_SHARE
 from sparsellm.ffn.kernels import tensor_map
 from sparsellm.ffn.kernels.compile import launch_for, workers
 from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, architecture_of
@@ -22,7 +23,6 @@ from sparsellm.ffn.types import TILE_NEURONS, FFNWeights
 WALK_THREADS, _ROWS_EACH = 128, 4
 GEMM_THREADS, GEMM_ROWS, _GEMM_BLOCKS = 256, 128, 2
 _PACK_ROWS = 8  # cuda/sm80/pack_twell.cu: of a tile, a block of threads
-BACKUP_SHARE = 8  # rows that are computed densely at a time: M / 8, as the paper's dense backup
 
 
 @dataclass(frozen=True)

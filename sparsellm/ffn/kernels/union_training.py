@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.dispatch import Costs
-from sparsellm.ffn.kernels import union
+from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
+from sparsellm.ffn.kernels import hybrid, union
 from sparsellm.ffn.kernels.compile import launch_for, launch_source, workers
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.inference import median_ms
@@ -29,6 +30,7 @@ from sparsellm.ffn.types import (
     FFNGradients,
     FFNStats,
     FFNWeights,
+    Format,
     GradientSums,
 )
 
@@ -186,13 +188,15 @@ def measure_costs(  # noqa: PLR0917
     compiled: bool,
     device_index: int,
     ordered: bool = False,
+    format: Format = "union",
 ) -> Costs:
     """Times forward and backward on random weights, dense and sparse; waits for the GPU.
 
     Both with statistics and the L1 term, as training computes them; dense under torch.compile if
     ``compiled``. A bias leaves some neurons silent and lets the others fire for one token in 32:
     what the weights' gradients cost depends on the tokens of a column, too (`_FIRES_ABOVE`). With
-    ``ordered``, sparse in an order of the tokens, and with as many as come together there.
+    ``ordered``, sparse in an order of the tokens, and with as many as come together there. By
+    TwELL the cost is a token's non-zeros', and no order matters.
     """
     device = torch.device("cuda", device_index)
     generator = torch.Generator(device).manual_seed(0)
@@ -207,6 +211,13 @@ def measure_costs(  # noqa: PLR0917
     shuffled_M = torch.randperm(num_tokens, generator=generator, device=device, dtype=torch.int32)
     token_M = shuffled_M if ordered else None
 
+    def twell_step(biased: FFNWeights) -> Tensor:
+        """Non-zeros of each token."""
+        down_NK, rows = transposed(down_KN, torch.bfloat16), backup_rows_for(num_tokens)
+        _, stats, saved = hybrid.forward(x_MK, biased, down_NK, ELL_WIDTH, rows)
+        hybrid.backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
+        return stats.nnz_M
+
     def sparse_at(num_firing: int) -> tuple[float, float]:
         bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
         firing = torch.arange(num_firing, device=device) * n // num_firing
@@ -219,6 +230,9 @@ def measure_costs(  # noqa: PLR0917
             backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16, token_M)
             return saved
 
+        if format == "twell":
+            nnz_M = twell_step(biased)
+            return median_ms([lambda: twell_step(biased)]), float(nnz_M.float().mean())
         offset = step().offset
         return median_ms([step]), int(offset[-1]) / (len(offset) - 1)
 

@@ -58,6 +58,7 @@ def add_bench_parser(commands: Any) -> None:
         "tokens at 2048/5632. Prints and records case by case.",
     )
     _add_grid_arguments(ffn_train)
+    _add_format_argument(ffn_train)
     ffn_train.set_defaults(run=_ffn_train)
 
     dispatch = names.add_parser(
@@ -308,6 +309,7 @@ def _ffn_train(options: argparse.Namespace) -> None:
         ids=options.ids,
         seconds=options.seconds,
         with_energy=options.energy,
+        formats=list(dict.fromkeys(options.format)),
     )
     _follow(found, ffn_records.rows, options.record)
 

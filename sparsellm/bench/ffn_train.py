@@ -17,7 +17,7 @@ In token order ours is charged with what that costs beside the FFN (`order_costs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sparsellm.bench import memory, timing
 from sparsellm.bench.ffn_cases import DECODE_TOKENS, TOKENS, Case, Inputs
-from sparsellm.bench.ffn_records import StepTimes, case_key, train_records
+from sparsellm.bench.ffn_records import StepTimes, case_key, format_key, train_records
 from sparsellm.bench.ffn_sides import (
     Sides,
     dense_weights,
@@ -42,7 +42,7 @@ from sparsellm.bench.order_costs import norm_ms
 from sparsellm.bench.record import Measurement
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.training_ops import sparse_ffn_of_rows
-from sparsellm.ffn.types import FFNWeights, TokenOrder
+from sparsellm.ffn.types import FFNWeights, Format, TokenOrder
 
 TRAIN_TOKENS = tuple(tokens for tokens in TOKENS if tokens > DECODE_TOKENS)
 MAX_DIFFERENCE = 0.03  # of y or a gradient from dense; bf16's rounding is about a third of it
@@ -74,6 +74,7 @@ def run(
     seconds: float,
     with_energy: bool,
     ids: Path | None = None,
+    formats: Sequence[Format] = ("union",),
 ) -> Iterator[list[Measurement] | Skipped]:
     """Measures case by case; what is yielded is final.
 
@@ -84,18 +85,22 @@ def run(
         seconds: of timing, each.
         with_energy: of a few cases, also millijoules a token.
         ids: of the traces' tokens, see `FFNBench`.
+        formats: of ours, one after the other, each beside dense.
 
     Raises:
         FileNotFoundError: no such trace file.
         ValueError: it is none, a GPU older than Ampere, or one without an energy counter.
     """
-    yield from FFNTrainBench(device, seconds, traces, with_energy, ids).run(cases)
+    bench = FFNTrainBench(device, seconds, traces, with_energy, ids)
+    bench.formats = formats
+    yield from bench.run(cases)
 
 
 class FFNTrainBench(FFNBench):
     """See the module."""
 
     grad_mode = torch.enable_grad
+    formats: Sequence[Format] = ("union",)
 
     def __init__(
         self,
@@ -115,14 +120,20 @@ class FFNTrainBench(FFNBench):
         self.lead = timing.other_work(device)
 
     def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
-        steps, difference = self.checked_steps(case, inputs)
+        for name in self.formats:
+            # TwELL has no use for an order of the tokens.
+            own = inputs if name == "union" else inputs._replace(order=None)
+            yield self._measure(case, own, extra | format_key(name), name)
+
+    def _measure(self, case: Case, inputs: Inputs, extra: dict[str, Any], name: Format) -> Measured:
+        steps, difference = self.checked_steps(case, inputs, name)
         times = self.timed(steps)
         times["ours"] = self._with_order(times["ours"], inputs)
         held: dict[str, memory.StepMemory] = {}
         if self.device.type == "cuda":
             held = {name: memory.of_step(s.forward, s.backward) for name, s in steps.items()}
         key = case_key(case, inputs, extra) | {"path": "sparse"}
-        yield train_records(key, times, held, difference), sides_of(steps)
+        return train_records(key, times, held, difference), sides_of(steps)
 
     def _with_order(self, times: StepTimes, inputs: Inputs) -> StepTimes:
         """With what the order of the tokens costs beside the FFN, see `order_costs`."""
@@ -155,13 +166,16 @@ class FFNTrainBench(FFNBench):
         ms = timing.interleaved(stages, self.seconds, self.lead)
         return {name: StepTimes(ms[f"{name} forward"], ms[f"{name} backward"]) for name in steps}
 
-    def checked_steps(self, case: Case, inputs: Inputs) -> tuple[dict[str, Step], float]:
+    def checked_steps(
+        self, case: Case, inputs: Inputs, format: Format = "union"
+    ) -> tuple[dict[str, Step], float]:
         """Both sides on equal weights, and how far the gradients of ours are from dense.
 
         Raises:
             ValueError: further than bf16 explains.
         """
         ffn = new_ffn(case.shape, state_of(case.shape, inputs.w_NK), self.device)
+        ffn.use_format(format)
         ffn.use_kernels("sparse")
         x_MK = inputs.x_MK.detach().requires_grad_()
         generator = torch.Generator(self.device).manual_seed(2)

@@ -37,6 +37,13 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         "--kernels", nargs="+", choices=("dense", "auto", "sparse"), default=["dense", "auto"]
     )
     parser.add_argument(
+        "--format",
+        nargs="+",
+        choices=("union", "twell"),
+        default=["union"],
+        help="of the sparse kernels (default: union); a run for each",
+    )
+    parser.add_argument(
         "--steps",
         type=positive_int,
         default=40,
@@ -101,7 +108,9 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
     plan = training_run.Plan(
         recipe=options.recipe,
         overrides=options.set,
-        sides=training_run.combinations(options.gpus, options.config, options.kernels),
+        sides=training_run.combinations(
+            options.gpus, options.config, options.kernels, options.format
+        ),
         steps=options.steps,
         folder=folder.resolve(),
         init_from=options.init_from,

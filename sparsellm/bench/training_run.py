@@ -51,9 +51,15 @@ class Side(NamedTuple):
     gpus: int
     config: str  # a file of launch/
     kernels: str
+    format: str = "union"  # of the sparse kernels
+
+    @property
+    def variant(self) -> str:
+        """Kernels, and the format where it is not the usual one."""
+        return self.kernels if self.format == "union" else f"{self.kernels}-{self.format}"
 
     def __str__(self) -> str:
-        return f"{self.config} × {self.gpus}, {self.kernels}"
+        return f"{self.config} × {self.gpus}, {self.variant}"
 
 
 @dataclass(frozen=True)
@@ -82,20 +88,28 @@ class Plan:
         """A measured run's: what the user gives overrides what is only off by default."""
         hold = HOLD if self.init_from or self.settle_steps else []
         wanted = [*QUIET, *hold, *self.overrides, f"ffn.kernels={side.kernels}"]
+        if side.format != "union":
+            wanted.append(f"ffn.format={side.format}")
         if self.tokens_per_gpu:
             wanted.append(f"train.global_batch_tokens={self.tokens_per_gpu * side.gpus}")
         wanted += [f"train.steps={self.steps}", "logging.every_steps=1"]
         return [*wanted, f"name={name}", f"logging.run_dir={folder}"]
 
 
-def combinations(gpus: Sequence[int], configs: Sequence[str], kernels: Sequence[str]) -> list[Side]:
-    """All of them, what others are held against first."""
+def combinations(
+    gpus: Sequence[int],
+    configs: Sequence[str],
+    kernels: Sequence[str],
+    formats: Sequence[str] = ("union",),
+) -> list[Side]:
+    """All of them, what others are held against first; dense has no format."""
     return [
-        Side(number, config, kind)
+        Side(number, config, kind, name)
         for number in sorted(set(gpus))
         for config in (dict.fromkeys(configs) if number > 1 else [SINGLE])
         for kind in KERNELS
         if kind in kernels
+        for name in (dict.fromkeys(formats) if kind != "dense" else ["union"])
     ]
 
 
@@ -176,7 +190,7 @@ class TrainingRunBench:
             ValueError: the launch fails.
         """
         plan, steps = self.plan, self.plan.settle_steps
-        side = max(plan.sides, key=lambda side: side.gpus)._replace(kernels="dense")
+        side = max(plan.sides, key=lambda side: side.gpus)._replace(kernels="dense", format="union")
         overrides = [*QUIET, f"optimizer.warmup_steps={steps // 10}", *plan.overrides]
         overrides += [*plan.settle_overrides, "ffn.kernels=dense", f"train.steps={steps}"]
         overrides += [f"checkpoint.every_steps={steps}", f"logging.run_dir={plan.folder}"]
@@ -206,8 +220,8 @@ class TrainingRunBench:
         settles = side.kernels != "dense"
         found = figures(records, energy, tokens, settles=settles, on_gpu=self.on_gpu)
         self.found[side] = found, records
-        dense = self._figures(side._replace(kernels="dense")) if settles else None
-        alone = self._figures(Side(1, SINGLE, side.kernels)) if side.gpus > 1 else None
+        dense = self._figures(side._replace(kernels="dense", format="union")) if settles else None
+        alone = self._figures(side._replace(gpus=1, config=SINGLE)) if side.gpus > 1 else None
         return measurements(self._case(side), found, dense, alone)
 
     def kill(self) -> list[Measurement]:
@@ -268,7 +282,7 @@ class TrainingRunBench:
 
     def _run(self, side: Side, suffix: str, *overrides: str) -> tuple[Path, list[str]]:
         """Folder and command of a measured run."""
-        name = f"{side.config}-{side.gpus}-{side.kernels}{suffix}"
+        name = f"{side.config}-{side.gpus}-{side.variant}{suffix}"
         wanted = [*self.plan.run_overrides(side, name, self.folder), *overrides]
         command = train_command(side.config, side.gpus, self.plan.recipe, wanted, self.start)
         return self.folder / name, command
@@ -289,6 +303,7 @@ class TrainingRunBench:
             "gpus": side.gpus,
             "config": side.config,
             "kernels": side.kernels,
+            **({} if side.format == "union" else {"format": side.format}),
             "global_batch_tokens": recipe.train.global_batch_tokens,
             "micro_batch_size": recipe.train.micro_batch_size,
             "l1_coefficient": recipe.sparsity.l1_coefficient,

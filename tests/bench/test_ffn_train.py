@@ -230,3 +230,12 @@ def test_ids_of_another_trace_are_refused(train_clock, traces, tmp_path):
     np.save(tmp_path / "ids.npy", np.zeros((3, 50), int))
     (skipped,) = _run([Case(200, GATED, "trace", None)], traces=traces, ids=tmp_path / "ids.npy")
     assert "150 ids do not belong to a trace of 200 tokens" in skipped.why
+
+
+def test_formats_are_recorded_apart(train_clock):
+    case = Case(128, GATED, "uniform", 20)
+    union, twell = _run([case], formats=["union", "twell"])
+    assert "format" not in union[0].case  # records from before there were two
+    assert twell[0].case == union[0].case | {"format": "twell"}
+    assert [m.metric for m in twell] == [m.metric for m in union]
+    assert " (sparse twell) " in ffn_records.rows(twell)[0]

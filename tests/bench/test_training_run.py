@@ -100,6 +100,14 @@ def test_what_others_are_held_against_comes_first():
     assert names[4:] == ["fsdp2 × 4, dense", "fsdp2 × 4, auto"]
 
 
+def test_each_format_is_a_run_and_dense_has_none(tmp_path):
+    sides = combinations([1], ["ddp8"], ["auto", "dense"], ["union", "twell"])
+    names = [str(side) for side in sides]
+    assert names == ["single × 1, dense", "single × 1, auto", "single × 1, auto-twell"]
+    formats = [plan(tmp_path).resolved(side).ffn.format for side in sides]
+    assert formats == ["union", "union", "twell"]
+
+
 def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
     side = Side(4, "ddp8", "auto")
     recipe = plan(tmp_path).resolved(side)

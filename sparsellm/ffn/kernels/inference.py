@@ -22,7 +22,6 @@ from sparsellm.ffn.kernels.splits import room_for_splits
 from sparsellm.ffn.types import FFNWeights, Format
 
 
-
 def sparse(  # noqa: PLR0917
     x_MK: Tensor,
     w: FFNWeights,

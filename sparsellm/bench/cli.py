@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -158,6 +159,21 @@ def _add_loader_parser(names: Any) -> argparse.ArgumentParser:
     parser.add_argument("--context-length", type=positive_int, help="tokens")
     parser.add_argument("--micro-batch-size", type=positive_int, help="sequences")
     parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, each")
+    parser.add_argument(
+        "--resume-after", type=int, default=0, metavar="TOKENS", help="to resume after (all ranks)"
+    )
+    parser.add_argument(
+        "--format",
+        nargs="+",
+        choices=("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "tokens"),
+        default=[None],
+        help="write the text so before, and read that (default: as it is)",
+    )
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="keeps what --format writes, for further calls"
+    )
+    parser.add_argument("--shards", type=positive_int, default=16, help="files of --format")
+    parser.add_argument("--copies", type=positive_int, default=1, help="of the text in --format")
     parser.set_defaults(run=_loader)
     return parser
 
@@ -244,9 +260,8 @@ def _loader(options: argparse.Namespace) -> None:
     from sparsellm.recipe import load_recipe
 
     recipe = load_recipe(options.recipe)
-    found = []
-    for num_workers in options.num_workers:
-        found += loader_rate.run(
+    for kind, num_workers in itertools.product(options.format, options.num_workers):
+        found = loader_rate.run(
             corpus=options.corpus,
             files=options.files,
             tokenizer=options.tokenizer or recipe.data.tokenizer,
@@ -255,8 +270,13 @@ def _loader(options: argparse.Namespace) -> None:
             context_length=options.context_length or recipe.model.context_length,
             micro_batch_size=options.micro_batch_size or recipe.train.micro_batch_size,
             seconds=options.seconds,
+            resume_after=options.resume_after,
+            kind=kind,
+            folder=options.work,
+            num_shards=options.shards,
+            copies=options.copies,
         )
-    _report(found, options.record)
+        _report(found, options.record)
 
 
 def _checkpoint(options: argparse.Namespace) -> None:

@@ -1,4 +1,5 @@
-"""Tokens a second out of the data loader: shards on disk to packed micro-batches in this process.
+"""What the data loader makes: tokens a second from shards on disk to micro-batches in this process,
+time to the first of them, fresh and resumed, and the memory of a worker.
 
 To beat: eight H100s eat about 780,000 GPT-2 tokens a second at 0.5B (paper: 97.3 a millisecond
 each); the loader should make ten times that on the 16 cores of one GPU machine.
@@ -8,11 +9,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import statistics
+import tempfile
 import time
 from contextlib import closing
+from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any
 
+import psutil
+
+from sparsellm.bench.loader_corpus import rewrite
 from sparsellm.bench.record import Measurement
 from sparsellm.data import TokenLoader, load_corpora, load_tokenizer
 from sparsellm.data.corpus import Corpus
@@ -30,11 +37,27 @@ def run(
     context_length: int,
     micro_batch_size: int,
     seconds: float,
+    resume_after: int = 0,
+    kind: str | None = None,
+    folder: Path | None = None,
+    num_shards: int = 16,
+    copies: int = 1,
 ) -> list[Measurement]:
     """Measures ``num_ranks`` processes at once, each with ``num_workers``, for ``seconds``.
 
+    Args:
+        corpus, files, tokenizer, num_workers, context_length, micro_batch_size: as for training.
+        num_ranks: processes.
+        seconds: of measuring the rate.
+        resume_after: tokens of all ranks after which the loader is resumed; 0 is at the end.
+        kind: format that the text is written in before, `loader_corpus.FORMATS`; None reads it as
+            it is.
+        folder: where that is kept; None is a temporary folder.
+        num_shards, copies: of that.
+
     Returns:
-        tokens/s of all together, and of one worker.
+        tokens/s of all together and of one worker, seconds to the first micro-batch of the slowest
+        rank, fresh and resumed, and MiB that a worker has for itself.
 
     Raises:
         ValueError, FileNotFoundError: no such corpus, files or tokenizer, or what a rank met.
@@ -43,7 +66,7 @@ def run(
         raise ValueError(f"--num-workers {num_workers}: give 0 (ranks tokenise themselves) or more")
     found = load_corpora(corpus, files=files or None)
     load_tokenizer(tokenizer)
-    options = {
+    case: Options = {
         "corpus": corpus,
         "tokenizer": tokenizer,
         "context_length": context_length,
@@ -51,11 +74,40 @@ def run(
         "num_workers": num_workers,
         "num_ranks": num_ranks,
     }
+    if kind:
+        case["format"] = kind
+    if resume_after:
+        case["resume_after"] = resume_after
+    with tempfile.TemporaryDirectory() as temporary:
+        if kind:
+            kept = folder or Path(temporary)
+            found = (
+                rewrite(found[0], kind, kept, tokenizer, num_shards=num_shards, copies=copies),
+            )
+        ranks = _run_ranks(case | {"resume_after": resume_after}, found, seconds)
+    case["cores"] = os.cpu_count()
+    rate = sum(rank["rate"] for rank in ranks)
+    figures = [
+        ("throughput", rate, "tokens/s"),
+        ("throughput_per_worker", rate / (num_ranks * max(num_workers, 1)), "tokens/s"),
+        ("first_batch", max(rank["first"] for rank in ranks), "s"),
+        ("first_batch_resumed", max(rank["resumed"] for rank in ranks), "s"),
+    ]
+    if num_workers:
+        memory = statistics.fmean(rank["memory"] for rank in ranks)
+        figures.append(("memory_per_worker", memory, "MiB"))
+    return [Measurement("loader", case, *figure) for figure in figures]
+
+
+def _run_ranks(
+    options: Options, corpora: tuple[Corpus, ...], seconds: float
+) -> list[dict[str, float]]:
+    num_ranks = options["num_ranks"]
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     barrier = context.Barrier(num_ranks)
     ranks = [
-        context.Process(target=_measure, args=(options, found, rank, seconds, barrier, results))
+        context.Process(target=_measure, args=(options, corpora, rank, seconds, barrier, results))
         for rank in range(num_ranks)
     ]
     for process in ranks:
@@ -64,17 +116,11 @@ def run(
         process.join()
     if any(process.exitcode for process in ranks):
         raise ValueError("a rank of the loader benchmark failed; its message is above")
-    rates = [results.get() for _ in ranks]
-    for error in rates:
+    found = [results.get() for _ in ranks]
+    for error in found:
         if isinstance(error, Exception):  # the first: the others' follow from it
             raise error
-    rate = sum(rates)
-    case = options | {"cores": os.cpu_count()}
-    per_worker = rate / (num_ranks * max(num_workers, 1))
-    return [
-        Measurement("loader", case, "throughput", rate, "tokens/s"),
-        Measurement("loader", case, "throughput_per_worker", per_worker, "tokens/s"),
-    ]
+    return found
 
 
 def _measure(  # noqa: PLR0917 - Process passes them by position
@@ -85,29 +131,59 @@ def _measure(  # noqa: PLR0917 - Process passes them by position
     barrier: Any,
     results: Any,
 ) -> None:
-    """One rank: puts the tokens a second that it hands out, or its error, into ``results``."""
-    loader = TokenLoader(
-        corpora,
-        load_tokenizer(options["tokenizer"]),
-        context_length=options["context_length"],
-        micro_batch_size=options["micro_batch_size"],
-        seed=0,
-        rank=rank,
-        world_size=options["num_ranks"],
-        num_workers=options["num_workers"],
-    )
-    # A process that multiprocessing started waits for its workers before it runs `atexit`.
-    with closing(loader):
-        try:
-            # What was made before the clock starts must not count: hand out what is prefetched.
-            for _ in range(1 + 8 * options["num_workers"]):
-                next(loader)
-            barrier.wait()
-            began, tokens = time.perf_counter(), 0
-            while (elapsed := time.perf_counter() - began) < seconds:
-                tokens += next(loader).shape[0] * options["context_length"]
-            results.put(tokens / elapsed)
-            barrier.wait()  # until the last has measured, all load the machine
-        except (ValueError, OSError, BrokenBarrierError) as error:
-            results.put(error)
-            barrier.abort()  # nor do the others wait for this one
+    """One rank: puts its figures, or its error, into ``results``."""
+    tokenizer = load_tokenizer(options["tokenizer"])
+
+    def build() -> TokenLoader:
+        return TokenLoader(
+            corpora,
+            tokenizer,
+            context_length=options["context_length"],
+            micro_batch_size=options["micro_batch_size"],
+            seed=0,
+            rank=rank,
+            world_size=options["num_ranks"],
+            num_workers=options["num_workers"],
+        )
+
+    try:
+        for corpus in corpora:
+            assert corpus.fingerprint  # reads a little of each file, which training does once
+        barrier.wait()
+        began = time.perf_counter()
+        loader = build()
+        # A process that multiprocessing started waits for its workers before it runs `atexit`.
+        with closing(loader):
+            next(loader)
+            figures = {"first": time.perf_counter() - began}
+            figures |= _rate(loader, options, seconds, barrier)
+        barrier.wait()  # until the last has measured, all load the machine
+        began = time.perf_counter()
+        resumed = build()
+        with closing(resumed):
+            resumed.load_state_dict(loader.state_dict())
+            next(resumed)
+            figures["resumed"] = time.perf_counter() - began
+        results.put(figures)
+    except (ValueError, OSError, BrokenBarrierError) as error:
+        results.put(error)
+        barrier.abort()  # nor do the others wait for this one
+
+
+def _rate(loader: TokenLoader, options: Options, seconds: float, barrier: Any) -> dict[str, float]:
+    a_batch = options["micro_batch_size"] * options["context_length"]
+    # What was made before the clock starts must not count: hand out what is prefetched.
+    for _ in range(16 * options["num_workers"]):
+        next(loader)
+    barrier.wait()
+    began, tokens = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - began) < seconds:
+        next(loader)
+        tokens += a_batch
+    sizes = [psutil.Process(pid).memory_full_info().uss for pid in loader.worker_pids]
+    barrier.wait()
+    while sum(loader.tokens().values()) < options["resume_after"]:
+        for _ in range(64):
+            next(loader)
+    barrier.wait()
+    return {"rate": tokens / elapsed, "memory": statistics.fmean(sizes) / 2**20 if sizes else 0.0}

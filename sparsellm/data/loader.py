@@ -129,6 +129,11 @@ class TokenLoader:
         }
 
     @property
+    def worker_pids(self) -> list[int]:
+        """Of the processes that run for it."""
+        return self._source.pids if self._source is not None else []
+
+    @property
     def num_corpora(self) -> int:
         """More than one is a mixture."""
         return len(self._config.corpora)
@@ -200,6 +205,11 @@ class _InLine:
     def next(self) -> _Batch:
         return _assemble([next(self._made) for _ in range(self._micro_batch_size)])
 
+    @property
+    def pids(self) -> list[int]:
+        """None."""
+        return []
+
     def close(self) -> None:
         """Nothing runs."""
 
@@ -247,6 +257,11 @@ class _Background:
                 self._ready.put(_assemble([self._workers[turn].next() for turn in turns]))
         except Exception as error:
             self._ready.put(error)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of its workers."""
+        return [worker.pid for worker in self._workers]
 
     def close(self) -> None:
         self._closed = True

@@ -52,7 +52,7 @@ class Worker:
         self._process = context.Process(target=_work, args=(job, theirs), daemon=True)
         self._process.start()
         theirs.close()
-        self.pid = self._process.pid
+        self.pid: int = self._process.pid
         self._parcel: list[Made] = []
 
     def next(self) -> Made:

@@ -48,10 +48,20 @@ def test_what_a_rank_met_is_one_line_too_and_ends_the_others(capfd, tmp_path):
 @pytest.mark.slow
 def test_tokens_a_second_are_printed(capsys):
     assert _bench() == 0
-    of_all, of_one = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert of_all[:2] == ["loader", "throughput"]
-    assert of_one[:2] == ["loader", "throughput_per_worker"]
-    assert float(of_all[2].replace(",", "")) > 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    names = ["throughput", "throughput_per_worker", "first_batch", "first_batch_resumed"]
+    assert [line[:2] for line in lines] == [["loader", name] for name in names]
+    assert all(float(line[2].replace(",", "")) > 0 for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jsonl.zst", "tokens"])
+def test_formats_are_written_and_read(capsys, tmp_path, kind):
+    options = ["--format", kind, "--work", str(tmp_path), "--shards", "2", "--resume-after", "2000"]
+    assert _bench("--num-workers", "1", *options) == 0
+    shown = capsys.readouterr().out
+    assert "first_batch_resumed" in shown
+    assert float(shown.split("memory_per_worker")[1].split()[0].replace(",", "")) > 0
 
 
 def test_rates_are_plain_digits():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -12,6 +13,8 @@ from sparsellm.data.shards import Shard
 
 ROWS_PER_BLOCK = 1024
 
+Result = TypeVar("Result")
+
 
 class TableStream:
     """One file, read from front to back by `datasets`' builder of its format."""
@@ -20,20 +23,18 @@ class TableStream:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._tables = self._open()
         self.next_block = 0
+        self._tables = self._named(lambda: with_retries(self._open, shard.url))
 
     def _open(self) -> Iterator[pa.Table]:
         import datasets
 
-        stream = with_retries(
-            lambda: datasets.load_dataset(
-                self._shard.format,
-                data_files={"train": [self._shard.url]},
-                split="train",
-                streaming=True,
-            ),
-            self._shard.url,
+        # It reads the beginning of the file for its columns.
+        stream = datasets.load_dataset(
+            self._shard.format,
+            data_files={"train": [self._shard.url]},
+            split="train",
+            streaming=True,
         )
         return iter(stream.with_format("arrow").iter(batch_size=ROWS_PER_BLOCK))
 
@@ -41,7 +42,7 @@ class TableStream:
         assert block >= self.next_block
         table = None
         while self.next_block <= block:
-            table = self._next()
+            table = self._named(lambda: next(self._tables, None))
             if table is None:
                 return None
             self.next_block += 1
@@ -53,10 +54,11 @@ class TableStream:
             self._shard.text_field,
         )
 
-    def _next(self) -> pa.Table | None:
+    def _named(self, action: Callable[[], Result]) -> Result:
+        """What an action gives; its error says of which shard it is."""
         where = f"{self._shard.url}, after row {self.next_block * ROWS_PER_BLOCK}"
         try:
-            return next(self._tables, None)
+            return action()
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{self._shard.url} is missing; restore it, or take it out of the corpus"

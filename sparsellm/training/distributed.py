@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -78,9 +79,12 @@ def agree(error: Exception | None, interrupted: bool, device: torch.device) -> N
 def checkpoint_group() -> ProcessGroup | None:
     """All ranks over gloo, apart from training's own group: a thread saves while training goes on.
 
-    None for a single process.
+    None for a single process. Its timeout is long: ranks wait in it for the slowest disk, while a
+    rank that is gone closes its connections.
     """
-    return dist.new_group(backend="gloo") if dist.is_initialized() else None
+    if not dist.is_initialized():
+        return None
+    return dist.new_group(backend="gloo", timeout=timedelta(hours=6))
 
 
 @contextmanager

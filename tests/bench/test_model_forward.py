@@ -1,0 +1,37 @@
+"""A model's forward, checkpoint after checkpoint in one process: every block stays compiled."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from sparsellm.bench import model_forward, timing
+from sparsellm.training.loop import train_step
+from sparsellm.training.run import build_run, close_run, save_run
+from sparsellm.training.signals import StopRequest
+
+
+@pytest.fixture
+def deep(tiny):
+    """A checkpoint of more blocks than torch compiles by default for one function."""
+    recipe = tiny("model.num_hidden_layers=10", "train.steps=1")
+    run = build_run(recipe)
+    train_step(run, StopRequest())
+    path = save_run(run)
+    close_run(run)
+    return path, recipe
+
+
+def test_every_block_is_compiled_also_those_of_a_second_checkpoint(deep, monkeypatch):
+    path, recipe = deep
+    monkeypatch.setattr(timing, "interleaved", lambda sides, seconds: dict.fromkeys(sides, 1.0))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    for _ in range(2):
+        counters.clear()
+        found = model_forward.run(path, recipe, torch.device("cpu"), False)
+        assert found[-1].value < 0.02
+        assert counters["frames"]["total"] > 10
+        assert counters["frames"]["ok"] == counters["frames"]["total"]

@@ -76,8 +76,8 @@ def _set_aside(run_path: Path, resumed: Path, others: list[Path]) -> list[str]:
     newest = aside / others[-1].name
     names = ", ".join(path.name for path in others)
     return [
-        f"{names} and the records of then do not belong to what goes on from {resumed.name}: they "
-        f"are set aside in {aside}; --resume {newest} returns to them"
+        f"training goes on from {resumed.name}: {names} and the records of that branch are set "
+        f"aside in {aside}; --resume {newest} returns to them"
     ]
 
 

@@ -150,7 +150,8 @@ def verify(folder: Path, manifest: Manifest, names: Iterable[str], remedy: str) 
         for (path, index, digest), found in zip(jobs, pool.map(_chunk_hash, jobs), strict=True):
             if found != digest:
                 first = index * CHUNK_BYTES
-                raise damaged(path, f"other bytes than written, from {first:,} on", remedy)
+                where = f"from byte {first:,} on it is not what was written"
+                raise damaged(path, where, remedy)
 
 
 def _chunk_hash(job: tuple[Path, int, str]) -> str:

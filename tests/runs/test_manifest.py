@@ -122,5 +122,5 @@ def test_chunks_are_hashed_where_they_lie(tmp_path, monkeypatch):
     content = bytearray((tmp_path / "x.safetensors").read_bytes())
     content[2500] ^= 128
     (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match=r"other bytes than written, from 2,000 on"):
+    with pytest.raises(ValueError, match=r"from byte 2,000 on it is not what was written"):
         manifest.verify(tmp_path, present, ["x.safetensors"], "")

@@ -60,11 +60,7 @@ def from_json(state: dict[str, Any], names: list[str]) -> Position:
     Raises:
         DataStateMismatch: it was saved by a version before `FORMAT`.
     """
-    if state.get("format") != FORMAT:
-        raise DataStateMismatch(
-            "the data position was saved by an earlier version of sparsellm, which bound it to the "
-            "number of ranks and workers"
-        )
+    _check_format(state)
     lanes = {
         int(lane): LaneState(
             saved["number"],
@@ -75,12 +71,25 @@ def from_json(state: dict[str, Any], names: list[str]) -> Position:
     return Position(state["num_lanes"], state["number"], lanes, dict(state["tokens"]))
 
 
+def _check_format(state: dict[str, Any]) -> None:
+    if state.get("format") != FORMAT:
+        raise DataStateMismatch(
+            "the data position was saved by an earlier version of sparsellm, which bound it to the "
+            "number of ranks and workers"
+        )
+
+
 def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One state of those of all ranks, saved at the same step.
 
     Raises:
+        DataStateMismatch: they were saved by a version before `FORMAT`.
         ValueError: they are not of one step, or a rank is missing.
     """
+    if not states:
+        raise ValueError("no data position was saved; resume from another checkpoint")
+    for state in states:
+        _check_format(state)
     numbers = {state["number"] for state in states}
     if len(numbers) > 1:
         raise ValueError(f"the ranks' data positions are not of one step: {sorted(numbers)}")

@@ -34,7 +34,7 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
         cause = error.last_attempt.exception()
         attempts = error.last_attempt.attempt_number
         raise ConnectionError(
-            f"{what}: gave up after {attempts} attempts ({one_line(cause)}). The same "
+            f"{what}: gave up after {attempts} attempt{'s' * (attempts > 1)} ({one_line(cause)}). The same "
             "command resumes when the network is back"
         ) from cause
     except Exception as error:

@@ -33,9 +33,10 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
     except tenacity.RetryError as error:
         cause = error.last_attempt.exception()
         attempts = error.last_attempt.attempt_number
+        times = f"{attempts} attempt{'s' * (attempts > 1)}"
         raise ConnectionError(
-            f"{what}: gave up after {attempts} attempt{'s' * (attempts > 1)} ({one_line(cause)}). The same "
-            "command resumes when the network is back"
+            f"{what}: gave up after {times} ({one_line(cause)}). The same command resumes when "
+            "the network is back"
         ) from cause
     except Exception as error:
         status = _status(error)

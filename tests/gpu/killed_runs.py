@@ -30,7 +30,8 @@ def main() -> None:
     overrides = [
         "validation.every_steps=0",
         "logging.every_steps=1",
-        "checkpoint.every_steps=2",
+        "checkpoint.every_steps=3",
+        "checkpoint.keep=1",  # 2B takes 24 GiB each, and as much while the next one is written
         f"train.steps={options.steps}",
         "ffn.kernels=sparse",
         "optimizer.warmup_steps=4",
@@ -38,7 +39,7 @@ def main() -> None:
         f"logging.run_dir={options.folder}",
     ]
     chance = random.Random(7)
-    straight = _train(options, [*overrides, "name=straight"])
+    straight = _train(options, [*overrides, "name=straight", "checkpoint.every_steps=0"])
     print(f"undisturbed: {len(straight)} steps", flush=True)
     own = [*overrides, "name=killed"]
     run_path = load_recipe(options.recipe, own).run_path
@@ -86,7 +87,8 @@ def _kill_after(options, overrides, run_path, step, *, alone, chance) -> None:
     began = time.perf_counter()
     log = run_path.with_name(f"killed-at-{step}.log").open("wb")
     launcher = psutil.Popen(_command(options, overrides), stdout=log, stderr=subprocess.STDOUT)
-    while _last_step(run_path) < step:
+    before = _last_step(run_path)  # of which the steps after the checkpoint are done again
+    while (done := _last_step(run_path)) < step or done == before:
         if launcher.poll() is not None:
             sys.exit(f"it ended by itself: see {log.name}")
         time.sleep(0.02)

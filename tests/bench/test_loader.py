@@ -10,7 +10,8 @@ SHORT = ["--context-length", "16", "--micro-batch-size", "2", "--seconds", "0.1"
 
 
 def _bench(*arguments):
-    return main(["bench", "loader", "--num-workers", "0", *SHORT, *arguments])
+    own = ["--tokenizer", "bytes", "--num-workers", "0"]  # nothing is downloaded
+    return main(["bench", "loader", *own, *SHORT, *arguments])
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Strict YAML: a misspelt or mistyped key is refused, with file, key and the nearest valid key."""
+"""Strict YAML and JSON: a misspelt or mistyped key is refused, with file, key and nearest key."""
 
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 class StrictModel(BaseModel):
     """Base of every configuration section: unknown keys are errors, values are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _as_list(value: object) -> object:
@@ -26,6 +27,8 @@ def _as_list(value: object) -> object:
 
 # A string where a list of one is meant.
 Globs = Annotated[list[str], BeforeValidator(_as_list)]
+
+MAX_VALUES = 100_000  # of a YAML file, its aliases written out
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -51,14 +54,57 @@ def load_yaml(path: Path) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is not YAML, not a mapping, or says a key twice.
     """
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
+        _refuse_bomb(yaml.compose(text, Loader=_UniqueKeyLoader))
         # A SafeLoader subclass: it builds plain data only.
         content = yaml.load(text, Loader=_UniqueKeyLoader)
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply to be a configuration") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected `key: value` lines, found {type(content).__name__}")
+    return content
+
+
+def _refuse_bomb(root: yaml.Node | None) -> None:
+    """Aliases of aliases: a few lines that stand for billions of values."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node | None) -> int:
+        if not isinstance(node, yaml.CollectionNode):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = MAX_VALUES + 1  # while it is being counted: it holds itself
+            parts = (
+                itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
+            )
+            sizes[id(node)] = 1 + sum(size(part) for part in parts)
+        return sizes[id(node)]
+
+    if size(root) > MAX_VALUES:
+        raise ValueError(f"its aliases stand for more than {MAX_VALUES:,} values")
+
+
+def parse_json(text: str, source: str, remedy: str) -> dict[str, Any]:
+    """A JSON object from a file or a line of one; ``source`` says which.
+
+    Raises:
+        ValueError: it is something else; names source, line and remedy.
+    """
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f", line {error.lineno}" if text.count("\n") > 1 else ""
+        raise ValueError(f"{source} is damaged: not JSON ({error.msg}{where}); {remedy}") from error
+    except RecursionError:
+        raise ValueError(f"{source}: nested too deeply; {remedy}") from None
+    except ValueError as error:  # numbers of thousands of digits
+        raise ValueError(f"{source}: {error}; {remedy}") from error
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise ValueError(f"{source}: expected an object {{…}}, found {kind}; {remedy}")
     return content
 
 

@@ -31,8 +31,8 @@ def load_foreign(name: str, path: Path, device: torch.device, dtype: torch.dtype
         ValueError: transformers cannot load it; says why.
     """
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds, remote code among them
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"{name}: transformers cannot load it: {reason}") from error

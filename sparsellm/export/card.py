@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def _head(pretrained: Pretrained, dtype: str) -> str:
     num_parameters = count_parameters(recipe).total
     return f"""# {recipe.name}
 
-{recipe.description or "A language model."}
+{_text(recipe.description) or "A language model."}
 
 `{model_class}` of {num_parameters:,} parameters in {dtype}: {shape.num_hidden_layers} layers of
 width {shape.hidden_size:,}, feedforward width {shape.intermediate_size:,}, {activation} in
@@ -190,7 +191,17 @@ def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
 
 def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _text(words: str) -> str:
+    """Of a recipe: one line in which Markdown and HTML mean nothing."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~!])", r"\\\1", " ".join(words.split()))
+
+
+def _cell(value: object) -> str:
+    """One cell of a table, whatever is in it."""
+    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _caveats(pretrained: Pretrained) -> str:

@@ -14,7 +14,7 @@ from sparsellm.analyze.cli import ANALYSIS_FOLDER, STATISTICS_FILE
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
-from sparsellm.runs.files import read_json
+from sparsellm.runs.files import TrainerState, read_json, read_model
 from sparsellm.runs.records import (
     METRICS_FILE,
     nnz_bucket_edges,
@@ -179,7 +179,7 @@ def _activity(path: Path) -> Activity | None:
         return None
     remedy = f"delete {newest} to report without it"
     stats = checkpoint.read_kind(newest, checkpoint.STATS, remedy)
-    step = int(read_json(newest / checkpoint.TRAINER_FILE, remedy)["step"])
+    step = int(read_model(newest / checkpoint.TRAINER_FILE, TrainerState, remedy)["step"])
     for counts, tokens in (
         ("activity_LN", "activity_tokens"),
         ("window_fired_LN", "window_seen_tokens"),

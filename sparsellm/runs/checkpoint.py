@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.runs.files import read_json, read_tensors
+from sparsellm.runs.files import TrainerState, read_json, read_model, read_tensors
 from sparsellm.runs.manifest import MANIFEST_FILE, Manifest, read_manifest, verify
 from sparsellm.runs.storage import CheckpointReader, load_tensors
 from sparsellm.runs.tensor_files import files_of
@@ -158,7 +158,7 @@ def _load(path: Path, rank: int, world_size: int, remedy: str) -> SavedState:
         # Every rank reads the small files; each verifies its share of all others.
         own = [TRAINER_FILE, RECIPE_FILE, *sorted(manifest.files)[rank::world_size]]
         verify(path, manifest, dict.fromkeys(own), remedy)
-    trainer = read_json(path / TRAINER_FILE, remedy)
+    trainer = read_model(path / TRAINER_FILE, TrainerState, remedy)
     data_file = path / f"{rank_name(rank)}.json"
     has_rank = data_file.is_file()
     rank_state = RankState(

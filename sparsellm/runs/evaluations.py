@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from sparsellm.runs.files import read_json
+from pydantic import BaseModel, ConfigDict, FiniteFloat
+
+from sparsellm.runs.files import read_model
 
 _PERCENT = ("acc", "exact_match", "f1")
 
@@ -46,6 +49,26 @@ class Evaluation:
         return f"only the first {self.limit:,} rows of each task, no result to report"
 
 
+class _TaskScores(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    acc: FiniteFloat | None = None
+    acc_norm: FiniteFloat | None = None
+
+
+class _ScoresFile(BaseModel):
+    """Of `sparsellm eval` (``tasks``), or of lm-eval itself (``results``)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: int | None = None
+    tokens: int | None = None
+    mean: FiniteFloat | None = None
+    mean_stderr: float | None = None
+    tasks: dict[str, _TaskScores] | None = None
+    suite: dict[str, Any] = {}
+
+
 def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Evaluation]:
     """One a step, sorted; where a step was evaluated several times, the fullest.
 
@@ -62,9 +85,8 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
     found = [_from_record(record) for record in records if record["kind"] == "evaluation"]
     for pattern in ("eval*.json", "checkpoints/eval*.json", "checkpoints/step_*/eval*.json"):
         for path in sorted(run_path.glob(pattern)):
-            content = read_json(path, "delete it, or evaluate again")
-            if isinstance(content, dict):
-                found.append(_from_file(path, content, tokens))
+            content = read_model(path, _ScoresFile, "delete it, or evaluate again")
+            found.append(_from_file(path, content, tokens))
     best: dict[int | None, Evaluation] = {}
     for evaluation in found:
         known = best.get(evaluation.step)
@@ -145,4 +167,4 @@ def _limit(rows: Iterable[tuple[Any, Any]]) -> int | None:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+
+from sparsellm.strict import parse_json, validate
 
 _REMEDY = "resume from an older checkpoint"
 
@@ -41,9 +43,29 @@ def read_json(path: Path, remedy: str = _REMEDY) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); {remedy}") from error
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise damaged(path, error, remedy) from error
+    return parse_json(text, str(path), remedy)
+
+
+def read_model(path: Path, model: type[BaseModel], remedy: str = _REMEDY) -> dict[str, Any]:
+    """As `read_json`, an object whose keys are those of ``model``, which names one that is not."""
+    content = read_json(path, remedy)
+    try:
+        validate(model, content, str(path))
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}") from None
+    return content
+
+
+class TrainerState(BaseModel):
+    """What every reader of a ``trainer.json`` relies on."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: NonNegativeInt
+    tokens: NonNegativeInt = 0
 
 
 def read_tensors(path: Path, remedy: str = _REMEDY) -> dict[str, Tensor]:

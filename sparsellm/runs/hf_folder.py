@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import safe_open
 from torch import Tensor
 
 from sparsellm.model import model_config
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.files import read_json, read_tensors
+from sparsellm.runs.files import TrainerState, read_model, read_tensors
 
 EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
 EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
@@ -37,6 +38,12 @@ _COMPARED = (
 )
 
 
+class _ShardIndex(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    weight_map: dict[str, str] = Field(min_length=1)  # shard of each tensor
+
+
 def is_export(path: Path) -> bool:
     """Whether `sparsellm export` wrote it."""
     return (path / EXPORT_RECIPE_FILE).is_file()
@@ -50,7 +57,9 @@ def is_hugging_face(path: Path) -> bool:
 def read_trainer(path: Path) -> dict[str, Any]:
     """Step and tokens of the exported run; step 0 for a folder that we did not write."""
     file = path / EXPORT_TRAINER_FILE
-    return read_json(file, _REMEDY) if file.is_file() else {"step": 0, "tokens": 0}
+    if not file.is_file():
+        return {"step": 0, "tokens": 0}
+    return read_model(file, TrainerState, _REMEDY)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -63,9 +72,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     index_file = path / INDEX_FILE
     if not index_file.is_file():
         return read_tensors(path / checkpoint.MODEL_FILE, _REMEDY)
-    places: dict[str, str] = read_json(index_file, _REMEDY).get("weight_map", {})
-    if not places:
-        raise ValueError(f"{index_file} has no weight_map; {_REMEDY}")
+    places: dict[str, str] = read_model(index_file, _ShardIndex, _REMEDY)["weight_map"]
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(places.values())):
         found = read_tensors(path / shard, _REMEDY)
@@ -96,7 +103,7 @@ def check_config(path: Path, recipe: Recipe) -> None:
 
     file = path / CONFIG_FILE
     try:
-        found = AutoConfig.from_pretrained(path)
+        found = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]  # transformers goes on for paragraphs
         raise ValueError(f"{file} cannot be read ({reason}); {_REMEDY}") from error

@@ -16,7 +16,7 @@ from sparsellm.device import place
 from sparsellm.model import build_model
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint, hf_folder, state
-from sparsellm.runs.files import read_json
+from sparsellm.runs.files import TrainerState, read_model
 from sparsellm.runs.hf_tokenizer import check_tokenizer
 from sparsellm.runs.hub import local_copy
 from sparsellm.vocabulary import HF_PREFIX, TOKENIZER_FILE
@@ -150,7 +150,7 @@ def read_weights(path: Path) -> Weights:
         recipe = _recipe_of(found)
         return Weights(found, recipe, hf_folder.read_weights(found), hf_folder.read_trainer(found))
     checkpoint.check_files(found, [checkpoint.TRAINER_FILE, checkpoint.RECIPE_FILE])
-    trainer = read_json(found / checkpoint.TRAINER_FILE)
+    trainer = read_model(found / checkpoint.TRAINER_FILE, TrainerState)
     recipe = load_recipe(str(found / checkpoint.RECIPE_FILE))
     tensors = checkpoint.read_kind(found, checkpoint.MODEL)
     return Weights(found, recipe, tensors, trainer)

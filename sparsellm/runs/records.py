@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+
+from sparsellm.strict import parse_json, validate
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -199,14 +202,84 @@ def read_metrics(run_path: Path) -> list[dict[str, Any]]:
     path = run_path / METRICS_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{run_path} is no run: it has no {METRICS_FILE}")
-    return [record for _, record in whole_lines(path)]
+    return [record for _, record in whole_lines(path, whole=True)]
 
 
-def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each line and what it says."""
+def whole_lines(path: Path, whole: bool = False) -> list[tuple[str, dict[str, Any]]]:
+    """Each line and what it says; ``whole`` checks more than its kind and step.
+
+    Raises:
+        ValueError: a line is no record; names file, line and key.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(True)
-        # A kill can leave half a last line.
-        return [(line, json.loads(line)) for line in lines if line[-1] == "\n"]
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} has a damaged line ({error}); delete that line") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text ({error}); restore it") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line[-1] != "\n":
+            continue  # a kill can leave half a last line
+        source, remedy = f"{path}, line {number}", "delete that line"
+        record = parse_json(line, source, remedy)
+        try:
+            model = _LINES.get(str(record.get("kind")), _Line) if whole else _Line
+            validate(model, record, source)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{error}; {remedy}") from None
+        found.append((line, record))
+    return found
+
+
+class _Line(BaseModel):
+    """What every reader of metrics.jsonl relies on; lines of earlier versions have fewer keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str
+    step: NonNegativeInt
+    tokens: NonNegativeInt = 0
+
+
+class _TrainLine(_Line):
+    loss: float
+    sparsity: StepStats
+    kernels: KernelStats | None = None
+
+
+class _ValidationLine(_Line):
+    loss: float
+    num_targets: PositiveInt
+
+
+class _EvaluationLine(_Line):
+    mean: float | None
+    tasks: dict[str, dict[str, Any]]
+
+
+class _FailureLine(_Line):
+    what: str
+
+
+class _SessionLine(_Line):
+    id: str
+    started_at: float
+    startup_seconds: float
+    ranks: PositiveInt
+    device: str
+    commit: str
+
+
+class _SessionEndLine(_Line):
+    session: str
+    seconds: float
+    how: str
+
+
+_LINES: dict[str, type[_Line]] = {
+    "train": _TrainLine,
+    "validation": _ValidationLine,
+    "evaluation": _EvaluationLine,
+    "failure": _FailureLine,
+    "session": _SessionLine,
+    "session_end": _SessionEndLine,
+}

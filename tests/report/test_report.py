@@ -94,8 +94,8 @@ def test_what_is_no_whole_run_gives_one_line(command, tiny, tmp_path, capsys):
     path = write_run(tiny(), [record(tiny(), 1)])
     metrics = path / "metrics.jsonl"
     metrics.write_bytes(b'{"step": "\x01"}\n' + metrics.read_bytes())
-    damaged = f"error: {metrics} has a damaged line (Invalid control character at: "
-    assert error(path) == f"{damaged}line 1 column 11 (char 10)); delete that line\n"
+    damaged = f"error: {metrics}, line 1 is damaged: not JSON (Invalid control character at); "
+    assert error(path) == f"{damaged}delete that line\n"
     write_run(tiny(), [record(tiny(), 1)])
     (path / "recipe.yaml").unlink()
     assert "recipe.yaml is missing; copy it from one of the checkpoints\n" in error(path)
@@ -107,7 +107,7 @@ def test_errors_name_file_and_remedy(tiny, tmp_path):
     with pytest.raises(ValueError, match=r"nothing was logged yet"):
         read_runs([path])
     (path / "metrics.jsonl").write_text('{"half\n' + json.dumps(record(recipe, 1)) + "\n")
-    with pytest.raises(ValueError, match=r"metrics.jsonl has a damaged line .*delete that line"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 1 is damaged: .*delete that line"):
         read_runs([path])
     write_run(recipe, [record(recipe, 1)])
     (path / "recipe.yaml").write_text(tiny("model.num_hidden_layers=3").to_yaml())
@@ -275,7 +275,7 @@ def test_evaluations_of_every_kind(tiny):
     assert "25.00" in text
     save("eval.json", {})
     (path / "eval.json").write_text("{")
-    with pytest.raises(ValueError, match=r"eval.json is damaged .*evaluate again"):
+    with pytest.raises(ValueError, match=r"eval.json is damaged: .*evaluate again"):
         read_runs([path])
 
 

@@ -12,7 +12,7 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, saver
 from sparsellm.runs.history import begin_branch
 from sparsellm.runs.lineage import Lineage
-from sparsellm.runs.records import read_metrics
+from sparsellm.runs.records import METRICS_FILE, whole_lines
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def _record(run_path, steps):
 
 
 def _steps(run_path):
-    return [record["step"] for record in read_metrics(run_path)]
+    return [record["step"] for record in _records(run_path)]
 
 
 def _go_on(folder, resumed, steps, keep=3):
@@ -131,7 +131,7 @@ def test_records_without_a_checkpoint_are_set_aside(run_path):
     notes = begin_branch(run_path, None)
     assert "has records and no checkpoint: training begins at step 0" in notes[0]
     assert _steps(run_path / "abandoned" / "1") == [*range(1, 41), 0]
-    assert [record["kind"] for record in read_metrics(run_path)] == ["session"]
+    assert [record["kind"] for record in _records(run_path)] == ["session"]
     assert begin_branch(run_path, None) == []
 
 
@@ -152,11 +152,15 @@ def test_training_goes_back_and_returns(tiny_overrides, cli_here):
     out = train(*went_back, train__steps=6, **lower)
     assert "step_00000006, step_00000008 and the records" in out
     assert _names(folder) == ["latest", "step_00000004", "step_00000005", "step_00000006"]
-    assert [r["step"] for r in read_metrics(run_path) if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+    assert [r["step"] for r in _records(run_path) if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
     returned = ["--resume", str(run_path / "abandoned" / "1")]
     out = train(*returned, train__steps=9)
     assert "is the present branch again, up to step_00000008" in out
-    assert [r["step"] for r in read_metrics(run_path) if r["kind"] == "train"] == list(range(1, 10))
+    assert [r["step"] for r in _records(run_path) if r["kind"] == "train"] == list(range(1, 10))
     assert _names(folder) == ["latest", "step_00000006", "step_00000008", "step_00000009"]
     for name, tensor in checkpoint.read_kind(folder / "step_00000008", "model").items():
         assert tensor.equal(good[name])
+
+
+def _records(run_path):
+    return [record for _, record in whole_lines(run_path / METRICS_FILE)]

@@ -107,7 +107,9 @@ def test_a_damaged_line_is_named_on_resume(tiny):
     _write(recipe, [1])
     path = recipe.run_path / "metrics.jsonl"
     path.write_text("\0\n" + path.read_text(), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"metrics.jsonl has a damaged line .*delete that line"):
+    with pytest.raises(
+        ValueError, match=r"metrics.jsonl, line 1 is damaged: not JSON .*delete that line"
+    ):
         MetricsLog(recipe, 1)
 
 

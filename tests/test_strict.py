@@ -1,0 +1,116 @@
+"""Damaged and hostile files are one sentence that names file, line and key."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.evaluations import read_evaluations
+from sparsellm.runs.files import TrainerState, read_json, read_model
+from sparsellm.runs.records import METRICS_FILE, read_metrics
+from sparsellm.strict import load_yaml
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}]\n"
+    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "found NoneType"),
+        ("- 1\n", "found list"),
+        ("a: [1\n", "not valid YAML"),
+        ("a: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+        ("a: " + "7" * 5000 + "\n", "not valid YAML: Exceeds the limit"),
+        (BOMB, "aliases stand for more than 100,000 values"),
+        ("a: &a [*a]\n", "aliases stand for more than"),
+        ("\0", "not valid YAML"),
+    ],
+)
+def test_yaml_that_is_no_configuration(tmp_path, text, reason):
+    path = tmp_path / "odd.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=reason) as caught:
+        load_yaml(path)
+    assert str(path) in str(caught.value)
+
+
+def test_aliases_that_stand_for_little_are_taken(tmp_path):
+    path = tmp_path / "fine.yaml"
+    path.write_text("a: &a {x: 1}\nb: *a\n", encoding="utf-8")
+    assert load_yaml(path) == {"a": {"x": 1}, "b": {"x": 1}}
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
+def test_numbers_of_a_recipe_are_finite(value):
+    with pytest.raises(ValueError, match=r"key 'optimizer.learning_rate'"):
+        load_recipe("debug", [f"optimizer.learning_rate={value}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not JSON"),
+        ("[1]", "expected an object {…}, found list"),
+        ('{\n "step": 1,\n "tokens": \n}\n', "is damaged: not JSON .*, line 4"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+        ('{"step": ' + "7" * 5000 + "}", "Exceeds the limit"),
+        ('{"tokens": 1}', "key 'step' is missing"),
+        ('{"step": -1, "tokens": 0}', "key 'step'"),
+        ('{"step": "x", "tokens": 0}', "key 'step'"),
+    ],
+)
+def test_json_that_is_no_state(tmp_path, text, reason):
+    path = tmp_path / "trainer.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=reason) as caught:
+        read_model(path, TrainerState, "restore it")
+    assert str(path) in str(caught.value)
+    assert str(caught.value).endswith("restore it")
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path):
+    path = tmp_path / "trainer.json"
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ValueError, match=r"trainer.json is truncated or damaged"):
+        read_json(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("[]", "line 2: expected an object"),
+        ('{"kind": "train"}', "line 2: key 'step' is missing"),
+        ('{"kind": "validation", "step": 1, "tokens": 2, "loss": "low"}', "line 2: key 'loss'"),
+        ('{"kind": "train", "step": 1, "tokens": 1, "loss": 1.0}', "line 2: key 'sparsity'"),
+        ('{"kind": ["x"], "step": 1, "tokens": 1}', "line 2"),
+        ('{"step": 1', "line 2 is damaged: not JSON"),
+    ],
+)
+def test_a_line_of_metrics_that_is_no_record_is_named(tmp_path, line, reason):
+    good = '{"kind": "validation", "step": 1, "tokens": 2, "loss": 3.0, "num_targets": 4}\n'
+    (tmp_path / METRICS_FILE).write_text(f"{good}{line}\n{good}", encoding="utf-8")
+    with pytest.raises(ValueError, match=reason) as caught:
+        read_metrics(tmp_path)
+    assert "metrics.jsonl" in str(caught.value)
+    assert "delete that line" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"step": 1, "tasks": []},
+        {"step": 1, "tasks": {"piqa": 0.5}},
+        {"step": 1, "mean": float("nan"), "tasks": {}},
+        {"step": 1, "tasks": {"piqa": {"acc": float("nan")}}},
+        {"step": 1, "tasks": {"piqa": {"acc": 0.5}}, "suite": []},
+    ],
+)
+def test_scores_that_are_none_are_named(tmp_path, content):
+    (tmp_path / "eval_step_00000001.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"eval_step_00000001.json: key [^$]*evaluate again"):
+        read_evaluations(tmp_path, [])

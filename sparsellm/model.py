@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.training_ops import operators_digest
 from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
 from sparsellm.recipe import Recipe, RuntimeConfig
 
@@ -125,6 +126,9 @@ def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
     is recomputed is the same compiled code.
     """
     if runtime.compile:
+        # torch's cache of compiled graphs on disk does not see what operators say of their results:
+        # after an update it would hand out graphs that expect other shapes.
+        torch.compiler.config.cache_key_tag = operators_digest()
         # For DDP torch would cut each graph where 25 MB of gradients are complete, to begin with
         # their reduction: block and loss of 0.5B into seven, and nothing is fused across a cut.
         torch._dynamo.config.optimize_ddp = False

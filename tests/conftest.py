@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparsellm.ffn.training_ops import operators_digest
 from sparsellm.recipe import Recipe, load_recipe
+
+# As `prepare_blocks` does, for tests that compile by themselves.
+torch.compiler.config.cache_key_tag = operators_digest()
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,6 +7,8 @@ arguments alone, so compiling, recomputing and sharding need nothing special.
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +36,11 @@ _Forward = tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]  # fmt: skip
 _Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def operators_digest() -> str:
+    """Changes with this file: what graphs compiled with its operators depend on."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
 def sparse_ffn_training(

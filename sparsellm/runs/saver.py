@@ -49,6 +49,17 @@ from sparsellm.runs.tensor_files import Part, file_name, write_parts
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+class _KeptStager(DefaultStager):
+    """A stager that lives from save to save: torch below 2.13 closes it after each of them."""
+
+    def close(self) -> None:
+        """What torch calls; see `release`."""
+
+    def release(self) -> None:
+        """Gives the pinned memory back; the stager cannot be used any more."""
+        super().close()
+
+
 class Saver:
     """Saves one checkpoint at a time.
 
@@ -72,7 +83,7 @@ class Saver:
         self._world_size = dist.get_world_size(group) if group else 1
         cuda = torch.cuda.is_available()
         # Memory of the host that the GPU copies to, pinned, is made at the first save and kept.
-        self._stager = DefaultStager(
+        self._stager = _KeptStager(
             StagingOptions(
                 use_pinned_memory=cuda,
                 use_shared_memory=False,
@@ -151,7 +162,7 @@ class Saver:
             self.wait()
         except CheckpointError as error:
             _warn(str(error))
-        self._stager.close()
+        self._stager.release()
 
     def _own_tensors(self, snapshot: Snapshot) -> dict[str, Tensor]:
         """What this rank copies and writes, by ``<kind>/<tensor>``."""

@@ -130,7 +130,10 @@ def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
     [
         ({"steps": 5}, "--steps 5: at least 6"),
         ({"sides": [Side(2, "fsdp2", "dense")]}, "--config fsdp2: accelerate shards over CUDA"),
-        ({"sides": [Side(2, "ddp", "dense")]}, "--config ddp: no such file.*ddp8, fsdp2, single"),
+        (
+            {"sides": [Side(2, "ddp", "dense")]},
+            "--config ddp: no such file.*fsdp2, hsdp, single",
+        ),
         ({"energy": True}, "need a CUDA device"),
         ({"sides": [Side(3, "ddp8", "dense")]}, "is no multiple of 3 ranks"),
     ],

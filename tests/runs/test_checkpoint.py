@@ -47,6 +47,24 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert torch.equal(loaded.rank.rng["cpu"], torch.get_rng_state())
 
 
+def test_one_saver_saves_again_and_again_where_torch_closes_its_stager(tmp_path, monkeypatch):
+    """As torch below 2.13 does, whoever made the stager."""
+    own, async_save = saver.Saver(tmp_path, 5), saver.dcp.async_save
+
+    def closing(*arguments, async_stager, **options):
+        future = async_save(*arguments, async_stager=async_stager, **options)
+        async_stager.close()
+        return future
+
+    monkeypatch.setattr(saver.dcp, "async_save", closing)
+    for step in (1, 2, 3):
+        own.begin(_snapshot(step))
+        assert own.wait() is not None
+    own.close()
+    path = checkpoint.latest(tmp_path)
+    assert torch.equal(checkpoint.read_kind(path, "model")["w"], torch.full((8,), 3.0))
+
+
 def test_keeps_the_newest(tmp_path):
     for step in (1, 2, 3, 10):
         saver.save(tmp_path, _snapshot(step), keep=2)

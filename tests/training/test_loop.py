@@ -258,7 +258,7 @@ def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
         (["train", "--recipe", "debug", "--resume", str(ROOT)], "is no checkpoint"),
         (
             ["train", "--recipe", "debug", "--set", "logging.run_dir=/dev/null"],
-            "Not a directory",
+            "/dev/null is no folder",
         ),
         (["train", "--recipe", "debug", "--set", "logging.wandb=online"], "run `wandb login`"),
     ],

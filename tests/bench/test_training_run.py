@@ -219,7 +219,10 @@ def test_closing_kills_all_that_was_started(tmp_path):
         "import subprocess, sys, time, pathlib, json\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n"
         "run = pathlib.Path(sys.argv[1]); run.mkdir()\n"
-        "line = json.dumps({'kind': 'train', 'step': 1, 'child': child.pid})\n"
+        "lists = ['nnz_mean', 'nnz_max', 'nnz_p50', 'nnz_p99', 'dead_fraction']\n"
+        "stats = dict.fromkeys([*lists, 'nnz_by_position', 'nnz_histogram'], [])\n"
+        "line = {'kind': 'train', 'step': 1, 'tokens': 1, 'loss': 1.0, 'sparsity': stats}\n"
+        "line = json.dumps(line | {'child': child.pid})\n"
         "(run / 'metrics.jsonl').write_text(line + '\\n')\n"
         "time.sleep(100)\n"
     )

@@ -23,8 +23,9 @@ struct GradTile : Tile {
 // What is summed up for one unit: rows of x or dy, times the values of the group's neurons.
 struct Rows {
   static constexpr int most_sources = 1;
-  // A row of x is read for many groups, its values for one.
-  static constexpr bool rare = true;
+  // A row of x is read for many groups, its values for one; but ptxas 13.0 makes copies with an L2
+  // policy here into LDGSTS [R + UR], desc[UR], at which an H200 stops with an illegal instruction.
+  static constexpr bool rare = false;
   const uint32* token;
   const bf16 *values, *rows;
   int row_values;  // from one row's values to the next one's

@@ -153,7 +153,13 @@ def _write_sweep(folder, tiny):
             f"sparsity.l1_coefficient={l1}",
             f"logging.run_dir={folder}",
         )
-        held_out = {"kind": "validation", "step": 4, "tokens": 1024, "loss": losses}
+        held_out = {
+            "kind": "validation",
+            "step": 4,
+            "tokens": 1024,
+            "loss": losses,
+            "num_targets": 8,
+        }
         records = [record(recipe, step, l1_coefficient=l1) for step in (1, 2, 3, 4)]
         write_run(recipe, [*records, held_out])
         runs.append({"name": name, "group": name.removesuffix(f"-seed{seed}"), "seed": seed})

@@ -23,8 +23,12 @@ from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.training_ops import (
     cast_weights,
     check_cuda,
+    fake_backward,
+    fake_backward_into,
     for_kernels,
     in_own_types,
+    of_present,
+    present_gradients,
     ready_weights,
     without_biases,
 )
@@ -195,11 +199,7 @@ def hybrid_ffn_backward(  # noqa: PLR0917
     return in_own_types(found, x_MK, w)
 
 
-@hybrid_ffn_backward.register_fake
-def _(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *further: Any) -> _Backward:
-    parameters = further[: len(FFNGradients._fields) - 1]
-    empty = [x_MK.new_empty(0) if p is None else p.new_empty(p.shape) for p in parameters]
-    return (torch.empty_like(x_MK), *empty)  # type: ignore[return-value]
+hybrid_ffn_backward.register_fake(fake_backward)
 
 
 @torch.library.custom_op(
@@ -226,9 +226,7 @@ def hybrid_ffn_backward_into(  # noqa: PLR0917
     return _backward(dy_MK, d_l1, x_MK, w, ready, Hybrid(*saved), token_M, sums).x_MK
 
 
-@hybrid_ffn_backward_into.register_fake
-def _(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *_further: Any) -> Tensor:
-    return torch.empty_like(x_MK)
+hybrid_ffn_backward_into.register_fake(fake_backward_into)
 
 
 def _backward(  # noqa: PLR0917
@@ -269,16 +267,13 @@ def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) ->
     x_MK, token_M, *further = ctx.saved_tensors
     parameters, kernels, sums = further[:6], further[6:9], further[9:12]
     saved = list(further[12:])
-    dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
-    if d_l1 is None:
-        d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
+    dy_MK, d_l1 = present_gradients(x_MK, dy_MK, d_l1)
     rest = (None,) * 9  # token_M, width, rows of the backup, kernels' weights and sums
     if sums[1] is not None:
         dx_MK = hybrid_ffn_backward_into(dy_MK, d_l1, x_MK, token_M, *kernels, saved, *sums)
         return (dx_MK, *(None,) * 6, *rest)
     found = hybrid_ffn_backward(dy_MK, d_l1, x_MK, *parameters, token_M, *kernels, saved)
-    own = zip([x_MK, *parameters], found, strict=True)
-    return (*(None if t is None else g for t, g in own), *rest)
+    return (*of_present([x_MK, *parameters], found), *rest)
 
 
 hybrid_ffn_forward.register_autograd(_gradients, setup_context=_save)

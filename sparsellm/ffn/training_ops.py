@@ -8,6 +8,7 @@ arguments alone, so compiling, recomputing and sharding need nothing special.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,11 @@ _Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def operators_digest() -> str:
-    """Changes with this file: what graphs compiled with its operators depend on."""
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    """Changes with the files of this folder: what graphs compiled with its operators depend on."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def sparse_ffn_training(
@@ -212,7 +216,8 @@ def sparse_ffn_backward(  # noqa: PLR0917
 
 
 @sparse_ffn_backward.register_fake
-def _(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *further: Tensor | None) -> _Backward:
+def fake_backward(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *further: Any) -> _Backward:
+    """What any backward operator whose arguments begin so says of its results."""
     parameters = further[: len(FFNGradients._fields) - 1]
     empty = [x_MK.new_empty(0) if p is None else p.new_empty(p.shape) for p in parameters]
     return (torch.empty_like(x_MK), *empty)  # type: ignore[return-value]
@@ -254,7 +259,8 @@ def sparse_ffn_backward_into(  # noqa: PLR0917
 
 
 @sparse_ffn_backward_into.register_fake
-def _(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *_further: Tensor | None) -> Tensor:
+def fake_backward_into(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *_further: Any) -> Tensor:
+    """As `fake_backward`, of one that adds the matrices' gradients up."""
     return torch.empty_like(x_MK)
 
 
@@ -267,21 +273,33 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: _Forward) -> None:
     ctx.save_for_backward(x_MK, token_M, *columns, *kernels, *parameters, *sums)
 
 
+def present_gradients(
+    x_MK: Tensor, dy_MK: Tensor | None, d_l1: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Zeros for what the loss does not depend on; dy contiguous."""
+    dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
+    if d_l1 is None:
+        d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
+    return dy_MK, d_l1
+
+
+def of_present(inputs: Sequence[Tensor | None], found: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of a backward operator, None where there is no such input."""
+    return [None if t is None else g for t, g in zip(inputs, found, strict=True)]
+
+
 def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) -> tuple[Any, ...]:
     x_MK, token_M, *further = ctx.saved_tensors
     columns, kernels = further[: len(Columns._fields)], further[len(Columns._fields) : -9]
     parameters, sums = further[-9:-3], further[-3:]
-    dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
-    if d_l1 is None:
-        d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
+    dy_MK, d_l1 = present_gradients(x_MK, dy_MK, d_l1)
     rest = (None,) * 8  # token_M, capacity, kernels' weights and sums
     if sums[1] is not None:
         given = (*columns, *kernels, *sums)
         dx_MK = sparse_ffn_backward_into(dy_MK, d_l1, x_MK, token_M, *given)
         return (dx_MK, *(None,) * 6, *rest)
     found = sparse_ffn_backward(dy_MK, d_l1, x_MK, *parameters, token_M, *columns, *kernels)
-    own = zip([x_MK, *parameters], found, strict=True)
-    return (*(None if t is None else g for t, g in own), *rest)
+    return (*of_present([x_MK, *parameters], found), *rest)
 
 
 sparse_ffn_forward.register_autograd(_gradients, setup_context=_save)

@@ -110,7 +110,7 @@ def test_costs_that_cannot_be_measured_are_one_line(train_clock, monkeypatch):
 
 
 def test_the_command_prints_a_table_and_records(measured_costs, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("sparsellm.bench.cli._gpu", lambda bench: CPU)
+    monkeypatch.setattr("sparsellm.bench.output.gpu", lambda bench: CPU)
     monkeypatch.setattr("sparsellm.bench.record.hardware", lambda: "H")
     path = tmp_path / "results.jsonl"
     command = ["bench", "dispatch", "--shape", "64/256", "--M", "128", "--nnz", "2", "16", "64"]
@@ -133,7 +133,7 @@ def test_the_command_prints_a_table_and_records(measured_costs, monkeypatch, tmp
 
 
 def test_a_recipe_gives_the_shape(measured_costs, monkeypatch, capsys):
-    monkeypatch.setattr("sparsellm.bench.cli._gpu", lambda bench: CPU)
+    monkeypatch.setattr("sparsellm.bench.output.gpu", lambda bench: CPU)
     seen = []
     monkeypatch.setattr(dispatch_sweep, "run", lambda *arguments, **_: seen.append(arguments) or [])
     assert cli.main(["bench", "dispatch", "--recipe", "0.5b"]) == 1

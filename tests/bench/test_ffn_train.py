@@ -166,7 +166,7 @@ def test_energy_is_of_forward_and_backward(train_clock, monkeypatch, traces):
 
 
 def test_the_command_records_case_by_case(train_clock, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("sparsellm.bench.cli._gpu", lambda bench: CPU)
+    monkeypatch.setattr("sparsellm.bench.output.gpu", lambda bench: CPU)
     monkeypatch.setattr("sparsellm.bench.record.hardware", lambda: "H")
     path = tmp_path / "results.jsonl"
     command = ["bench", "ffn-train", "--shape", "64/256", "--M", "128", "--nnz", "20"]

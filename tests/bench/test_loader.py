@@ -66,9 +66,9 @@ def test_formats_are_written_and_read(capsys, tmp_path, kind):
 
 
 def test_rates_are_plain_digits():
-    from sparsellm.bench.cli import _line
+    from sparsellm.bench.output import line
     from sparsellm.bench.record import Measurement
 
     fields = {"bench": "loader", "metric": "throughput", "unit": "tokens/s", "case": {}}
-    assert "throughput 12,345,678 tokens/s" in _line(Measurement(**fields, value=12345678.4))
-    assert "throughput 0.25 tokens/s" in _line(Measurement(**fields, value=0.25))
+    assert "throughput 12,345,678 tokens/s" in line(Measurement(**fields, value=12345678.4))
+    assert "throughput 0.25 tokens/s" in line(Measurement(**fields, value=0.25))

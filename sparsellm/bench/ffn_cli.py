@@ -1,0 +1,246 @@
+"""``sparsellm bench ffn``, ``ffn-train``, ``dispatch`` and ``token-order``: their options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsellm.arguments import positive_int
+from sparsellm.bench import output
+
+if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
+    from sparsellm.bench.ffn_cases import Case
+
+DEFAULT_TOKENS = 16_384  # M
+
+
+def add_ffn_parsers(names: Any) -> list[argparse.ArgumentParser]:
+    """Adds the benchmarks of one FFN; the caller adds ``--record``."""
+    ffn = names.add_parser(
+        "ffn",
+        help="one FFN forward: ours against dense, at real and synthetic patterns (GPU)",
+        description="One FFN forward: dense eager, dense compiled and ours, in one run. Without "
+        "options: 16,384 tokens at 2048/5632. Prints and records case by case.",
+    )
+    _add_grid_arguments(ffn)
+    ffn.add_argument(
+        "--kernels",
+        choices=("auto", "sparse", "dense"),
+        default="auto",
+        help="ours: by measured density (default), or always these",
+    )
+    _add_format_argument(ffn)
+    ffn.set_defaults(run=_ffn)
+
+    ffn_train = names.add_parser(
+        "ffn-train",
+        help="one FFN forward and backward in training: ours against dense (GPU)",
+        description="Forward and backward of one FFN in training, time and memory: the sparse path "
+        "with statistics and L1, against the plain formula compiled. Without options: 16,384 "
+        "tokens at 2048/5632. Prints and records case by case.",
+    )
+    _add_grid_arguments(ffn_train)
+    _add_format_argument(ffn_train)
+    ffn_train.set_defaults(run=_ffn_train)
+
+    dispatch = _add_dispatch_parser(names)
+    return [ffn, ffn_train, dispatch, _add_token_order_parser(names)]
+
+
+def _add_dispatch_parser(names: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = names.add_parser(
+        "dispatch",
+        help="from which density on training is faster dense, measured and predicted (GPU)",
+        description="Forward and backward of one FFN in training at rising density, dense and "
+        "sparse, beside what `ffn.kernels: auto` expects and where it changes over.",
+    )
+    parser.add_argument("--recipe", help="shape and micro-batch of this name or YAML file")
+    parser.add_argument("--M", type=int, metavar="TOKENS", help="default: 16384")
+    parser.add_argument("--shape", metavar="K/N[/non-gated]", help="default: 2048/5632")
+    parser.add_argument(
+        "--pattern", nargs="+", choices=("uniform", "skewed"), default=["uniform", "skewed"]
+    )
+    parser.add_argument(
+        "--nnz",
+        nargs="+",
+        metavar="NNZ",
+        help="a token: numbers or percentages (default: 8 to 50%%)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="of timing, a point (default: 1)"
+    )
+    parser.set_defaults(run=_dispatch)
+    return parser
+
+
+def _add_token_order_parser(names: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = names.add_parser(
+        "token-order",
+        help="unions of 64 tokens by the key that sorts them, on recorded traces (no GPU)",
+        description="Sorts the tokens of a trace by several keys and counts the neurons that 64 in "
+        "a row fire between them, layer by layer, then the mean.",
+    )
+    parser.add_argument(
+        "--traces", type=Path, required=True, metavar="FILE", help="from `sparsellm analyze`"
+    )
+    parser.add_argument(
+        "--ids", type=Path, metavar="FILE", help="their token ids (.npy), should they hold none"
+    )
+    parser.add_argument(
+        "--neurons", type=positive_int, default=5632, help="of a layer (default: 5632)"
+    )
+    parser.add_argument(
+        "--context-length", type=positive_int, default=2048, help="of ids that are stored flat"
+    )
+    parser.set_defaults(run=_token_order)
+    return parser
+
+
+def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which cases of `ffn_cases.grid`, and what of each."""
+    parser.add_argument(
+        "--traces", type=Path, metavar="FILE", help="real patterns, from `sparsellm analyze`"
+    )
+    parser.add_argument(
+        "--ids",
+        type=Path,
+        metavar="FILE",
+        help="the token ids of the traces (.npy), should those not hold them: also in token order",
+    )
+    parser.add_argument("--M", type=int, nargs="+", metavar="TOKENS", help="default: 16384")
+    parser.add_argument("--shape", nargs="+", metavar="K/N[/non-gated]", help="default: 2048/5632")
+    parser.add_argument(
+        "--pattern",
+        nargs="+",
+        choices=("trace", "uniform", "skewed"),
+        default=["trace", "uniform", "skewed"],
+    )
+    parser.add_argument(
+        "--nnz",
+        nargs="+",
+        metavar="NNZ",
+        help="of the synthetic patterns, a token: numbers or percentages "
+        "(default: 15 30 60 120 300 50%%)",
+    )
+    parser.add_argument("--all", action="store_true", help="every M and shape that is not given")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of timing, a case (default: 1)")
+    parser.add_argument(
+        "--energy",
+        action="store_true",
+        help="also mJ a token, of the trace and of nnz 30 and 60 at 16,384 tokens",
+    )
+    parser.add_argument(
+        "--arch",
+        choices=("hopper", "portable"),
+        help="whose kernels ours are (default: the best that the GPU runs)",
+    )
+
+
+def _add_format_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        nargs="+",
+        choices=("union", "twell"),
+        default=["union"],
+        help="ours: how the active neurons are kept (default: union); several in one run",
+    )
+
+
+def _ffn(options: argparse.Namespace) -> None:
+    from sparsellm.bench import ffn_cases, ffn_forward, ffn_records
+
+    _force(options.arch)
+    found = ffn_forward.run(
+        _cases(options, ffn_cases.TOKENS),
+        output.gpu("ffn"),
+        traces=options.traces,
+        ids=options.ids,
+        kernels=options.kernels,
+        formats=list(dict.fromkeys(options.format)),
+        seconds=options.seconds,
+        with_energy=options.energy,
+    )
+    output.follow(found, ffn_records.rows, options.record)
+
+
+def _ffn_train(options: argparse.Namespace) -> None:
+    from sparsellm.bench import ffn_records, ffn_train
+
+    _force(options.arch)
+    found = ffn_train.run(
+        _cases(options, ffn_train.TRAIN_TOKENS),
+        output.gpu("ffn-train"),
+        traces=options.traces,
+        ids=options.ids,
+        seconds=options.seconds,
+        with_energy=options.energy,
+        formats=list(dict.fromkeys(options.format)),
+    )
+    output.follow(found, ffn_records.rows, options.record)
+
+
+def _dispatch(options: argparse.Namespace) -> None:
+    from sparsellm.bench import dispatch_sweep, ffn_cases
+    from sparsellm.recipe import load_recipe
+
+    shape = ffn_cases.parse_shape(options.shape) if options.shape else ffn_cases.SHAPES[0]
+    tokens = options.M or DEFAULT_TOKENS
+    if options.recipe:
+        if options.shape or options.M:
+            raise ValueError("--recipe gives the shape and M: leave out --shape and --M")
+        recipe = load_recipe(options.recipe)
+        if not recipe.activation.exact_zeros:
+            raise ValueError(f"--recipe {options.recipe}: ffn.activation must be relu")
+        tokens, sizes = recipe.micro_batch_tokens, recipe.model
+        shape = ffn_cases.Shape(sizes.hidden_size, sizes.intermediate_size, recipe.ffn.gated)
+    found = dispatch_sweep.run(
+        shape,
+        tokens,
+        output.gpu("dispatch"),
+        patterns=options.pattern,
+        nnz=options.nnz or dispatch_sweep.sweep(shape.intermediate_size),
+        seconds=options.seconds,
+    )
+    output.follow(found, dispatch_sweep.rows, options.record)
+
+
+def _token_order(options: argparse.Namespace) -> None:
+    from sparsellm.analyze.trace import load_ids, load_traces
+    from sparsellm.bench import order_study, record
+
+    traces = load_traces(options.traces, options.neurons)
+    ids_BT = load_ids(options.ids or options.traces, options.context_length)
+    if ids_BT is None:
+        raise ValueError(f"{options.traces} has no token ids; give --ids FILE")
+    for found in order_study.run(traces, ids_BT, options.traces.stem):
+        print("\n".join(order_study.rows(found)), flush=True)
+        if options.record:
+            record.append(found, options.record)
+
+
+def _cases(options: argparse.Namespace, every_tokens: Sequence[int]) -> list[Case]:
+    """What `_add_grid_arguments` asks for; ``every_tokens`` is M under ``--all``."""
+    from sparsellm.bench import ffn_cases
+
+    every_shape = list(map(str, ffn_cases.SHAPES))
+    shapes = options.shape or (every_shape if options.all else every_shape[:1])
+    tokens = options.M or (every_tokens if options.all else [DEFAULT_TOKENS])
+    cases = ffn_cases.grid(
+        tokens,
+        map(ffn_cases.parse_shape, shapes),
+        options.pattern,
+        options.nnz or ffn_cases.NNZ,
+    )
+    if not cases:
+        raise ValueError(f"traces are of {ffn_cases.TRACED}: --shape and --pattern leave no case")
+    return cases
+
+
+def _force(architecture: str | None) -> None:
+    from sparsellm.ffn.kernels.gpu_architecture import FORCED
+
+    if architecture is not None:
+        os.environ[FORCED] = architecture

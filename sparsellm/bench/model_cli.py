@@ -1,0 +1,113 @@
+"""``sparsellm bench loss``, ``checkpoint``, ``forward`` and ``run``: their options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from sparsellm.arguments import positive_int
+from sparsellm.bench import output
+
+
+def add_model_parsers(names: Any) -> list[argparse.ArgumentParser]:
+    """Adds the benchmarks of a model; the caller adds ``--record``."""
+    loss = names.add_parser("loss", help="materialised against fused cross-entropy (GPU)")
+    loss.add_argument("--tokens", type=int, default=32_768)
+    loss.add_argument("--hidden-size", type=int, default=2048)
+    loss.add_argument("--vocab-size", type=int, default=50_304)
+    loss.set_defaults(run=_loss)
+
+    run = names.add_parser("run", help="a finished training run's curve")
+    run.add_argument("run_path", type=Path, metavar="RUN")
+    run.add_argument("--name", default="run", help="name of the benchmark in the records")
+    run.set_defaults(run=_run)
+    return [loss, _add_checkpoint_parser(names), _add_forward_parser(names), run]
+
+
+def _add_checkpoint_parser(names: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = names.add_parser(
+        "checkpoint",
+        help="saving and loading checkpoints while training, under accelerate launch or alone",
+        description="Trains a few steps of a recipe, saves twice while it goes on, verifies and "
+        "loads. Under `accelerate launch … -m sparsellm bench checkpoint` each rank writes its "
+        "part. The run's folder must be a new one; it is deleted again.",
+    )
+    parser.add_argument("--recipe", required=True, help="bundled name or a YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.set_defaults(run=_checkpoint)
+    return parser
+
+
+def _add_forward_parser(names: Any) -> argparse.ArgumentParser:
+    parser = names.add_parser(
+        "forward",
+        help="trained models' whole forward, ours against dense (GPU)",
+        description="Times a forward of each checkpoint on held-out text, under "
+        "sparsellm.accelerate and dense, both compiled; records carry λ, non-zeros and run. "
+        "Checkpoints without ReLU are skipped.",
+    )
+    parser.add_argument(
+        "checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="or run, exported folder"
+    )
+    parser.add_argument("--data", nargs="+", metavar="GLOB", help="(default: the recipe's text)")
+    parser.add_argument("--sequences", type=positive_int, help="(default: train.micro_batch_size)")
+    parser.add_argument("--layers", action="store_true", help="also every FFN on its own inputs")
+    parser.add_argument("--energy", action="store_true", help="also mJ a token")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of timing (default: 2)")
+    parser.set_defaults(run=_forward)
+    return parser
+
+
+def _loss(options: argparse.Namespace) -> None:
+    from sparsellm.bench import loss
+
+    output.report(loss.run(options.tokens, options.hidden_size, options.vocab_size), options.record)
+
+
+def _checkpoint(options: argparse.Namespace) -> None:
+    from sparsellm.bench import checkpoint_speed
+    from sparsellm.recipe import load_recipe
+
+    found = checkpoint_speed.run(load_recipe(options.recipe, options.overrides))
+    if int(os.environ.get("RANK", "0")) == 0:
+        output.report(found, options.record)
+
+
+def _forward(options: argparse.Namespace) -> None:
+    from sparsellm.bench import model_forward, record
+    from sparsellm.runs.pretrained import find_checkpoint, load_recipe_of
+
+    device = output.gpu("forward")
+    for path in options.checkpoints:
+        found = find_checkpoint(path)
+        recipe = load_recipe_of(found)
+        if not recipe.activation.exact_zeros:
+            print(f"skipped: {found}: {recipe.ffn.activation} has no zeros", flush=True)
+            continue
+        changes: dict[str, Any] = {}
+        if options.data:
+            own = {"corpus": "local", "files": options.data, "validation_files": options.data}
+            changes["data"] = recipe.data.model_copy(update=own)
+        if options.sequences:
+            size = {"micro_batch_size": options.sequences}
+            changes["train"] = recipe.train.model_copy(update=size)
+        measured = model_forward.run(
+            found,
+            recipe.model_copy(update=changes),
+            device,
+            options.energy,
+            seconds=options.seconds,
+            layers=options.layers,
+        )
+        for m in measured:
+            print(output.line(m), flush=True)
+        if options.record:
+            record.append(measured, options.record)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from sparsellm.bench import run_summary
+
+    output.report(run_summary.run(options.run_path, options.name), options.record)

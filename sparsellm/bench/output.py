@@ -1,0 +1,69 @@
+"""What every benchmark's command does with its figures: prints them, and records them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
+    import torch
+
+    from sparsellm.bench.ffn_sweep import Skipped
+    from sparsellm.bench.record import Measurement
+
+
+def gpu(bench: str) -> torch.device:
+    """The present CUDA device.
+
+    Raises:
+        ValueError: there is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(f"bench {bench} measures GPU kernels and needs a CUDA device")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def report(found: list[Measurement], path: Path | None) -> None:
+    """Prints figures, and records them in a file that is given."""
+    from sparsellm.bench import record
+
+    for m in found:
+        print(line(m))
+    if path:
+        record.append(found, path)
+
+
+def follow(
+    measured: Iterable[list[Measurement] | Skipped],
+    rows: Callable[[list[Measurement]], list[str]],
+    path: Path | None,
+) -> None:
+    """Prints, and records in a file that is given, case by case.
+
+    Raises:
+        ValueError: no case was measured.
+    """
+    from sparsellm.bench import record
+
+    num_measured = 0
+    for found in measured:
+        if not isinstance(found, list):
+            print(f"skipped: {found.case}: {found.why}", flush=True)
+            continue
+        num_measured += any(m.metric == "ms" for m in found)
+        print("\n".join(rows(found)), flush=True)
+        if path:
+            record.append(found, path)
+    if not num_measured:
+        raise ValueError("no case was measured; the reasons are above")
+
+
+def line(m: Measurement) -> str:
+    """A figure for a person: value, ratio and case."""
+    ratio = "" if m.ratio is None else f"  {m.ratio:.2f}× of {m.baseline:.4g}"
+    case = " ".join(f"{key}={value}" for key, value in m.case.items())
+    value = f"{m.value:,.0f}" if abs(m.value) >= 1e5 else f"{m.value:,.6g}"  # not 1.2e+06
+    return f"{m.bench} {m.metric} {value} {m.unit}{ratio}  [{case}]"

@@ -1,7 +1,7 @@
-"""Compiles ``cuda/*/<stem>.cu`` for the GPU at hand through CuPy, once per process and device.
+"""Compiles ``cuda/*/<stem>.cu`` for the GPU at hand through CuPy, once per node.
 
-CuPy keeps the machine code on disk (``CUPY_CACHE_DIR``, default ``~/.cupy/kernel_cache``) under a
-key of source and options, which does not see included headers: a digest of them is an option here.
+CuPy keeps the machine code on disk (`compile_cache`) under a key of source and options, which does
+not see included headers: a digest of them is an option here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sparsellm.ffn.kernels.compile_cache import compiled_once, prepare_cache
 from sparsellm.ffn.kernels.gpu_architecture import Source, target_of
 from sparsellm.ffn.kernels.launch import launch
 from sparsellm.paths import bundled, how_to_install
@@ -98,6 +99,7 @@ def load(stem: str, device_index: int) -> Kernel:
     Raises:
         RuntimeError: CuPy is not installed; the source does not compile for the device.
     """
+    prepare_cache()
     try:
         import cupy
     except ImportError as error:
@@ -107,11 +109,11 @@ def load(stem: str, device_index: int) -> Kernel:
     with cupy.cuda.Device(device_index) as device:
         major, minor = int(device.compute_capability[:-1]), int(device.compute_capability[-1])
         shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
-        module = cupy.RawModule(
-            code=source_path(stem).read_text(encoding="utf-8"),
-            options=compile_options(stem, target_of((major, minor)), shared_kib),
-        )
-        kernel = module.get_function(stem)
+        source = source_path(stem).read_text(encoding="utf-8")
+        options = compile_options(stem, target_of((major, minor)), shared_kib)
+        with compiled_once(stem, source, options):
+            module = cupy.RawModule(code=source, options=options)
+            kernel = module.get_function(stem)  # which compiles
         shared_bytes = _shared_bytes(module, stem)
         if shared_bytes > 48 * 1024:
             kernel.max_dynamic_shared_size_bytes = shared_bytes

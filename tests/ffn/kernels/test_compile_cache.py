@@ -1,0 +1,115 @@
+"""A kernel is compiled once on a node, by whichever process comes first; real compilations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import process_env
+from filelock import FileLock
+
+from sparsellm.ffn.kernels import compile_cache
+
+pytest.importorskip("cuda.pathfinder", reason="CuPy is not installed")
+WORKER = Path(__file__).with_name("compile_worker.py")
+STEM = "permute_rows"
+
+
+@pytest.fixture
+def node(tmp_path):
+    """The environment of a node's processes: a cache and temporary files of their own."""
+    (tmp_path / "tmp").mkdir()
+    folders = {"CUPY_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
+    return process_env(**folders)
+
+
+def _start(tmp_path, node, *kind):
+    command = [sys.executable, str(WORKER), STEM, str(tmp_path / "log"), *kind]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=node
+    )
+
+
+def _compilations(tmp_path):
+    return len((tmp_path / "log").read_text().splitlines())
+
+
+def _all_have_it(processes):
+    ends = [process.communicate() for process in processes]
+    assert all(process.returncode == 0 for process in processes), ends
+    assert len({printed for printed, _ in ends}) == 1  # the same machine code
+    assert "bytes of machine code" in ends[0][0]
+    return "".join(errors for _, errors in ends)
+
+
+def test_four_processes_compile_a_kernel_once(tmp_path, node):
+    said = _all_have_it([_start(tmp_path, node) for _ in range(4)])
+    assert _compilations(tmp_path) == 1
+    assert said == ""
+
+
+def test_the_lock_of_a_process_that_died_is_free(tmp_path, node):
+    killed = _start(tmp_path, node, "stall")
+    while not (tmp_path / "log").exists():
+        assert killed.poll() is None
+        time.sleep(0.05)
+    waiting = [_start(tmp_path, node) for _ in range(2)]
+    time.sleep(2)
+    assert _compilations(tmp_path) == 1
+    killed.kill()
+    killed.communicate()
+    assert _all_have_it(waiting) == ""
+    assert _compilations(tmp_path) == 2
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder that nobody can write to")
+@pytest.mark.parametrize("folder", ["/proc/nowhere", "/proc"])
+def test_a_cache_that_cannot_be_written_is_replaced(tmp_path, node, folder):
+    said = _all_have_it([_start(tmp_path, node | {"CUPY_CACHE_DIR": folder}) for _ in range(2)])
+    assert _compilations(tmp_path) == 1
+    assert said.count(f"{folder} cannot be written to") == 2
+    assert "set CUPY_CACHE_DIR to a folder that can" in said
+
+
+def test_without_a_place_for_files_it_is_compiled_in_memory(tmp_path, node, monkeypatch, capfd):
+    monkeypatch.setenv("CUPY_CACHE_DIR", "/proc/nowhere")
+    monkeypatch.setattr(compile_cache, "_node_folder", lambda: None)
+    monkeypatch.delenv("CUPY_CACHE_IN_MEMORY", raising=False)
+    compile_cache.prepare_cache.__wrapped__()
+    assert os.environ.pop("CUPY_CACHE_IN_MEMORY") == "1"
+    assert "compiled again by every process" in capfd.readouterr().err
+    with compile_cache.compiled_once(STEM, "", ()):
+        pass
+
+
+def test_who_waits_too_long_says_so_and_goes_on(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(compile_cache, "_node_folder", lambda: tmp_path)
+    monkeypatch.setattr(compile_cache, "WAIT_SECONDS", 0.2)
+    with compile_cache.compiled_once(STEM, "source", ()):
+        [path] = tmp_path.glob("*.lock")
+        with compile_cache.compiled_once(STEM, "another source", ()):
+            pass  # is not waited for
+        assert capfd.readouterr().err == ""
+        with compile_cache.compiled_once(STEM, "source", ()):
+            said = capfd.readouterr().err
+    assert "for another one to compile the kernel permute_rows" in said
+    assert f"(lock {path}), and compiles it itself" in said
+    with FileLock(path, timeout=0):  # free again
+        pass
+
+
+def test_a_folder_that_somebody_else_could_have_made_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(compile_cache.tempfile, "tempdir", str(tmp_path))
+    folder = compile_cache._node_folder()
+    assert folder is not None
+    assert folder.parent == tmp_path
+    folder.chmod(0o777)
+    assert compile_cache._node_folder() is None
+    folder.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert compile_cache._node_folder() is None

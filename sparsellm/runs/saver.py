@@ -22,7 +22,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
 from sparsellm.runs.checkpoint import (
@@ -49,15 +51,33 @@ from sparsellm.runs.tensor_files import Part, file_name, write_parts
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class _KeptStager(DefaultStager):
-    """A stager that lives from save to save: torch below 2.13 closes it after each of them."""
+class _HostStager(AsyncStager):
+    """Copies a state dict to host memory, which is kept from one save to the next.
+
+    torch's `DefaultStager` is good for a single save below torch 2.13: it closes the copier within
+    `stage` (2.11), after which the next `stage` fails.
+    """
+
+    def __init__(self, pinned: bool) -> None:
+        self._pinned = pinned
+        self._copier = StateDictStager(pin_memory=pinned, share_memory=False)
+
+    def stage(self, state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
+        """The tensors in host memory; returns when the GPU has copied them."""
+        staged = self._copier.stage(state_dict, non_blocking=self._pinned)
+        if self._pinned:
+            torch.cuda.synchronize()
+        return staged
+
+    def synchronize_staging(self) -> None:
+        """Nothing to wait for, since `stage` waits."""
 
     def close(self) -> None:
-        """What torch calls; see `release`."""
+        """What torch calls after a save; see `release`."""
 
     def release(self) -> None:
-        """Gives the pinned memory back; the stager cannot be used any more."""
-        super().close()
+        """Gives the host memory back; the stager cannot be used any more."""
+        self._copier.close()
 
 
 class Saver:
@@ -81,16 +101,8 @@ class Saver:
         self._folder, self._keep, self._group = folder, keep, group
         self._rank = dist.get_rank(group) if group else 0
         self._world_size = dist.get_world_size(group) if group else 1
-        cuda = torch.cuda.is_available()
         # Memory of the host that the GPU copies to, pinned, is made at the first save and kept.
-        self._stager = _KeptStager(
-            StagingOptions(
-                use_pinned_memory=cuda,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=cuda,
-            )
-        )
+        self._stager = _HostStager(pinned=torch.cuda.is_available())
         self._pending: tuple[Path, Future[Any]] | None = None
 
     @property

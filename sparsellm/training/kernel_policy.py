@@ -65,7 +65,7 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
 
 
 def _why_not(recipe: Recipe, device: torch.device) -> str | None:
-    from sparsellm.ffn.kernels.gpu_architecture import architecture_of, unsupported
+    from sparsellm.ffn.kernels.gpu_architecture import unsupported
 
     shape = recipe.model
     if recipe.sparsity.union_coefficient:
@@ -74,8 +74,6 @@ def _why_not(recipe: Recipe, device: torch.device) -> str | None:
         return "the sparse kernels need runtime.precision=bf16"
     if reason := unsupported(device):
         return reason
-    if not architecture_of(torch.empty(0, device=device).get_device()).trains:
-        return f"{torch.cuda.get_device_name(device)} is not a Hopper GPU"
     if importlib.util.find_spec("cupy") is None:
         return f"the sparse kernels need CuPy: {how_to_install('cuda')}"
     return beyond_limits(shape.hidden_size, shape.intermediate_size)

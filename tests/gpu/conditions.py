@@ -19,13 +19,6 @@ def need_kernels() -> None:
         pytest.skip(reason)
 
 
-def need_training() -> None:
-    """Skips, by name, where `ffn.kernels: auto` trains dense."""
-    need_kernels()
-    if not architecture_of(torch.cuda.current_device()).trains:
-        pytest.skip("no run trains sparse on this GPU yet")
-
-
 @contextmanager
 def forced(architecture: str) -> Iterator[None]:
     """Runs the kernels of one architecture, by name, whichever the GPU would choose."""

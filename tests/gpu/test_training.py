@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, TINY, process_env, set_arguments
 from safetensors.torch import load_file
 
-from gpu.conditions import need_training
+from gpu.conditions import need_kernels
 from sparsellm.model import build_model, prepare_blocks
 from sparsellm.recipe import RuntimeConfig, load_recipe
 from sparsellm.runs.records import read_metrics
@@ -34,7 +34,7 @@ UNEVEN = [
 
 @pytest.fixture
 def sparse_kernels():
-    need_training()
+    need_kernels()
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:

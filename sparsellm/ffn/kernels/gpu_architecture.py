@@ -44,7 +44,6 @@ class GPUArchitecture:
     columns_grad: Source
     columns_down: Source
     weight_grad: Source
-    trains: bool  # whether `ffn.kernels: auto` may choose it
     unit_columns: int  # of the output, in a work unit of `down`, `columns_down`, `weight_grad`
 
     def runs_on(self, capability: Capability) -> bool:
@@ -65,7 +64,6 @@ HOPPER = GPUArchitecture(
     columns_grad=Source("columns_grad", 384),
     columns_down=Source("columns_down", 384),
     weight_grad=Source("weight_grad", 384),
-    trains=True,
     unit_columns=512,
 )
 # Two blocks of threads where shared memory has room; others find nothing left to do.
@@ -82,7 +80,6 @@ PORTABLE = GPUArchitecture(
     columns_grad=Source("portable_columns_grad", 256, 2),
     columns_down=Source("portable_columns_down", 256, 2),
     weight_grad=Source("portable_weight_grad", 256, 2),
-    trains=False,  # no GPU has run it yet
     unit_columns=256,
 )
 ARCHITECTURES = (HOPPER, PORTABLE)  # a GPU runs the first that it can

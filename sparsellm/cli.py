@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from sparsellm import __version__, ranks
 from sparsellm.arguments import check_out
 from sparsellm.parser import Parser
+from sparsellm.pipes import ends_with_its_reader, reader_has_left
 from sparsellm.recipe_cli import add_recipe_arguments, add_recipe_parser
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # λ and → where the terminal has no such letters
             stream.reconfigure(errors="backslashreplace")
+    with ends_with_its_reader():
+        return _parse_and_run(arguments)
+
+
+def _parse_and_run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         import argcomplete
@@ -42,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ranks.EndedByAnother:
         ranks.follow()
     except _errors_of_users() as error:
+        if isinstance(error, BrokenPipeError) and reader_has_left():
+            raise
         if os.environ.get("SPARSELLM_TRACEBACK"):
             raise
         rank = int(os.environ.get("RANK", "0"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -55,6 +56,11 @@ class Parser(argparse.ArgumentParser):
         if found.recipe is None and not rest:
             self.error(f"which recipe? For example: {self.prog} 0.5b (see: sparsellm recipe list)")
         return rest
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse does, which would not tell that nobody can read it (`sparsellm.pipes`)."""
+        if message:
+            (file or sys.stderr).write(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:

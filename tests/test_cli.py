@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import time
 import pytest
 from conftest import ROOT, process_env, set_arguments
 
+from sparsellm import recipe_cli
 from sparsellm.cli import main
 from sparsellm.recipe import load_recipe
 
@@ -204,3 +206,51 @@ def test_make_help_names_every_verb():
     found = subprocess.run(["make", "help"], capture_output=True, text=True, check=True, cwd=ROOT)
     verbs = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
     assert re.findall(r"^  make ([\w-]+)", found.stdout, re.MULTILINE) == verbs
+
+
+_PIPED = [["recipe", "keys"], ["recipe", "list"], ["recipe", "show", "0.5b"], ["--help"],
+          ["train", "--help"], ["completion", "bash"]]  # fmt: skip
+
+
+def _without_a_reader(*arguments: str, stderr: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs a command whose output, or errors, go to a pipe that is closed at the other end."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    streams["stderr" if stderr else "stdout"] = writer
+    command = [sys.executable, "-m", "sparsellm", *arguments]
+    found = subprocess.run(command, **streams, text=True, check=False, env=process_env())
+    os.close(writer)
+    return found
+
+
+@pytest.mark.parametrize("command", _PIPED, ids=" ".join)
+def test_a_command_ends_quietly_with_its_reader(command):
+    """As `sparsellm recipe keys | head` does: killed by the signal, as `cat` is."""
+    found = _without_a_reader(*command)
+    assert found.stderr == ""
+    assert found.returncode == -signal.SIGPIPE
+
+
+@pytest.mark.parametrize("command", [["train", "0.5bb"], ["trian"]], ids=" ".join)
+def test_errors_that_nobody_reads_end_it_too(command):
+    found = _without_a_reader(*command, stderr=True)
+    assert found.stdout == ""
+    assert found.returncode == -signal.SIGPIPE
+
+
+@pytest.mark.slow
+def test_a_training_ends_quietly_with_its_reader(tiny_overrides):
+    found = _without_a_reader("train", "debug", *set_arguments(tiny_overrides))
+    assert found.stderr == ""
+    assert found.returncode == -signal.SIGPIPE
+
+
+def test_a_broken_pipe_of_another_kind_is_an_error(cli_here, monkeypatch):
+    def fails(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe", "a worker's")
+
+    monkeypatch.setattr(recipe_cli, "_list", fails)
+    found = cli_here("recipe", "list")
+    assert found.returncode == 1
+    assert 'error: [Errno 32] Broken pipe: "a worker\'s"' in found.stderr

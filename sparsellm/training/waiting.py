@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 QUIET_SECONDS = 2.0  # what is over by then is not mentioned
 REPEAT_SECONDS = 15.0
@@ -24,9 +24,10 @@ def waiting(what: str, say: Callable[[str], object]) -> Iterator[None]:
     def watch() -> None:
         if over.wait(QUIET_SECONDS):
             return
-        say(f"{what} …")
-        while not over.wait(REPEAT_SECONDS):
-            say(f"{what} … {time.monotonic() - began:.0f} s")
+        with suppress(BrokenPipeError):  # the main thread meets it too, and ends the process
+            say(f"{what} …")
+            while not over.wait(REPEAT_SECONDS):
+                say(f"{what} … {time.monotonic() - began:.0f} s")
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

@@ -304,7 +304,12 @@ class TrainingRunBench:
             "config": side.config,
             "kernels": side.kernels,
             **({} if side.format == "union" else {"format": side.format}),
+            **({"token_order": "auto"} if _in_order(recipe, side) else {}),
             "global_batch_tokens": recipe.train.global_batch_tokens,
             "micro_batch_size": recipe.train.micro_batch_size,
             "l1_coefficient": recipe.sparsity.l1_coefficient,
         }
+
+
+def _in_order(recipe: Recipe, side: Side) -> bool:
+    return side.kernels != "dense" and recipe.runtime.token_order == "auto"

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 COMPILERS := .venv/nvrtc/.ready
 
-.PHONY: help quickstart quickstart-gpu test lint bench clean
+.PHONY: help quickstart quickstart-gpu test lint docs bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ lint: $(READY) ## format, lint and types, as pre-commit and CI do
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(READY) ## build the documentation into site/, with every link checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo 'site/index.html'
+
 bench: $(READY) ## what can be measured on this machine
 	$(BIN)/sparsellm bench loader --tokenizer bytes --num-workers 0 1
 
@@ -45,4 +49,4 @@ $(COMPILERS): tests/ffn/kernels/nvrtc.py $(READY)
 	mkdir -p $(@D) && touch $@
 
 clean: ## remove .venv and what tools left behind
-	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse_and_run(arguments: Sequence[str] | None) -> int:
-    parser = _parser()
+    parser = make_parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         import argcomplete
 
@@ -75,7 +75,8 @@ def _errors_of_users() -> tuple[type[Exception], ...]:
     return ValueError, OSError, FloatingPointError, *([loaded.CheckpointError] if loaded else [])
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Every command with its options; imports neither torch nor transformers."""
     parser = Parser(
         prog="sparsellm",
         description=__import__("sparsellm").__doc__,

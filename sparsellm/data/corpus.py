@@ -136,7 +136,9 @@ def load_corpora(
 
     Args:
         corpus: a name or file as for `load_corpus`, or the weight of each by name or file.
-        files, validation_files, text_field: as for `load_corpus`; not for a mixture.
+        files: as for `load_corpus`; not for a mixture.
+        validation_files: likewise.
+        text_field: likewise.
 
     Raises:
         FileNotFoundError, ValueError: as `load_corpus`.

@@ -6,13 +6,13 @@ constexpr int threads = 1024;
 
 extern "C" __global__ void __launch_bounds__(threads)
     column_units(const uint32* offset, int blocks, uint2* unit, uint2* order, uint2* split,
-                 uint32* arrived, int most, int slices, int workers, uint32* control) {
-  __shared__ SharedUnits units;
+                 uint32* arrived, int max_parts, int slices, int workers, uint32* control) {
+  __shared__ UnitSchedule units;
   await_previous_kernel();
   if (threadIdx.x < control_words) control[threadIdx.x] = 0;
   __syncthreads();
-  share_units<threads>(units, blocks, [&](int i) { return offset[i + 1] - offset[i]; }, unit, order,
-                       Splitting{split, arrived, most, slices, workers}, control);
+  schedule_units<threads>(units, blocks, [&](int i) { return offset[i + 1] - offset[i]; }, unit, order,
+                       Splitting{split, arrived, max_parts, slices, workers}, control);
 }
 
 extern "C" __device__ const uint32 column_units_shared_bytes = 0;

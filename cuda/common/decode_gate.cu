@@ -63,9 +63,9 @@ __device__ __forceinline__ uint32 next_chunk(uint32 chunk) {
   return chunk % 2 == 0 ? chunk + 1 : chunk + 2 * num_warps - 1;
 }
 
-// This lane's copies, in the order of use: one chunk of up to `most` tiles, then the next chunk;
+// This lane's copies, in the order of use: one chunk of up to `tiles_at_once` tiles, then the next chunk;
 // after the last one the next tiles.
-template <int most>
+template <int tiles_at_once>
 struct Copies {
   const Rows& rows;
   const uint32 k, ring;  // address of this lane's 16 bytes
@@ -80,7 +80,7 @@ struct Copies {
         ring(smem_address(&shared.ring[threadIdx.x / 32][0][0][threadIdx.x % 32])),
         w(rows.w + threadIdx.x % 4 * 8) {
     num_tiles = chunk * chunk_k < k ? (rows.num + tile_rows - 1) / tile_rows : 0;
-    tiles = min(most, num_tiles);
+    tiles = min(tiles_at_once, num_tiles);
     point();
 #pragma unroll 1
     for (int ahead = 0; ahead < slots; ++ahead) next();
@@ -119,7 +119,7 @@ struct Copies {
       if (!same_tiles) {
         chunk = first_chunk();
         first_tile += tiles;
-        tiles = min(most, num_tiles - first_tile);
+        tiles = min(tiles_at_once, num_tiles - first_tile);
       }
     }
     point();
@@ -218,7 +218,7 @@ __device__ __forceinline__ float4 add_up(Shared& shared, const Sums<octets>& d, 
 
 // FATReLU of two tokens, of which `present` are there: what is not above the threshold, once it is
 // rounded, becomes zero, as does a token past M. NaN passes.
-__device__ __forceinline__ uint32 cut(float low, float high, float threshold, int present) {
+__device__ __forceinline__ uint32 apply_threshold(float low, float high, float threshold, int present) {
   const uint32 pair = pack_bf16(low, high);
   const bool no_low = present < 1 || bf16_low(pair) <= threshold;
   const bool no_high = present < 2 || bf16_high(pair) <= threshold;
@@ -234,7 +234,7 @@ __device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add, boo
 
 // Keeps the rows of one round that fire, after `count` earlier ones. `first_row`: of the round.
 template <int octets>
-__device__ __forceinline__ uint32 keep_firing(Shared& shared, const Problem& p, const Rows& rows,
+__device__ __forceinline__ uint32 store_firing(Shared& shared, const Problem& p, const Rows& rows,
                                            const Sums<octets>& d, int first, uint32 first_row,
                                            uint32 count) {
   const Place<octets> place;
@@ -243,8 +243,8 @@ __device__ __forceinline__ uint32 keep_firing(Shared& shared, const Problem& p, 
   const float4 sum = add_up<octets>(shared, d, first);
   // How many of this thread's four tokens are there.
   const int tokens = row < rows.num ? static_cast<int>(p.m) - place.first_token : 0;
-  const uint2 gate = make_uint2(cut(sum.x + add, sum.y + add, p.threshold, tokens),
-                                cut(sum.z + add, sum.w + add, p.threshold, tokens - 2));
+  const uint2 gate = make_uint2(apply_threshold(sum.x + add, sum.y + add, p.threshold, tokens),
+                                apply_threshold(sum.z + add, sum.w + add, p.threshold, tokens - 2));
   const uint32 fired = __ballot_sync(~0u, ((gate.x | gate.y) & 0x7fff7fffu) != 0);
   if (place.lane == 0) shared.fires[place.warp] = fired;
   __syncthreads();
@@ -305,24 +305,24 @@ template <int octets>
 __device__ __forceinline__ uint32 section(Shared& shared, const Problem& p, Rows rows,
                                           const bf16* w_up, const bf16* bias_up,
                                           const bf16* w_down) {
-  constexpr int most = max_tiles<octets>, round_tiles = Place<octets>::round_tiles;
+  constexpr int tiles_at_once = max_tiles<octets>, round_tiles = Place<octets>::round_tiles;
   uint32 count = 0;
 #pragma unroll 1
   for (bool gate = true;; gate = false) {
-    Copies<most> copies(shared, rows, p.k);
+    Copies<tiles_at_once> copies(shared, rows, p.k);
     if (!gate) prefetch_down(shared, w_down, p.k, count);
     uint32 slot = 0;
 #pragma unroll 1
-    for (uint32 row = 0; row < rows.num; row += most * tile_rows) {
-      const int tiles = min(most, (rows.num - row + tile_rows - 1) / tile_rows);
+    for (uint32 row = 0; row < rows.num; row += tiles_at_once * tile_rows) {
+      const int tiles = min(tiles_at_once, (rows.num - row + tile_rows - 1) / tile_rows);
       Sums<octets> d = {};
       multiply<octets>(shared, copies, slot, p, tiles, d);
 #pragma unroll
-      for (int first = 0; first < most; first += round_tiles) {
+      for (int first = 0; first < tiles_at_once; first += round_tiles) {
         if (first >= tiles) break;
         const uint32 first_row = row + first * tile_rows;
         if (gate)
-          count = keep_firing<octets>(shared, p, rows, d, first, first_row, count);
+          count = store_firing<octets>(shared, p, rows, d, first, first_row, count);
         else
           multiply_gate<octets>(shared, p, rows, d, first, first_row);
       }

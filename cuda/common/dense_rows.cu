@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 2)
   const uint32 second_tiles = (k + gemm_tile - 1) / gemm_tile;
   const uint32 whole = room / gemm_tile * (first_tiles + second_tiles);  // work of a full round
   while (count > 0) {
-    const uint32 item = take_item(shared, control + next_item), number = item / whole;
+    const uint32 item = claim_item(shared, control + next_item), number = item / whole;
     if (number * room >= count) break;
     const Round round(list, count, room, number);
     const uint32 before = number * whole, activated = before + round.blocks * first_tiles;

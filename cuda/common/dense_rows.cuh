@@ -102,7 +102,7 @@ __device__ __forceinline__ void activations(GemmShared& shared, const Sizes& siz
         const bool there = row < round.rows && neuron < size.n;
         uint32 gate = 0, up = 0x3f803f80u;
         if (there) {
-          gate = cut_pair(add_bias(d[i][j][2 * half], d[i][j][2 * half + 1], w.b_first, neuron),
+          gate = threshold_pair(add_bias(d[i][j][2 * half], d[i][j][2 * half + 1], w.b_first, neuron),
                           w.threshold);
           if (gated) {
             const float(&sums)[4] = d[i][(j + 2) % 4];

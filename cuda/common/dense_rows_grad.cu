@@ -19,7 +19,7 @@ struct Backup {
 };
 
 
-__device__ void compute_again(GemmShared& shared, const Sizes& size, const Weights& w,
+__device__ void recompute(GemmShared& shared, const Sizes& size, const Weights& w,
                               const bf16* x, const Round& round, int tile, const Scratch& to) {
   activations(shared, size, w, x, round, tile,
               [&](int row, int, int neuron, uint32 gate, uint32 up) {
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
   const uint32 row_tiles = gate_tiles + neuron_tiles + column_tiles;  // of each block of rows
   const uint32 whole = room / gemm_tile * row_tiles + matrices * weight_tiles;
   while (true) {
-    const uint32 item = take_item(shared, control + next_item), number = item / whole;
+    const uint32 item = claim_item(shared, control + next_item), number = item / whole;
     if (number * room >= count) break;
     const Round round(list, count, room, number);
     const uint32 blocks = round.blocks, begin = number * whole;
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
                                                           : multiplied);
     if (item < computed) {
       if (round.first >= backup)
-        compute_again(shared, size, w, x_MK, round, item - begin, scratch);
+        recompute(shared, size, w, x_MK, round, item - begin, scratch);
     } else if (item < split) {
       grad_activations(shared, size, down_NK, dy_MK, token, round, item - computed, *l1,
                        Backup{gate, up, backup}, scratch);

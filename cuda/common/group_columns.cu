@@ -9,7 +9,7 @@ constexpr int place_threads = 256, rank_threads = 512, plan_threads = 512;
 constexpr int rank_warps = rank_threads / 32, plan_warps = plan_threads / 32;
 constexpr int rank_loads = 12, rank_keys = rank_loads * rank_threads;  // compared with at once
 constexpr int warp_blocks = 8;  // token blocks that a warp plans at once
-constexpr int most_groups = 65536 / group_neurons;
+constexpr int max_groups = 65536 / group_neurons;
 
 __device__ __forceinline__ uint64 both(uint32 low, uint32 high) {
   return static_cast<uint64>(high) << 32 | low;
@@ -26,7 +26,7 @@ __device__ __forceinline__ uint64 line_columns(int blocks) {
 // `count`: tokens that fire the neuron << 32 | its columns.
 // `sample`: the largest hash of those tokens. Neurons that share it share a token at least, and
 // likely several: side by side in a group they need fewer rows (3–8% of real traces').
-__device__ void place_columns(SharedStrips<place_threads>& shared, int blocks, const int* offset,
+__device__ void place_columns(StripScratch<place_threads>& shared, int blocks, const int* offset,
                               const uint32* neuron, const uint64* mask, uint32* table,
                               uint64* count, uint32* sample) {
   const uint64 pitch = line_columns(blocks);
@@ -49,7 +49,7 @@ __device__ void place_columns(SharedStrips<place_threads>& shared, int blocks, c
       atomicMax(sample + whose, largest);
     }
   };
-  share_strips<32>(shared, blocks, [&](int block) { return offset[block + 1] - offset[block]; },
+  distribute_strips<32>(shared, blocks, [&](int block) { return offset[block + 1] - offset[block]; },
                    place);
 }
 
@@ -114,7 +114,7 @@ __device__ void rank_neurons(RankShared& shared, int n, const uint64* count, con
 struct PlanShared {
   uint32 sum[plan_warps];
   uint32 last;
-  uint32 rows[most_groups];
+  uint32 rows[max_groups];
   uint32 first[plan_threads], before[plan_threads];  // of so many groups at a time
 };
 
@@ -229,7 +229,7 @@ __device__ uint32 choose_parts(PlanShared& shared, int groups) {
   uint32 own = 0;
   for (int i = threadIdx.x; i < groups; i += plan_threads) own += pieces_of(shared.rows[i]);
   // Each warp tries a length, an eighth longer than the one of the warp before.
-  uint32 part = max(16u, sum_threads(shared.sum, own).total / (2 * most_parts));
+  uint32 part = max(16u, sum_threads(shared.sum, own).total / (2 * max_parts));
   while (true) {
     uint32 own_part = 0;
     for (int i = 0; i < plan_warps; ++i, part += part / 8)
@@ -241,7 +241,7 @@ __device__ uint32 choose_parts(PlanShared& shared, int groups) {
     }
     slots = __reduce_add_sync(~0u, slots);
     __syncthreads();
-    if (lane == 0) shared.sum[warp] = slots <= most_parts ? own_part : 0;
+    if (lane == 0) shared.sum[warp] = slots <= max_parts ? own_part : 0;
     __syncthreads();
     const uint32 found = lane < plan_warps ? shared.sum[lane] : 0;
     const uint32 fit = __ballot_sync(~0u, found != 0);
@@ -302,7 +302,7 @@ __device__ void plan(PlanShared& shared, int n, int blocks, const uint64* mask,
 }
 
 union Shared {
-  SharedStrips<place_threads> strips;
+  StripScratch<place_threads> strips;
   RankShared rank;
   PlanShared plan;
 };

@@ -45,7 +45,7 @@ struct Ell {
 
 // Strings the rows together; `factor(place)` is what belongs to a non-zero. There is room for all.
 template <typename Factor>
-__device__ __forceinline__ void string_rows(List& list, const Ell& ell, const Factor& factor) {
+__device__ __forceinline__ void concatenate_rows(List& list, const Ell& ell, const Factor& factor) {
   if (threadIdx.x == 0) {
     uint32 total = 0;
     for (int row = 0; row < ell.rows; ++row) {

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   List& list = shared.list;
   const Ell ell(word, count, width, rows_each, m);
   const bool gated = w_up_NK != nullptr;
-  string_rows(list, ell, [&](uint64) { return 0u; });
+  concatenate_rows(list, ell, [&](uint64) { return 0u; });
   if (gated) {
     dot_rows(list, ell.rows, x_MK, RowsByToken{nullptr, ell.first}, w_up_NK, k);
     __syncthreads();

@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   const bool gated = w_gate_NK != nullptr;
   const float lambda = *l1;
   if (parts & 1) {
-    string_rows(list, ell, [&](uint64) { return 0u; });
+    concatenate_rows(list, ell, [&](uint64) { return 0u; });
     dot_rows(list, ell.rows, dy_MK, RowsByToken{token, ell.first}, w_down_NK, k);
     __syncthreads();
     each_entry(list, ell, [&](Entry& entry, uint64 place) {
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     });
     __syncthreads();
   } else {
-    string_rows(list, ell, [&](uint64 place) { return pair[place]; });
+    concatenate_rows(list, ell, [&](uint64 place) { return pair[place]; });
   }
   if (!(parts & 2)) return;
   const RowsByToken rows{nullptr, ell.first};

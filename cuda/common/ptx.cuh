@@ -35,7 +35,7 @@ __device__ __forceinline__ void admit_next_kernel() {
 
 // atomicAdd(counter, 1) for one thread, below 2³¹: as atomicInc, since the compiler adds up an
 // atomicAdd over the warp, and so waits for its result at once.
-__device__ __forceinline__ uint32 take_next(uint32* counter) {
+__device__ __forceinline__ uint32 claim_next(uint32* counter) {
   uint32 taken;
   asm volatile("atom.global.inc.u32 %0, [%1], 0x7fffffff;" : "=r"(taken) : "l"(counter) : "memory");
   return taken;

@@ -4,14 +4,14 @@
 
 namespace {
 // FATReLU: what is not above the threshold becomes zero; NaN passes.
-__device__ __forceinline__ float cut(float gate, float threshold) {
+__device__ __forceinline__ float apply_threshold(float gate, float threshold) {
   return gate <= threshold ? 0.0f : gate;
 }
 
 __device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float threshold, bool relu_up) {
   if (relu_up) up = relu_bf16(up);
-  return pack_bf16(cut(bf16_low(gate), threshold) * bf16_low(up),
-                   cut(bf16_high(gate), threshold) * bf16_high(up));
+  return pack_bf16(apply_threshold(bf16_low(gate), threshold) * bf16_low(up),
+                   apply_threshold(bf16_high(gate), threshold) * bf16_high(up));
 }
 }  // namespace
 

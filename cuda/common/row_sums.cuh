@@ -2,7 +2,7 @@
 // sm90): what is to be added up. An `Op` says where things are:
 //
 //   num_sources()                how many pairs of columns and weights there are to add up, of at
-//                                most `most_sources`
+//                                most `max_sources`
 //   members(block), neuron(m)    a block's union, and the neuron that one of its words means
 //   columns(source, block, i)    64 values for each member from the block's i-th on, 16-byte aligned
 //   place(m, i)                  where from there on those of member i begin, whose word is m
@@ -22,7 +22,7 @@ struct UnionDown {
     return static_cast<uint64>(block) * tiles_n * tile_neurons;
   }
   static constexpr bool rare = false;
-  static constexpr int most_sources = 1;
+  static constexpr int max_sources = 1;
 
   __device__ int num_sources() const { return 1; }
   __device__ const uint32* members(int block) const { return entry + base(block); }
@@ -40,7 +40,7 @@ struct ColumnsDown {
   const bf16 *d_up, *w_up, *d_gate, *w_gate;  // the latter two: null without a gate
 
   static constexpr bool rare = false;
-  static constexpr int most_sources = 2;
+  static constexpr int max_sources = 2;
 
   __device__ int num_sources() const { return d_gate == nullptr ? 1 : 2; }
   __device__ const uint32* members(int block) const { return member + offset[block]; }

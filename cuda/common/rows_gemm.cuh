@@ -151,8 +151,8 @@ struct Across {
 };
 
 // The number of the next piece of work, for all threads.
-__device__ __forceinline__ uint32 take_item(GemmShared& shared, uint32* next) {
-  if (threadIdx.x == 0) shared.item = take_next(next);
+__device__ __forceinline__ uint32 claim_item(GemmShared& shared, uint32* next) {
+  if (threadIdx.x == 0) shared.item = claim_next(next);
   __syncthreads();
   const uint32 item = shared.item;
   __syncthreads();

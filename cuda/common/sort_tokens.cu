@@ -11,9 +11,9 @@ constexpr int own_tokens = 32 * own_each;  // of a block of threads, and what `k
 constexpr uint32 id_bits = 17, frequency_bits = 13;
 
 __device__ __forceinline__ uint32 key_of(uint32 id, uint32 frequency, bool late) {
-  const uint32 most = (1u << frequency_bits) - 1;
+  const uint32 max_frequency = (1u << frequency_bits) - 1;
   return static_cast<uint32>(late) << (frequency_bits + id_bits) |
-         min(frequency, most) << id_bits | (id & ((1u << id_bits) - 1));
+         min(frequency, max_frequency) << id_bits | (id & ((1u << id_bits) - 1));
 }
 
 // How many of keys [from, to), from and to multiples of four, are below each own one. This warp has

@@ -13,7 +13,7 @@ struct Run {
 };
 
 template <int threads>
-struct SharedStrips {
+struct StripScratch {
   uint32 strip[threads + 1], column[threads + 1];  // before each token block, of so many at a time
   uint2 sum[threads / 32];
 };
@@ -21,7 +21,7 @@ struct SharedStrips {
 // `count(block)` gives a block's columns; whole warps get `work(run)`. Every block has a strip, if an
 // empty one. Which warp has which depends on the counts and the grid alone.
 template <int strip_columns, int threads, typename Count, typename Work>
-__device__ __forceinline__ void share_strips(SharedStrips<threads>& shared, int blocks,
+__device__ __forceinline__ void distribute_strips(StripScratch<threads>& shared, int blocks,
                                              const Count& count, const Work& work) {
   constexpr int warps = threads / 32;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -35,8 +35,8 @@ __device__ __forceinline__ void share_strips(SharedStrips<threads>& shared, int 
   __syncthreads();
   all = 0;
   for (int i = 0; i < warps; ++i) all += shared.sum[i].x;
-  const uint32 takers = gridDim.x * warps, share = all / takers, rest = all % takers;
-  const auto first_of = [&](uint32 taker) { return taker * share + min(taker, rest); };
+  const uint32 num_warps = gridDim.x * warps, share = all / num_warps, rest = all % num_warps;
+  const auto first_of = [&](uint32 number) { return number * share + min(number, rest); };
   const uint32 own_first = first_of(blockIdx.x * warps + warp);
   const uint32 own_end = first_of(blockIdx.x * warps + warp + 1);
   const uint32 last_end = first_of(blockIdx.x * warps + warps);

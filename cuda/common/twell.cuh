@@ -26,7 +26,7 @@ constexpr uint32 not_held = 1u << 17;
 
 // Relu of a pair of gates: what is not above the threshold, which is not negative, becomes +0; NaN
 // passes.
-__device__ __forceinline__ uint32 cut_pair(uint32 pair, float threshold) {
+__device__ __forceinline__ uint32 threshold_pair(uint32 pair, float threshold) {
   const uint32 low = bf16_low(pair) <= threshold ? 0 : 0xffffu;
   const uint32 high = bf16_high(pair) <= threshold ? 0 : 0xffff0000u;
   return pair & (low | high);

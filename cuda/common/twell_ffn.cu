@@ -12,7 +12,7 @@
 namespace {
 struct Shared {
   List list;
-  uint32 nonzeros[most_rows];  // of each row; plus `not_held` for each tile that overflowed
+  uint32 nonzeros[max_rows];  // of each row; plus `not_held` for each tile that overflowed
   uint32 sum[walk_warps];
 };
 
@@ -24,7 +24,7 @@ struct Twell {
 
 // Counts the rows' non-zeros.
 __device__ __forceinline__ void count_rows(Shared& shared, const Twell& twell) {
-  if (threadIdx.x < most_rows) shared.nonzeros[threadIdx.x] = 0;
+  if (threadIdx.x < max_rows) shared.nonzeros[threadIdx.x] = 0;
   __syncthreads();
   for (int item = threadIdx.x; item < twell.rows * twell.tiles; item += walk_threads) {
     const uint32 count = twell.word[static_cast<uint64>(item) * twell.width];
@@ -36,7 +36,7 @@ __device__ __forceinline__ void count_rows(Shared& shared, const Twell& twell) {
 
 // Strings together what the rows from `first` on fire, as many as the list holds; returns the first
 // row that it has no room for. Rows that overflowed have no entries.
-__device__ __forceinline__ int string_rows(Shared& shared, const Twell& twell, int first,
+__device__ __forceinline__ int concatenate_rows(Shared& shared, const Twell& twell, int first,
                                            bool gated) {
   List& list = shared.list;
   int end = first;
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   count_rows(shared, twell);
   report(shared, twell, first_row, m, control, overflowed, observed);
   for (int row = 0; row < twell.rows;) {
-    const int end = string_rows(shared, twell, row, w_up_NK != nullptr);
+    const int end = concatenate_rows(shared, twell, row, w_up_NK != nullptr);
     const int rows = end - row;
     const auto at = [&](int own) { return static_cast<uint64>(first_row + row + own); };
     if (w_up_NK != nullptr) {

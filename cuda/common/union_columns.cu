@@ -12,7 +12,7 @@ namespace {
 constexpr int threads = 256, warps = threads / 32, lanes = 8, groups = 32 / lanes;
 constexpr int batch = 16, steps = batch / groups;
 
-using Shared = SharedStrips<threads>;
+using Shared = StripScratch<threads>;
 
 // Which of a lane's eight values fire: bits 0 to 3 and 8 to 11 are their tokens, but for lane % 2 * 4
 // (token_at). Adds them to `count`: of each word's values, the first in the low half.
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
     }
     add_counts(count, run.block, m, token_M, nnz_M, needed + 1);
   };
-  share_strips<batch>(shared, blocks, [&](int block) { return total[block]; }, keep);
+  distribute_strips<batch>(shared, blocks, [&](int block) { return total[block]; }, keep);
   if (l1 == nullptr) return;
   sum = add_warp(sum);
   if (lane == 0) l1[blockIdx.x * warps + threadIdx.x / 32] = sum;

@@ -8,9 +8,9 @@ constexpr int threads = 256;
 extern "C" __global__ void __launch_bounds__(threads)
     union_entries(const uint32* count, const unsigned char* neuron, int tiles_n, uint32* entry,
                   uint32* total, uint2* unit, uint2* order, uint2* split, uint32* arrived,
-                  int most, int slices, int workers, uint32* control, uint32* observed) {
+                  int max_parts, int slices, int workers, uint32* control, uint32* observed) {
   extern __shared__ uint32 start[];  // [tiles_n + 1]
-  __shared__ SharedUnits units;
+  __shared__ UnitSchedule units;
   __shared__ bool last;
   await_previous_kernel();
   const int block = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -45,8 +45,8 @@ extern "C" __global__ void __launch_bounds__(threads)
   __syncthreads();
   if (!last) return;
   __threadfence();
-  share_units<threads>(units, gridDim.x, [&](int i) { return __ldcg(total + i); }, unit, order,
-                       Splitting{split, arrived, most, slices, workers}, control);
+  schedule_units<threads>(units, gridDim.x, [&](int i) { return __ldcg(total + i); }, unit, order,
+                       Splitting{split, arrived, max_parts, slices, workers}, control);
   // Memory of the host, which reads it when it likes.
   if (threadIdx.x == 0 && observed != nullptr)
     *observed = __ldcg(control + num_entries) / gridDim.x;

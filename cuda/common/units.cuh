@@ -1,9 +1,9 @@
-// Shares out the work on token blocks of different sizes (union.cuh: `unit`, `order` and `split`).
+// Schedules the work on token blocks of different sizes (union.cuh: `unit`, `order` and `split`).
 #pragma once
 #include "common/union.cuh"
 
-// Sizes to an eighth of a power of two, the largest (65536) first. Work units are taken in this order:
-// whatever is begun last, everybody waits for.
+// Sizes to an eighth of a power of two, the largest (65536) first. Work units are scheduled in this
+// order: the kernel ends when the last unit does, so the last ones must be small.
 constexpr int size_classes = 130;
 __device__ __forceinline__ int class_of(uint32 members) {
   const uint32 exponent_and_eighths = __float_as_uint(static_cast<float>(members)) >> 20;
@@ -14,26 +14,26 @@ __device__ __forceinline__ float class_end(int size_class) {
   return size_class == size_classes - 1 ? 0.0f : __uint_as_float((1145u - size_class) << 20);
 }
 
-// How heavy token blocks are split for kernels that sum over a block's members (down.cuh). A block of
-// a sequence's first tokens can have more members than a multiprocessor's share of the whole work: all
-// others would wait for it.
+// How heavy token blocks are split along the inner dimension (split-K) for kernels that sum over a
+// block's members (down.cuh). A block of a sequence's first tokens can have more members than a
+// multiprocessor's share of the whole work: all other multiprocessors would wait for it.
 struct Splitting {
   uint2* split;     // union.cuh
-  uint32* arrived;  // [most * slices], becomes zero
-  int most;         // parts that there is room for; 0: nothing is split
+  uint32* arrived;  // [max_parts * slices], becomes zero
+  int max_parts;    // capacity of `split`; 0: nothing is split
   int slices;       // units for each part
-  int workers;      // that share the units
+  int workers;      // blocks of threads that work on the units
 };
 
-// Parts shorter than this cost more than they even out: the sums of a part, 64 tokens of fp32, move as
-// many bytes to and from L2 as 250 members do.
-constexpr uint32 least_part = 768;
-constexpr int length_tries = 32;
+// Shorter parts cost more than the balance that they bring: the sums of a part, 64 tokens in fp32, move
+// as many bytes to and from L2 as 250 members do.
+constexpr uint32 min_part_members = 768;
+constexpr int length_candidates = 32;
 
-struct SharedUnits {
-  uint32 blocks[size_classes], units[size_classes];  // how many, then where the next of a class goes
-  uint32 parts[length_tries];  // of the blocks that are split, at each length
-  uint32 members, taken;       // of all blocks; parts that have a place in `split`
+struct UnitSchedule {
+  uint32 blocks[size_classes], units[size_classes];  // counts, then the next free place of each class
+  uint32 parts[length_candidates];  // of the blocks that are split, at each length
+  uint32 members, num_split;   // of all blocks; parts that have a place in `split`
 };
 
 __device__ __forceinline__ uint32 parts_of(uint32 members, uint32 length) {
@@ -44,15 +44,15 @@ __device__ __forceinline__ uint32 part_start(uint32 members, uint32 part, uint32
   return part == parts ? members : part == 0 ? 0 : members * part / parts & ~31u;
 }
 
-// The most members of a part: half of a worker's share of the work, or more where there is not room
-// for so many parts. All threads, `shared.blocks` being numbers of blocks.
+// The maximum number of members of a part: half of a worker's share of the work, or more if that makes
+// more parts than `max_parts`. Called by all threads while `shared.blocks` holds numbers of blocks.
 template <int threads>
-__device__ uint32 choose_length(SharedUnits& shared, const Splitting& by) {
+__device__ uint32 choose_length(UnitSchedule& shared, const Splitting& by) {
   const float share = static_cast<float>(shared.members) * by.slices / (2 * by.workers);
-  // Each lane tries a length, a quarter longer than that of the lane before; each warp looks at some
-  // of the classes.
+  // Each lane tries a length, a quarter longer than that of the lane before; the warps share the
+  // classes.
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float length = fmaxf(share, least_part);
+  float length = fmaxf(share, min_part_members);
   for (int i = 0; i < lane; ++i) length *= 1.25f;
   length = ceilf(length);
   uint32 parts = 0;
@@ -63,22 +63,23 @@ __device__ uint32 choose_length(SharedUnits& shared, const Splitting& by) {
   if (parts > 0) atomicAdd(shared.parts + lane, parts);
   __syncthreads();
   // At the last length, 1009 times the first, nothing is split.
-  const uint32 fit = __ballot_sync(~0u, shared.parts[lane] <= by.most);
+  const uint32 fit = __ballot_sync(~0u, shared.parts[lane] <= by.max_parts);
   return static_cast<uint32>(__shfl_sync(~0u, length, __ffs(fit) - 1));
 }
 
-// One block of more than `size_classes` threads. Within a class the order differs from run to run.
+// Called by one block of more than `size_classes` threads. Within a class the order differs from run to
+// run.
 template <int threads, typename TotalOf>
-__device__ void share_units(SharedUnits& shared, int blocks, TotalOf total_of, uint2* unit,
+__device__ void schedule_units(UnitSchedule& shared, int blocks, TotalOf total_of, uint2* unit,
                             uint2* order, const Splitting& by, uint32* control) {
   static_assert(threads > size_classes);
   if (threadIdx.x < size_classes) shared.blocks[threadIdx.x] = shared.units[threadIdx.x] = 0;
-  if (threadIdx.x < length_tries) shared.parts[threadIdx.x] = 0;
-  if (threadIdx.x == 0) shared.members = shared.taken = 0;
+  if (threadIdx.x < length_candidates) shared.parts[threadIdx.x] = 0;
+  if (threadIdx.x == 0) shared.members = shared.num_split = 0;
   __syncthreads();
   uint32 length = ~0u;
-  if (by.most > 0) {
-    for (int i = threadIdx.x; i < by.most * by.slices; i += threads) by.arrived[i] = 0;
+  if (by.max_parts > 0) {
+    for (int i = threadIdx.x; i < by.max_parts * by.slices; i += threads) by.arrived[i] = 0;
     uint32 sum = 0;
     for (int block = threadIdx.x; block < blocks; block += threads) {
       const uint32 members = total_of(block);
@@ -124,7 +125,7 @@ __device__ void share_units(SharedUnits& shared, int blocks, TotalOf total_of, u
   for (int block = threadIdx.x; block < blocks; block += threads) {
     const uint32 members = total_of(block), whole = members / unit_members;
     const uint32 parts = parts_of(members, length);
-    const uint32 first = parts > 1 ? atomicAdd(&shared.taken, parts) : 0;
+    const uint32 first = parts > 1 ? atomicAdd(&shared.num_split, parts) : 0;
     for (uint32 part = 0; part < parts; ++part) {
       const uint32 start = part_start(members, part, parts);
       const uint32 size = part_start(members, part + 1, parts) - start;

@@ -1,7 +1,7 @@
 // Products with a few rows of a sparse matrix at a time: what the kernels on TwELL and on the hybrid
 // format share.
 //
-// A block of threads has up to `most_rows` rows, whose non-zeros lie strung together in shared memory
+// A block of threads has up to `max_rows` rows, whose non-zeros lie strung together in shared memory
 // as a `List`. `dot_rows` forms the product of each row's dense vector with the weight row of each of
 // its non-zeros: the non-zeros are shared out to the warps evenly, whatever the rows are like.
 // `sum_rows` adds up multiples of weight rows for each row: there a warp has a part of the columns.
@@ -12,7 +12,7 @@
 #include "common/ptx.cuh"
 
 constexpr int walk_threads = 128, walk_warps = walk_threads / 32;
-constexpr int most_rows = 8, list_capacity = 1024;
+constexpr int max_rows = 8, list_capacity = 1024;
 
 struct Entry {
   uint32 word;    // its low half is the neuron
@@ -21,7 +21,7 @@ struct Entry {
 
 struct List {
   Entry entry[list_capacity];
-  uint32 first[most_rows + 1];  // of each row, and the end
+  uint32 first[max_rows + 1];  // of each row, and the end
 };
 
 // Weight rows are read once by each block: past L1.

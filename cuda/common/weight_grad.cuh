@@ -7,13 +7,13 @@
 //   member    [C]                    Member   the columns of group 0, of group 1, …; within a group
 //                                             by token block
 //   piece     [C + groups]           uint2    first and last + 1 member of each piece: its blocks'
-//   unit      [groups + most_parts]  Unit     runs of pieces, the most active group's first
+//   unit      [groups + max_parts]  Unit     runs of pieces, the most active group's first
 //   control   [2]                    uint32   see below; zeroed
-//   progress  [1 + most_parts * slices]  uint32   of weight_grad alone, see below; zeroed
+//   progress  [1 + max_parts * slices]  uint32   of weight_grad alone, see below; zeroed
 //
 // and fill_pieces to weight_grad: the pieces' values, those of one unit after those of the one before.
 //
-//   work         [groups + most_parts]      uint2  each unit's first row among those of all pieces,
+//   work         [groups + max_parts]      uint2  each unit's first row among those of all pieces,
 //                                                  and its rows
 //   piece_x, piece_dy  [pieces][64]         uint32 the row of x, and of dy, where there is one: the same
 //                                                  array if both have the same order
@@ -26,7 +26,7 @@
 constexpr int group_neurons = 32, piece_rows = 64;
 
 // A group with many rows is cut into parts, whose sums meet in memory: room for so many.
-constexpr int most_parts = 60;
+constexpr int max_parts = 60;
 
 // One neuron in one token block; pairs are for its tokens 0–31 and 32–63.
 struct alignas(16) Member {
@@ -41,7 +41,7 @@ struct alignas(16) Unit {
   int group, rows;   // rows of the group
   int piece, pieces; // first (in `piece`) and number
   int first_row;     // of the first piece, in the group
-  int slot;          // of its sums among the `most_parts`, if there are several parts
+  int slot;          // of its sums among the `max_parts`, if there are several parts
   int part, parts;
 };
 

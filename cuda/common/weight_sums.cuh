@@ -3,7 +3,7 @@
 //
 // A unit's sums are two matrices, 32 neurons of a group × `columns`: of x the first is that of d_gate
 // and the second that of d_up; without a gate, and of dy, there is one matrix, and the other is
-// nobody's. A `Tile` says which of them a thread has, beside what parts.cuh wants to know:
+// nobody's. A `Tile` says which of them a thread has, beside what partial_sums.cuh wants to know:
 //
 //   columns             of a unit
 //   rows, row(r)        the rows of its matrix that it has part of; which neuron the r-th is
@@ -14,7 +14,7 @@
 //   batch               eights whose sums are fetched at a time, where they are added to
 //   number(twice)       of the thread among those that have sums; of one matrix, or of two
 #pragma once
-#include "common/parts.cuh"
+#include "common/partial_sums.cuh"
 #include "common/weight_grad.cuh"
 
 // How gradients leave, `output`; numbered alike in weight_grad.py.
@@ -66,7 +66,7 @@ __device__ __forceinline__ bool add_parts(bool& last, const Arguments& a, int sl
   const bool used = a.twice(slice) || Tile::matrix() == 0;
   if (used) {
     const SumsPlace own = sums_of<Tile>(a, slot, slice);
-    leave_sums<Tile>(own.at, own.stride, d);
+    store_partial_sums<Tile>(own.at, own.stride, d);
   }
   const int first = slot - part;
   if (!is_last_part<Tile>(last, a.progress + arrived + first * 2 * a.slices + slice, parts))
@@ -76,7 +76,7 @@ __device__ __forceinline__ bool add_parts(bool& last, const Arguments& a, int sl
   if (!used) return true;
   for (int at = 0; at < parts; ++at) {
     const SumsPlace from = sums_of<Tile>(a, first + at, slice);
-    add_sums<Tile>(from.at, from.stride, d);
+    add_partial_sums<Tile>(from.at, from.stride, d);
   }
   return true;
 }

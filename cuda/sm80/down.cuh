@@ -6,7 +6,7 @@
 // Both are stored with the member as the slow index; ldmatrix transposes them. A heavy block is several
 // units (units.cuh: `Splitting`), each of a part of its members.
 #pragma once
-#include "common/parts.cuh"
+#include "common/partial_sums.cuh"
 #include "common/row_sums.cuh"
 #include "sm80/ring.cuh"
 
@@ -64,7 +64,7 @@ struct Gather {
     const uint32 word = static_cast<int>(threadIdx.x % 32) < unlisted ? *list : 0;
     unlisted -= stage_inner;
     list += stage_inner;
-    if (Op::most_sources > 1 && unlisted <= 0) {
+    if (Op::max_sources > 1 && unlisted <= 0) {
       list -= total - unlisted;
       unlisted = total;
     }
@@ -96,7 +96,7 @@ struct Gather {
       copy16_async(to_h, h + place, row < present ? 16 : 0);
     present -= stage_inner;
     first += stage_inner;
-    if (Op::most_sources > 1 && present <= 0 && source + 1 < op.num_sources()) {
+    if (Op::max_sources > 1 && present <= 0 && source + 1 < op.num_sources()) {
       w += op.weights(source + 1) - op.weights(source);
       h += op.columns(source + 1, block, begin) - op.columns(source, block, begin);
       present = total;
@@ -132,15 +132,15 @@ __device__ __forceinline__ void multiply_stage(const Shared& shared, int stage, 
 }
 
 // The sums of a unit, or of its first 32 rows alone.
-template <bool all_rows, typename Op, typename ApproachEnd>
+template <bool all_rows, typename Op, typename PrefetchNext>
 __device__ __forceinline__ void sum_rows(Shared& shared, Gather<Op>& from, Sums& d,
-                                         ApproachEnd approach_end) {
+                                         PrefetchNext prefetch_next) {
   run_ring(
       from.num_stages(), [&](int stage) { from.copy(shared, stage); },
       [&](int stage) {
         if (all_rows || threadIdx.x < block_threads / 2) multiply_stage(shared, stage, d);
       },
-      approach_end);
+      prefetch_next);
 }
 
 // The 64 sums that a thread has.
@@ -186,22 +186,22 @@ __device__ __forceinline__ void store(const Sums& d, const bf16* bias, const int
 // `store`.
 template <typename Op>
 __device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int k,
-                                    const Shares& shares, const int* token_M, bf16* y_MK) {
+                                    const SumWork& work, const int* token_M, bf16* y_MK) {
   extern __shared__ __align__(128) unsigned char raw[];
   __shared__ bool last;
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   await_previous_kernel();
   const int warp = threadIdx.x / 32, units_k = (k + unit_width - 1) / unit_width;
-  const auto look_up = [&](int index) { return shares.order[index / units_k]; };
-  UnitWalk walk(shared.unit, shares.control + next_down, shares.control[num_parts] * units_k);
-  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
+  const auto look_up = [&](int index) { return work.order[index / units_k]; };
+  UnitIterator iterator(shared.unit, work.control + next_down, work.control[num_parts] * units_k);
+  for (WorkUnit own; (own = iterator.next(look_up)).index >= 0;) {
     const int block = block_of(own.a), slice = own.index % units_k;
     const uint32 split = split_of(own.a);
-    const int begin = split == 0 ? 0 : shares.split[split - 1].x;
+    const int begin = split == 0 ? 0 : work.split[split - 1].x;
     Gather<Op> from(op, block, begin, own.b, k, slice * unit_width);
     Sums d = {};
-    sum_rows<true>(shared, from, d, [&](int left) { walk.approach_end(left, look_up); });
-    if (split == 0 || add_parts<Tile>(last, shares, split - 1, units_k, slice, d))
+    sum_rows<true>(shared, from, d, [&](int left) { iterator.prefetch_next(left, look_up); });
+    if (split == 0 || add_parts<Tile>(last, work, split - 1, units_k, slice, d))
       store(d, bias_K, token_M, y_MK, m, k, block * block_tokens + warp / 4 * 32,
             slice * unit_width + warp % 4 * 64);
   }

@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(threads)
   uint4 eight = make_uint4(0, 0, 0, 0);
   if (neuron < n)
     eight = *reinterpret_cast<const uint4*>(gate_MN + static_cast<uint64>(row) * n + neuron);
-  const uint32 pair[4] = {cut_pair(eight.x, threshold), cut_pair(eight.y, threshold),
-                          cut_pair(eight.z, threshold), cut_pair(eight.w, threshold)};
+  const uint32 pair[4] = {threshold_pair(eight.x, threshold), threshold_pair(eight.y, threshold),
+                          threshold_pair(eight.z, threshold), threshold_pair(eight.w, threshold)};
   uint32 own = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) own += ((pair[i] & 0xffffu) != 0) + (pair[i] >> 16 != 0);

@@ -23,7 +23,7 @@ __device__ __forceinline__ uint32 swizzled(int row, int chunk) {
 }
 
 // FATReLU; NaN passes, as through a dense relu.
-__device__ __forceinline__ uint32 cut(uint32 pair, float threshold) {
+__device__ __forceinline__ uint32 apply_threshold(uint32 pair, float threshold) {
   const float low = bf16_low(pair), high = bf16_high(pair);
   return pack_bf16_relu(low <= threshold ? 0.0f : low, high <= threshold ? 0.0f : high);
 }
@@ -49,8 +49,8 @@ __device__ __forceinline__ uint32 stage_rows(Shared& shared, const bf16* gate, f
   uint4 any = make_uint4(0, 0, 0, 0);
 #pragma unroll
   for (int i = 0; i < warp_rows; ++i) {
-    const uint4 kept = make_uint4(cut(chunk[i].x, threshold), cut(chunk[i].y, threshold),
-                                  cut(chunk[i].z, threshold), cut(chunk[i].w, threshold));
+    const uint4 kept = make_uint4(apply_threshold(chunk[i].x, threshold), apply_threshold(chunk[i].y, threshold),
+                                  apply_threshold(chunk[i].z, threshold), apply_threshold(chunk[i].w, threshold));
     *reinterpret_cast<uint4*>(shared.tile + swizzled(warp * warp_rows + i, lane)) = kept;
     any = make_uint4(any.x | kept.x, any.y | kept.y, any.z | kept.z, any.w | kept.w);
   }

@@ -8,8 +8,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
                   const uint32* entry, const uint2* order, const uint2* split, uint32* arrived,
                   float* sums, uint32* control, const bf16* value, const int* token_M,
                   bf16* y_MK) {
-  const Shares shares{order, split, arrived, sums, control};
-  run(UnionDown{entry, value, w_NK, tiles_n}, bias_K, m, k, shares, token_M, y_MK);
+  const SumWork work{order, split, arrived, sums, control};
+  run(UnionDown{entry, value, w_NK, tiles_n}, bias_K, m, k, work, token_M, y_MK);
 }
 
 extern "C" __device__ const uint32 portable_down_shared_bytes = shared_bytes;

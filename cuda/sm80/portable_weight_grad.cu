@@ -22,7 +22,7 @@ struct GradTile : Tile {
 
 // What is summed up for one unit: rows of x or dy, times the values of the group's neurons.
 struct Rows {
-  static constexpr int most_sources = 1;
+  static constexpr int max_sources = 1;
   // A row of x is read for many groups, its values for one; but ptxas 13.0 makes copies with an L2
   // policy here into LDGSTS [R + UR], desc[UR], at which an H200 stops with an illegal instruction.
   static constexpr bool rare = false;
@@ -51,19 +51,19 @@ template <bool add>
 __device__ __forceinline__ void sum_units(Shared& shared, const Arguments& a, int units) {
   __shared__ bool last;
   const auto look_up = [&](int index) { return a.work[index % units]; };
-  UnitWalk walk(shared.unit, a.progress + next_unit, units * 2 * a.slices);
-  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
+  UnitIterator iterator(shared.unit, a.progress + next_unit, units * 2 * a.slices);
+  for (WorkUnit own; (own = iterator.next(look_up)).index >= 0;) {
     const int slice = own.index / units, num_rows = own.b;
     if (add && num_rows == 0) continue;
     const Rows rows = rows_of(a, slice, own.a);
     Gather<Rows> from(rows, 0, 0, num_rows, a.k, a.first_column(slice));
     if (add) prefetch_sums<GradTile>(a, a.unit[own.index % units].group, slice);
     Sums d = {};
-    const auto approach_end = [&](int left) { walk.approach_end(left, look_up); };
+    const auto prefetch_next = [&](int left) { iterator.prefetch_next(left, look_up); };
     if (a.twice(slice))
-      sum_rows<true>(shared, from, d, approach_end);
+      sum_rows<true>(shared, from, d, prefetch_next);
     else
-      sum_rows<false>(shared, from, d, approach_end);
+      sum_rows<false>(shared, from, d, prefetch_next);
     const Unit unit = a.unit[own.index % units];  // not before: it would stay in registers
     if (num_rows == 0 || unit.parts == 1 ||
         add_parts<GradTile>(last, a, slice, unit.slot, unit.part, unit.parts, d))

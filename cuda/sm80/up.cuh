@@ -165,8 +165,8 @@ __device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const bf
   await_previous_kernel();
   const int steps = (k + stage_inner - 1) / stage_inner;
   const auto look_up = [&](int index) { return unit[index]; };
-  UnitWalk walk(shared.unit, control + next_up, control[num_units]);
-  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
+  UnitIterator iterator(shared.unit, control + next_up, control[num_units]);
+  for (WorkUnit own; (own = iterator.next(look_up)).index >= 0;) {
     const Part part{static_cast<int>(own.a >> 16), static_cast<int>(own.a & 0xffffu),
                     min(static_cast<int>(own.b), unit_members)};
     const int groups = (part.members - threadIdx.x / 32 % 4 * 16 + group_step - 1) / group_step;
@@ -180,7 +180,7 @@ __device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const bf
           else
             multiply_stage<false>(shared, stage, groups, d);
         },
-        [&](int left) { walk.approach_end(left, look_up); });
+        [&](int left) { iterator.prefetch_next(left, look_up); });
     finish(op, part, d);
   }
 }

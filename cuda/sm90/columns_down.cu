@@ -8,8 +8,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
                  const uint32* neuron, const bf16* d_up, const bf16* d_gate, const uint2* order,
                  const uint2* split, uint32* arrived, float* sums, uint32* control, bf16* dx_MK) {
   const ColumnsDown op{offset, neuron, d_up, w_up_NK, d_gate, w_gate_NK};
-  const Shares shares{order, split, arrived, sums, control};
-  run(op, nullptr, m, k, shares, nullptr, dx_MK);
+  const SumWork work{order, split, arrived, sums, control};
+  run(op, nullptr, m, k, work, nullptr, dx_MK);
 }
 
 extern "C" __device__ const uint32 columns_down_shared_bytes = shared_bytes;

@@ -1,15 +1,15 @@
-// Sums of weight rows over a token block's union: what union_down and columns_down share.
+// Sums of weight rows over a token block's union: shared by union_down and columns_down.
 //
 // A work unit is one block of 64 tokens × 512 output columns. It runs over the block's union, 32
-// members a stage: their columns and the 1024-byte pieces of their weight rows are gathered with
-// cp.async. Each multiplying warpgroup holds 64 tokens × 256 columns. Both operands are stored with
+// members per stage: their columns and the 1024-byte slices of their weight rows are gathered with
+// cp.async. Each consumer warpgroup holds 64 tokens × 256 columns. Both operands are stored with
 // k, the member, as the slow index, which wgmma reads as "transposed".
 //
-// A heavy block is several units (units.cuh: `Splitting`), each of a part of its members: their sums
-// are left in memory, and the unit that ends last adds them up, in the order of the parts.
-// row_sums.cuh has what an `Op` says.
+// A heavy block is several units (units.cuh: `Splitting`), each with a part of its members: their sums
+// are stored in memory, and the unit that finishes last adds them, in the order of the parts.
+// row_sums.cuh defines what an `Op` provides.
 #pragma once
-#include "common/parts.cuh"
+#include "common/partial_sums.cuh"
 #include "sm90/gather.cuh"
 
 namespace {
@@ -47,10 +47,10 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
   }
   const uint32 h_row = threadIdx.x / 8, to_h = stage_h + swizzled(h_row, threadIdx.x % 8);
 #pragma unroll
-  for (int i = 0; i < stage_entries * 8 / gather_threads; ++i) {
-    const int row = i * (gather_threads / 8) + h_row;
+  for (int i = 0; i < stage_entries * 8 / producer_threads; ++i) {
+    const int row = i * (producer_threads / 8) + h_row;
     const uint32 place = op.place(__shfl_sync(~0u, own, row), first + row);
-    const uint32 to = to_h + i * (gather_threads / 8) * 128, bytes = whole || row < present ? 16 : 0;
+    const uint32 to = to_h + i * (producer_threads / 8) * 128, bytes = whole || row < present ? 16 : 0;
     if (Op::rare)
       copy16_async(to, from_h + place, bytes, evict_first());
     else
@@ -61,7 +61,7 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
 // `total` members of a block's union, from one pair of columns and weights. `before_stage(left)` is
 // called before each stage, with the number of those from it on.
 template <typename Op, typename BeforeStage>
-__device__ __forceinline__ void gather_source(Shared& shared, RingPlace<stages>& place, const Op& op,
+__device__ __forceinline__ void gather_source(Shared& shared, PipelineState<stages>& pipeline, const Op& op,
                                               const bf16* w, const bf16* h, const uint32* members,
                                               int total, uint32 first_column, uint32 columns,
                                               BeforeStage before_stage) {
@@ -84,57 +84,57 @@ __device__ __forceinline__ void gather_source(Shared& shared, RingPlace<stages>&
     ahead[lookahead - 1] = static_cast<int>(lane) < present - lookahead * stage_entries ? *list : 0;
     list += stage_entries;
     before_stage((present + stage_entries - 1) / stage_entries);
-    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
-    const uint32 stage_w = smem_address(shared.w[place.stage]);
-    const uint32 stage_h = smem_address(shared.h[place.stage]);
+    barrier_wait(&shared.empty[pipeline.stage], pipeline.parity ^ 1);
+    const uint32 stage_w = smem_address(shared.w[pipeline.stage]);
+    const uint32 stage_h = smem_address(shared.h[pipeline.stage]);
     if (all_columns && present >= stage_entries)
       gather_stage<true>(op, stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h,
                          first, present);
     else
       gather_stage<false>(op, stage_w, stage_h, own, from_w, row_bytes, column, columns, from_h,
                           first, present);
-    copy_arrive(&shared.full[place.stage]);
-    place.advance();
+    copy_arrive(&shared.full[pipeline.stage]);
+    pipeline.advance();
   }
 }
 
 template <typename Op>
-__device__ void gather(Shared& shared, const Op& op, uint32 columns, int units_k,
-                       const Shares& shares) {
-  RingPlace<stages> place;
-  const auto look_up = [&](int index) { return shares.order[index / units_k]; };
-  UnitWalk walk(shared.queue, shares.control + next_down, shares.control[num_parts] * units_k);
-  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;) {
+__device__ void produce(Shared& shared, const Op& op, uint32 columns, int units_k,
+                       const SumWork& work) {
+  PipelineState<stages> pipeline;
+  const auto look_up = [&](int index) { return work.order[index / units_k]; };
+  UnitIterator iterator(shared.queue, work.control + next_down, work.control[num_parts] * units_k);
+  for (WorkUnit unit; (unit = iterator.next(look_up)).index >= 0;) {
     const int block = block_of(unit.a), column = unit.index % units_k * unit_columns;
-    const int first = split_of(unit.a) == 0 ? 0 : shares.split[split_of(unit.a) - 1].x;
+    const int first = split_of(unit.a) == 0 ? 0 : work.split[split_of(unit.a) - 1].x;
     for (int source = 0, sources = op.num_sources(); source < sources; ++source)
-      gather_source(shared, place, op, op.weights(source), op.columns(source, block, first),
+      gather_source(shared, pipeline, op, op.weights(source), op.columns(source, block, first),
                     op.members(block) + first, unit.b, column, columns,
-                    [&](int left) { if (source == sources - 1) walk.approach_end(left, look_up); });
+                    [&](int left) { if (source == sources - 1) iterator.prefetch_next(left, look_up); });
   }
 }
 
 // A warpgroup's sums over the next `steps` stages.
-__device__ __forceinline__ void sum_steps(Shared& shared, RingPlace<stages>& place, int steps,
+__device__ __forceinline__ void sum_steps(Shared& shared, PipelineState<stages>& pipeline, int steps,
                                           float (&d)[128]) {
   const int consumer = threadIdx.x / 128 - 1;
   for (int step = 0; step < steps; ++step) {
-    barrier_wait(&shared.full[place.stage], place.parity);
+    barrier_wait(&shared.full[pipeline.stage], pipeline.parity);
     fence_async_proxy();
     wgmma_begin();
-    const uint32 a = smem_address(shared.h[place.stage]);
-    const uint32 b = smem_address(shared.w[place.stage][consumer * 4]);
+    const uint32 a = smem_address(shared.h[pipeline.stage]);
+    const uint32 b = smem_address(shared.w[pipeline.stage][consumer * 4]);
 #pragma unroll
     for (int s = 0; s < stage_entries / 16; ++s)
       wgmma_n256<1, 1>(d, operand(a + 2048 * s, 0, 1024),
                        operand(b + 2048 * s, panel_bytes, 1024), step > 0 || s > 0);
     wgmma_commit();
     wgmma_wait<1>();
-    if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
-    place.advance();
+    if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[pipeline.previous()]);
+    pipeline.advance();
   }
   wgmma_wait<0>();
-  if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
+  if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[pipeline.previous()]);
 }
 
 // Eight neighbouring columns of a row of sums, as bf16 and a 16-byte store: of the row that `half` of
@@ -175,26 +175,26 @@ __device__ __forceinline__ void store(const Output& to, Sum sum) {
   }
 }
 
-// The 128 sums that a thread of a multiplying warpgroup has.
+// The 128 sums that a thread of a consumer warpgroup holds.
 struct Tile {
   using Values = float[128];
-  static constexpr int quads = 32, threads = block_threads - gather_threads;
+  static constexpr int quads = 32, threads = block_threads - producer_threads;
   static __device__ __forceinline__ float& at(Values& d, int i) { return d[i]; }
   static __device__ __forceinline__ float at(const Values& d, int i) { return d[i]; }
-  static __device__ __forceinline__ int thread() { return threadIdx.x - gather_threads; }
+  static __device__ __forceinline__ int thread() { return threadIdx.x - producer_threads; }
   static __device__ __forceinline__ void sync() { named_barrier(1, threads); }
 };
 
 // `token_M`: the row of y that each token of a block is, or null where it is its number.
-__device__ void multiply(Shared& shared, int num_sources, int m, int k, int units_k,
-                         const Shares& shares, const bf16* bias, const int* token_M, bf16* y) {
+__device__ void consume(Shared& shared, int num_sources, int m, int k, int units_k,
+                         const SumWork& work, const bf16* bias, const int* token_M, bf16* y) {
   __shared__ bool last;
   const int lane = threadIdx.x % 32, consumer = threadIdx.x / 128 - 1;
   const int first_row = threadIdx.x / 32 % 4 * 16;
   float d[128];
-  RingPlace<stages> place;
-  UnitReader walk(shared.queue);
-  for (WorkUnit unit; (unit = walk.next()).index >= 0;) {
+  PipelineState<stages> pipeline;
+  UnitReader iterator(shared.queue);
+  for (WorkUnit unit; (unit = iterator.next()).index >= 0;) {
     const int entries = unit.b, slice = unit.index % units_k;
     Output unit_y{y, bias, k, slice * unit_columns + consumer * 256};
 #pragma unroll
@@ -206,27 +206,27 @@ __device__ void multiply(Shared& shared, int num_sources, int m, int k, int unit
       store(unit_y, [](int) { return 0.0f; });
       continue;
     }
-    sum_steps(shared, place, (entries + stage_entries - 1) / stage_entries * num_sources, d);
+    sum_steps(shared, pipeline, (entries + stage_entries - 1) / stage_entries * num_sources, d);
     const uint32 split = split_of(unit.a);
-    if (split == 0 || add_parts<Tile>(last, shares, split - 1, units_k, slice, d))
+    if (split == 0 || add_parts<Tile>(last, work, split - 1, units_k, slice, d))
       store(unit_y, [&](int i) { return d[i]; });
   }
 }
 
-constexpr int gather_registers = 88, multiply_registers = 208;
+constexpr int producer_registers = 88, consumer_registers = 208;
 
-// The body of a kernel: y ← the sums + bias (or null), see `multiply`.
+// The body of a kernel: y ← the sums + bias (or null), see `consume`.
 template <typename Op>
 __device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int k,
-                                    const Shares& shares, const int* token_M, bf16* y_MK) {
-  Shared& shared = begin<Shared>(gather_threads);
+                                    const SumWork& work, const int* token_M, bf16* y_MK) {
+  Shared& shared = begin<Shared>(producer_threads);
   const int units_k = (k + unit_columns - 1) / unit_columns;
-  if (threadIdx.x < gather_threads) {
-    registers_decrease<gather_registers>();
-    gather(shared, op, k, units_k, shares);
+  if (threadIdx.x < producer_threads) {
+    registers_decrease<producer_registers>();
+    produce(shared, op, k, units_k, work);
   } else {
-    registers_increase<multiply_registers>();
-    multiply(shared, op.num_sources(), m, k, units_k, shares, bias_K, token_M, y_MK);
+    registers_increase<consumer_registers>();
+    consume(shared, op.num_sources(), m, k, units_k, work, bias_K, token_M, y_MK);
   }
 }
 

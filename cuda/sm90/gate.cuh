@@ -1,11 +1,13 @@
-// relu(x · Wᵀ) by wgmma, packed as it comes: what gate_union and gate_twell share.
+// relu(x · Wᵀ) by wgmma, packed in the epilogue: shared by gate_union and gate_twell.
 //
-// x_MK, w_NK bf16 row-major. Block tile 128 tokens × 256 neurons × 64 k, two blocks a cluster that
-// share the weight tile: each loads half of it and multicasts. Warp 0 feeds a ring of stages through
-// TMA; where the tokens' rows do not lie together, warps 0 and 3 gather those with cp.async. Two consumer warpgroups hold 64 tokens × 256 neurons each. A consumer leaves its bf16 tile in
-// shared memory, neuron by neuron, and goes on to the next while warp 1 or 2 packs it (H200, 16384 ×
-// 2048 × 5632, 2.6% of neurons firing, gate_union: 0.501 ms, as cuBLAS without packing; 0.522 with
-// the packing done by the consumers). Persistent: grid = clusters that fit at once.
+// x_MK, w_NK bf16 row-major. Block tile 128 tokens × 256 neurons × 64 k; two blocks form a
+// cluster and share the weight tile: each loads half of it and multicasts it. Warp 0 is the producer and
+// fills a ring of stages through TMA; where the tokens' rows are not contiguous, warps 0 and 3 gather
+// them with cp.async. Two
+// consumer warpgroups hold 64 tokens × 256 neurons each. A consumer stores its bf16 tile in shared
+// memory, neuron by neuron, and continues with the next while warp 1 or 2 packs it (H200, 16384 × 2048 ×
+// 5632, 2.6% of neurons firing, gate_union: 0.501 ms, the time of cuBLAS without packing; 0.522 with the
+// packing done by the consumers). Persistent: the grid is as many clusters as fit at once.
 //
 // A `Pack` is called by one warp with such a tile: `pack(out, first, neuron, place)`; `out` is
 // [256 neurons][8 chunks of 8 tokens], chunk c of neuron n at c ^ n % 8; `first` is the first token,
@@ -103,7 +105,7 @@ __device__ void produce_scattered(Shared& shared, const ScatteredTokens& tokens,
 
 // FATReLU: what is not above the threshold becomes zero, once it is rounded, as a dense model would
 // compare it. NaN passes, as through a dense relu.
-__device__ __forceinline__ void cut(float (&d)[128], float threshold) {
+__device__ __forceinline__ void apply_threshold(float (&d)[128], float threshold) {
 #pragma unroll
   for (int i = 0; i < 128; ++i)
     if (bf16_low(pack_bf16(d[i], 0.0f)) <= threshold) d[i] = 0.0f;
@@ -123,14 +125,14 @@ __device__ __forceinline__ void add_bias(float (&d)[128], const bf16* bias, int 
 
 // What lies past M or N must not fire, as a bias would have it, and NaN or infinity times the zeros
 // that TMA fills in. `rows`, `columns`: how many there are from this thread's first ones on.
-__device__ __forceinline__ void cut_edges(float (&d)[128], int rows, int columns) {
+__device__ __forceinline__ void zero_out_of_range(float (&d)[128], int rows, int columns) {
 #pragma unroll
   for (int i = 0; i < 128; ++i)
     if (i / 2 % 2 * 8 >= rows || i / 4 * 8 >= columns) d[i] = 0.0f;
 }
 
-// The warp's part of the tile, relu'd and transposed: 16 tokens of every neuron.
-__device__ __forceinline__ void leave(const float (&d)[128], uint4 (&out)[tile_n][8]) {
+// Stores the warp's part of the tile, after relu and transposed: 16 tokens of every neuron.
+__device__ __forceinline__ void store_tile(const float (&d)[128], uint4 (&out)[tile_n][8]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   // Lane l names row l%8 of matrix l/8: neuron within an octet; matrices are octet, 8 tokens.
   const int neuron = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
@@ -197,10 +199,10 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
     const int first = tile.m + consumer * 64;
     const int row = first + threadIdx.x / 32 % 4 * 16 + lane / 4, column = tile.n + 2 * (lane % 4);
     if (bias != nullptr) add_bias(d, bias, column, n);
-    if (first + block_tokens > m || tile.n + tile_n > n) cut_edges(d, m - row, n - column);
-    if (threshold > 0.0f) cut(d, threshold);
+    if (first + block_tokens > m || tile.n + tile_n > n) zero_out_of_range(d, m - row, n - column);
+    if (threshold > 0.0f) apply_threshold(d, threshold);
     barrier_wait(&shared.out_empty[consumer], parity ^ 1);
-    leave(d, shared.out[consumer]);
+    store_tile(d, shared.out[consumer]);
     barrier_arrive(&shared.out_full[consumer]);
     parity ^= 1;
   }
@@ -250,7 +252,7 @@ __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredT
     else
       consume<false>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N);
   }
-  cluster_sync();  // no block leaves while the other may still write into it
+  cluster_sync();  // no block exits while the other may still write into its shared memory
 }
 
 constexpr int gate_threads = 384;

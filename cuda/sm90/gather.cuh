@@ -1,12 +1,13 @@
-// What the two kernels that gather weight rows share: who is who in a block of threads, and the
-// ring of shared-memory stages between the gathering warpgroup and the two that multiply.
+// Shared by the kernels that gather weight rows: the roles of the warpgroups of a block, and the ring of
+// shared-memory stages between the producer warpgroup, which gathers, and the two consumer warpgroups,
+// which multiply.
 #pragma once
 #include "common/union.cuh"
-#include "common/unit_taker.cuh"
+#include "common/tile_scheduler.cuh"
 #include "sm90/hopper.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int gather_threads = 128;  // warpgroup 0; warpgroups 1 and 2 multiply
+constexpr int producer_threads = 128;  // warpgroup 0; warpgroups 1 and 2 are consumers
 constexpr int block_threads = 384;
 
 // Where 16 bytes, chunk `chunk` of 128-byte row `row`, lie in a tile with the 128-byte swizzle.
@@ -14,9 +15,9 @@ __device__ __forceinline__ uint32 swizzled(int row, int chunk) {
   return row * 128 + ((chunk ^ row % 8) << 4);
 }
 
-// A place in a ring of stages, and the parity of its barriers this time round.
+// The current stage of a ring, and the parity of its barriers in this round.
 template <int stages>
-struct RingPlace {
+struct PipelineState {
   int stage = 0;
   uint32 parity = 0;
 
@@ -29,18 +30,18 @@ struct RingPlace {
   __device__ int previous() const { return stage == 0 ? stages - 1 : stage - 1; }
 };
 
-// The gathering side hands a stage over with `copy_arrive`, which does not wait: the copies arrive
-// at its barrier by themselves when they are done. Who multiplies calls `fence_async_proxy` after
-// its wait; on the gathering side that fence would wait for every copy under way (H200, union_up at
-// 16384 × 2048 × 5632, 648 entries a block: 0.21 instead of 0.18 ms).
+// The producer hands a stage over with `copy_arrive`, which does not wait: each copy arrives at the
+// stage's barrier when it is done. The consumers call `fence_async_proxy` after their wait; in the
+// producer that fence would wait for all outstanding copies (H200, union_up at 16384 × 2048 × 5632, 648
+// entries per block: 0.21 instead of 0.18 ms).
 
-// How thread 0 hands its work units to all.
+// The queue through which thread 0 hands work units to all threads.
 struct UnitQueue {
   static constexpr int depth = 4;
   WorkUnit unit[depth];
   uint64 full[depth], empty[depth];
 
-  // One thread, before the block's first barrier.
+  // Called by one thread, before the block's first barrier.
   __device__ void init() {
     for (int i = 0; i < depth; ++i) {
       barrier_init(&full[i], 1);
@@ -49,7 +50,7 @@ struct UnitQueue {
   }
 };
 
-// A thread's walk through the queue.
+// A thread's reading position in the queue.
 struct UnitReader {
   UnitQueue& queue;
   int it = 0;
@@ -66,15 +67,15 @@ struct UnitReader {
   }
 };
 
-// That of a gathering thread.
-struct UnitWalk : UnitReader, UnitTaker {
-  __device__ UnitWalk(UnitQueue& to, uint32* next_index, int units)
-      : UnitReader(to), UnitTaker(next_index, units) {}
+// The work units as a producer thread sees them: thread 0 schedules them, the others read the queue.
+struct UnitIterator : UnitReader, TileScheduler {
+  __device__ UnitIterator(UnitQueue& to, uint32* next_index, int units)
+      : UnitReader(to), TileScheduler(next_index, units) {}
 
   template <typename LookUp>
   __device__ WorkUnit next(LookUp look_up) {
     if (threadIdx.x != 0) return UnitReader::next();
-    const WorkUnit unit = take(look_up);
+    const WorkUnit unit = fetch(look_up);
     barrier_wait(&queue.empty[place()], parity() ^ 1);
     queue.unit[place()] = unit;
     barrier_arrive(&queue.full[place()]);
@@ -83,9 +84,11 @@ struct UnitWalk : UnitReader, UnitTaker {
   }
 };
 
-// How a kernel of `block_threads` threads begins: its shared memory, barriers ready.
+// The prologue of a kernel of `block_threads` threads: returns its shared memory with barriers
+// initialised.
 //
-// full_arrivals: when a stage is full; it is empty when both multiplying warpgroups have read it.
+// full_arrivals: arrivals after which a stage is full. It is empty when both consumer warpgroups have
+// read it.
 template <typename Shared>
 __device__ __forceinline__ Shared& begin(int full_arrivals) {
   extern __shared__ unsigned char raw[];

@@ -1,11 +1,11 @@
-// Products of a token block with the weight rows of its union: what union_up and columns_grad share.
+// Products of a token block with the weight rows of its union: shared by union_up and columns_grad.
 //
 // The weight rows that the members of a unit name are gathered with cp.async, 64 k at a time, while
-// TMA brings the tokens, or cp.async where their rows do not lie together. Each multiplying warpgroup
-// holds 64 tokens × 128 members. products.cuh has what an `Op` says.
+// TMA loads the tokens, or cp.async where their rows are not contiguous. Each consumer warpgroup holds
+// 64 tokens × 128 members. products.cuh has what an `Op` says.
 //
-// Plain arrays in `multiply`, not an object a unit, and no branches in `finish`: else the compiler
-// keeps them in local memory.
+// `consume` uses plain arrays, not an object per unit, and `finish` has no branches: otherwise the
+// compiler keeps the values in local memory.
 #pragma once
 #include "common/products.cuh"
 #include "sm90/gather.cuh"
@@ -22,8 +22,8 @@ struct Shared {
   UnitQueue queue;
 };
 
-constexpr int rows = unit_members * 8 / gather_threads;  // 16-byte chunks a thread and step
-constexpr int row_step = gather_threads / 8, step_group = 4;
+constexpr int rows = unit_members * 8 / producer_threads;  // 16-byte chunks a thread and step
+constexpr int row_step = producer_threads / 8, step_group = 4;
 
 // The member of a unit that this lane finishes j-th.
 __device__ __forceinline__ int member_of(int j) {
@@ -37,7 +37,7 @@ struct PlaceOfLane {
   }
 };
 
-constexpr int token_rows = block_tokens * 8 / gather_threads;  // likewise, of tokens
+constexpr int token_rows = block_tokens * 8 / producer_threads;  // likewise, of tokens
 
 // Where the tokens are: a matrix for TMA, which is not used where `row_of` says which row each is.
 struct Tokens {
@@ -56,35 +56,35 @@ struct Sources {
 // Up to `step_group` stages. `whole`: every row is present and every k inside, which saves the
 // predicates: four warps issue all copies, and their instructions are what the kernel waits for.
 template <bool whole, bool scattered>
-__device__ __forceinline__ void gather_steps(Shared& shared, RingPlace<stages>& place,
+__device__ __forceinline__ void gather_steps(Shared& shared, PipelineState<stages>& pipeline,
                                              const Tokens& tokens, int block, Sources& from,
                                              int entries, int step, int end, uint32 k) {
   const uint32 chunk = threadIdx.x % 8, to_thread = swizzled(threadIdx.x / 8, chunk);
 #pragma unroll
   for (int ahead = 0; ahead < step_group; ++ahead, ++step) {
     if (!whole && step >= end) break;
-    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+    barrier_wait(&shared.empty[pipeline.stage], pipeline.parity ^ 1);
     const uint32 bytes = whole || step * tile_k + chunk * 8 < k ? 16 : 0;
     if (scattered) {
-      const uint32 to = smem_address(shared.x[place.stage]) + to_thread;
+      const uint32 to = smem_address(shared.x[pipeline.stage]) + to_thread;
       const int present = tokens.m - block * block_tokens - static_cast<int>(threadIdx.x / 8);
 #pragma unroll
       for (int i = 0; i < token_rows; ++i)
         copy16_async(to + i * row_step * 128, from.token[i] + ahead * tile_k,
                      whole || i * row_step < present ? bytes : 0);
-      if (threadIdx.x == 0) barrier_arrive(&shared.full[place.stage]);
+      if (threadIdx.x == 0) barrier_arrive(&shared.full[pipeline.stage]);
     } else if (threadIdx.x == 0) {
-      barrier_arrive_expect(&shared.full[place.stage], bytes_x);
-      tma_load(shared.x[place.stage], tokens.map, &shared.full[place.stage], step * tile_k,
+      barrier_arrive_expect(&shared.full[pipeline.stage], bytes_x);
+      tma_load(shared.x[pipeline.stage], tokens.map, &shared.full[pipeline.stage], step * tile_k,
                block * block_tokens);
     }
-    const uint32 to = smem_address(shared.w[place.stage]) + to_thread;
+    const uint32 to = smem_address(shared.w[pipeline.stage]) + to_thread;
 #pragma unroll
     for (int i = 0; i < rows; ++i)
       if (whole || i * row_step < entries)
         copy16_async(to + i * row_step * 128, from.weight[i] + ahead * tile_k, bytes);
-    copy_arrive(&shared.full[place.stage]);
-    place.advance();
+    copy_arrive(&shared.full[pipeline.stage]);
+    pipeline.advance();
   }
 #pragma unroll
   for (int i = 0; i < rows; ++i) from.weight[i] += step_group * tile_k;
@@ -93,12 +93,12 @@ __device__ __forceinline__ void gather_steps(Shared& shared, RingPlace<stages>& 
 }
 
 template <bool scattered, typename Op>
-__device__ void gather(Shared& shared, const Op& op, const Tokens& tokens, const bf16* w, uint32 k,
+__device__ void produce(Shared& shared, const Op& op, const Tokens& tokens, const bf16* w, uint32 k,
                        int steps, const uint2* unit, uint32* control) {
-  RingPlace<stages> place;
+  PipelineState<stages> pipeline;
   const auto look_up = [&](int index) { return unit[index]; };
-  UnitWalk walk(shared.queue, control + next_up, control[num_units]);
-  for (WorkUnit own; (own = walk.next(look_up)).index >= 0;) {
+  UnitIterator iterator(shared.queue, control + next_up, control[num_units]);
+  for (WorkUnit own; (own = iterator.next(look_up)).index >= 0;) {
     const int block = own.a >> 16, start = (own.a & 0xffffu) * unit_members;
     const int entries = own.b;
     const uint32* members = op.members(block) + start;
@@ -119,25 +119,25 @@ __device__ void gather(Shared& shared, const Op& op, const Tokens& tokens, const
     const bool all_tokens = !scattered || (block + 1) * block_tokens <= tokens.m;
     if (entries >= unit_members && all_tokens && k % (step_group * tile_k) == 0) {
       for (int step = 0; step < steps; step += step_group) {
-        walk.approach_end(steps - step, look_up);
-        gather_steps<true, scattered>(shared, place, tokens, block, from, entries, step, steps, k);
+        iterator.prefetch_next(steps - step, look_up);
+        gather_steps<true, scattered>(shared, pipeline, tokens, block, from, entries, step, steps, k);
       }
     } else {
       for (int step = 0; step < steps; step += step_group) {
-        walk.approach_end(steps - step, look_up);
-        gather_steps<false, scattered>(shared, place, tokens, block, from, entries, step, steps, k);
+        iterator.prefetch_next(steps - step, look_up);
+        gather_steps<false, scattered>(shared, pipeline, tokens, block, from, entries, step, steps, k);
       }
     }
   }
 }
 
 template <typename Op>
-__device__ void multiply(Shared& shared, const Op& op, int steps) {
+__device__ void consume(Shared& shared, const Op& op, int steps) {
   const int consumer = threadIdx.x / 128 - 1;
   float d[64];
-  RingPlace<stages> place;
-  UnitReader walk(shared.queue);
-  for (WorkUnit own; (own = walk.next()).index >= 0;) {
+  PipelineState<stages> pipeline;
+  UnitReader iterator(shared.queue);
+  for (WorkUnit own; (own = iterator.next()).index >= 0;) {
     const Part part{static_cast<int>(own.a >> 16), static_cast<int>(own.a & 0xffffu),
                     static_cast<int>(own.b)};
     uint32 name[members_lane];
@@ -146,11 +146,11 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
       name[j] = member_of(j) < part.members ? op.name(part, member_of(j)) : no_entry;
     uint2 a[members_lane], b[members_lane];
     for (int step = 0; step < steps; ++step) {
-      barrier_wait(&shared.full[place.stage], place.parity);
+      barrier_wait(&shared.full[pipeline.stage], pipeline.parity);
       fence_async_proxy();
       wgmma_begin();
-      const uint32 x = smem_address(shared.x[place.stage]);
-      const uint32 w = smem_address(shared.w[place.stage] + consumer * 128 * tile_k);
+      const uint32 x = smem_address(shared.x[pipeline.stage]);
+      const uint32 w = smem_address(shared.w[pipeline.stage] + consumer * 128 * tile_k);
 #pragma unroll
       for (int k = 0; k < tile_k / 16; ++k)
         wgmma_n128<0, 0>(d, operand(x + 32 * k, 0, 1024), operand(w + 32 * k, 0, 1024),
@@ -162,11 +162,11 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
           if (name[j] != no_entry) op.fetch(part, name[j], PlaceOfLane(), a[j], b[j]);
       }
       wgmma_wait<1>();
-      if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
-      place.advance();
+      if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[pipeline.previous()]);
+      pipeline.advance();
     }
     wgmma_wait<0>();
-    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.previous()]);
+    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[pipeline.previous()]);
     if (Op::shifts) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) d[i] += op.shift();
@@ -179,7 +179,7 @@ __device__ void multiply(Shared& shared, const Op& op, int steps) {
       if (name[j] != no_entry)
         sum += op.finish(part, member_of(j), name[j], PlaceOfLane(), sums, a[j], b[j]);
     }
-    op.end(part, threadIdx.x / 32 - gather_threads / 32, sum);
+    op.end(part, threadIdx.x / 32 - producer_threads / 32, sum);
   }
 }
 
@@ -188,16 +188,16 @@ template <typename Op>
 __device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const bf16* w_NK, int k,
                                     const uint2* unit, uint32* control) {
   const int steps = (k + tile_k - 1) / tile_k;
-  Shared& shared = begin<Shared>(gather_threads + 1);
-  if (threadIdx.x < gather_threads) {
+  Shared& shared = begin<Shared>(producer_threads + 1);
+  if (threadIdx.x < producer_threads) {
     registers_decrease<120>();
     if (tokens.row_of != nullptr)
-      gather<true>(shared, op, tokens, w_NK, k, steps, unit, control);
+      produce<true>(shared, op, tokens, w_NK, k, steps, unit, control);
     else
-      gather<false>(shared, op, tokens, w_NK, k, steps, unit, control);
+      produce<false>(shared, op, tokens, w_NK, k, steps, unit, control);
   } else {
     registers_increase<192>();
-    multiply(shared, op, steps);
+    consume(shared, op, steps);
   }
 }
 

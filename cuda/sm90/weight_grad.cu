@@ -11,8 +11,8 @@
 // On real traces (16384 tokens, 16–44 fired neurons each) a group's rows are 0.46–0.63 of its
 // (token, neuron) pairs; of groups of 16, 0.56–0.74; of 64, 0.33–0.50 at twice the products.
 //
-// A group of neurons that is split leaves its parts' sums in memory; who comes last adds them up,
-// in their order: the same bits every time.
+// Where a group of neurons is split, its parts' sums are stored in memory; the unit that finishes last
+// adds them in the order of the parts, so that the result is deterministic.
 #include "sm90/down.cuh"
 #include "common/weight_sums.cuh"
 
@@ -44,29 +44,29 @@ struct Rows {
   __device__ uint32 place(uint32, int row) const { return row * values; }
 };
 
-__device__ void gather(Shared& shared, const Arguments& a, int units) {
-  RingPlace<stages> place;
+__device__ void produce(Shared& shared, const Arguments& a, int units) {
+  PipelineState<stages> pipeline;
   const int values = a.row_values();
   const auto look_up = [&](int index) { return a.work[index % units]; };
-  UnitWalk walk(shared.queue, a.progress + next_unit, units * 2 * a.slices);
-  for (WorkUnit unit; (unit = walk.next(look_up)).index >= 0;) {
+  UnitIterator iterator(shared.queue, a.progress + next_unit, units * 2 * a.slices);
+  for (WorkUnit unit; (unit = iterator.next(look_up)).index >= 0;) {
     const int slice = unit.index / units;
     const bool of_x = a.of_x(slice);
     const bf16* from = a.piece_values + static_cast<uint64>(unit.a) * values +
                        (of_x ? 0 : values - group_neurons);
-    gather_source(shared, place, Rows{values}, of_x ? a.x : a.dy, from,
+    gather_source(shared, pipeline, Rows{values}, of_x ? a.x : a.dy, from,
                   (of_x ? a.piece_x : a.piece_dy) + unit.a, unit.b, a.first_column(slice), a.k,
-                  [&](int left) { walk.approach_end(left, look_up); });
+                  [&](int left) { iterator.prefetch_next(left, look_up); });
   }
 }
 
 template <bool add>
-__device__ void multiply(Shared& shared, const Arguments& a, int units) {
+__device__ void consume(Shared& shared, const Arguments& a, int units) {
   __shared__ bool last;
   float d[128];
-  RingPlace<stages> place;
-  UnitReader walk(shared.queue);
-  for (WorkUnit own; (own = walk.next()).index >= 0;) {
+  PipelineState<stages> pipeline;
+  UnitReader iterator(shared.queue);
+  for (WorkUnit own; (own = iterator.next()).index >= 0;) {
     const int slice = own.index / units;
     const Unit unit = a.unit[own.index % units];
     if (own.b == 0) {
@@ -74,7 +74,7 @@ __device__ void multiply(Shared& shared, const Arguments& a, int units) {
       continue;
     }
     if (add) prefetch_sums<GradTile>(a, unit.group, slice);
-    sum_steps(shared, place, (own.b + stage_entries - 1) / stage_entries, d);
+    sum_steps(shared, pipeline, (own.b + stage_entries - 1) / stage_entries, d);
     if (unit.parts == 1 ||
         add_parts<GradTile>(last, a, slice, unit.slot, unit.part, unit.parts, d))
       store_gradient<GradTile, add>(a, unit.group, slice, [&](int i) { return d[i]; });
@@ -88,20 +88,20 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
                 const uint32* piece_x, const uint32* piece_dy, const bf16* piece_values,
                 uint32* progress, float* sums, int gated, int output, void* gate_NK, void* up_NK,
                 void* down_NK) {
-  Shared& shared = begin<Shared>(gather_threads);
+  Shared& shared = begin<Shared>(producer_threads);
   const int slices = (k + unit_columns - 1) / unit_columns, units = control[total_units];
   const Arguments a{k,       n,        slices,       gated != 0, x_MK, dy_MK,
                     order,   unit,     work,         piece_x,    piece_dy,
                     piece_values, progress, sums,    output != bf16_values, gate_NK, up_NK, down_NK};
-  if (threadIdx.x < gather_threads) {
-    registers_decrease<gather_registers>();
-    gather(shared, a, units);
+  if (threadIdx.x < producer_threads) {
+    registers_decrease<producer_registers>();
+    produce(shared, a, units);
   } else {
-    registers_increase<multiply_registers>();
+    registers_increase<consumer_registers>();
     if (output == added_to_fp32)
-      multiply<true>(shared, a, units);
+      consume<true>(shared, a, units);
     else
-      multiply<false>(shared, a, units);
+      consume<false>(shared, a, units);
   }
 }
 

@@ -1,0 +1,83 @@
+// The reduction of a split sum (split-K): each work unit stores its partial sums in memory, and the unit
+// that finishes last adds all of them, in the order of the parts, so that the result is deterministic.
+//
+// A `Tile` says which of a unit's sums a thread holds:
+//
+//   Values, at(d, i)   its sums, and the i-th of them
+//   quads              the number of its sums, divided by four
+//   threads            the number of threads that hold sums
+//   thread(), sync()   this thread's number among them, and a barrier for them
+#pragma once
+#include "common/union.cuh"
+
+namespace {
+// Counts one part as stored. Returns true for the last part: then the sums of all parts can be read.
+// Called by all threads that hold sums.
+template <typename Tile>
+__device__ __forceinline__ bool is_last_part(bool& last, uint32* arrived, int parts) {
+  __threadfence();
+  Tile::sync();
+  if (Tile::thread() == 0) last = atomicAdd(arrived, 1) == parts - 1;
+  Tile::sync();
+  if (last) __threadfence();
+  return last;
+}
+
+template <typename Tile>
+__device__ __forceinline__ void store_partial_sums(float4* to, int stride,
+                                                   const typename Tile::Values& d) {
+#pragma unroll
+  for (int i = 0; i < Tile::quads; ++i)
+    __stcg(to + i * stride, make_float4(Tile::at(d, 4 * i), Tile::at(d, 4 * i + 1),
+                                        Tile::at(d, 4 * i + 2), Tile::at(d, 4 * i + 3)));
+}
+template <typename Tile>
+__device__ __forceinline__ void add_partial_sums(const float4* from, int stride,
+                                                 typename Tile::Values& d) {
+#pragma unroll
+  for (int i = 0; i < Tile::quads; ++i) {
+    const float4 more = __ldcg(from + i * stride);
+    Tile::at(d, 4 * i) += more.x;
+    Tile::at(d, 4 * i + 1) += more.y;
+    Tile::at(d, 4 * i + 2) += more.z;
+    Tile::at(d, 4 * i + 3) += more.w;
+  }
+}
+
+// The work of a kernel that sums over a block's members (union.cuh, units.cuh).
+struct SumWork {
+  const uint2* order;
+  const uint2* split;  // null where nothing is split
+  uint32* arrived;     // [splits][units_k]: at a block's first part, how many of its parts are stored
+  float* sums;         // [splits][units_k][sums of a unit], in the order of the threads
+  uint32* control;
+};
+
+// Fields of the first word of a unit in `order`: the block, and 1 + the place in `split` (0: not split).
+__device__ __forceinline__ int block_of(uint32 word) { return word & 0xffffu; }
+__device__ __forceinline__ uint32 split_of(uint32 word) { return word >> 16; }
+
+// Where this thread's sums of one part are stored: groups of four, `Tile::threads` apart.
+template <typename Tile>
+__device__ __forceinline__ float4* sums_of(const SumWork& work, int place, int units_k, int slice) {
+  const uint64 unit = static_cast<uint64>(place) * units_k + slice;
+  return reinterpret_cast<float4*>(work.sums + unit * (4 * Tile::quads * Tile::threads)) +
+         Tile::thread();
+}
+
+// Stores the sums of one part of a heavy block. Returns true for the last part: then `d` holds the sums
+// of all parts.
+template <typename Tile>
+__device__ __forceinline__ bool add_parts(bool& last, const SumWork& work, int place, int units_k,
+                                          int slice, typename Tile::Values& d) {
+  const uint2 split = work.split[place];
+  const int parts = split.y & 0xffffu, first = place - (split.y >> 16);
+  store_partial_sums<Tile>(sums_of<Tile>(work, place, units_k, slice), Tile::threads, d);
+  if (!is_last_part<Tile>(last, work.arrived + first * units_k + slice, parts)) return false;
+#pragma unroll
+  for (int i = 0; i < 4 * Tile::quads; ++i) Tile::at(d, i) = 0.0f;
+  for (int part = 0; part < parts; ++part)
+    add_partial_sums<Tile>(sums_of<Tile>(work, first + part, units_k, slice), Tile::threads, d);
+  return true;
+}
+}  // namespace

@@ -68,7 +68,7 @@ def hybrid_ffn_training(  # noqa: PLR0917
         w: the FFN; its threshold must be 0 (ReLU).
         width: W; rows with more non-zeros, or with a tile that overflows TwELL, are dense.
         backup_rows: R; further dense rows are computed again in the backward pass, and counted in
-            ``stats.again``. 0 where there will be none.
+            ``stats.recomputed``. 0 where there will be none.
         order: as there; nothing but ``stats.union_sum`` depends on it.
         shared: as there.
 
@@ -88,8 +88,8 @@ def hybrid_ffn_training(  # noqa: PLR0917
         *((None,) * 3 if shared is None else shared.weights),
         *((None,) * 3 if shared is None or shared.sums is None else shared.sums),
     )
-    again = (Hybrid(*saved).counted[0] - backup_rows).clamp(min=0).long()
-    return y_MK, FFNStats(l1_sum, nnz_M, fired_N, union_sum, again=again)
+    recomputed = (Hybrid(*saved).counted[0] - backup_rows).clamp(min=0).long()
+    return y_MK, FFNStats(l1_sum, nnz_M, fired_N, union_sum, recomputed=recomputed)
 
 
 @torch.library.custom_op("sparsellm::hybrid_ffn_forward", mutates_args=(), device_types=_DEVICES)

@@ -11,7 +11,7 @@ from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.types import TokenOrder
 
 # Fewer tokens, such as those of decoding steps, are hardly worth a sort.
-LEAST_TOKENS = 1024
+MIN_TOKENS = 1024
 
 
 class PrefillOrder:
@@ -49,7 +49,7 @@ class PrefillOrder:
     def _sort(self, embedding: nn.Embedding, inputs: tuple[Any, ...], _: Tensor) -> None:
         ids_BT = inputs[0] if inputs else None
         self.order = None
-        if isinstance(ids_BT, Tensor) and ids_BT.numel() >= LEAST_TOKENS:
+        if isinstance(ids_BT, Tensor) and ids_BT.numel() >= MIN_TOKENS:
             self.order = token_order(ids_BT.long(), embedding.num_embeddings)
 
     def _forget(self, *_: object) -> None:

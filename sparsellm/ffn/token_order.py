@@ -21,7 +21,7 @@ EARLY_POSITIONS = 16
 # Bits of the key below that of early or not, 31 in all. What has more is sorted a little worse.
 _FREQUENCY_BITS, _ID_BITS = 13, 17
 # Tokens up to which comparing each with all is quicker than a general sort (the kernel's limit).
-_MOST_COMPARED = 32_768
+_MAX_COMPARED = 32_768
 
 
 def token_order(ids_BT: Tensor, vocab_size: int) -> TokenOrder:
@@ -51,7 +51,7 @@ def token_order(ids_BT: Tensor, vocab_size: int) -> TokenOrder:
 
 def _has_kernel(id_M: Tensor) -> bool:
     return (
-        0 < len(id_M) <= _MOST_COMPARED
+        0 < len(id_M) <= _MAX_COMPARED
         and id_M.is_cuda
         and not torch.compiler.is_compiling()
         and id_M.dtype == torch.int64

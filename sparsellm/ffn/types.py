@@ -33,7 +33,7 @@ class FFNStats(NamedTuple):
     # () fp32, see `reference.block_norm_sum`; None where it was not asked for.
     block_norm_sum: Tensor | None = None
     # () int64, tokens that the backward pass computes again; None where `union_sum` says it all.
-    again: Tensor | None = None
+    recomputed: Tensor | None = None
 
 
 class TokenOrder(NamedTuple):

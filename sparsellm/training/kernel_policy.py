@@ -51,7 +51,7 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
     if kernels == "sparse":
         refuse_sparse_without_gpu("ffn.kernels: sparse", device, "set ffn.kernels=auto")
     if device.type == "cuda" and kernels != "dense" and recipe.activation.exact_zeros:
-        reason = _why_not(recipe, device)
+        reason = unsupported_reason(recipe, device)
         if any_rank(reason is not None, device):
             reason = reason or "another rank cannot run the sparse kernels"
         elif kernels == "auto":
@@ -64,7 +64,7 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
     return reason
 
 
-def _why_not(recipe: Recipe, device: torch.device) -> str | None:
+def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:
     from sparsellm.ffn.kernels.gpu_architecture import unsupported
 
     shape = recipe.model

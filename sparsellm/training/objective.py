@@ -30,7 +30,9 @@ class LossSums(NamedTuple):
     fired_LN: Tensor  # (L, N) int32, tokens on which each neuron fired
     union_L: Tensor  # (L,) int64, Σ over blocks of 64 tokens of the neurons that any of them fires
     block_norm_sum: Tensor | None = None  # () fp32, Σ over layers; for `sparsity.union_coefficient`
-    again: Tensor | None = None  # () int64, layers with tokens that backward computes again (TwELL)
+    recomputed: Tensor | None = (
+        None  # () int64, layers with tokens that backward computes again (TwELL)
+    )
 
 
 class Objective(nn.Module):
@@ -79,7 +81,7 @@ class Objective(nn.Module):
             fired_LN=torch.stack([s.fired_N for s in stats]),
             union_L=torch.stack([s.union_sum for s in stats]),
             block_norm_sum=_total([s.block_norm_sum for s in stats]),
-            again=_total([None if s.again is None else s.again > 0 for s in stats]),
+            recomputed=_total([None if s.recomputed is None else s.recomputed > 0 for s in stats]),
         )
 
     def _order(self, inputs_BT: Tensor) -> TokenOrder | None:

@@ -40,7 +40,7 @@ class StepSums:
     def __init__(self, ffns: list[SparseFFN], num_tokens: int, device: torch.device) -> None:
         capacities = [ffn.capacity_for(num_tokens) for ffn in ffns]
         self._sparse = [capacity is not None for capacity in capacities]
-        # TwELL says itself what it has no room for (`LossSums.again`).
+        # TwELL says itself what it has no room for (`LossSums.recomputed`).
         fits = [
             capacity if capacity is not None and ffn.format == "union" else _NEVER
             for ffn, capacity in zip(ffns, capacities, strict=True)
@@ -56,8 +56,8 @@ class StepSums:
     def add(self, sums: LossSums) -> None:
         """Adds one micro-batch of this rank."""
         overflows = (sums.union_L > self._capacity_L).sum()
-        if sums.again is not None:
-            overflows = overflows + sums.again
+        if sums.recomputed is not None:
+            overflows = overflows + sums.recomputed
         totals = [sums.cross_entropy_sum, sums.l1_sum_L.sum(), overflows]
         self._sums[:3] += torch.stack([total.double() for total in totals])
         self._sums[6:] += torch.cat([sums.union_L, sums.nnz_LBT.sum((1, 2))])

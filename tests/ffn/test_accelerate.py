@@ -93,7 +93,7 @@ def orders(monkeypatch):
         return sparse_ffn(x_MK, w, down_NK, handle, token_M)
 
     monkeypatch.setattr(replace, "sparse_ffn", spy)
-    monkeypatch.setattr(prefill_order, "LEAST_TOKENS", 30)
+    monkeypatch.setattr(prefill_order, "MIN_TOKENS", 30)
     monkeypatch.setattr(replace, "FEW_TOKENS", 0)
     return seen
 
@@ -144,7 +144,7 @@ def test_an_order_does_not_outlive_its_forward_its_model_or_its_length(orders):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_token_order_under_compile(monkeypatch):
-    monkeypatch.setattr(prefill_order, "LEAST_TOKENS", 30)
+    monkeypatch.setattr(prefill_order, "MIN_TOKENS", 30)
     model = _model(LlamaConfig, LlamaForCausalLM)
     expected = model(TOKENS, use_cache=False).logits
     sparsellm.accelerate(model, token_order="auto")

@@ -93,11 +93,11 @@ def test_permuted_rows(m, k):
 @pytest.mark.usefixtures("architecture")
 def test_parts_of_heavy_blocks_cover_all_members_once(m, k, n, bias, loud):
     from sparsellm.ffn.kernels import union
-    from sparsellm.ffn.kernels.splits import MOST_PARTS, room_for_splits
+    from sparsellm.ffn.kernels.splits import MAX_PARTS, allocate_splits
 
     x_MK, w = _ffn(m, k, n, bias, loud)
     with poisoned():
-        splits = room_for_splits(x_MK, n)
+        splits = allocate_splits(x_MK, n)
         assert splits is not None
         gate = union.empty_union(m, n, DEVICE, splits)
         union.gate_union(x_MK, w.gate_NK, None, 0.0, gate)
@@ -106,7 +106,7 @@ def test_parts_of_heavy_blocks_cover_all_members_once(m, k, n, bias, loud):
     for word, size in gate.order[: int(gate.control[5])].tolist():
         block, place = word & 0xFFFF, (word & 0xFFFFFFFF) >> 16
         start, which = splits.part[place - 1].tolist() if place else (0, 1)
-        assert place <= MOST_PARTS
+        assert place <= MAX_PARTS
         parts.setdefault(block, []).append((start, size, which >> 16, which & 0xFFFF, place))
     assert sorted(parts) == list(range(len(total)))
     places = []
@@ -134,7 +134,7 @@ def test_inference_in_an_order_equals_float64_and_repeats(architecture, monkeypa
     from sparsellm.ffn.kernels import inference, union
 
     if path == "copying":
-        monkeypatch.setattr(union, "MOST_SCATTERED", 0)
+        monkeypatch.setattr(union, "MAX_GATHERED", 0)
     x_MK, w = _ffn(*ffn)
     down_NK, order = w.down_KN.t().contiguous(), _random_order(len(x_MK))
     with poisoned():

@@ -36,7 +36,7 @@ def _steps(run_path):
     return [record["step"] for record in _records(run_path)]
 
 
-def _go_on(folder, resumed, steps, keep=3):
+def _resume(folder, resumed, steps, keep=3):
     manifest = checkpoint.load(resumed).manifest
     keeper = saver.Saver(folder, keep, Lineage.of(manifest))
     for step in steps:
@@ -56,7 +56,7 @@ def test_going_back_sets_the_later_checkpoints_and_their_records_aside(run_path)
     assert _steps(aside) == list(range(1, 41))
     assert _names(folder) == ["latest", "step_00000030"]
     assert checkpoint.latest(folder) == folder / "step_00000030"  # also if it is killed now
-    _go_on(folder, folder / "step_00000030", (32, 34))
+    _resume(folder, folder / "step_00000030", (32, 34))
     assert _names(folder) == ["latest", "step_00000030", "step_00000032", "step_00000034"]
     (folder / "latest").unlink()
     assert checkpoint.latest(folder) == folder / "step_00000034"
@@ -66,7 +66,7 @@ def test_going_back_sets_the_later_checkpoints_and_their_records_aside(run_path)
 def test_what_was_set_aside_is_brought_back(run_path):
     folder = run_path / "checkpoints"
     begin_branch(run_path, folder / "step_00000030")
-    _go_on(folder, folder / "step_00000030", (32,))
+    _resume(folder, folder / "step_00000030", (32,))
     _record(run_path, range(1, 33))
     back = run_path / "abandoned" / "1" / "step_00000035"
     notes = begin_branch(run_path, back)

@@ -150,14 +150,14 @@ def launch_for(stem: str, like: torch.Tensor, grid: int, threads: int, *argument
     kernel.launch(grid, threads, addresses, stream)
 
 
-def workers(stem: str, like: torch.Tensor, units: int, each: int = 1) -> int:
+def grid_size(stem: str, like: torch.Tensor, units: int, each: int = 1) -> int:
     """Blocks of threads for so many units of work: at most ``each`` a multiprocessor."""
     return min(load(stem, like.get_device()).num_multiprocessors * each, units)
 
 
 def launch_source(source: Source, like: torch.Tensor, units: int, *arguments: Any) -> None:
     """`launch_for`, of an architecture's kernel, with as many blocks as so many units occupy."""
-    grid = workers(source.stem, like, units, source.blocks)
+    grid = grid_size(source.stem, like, units, source.blocks)
     launch_for(source.stem, like, grid, source.threads, *arguments)
 
 

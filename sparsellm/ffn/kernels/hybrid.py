@@ -15,12 +15,12 @@ from torch import Tensor
 
 from sparsellm.ffn.formats import COMPRESSION, ROUND_ROWS, Hybrid
 from sparsellm.ffn.kernels import twell
-from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.kernels.compile import grid_size, launch_for
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNGradients, FFNStats, FFNWeights, GradientSums
 
 # cuda/common/walk.cuh: rows of a block of threads, of whose non-zeros it must hold all
-_LIST_CAPACITY, _MOST_ROWS_EACH = 1024, 4
+_LIST_CAPACITY, _MAX_ROWS_EACH = 1024, 4
 _ROWS_THREADS, _TRANSPOSE_THREADS, _WEIGHT_THREADS = 256, 128, 128
 _SLICE_COLUMNS = 256  # cuda/common/walk.cuh: chunk_columns
 _SEGMENTS_PER_MULTIPROCESSOR = 2
@@ -35,7 +35,7 @@ class _Blocks(NamedTuple):
 
 
 def _blocks_of(num_tokens: int, width: int) -> _Blocks:
-    rows_each = min(_MOST_ROWS_EACH, _LIST_CAPACITY // width)
+    rows_each = min(_MAX_ROWS_EACH, _LIST_CAPACITY // width)
     return _Blocks(rows_each, -(-num_tokens // rows_each))
 
 
@@ -224,7 +224,7 @@ def _weight_grads(  # noqa: PLR0917
     else:
         adds = True
     slices = -(-k // _SLICE_COLUMNS)
-    segments = workers("hybrid_weight_grad", x_MK, m * width, _SEGMENTS_PER_MULTIPROCESSOR)
+    segments = grid_size("hybrid_weight_grad", x_MK, m * width, _SEGMENTS_PER_MULTIPROCESSOR)
     carry = torch.empty(segments, 2, 3, k, dtype=torch.float32, device=x_MK.device)
     for launch in range(2):
         launch_for(
@@ -266,7 +266,7 @@ def _add_dense_rows(  # noqa: PLR0917
     launch_for(
         "dense_rows_grad",
         x_MK,
-        workers("dense_rows_grad", x_MK, -(-n // 64) * -(-m // twell.GEMM_ROWS)),
+        grid_size("dense_rows_grad", x_MK, -(-n // 64) * -(-m // twell.GEMM_ROWS)),
         twell.GEMM_THREADS,
         *(x_MK, dy_MK, *first, *second, down_NK, d_l1, np.int32(n), np.int32(k), token_M),
         *(saved.row, saved.counted, control, np.int32(room)),

@@ -18,7 +18,7 @@ from sparsellm.ffn.formats import COMPRESSION
 from sparsellm.ffn.kernels import decode, twell, union
 from sparsellm.ffn.kernels.dense import dense_ffn
 from sparsellm.ffn.kernels.permute import permuted_rows
-from sparsellm.ffn.kernels.splits import room_for_splits
+from sparsellm.ffn.kernels.splits import allocate_splits
 from sparsellm.ffn.types import FFNWeights, Format
 
 
@@ -73,7 +73,7 @@ def _by_union(  # noqa: PLR0917
             rows_M = token_M
         else:
             x_MK = permuted_rows(x_MK, token_M)
-        splits = room_for_splits(x_MK, w.up_NK.shape[0])
+        splits = allocate_splits(x_MK, w.up_NK.shape[0])
     gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits)
     if w.gate_NK is None:
         union.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed, token_M=rows_M)
@@ -95,7 +95,7 @@ def costs_of(  # noqa: PLR0917
 # TwELL: 8 KB per non-zero at 8 TB/s.
 _ASSUMED_FIXED, _ASSUMED_PER_SHARE, _ASSUMED_PER_TOKEN_SHARE = 0.35, 1.1, 55.0
 _LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
-_MOST_COPIES = 6
+_MAX_COPIES = 6
 
 
 @functools.lru_cache(maxsize=256)
@@ -129,7 +129,7 @@ def _measure_costs(  # noqa: PLR0917
 
     # As in a model, no cache still holds the gate's weights when they are needed again.
     cache = torch.cuda.get_device_properties(device).L2_cache_size
-    x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MOST_COPIES)
+    x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MAX_COPIES)
     weights = [(matrix(n, k), matrix(n, k), matrix(k, n)) for _ in range(copies)]
     transposed = [down_KN.t().contiguous() for _, _, down_KN in weights]
 

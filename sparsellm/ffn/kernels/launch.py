@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 _ALLOW_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h
-_MOST_PARAMETER_BYTES = 4096
+_MAX_PARAMETER_BYTES = 4096
 
 # What `struct` makes of an argument.
 _CODES: dict[type, str] = {
@@ -54,7 +54,7 @@ class _Local(threading.local):
     """What a launch fills in: one set a thread, for making it anew would cost microseconds."""
 
     def __init__(self) -> None:
-        self.parameters = ctypes.create_string_buffer(_MOST_PARAMETER_BYTES)
+        self.parameters = ctypes.create_string_buffer(_MAX_PARAMETER_BYTES)
         self.pointers: dict[tuple[type, ...], ctypes.Array[ctypes.c_void_p]] = {}
         self.config = _Config((1, 1, 1), (1, 1, 1))
         self.config.attributes = ctypes.pointer(_Attribute(_ALLOW_OVERLAP, value=1))

@@ -1,7 +1,8 @@
-"""Room for heavy token blocks, which kernels that sum over a block's members split.
+"""Memory for split sums (split-K) of kernels that sum over a block's members.
 
-``cuda/common/units.cuh`` (`Splitting`) has when and how, ``cuda/common/parts.cuh`` what becomes of
-the parts. Results are the same bits every time, but not those of an unsplit sum.
+``cuda/common/units.cuh`` (`Splitting`) decides which token blocks are split and where;
+``cuda/common/partial_sums.cuh`` adds up the parts. Results are deterministic, but their bits differ
+from those of an unsplit sum.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from sparsellm.ffn.kernels.compile import load
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.types import BLOCK_TOKENS
 
-MOST_PARTS = 32
-_LEAST_PART = 768  # members, cuda/common/units.cuh
+MAX_PARTS = 32
+_MIN_PART_MEMBERS = 768  # members, cuda/common/units.cuh
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Splits:
 
     def for_sharing(self) -> tuple[object, ...]:
         """What union_entries and column_units take."""
-        sizes = (np.int32(MOST_PARTS), np.int32(self.slices), np.int32(self.workers))
+        sizes = (np.int32(MAX_PARTS), np.int32(self.slices), np.int32(self.workers))
         return (self.part, self.arrived, *sizes)
 
     def for_sums(self) -> tuple[object, ...]:
         """What the kernel that sums takes, with room for the sums of the parts."""
-        size = MOST_PARTS * self.slices * BLOCK_TOKENS * self.slice_columns
+        size = MAX_PARTS * self.slices * BLOCK_TOKENS * self.slice_columns
         sums = torch.empty(size, dtype=torch.float32, device=self.part.device)
         return (self.part, self.arrived, sums)
 
@@ -46,18 +47,18 @@ NO_SHARING: tuple[object, ...] = (None, None, np.int32(0), np.int32(0), np.int32
 NO_SUMS: tuple[object, ...] = (None, None, None)
 
 
-def room_for_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
+def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
     """Room for the FFN of these tokens; None where nothing can be heavy."""
     num_tokens, hidden_size = x_MK.shape
-    if num_tokens <= BLOCK_TOKENS or num_neurons <= _LEAST_PART:
+    if num_tokens <= BLOCK_TOKENS or num_neurons <= _MIN_PART_MEMBERS:
         return None
     device_index = x_MK.get_device()
     architecture = architecture_of(device_index)
     slices = -(-hidden_size // architecture.unit_columns)
-    ints = torch.empty(MOST_PARTS * (2 + slices), dtype=torch.int32, device=x_MK.device)
+    ints = torch.empty(MAX_PARTS * (2 + slices), dtype=torch.int32, device=x_MK.device)
     return Splits(
-        part=ints[: 2 * MOST_PARTS].view(MOST_PARTS, 2),
-        arrived=ints[2 * MOST_PARTS :],
+        part=ints[: 2 * MAX_PARTS].view(MAX_PARTS, 2),
+        arrived=ints[2 * MAX_PARTS :],
         slices=slices,
         slice_columns=architecture.unit_columns,
         workers=load("column_units", device_index).num_multiprocessors * architecture.down.blocks,

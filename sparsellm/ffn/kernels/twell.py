@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsellm.ffn.formats import BACKUP_SHARE
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import launch_for, workers
+from sparsellm.ffn.kernels.compile import grid_size, launch_for
 from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, architecture_of
 from sparsellm.ffn.types import TILE_NEURONS, FFNWeights
 
@@ -63,7 +63,7 @@ def gate_twell(
     launch_for(
         gate.stem,
         x_MK,
-        workers(gate.stem, x_MK, 2 * pairs) // 2 * 2,
+        grid_size(gate.stem, x_MK, 2 * pairs) // 2 * 2,
         gate.threads,
         tensor_map.encode(x_MK.data_ptr(), m, k, 128),
         tensor_map.encode(w_NK.data_ptr(), n, k, 128),
@@ -150,7 +150,7 @@ def dense_rows(  # noqa: PLR0917
     launch_for(
         "dense_rows",
         x_MK,
-        workers("dense_rows", x_MK, -(-n // 64) * -(-m // GEMM_ROWS), _GEMM_BLOCKS),
+        grid_size("dense_rows", x_MK, -(-n // 64) * -(-m // GEMM_ROWS), _GEMM_BLOCKS),
         GEMM_THREADS,
         *(x_MK, first, b_first, second, b_second, down_NK, w.b_down_K),
         *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(n), np.int32(k)),

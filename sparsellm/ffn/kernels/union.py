@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import launch_for, launch_source, workers
+from sparsellm.ffn.kernels.compile import grid_size, launch_for, launch_source
 from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, GPUArchitecture, architecture_of
-from sparsellm.ffn.kernels.splits import MOST_PARTS, NO_SHARING, NO_SUMS, Splits
+from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, Splits
 from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS
 
-MOST_SCATTERED = 2**35 - 1  # 32-bit numbers of eight values, cuda/sm90/gate.cuh
+MAX_GATHERED = 2**35 - 1  # 32-bit numbers of eight values, cuda/sm90/gate.cuh
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def empty_union(
 ) -> Union:
     """Room for any pattern, uninitialised; reserved whole, touched where neurons fire."""
     blocks, tiles = -(-num_tokens // BLOCK_TOKENS), -(-num_neurons // TILE_NEURONS)
-    parts = blocks if splits is None else blocks + MOST_PARTS
+    parts = blocks if splits is None else blocks + MAX_PARTS
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -66,7 +66,7 @@ def _architecture(like: Tensor) -> GPUArchitecture:
 
 def gathers(x_MK: Tensor) -> bool:
     """Whether `gate_union` and `union_up` take x's rows in an order, on this GPU."""
-    return _architecture(x_MK).makes_gate and x_MK.numel() <= MOST_SCATTERED
+    return _architecture(x_MK).makes_gate and x_MK.numel() <= MAX_GATHERED
 
 
 def gate_union(  # noqa: PLR0917
@@ -95,7 +95,7 @@ def gate_union(  # noqa: PLR0917
     launch_for(
         gate.stem,
         x_MK,
-        workers(gate.stem, x_MK, 2 * pairs) // 2 * 2,
+        grid_size(gate.stem, x_MK, 2 * pairs) // 2 * 2,
         gate.threads,
         *(tensor_map.encode(x_MK.data_ptr(), m, k, 128), x_MK, token_M),
         tensor_map.encode(w_NK.data_ptr(), n, k, 128),

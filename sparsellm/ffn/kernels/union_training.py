@@ -17,10 +17,10 @@ from torch import Tensor
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.kernels import hybrid, union
-from sparsellm.ffn.kernels.compile import launch_for, launch_source, workers
+from sparsellm.ffn.kernels.compile import grid_size, launch_for, launch_source
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.inference import median_ms
-from sparsellm.ffn.kernels.splits import MOST_PARTS, NO_SHARING, NO_SUMS, room_for_splits
+from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, allocate_splits
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.kernels.weight_grad import weight_grads
 from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
@@ -58,7 +58,7 @@ def forward(
     of each row of x; y and nnz are by token.
     """
     m, n = len(x_MK), w.up_NK.shape[0]
-    splits = None if token_M is None else room_for_splits(x_MK, n)
+    splits = None if token_M is None else allocate_splits(x_MK, n)
     gate = union.empty_union(m, n, x_MK.device, splits)
     columns, l1_sum, nnz_M, fired_N = _activations(x_MK, w, capacity, gate, token_M)
     y_MK = torch.empty_like(x_MK)
@@ -98,8 +98,8 @@ def backward(  # noqa: PLR0917
             capacity = needed
     gate = None if w.gate_NK is None else saved.gate
     unit = _ints(capacity // _UNIT_MEMBERS + blocks, 2, like=saved.offset)
-    splits = None if token_M is None else room_for_splits(x_MK, n)
-    parts = blocks if splits is None else blocks + MOST_PARTS
+    splits = None if token_M is None else allocate_splits(x_MK, n)
+    parts = blocks if splits is None else blocks + MAX_PARTS
     order, control = _ints(parts, 2, like=saved.offset), _ints(8, like=saved.offset)
     launch_for(
         "column_units",
@@ -325,7 +325,7 @@ def _columns(  # noqa: PLR0917
 def _columns_grid(scratch: union.Union) -> int:
     """Blocks of threads of union_columns: as many as a GPU has at once, or can have work."""
     most = -(-scratch.entry.numel() // (_COLUMNS_BATCH * _COLUMNS_THREADS // 32))
-    return workers("union_columns", scratch.entry, most, _COLUMNS_BLOCKS)
+    return grid_size("union_columns", scratch.entry, most, _COLUMNS_BLOCKS)
 
 
 def _ints(*shape: int, like: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import launch_for, launch_source, workers
+from sparsellm.ffn.kernels.compile import grid_size, launch_for, launch_source
 from sparsellm.ffn.kernels.gpu_architecture import GPUArchitecture, architecture_of
 from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
 
 # cuda/common/weight_grad.cuh
 _BF16, _FP32, _ADDED_TO_FP32 = range(3)  # `output` in cuda/common/weight_sums.cuh
-_GROUP_NEURONS, _MOST_PARTS, _SHORTEST_PART = 32, 60, 16
+_GROUP_NEURONS, _MAX_PARTS, _MIN_PART = 32, 60, 16
 _MEMBER_WORDS, _UNIT_WORDS, _CONTROL_WORDS = 8, 8, 2
 # cuda/common/group_columns.cu
 _PLACE_THREADS, _PLACE_BLOCKS, _GROUP_THREADS, _LINE_BLOCKS = 256, 4, 512, 8
@@ -96,7 +96,7 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
         return torch.empty(shape, dtype=torch.int32, device=columns.offset.device)
 
     rows, first = empty(groups), empty(groups)
-    progress_words = 1 + _MOST_PARTS * 2 * _slices(hidden_size, _architecture(columns))
+    progress_words = 1 + _MAX_PARTS * 2 * _slices(hidden_size, _architecture(columns))
     sizes = (
         num_neurons * -(-blocks // _LINE_BLOCKS) * _LINE_BLOCKS,
         2 * num_neurons,
@@ -111,12 +111,12 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
         order=empty(num_neurons),
         member=empty(capacity, _MEMBER_WORDS),
         piece=empty(capacity + groups, 2),
-        unit=empty(groups + _MOST_PARTS, _UNIT_WORDS),
+        unit=empty(groups + _MAX_PARTS, _UNIT_WORDS),
         control=control,
         progress=progress,
     )
     most = -(-blocks * num_neurons // _PLACE_THREADS)
-    placing = workers("group_columns", columns.offset, most, _PLACE_BLOCKS)
+    placing = grid_size("group_columns", columns.offset, most, _PLACE_BLOCKS)
     launches = ((placing, _PLACE_THREADS), (groups, _GROUP_THREADS), (groups, _GROUP_THREADS))
     for number, (grid, threads) in enumerate(launches):
         launch_for(
@@ -172,7 +172,7 @@ def sum_groups(  # noqa: PLR0917
     else:
         (gate_NK, up_NK, down_NK), output = added_to, _ADDED_TO_FP32
     # Nothing is split where no group can have so many rows.
-    parts = _MOST_PARTS if num_tokens > _SHORTEST_PART * BLOCK_TOKENS else 0
+    parts = _MAX_PARTS if num_tokens > _MIN_PART * BLOCK_TOKENS else 0
     matrices = 2 if d_gate is None else 3
     sums = torch.empty(
         parts * slices * matrices * _GROUP_NEURONS * architecture.unit_columns,
@@ -226,7 +226,7 @@ def _fill_pieces(  # noqa: PLR0917
     num_nonzeros: int | None,
 ) -> _Pieces:
     num_units = groups.unit.shape[0]
-    num_groups, capacity = num_units - _MOST_PARTS, groups.member.shape[0]
+    num_groups, capacity = num_units - _MAX_PARTS, groups.member.shape[0]
     matrices = 2 if d_gate is None else 3
     # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
     most = min(num_groups * -(-num_tokens // BLOCK_TOKENS), capacity + num_groups)
@@ -242,7 +242,7 @@ def _fill_pieces(  # noqa: PLR0917
     launch_for(
         "fill_pieces",
         d_up,
-        workers("fill_pieces", d_up, most, _FILL_BLOCKS),
+        grid_size("fill_pieces", d_up, most, _FILL_BLOCKS),
         _FILL_THREADS,
         d_gate,
         d_up,

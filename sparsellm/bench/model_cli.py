@@ -1,4 +1,4 @@
-"""``sparsellm bench loss``, ``checkpoint``, ``forward`` and ``run``: their options."""
+"""``sparsellm bench loss``, ``checkpoint``, ``forward``, ``run`` and ``sweep``: their options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ def add_model_parsers(names: Any) -> list[argparse.ArgumentParser]:
     run.add_argument("run_path", type=Path, metavar="RUN")
     run.add_argument("--name", default="run", help="name of the benchmark in the records")
     run.set_defaults(run=_run)
-    return [loss, _add_checkpoint_parser(names), _add_forward_parser(names), run]
+
+    sweep = names.add_parser(
+        "sweep",
+        help="how a sweep's runs ended: loss, non-zeros, speed, scores, target",
+        description="Reads the records of a sweep's runs, also of one that was trained elsewhere.",
+    )
+    sweep.add_argument("folder", type=Path, metavar="SWEEP", help="folder such as runs/quality")
+    sweep.set_defaults(run=_sweep)
+    return [loss, _add_checkpoint_parser(names), _add_forward_parser(names), run, sweep]
 
 
 def _add_checkpoint_parser(names: Any) -> argparse.ArgumentParser:
@@ -111,3 +119,10 @@ def _run(options: argparse.Namespace) -> None:
     from sparsellm.bench import run_summary
 
     output.report(run_summary.run(options.run_path, options.name), options.record)
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    from sparsellm.bench import sweep_summary
+
+    for found, taken in sweep_summary.run(options.folder):
+        output.report(found, options.record, taken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,14 +26,16 @@ def gpu(bench: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def report(found: list[Measurement], path: Path | None) -> None:
-    """Prints figures, and records them in a file that is given."""
+def report(
+    found: list[Measurement], path: Path | None, taken: Mapping[str, str] | None = None
+) -> None:
+    """Prints figures, and records them in a file that is given; ``taken`` as `record.append`."""
     from sparsellm.bench import record
 
     for m in found:
         print(line(m))
     if path:
-        record.append(found, path)
+        record.append(found, path, taken)
 
 
 def follow(

@@ -9,6 +9,7 @@ import platform
 import shlex
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -111,14 +112,18 @@ class Measurement:
     ratio: float | None = None  # stated by the benchmark: which way round is in its docstring
 
 
-def append(measurements: list[Measurement], path: Path = RESULTS) -> None:
-    """Adds one line a measurement."""
+def append(
+    measurements: list[Measurement],
+    path: Path = RESULTS,
+    taken: Mapping[str, str] | None = None,
+) -> None:
+    """Adds one line a measurement. ``taken`` says where and how, if not here and now."""
     context = {
         "hardware": hardware(),
         "commit": commit() or "unknown",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": _command(),
-    }
+    } | dict(taken or {})
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for measurement in measurements:

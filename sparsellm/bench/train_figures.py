@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsellm.bench.launched import Record
 from sparsellm.bench.record import Measurement
 from sparsellm.ffn.capacity import SHRUNK_STEPS
+from sparsellm.training.launched import Record
 
 MIN_STEADY = 3
 MAX_DRIFT = 0.2  # of non-zeros a token, between the halves of the measured part

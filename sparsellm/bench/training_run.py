@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 
 from sparsellm.bench.energy import EnergyCounter
-from sparsellm.bench.launched import Record, launch_config, train_command, watch
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.train_figures import (
     MIN_STEADY,
@@ -36,6 +35,7 @@ from sparsellm.bench.train_figures import (
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.pretrained import find_checkpoint
+from sparsellm.training.launched import Record, launch_config, train_command, watch
 
 SINGLE = "single"  # the launch configuration of one GPU
 KERNELS = ("dense", "sparse", "auto")  # in the order of the runs: dense is what others are held to

@@ -24,6 +24,18 @@ def add_sweep_parser(commands: Any) -> None:
         "--gpus", nargs="+", default=[], metavar="GPU", help="such as 0 1 (default: the first)"
     )
     parser.add_argument(
+        "--gpus-per-run",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="each run on N of them, by accelerate launch (default: 1)",
+    )
+    parser.add_argument(
+        "--config",
+        default="ddp8",
+        help="file of launch/ for runs on several GPUs (default: ddp8; fsdp2 for large models)",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -47,7 +59,14 @@ def _sweep(options: argparse.Namespace) -> None:
             state = "finished" if is_finished(run.recipe) else "to do"
             print(f"{run.name:32} {tokens:>14,} tokens  {state}")
         return
-    unfinished = run_sweep(plan, jobs=options.jobs, gpus=options.gpus, seconds=options.seconds)
+    unfinished = run_sweep(
+        plan,
+        jobs=options.jobs,
+        gpus=options.gpus,
+        gpus_per_run=options.gpus_per_run,
+        config=options.config,
+        seconds=options.seconds,
+    )
     if len(unfinished) < len(plan.runs):
         from sparsellm.report.sweep_report import write_sweep_report
 

@@ -1,8 +1,9 @@
 """Runs a plan: worker processes take one run after another; finished runs are skipped.
 
 A worker trains its runs in one process, one after another: imports and compiled code are then paid
-once. Everything about a run's state lies in its folder, so the same command resumes the sweep, also
-where only the folders without checkpoints were kept.
+once. Where a run takes several GPUs, the worker starts it by `accelerate launch`. Everything about
+a run's state lies in its folder, so the same command resumes the sweep, also where only the folders
+without checkpoints were kept.
 """
 
 from __future__ import annotations
@@ -12,21 +13,34 @@ import gc
 import json
 import multiprocessing
 import os
+import shlex
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.report.sweep_runs import SWEEP_FILE
 from sparsellm.runs.checkpoint import RECIPE_FILE
 from sparsellm.runs.files import write_atomically
+from sparsellm.runs.presence import ask_to_stop
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 from sparsellm.sweep.plan import PlannedRun, SweepPlan
+from sparsellm.training.launched import (
+    failure_reason,
+    kill,
+    launch_config,
+    train_command,
+)
 
 LOG_FILE = "train.log"
 # Graphs of one block: gated or not, with or without gradients, dense or sparse, by shape.
@@ -38,7 +52,9 @@ def run_sweep(
     plan: SweepPlan,
     *,
     jobs: int,
-    gpus: Sequence[str | None],
+    gpus: Sequence[str],
+    gpus_per_run: int = 1,
+    config: str = "ddp8",
     seconds: float | None = None,
     say: Callable[[str], None] = print,
 ) -> list[str]:
@@ -46,14 +62,20 @@ def run_sweep(
 
     Args:
         plan: what to run.
-        jobs: runs at once on each GPU (without a GPU: in all).
+        jobs: runs at once on each GPU, or on each group of them (without a GPU: in all).
         gpus: values of CUDA_VISIBLE_DEVICES; none leaves it alone.
+        gpus_per_run: above 1, each run is started by `accelerate launch` on so many of them.
+        config: a file of launch/, for such runs.
         seconds: no run is started later than this after the first.
         say: where a line for each run goes.
 
     Raises:
-        ValueError: a run's folder has a run of another recipe.
+        ValueError: a run's folder has a run of another recipe, or the GPUs cannot be shared so.
     """
+    places = _places(gpus, gpus_per_run)
+    for run in plan.runs:
+        run.recipe.accumulation_steps(gpus_per_run)
+    launch_config(config)
     done = {run.name for run in plan.runs if is_finished(run.recipe)}
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_atomically(plan.folder / SWEEP_FILE, json.dumps(_describe(plan), indent=1) + "\n")
@@ -61,7 +83,10 @@ def run_sweep(
         say(f"{name}: finished before")
     todo = deque(run for run in plan.runs if run.name not in done)
     begun = time.monotonic()
-    with _pool(jobs, gpus, len(todo)) as (pool, workers):
+    job: Callable[[Recipe], float] = train_one
+    if gpus_per_run > 1:
+        job = partial(train_launched, gpus=gpus_per_run, config=config)
+    with _pool(jobs, places, len(todo)) as (pool, workers):
         running: dict[Future[float], PlannedRun] = {}
         while todo or running:
             late = seconds is not None and time.monotonic() - begun > seconds
@@ -70,7 +95,7 @@ def run_sweep(
             # No more than are at work: a worker that was stopped must not find another run.
             while todo and len(running) < workers:
                 run = todo.popleft()
-                running[pool.submit(train_one, run.recipe)] = run
+                running[pool.submit(job, run.recipe)] = run
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
                 run = running.pop(future)
@@ -78,6 +103,23 @@ def run_sweep(
                 if isinstance(future.exception(), BrokenProcessPool):
                     todo.clear()  # the pool takes none any more
     return [run.name for run in plan.runs if run.name not in done]
+
+
+def _places(gpus: Sequence[str], gpus_per_run: int) -> list[str | None]:
+    """What each run at a time sees; None leaves it what this process does.
+
+    Raises:
+        ValueError: the GPUs are no multiple of those of a run.
+    """
+    if not gpus:
+        return [None]
+    if len(gpus) % gpus_per_run:
+        raise ValueError(
+            f"--gpus {' '.join(gpus)}: {len(gpus)} GPUs are no multiple of --gpus-per-run "
+            f"{gpus_per_run}"
+        )
+    firsts = range(0, len(gpus), gpus_per_run)
+    return [",".join(gpus[first : first + gpus_per_run]) for first in firsts]
 
 
 @contextlib.contextmanager
@@ -88,9 +130,9 @@ def _pool(
     context = multiprocessing.get_context("spawn")
     places = context.Queue()
     for _ in range(jobs):
-        for gpu in gpus or [None]:
+        for gpu in gpus:
             places.put(gpu)
-    workers = max(min(jobs * max(len(gpus), 1), most), 1)
+    workers = max(min(jobs * len(gpus), most), 1)
     pool = ProcessPoolExecutor(workers, context, _begin_worker, (places,))
     handlers = {n: signal.signal(n, signal.default_int_handler) for n in _STOP_SIGNALS}
     try:
@@ -155,6 +197,40 @@ def train_one(recipe: Recipe) -> float:
     return time.monotonic() - begun
 
 
+def train_launched(recipe: Recipe, gpus: int, config: str) -> float:
+    """In a worker: trains one run on several of the GPUs that it sees; its seconds.
+
+    Raises:
+        ValueError: the launch failed; with its reason.
+    """
+    begun = time.monotonic()
+    recipe.run_path.mkdir(parents=True, exist_ok=True)
+    log = recipe.run_path / LOG_FILE
+    with tempfile.TemporaryDirectory(prefix="sparsellm-sweep-") as folder, log.open("ab") as file:
+        planned = Path(folder) / RECIPE_FILE
+        planned.write_text(recipe.to_yaml(), encoding="utf-8")
+        command = train_command(config, gpus, str(planned), [], None)
+        at = file.tell()
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+
+        def stop(number: int, frame: object) -> None:
+            try:
+                ask_to_stop(recipe.run_path)
+            except ValueError:  # it has not begun: there is nothing to save
+                kill(process)
+
+        for number in _STOP_SIGNALS:
+            signal.signal(number, stop)
+        try:
+            process.wait()
+        finally:
+            kill(process)
+    if process.returncode > 0:
+        said = log.read_bytes()[at:].decode(errors="replace")
+        raise ValueError(f"the launch failed: {failure_reason(said)}")
+    return time.monotonic() - begun
+
+
 def _begin_worker(places: Any) -> None:
     """Before anything of CUDA is loaded: the GPU that this worker sees."""
     place = places.get()
@@ -194,7 +270,8 @@ def _summary(recipe: Recipe) -> str:
 
 def _describe(plan: SweepPlan) -> dict[str, Any]:
     runs = [{"name": r.name, "group": r.group, "seed": r.seed} for r in plan.runs]
-    return {"name": plan.name, "description": plan.description, "runs": runs}
+    command = shlex.join(["sparsellm", *sys.argv[1:]])
+    return {"name": plan.name, "description": plan.description, "command": command, "runs": runs}
 
 
 def _comparable(recipe: Recipe) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 
-from sparsellm.bench.launched import train_command, train_records
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
+from sparsellm.training.launched import train_command, train_records
 
 
 def main() -> None:

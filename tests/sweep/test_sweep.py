@@ -134,6 +134,50 @@ def test_a_signal_saves_the_run_and_leaves_no_worker(sweep_file, tmp_path):
     assert not (tmp_path / "tiny" / "never-seed0").exists()
 
 
+@pytest.mark.slow
+def test_a_run_on_two_processes_computes_what_one_does(sweep_file, tmp_path, cli_here):
+    runs = [{"name": "l1"}]
+    command = ["sweep", str(sweep_file(runs=runs)), "--set", f"logging.run_dir={tmp_path}"]
+    done = cli_here(*command, "--gpus-per-run", "2")
+    assert done.returncode == 0, done.stderr
+    run_path = tmp_path / "tiny" / "l1-seed0"
+    records = read_metrics(run_path)
+    assert next(r for r in records if r["kind"] == "session")["ranks"] == 2
+    launched = _losses(run_path)
+    assert cli_here(*command).stdout.count("finished before") == 1
+    shutil.rmtree(run_path)
+    assert cli_here(*command).returncode == 0
+    assert [loss for _, loss in launched] == pytest.approx([x for _, x in _losses(run_path)], 1e-4)
+
+
+def test_gpus_that_make_no_groups_are_refused_before_anything_runs(sweep_file, tmp_path, capsys):
+    command = ["sweep", str(sweep_file()), "--set", f"logging.run_dir={tmp_path}"]
+    assert main([*command, "--gpus", "0", "1", "2", "--gpus-per-run", "2"]) == 1
+    assert "3 GPUs are no multiple of --gpus-per-run 2" in capsys.readouterr().err
+    assert main([*command, "--gpus-per-run", "3"]) == 1
+    assert "is no multiple of 3 ranks" in capsys.readouterr().err
+    assert main([*command, "--gpus-per-run", "2", "--config", "ddp"]) == 1
+    assert "no such file in launch/" in capsys.readouterr().err
+    assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_saves_a_launched_run(sweep_file, tmp_path):
+    runs = [{"name": "long", "set": {"train.steps": 100_000}}]
+    command = [sys.executable, "-m", "sparsellm", "sweep", str(sweep_file(runs=runs))]
+    command += ["--set", f"logging.run_dir={tmp_path}", "--gpus-per-run", "2"]
+    with subprocess.Popen(command, env=process_env(), stderr=subprocess.PIPE, text=True) as sweep:
+        log = tmp_path / "tiny" / "long-seed0" / "train.log"
+        while not (log.is_file() and "step      2/" in log.read_text()):
+            assert sweep.poll() is None, sweep.stderr.read()
+            time.sleep(0.1)
+        started = psutil.Process(sweep.pid).children(recursive=True)
+        sweep.terminate()
+        assert sweep.wait() != 0
+    assert "the same command resumes here" in log.read_text()
+    assert not psutil.wait_procs(started, timeout=10)[1]
+
+
 def _losses(run_path):
     return [(r["kind"], r["loss"]) for r in read_metrics(run_path) if "loss" in r]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -48,7 +49,20 @@ def train_command(
     return words if init_from is None else [*words, "--init-from", str(init_from)]
 
 
-def watch(command: Sequence[str], run_path: Path) -> Generator[list[Record], None, None]:
+def on_gpus(gpus: Sequence[str]) -> dict[str, str]:
+    """The environment of a process that sees these GPUs alone; none leaves it what it has."""
+    return os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+
+
+def visible_gpus(count: int) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls the GPUs of this process, of which there are ``count``."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",")[:count] if named else [str(index) for index in range(count)]
+
+
+def watch(
+    command: Sequence[str], run_path: Path, gpus: Sequence[str] = ()
+) -> Generator[list[Record], None, None]:
     """Starts a run, and yields its records whenever there are new ones, and once it has ended.
 
     Closing the iterator earlier kills the run with SIGKILL. What it prints goes to
@@ -57,6 +71,7 @@ def watch(command: Sequence[str], run_path: Path) -> Generator[list[Record], Non
     Args:
         command: see `train_command`.
         run_path: the folder of the run that it trains.
+        gpus: those that it sees; none leaves it all.
 
     Raises:
         ValueError: it failed; with its reason.
@@ -64,7 +79,9 @@ def watch(command: Sequence[str], run_path: Path) -> Generator[list[Record], Non
     run_path.parent.mkdir(parents=True, exist_ok=True)
     output = run_path.with_name(f"{run_path.name}.log")
     with output.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=on_gpus(gpus)
+        )
     seen = _version(run_path)  # of an earlier part of the run: nothing new
     try:
         while process.poll() is None:
@@ -73,9 +90,9 @@ def watch(command: Sequence[str], run_path: Path) -> Generator[list[Record], Non
                 yield train_records(run_path)
             time.sleep(POLL_SECONDS)
     finally:
-        _kill(process)
+        kill(process)
     if process.returncode:
-        reason = _reason(output.read_text(encoding="utf-8", errors="replace"))
+        reason = failure_reason(output.read_text(encoding="utf-8", errors="replace"))
         raise ValueError(f"the launch failed: {reason} (all it said: {output})")
     yield train_records(run_path)
 
@@ -94,7 +111,7 @@ def _version(run_path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to all that the launcher started, and waits for it to be gone from the GPUs.
 
     A signal to its process group would not do: torchrun gives every rank a session of its own.
@@ -118,7 +135,7 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def _reason(output: str) -> str:
+def failure_reason(output: str) -> str:
     """The first line that names an error, else the last one: the rest is the launcher's."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     named = [line for line in lines if _ERROR.match(line)]

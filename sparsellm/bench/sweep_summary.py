@@ -1,0 +1,126 @@
+"""A sweep's runs as recorded figures: how each ended, its held-out losses, scores, and its target.
+
+Everything is read from the runs' records: it can be taken on another machine than the one that
+trained. What the figures were taken on, with which commit and by which command, the records say.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sparsellm.bench.record import Measurement, hardware
+from sparsellm.report.collect import RunData
+from sparsellm.report.sweep_runs import SWEEP_FILE, last_nnz, read_sweep
+
+SETTLED = 0.1  # of the target
+WINDOW_STEPS = 20  # one step's non-zeros are noisy
+
+
+def run(folder: Path) -> Iterator[tuple[list[Measurement], dict[str, str]]]:
+    """The figures of each run that has begun, and where they were taken.
+
+    Raises:
+        FileNotFoundError: the folder is no sweep's, or none of its runs has begun.
+        ValueError: a file is damaged.
+    """
+    sweep = read_sweep(folder)
+    command = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8")).get("command")
+    for group in sweep.groups:
+        for of_run in group.runs:
+            yield _figures(f"sweep_{sweep.name}", of_run), _context(of_run, command)
+
+
+def _figures(bench: str, run: RunData) -> list[Measurement]:
+    recipe, end = run.recipe, run.train[-1]
+    base = {
+        "run": run.path.name,
+        "layers": recipe.model.num_hidden_layers,
+        "hidden_size": recipe.model.hidden_size,
+        "intermediate_size": recipe.model.intermediate_size,
+        "l1_coefficient": recipe.sparsity.l1_coefficient,
+        "kernels": recipe.ffn.kernels,
+        "seed": recipe.seed,
+        "step": end["step"],
+        "tokens": end["tokens"],
+        "activation": recipe.ffn.activation,
+        "gated": recipe.ffn.gated,
+        "target_nnz": recipe.sparsity.target_nnz,
+    }
+    found: list[Measurement] = []
+
+    def of(metric: str, value: float, unit: str, **case: Any) -> None:
+        found.append(Measurement(bench, base | case, metric, value, unit))
+
+    nnz = last_nnz(run)
+    half = run.train[len(run.train) // 2 :]
+    of("loss", end["loss"], "nats a token")
+    of("nnz", nnz, "neurons a token, mean over layers and the last tenth of the steps")
+    of("nnz_fraction", nnz / recipe.model.intermediate_size, "of N")
+    dead = statistics.fmean(end["sparsity"]["dead_fraction"])
+    of("dead_fraction", dead, "of N, mean over layers")
+    of("throughput", statistics.median(r["tokens_per_second"] for r in half), "tokens/s")
+    of("l1_at_end", end["l1_coefficient"], "λ")
+    before = 0
+    for record in run.validation:
+        step = {"step": record["step"], "tokens": record["tokens"]}
+        since = [r["loss"] for r in run.train if before < r["step"] <= record["step"]]
+        of("validation_loss", record["loss"], "nats a token", **step)
+        if since:
+            unit = "nats a token, training text since the validation before"
+            of("train_loss", statistics.fmean(since), unit, **step)
+        before = record["step"]
+    for evaluation in run.evaluations[-1:]:
+        limit = {} if evaluation.limit is None else {"limit": evaluation.limit}
+        if evaluation.mean is not None:
+            of("score_mean", evaluation.mean.value, "of questions, mean of the tasks", **limit)
+        for (task, metric), score in evaluation.scores.items():
+            of(metric, score.value, "of questions", task=task, **limit)
+    if recipe.sparsity.target_nnz:
+        target = recipe.sparsity.target_nnz
+        of("target_error", nnz / target - 1, "of the target, last tenth of the steps")
+        step_settled = settled_step(run.train, target)
+        if step_settled is not None:
+            unit = f"step from which the mean of {WINDOW_STEPS} steps stays within {SETTLED:.0%}"
+            of("settled_step", step_settled, unit)
+    return found
+
+
+def settled_step(train: list[dict[str, Any]], target: float) -> int | None:
+    """From which recorded step on the non-zeros stay near the target; None where they end off it.
+
+    What is compared is the mean over the records of the last `WINDOW_STEPS` steps and over layers.
+
+    Args:
+        train: records of training steps, in order.
+        target: non-zeros a token.
+    """
+    settled = None
+    nnz = [(r["step"], statistics.fmean(r["sparsity"]["nnz_mean"])) for r in train]
+    for step, _ in nnz:
+        mean = statistics.fmean(value for at, value in nnz if step - WINDOW_STEPS < at <= step)
+        if abs(mean / target - 1) > SETTLED:
+            settled = None
+        elif settled is None:
+            settled = step
+    return settled
+
+
+def _context(run: RunData, command: str | None) -> dict[str, str]:
+    context = {"command": command} if command else {}
+    if run.sessions:
+        last = run.sessions[-1]
+        _, _, cores = hardware().rpartition(", ")
+        device = platform.machine() if last["device"] == "cpu" else last["device"]
+        if last["ranks"] > 1 or device != platform.machine():
+            device = f"{last['ranks']}× {device}"
+        same = last["host"] == socket.gethostname()
+        context["hardware"] = f"{device}, {cores}" if same else device
+        context |= {"commit": last["commit"]} if last["commit"] else {}
+        context["date"] = last["started"][:10]
+    return context

@@ -1,0 +1,62 @@
+"""What is recorded of a sweep: how its runs ended, and when their target was reached for good."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from report.test_report import record, write_run
+
+from sparsellm.bench.record import read
+from sparsellm.bench.sweep_summary import settled_step
+from sparsellm.cli import main
+
+
+def _at(step, nnz):
+    return {"step": step, "sparsity": {"nnz_mean": [nnz - 1, nnz + 1]}}
+
+
+def test_a_target_is_settled_from_where_the_mean_of_20_steps_stays_near_it():
+    falling = [_at(step, max(30.0, 600.0 / step)) for step in range(2, 102, 2)]
+    settled = settled_step(falling, 30.0)
+    assert 20 < settled < 40  # at 30 from step 20 on, and the window forgets what was before
+    noisy = [_at(step, 30.0 + (8.0 if step % 4 else -8.0)) for step in range(2, 102, 2)]
+    assert settled_step(noisy, 30.0) < 20
+    leaves = [*falling, *(_at(step, 40.0) for step in range(102, 122, 2))]
+    assert settled_step(leaves, 30.0) is None
+    returns = [*leaves, *(_at(step, 30.0) for step in range(122, 162, 2))]
+    assert settled_step(returns, 30.0) > 120
+
+
+def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path, capsys):
+    folder, results = tmp_path / "sweep", tmp_path / "results.jsonl"
+    recipe = tiny("name=target-seed0", "sparsity.target_nnz=3", f"logging.run_dir={folder}")
+    held_out = {"kind": "validation", "tokens": 512, "num_targets": 8}
+    validations = [held_out | {"step": step, "loss": 5.0 - step} for step in (2, 4)]
+    task = {"acc": 0.25, "acc_stderr": 0.1, "rows": 8, "of": 8, "in_mean": True}
+    scores = {"kind": "evaluation", "step": 4, "tokens": 1024, "mean": 0.25, "mean_stderr": 0.1}
+    trained = [record(recipe, step) for step in (1, 2, 3, 4)]
+    lines = [*trained, *validations, scores | {"tasks": {"piqa": task}}]
+    session = {"kind": "session", "step": 0, "tokens": 0, "id": "a", "started": "2026-01-02T03:04"}
+    session |= {"ranks": 2, "device": "NVIDIA H200", "host": "elsewhere", "commit": "abc"}
+    session |= {"started_at": 0.0, "startup_seconds": 1.0, "pid": 1, "versions": {}}
+    write_run(recipe, [session, *lines])
+    runs = [{"name": "target-seed0", "group": "target", "seed": 0}]
+    content = {"name": "x", "description": "", "command": "sparsellm sweep x", "runs": runs}
+    (folder / "sweep.json").write_text(json.dumps(content))
+    assert main(["bench", "sweep", str(folder), "--record", str(results)]) == 0, capsys.readouterr()
+    rows = read(results)
+    assert {(r["bench"], r["hardware"], r["commit"], r["date"], r["command"]) for r in rows} == {
+        ("sweep_x", "2× NVIDIA H200", "abc", "2026-01-02", "sparsellm sweep x")
+    }
+    assert {r["case"]["run"] for r in rows} == {"target-seed0"}
+    by_metric = {(r["metric"], r["case"]["step"]): r["value"] for r in rows}
+    assert by_metric["validation_loss", 2] == 3.0
+    assert by_metric["validation_loss", 4] == 1.0
+    losses = [r["loss"] for r in trained]
+    assert by_metric["train_loss", 4] == pytest.approx(sum(losses[2:]) / 2)
+    nnz = by_metric["nnz", 4]
+    assert by_metric["target_error", 4] == pytest.approx(nnz / 3 - 1)
+    assert (by_metric["score_mean", 4], by_metric["acc", 4]) == (0.25, 0.25)
+    [piqa] = [r for r in rows if r["metric"] == "acc"]
+    assert piqa["case"]["task"] == "piqa"

@@ -62,6 +62,7 @@ def _add_forward_parser(names: Any) -> argparse.ArgumentParser:
     parser.add_argument("--data", nargs="+", metavar="GLOB", help="(default: the recipe's text)")
     parser.add_argument("--sequences", type=positive_int, help="(default: train.micro_batch_size)")
     parser.add_argument("--layers", action="store_true", help="also every FFN on its own inputs")
+    parser.add_argument("--token-order", choices=["auto", "none"], default="none")
     parser.add_argument("--energy", action="store_true", help="also mJ a token")
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing (default: 2)")
     parser.set_defaults(run=_forward)
@@ -108,6 +109,7 @@ def _forward(options: argparse.Namespace) -> None:
             options.energy,
             seconds=options.seconds,
             layers=options.layers,
+            token_order=options.token_order,
         )
         for m in measured:
             print(output.line(m), flush=True)

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ def run(
     *,
     seconds: float = SECONDS,
     layers: bool = False,
+    token_order: Literal["auto", "none"] = "none",
 ) -> list[Measurement]:
     """Measures for some seconds; in ratios above 1 is better.
 
@@ -54,6 +55,7 @@ def run(
         with_energy: also millijoules a token.
         seconds: of timing.
         layers: also every FFN alone, see `layer_forward`.
+        token_order: see `sparsellm.accelerate`.
 
     Raises:
         ValueError: an FFN that the kernels cannot serve, no held-out text, or wrong results.
@@ -65,7 +67,7 @@ def run(
     inputs = layer_forward.layer_inputs(
         models["dense"], partial(logits, models["dense"], tokens_BT)
     )
-    done = accelerate_whole(models["ours"], kernels="auto")
+    done = accelerate_whole(models["ours"], kernels="auto", token_order=token_order)
     for model in models.values():
         prepare_blocks(model, RuntimeConfig(compile=True))
     calls = {name: partial(logits, model, tokens_BT) for name, model in models.items()}
@@ -87,7 +89,8 @@ def run(
 
     num_tokens = tokens_BT.numel()
     case = _case(loaded["dense"], recipe, num_tokens)
-    whole = case | {
+    whole = case | ({"token_order": "auto"} if token_order == "auto" else {})
+    whole |= {
         "measured_nnz": statistics.fmean(given.nnz for given in inputs),
         "union_64": statistics.fmean(given.union_64 for given in inputs),
     }

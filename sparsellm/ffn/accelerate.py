@@ -135,13 +135,15 @@ def accelerate(
     return done
 
 
-def accelerate_whole(model: nn.Module, kernels: Kernels) -> Acceleration:
+def accelerate_whole(
+    model: nn.Module, kernels: Kernels, token_order: Literal["auto", "none"] = "none"
+) -> Acceleration:
     """`accelerate` where it must not leave any FFN alone.
 
     Raises:
         ValueError: it would; which, and why.
     """
-    done = accelerate(model, kernels=kernels)
+    done = accelerate(model, kernels=kernels, token_order=token_order)
     if done.left_alone or not done.accelerated:
         restore(model)
         why = "; ".join(done.reasons()) or "nothing in this model looks like an FFN"

@@ -14,13 +14,14 @@ class Activation:
 
     name: str  # Hugging Face's `hidden_act`; `torch.nn.functional` has it under the same name
     title: str
-    exact_zeros: bool  # its zeros are exact: neurons can be skipped, be dead, be initialised anew
+    exact_zeros: bool  # its zeros are exact: neurons can be dead, be initialised anew, be counted
+    kernels: bool = False  # cuda/ computes it: layers can run sparse
 
 
 ACTIVATIONS = {
     activation.name: activation
     for activation in (
-        Activation("relu", "ReLU", exact_zeros=True),
+        Activation("relu", "ReLU", exact_zeros=True, kernels=True),
         Activation("silu", "SiLU", exact_zeros=False),
     )
 }
@@ -30,7 +31,8 @@ ACTIVATIONS = {
 class Architecture:
     """A Hugging Face model whose blocks take our FFN."""
 
-    gated: bool  # `ffn.gated` of the recipe chooses by it
+    name: str  # `model.family` of the recipe; without one, the first that is gated, or not
+    gated: bool  # as `ffn.gated` of the recipe
     config_class: str  # of transformers
     model_class: str  # of transformers
     ffn_matrices: tuple[str, ...]  # of its FFN, all hidden_size × intermediate_size
@@ -38,9 +40,10 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    architecture.gated: architecture
+    architecture.name: architecture
     for architecture in (
         Architecture(
+            name="llama",
             gated=True,
             config_class="LlamaConfig",
             model_class="LlamaForCausalLM",
@@ -48,6 +51,7 @@ ARCHITECTURES = {
             formula="act(x W_g) * (x W_u)",
         ),
         Architecture(
+            name="arcee",
             gated=False,
             config_class="ArceeConfig",
             model_class="ArceeForCausalLM",

@@ -31,9 +31,21 @@ from sparsellm.vocabulary import check_name, vocab_size
 UNION_TOKENS = 64  # of a block whose neurons `sparsity.union_coefficient` shrinks
 
 
+def _known_family(name: str | None) -> str | None:
+    if name is not None and name not in ARCHITECTURES:
+        raise ValueError(f"must be null or {' or '.join(map(repr, ARCHITECTURES))}")
+    return name
+
+
 class ModelConfig(StrictModel):
     """The transformer (paper, table 2). Hugging Face's names."""
 
+    family: Annotated[str | None, AfterValidator(_known_family)] = Field(
+        None,
+        description="Hugging Face model family: "
+        + " or ".join(ARCHITECTURES)
+        + "; null is llama, or arcee without a gate",
+    )
     hidden_size: PositiveInt = Field(description="Width K of the residual stream, elements")
     intermediate_size: PositiveInt = Field(description="Width N of the FFN, neurons")
     num_hidden_layers: PositiveInt = Field(description="Transformer blocks")
@@ -320,8 +332,11 @@ class Recipe(StrictModel):
             )
         if not self.activation.exact_zeros and self.sparsity.reinit_rate:
             raise ValueError("sparsity.reinit_rate needs ffn.activation: relu (no neuron is dead)")
-        if not self.activation.exact_zeros and self.ffn.kernels == "sparse":
+        if not self.activation.kernels and self.ffn.kernels == "sparse":
             raise ValueError("ffn.kernels: sparse needs ffn.activation: relu (nothing is zero)")
+        if self.architecture.gated != self.ffn.gated:
+            gated = str(self.architecture.gated).lower()
+            raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")
         self._check_target()
         self._check_union()
         return self
@@ -372,7 +387,9 @@ class Recipe(StrictModel):
     @property
     def architecture(self) -> Architecture:
         """The Hugging Face model that is trained."""
-        return ARCHITECTURES[self.ffn.gated]
+        if self.model.family is not None:
+            return ARCHITECTURES[self.model.family]
+        return next(a for a in ARCHITECTURES.values() if a.gated == self.ffn.gated)
 
     @property
     def padded_vocab_size(self) -> int:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.distributed import HashStore
 from torch.nn.parallel import DistributedDataParallel
-from transformers import ArceeForCausalLM, LlamaForCausalLM
 
+from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
 from sparsellm.ffn.token_order import token_order
 from sparsellm.model import SparseDecoderLayer, build_model, prepare_blocks
 from sparsellm.recipe import RuntimeConfig
@@ -17,8 +17,11 @@ from sparsellm.training import objective
 from sparsellm.training.objective import IGNORED_TARGET, Objective, total_loss
 
 VARIANTS = {
-    "relu": [],
-    "silu": ["ffn.activation=silu"],
+    **{name: [f"ffn.activation={name}"] for name in ACTIVATIONS},
+    **{
+        name: [f"model.family={name}", f"ffn.gated={str(family.gated).lower()}"]
+        for name, family in ARCHITECTURES.items()
+    },
     "non-gated": ["ffn.gated=false"],
     "grouped heads, untied": [
         "model.num_key_value_heads=1",
@@ -29,8 +32,8 @@ VARIANTS = {
 
 def _stock(model):
     """Stock transformers built from our model's configuration and weights."""
-    stock_class = LlamaForCausalLM if model.config.model_type == "llama" else ArceeForCausalLM
-    stock = stock_class(model.config)
+    stock = type(model)(model.config)  # transformers' own class
+    assert type(stock).__module__.startswith("transformers.models.")
     stock.load_state_dict(model.state_dict(), strict=True)
     return stock
 

@@ -192,7 +192,7 @@ def _dispatch(options: argparse.Namespace) -> None:
         if options.shape or options.M:
             raise ValueError("--recipe gives the shape and M: leave out --shape and --M")
         recipe = load_recipe(options.recipe)
-        if not recipe.activation.exact_zeros:
+        if not recipe.activation.kernels:
             raise ValueError(f"--recipe {options.recipe}: ffn.activation must be relu")
         tokens, sizes = recipe.micro_batch_tokens, recipe.model
         shape = ffn_cases.Shape(sizes.hidden_size, sizes.intermediate_size, recipe.ffn.gated)

@@ -92,8 +92,8 @@ def _forward(options: argparse.Namespace) -> None:
     for path in options.checkpoints:
         found = find_checkpoint(path)
         recipe = load_recipe_of(found)
-        if not recipe.activation.exact_zeros:
-            print(f"skipped: {found}: {recipe.ffn.activation} has no zeros", flush=True)
+        if not recipe.activation.kernels:
+            print(f"skipped: {found}: no kernels compute {recipe.ffn.activation}", flush=True)
             continue
         changes: dict[str, Any] = {}
         if options.data:

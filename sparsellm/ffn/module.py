@@ -93,11 +93,11 @@ class SparseFFN(nn.Module):
         """
         if kernels not in get_args(Kernels):
             raise ValueError(f"kernels {kernels!r} must be one of {', '.join(get_args(Kernels))}")
-        exact_zeros = ACTIVATIONS[self.activation].exact_zeros
-        if kernels == "sparse" and not exact_zeros:
+        can_be_sparse = ACTIVATIONS[self.activation].kernels
+        if kernels == "sparse" and not can_be_sparse:
             raise ValueError(f"kernels: sparse needs activation relu, not {self.activation}")
         self.kernels = kernels
-        self.costs = costs if exact_zeros else None
+        self.costs = costs if can_be_sparse else None
         self.path: Path = "sparse" if kernels == "sparse" else "dense"
 
     def update_kernels(self, mean_union: float, mean_nnz: float) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 
 from sparsellm import __version__
-from sparsellm.architecture import ACTIVATIONS
 from sparsellm.estimate import count_parameters, estimate_memory, train_flops_per_token
 from sparsellm.recipe import Recipe
 
@@ -75,7 +74,7 @@ def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks:
             "model",
             f"{_short(parameters.total)} parameters: {m.num_hidden_layers} layers, "
             f"{m.hidden_size}/{m.intermediate_size}, {gate} "
-            f"{ACTIVATIONS[recipe.ffn.activation].title}, context {m.context_length}",
+            f"{recipe.activation.title}, context {m.context_length}",
         ),
         ("precision", f"{recipe.runtime.precision}; weights and optimizer fp32"),
         (
@@ -195,8 +194,10 @@ def _kernels(recipe: Recipe, machine: Machine) -> str:
     kernels = recipe.ffn.kernels
     if kernels == "dense":
         return "dense, as ffn.kernels says"
-    if not ACTIVATIONS[recipe.ffn.activation].exact_zeros:
-        return f"dense: {ACTIVATIONS[recipe.ffn.activation].title} leaves no zeros to skip"
+    activation = recipe.activation
+    if not activation.kernels:
+        why = "has no kernels" if activation.exact_zeros else "leaves no zeros to skip"
+        return f"dense: {activation.title} {why}"
     if not machine.gpus:
         return f"dense: there is no GPU for the sparse ones (ffn.kernels: {kernels})"
     if find_spec("cupy") is None:

@@ -50,7 +50,7 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
     kernels, costs, reason = recipe.ffn.kernels, None, None
     if kernels == "sparse":
         refuse_sparse_without_gpu("ffn.kernels: sparse", device, "set ffn.kernels=auto")
-    if device.type == "cuda" and kernels != "dense" and recipe.activation.exact_zeros:
+    if device.type == "cuda" and kernels != "dense" and recipe.activation.kernels:
         reason = unsupported_reason(recipe, device)
         if any_rank(reason is not None, device):
             reason = reason or "another rank cannot run the sparse kernels"

@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 
+from sparsellm.architecture import ARCHITECTURES
 from sparsellm.bench import record
 from sparsellm.estimate import count_parameters, estimate_memory, summary, train_flops_per_token
 from sparsellm.model import build_model
@@ -89,7 +90,16 @@ def test_memory_of_replicated_shards_is_that_of_one_group_of_them():
     "name", ["0.5b", "8b", "debug", "ablations/non-gated", "ablations/dense-silu"]
 )
 def test_counts_equal_the_built_model(name):
-    recipe = load_recipe(name)
+    check_counts(load_recipe(name))
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES.values(), ids=lambda a: a.name)
+def test_counts_of_every_family_equal_the_built_model(family):
+    gated = str(family.gated).lower()
+    check_counts(load_recipe("debug", [f"model.family={family.name}", f"ffn.gated={gated}"]))
+
+
+def check_counts(recipe):
     with torch.device("meta"):
         model = build_model(recipe, eos_token_id=0)
     counted = count_parameters(recipe)

@@ -1,6 +1,6 @@
 """What each generation of GPUs runs: the one place that says so.
 
-A generation that gets kernels of its own is a folder under ``cuda/`` and an `GPUArchitecture` here.
+A generation that gets kernels of its own is a folder under ``cuda/`` and a `GPUArchitecture` here.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class GPUArchitecture:
     """The kernels of an FFN that differ between generations of GPUs."""
 
     name: str
+    folder: str  # of cuda/, with the kernels that no other GPU runs
     oldest: Capability
     newest: Capability | None
     gate: Source  # in the union format
@@ -53,6 +54,7 @@ class GPUArchitecture:
 
 HOPPER = GPUArchitecture(
     name="hopper",
+    folder="sm90",
     oldest=(9, 0),
     newest=(9, 0),  # wgmma is gone from Blackwell on
     gate=Source("gate_union", 384),
@@ -69,6 +71,7 @@ HOPPER = GPUArchitecture(
 # Two blocks of threads where shared memory has room; others find nothing left to do.
 PORTABLE = GPUArchitecture(
     name="portable",
+    folder="sm80",
     oldest=(8, 0),  # bf16 in tensor cores, cp.async
     newest=None,
     gate=Source("pack_union", 256),

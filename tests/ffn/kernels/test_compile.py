@@ -31,8 +31,13 @@ TARGETS = {
 
 
 def _runs_on(stem: str, target: str) -> bool:
-    """wgmma exists on Hopper alone; Blackwell dropped it."""
-    return compile.source_path(stem).parent.name != "sm90" or target == "sm_90a"
+    """A kernel of common/ everywhere, others on the GPUs of the architecture with their folder."""
+    folder = compile.source_path(stem).parent.name
+    digits = target.removeprefix("sm_").rstrip("a")
+    capability = (int(digits[:-1]), int(digits[-1]))
+    return folder == "common" or any(
+        a.folder == folder and a.runs_on(capability) for a in ARCHITECTURES
+    )
 
 
 def _library(version: str) -> Path:

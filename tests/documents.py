@@ -1,0 +1,131 @@
+"""What the documents of this repository tell a reader to type."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from conftest import ROOT
+
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "cuda/README.md")),
+    *(ROOT / name for name in ("eval/README.md", "recipes/sweeps/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+# Plain files whose comments say how they are used.
+COMMENTED = [
+    path
+    for folder in ("recipes", "launch", "data", "eval")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".yaml", ".sh")
+] + [ROOT / "Dockerfile"]
+
+_FENCE = re.compile(r"^( *)```(.*)$")
+_NOT_RUN = re.compile(r"^ *<!-- not run: (.+) -->$")
+_COMMENT = re.compile(r"^ *#( {2,})(\S.*)$")
+_ASSIGNMENT = re.compile(r"^[A-Z_]+=")
+_COMMANDS = ("sparsellm", "accelerate", "sbatch", "docker", "make")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document.
+
+    Args:
+        document: where it stands.
+        line: of its fence, from 1.
+        language: such as ``sh``; "" is none.
+        text: what it holds.
+        not_run: why the tests cannot run it (the comment before it); None: they run it.
+    """
+
+    document: Path
+    line: int
+    language: str
+    text: str
+    not_run: str | None
+
+    def __str__(self) -> str:
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(document: Path) -> Iterator[Block]:
+    """The fenced blocks of a document."""
+    lines = document.read_text(encoding="utf-8").splitlines()
+    opened: int | None = None
+    indent = language = ""
+    for number, line in enumerate(lines):
+        fence = _FENCE.match(line)
+        if fence is None:
+            continue
+        if opened is None:
+            opened, (indent, language) = number, fence.groups()
+            continue
+        before = next((text for text in reversed(lines[:opened]) if text.strip()), "")
+        marker = _NOT_RUN.match(before)
+        text = "\n".join(text.removeprefix(indent) for text in lines[opened + 1 : number])
+        yield Block(document, opened + 1, language, text, marker and marker[1])
+        opened = None
+    assert opened is None, f"{document}:{opened}: the block does not end"
+
+
+def prose_of(document: Path) -> list[tuple[int, str]]:
+    """Line number and text of each `code` span outside of blocks."""
+    found, fenced = [], False
+    for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), 1):
+        if _FENCE.match(line):
+            fenced = not fenced
+        elif not fenced:
+            found += [(number, span) for span in re.findall(r"`([^`]+)`", line)]
+    return found
+
+
+def commented_commands(path: Path) -> str:
+    """The commands in a file's comments, which stand two spaces or more behind the sign."""
+    found, goes_on = [], False
+    for line in path.read_text(encoding="utf-8").splitlines():
+        comment = _COMMENT.match(line)
+        words = [] if comment is None else comment[2].split()
+        while words and _ASSIGNMENT.match(words[0]):
+            words.pop(0)
+        if comment is not None and (goes_on or (words and words[0] in _COMMANDS)):
+            found.append(comment[2])
+            goes_on = comment[2].endswith("\\")
+        else:
+            goes_on = False
+    return "\n".join(found)
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """The words of each simple command of a shell script; $(…) inside of words too."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set(";&|"):
+                while words and (_ASSIGNMENT.match(words[0]) or words[0] in ("do", "then")):
+                    words = words[1:]
+                if words:
+                    yield words
+                words = []
+                continue
+            words.append(word)
+            for inner in re.findall(r"\$\(([^)]+)\)", word):
+                yield from commands_in(inner)
+
+
+def arguments_of(words: list[str]) -> list[str] | None:
+    """What a command gives to ``sparsellm``; None where it starts something else."""
+    if words[0] == "sparsellm":
+        return words[1:]
+    if "-m" in words and words[words.index("-m") + 1 : words.index("-m") + 2] == ["sparsellm"]:
+        return words[words.index("-m") + 2 :]
+    if words[0] == "sbatch":
+        return ["train", *words[words.index("launch/slurm.sh") + 1 :]]
+    if words[:2] == ["docker", "run"]:
+        return words[words.index("sparsellm") + 1 :]
+    return None

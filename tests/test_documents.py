@@ -1,0 +1,205 @@
+"""What the documents say can be typed, is there, and what a CPU can run, runs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TINY, process_env, set_arguments
+from documents import (
+    COMMENTED,
+    DOCUMENTS,
+    arguments_of,
+    blocks_of,
+    commands_in,
+    commented_commands,
+    prose_of,
+)
+
+from sparsellm.cli import make_parser
+from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.strict import all_keys
+
+BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
+SHELL = [block for block in BLOCKS if block.language == "sh"]
+# What is not ours and is checked by its name alone.
+OTHERS = {"accelerate", "docker", "eval", "pip", "python", ".venv/bin/pre-commit"}
+# Options of other programs that the text speaks of.
+FOREIGN_OPTIONS = {"--model", "--model-impl", "--model_args", "--requeue"}
+# What docs/extending.md has its reader write.
+TO_BE_WRITTEN = {"cuda/sm100/", "data/mine.yaml", "eval/tasks/boolq.yaml", "recipes/wide.yaml"}
+FOLDERS = "benchmarks|cuda|data|docs|eval|launch|recipes|sparsellm|tests"
+
+
+def test_every_block_has_a_language():
+    without = [str(b) for b in BLOCKS if b.language not in ("sh", "python", "text", "yaml")]
+    assert without == []
+    assert len(SHELL) > 15
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_every_command_is_one_that_there_is(block):
+    bash = ["bash", "-n"]
+    subprocess.run(bash, input=block.text, text=True, check=True)
+    for words in commands_in(block.text):
+        check_command(words)
+
+
+@pytest.mark.parametrize("path", COMMENTED, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_command_in_a_comment_is_one_that_there_is(path):
+    for words in commands_in(commented_commands(path)):
+        check_command(words)
+
+
+def test_commands_in_comments_are_found():
+    found = [words for path in COMMENTED for words in commands_in(commented_commands(path))]
+    assert len(found) > 10
+    assert any("--num_processes" not in words and words[0] == "sbatch" for words in found)
+
+
+def check_command(words):
+    """That a command's program, options, recipe keys and files exist."""
+    arguments = arguments_of(words)
+    if words[0] == "make":
+        check_make(words[1:])
+    elif words[0] == "pip":
+        check_pip(words)
+    elif arguments is None:
+        assert words[0] in OTHERS or words[0] == "for" or words == ["done"], words
+    if "--config_file" in words:
+        assert (ROOT / words[words.index("--config_file") + 1]).is_file(), words
+    for name in re.findall(r"CONFIG=(\w+)", " ".join(words)):
+        assert (ROOT / "launch" / f"{name}.yaml").is_file(), words
+    if arguments is not None:
+        check_arguments([word.replace("$l1", "1e-4") for word in arguments])
+
+
+def check_make(words):
+    text = (ROOT / "Makefile").read_text()
+    for target in (word for word in words if "=" not in word):
+        assert re.search(rf"^{target}:", text, re.MULTILINE), target
+
+
+def check_pip(words):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extras in re.findall(r"\.\[([^\]]+)\]", " ".join(words)):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"]), words
+
+
+def check_arguments(arguments):
+    """By the real parser; the recipe with its ``--set`` values by its own checks."""
+    try:
+        options = make_parser().parse_args(arguments)
+    except SystemExit:
+        pytest.fail(f"the parser refuses: {arguments}")
+    overrides = getattr(options, "overrides", [])
+    keys = {override.partition("=")[0] for override in overrides}
+    assert keys <= set(all_keys(Recipe)), arguments
+    recipe = getattr(options, "recipe", None)
+    if recipe and not recipe.endswith(".yaml"):
+        load_recipe(recipe, overrides)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)
+def test_python_compiles(block):
+    compile(block.text, str(block), "exec")
+
+
+def every_parser(parser):
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from every_parser(below)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_options_keys_and_paths_in_the_text_exist(document):
+    options = {
+        name
+        for parser in every_parser(make_parser())
+        for action in parser._actions
+        for name in action.option_strings
+    }
+    keys = set(all_keys(Recipe))
+    sections = "|".join(key for key in keys if "." not in key)
+    for line, span in prose_of(document):
+        where = f"{document.relative_to(ROOT)}:{line}: `{span}`"
+        for option in re.findall(r"(?<!\S)(--[a-z][\w-]*)", span):
+            assert option in options | FOREIGN_OPTIONS, where
+        for key in re.findall(rf"(?<![\w./])((?:{sections})\.[a-z_0-9]+)", span):
+            is_file = key.endswith((".py", ".safetensors"))
+            assert key in keys or is_file, where
+        if span not in TO_BE_WRITTEN and re.fullmatch(rf"(?:{FOLDERS})/[\w./*<>-]*", span):
+            pattern = re.sub(r"<\w+>", "*", span).rstrip("/")
+            assert any(ROOT.glob(pattern)), where
+
+
+def test_links_of_the_plain_documents_lead_somewhere():
+    # Those of docs/ are checked by the build, see test_docs.py.
+    for document in DOCUMENTS:
+        if document.parent != ROOT / "docs":
+            for target in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
+                if not target.startswith("http"):
+                    assert (document.parent / target).exists(), (document, target)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of the debug recipe, made tiny, as ``runs/debug``."""
+    folder = tmp_path_factory.mktemp("trained")
+    command = [sys.executable, "-m", "sparsellm", "train", "debug", *set_arguments(TINY)]
+    subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, env=process_env(PYTHONPATH=str(ROOT))
+    )
+    return folder
+
+
+RUNNABLE = sorted({block.document for block in SHELL if not block.not_run})
+
+
+@pytest.mark.parametrize("document", RUNNABLE, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_what_a_cpu_can_run_runs(document, trained, tmp_path, monkeypatch, cli_here):
+    shutil.copytree(trained / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    for block in SHELL:
+        if block.document != document or block.not_run:
+            continue
+        for words in commands_in(block.text):
+            if words[0] == "eval":  # what it evaluates is a command of its own here
+                continue
+            arguments = arguments_of(words)
+            assert arguments is not None, f"{block}: {words}: mark the block as not run"
+            result = cli_here(*made_tiny(arguments))
+            assert result.returncode == 0, f"{block}: {words}: {result.stderr}"
+
+
+def made_tiny(arguments):
+    """A training of the trained model's size that does a few steps."""
+    if arguments[0] != "train":
+        return arguments
+    sizes = [value for value in TINY if not value.startswith("train.steps")]
+    return [*arguments, *set_arguments([*sizes, "train.steps=6"])]
+
+
+def test_runs_of_the_documents_are_of_one_tiny_model():
+    assert any("train debug" in b.text for b in SHELL if not b.not_run)
+    assert Path(ROOT / "docs" / "training.md") in RUNNABLE
+
+
+def test_every_file_of_device_code_is_explained():
+    text = (ROOT / "cuda" / "README.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## (\w+)/$", text, flags=re.MULTILINE)[1:]
+    assert sorted(sections[::2]) == sorted(
+        path.name for path in (ROOT / "cuda").iterdir() if path.is_dir()
+    )
+    for folder, content in zip(sections[::2], sections[1::2], strict=True):
+        first_cells = " ".join(re.findall(r"^\| (.*?) \|", content, flags=re.MULTILINE))
+        files = {path.name for path in (ROOT / "cuda" / folder).iterdir()}
+        assert files == set(re.findall(r"`(\w+\.cuh?)`", first_cells)), folder

@@ -212,6 +212,12 @@ class TrainConfig(StrictModel):
         description="What to do with a step whose loss or gradient is NaN or infinite: end the "
         "run, or go on with the next one's data and the weights as they are",
     )
+    spike_threshold: float | None = Field(
+        None,
+        gt=1,
+        description="Skip the update of a step whose loss or gradient norm (before clipping) "
+        "exceeds its moving average over about 50 steps so many times, such as 10; null never does",
+    )
 
 
 class OptimizerConfig(StrictModel):

@@ -144,6 +144,14 @@ METRICS = (
         scale="log",
     ),
     Metric(
+        "skipped_steps",
+        "Steps skipped so far",
+        "steps",
+        progress=lambda value: f"{value:.0f} skipped" if value else "",
+        section="training",
+        from_zero=True,
+    ),
+    Metric(
         "nnz",
         "Active neurons, mean over layers",
         "neurons per token",

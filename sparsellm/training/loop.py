@@ -267,11 +267,11 @@ def _record(run: Run, log: MetricsLog | None, meter: Meter, totals: StepTotals) 
     """A step's numbers where they are due; why it was skipped in any case."""
     if totals.skipped:
         run.accelerator.print(
-            f"step {run.step} was skipped: {totals.skipped} ({run.skipped} in all; "
-            "train.on_nonfinite)"
+            f"step {run.step} was skipped: {totals.skipped.why} ({run.skipped} in all; "
+            f"{totals.skipped.key})"
         )
         if log is not None:
-            log.write(FailureRecord(run.step, run.tokens, "step", totals.skipped))
+            log.write(FailureRecord(run.step, run.tokens, "step", totals.skipped.why))
     elif totals.sparsity is not None:
         record = meter.record(run, totals)
         run.accelerator.print(progress_line(record, run.recipe))
@@ -312,6 +312,8 @@ def _say_saved(run: Run) -> None:
 def _is_whole(run: Run, error: Exception) -> bool:
     """After a failed step: whether every rank is here, and the run as the step before left it."""
     if not run.recipe.checkpoint.every_steps or not run.between_steps:
+        return False
+    if isinstance(error, FloatingPointError):  # with these weights it would come again
         return False
     return isinstance(error, FailedTogether) or run.accelerator.num_processes == 1
 
@@ -364,10 +366,12 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     l1 = step.l1_sum / (tokens * recipe.model.num_hidden_layers)
 
     grad_norm = _clip_gradients(run)
-    why = reason_to_skip(run, {"loss": loss, "L1": l1, "gradient norm": grad_norm})
-    if why is not None:
+    watched = {"loss": loss, "L1": l1, "gradient norm": grad_norm}
+    skip = reason_to_skip(run, watched)
+    if skip is not None:
         skip_step(run)
-        return StepTotals({}, l1_L, None, step.kernels, step.stop, skipped=why)
+        return StepTotals({}, l1_L, None, step.kernels, step.stop, skipped=skip)
+    run.averages.add(watched)
     run.skipped_in_a_row = 0
     run.between_steps = False
     run.optimizer.step()
@@ -395,6 +399,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
         "target_error": run.target.error if run.target else None,
         "learning_rate": lr,
         "grad_norm": grad_norm,
+        "skipped_steps": run.skipped,
     }
     run.between_steps = True
     return StepTotals(values, l1_L, sparsity, step.kernels, step.stop)

@@ -11,6 +11,7 @@ import torch
 
 from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
 from sparsellm.runs.records import KernelStats, StepStats, TrainRecord
+from sparsellm.training.nonfinite import Skip
 from sparsellm.training.run import Run
 
 
@@ -23,7 +24,7 @@ class StepTotals:
     sparsity: StepStats | None  # where the step is logged
     kernels: KernelStats
     stop: bool  # some rank was asked to stop
-    skipped: str | None = None  # why the step changed nothing
+    skipped: Skip | None = None  # why the step changed nothing
 
 
 class Meter:

@@ -1,12 +1,14 @@
-"""Steps whose loss or gradient is not finite, and weights that are not.
+"""Steps that are not taken, and weights that are not finite.
 
-By ``train.on_nonfinite`` such a step stops the run, or is skipped: weights, optimizer and
-statistics stay as they are, and the data goes on behind it.
+A step whose loss or gradient is not finite stops the run, or is skipped (``train.on_nonfinite``).
+A spike is skipped (``train.spike_threshold``). Weights, optimizer and statistics then stay as they
+are, and the data goes on behind the step.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from torch.distributed.tensor import DTensor
 
@@ -15,10 +17,19 @@ from sparsellm.training.distributed import any_rank, clear_gradients
 from sparsellm.training.run import Run
 
 MOST_SKIPPED = 20  # steps in a row: what goes on longer does not pass
+_SPIKE_KEY = "train.spike_threshold"
 
 
-def reason_to_skip(run: Run, values: dict[str, float]) -> str | None:
-    """What is not finite, as text; None where the step can be taken.
+@dataclass(frozen=True)
+class Skip:
+    """Why a step is skipped, and the key of the recipe that says so."""
+
+    why: str
+    key: str
+
+
+def reason_to_skip(run: Run, values: dict[str, float]) -> Skip | None:
+    """Why a step must not be taken, if so; all ranks call it.
 
     Args:
         run: as it was before the step.
@@ -28,20 +39,38 @@ def reason_to_skip(run: Run, values: dict[str, float]) -> str | None:
         FloatingPointError: something is not finite, and such steps are not skipped, or too many
             were in a row.
     """
+    found = _not_finite(run, values) or _spike(run, values)
+    if found is not None and run.skipped_in_a_row >= MOST_SKIPPED:
+        otherwise = f", or raise {_SPIKE_KEY}" if found.key == _SPIKE_KEY else ""
+        raise FloatingPointError(
+            f"step {run.step + 1}: {found.why}, after {MOST_SKIPPED} skipped steps in a row; the "
+            f"step was not taken. {_way_back(run)}{otherwise}"
+        )
+    return found
+
+
+def _not_finite(run: Run, values: dict[str, float]) -> Skip | None:
     if all(math.isfinite(value) for value in values.values()):
         return None
+    check_finite(run)  # else no data would help
     what = ", ".join(f"{name} {value}" for name, value in values.items())
     if run.recipe.train.on_nonfinite == "stop":
         raise FloatingPointError(
-            f"step {run.step + 1}: {what}; the step was not taken. {_last_good(run)}, or skip such "
+            f"step {run.step + 1}: {what}; the step was not taken. {_way_back(run)}, or skip such "
             "steps: --set train.on_nonfinite=skip"
         )
-    if run.skipped_in_a_row >= MOST_SKIPPED:
-        raise FloatingPointError(
-            f"step {run.step + 1}: {what}, after {MOST_SKIPPED} steps in a row that were skipped "
-            f"for the like; the step was not taken. {_last_good(run)}"
-        )
-    return what
+    return Skip(what, "train.on_nonfinite")
+
+
+def _spike(run: Run, values: dict[str, float]) -> Skip | None:
+    threshold = run.recipe.train.spike_threshold
+    if threshold is None:
+        return None
+    spikes = run.averages.spikes(values, threshold)
+    # Ranks have the same numbers; were one to differ, it would go on with other weights.
+    if not any_rank(bool(spikes), run.accelerator.device):
+        return None
+    return Skip(", ".join(spikes) or "a spike on another rank", _SPIKE_KEY)
 
 
 def skip_step(run: Run) -> None:
@@ -55,27 +84,39 @@ def skip_step(run: Run) -> None:
 
 
 def check_finite(run: Run) -> None:
-    """Before a checkpoint; all ranks call it.
+    """Before a checkpoint, and where a step is not finite; all ranks call it.
 
     Raises:
         FloatingPointError: a weight or a moment of the optimizer is not finite, on some rank.
     """
-    tensors = state.model_tensors(run.model) | state.optimizer_tensors(run.model, run.optimizer)
+    tensors = state.model_tensors(run.model)
+    if run.optimizer.state:
+        tensors |= state.optimizer_tensors(run.model, run.optimizer)
     local = {name: t.to_local() if isinstance(t, DTensor) else t for name, t in tensors.items()}
     odd = state.first_nonfinite(local)
     if any_rank(odd is not None, run.accelerator.device):
         where = f", such as {odd}" if odd else " on another rank"
         raise FloatingPointError(
-            f"step {run.step}: weights or optimizer state are not finite{where}; they were not "
-            f"saved. {_last_good(run)}"
+            f"step {run.step}: weights or optimizer state are not finite{where}; they are not "
+            f"saved. {_way_back(run)}"
         )
 
 
-def _last_good(run: Run) -> str:
+def _way_back(run: Run) -> str:
+    """Where a lower learning rate can help: before the first step that was not taken.
+
+    With the weights of that step the same batch gives the same numbers at any rate. Waits for the
+    save in progress.
+    """
     if path := run.saver.wait():
         run.accelerator.print(f"saved {path}")
-    good = checkpoint.latest(run.checkpoints)
-    return (
-        f"Last good checkpoint: {good or 'none yet'}. Resume from it with a lower "
-        "optimizer.learning_rate"
-    )
+    newest, first_bad = checkpoint.latest(run.checkpoints), run.step - run.skipped_in_a_row
+    saved = checkpoint.checkpoints_in(run.checkpoints)
+    good = [path for path in saved if path.name < f"step_{first_bad:08d}"]
+    if not good:
+        anew = "start anew by --fresh" if newest else "start again"
+        return (
+            f"There is no checkpoint from before it: {anew}, with a lower optimizer.learning_rate"
+        )
+    how = "The same command resumes" if good[-1] == newest else f"Resume (--resume {good[-1]})"
+    return f"Last good checkpoint: {good[-1]}. {how} from it with a lower optimizer.learning_rate"

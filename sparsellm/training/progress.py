@@ -11,7 +11,7 @@ def progress_line(record: TrainRecord, recipe: Recipe) -> str:
     """One line for people, under 160 columns."""
     total, line = recipe.train.steps, record.line()
     shown = [(m, m.value(line, recipe)) for m in METRICS if m.progress]
-    parts = [metric.text(value) for metric, value in shown if value is not None]
+    parts = [text for m, value in shown if value is not None and (text := m.text(value))]
     rate = record.values["tokens_per_second"]
     assert rate is not None
     remaining = (total - record.step) * recipe.train.global_batch_tokens

@@ -44,6 +44,7 @@ from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
 from sparsellm.training.peers import RankActivity
 from sparsellm.training.schedule import rate_change
+from sparsellm.training.spikes import MovingAverages
 from sparsellm.training.statistics import SparsityStats
 from sparsellm.training.target import TargetController
 from sparsellm.training.validation import ValidationSet
@@ -73,8 +74,9 @@ class Run:
     tokens: int = 0  # that all ranks have trained on
     activity: RankActivity = field(default_factory=RankActivity)
     between_steps: bool = True  # weights, optimizer and statistics are those after `step`
-    skipped: int = 0  # steps that were not taken: something was not finite
+    skipped: int = 0  # steps that were not taken: not finite, or a spike
     skipped_in_a_row: int = 0
+    averages: MovingAverages = field(default_factory=MovingAverages)  # of the steps taken
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
 
     @property
@@ -211,6 +213,8 @@ def begin_save(run: Run) -> None:
                 "step": run.step,
                 "tokens": run.tokens,
                 "skipped": run.skipped,
+                "skipped_in_a_row": run.skipped_in_a_row,
+                "averages": run.averages.state_dict(),
                 "world_size": accelerator.num_processes,
                 "sparsellm": __version__,
                 "torch": torch.__version__,
@@ -282,6 +286,9 @@ def restore_run(run: Run, path: Path) -> list[str]:
     run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
     run.step, run.tokens = saved.step, saved.trainer["tokens"]
     run.skipped = saved.trainer.get("skipped", 0)
+    run.skipped_in_a_row = saved.trainer.get("skipped_in_a_row", 0)
+    if averages := saved.trainer.get("averages"):  # earlier versions saved none
+        run.averages.load_state_dict(averages)
     run.origin = saved.trainer.get("init_from")
     run.saver.lineage = Lineage.of(saved.manifest)
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)

@@ -85,7 +85,7 @@ def test_too_many_in_a_row_stop(train, nan_at, monkeypatch):
     result = train("train.steps=6", "train.on_nonfinite=skip")
     assert result.returncode == 1
     assert "step 4: loss " in result.stderr
-    assert "after 2 steps in a row that were skipped" in result.stderr
+    assert "after 2 skipped steps in a row" in result.stderr
 
 
 def test_by_default_it_stops_and_the_advice_works(train, nan_at):
@@ -128,3 +128,30 @@ def test_export_refuses_what_an_earlier_version_saved(tiny, cli_here, tmp_path):
     assert result.returncode == 1
     assert "model.layers.1.mlp.up_proj.weight has NaN or infinite values" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_the_way_back_is_before_the_first_step_that_was_skipped(
+    train, nan_at, monkeypatch, tiny_overrides
+):
+    monkeypatch.setattr(nonfinite, "MOST_SKIPPED", 3)
+    nan_at(5, 6, 7, 8)
+    command = ("train.steps=10", "train.on_nonfinite=skip", "checkpoint.keep=9")
+    result = train(*command)
+    assert result.returncode == 1
+    folder = load_recipe("debug", tiny_overrides).run_path / "checkpoints"
+    # Those of steps 4 and 6 are of the weights that steps 5 to 8 could not be taken with.
+    assert checkpoint.latest(folder) == folder / "step_00000006"
+    back = f"--resume {folder / 'step_00000002'}"
+    assert f"Resume ({back}) from it with a lower optimizer.learning_rate" in result.stderr
+    # The count of steps in a row survives the restart.
+    again = train(*command)
+    assert again.returncode == 1
+    assert "step 8: loss " in again.stderr
+
+
+def test_without_a_checkpoint_the_run_starts_again(train, nan_at):
+    nan_at(1)
+    result = train()
+    assert "There is no checkpoint from before it: start again, with a lower" in result.stderr
+    again = train("train.on_nonfinite=skip")
+    assert again.returncode == 0, again.stderr

@@ -1,0 +1,48 @@
+"""The recent course of a step's loss and gradient norm, and steps that leave it far behind.
+
+A damaged batch can raise both by orders of magnitude while they stay finite. With
+``train.spike_threshold`` the update of such a step is skipped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+WATCHED = ("loss", "gradient norm")
+DECAY = 0.98  # of the moving averages: they remember about 50 steps
+SETTLED_STEPS = 50  # that must be averaged before a step can be a spike
+
+
+class MovingAverages:
+    """Exponential moving averages over the steps that were taken, without the bias to zero."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._sums = dict.fromkeys(WATCHED, 0.0)
+
+    def add(self, values: dict[str, float]) -> None:
+        """The values of a step that was taken."""
+        self._steps += 1
+        for name, value in self._sums.items():
+            self._sums[name] = DECAY * value + (1 - DECAY) * values[name]
+
+    def spikes(self, values: dict[str, float], threshold: float) -> list[str]:
+        """What exceeds ``threshold`` times its average, as text."""
+        if self._steps < SETTLED_STEPS:
+            return []
+        weight = 1 - DECAY**self._steps
+        means = {name: value / weight for name, value in self._sums.items()}
+        return [
+            f"{name} {values[name]:.4g} is {values[name] / mean:.3g} times its average {mean:.4g}"
+            for name, mean in means.items()
+            if values[name] > threshold * mean > 0
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers; JSON keeps every bit of them."""
+        return {"steps": self._steps, "sums": dict(self._sums)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict`."""
+        self._steps = state["steps"]
+        self._sums = {name: state["sums"][name] for name in WATCHED}

@@ -1,0 +1,92 @@
+"""Finite spikes of the loss or the gradient norm: a damaged batch is skipped, on every rank."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from conftest import set_arguments
+
+from sparsellm.recipe import load_recipe
+from sparsellm.runs import checkpoint
+from sparsellm.runs.metrics import METRICS
+from sparsellm.runs.records import read_metrics
+from sparsellm.training.spikes import DECAY, SETTLED_STEPS, MovingAverages
+from training.test_distributed import launch
+
+DAMAGED = Path(__file__).with_name("damaged_batch.py")
+BAD_STEP = SETTLED_STEPS + 5
+STEPS = BAD_STEP + 5
+OVERRIDES = [
+    f"train.steps={STEPS}",
+    "train.micro_batch_size=1",
+    "optimizer.learning_rate=1e-2",
+    "optimizer.schedule=constant",
+    "checkpoint.every_steps=30",
+    "validation.every_steps=0",
+]
+
+
+def test_averages_are_those_of_the_steps_so_far():
+    averages = MovingAverages()
+    values = [{"loss": 1.0 + i % 3, "gradient norm": 2.0} for i in range(SETTLED_STEPS)]
+    for value in values[:-1]:
+        averages.add(value)
+    assert not averages.spikes({"loss": 1e9, "gradient norm": 1e9}, 2)  # too few to judge by
+    averages.add(values[-1])
+    weights = [DECAY**i for i in reversed(range(SETTLED_STEPS))]
+    losses = [w * v["loss"] for w, v in zip(weights, values, strict=True)]
+    mean = sum(losses) / sum(weights)
+    assert not averages.spikes({"loss": 3 * mean * 0.999, "gradient norm": 5.999}, 3)
+    [loss] = averages.spikes({"loss": 3 * mean * 1.001, "gradient norm": 5.999}, 3)
+    assert loss.startswith("loss ")
+    assert loss.endswith(f"times its average {mean:.4g}")
+    [norm] = averages.spikes({"loss": 1.0, "gradient norm": 60.0}, 3)
+    assert norm == "gradient norm 60 is 30 times its average 2"
+    restored = MovingAverages()
+    restored.load_state_dict(json.loads(json.dumps(averages.state_dict())))
+    assert restored.state_dict() == averages.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "on_nonfinite"), [(1, "stop"), (2, "skip")])
+def test_a_damaged_batch_is_skipped_and_counted(tiny_overrides, ranks, on_nonfinite):
+    own = [*tiny_overrides, *OVERRIDES, f"train.on_nonfinite={on_nonfinite}"]
+    program = (str(DAMAGED), str(ranks - 1), str(BAD_STEP), "train", "--recipe", "debug")
+
+    def train(name, *overrides):
+        arguments = set_arguments([*own, f"name={name}", *overrides])
+        result = launch(ranks, *program, *arguments)
+        assert result.returncode == 0, result.stderr[-3000:]
+        return load_recipe("debug", [*own, f"name={name}"]).run_path, result.stdout
+
+    if ranks == 1:  # taken, it is a spike
+        taken, _ = train("taken")
+        norms = [r["grad_norm"] for r in read_metrics(taken) if r["kind"] == "train"]
+        assert norms[BAD_STEP - 1] > 3 * norms[BAD_STEP - 2]
+    # The averages of the first steps outlive a restart: else there would be too few to judge by.
+    train("skipped", "train.spike_threshold=3", f"train.steps={SETTLED_STEPS - 10}")
+    run_path, said = train("skipped", "train.spike_threshold=3")
+    assert f"step {BAD_STEP} was skipped: " in said
+    assert "(1 in all; train.spike_threshold)" in said
+    assert "| 1 skipped |" in said  # the progress line goes on to say so
+    records = read_metrics(run_path)
+    train_records = [r for r in records if r["kind"] == "train"]
+    steps = [r["step"] for r in train_records]
+    assert steps == [step for step in range(1, STEPS + 1) if step != BAD_STEP]
+    assert [r["skipped_steps"] for r in train_records[-6:]] == [0] + [1] * 5
+    assert all(math.isfinite(r["grad_norm"]) for r in train_records)
+    [failure] = [r for r in records if r["kind"] == "failure"]
+    assert (failure["step"], failure["tokens"]) == (BAD_STEP, BAD_STEP * 256)
+    assert "gradient norm " in failure["error"]
+    last = run_path / "checkpoints" / f"step_{STEPS:08d}"
+    moments = checkpoint.read_kind(last, "optimizer")
+    taken_steps = {float(t) for name, t in moments.items() if name.startswith("step.")}
+    assert taken_steps == {STEPS - 1.0}
+
+
+def test_skipped_steps_are_on_every_dashboard():
+    [metric] = [metric for metric in METRICS if metric.name == "skipped_steps"]
+    assert (metric.wandb_key, metric.section) == ("train/skipped_steps", "training")

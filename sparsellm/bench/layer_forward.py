@@ -5,7 +5,7 @@ The inputs are what the model's own layers hand their FFN on held-out text, so p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ def layer_inputs(model: Any, call: Callable[[], object]) -> list[LayerInput]:
 @torch.inference_mode()
 def run(
     plain: Any, accelerated: Any, inputs: list[LayerInput], case: dict[str, Any], seconds: float
-) -> list[Measurement]:
+) -> Iterator[Measurement]:
     """A measurement a layer: ms of ours, with dense as baseline; above 1 is better.
 
     Args:
@@ -65,7 +65,6 @@ def run(
         seconds: of timing, each layer.
     """
     compiled = torch.compile(dense)
-    found = []
     for number, given in enumerate(inputs):
         ffn, ours = (model.model.layers[number].mlp for model in (plain, accelerated))
         sides = {
@@ -78,5 +77,4 @@ def run(
         ms = timing.ms_of_a_call(sides, timing.in_a_row, IN_A_ROW, seconds)
         own = case | {"layer": number, "measured_nnz": given.nnz, "union_64": given.union_64}
         ratio = ms["dense"] / ms["ours"]
-        found.append(Measurement("layer_forward", own, "ms", ms["ours"], "ms", ms["dense"], ratio))
-    return found
+        yield Measurement("layer_forward", own, "ms", ms["ours"], "ms", ms["dense"], ratio)

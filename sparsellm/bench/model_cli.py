@@ -62,7 +62,13 @@ def _add_forward_parser(names: Any) -> argparse.ArgumentParser:
     parser.add_argument("--data", nargs="+", metavar="GLOB", help="(default: the recipe's text)")
     parser.add_argument("--sequences", type=positive_int, help="(default: train.micro_batch_size)")
     parser.add_argument("--layers", action="store_true", help="also every FFN on its own inputs")
-    parser.add_argument("--token-order", choices=["auto", "none"], default="none")
+    parser.add_argument(
+        "--token-order",
+        nargs="+",
+        choices=("none", "auto"),
+        default=["none"],
+        help="of the accelerated model (default: none, the order of the text); several in one run",
+    )
     parser.add_argument("--energy", action="store_true", help="also mJ a token")
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing (default: 2)")
     parser.set_defaults(run=_forward)
@@ -85,7 +91,7 @@ def _checkpoint(options: argparse.Namespace) -> None:
 
 
 def _forward(options: argparse.Namespace) -> None:
-    from sparsellm.bench import model_forward, record
+    from sparsellm.bench import model_forward
     from sparsellm.runs.pretrained import find_checkpoint, load_recipe_of
 
     device = output.gpu("forward")
@@ -102,19 +108,18 @@ def _forward(options: argparse.Namespace) -> None:
         if options.sequences:
             size = {"micro_batch_size": options.sequences}
             changes["train"] = recipe.train.model_copy(update=size)
-        measured = model_forward.run(
-            found,
-            recipe.model_copy(update=changes),
-            device,
-            options.energy,
-            seconds=options.seconds,
-            layers=options.layers,
-            token_order=options.token_order,
-        )
-        for m in measured:
-            print(output.line(m), flush=True)
-        if options.record:
-            record.append(measured, options.record)
+        for order in dict.fromkeys(options.token_order):
+            first = order == options.token_order[0]
+            for measured in model_forward.run(
+                found,
+                recipe.model_copy(update=changes),
+                device,
+                options.energy,
+                seconds=options.seconds,
+                layers=options.layers and first,
+                token_order=order,
+            ):
+                output.report(measured, options.record)
 
 
 def _run(options: argparse.Namespace) -> None:

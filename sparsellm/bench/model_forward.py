@@ -9,10 +9,10 @@ of the recipe has. Logits of all positions are computed.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from sparsellm.bench.ffn_forward import SETTLING_CALLS
 from sparsellm.bench.ffn_sides import refuse_if_off, relative_difference
 from sparsellm.bench.record import Measurement
 from sparsellm.data import load_corpora, load_tokenizer, validation_batches
-from sparsellm.ffn.accelerate import accelerate_whole
+from sparsellm.ffn.accelerate import TokenOrder, accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe, RuntimeConfig
 from sparsellm.runs.pretrained import Pretrained, load_pretrained
@@ -44,9 +44,9 @@ def run(
     *,
     seconds: float = SECONDS,
     layers: bool = False,
-    token_order: Literal["auto", "none"] = "none",
-) -> list[Measurement]:
-    """Measures for some seconds; in ratios above 1 is better.
+    token_order: TokenOrder = "none",
+) -> Iterator[list[Measurement]]:
+    """Measures for some seconds; what is yielded is final. In ratios above 1 is better.
 
     Args:
         path: checkpoint, run or exported folder.
@@ -55,7 +55,7 @@ def run(
         with_energy: also millijoules a token.
         seconds: of timing.
         layers: also every FFN alone, see `layer_forward`.
-        token_order: see `sparsellm.accelerate`.
+        token_order: of the accelerated model; FFNs alone are measured in the order of the text.
 
     Raises:
         ValueError: an FFN that the kernels cannot serve, no held-out text, or wrong results.
@@ -71,22 +71,6 @@ def run(
     for model in models.values():
         prepare_blocks(model, RuntimeConfig(compile=True))
     calls = {name: partial(logits, model, tokens_BT) for name, model in models.items()}
-    # Under `accelerate` each block is a graph of its own: its dispatch is a constant of the graph.
-    # Blocks beyond torch's limit of eight, which counts those of earlier checkpoints, run eager.
-    torch._dynamo.reset()
-    graphs = 2 * len(inputs) + 8
-    with torch.inference_mode(), torch._dynamo.config.patch(recompile_limit=graphs):
-        for _ in range(SETTLING_CALLS):
-            calls["ours"]()
-        difference = relative_difference(calls["ours"](), calls["dense"]())
-        refuse_if_off("ours", difference, MAX_DIFFERENCE)
-        sides = {name: [call] for name, call in calls.items()}
-        ms = timing.ms_of_a_call(sides, timing.in_a_row, IN_A_ROW, seconds)
-        millijoules = None
-        if counter is not None:
-            wait = partial(torch.cuda.synchronize, device)
-            millijoules = energy.per_call(calls, ms, counter.read, wait, ENERGY_SECONDS)
-
     num_tokens = tokens_BT.numel()
     case = _case(loaded["dense"], recipe, num_tokens)
     whole = case | ({"token_order": "auto"} if token_order == "auto" else {})
@@ -94,20 +78,36 @@ def run(
         "measured_nnz": statistics.fmean(given.nnz for given in inputs),
         "union_64": statistics.fmean(given.union_64 for given in inputs),
     }
+    # Under `accelerate` each block is a graph of its own: its dispatch is a constant of the graph.
+    # Blocks beyond torch's limit of eight, which counts those of earlier checkpoints, run eager.
+    torch._dynamo.reset()
+    many_graphs = partial(torch._dynamo.config.patch, recompile_limit=2 * len(inputs) + 8)
+    with torch.inference_mode(), many_graphs():
+        for _ in range(SETTLING_CALLS):
+            calls["ours"]()
+        difference = relative_difference(calls["ours"](), calls["dense"]())
+        refuse_if_off("ours", difference, MAX_DIFFERENCE)
+        sides = {name: [call] for name, call in calls.items()}
+        ms = timing.ms_of_a_call(sides, timing.in_a_row, IN_A_ROW, seconds)
     ours, dense = (num_tokens / ms[name] for name in ("ours", "dense"))
-    unit = "tokens/ms"
-    found = [Measurement("model_forward", whole, "tokens_per_ms", ours, unit, dense, ours / dense)]
-    if millijoules:
-        mj, base = (millijoules[name] / num_tokens for name in ("ours", "dense"))
-        found += [Measurement("model_forward", whole, "mJ_per_token", mj, "mJ", base, base / mj)]
     sparse = sum("sparse" in paths.values() for paths in done.paths().values())
-    found += [
+    rate = Measurement(
+        "model_forward", whole, "tokens_per_ms", ours, "tokens/ms", dense, ours / dense
+    )
+    yield [
+        rate,
         Measurement("model_forward", whole, "sparse_layers", sparse, "layers"),
         Measurement("model_forward", whole, "difference", difference, "relative to dense"),
     ]
+    if counter is not None:
+        wait = partial(torch.cuda.synchronize, device)
+        with torch.inference_mode(), many_graphs():
+            millijoules = energy.per_call(calls, ms, counter.read, wait, ENERGY_SECONDS)
+        mj, base = (millijoules[name] / num_tokens for name in ("ours", "dense"))
+        yield [Measurement("model_forward", whole, "mJ_per_token", mj, "mJ", base, base / mj)]
     if layers:
-        found += layer_forward.run(models["dense"], models["ours"], inputs, case, seconds / 4)
-    return found
+        for one in layer_forward.run(models["dense"], models["ours"], inputs, case, seconds / 4):
+            yield [one]
 
 
 def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, Any]:

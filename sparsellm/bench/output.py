@@ -33,7 +33,7 @@ def report(
     from sparsellm.bench import record
 
     for m in found:
-        print(line(m))
+        print(line(m), flush=True)
     if path:
         record.append(found, path, taken)
 

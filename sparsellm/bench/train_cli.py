@@ -44,6 +44,29 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         help="of the sparse kernels (default: union); a run for each",
     )
     parser.add_argument(
+        "--token-order",
+        nargs="+",
+        choices=("none", "auto"),
+        default=[None],
+        help="of the sparse kernels (default: the recipe's); a run for each",
+    )
+    parser.add_argument(
+        "--micro-batch-size",
+        type=positive_int,
+        nargs="+",
+        default=[None],
+        metavar="SEQUENCES",
+        help="(default: the recipe's); a run for each",
+    )
+    parser.add_argument(
+        "--parallel",
+        action="store_true",
+        help="runs on one GPU at once, one on each GPU of this machine",
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="start no run later than this; see --folder to go on"
+    )
+    parser.add_argument(
         "--steps",
         type=positive_int,
         default=40,
@@ -62,7 +85,12 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="STEPS",
-        help="train so many dense steps first, on most GPUs; all runs begin with what they leave",
+        help="train so many steps first, dense and on most GPUs unless told otherwise; all runs "
+        "begin with what they leave",
+    )
+    parser.add_argument("--settle-gpus", type=positive_int, metavar="N", help="of the settling run")
+    parser.add_argument(
+        "--settle-config", default="ddp8", help="file of launch/ for --settle-gpus (default: ddp8)"
     )
     parser.add_argument("--set", **_override("override a key of every run"))
     parser.add_argument("--settle-set", **_override("… of the settling run alone"))
@@ -70,8 +98,8 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         "--folder",
         type=Path,
         metavar="DIR",
-        help="of the runs and what they print, to keep; settled weights in it are used again "
-        "(default: a temporary one)",
+        help="of the runs and what they print, to keep; settled weights and figures in it are "
+        "used again (default: a temporary one)",
     )
     parser.add_argument("--energy", action="store_true", help="also mJ a token")
     parser.add_argument(
@@ -102,25 +130,34 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace, folder: Path) -> None:
-    from sparsellm.bench import record, training_run
+    from sparsellm.bench import record, train_plan, training_run
     from sparsellm.bench.train_figures import row
 
-    plan = training_run.Plan(
+    plan = train_plan.Plan(
         recipe=options.recipe,
         overrides=options.set,
-        sides=training_run.combinations(
-            options.gpus, options.config, options.kernels, options.format
+        sides=train_plan.combinations(
+            options.gpus,
+            options.config,
+            options.kernels,
+            options.format,
+            token_orders=options.token_order,
+            micro_batch_sizes=options.micro_batch_size,
         ),
         steps=options.steps,
         folder=folder.resolve(),
         init_from=options.init_from,
         settle_steps=options.settle_steps,
         settle_overrides=tuple(options.settle_set),
+        settle_gpus=options.settle_gpus,
+        settle_config=options.settle_config,
         tokens_per_gpu=options.tokens_per_gpu,
         energy=options.energy,
         kill=options.kill,
         forward=options.forward,
         loader=options.loader,
+        parallel=options.parallel,
+        seconds=options.seconds,
     )
     for found in training_run.run(plan):
         if isinstance(found, str):

@@ -3,114 +3,51 @@
 Every combination of GPUs, launch configuration and kernels is a run of its own that starts from the
 same weights, whose sparsity has settled: a given checkpoint, or that of a settling run, dense. The
 runs hold these weights by a tiny constant learning rate: a fresh optimizer at the recipe's own, or
-its warm-up, would move what is to be measured. One GPU alone is launched by launch/single.yaml, and
-is what each configuration's efficiency is measured against.
+its warm-up, would move what is to be measured. Runs on one GPU can be measured at once.
+
+What was measured is kept in the folder: the same command goes on where it was ended.
 
 `train_figures` says how a run's records become figures, and what they are held against.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from sparsellm.bench.energy import EnergyCounter
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.train_figures import (
-    MIN_STEADY,
     Figures,
     figures,
     largest_difference,
     measurements,
 )
+from sparsellm.bench.train_plan import QUIET, SINGLE, Plan, Side, check
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.pretrained import find_checkpoint
-from sparsellm.training.launched import Record, launch_config, train_command, watch
-
-SINGLE = "single"  # the launch configuration of one GPU
-KERNELS = ("dense", "sparse", "auto")  # in the order of the runs: dense is what others are held to
-MIN_STEPS = 2 * MIN_STEADY
-QUIET = ["checkpoint.every_steps=0", "validation.every_steps=0", "evaluation.every_steps=0"]
-QUIET += ["logging.wandb=disabled"]
-HOLD = ["optimizer.learning_rate=1e-6", "optimizer.warmup_steps=0", "optimizer.min_lr_ratio=1"]
-
-
-class Side(NamedTuple):
-    """One combination."""
-
-    gpus: int
-    config: str  # a file of launch/
-    kernels: str
-    format: str = "union"  # of the sparse kernels
-
-    @property
-    def variant(self) -> str:
-        """Kernels, and the format where it is not the usual one."""
-        return self.kernels if self.format == "union" else f"{self.kernels}-{self.format}"
-
-    def __str__(self) -> str:
-        return f"{self.config} × {self.gpus}, {self.variant}"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is asked for."""
-
-    recipe: str  # name or file
-    overrides: list[str]  # of every run
-    sides: list[Side]
-    steps: int  # of each measured run
-    folder: Path  # of all runs
-    init_from: Path | None = None
-    settle_steps: int = 0
-    settle_overrides: tuple[str, ...] = ()  # of the settling run alone
-    tokens_per_gpu: int | None = None  # a step; None: the recipe's global batch for any number
-    energy: bool = False
-    kill: bool = False
-    forward: bool = False
-    loader: bool = False
-
-    def resolved(self, side: Side) -> Recipe:
-        """What a measured run computes."""
-        return load_recipe(self.recipe, self.run_overrides(side, "checked", self.folder))
-
-    def run_overrides(self, side: Side, name: str, folder: Path) -> list[str]:
-        """A measured run's: what the user gives overrides what is only off by default."""
-        hold = HOLD if self.init_from or self.settle_steps else []
-        wanted = [*QUIET, *hold, *self.overrides, f"ffn.kernels={side.kernels}"]
-        if side.format != "union":
-            wanted.append(f"ffn.format={side.format}")
-        if self.tokens_per_gpu:
-            wanted.append(f"train.global_batch_tokens={self.tokens_per_gpu * side.gpus}")
-        wanted += [f"train.steps={self.steps}", "logging.every_steps=1"]
-        return [*wanted, f"name={name}", f"logging.run_dir={folder}"]
-
-
-def combinations(
-    gpus: Sequence[int],
-    configs: Sequence[str],
-    kernels: Sequence[str],
-    formats: Sequence[str] = ("union",),
-) -> list[Side]:
-    """All of them, what others are held against first; dense has no format."""
-    return [
-        Side(number, config, kind, name)
-        for number in sorted(set(gpus))
-        for config in (dict.fromkeys(configs) if number > 1 else [SINGLE])
-        for kind in KERNELS
-        if kind in kernels
-        for name in (dict.fromkeys(formats) if kind != "dense" else ["union"])
-    ]
+from sparsellm.runs.files import write_atomically
+from sparsellm.runs.session import commit
+from sparsellm.training.launched import (
+    Record,
+    at_once,
+    train_command,
+    train_records,
+    visible_gpus,
+    watch,
+)
 
 
 def run(plan: Plan) -> Iterator[list[Measurement] | str]:
@@ -124,39 +61,15 @@ def run(plan: Plan) -> Iterator[list[Measurement] | str]:
     if plan.settle_steps:
         yield bench.settle()
     failed = []
-    for name, job in bench.jobs():
-        try:
-            yield job()
-        except (ValueError, OSError, torch.OutOfMemoryError) as error:
-            failed.append(name)
-            yield f"failed: {name}: {error}"
+    with closing(bench.jobs()) as jobs:
+        for name, job in jobs:
+            try:
+                yield job()
+            except (ValueError, OSError, torch.OutOfMemoryError) as error:
+                failed.append(name)
+                yield f"failed: {name}: {error}"
     if failed:
         raise ValueError(f"the reasons are above: {len(failed)} failed ({'; '.join(failed)})")
-
-
-def check(plan: Plan) -> None:
-    """Refuses what cannot be, before anything is started.
-
-    Raises:
-        ValueError: says what, and what to do.
-    """
-    on_gpu = torch.cuda.is_available()
-    most = max(side.gpus for side in plan.sides)
-    if on_gpu and most > torch.cuda.device_count():
-        raise ValueError(f"--gpus {most}: this machine has {torch.cuda.device_count()}")
-    if not on_gpu and (plan.energy or plan.forward):
-        raise ValueError("--energy and --forward need a CUDA device")
-    if plan.steps < MIN_STEPS:
-        raise ValueError(f"--steps {plan.steps}: at least {MIN_STEPS} are needed")
-    if plan.forward and not (plan.init_from or plan.settle_steps):
-        raise ValueError("--forward needs weights: give --init-from or --settle-steps")
-    if plan.init_from:
-        find_checkpoint(plan.init_from)  # raises here, not in the first launch
-    for side in plan.sides:
-        path = launch_config(side.config)
-        if not on_gpu and "fsdp_config" in path.read_text(encoding="utf-8"):
-            raise ValueError(f"--config {side.config}: accelerate shards over CUDA devices alone")
-        plan.resolved(side).accumulation_steps(side.gpus)
 
 
 class TrainingRunBench:
@@ -167,15 +80,25 @@ class TrainingRunBench:
         self.on_gpu = torch.cuda.is_available()
         self.start = plan.init_from
         self.found: dict[Side, tuple[Figures, list[Record]]] = {}
+        self.began = time.monotonic()
         plan.folder.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix="runs-", dir=plan.folder))
-        most = max(side.gpus for side in plan.sides) if plan.energy else 0
-        self.counters = [EnergyCounter(torch.device("cuda", index)) for index in range(most)]
+        self.gpus = visible_gpus(torch.cuda.device_count())
+        self.counters = []
+        if plan.energy:
+            devices = (torch.device("cuda", index) for index in range(len(self.gpus)))
+            self.counters = [EnergyCounter(device) for device in devices]
 
-    def jobs(self) -> Iterator[tuple[str, Callable[[], list[Measurement]]]]:
-        """What there is to measure, by name."""
+    def jobs(self) -> Generator[tuple[str, Callable[[], list[Measurement]]], None, None]:
+        """What there is to measure, by name; closing it ends what is being measured."""
+        alone = [side for side in self.plan.sides if self.plan.parallel and side.gpus == 1]
+        with at_once(max(len(self.gpus), 1)) as submit:
+            futures = {side: submit(partial(self.measure, side)) for side in alone}
+            for side, future in futures.items():
+                yield str(side), lambda side=side, future=future: self.held(side, future.result())  # type: ignore[misc]
         for side in self.plan.sides:
-            yield str(side), lambda side=side: self.measure(side)  # type: ignore[misc]
+            if side not in futures:
+                yield str(side), lambda side=side: self.held(side, self.measure(side, 0))  # type: ignore[misc]
         if self.plan.kill:
             yield "--kill", self.kill
         if self.plan.loader:
@@ -190,11 +113,14 @@ class TrainingRunBench:
             ValueError: the launch fails.
         """
         plan, steps = self.plan, self.plan.settle_steps
-        side = max(plan.sides, key=lambda side: side.gpus)._replace(kernels="dense", format="union")
-        overrides = [*QUIET, f"optimizer.warmup_steps={steps // 10}", *plan.overrides]
-        overrides += [*plan.settle_overrides, "ffn.kernels=dense", f"train.steps={steps}"]
+        side = max(plan.sides, key=lambda side: side.gpus)
+        gpus, config = side.gpus, side.config
+        if plan.settle_gpus:
+            gpus, config = plan.settle_gpus, plan.settle_config if plan.settle_gpus > 1 else SINGLE
+        overrides = [*QUIET, f"optimizer.warmup_steps={steps // 10}", "ffn.kernels=dense"]
+        overrides += [*plan.overrides, *plan.settle_overrides, f"train.steps={steps}"]
         overrides += [f"checkpoint.every_steps={steps}", f"logging.run_dir={plan.folder}"]
-        words = train_command(side.config, side.gpus, plan.recipe, overrides, plan.init_from)
+        words = train_command(config, gpus, plan.recipe, overrides, plan.init_from)
         # Another command is another run; the same one is not done again.
         name = f"settle-{hashlib.sha256(repr(words).encode()).hexdigest()[:8]}"
         overrides.append(f"name={name}")
@@ -202,27 +128,46 @@ class TrainingRunBench:
         self.start = checkpoint.latest(path / "checkpoints")
         if self.start is not None:
             return f"settled before: {self.start}"
-        words = train_command(side.config, side.gpus, plan.recipe, overrides, plan.init_from)
+        words = train_command(config, gpus, plan.recipe, overrides, plan.init_from)
         *_, records = watch(words, path)
         self.start = checkpoint.latest(path / "checkpoints")
         nnz = statistics.mean(records[-1]["sparsity"]["nnz_mean"])
         return f"settled: {nnz:.1f} non-zeros a token, loss {records[-1]['loss']:.3f}: {self.start}"
 
-    def measure(self, side: Side) -> list[Measurement]:
-        """One combination."""
-        recipe = self.plan.resolved(side)
+    def measure(self, side: Side, gpu: int) -> tuple[Figures, list[Record]]:
+        """One combination, on the GPU of this number and those after it; or what it was before.
+
+        Raises:
+            ValueError: the launch fails, sparsity has not settled, or the time is over.
+        """
+        plan, recipe = self.plan, self.plan.resolved(side)
+        wanted = plan.run_overrides(side, "", Path())
+        key = repr((plan.recipe, side, wanted, str(self.start), plan.energy, commit()))
+        kept = plan.folder / f"measured-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
+        if kept.is_file():
+            before = json.loads(kept.read_text(encoding="utf-8"))
+            with contextlib.suppress(FileNotFoundError):  # its run was deleted
+                return Figures(**before["figures"]), train_records(Path(before["run_path"]))
+        if plan.seconds is not None and time.monotonic() - self.began > plan.seconds:
+            raise ValueError("not started, the time is over (--seconds)")
         run_path, command = self._run(side, "")
-        counters, energy = self.counters[: side.gpus], {}
-        for records in watch(command, run_path):
+        counters, energy = self.counters[gpu : gpu + side.gpus], {}
+        for records in watch(command, run_path, self.gpus[gpu : gpu + side.gpus]):
             if records and counters and records[-1]["step"] not in energy:
                 energy[records[-1]["step"]] = sum(counter.read() for counter in counters)
         tokens = recipe.train.global_batch_tokens
         settles = side.kernels != "dense"
         found = figures(records, energy, tokens, settles=settles, on_gpu=self.on_gpu)
-        self.found[side] = found, records
-        dense = self._figures(side._replace(kernels="dense", format="union")) if settles else None
+        content = {"figures": asdict(found), "run_path": str(run_path)}
+        write_atomically(kept, json.dumps(content) + "\n")
+        return found, records
+
+    def held(self, side: Side, measured: tuple[Figures, list[Record]]) -> list[Measurement]:
+        """The figures of a combination, held against those of others that came before."""
+        self.found[side] = measured
+        dense = self._figures(side.baseline) if side.kernels != "dense" else None
         alone = self._figures(side._replace(gpus=1, config=SINGLE)) if side.gpus > 1 else None
-        return measurements(self._case(side), found, dense, alone)
+        return measurements(self._case(side), measured[0], dense, alone)
 
     def kill(self) -> list[Measurement]:
         """The last combination that was measured once more, killed in the middle and resumed."""
@@ -277,8 +222,9 @@ class TrainingRunBench:
         from sparsellm.bench import model_forward
 
         assert self.start is not None
-        recipe = load_recipe(self.plan.recipe, self.plan.overrides)
-        return model_forward.run(self.start, recipe, torch.device("cuda", 0), self.plan.energy)
+        recipe, device = load_recipe(self.plan.recipe, self.plan.overrides), torch.device("cuda", 0)
+        measured = model_forward.run(self.start, recipe, device, self.plan.energy)
+        return [m for found in measured for m in found]
 
     def _run(self, side: Side, suffix: str, *overrides: str) -> tuple[Path, list[str]]:
         """Folder and command of a measured run."""

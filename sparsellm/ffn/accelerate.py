@@ -48,6 +48,8 @@ from sparsellm.ffn.replace import (
 )
 from sparsellm.ffn.types import Format
 
+TokenOrder = Literal["auto", "none"]
+
 
 @dataclass
 class Acceleration:
@@ -85,7 +87,7 @@ def accelerate(
     threshold: float = 0.0,
     kernels: Kernels = "auto",
     format: Format = "union",
-    token_order: Literal["auto", "none"] = "none",
+    token_order: TokenOrder = "none",
 ) -> Acceleration:
     """Puts the sparse kernels under every FFN that they can compute, in place.
 
@@ -136,7 +138,7 @@ def accelerate(
 
 
 def accelerate_whole(
-    model: nn.Module, kernels: Kernels, token_order: Literal["auto", "none"] = "none"
+    model: nn.Module, kernels: Kernels, token_order: TokenOrder = "none"
 ) -> Acceleration:
     """`accelerate` where it must not leave any FFN alone.
 

@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import psutil
 
@@ -18,6 +20,7 @@ from sparsellm.paths import bundled
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 
 Record = dict[str, Any]  # a line of metrics.jsonl, of kind `train`
+T = TypeVar("T")
 
 POLL_SECONDS = 0.02
 LONGEST_REASON = 300  # characters
@@ -97,6 +100,34 @@ def watch(
     yield train_records(run_path)
 
 
+@contextlib.contextmanager
+def at_once(places: int) -> Iterator[Callable[[Callable[[int], T]], Future[T]]]:
+    """Calls submitted functions in threads, each with the number of a place that no other has.
+
+    Left by an exception, it kills what they have started.
+    """
+    free: SimpleQueue[int] = SimpleQueue()
+    for place in range(places):
+        free.put(place)
+
+    def call(function: Callable[[int], T]) -> T:
+        place = free.get()
+        try:
+            return function(place)
+        finally:
+            free.put(place)
+
+    pool = ThreadPoolExecutor(places)
+    try:
+        yield lambda function: pool.submit(call, function)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        _kill_all(psutil.Process().children(recursive=True))
+        raise
+    finally:
+        pool.shutdown()
+
+
 def train_records(run_path: Path) -> list[Record]:
     """The run's records of training steps, in order."""
     return [record for record in read_metrics(run_path) if record["kind"] == "train"]
@@ -120,12 +151,16 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         return
     family = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
+    _kill_all(family)
     process.wait()
     while any(map(_lives, family)):
         time.sleep(POLL_SECONDS)
+
+
+def _kill_all(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _lives(process: psutil.Process) -> bool:

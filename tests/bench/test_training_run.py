@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import threading
 import time
 import types
 
@@ -10,10 +12,10 @@ import pytest
 import torch
 from conftest import set_arguments
 
-from sparsellm.bench import model_forward, timing, training_run
+from sparsellm.bench import model_forward, timing, train_plan, training_run
 from sparsellm.bench.record import read, table
 from sparsellm.bench.train_figures import figures, largest_difference, measurements, row
-from sparsellm.bench.training_run import Plan, Side, combinations
+from sparsellm.bench.train_plan import Plan, Side, combinations
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.pretrained import find_checkpoint
 
@@ -105,6 +107,23 @@ def test_each_format_is_a_run_and_dense_has_none(tmp_path):
     assert formats == ["union", "union", "twell"]
 
 
+def test_orders_and_sizes_are_runs_with_the_dense_run_of_their_size_as_baseline(tmp_path):
+    sides = combinations(
+        [1], ["ddp8"], ["auto", "dense"], token_orders=["none", "auto"], micro_batch_sizes=[4, 8]
+    )
+    assert [side.variant for side in sides] == [
+        "dense-batch-4",
+        "dense-batch-8",
+        "auto-order-none-batch-4",
+        "auto-order-none-batch-8",
+        "auto-order-auto-batch-4",
+        "auto-order-auto-batch-8",
+    ]
+    assert sides[-1].baseline == sides[1]
+    recipe = plan(tmp_path).resolved(sides[-1])
+    assert (recipe.runtime.token_order, recipe.train.micro_batch_size) == ("auto", 8)
+
+
 def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
     side = Side(4, "ddp8", "auto")
     recipe = plan(tmp_path).resolved(side)
@@ -138,25 +157,25 @@ def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
 def test_what_cannot_be_is_refused_at_once(tmp_path, monkeypatch, values, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=message):
-        training_run.check(plan(tmp_path, **values))
+        train_plan.check(plan(tmp_path, **values))
 
 
 def test_gpus_and_weights_must_be_there(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="--gpus 2: this machine has 1"):
-        training_run.check(plan(tmp_path))
+        train_plan.check(plan(tmp_path))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="--forward needs weights"):
-        training_run.check(plan(tmp_path, forward=True))
+        train_plan.check(plan(tmp_path, forward=True))
     with pytest.raises(FileNotFoundError, match="is no checkpoint"):
-        training_run.check(plan(tmp_path, init_from=tmp_path))
+        train_plan.check(plan(tmp_path, init_from=tmp_path))
 
 
 def test_one_failure_leaves_the_others_their_figures(tmp_path, monkeypatch):
     commands = []
 
-    def watch(command, run_path):
+    def watch(command, run_path, gpus=()):
         commands.append(command)
         sparse = "ffn.kernels=auto" in command
         two = "--num_processes=2" in command
@@ -191,6 +210,36 @@ def test_one_failure_leaves_the_others_their_figures(tmp_path, monkeypatch):
     assert second == f"settled before: {first.rpartition(' ')[2]}"
     assert commands[-1][-2:] == ["--init-from", first.rpartition(" ")[2]]
     assert len(commands) == 4 + 2 + 1
+
+
+def test_runs_at_once_have_a_gpu_each_and_are_not_measured_again(tmp_path, monkeypatch):
+    places, together = [], threading.Barrier(2, timeout=10)
+
+    def watch(command, run_path, gpus):
+        together.wait()
+        places.append(gpus)
+        run_path.mkdir()
+        sparse = "ffn.kernels=auto" in command
+        records = [record(s, 1000.0 * (1 + sparse)) for s in range(1, 9)]
+        lines = [json.dumps(r | {"kind": "train", "tokens": 1}) + "\n" for r in records]
+        (run_path / "metrics.jsonl").write_text("".join(lines))
+        yield records
+
+    monkeypatch.setattr(training_run, "watch", watch)
+    monkeypatch.setattr(training_run, "visible_gpus", lambda count: ["5", "7"])
+    monkeypatch.setattr(training_run, "train_records", lambda run_path: [])
+    asked = plan(tmp_path, sides=combinations([1], ["ddp8"], ["dense", "auto"]), parallel=True)
+    _, sparse = training_run.run(asked)
+    assert sorted(places) == [["5"], ["7"]]
+    assert {m.metric: m.ratio for m in sparse}["tokens_per_ms"] == 2.0
+    places.clear()
+    _, again = training_run.run(asked)
+    assert (again, places) == (sparse, [])
+    late = dataclasses.replace(asked, overrides=["seed=3"], seconds=-1.0)
+    found = training_run.run(late)
+    assert "not started, the time is over" in next(found) + next(found)
+    with pytest.raises(ValueError, match="2 failed"):
+        next(found)
 
 
 def test_resumed_losses_are_compared_step_by_step():
@@ -233,7 +282,7 @@ def test_real_runs_killed_and_resumed(tiny_overrides, tmp_path, monkeypatch, cli
     path = find_checkpoint(runs / "single-1-dense-killed")
     recipe = load_recipe("debug", overrides)
     measured = model_forward.run(path, recipe, torch.device("cpu"), False, layers=True)
-    *found, first, second = measured
+    found, [first], [second] = measured  # each is recorded before the next is measured
     assert [m.case["layer"] for m in (first, second)] == [0, 1]
     assert (first.bench, first.ratio > 0) == ("layer_forward", True)
     found = {m.metric: m for m in found}

@@ -43,8 +43,8 @@ class ShardReader(Protocol):
         ...
 
     @property
-    def next_block(self) -> int:
-        """Of a stream: the earliest block that can still be read; else 0."""
+    def next_block(self) -> int | None:
+        """Of a stream: the only block that can be read now; None: any can."""
         ...
 
     def read(self, block: int) -> Block | None:

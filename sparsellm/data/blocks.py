@@ -57,16 +57,23 @@ class BlockCache:
         if index >= self._num_blocks.get(shard.url, index + 1):
             return None
         reader = self._reader_at(shard, index)
-        block = reader.read(index)
-        if block is None:
-            self._num_blocks[shard.url] = index
-            return None
+        # What a stream passes is kept too: another lane may be a little behind.
+        for place in range(index if reader.next_block is None else reader.next_block, index + 1):
+            block = reader.read(place)
+            if block is None:
+                self._num_blocks[shard.url] = place
+                return None
+            self._keep((shard.url, place), block)
+        return self._blocks[key]
+
+    def _keep(self, key: tuple[str, int], block: Block) -> None:
+        if key in self._blocks:
+            self._bytes -= self._blocks.pop(key).num_bytes
         self._blocks[key] = block
         self._bytes += block.num_bytes
         while self._bytes > self._most_bytes and len(self._blocks) > 1:
             _, oldest = self._blocks.popitem(last=False)
             self._bytes -= oldest.num_bytes
-        return block
 
     def _readers_of(self, shard: Shard) -> list[ShardReader]:
         if shard.url not in self._readers:
@@ -81,9 +88,9 @@ class BlockCache:
     def _reader_at(self, shard: Shard, index: int) -> ShardReader:
         """The reader that has least to skip before block ``index``."""
         readers = self._readers_of(shard)
-        ready = [reader for reader in readers if reader.next_block <= index]
+        ready = [reader for reader in readers if (reader.next_block or 0) <= index]
         if ready:
-            best = max(ready, key=lambda reader: reader.next_block)
+            best = max(ready, key=lambda reader: reader.next_block or 0)
             readers.remove(best)
         else:
             best = open_shard(shard)

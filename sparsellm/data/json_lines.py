@@ -7,10 +7,14 @@ and an error names its line.
 from __future__ import annotations
 
 import json
-from typing import IO, Any
+from collections.abc import Callable
+from functools import cached_property
+from typing import IO
 
 import fsspec
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from sparsellm.data.block_types import Rows
 from sparsellm.data.retry import is_transient, one_line, with_retries
@@ -22,7 +26,7 @@ BLOCK_BYTES = 4 * 2**20
 class JsonLinesReader:
     """An uncompressed file: block i has the lines that begin in its i-th `BLOCK_BYTES` bytes."""
 
-    next_block = 0
+    next_block = None
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -33,7 +37,7 @@ class JsonLinesReader:
     def read(self, block: int) -> _Lines:
         begin, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
 
-        def read() -> list[bytes]:
+        def read() -> bytes:
             try:
                 return self._lines(begin, end)
             except OSError as error:
@@ -44,7 +48,7 @@ class JsonLinesReader:
         where = f"{self._shard.url}: bytes {begin} to {end}"
         return _Lines(with_retries(read, where), self._shard, lambda: self._line_number(begin))
 
-    def _lines(self, begin: int, end: int) -> list[bytes]:
+    def _lines(self, begin: int, end: int) -> bytes:
         # A line belongs to the block that has its first byte.
         if begin == 0:
             self._file.seek(0)
@@ -52,11 +56,11 @@ class JsonLinesReader:
             self._file.seek(begin - 1)
             begin += len(self._file.readline()) - 1
         if begin >= end:
-            return []
+            return b""
         data = self._file.read(end - begin)
         if data and not data.endswith(b"\n"):
             data += self._file.readline()
-        return _split(data)
+        return data
 
     def _line_number(self, begin: int) -> int:
         """Number of the first line of a block, from 1; read only where an error needs it."""
@@ -91,31 +95,30 @@ class JsonLinesStream:
         self.next_block = 0
 
     def read(self, block: int) -> _Lines | None:
-        assert block >= self.next_block
-        data, first = b"", 1
-        while self.next_block <= block:
-            first = self._line
-            data = self._next_data()
-            if not data:
-                return None
-            self._line += data.count(b"\n")
-            self.next_block += 1
-        return _Lines(_split(data), self._shard, lambda: first)
+        assert block == self.next_block
+        data = self._next_data()
+        if not data:
+            return None
+        first = self._line
+        self._line += data.count(b"\n")
+        self.next_block += 1
+        return _Lines(data, self._shard, lambda: first)
 
     def _next_data(self) -> bytes:
         """Whole lines of at least `BLOCK_BYTES` bytes, but for the last."""
-        parts, end = [self._rest], -1
-        size = len(self._rest)
-        self._rest = b""
+        parts: list[bytes | memoryview[int]] = [self._rest]
+        size, end, part = len(self._rest), -1, b""
         while not self._ended and (size < BLOCK_BYTES or end < 0):
             part = self._read()
             self._ended = not part
             end = part.rfind(b"\n")
             parts.append(part)
             size += len(part)
-        if end >= 0:
-            self._rest = parts[-1][end + 1 :]
-            parts[-1] = parts[-1][: end + 1]
+        if end < 0:  # the last line has no line feed
+            self._rest = b""
+            return b"".join(parts)
+        self._rest = part[end + 1 :]
+        parts[-1] = memoryview(part)[: end + 1]
         return b"".join(parts)
 
     def _read(self) -> bytes:
@@ -137,20 +140,33 @@ class JsonLinesStream:
 
 
 class _Lines:
-    """A block of lines, parsed when their documents are asked for."""
+    """A block of lines. They are found and parsed when their documents are asked for: whoever reads
+    a stream passes many that are others'."""
 
-    def __init__(self, lines: list[bytes], shard: Shard, first_line: Any) -> None:
-        self._lines, self._shard, self._first_line = lines, shard, first_line
-        self.num_bytes = sum(map(len, lines))
+    def __init__(self, data: bytes, shard: Shard, first_line: Callable[[], int]) -> None:
+        self._data, self._shard, self._first_line = data, shard, first_line
+        self.num_bytes = len(data)
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        """Of each line, its line feed; line feeds alone: `splitlines` would also cut elsewhere."""
+        ends = np.flatnonzero(np.frombuffer(self._data, np.uint8) == ord("\n"))
+        if self._data and not self._data.endswith(b"\n"):
+            ends = np.append(ends, len(self._data))
+        return ends
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._ends)
 
     def documents(self, rows: Rows) -> list[str]:
-        return [self._text(row) for row in rows.tolist()]
+        ends = self._ends[rows].tolist()
+        begins = np.where(rows > 0, self._ends[rows - 1] + 1, 0).tolist()
+        return [
+            self._text(row, self._data[begin:end])
+            for row, begin, end in zip(rows.tolist(), begins, ends, strict=True)
+        ]
 
-    def _text(self, row: int) -> str:
-        line = self._lines[row]
+    def _text(self, row: int, line: bytes) -> str:
         field = self._shard.text_field
         if not line.strip():
             return ""
@@ -171,9 +187,3 @@ class _Lines:
 
     def _error(self, row: int, what: str) -> ValueError:
         return ValueError(f"{self._shard.url}: line {self._first_line() + row}{what}")
-
-
-def _split(data: bytes) -> list[bytes]:
-    """Lines by line feeds alone: bytes.splitlines would also cut at lone carriage returns."""
-    lines = data.split(b"\n")
-    return lines[:-1] if not lines[-1] else lines

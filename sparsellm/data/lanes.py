@@ -42,6 +42,17 @@ class StreamConfig:
     context_length: int
     seed: int
     num_lanes: int = NUM_LANES
+    fixed_groups: tuple[int | None, ...] = ()  # of each corpus, where a saved position has them
+
+    def lane(self, corpus: int, lane: int) -> LaneConfig:
+        """What decides a lane's documents of a corpus."""
+        num_groups = self.fixed_groups[corpus] if self.fixed_groups else None
+        return LaneConfig(self.corpora[corpus].train, lane, self.num_lanes, self.seed, num_groups)
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Groups of lanes of each corpus."""
+        return {c.name: self.lane(index, 0).groups for index, c in enumerate(self.corpora)}
 
 
 @dataclass(frozen=True)
@@ -129,14 +140,8 @@ class _Lane:
         self.next = lane if state is None else state.number + config.num_lanes
         self.cursors = list(state.cursors if state else [Cursor()] * len(config.corpora))
         self._packed = [
-            pack(
-                LaneConfig(corpus.train, lane, config.num_lanes, config.seed),
-                blocks,
-                tokenizer,
-                config.context_length,
-                cursor,
-            )
-            for corpus, cursor in zip(config.corpora, self.cursors, strict=True)
+            pack(config.lane(index, lane), blocks, tokenizer, config.context_length, cursor)
+            for index, cursor in enumerate(self.cursors)
         ]
 
     def make(self, corpus: int) -> Tokens:

@@ -25,6 +25,7 @@ from sparsellm.data.position import (
     Position,
     advance,
     from_json,
+    saved_groups,
     to_json,
 )
 from sparsellm.data.token_shards import check_tokenizer
@@ -117,7 +118,8 @@ class TokenLoader:
         ranks'.
         """
         names = [corpus.name for corpus in self._config.corpora]
-        return self._identity() | to_json(self._advanced(), names)
+        groups = {"groups": self._config.groups}
+        return self._identity() | groups | to_json(self._advanced(), names)
 
     def _identity(self) -> dict[str, Any]:
         """What a position is only valid for."""
@@ -167,7 +169,11 @@ class TokenLoader:
         self.close()
         self._position = self._counted = position
         self._handed_out = 0
-        self._config = replace(self._config, num_lanes=position.num_lanes)
+        self._config = replace(
+            self._config,
+            num_lanes=position.num_lanes,
+            fixed_groups=saved_groups(state, self._config),
+        )
         return notes
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ class ParquetReader:
     The file is opened, and its footer read, once; `datasets` does both for every row group.
     """
 
-    next_block = 0
+    next_block = None
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard

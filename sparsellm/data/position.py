@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparsellm.data.lanes import LaneState, Picks, StreamConfig
-from sparsellm.data.stream import Cursor
+from sparsellm.data.stream import MIN_UNITS_PER_LANE, Cursor
 
 FORMAT = 2
 
@@ -27,6 +27,19 @@ class Position:
     number: int = 0  # of the next sequence
     lanes: dict[int, LaneState] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)  # targets so far, by corpus
+
+
+def saved_groups(state: dict[str, Any], config: StreamConfig) -> tuple[int | None, ...]:
+    """The groups of lanes that a saved position was made with; None for a corpus that is new."""
+    groups = state.get("groups")
+    if groups is None:  # before, a lane had whole shards of its own or shared all with all lanes
+        lanes = state["num_lanes"]
+        groups = {
+            corpus.name: lanes if len(corpus.train) >= MIN_UNITS_PER_LANE * lanes else 1
+            for corpus in config.corpora
+            if corpus.name in state["corpora"]
+        }
+    return tuple(groups.get(corpus.name) for corpus in config.corpora)
 
 
 def advance(position: Position, number: int, config: StreamConfig) -> Position:

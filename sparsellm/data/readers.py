@@ -44,7 +44,7 @@ class SourcesReader:
     """Plain text files, one document each, in one block."""
 
     num_blocks = 1
-    next_block = 0
+    next_block = None
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard

@@ -23,7 +23,7 @@ from sparsellm.data.tokenizer import Tokenizer, Tokens
 # so that a block is fetched from the cache less often. The cursor does not depend on it.
 FIRST_DOCUMENTS, MOST_DOCUMENTS = 8, 256
 MOST_CHARACTERS = 2**21
-# With fewer shards (blocks) than this many per lane, they are divided inside instead: whole ones
+# With fewer shards (blocks) than this many per lane, several lanes divide them inside: whole ones
 # would be shared out too unevenly.
 MIN_UNITS_PER_LANE = 4
 NO_TOKEN = -1
@@ -48,6 +48,21 @@ class LaneConfig:
     lane: int
     num_lanes: int
     seed: int
+    num_groups: int | None = None  # of lanes that share their shards; None: `choose_num_groups`
+
+    @property
+    def groups(self) -> int:
+        """Lane i is in group i % groups, and a shard is one group's."""
+        return self.num_groups or choose_num_groups(len(self.shards), self.num_lanes)
+
+
+def choose_num_groups(num_shards: int, num_lanes: int) -> int:
+    """The most groups of lanes that get `MIN_UNITS_PER_LANE` shards each, or one.
+
+    Whoever reads a lane decompresses its group's shards: the more groups, the less is read twice.
+    """
+    divisors = (n for n in range(1, num_lanes + 1) if num_lanes % n == 0)
+    return max(n for n in divisors if n == 1 or num_shards >= MIN_UNITS_PER_LANE * n)
 
 
 class Document(NamedTuple):
@@ -77,15 +92,15 @@ def documents(config: LaneConfig, blocks: BlockCache, cursor: Cursor) -> Iterato
 
 def _epoch(config: LaneConfig, blocks: BlockCache, epoch: int, start: Cursor) -> Iterator[Document]:
     order = permutation(len(config.shards), config.seed, epoch)
-    whole_shards = len(order) >= MIN_UNITS_PER_LANE * config.num_lanes
-    if whole_shards:
-        order = order[config.lane :: config.num_lanes]
+    groups = config.groups
+    order = order[config.lane % groups :: groups]
+    sharing = config.num_lanes // groups
     for place in range(start.shard, len(order)):
         index = int(order[place])
         # The first unit turns from shard to shard and from epoch to epoch, so that remainders do
         # not fall to the same lane.
-        turn = (config.lane + place + epoch) % config.num_lanes
-        stride = (0, 1) if whole_shards else (turn, config.num_lanes)
+        turn = (config.lane // groups + place + epoch) % sharing
+        stride = (turn, sharing)
         here = start if place == start.shard else Cursor(epoch, place)
         rows = _rows(
             blocks, config.shards[index], stride, (config.seed, epoch, index), here.block, here.row

@@ -39,14 +39,11 @@ class TableStream:
         return iter(stream.with_format("arrow").iter(batch_size=ROWS_PER_BLOCK))
 
     def read(self, block: int) -> TextColumn | None:
-        assert block >= self.next_block
-        table = None
-        while self.next_block <= block:
-            table = self._named(lambda: next(self._tables, None))
-            if table is None:
-                return None
-            self.next_block += 1
-        assert table is not None
+        assert block == self.next_block
+        table = self._named(lambda: next(self._tables, None))
+        if table is None:
+            return None
+        self.next_block += 1
         check_text_column(table.schema, self._shard)
         return TextColumn(
             table.column(self._shard.text_field),

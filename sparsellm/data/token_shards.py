@@ -29,7 +29,7 @@ _KINDS: dict[int, Any] = {4: np.int32, 8: np.uint16}  # Megatron's codes
 class TokenReader:
     """An open shard of tokens."""
 
-    next_block = 0
+    next_block = None
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard

@@ -15,6 +15,7 @@ from sparsellm.data import TokenLoader, load_tokenizer, merge
 from sparsellm.data.blocks import BlockCache
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.lanes import NUM_LANES, LaneState, Picks, Share, StreamConfig, make
+from sparsellm.data.position import Position, to_json
 from sparsellm.data.shards import to_shard
 from sparsellm.data.stream import Cursor, LaneConfig, documents
 
@@ -201,6 +202,28 @@ def test_a_corpus_can_join_and_leave(tmp_path):
     assert _loader((first,)).load_state_dict(merge([loader.state_dict()])) == [
         "corpus b is no longer read"
     ]
+
+
+def test_a_position_from_before_lanes_had_groups_goes_on_in_its_order(tmp_path):
+    _corpus(tmp_path, "a", 600)
+    lines = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
+    for index in range(8):
+        (tmp_path / f"{index}.jsonl").write_text("".join(lines[index::8]))
+    shards = tuple(to_shard(str(tmp_path / f"{index}.jsonl"), "text") for index in range(8))
+    corpus = Corpus("a", shards, ())
+    loader = _loader((corpus,))
+    num_lanes = loader._config.num_lanes
+    assert loader.state_dict()["groups"] == {"a": 2}
+    before = StreamConfig((corpus,), LENGTH, 3, num_lanes, fixed_groups=(1,))
+    made = make(before, TOKENIZER, Share(0, 1), {})
+    expected = [next(made) for _ in range(60)]
+    lanes = {m.lane.number % num_lanes: m.lane for m in expected[:30]}
+    saved = loader.state_dict() | to_json(Position(num_lanes, 30, lanes), ["a"])
+    del saved["groups"]
+    loader.load_state_dict(saved)
+    for m in expected[30:]:
+        assert np.array_equal(next(loader)[0], m.tokens_T1)
+    assert loader.state_dict()["groups"] == {"a": 1}
 
 
 def test_lanes_go_on_from_their_own_sequence_however_far_the_rank_is(tmp_path):

@@ -52,7 +52,7 @@ def _text(shard, row):
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     row_group_size=st.integers(1, 8),
-    num_lanes=st.integers(1, 5),
+    num_lanes=st.integers(1, 6),
     seed=st.integers(0, 1000),
     epoch=st.integers(0, 3),
     fmt=st.sampled_from(["parquet", "jsonl", "jsonl.gz"]),
@@ -71,6 +71,29 @@ def test_lanes_share_out_every_document_exactly_once(  # noqa: PLR0917
                 break
             seen[document.content] += 1
     assert seen == expected
+
+
+def test_a_worker_reads_the_shards_of_its_own_group_alone(tmp_path):
+    """Else every worker would decompress all of the corpus."""
+    shards = _write(tmp_path, [40] * 16, row_group_size=6, fmt="jsonl.gz")
+    seen, read = [], []
+    for rank in range(8):  # of two workers each: three lanes a worker
+        blocks = BlockCache()
+        for lane in range(rank, 48, 16):
+            for document in documents(LaneConfig(shards, lane, 48, 0), blocks, Cursor()):
+                if document.start.epoch:
+                    break
+                seen.append(document.content)
+        read.append(len({url for url, _ in blocks._blocks}))
+        for lane in range(rank + 8, 48, 16):
+            for document in documents(LaneConfig(shards, lane, 48, 0), blocks, Cursor()):
+                if document.start.epoch:
+                    break
+                seen.append(document.content)
+    expected = Counter(_text(s, r) for s in range(16) for r in range(40))
+    del expected[""]
+    assert Counter(seen) == expected
+    assert max(read) <= 8  # four of each of the epochs 0 and 1, which is begun
 
 
 def test_order_differs_by_epoch_and_seed_and_repeats_otherwise(tmp_path):

@@ -64,6 +64,8 @@ def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
     """
     if shared.sums is None:
         return shared
+    _take_over(w.gate_NK, shared.sums.gate_NK)
+    _take_over(w.up_NK, shared.sums.up_NK)
     down = w.down_KN
     total_KN = _transposed(shared.sums.down_NK, torch.float32)
     if down.grad is None:
@@ -73,6 +75,18 @@ def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
     return shared._replace(sums=None)
 
 
+def _take_over(parameter: Tensor | None, total: Tensor | None) -> None:
+    """Adds a sum to the parameter's gradient, unless it lies there already.
+
+    DDP lays out its buckets anew in the forward pass after its first backward pass: the gradient,
+    zero as yet, lies elsewhere since `begin_step`.
+    """
+    if parameter is None or total is None or parameter.grad is None:
+        return
+    if parameter.grad.data_ptr() != total.data_ptr():
+        parameter.grad.add_(total)
+
+
 def _summable(parameter: Tensor) -> bool:
     return (
         parameter.dtype == torch.float32 and parameter.requires_grad and parameter.is_contiguous()
@@ -80,8 +94,14 @@ def _summable(parameter: Tensor) -> bool:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    """The parameter's own gradient, in which micro-batches are added up."""
+    """The memory of the parameter's own gradient, in which micro-batches are added up.
+
+    It is a tensor with a storage of its own. DDP's gradients are views of few buckets, and a
+    compiled graph that changes several views of a storage takes the whole storage as its argument:
+    an error while compiling in torch 2.13, an illegal memory access in torch 2.11. And as soon as
+    one layer had added to its part, autograd would take those of the others for overwritten.
+    """
     assert isinstance(parameter, nn.Parameter)
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
+    return torch.from_dlpack(parameter.grad)

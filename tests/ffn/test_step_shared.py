@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from sparsellm.ffn.module import SparseFFN
@@ -64,6 +69,60 @@ def test_gradients_are_those_of_autograd(gated, views):
     torch.testing.assert_close(found, _step(expected, _compute(expected), shares=False))
     if views:
         assert all(p.grad.untyped_storage().data_ptr() == flat.data_ptr() for p in ffn.parameters())
+
+
+def test_compiled_graphs_never_see_two_sums_in_one_storage():
+    ffn = _ffn(True)
+    flat = torch.zeros(sum(p.numel() for p in ffn.parameters()))
+    parts = flat.split([p.numel() for p in ffn.parameters()])
+    for p, part in zip(ffn.parameters(), parts, strict=True):
+        p.grad = part.view_as(p)
+    ffn.begin_step(torch.float32, accumulate=True)
+    sums = ffn.step_shared.sums
+    assert all(t.untyped_storage().nbytes() == t.nbytes for t in sums)
+    assert sums.up_NK.data_ptr() == ffn.up_proj.weight.grad.data_ptr()
+
+
+class _OneFFN(nn.Module):
+    def __init__(self, ffn):
+        super().__init__()
+        self.ffn = ffn
+
+    def forward(self, x):
+        return _compute(self.ffn)(x, self.ffn.step_shared)
+
+
+def test_ddp_may_lay_out_its_buckets_anew_within_a_step(tmp_path):
+    """It does in the forward pass after its first backward pass, when sums have been handed out."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        ffn, expected = _ffn(True), _ffn(True)
+        # The first bucket is small: with it full, the layout changes.
+        ddp = DistributedDataParallel(_OneFFN(ffn), gradient_as_bucket_view=True, bucket_cap_mb=1)
+        for _ in range(3):
+            before = [p.grad.data_ptr() for p in ffn.parameters() if p.grad is not None]
+            ffn.begin_step(torch.float32, accumulate=True)
+            for index, (x, dy) in enumerate(_batches()):
+                last = index == ROUNDS - 1
+                if last:
+                    ffn.end_accumulation()
+                with nullcontext() if last else ddp.no_sync():
+                    y, stats = ddp(x)
+                    ((y * dy).sum() + 0.1 * stats.l1_sum).backward()
+            ffn.end_step()
+            after = [p.grad.data_ptr() for p in ffn.parameters()]
+            moved = before not in ([], after)
+            _step(expected, _compute(expected), shares=False)
+            found, right = ([p.grad for p in f.parameters()] for f in (ffn, expected))
+            torch.testing.assert_close(found, right)
+            for p in (*ffn.parameters(), *expected.parameters()):
+                p.grad.zero_()
+            if moved:
+                break
+        assert moved, "DDP has not laid out its buckets anew: the test shows nothing"
+    finally:
+        dist.destroy_process_group()
 
 
 def test_under_checkpointing_and_in_an_order_of_the_tokens():

@@ -383,6 +383,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
         run.target.observe(run.step - 1, [nnz / tokens for nnz in step.nnz_sum_L])
     logged = is_due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
     sparsity = run.stats.finish_step(all_reduce_sum, summarise=logged)
+    run.activity.begin("between steps", run.step)
     if recipe.sparsity.reinit_rate:
         reinit_dead_neurons(
             run.ffns,

@@ -44,6 +44,7 @@ from sparsellm.training.signals import StopRequest
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 3.0  # that a rank has to end by itself after another one failed
 SILENT_SECONDS = 60.0  # without a sign of life, on another host
+EARLY_SECONDS = 30.0  # before a collective's timeout, whose error would name nobody
 REPORT_SECONDS = 60.0  # that a step may last before those it waits for are named
 WAITS = ("computing", "summing over ranks")  # phases that wait for other ranks
 
@@ -118,7 +119,7 @@ class Peers:
         self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
         self._accelerator = accelerator
         self._stop, self._activity = stop, activity
-        self._limit = timeout_minutes * 60 - 30
+        self._timeout_minutes = timeout_minutes
         self._closed = threading.Event()
         self._count = 0
         self._neighbour: tuple[int, float] | None = None  # its last count, and when it was new
@@ -283,8 +284,12 @@ class Peers:
             self._next_report = REPORT_SECONDS
             return
         seconds = activity.seconds
-        if activity.phase in WAITS and seconds > self._limit:
-            self._fail(f"{self._describe_progress(seconds)}. The same command resumes")
+        if activity.phase in WAITS and seconds > 60 * self._timeout_minutes - EARLY_SECONDS:
+            self._fail(
+                f"{self._describe_progress(seconds)}. Ranks wait for one another for "
+                f"runtime.timeout_minutes {self._timeout_minutes} at most, and then end; the same "
+                "command resumes"
+            )
         if seconds < REPORT_SECONDS:
             self._next_report = REPORT_SECONDS
         elif self._rank == 0 and seconds > max(self._next_report, 3 * activity.longest):
@@ -292,14 +297,15 @@ class Peers:
             self._next_report = 2 * seconds
 
     def _describe_progress(self, seconds: float) -> str:
+        waiting = "waiting for others"
         groups: defaultdict[tuple[int, str], list[_Beat]] = defaultdict(list)
         for beat in self._beats():
-            groups[beat.step, "waiting for others" if beat.phase in WAITS else beat.phase].append(
-                beat
-            )
+            doing = waiting if beat.phase in WAITS else beat.phase
+            groups[beat.step, doing].append(beat)
         usual = Counter({key: len(beats) for key, beats in groups.items()}).most_common(1)[0][0]
         parts = []
-        for key, beats in sorted(groups.items(), key=lambda item: len(item[1])):
+        # Those who keep the others waiting come first.
+        for key, beats in sorted(groups.items(), key=lambda i: (i[0][1] == waiting, len(i[1]))):
             who = ", ".join(b.name for b in beats[:4]) + (", …" if len(beats) > 4 else "")
             if key == usual and len(beats) > 4:
                 who = f"{len(beats)} ranks"

@@ -1,6 +1,7 @@
 """`sparsellm` with a fault in one rank: ``faulty_rank.py KIND RANK STEPS train …``.
 
-The fault comes once, when the process has done so many steps; ``none`` is none.
+The fault comes once, when the process has done so many steps; ``none`` is none. With
+``SPARSELLM_TEST_IMPATIENT`` ranks wait for one another for seconds where they would for minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import time
 
 from sparsellm.cli import main
-from sparsellm.training import loop
+from sparsellm.training import loop, peers
 
 
 def _raise() -> None:
@@ -30,6 +31,7 @@ KINDS = {
     "signal": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "launcher": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "sleep": lambda: time.sleep(600),
+    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "disk": _fill_disk,
 }
 
@@ -59,6 +61,9 @@ def _break_loader(loader) -> None:
 
 if __name__ == "__main__":
     kind, rank, steps, *arguments = sys.argv[1:]
+    if os.environ.get("SPARSELLM_TEST_IMPATIENT"):
+        # Of runtime.timeout_minutes 2, the least, 12 seconds are left.
+        peers.REPORT_SECONDS, peers.SILENT_SECONDS, peers.EARLY_SECONDS = 3.0, 12.0, 108.0
     if kind != "none" and os.environ.get("RANK", "0") == rank:
         inject(kind, int(steps))
     sys.exit(main(arguments))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -41,6 +42,29 @@ def test_one_rank_tells_its_error_and_the_others_end(tiny_overrides, kind, messa
     assert message in failed.stderr
     # What was whole when the data ended is saved; a rank that is gone leaves nothing to save.
     assert ("saved" in failed.stdout) == (kind == "data")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sleep", "freeze"])
+def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
+    tiny_overrides, monkeypatch, kind
+):
+    monkeypatch.setenv("SPARSELLM_TEST_IMPATIENT", "1")
+    began = time.monotonic()
+    failed = _launch([*tiny_overrides, "runtime.timeout_minutes=2"], kind)
+    assert failed.returncode == 1
+    assert time.monotonic() - began < 110  # less than the timeout of the collective
+    told = failed.stderr.partition("torch/distributed/elastic")[0]
+    assert told.count("error:") == 1, told
+    assert "Traceback" not in told
+    if kind == "sleep":  # its watching thread lives: what it does is known
+        assert told.count("runtime.timeout_minutes 2") == 1
+        assert re.search(r"step 4 has not ended after 1\d s\. rank 1 \(\S+ process \d+\): ", told)
+        assert re.search(r"rank 0 \(\S+ process \d+\): waiting for others for 1\d s", told)
+        # Named while there is hope, too, and then ever more rarely.
+        assert failed.stdout.count("warning: step 4 has not ended") in (1, 2)
+    else:
+        assert re.search(r"rank 1 \(\S+ process \d+\) gave no sign of life for 12 s", told)
 
 
 @pytest.mark.slow

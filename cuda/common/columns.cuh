@@ -6,30 +6,27 @@
 //   offset  [blocks + 1]  int32
 //   neuron  [capacity]    int32
 //   mask    [capacity]    uint64   bit t: token t of the block, of 64, fires
-//   gate, up, and their gradients  [capacity][64]  bf16, tokens in the order of token_at
+//   gate, up, and their gradients  [capacity][64]  element, tokens in the order of token_at
 //
 // Members past the capacity are not kept; the host sees offset[blocks] and has them computed again.
 #pragma once
+#include "common/element.cuh"
 #include "common/union.cuh"
 
 // Four values of a column, from a place on: an int, or what becomes one. A kernel's own type for it
 // lets the compiler see where the place comes from before it decides what to unroll.
 template <typename Place>
-__device__ __forceinline__ uint2* column_part(bf16* columns, uint32 at, Place place) {
+__device__ __forceinline__ uint2* column_part(element* columns, uint32 at, Place place) {
   return reinterpret_cast<uint2*>(columns + static_cast<uint64>(at) * block_tokens +
                                   static_cast<int>(place));
 }
 template <typename Place>
-__device__ __forceinline__ uint2 column_part(const bf16* columns, uint32 at, Place place) {
-  return *column_part(const_cast<bf16*>(columns), at, place);
-}
-
-__device__ __forceinline__ uint32 multiply_bf16(uint32 a, uint32 b) {
-  return pack_bf16(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b));
+__device__ __forceinline__ uint2 column_part(const element* columns, uint32 at, Place place) {
+  return *column_part(const_cast<element*>(columns), at, place);
 }
 
 __device__ __forceinline__ float sum_abs(uint32 pair) {
-  return fabsf(bf16_low(pair)) + fabsf(bf16_high(pair));
+  return fabsf(element_low(pair)) + fabsf(element_high(pair));
 }
 
 __device__ __forceinline__ float add_warp(float value) {

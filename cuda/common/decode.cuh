@@ -7,7 +7,7 @@
 //   count   [sections]          uint32   how many of its neurons fire
 //   neuron  [sections][stride]  uint16   which; stride is a multiple of 16, so that two 16-byte
 //                                        loads have the first 16
-//   value   [N][T]              bf16     their h, the i-th in row `first_neuron` + i; tokens past
+//   value   [N][T]              element  their h, the i-th in row `first_neuron` + i; tokens past
 //                                        M are zeros
 //
 // What lies past `count` in a section is undefined.

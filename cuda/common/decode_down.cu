@@ -38,8 +38,8 @@ struct Shared {
 struct Input {
   const uint32* count;
   const uint16* neuron;
-  const bf16* value;
-  const bf16* w;
+  const element* value;
+  const element* w;
   int sections, stride, n, k;
 };
 
@@ -169,8 +169,8 @@ __device__ __forceinline__ void multiply_list(Shared& shared, const Input& in, i
 
 // Adds up the warps' sums, four columns of a token a thread.
 template <int octets>
-__device__ __forceinline__ void store(Shared& shared, const Sums<octets>& d, const bf16* bias,
-                                      bf16* y, int m, int k) {
+__device__ __forceinline__ void store(Shared& shared, const Sums<octets>& d, const element* bias,
+                                      element* y, int m, int k) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int token = threadIdx.x / 4, place = threadIdx.x % 4 * 4;
   const int column = blockIdx.x * block_columns + place;
@@ -199,8 +199,8 @@ __device__ __forceinline__ void store(Shared& shared, const Sums<octets>& d, con
     sum.w += part.w;
   }
   *reinterpret_cast<uint2*>(y + static_cast<uint64>(token) * k + column) =
-      make_uint2(pack_bf16(sum.x + bf16_low(add.x), sum.y + bf16_high(add.x)),
-                 pack_bf16(sum.z + bf16_low(add.y), sum.w + bf16_high(add.y)));
+      make_uint2(pack_elements(sum.x + element_low(add.x), sum.y + element_high(add.x)),
+                 pack_elements(sum.z + element_low(add.y), sum.w + element_high(add.y)));
 }
 
 // All that a block does once it knows how many neurons fire.
@@ -210,8 +210,8 @@ struct Columns {
   const uint4 (&pairs)[speculative / 8];
   uint32 own, total;
   bool many;
-  const bf16* bias;
-  bf16* y;
+  const element* bias;
+  element* y;
   int m;
 
   template <int octets>
@@ -235,9 +235,9 @@ struct Columns {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, 2)
-    decode_down(const bf16* w_NK, const bf16* bias_K, int m, int n, int k, int sections, int stride,
-                const uint32* count, const uint16* neuron, const bf16* value, bf16* y_MK,
-                uint32* observed) {
+    decode_down(const element* w_NK, const element* bias_K, int m, int n, int k, int sections,
+                int stride, const uint32* count, const uint16* neuron, const element* value,
+                element* y_MK, uint32* observed) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   admit_next_kernel();

@@ -32,18 +32,18 @@ template <int octets>
 using Sums = float[max_tiles<octets>][octets][4];
 
 struct Problem {
-  const bf16* x;
+  const element* x;
   uint32 m, k;
   float threshold;
   bool relu_up;  // dReLU
-  bf16* value;     // of this section, as `neuron`
+  element* value;     // of this section, as `neuron`
   uint16* neuron;
 };
 
 // The rows of one of the products: consecutive ones, or those that a list in shared memory names.
 struct Rows {
-  const bf16* w;
-  const bf16* bias;    // or null
+  const element* w;
+  const element* bias;    // or null
   const uint16* list;  // or null
   uint32 first;
   uint32 num;  // never 0
@@ -52,7 +52,7 @@ struct Rows {
     return list == nullptr ? first + i : list[i];
   }
   __device__ __forceinline__ float add(uint32 i) const {
-    return bias != nullptr && i < num ? bf16_low(bias[at(i)]) : 0.0f;
+    return bias != nullptr && i < num ? element_low(bias[at(i)]) : 0.0f;
   }
 };
 
@@ -69,9 +69,9 @@ template <int tiles_at_once>
 struct Copies {
   const Rows& rows;
   const uint32 k, ring;  // address of this lane's 16 bytes
-  const bf16* const w;   // this lane's column
+  const element* const w;   // this lane's column
   uint32 num_tiles, tiles, first_tile = 0, tile = 0, chunk = first_chunk(), slot = 0;
-  const bf16* from[2];
+  const element* from[2];
   bool present[2];
 
   __device__ __forceinline__ Copies(const Shared& shared, const Rows& rows, uint32 k)
@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_tokens(uint4 (&to)[octets], const Problem& 
   for (int octet = 0; octet < octets; ++octet) {
     const uint32 token = octet * 8 + lane / 4;
     to[octet] = make_uint4(0, 0, 0, 0);
-    const bf16* from = p.x + static_cast<uint64>(token) * p.k + at;
+    const element* from = p.x + static_cast<uint64>(token) * p.k + at;
     // Not __ldg: what the kernel before writes is not constant for as long as this one runs.
     if (token < p.m && at < p.k) to[octet] = *reinterpret_cast<const uint4*>(from);
   }
@@ -182,7 +182,7 @@ struct Place {
   int row = lane / 2, first_token = octet * 8 + lane % 2 * 4;
 
   // This thread's four values in row i of `value`.
-  __device__ __forceinline__ uint2* in(bf16* value, uint32 i) const {
+  __device__ __forceinline__ uint2* in(element* value, uint32 i) const {
     return reinterpret_cast<uint2*>(value + i * (8 * octets) + first_token);
   }
 };
@@ -219,17 +219,17 @@ __device__ __forceinline__ float4 add_up(Shared& shared, const Sums<octets>& d, 
 // FATReLU of two tokens, of which `present` are there: what is not above the threshold, once it is
 // rounded, becomes zero, as does a token past M. NaN passes.
 __device__ __forceinline__ uint32 apply_threshold(float low, float high, float threshold, int present) {
-  const uint32 pair = pack_bf16(low, high);
-  const bool no_low = present < 1 || bf16_low(pair) <= threshold;
-  const bool no_high = present < 2 || bf16_high(pair) <= threshold;
+  const uint32 pair = pack_elements(low, high);
+  const bool no_low = present < 1 || element_low(pair) <= threshold;
+  const bool no_high = present < 2 || element_high(pair) <= threshold;
   return pair & (no_low ? 0xffff0000u : ~0u) & (no_high ? 0x0000ffffu : ~0u);
 }
 
 // gate * (up + add), pairwise; with `relu` of the sum.
 __device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add, bool relu) {
-  const float low = bf16_low(up) + add, high = bf16_high(up) + add;
-  return pack_bf16(bf16_low(gate) * (relu && low < 0.0f ? 0.0f : low),
-                   bf16_high(gate) * (relu && high < 0.0f ? 0.0f : high));
+  const float low = element_low(up) + add, high = element_high(up) + add;
+  return pack_elements(element_low(gate) * (relu && low < 0.0f ? 0.0f : low),
+                   element_high(gate) * (relu && high < 0.0f ? 0.0f : high));
 }
 
 // Keeps the rows of one round that fire, after `count` earlier ones. `first_row`: of the round.
@@ -283,18 +283,19 @@ __device__ __forceinline__ void multiply_gate(Shared& shared, const Problem& p, 
   const uint2 gate = row < rows.num ? *place.in(p.value, row) : make_uint2(0, 0);
   const float4 sum = add_up<octets>(shared, d, first);
   if (row < rows.num)
-    *place.in(p.value, row) = make_uint2(product(gate.x, pack_bf16(sum.x, sum.y), add, p.relu_up),
-                                         product(gate.y, pack_bf16(sum.z, sum.w), add, p.relu_up));
+    *place.in(p.value, row) =
+        make_uint2(product(gate.x, pack_elements(sum.x, sum.y), add, p.relu_up),
+                   product(gate.y, pack_elements(sum.z, sum.w), add, p.relu_up));
   __syncthreads();  // the next round overwrites the sums
 }
 
 // Brings the rows of W_down that decode_down will ask for into L2 meanwhile; a tile of them at
 // most, lest where everything fires it displace what is still to be read.
-__device__ __forceinline__ void prefetch_down(const Shared& shared, const bf16* w_down, uint32 k,
+__device__ __forceinline__ void prefetch_down(const Shared& shared, const element* w_down, uint32 k,
                                               uint32 count) {
-  constexpr int sector = 16;  // bf16 in 32 bytes
+  constexpr int sector = 16;  // elements in 32 bytes
   for (uint32 i = threadIdx.x / 32; i < min(count, tile_rows); i += num_warps) {
-    const bf16* row = w_down + static_cast<uint64>(shared.neuron[i]) * k;
+    const element* row = w_down + static_cast<uint64>(shared.neuron[i]) * k;
     for (uint32 at = threadIdx.x % 32 * sector; at < k; at += 32 * sector)
       prefetch_to_l2(row + at);
   }
@@ -303,8 +304,8 @@ __device__ __forceinline__ void prefetch_down(const Shared& shared, const bf16* 
 // All of a section: the gate, then W_up's rows of the neurons that fire. Returns how many do.
 template <int octets>
 __device__ __forceinline__ uint32 section(Shared& shared, const Problem& p, Rows rows,
-                                          const bf16* w_up, const bf16* bias_up,
-                                          const bf16* w_down) {
+                                          const element* w_up, const element* bias_up,
+                                          const element* w_down) {
   constexpr int tiles_at_once = max_tiles<octets>, round_tiles = Place<octets>::round_tiles;
   uint32 count = 0;
 #pragma unroll 1
@@ -337,11 +338,11 @@ __device__ __forceinline__ uint32 section(Shared& shared, const Problem& p, Rows
 struct Section {
   Shared& shared;
   const Rows& rows;
-  const bf16 *x, *w_up, *bias_up, *w_down;
+  const element *x, *w_up, *bias_up, *w_down;
   uint32 m, k;
   float threshold;
   bool relu_up;
-  bf16* value;
+  element* value;
   uint16* neuron;
   uint32* count;
 
@@ -356,10 +357,10 @@ struct Section {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
-    decode_gate(const bf16* x_MK, const bf16* w_NK, const bf16* bias_N, const bf16* w_up_NK,
-                const bf16* bias_up_N, const bf16* w_down_NK, uint32 m, uint32 n,
-                uint32 k, float threshold, int relu_up, uint32 stride, uint32* count,
-                uint16* neuron, bf16* value) {
+    decode_gate(const element* x_MK, const element* w_NK, const element* bias_N,
+                const element* w_up_NK, const element* bias_up_N, const element* w_down_NK,
+                uint32 m, uint32 n, uint32 k, float threshold, int relu_up, uint32 stride,
+                uint32* count, uint16* neuron, element* value) {
   extern __shared__ __align__(16) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   admit_next_kernel();

@@ -8,15 +8,15 @@
 namespace {
 // What training keeps; null pointers at inference.
 struct Kept {
-  bf16 *gate, *up;  // [backup][n]; gate: null without one
+  element *gate, *up;  // [backup][n]; gate: null without one
   uint32 backup;
   float* l1;        // [row blocks of 128][tiles of neurons][8 warps], zeroed
   uint32 *fired_N, *fired_bits;  // [token blocks][n / 32, rounded up]
   uint64* union_sum;
 };
 
-__device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w, const bf16* x,
-                         const Round& round, int tile, bf16* h, const Kept& kept) {
+__device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w, const element* x,
+                         const Round& round, int tile, element* h, const Kept& kept) {
   float l1 = 0.0f;
   uint32 fired[4] = {};  // rows of this lane that fire a pair's first neuron; in the high half, second
   int neurons[4] = {-1, -1, -1, -1};
@@ -27,7 +27,7 @@ __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w
     const uint32 product = w.second == nullptr ? gate : multiply_pairs(gate, up);
     if (there) *reinterpret_cast<uint32*>(h + static_cast<uint64>(row) * size.n + neuron) = product;
     if (kept.l1 == nullptr) return;
-    l1 += fabsf(bf16_low(product)) + fabsf(bf16_high(product));
+    l1 += fabsf(element_low(product)) + fabsf(element_high(product));
     const uint32 slot = round.first + row;
     if (there && slot < kept.backup) {
       const uint64 at = static_cast<uint64>(slot) * size.n + neuron;
@@ -64,11 +64,11 @@ __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w
   if (lane == 0) kept.l1[(block * tiles + tile / round.blocks) * 8 + threadIdx.x / 32] = l1;
 }
 
-__device__ void down(GemmShared& shared, const Sizes& size, const bf16* w, const bf16* bias,
-                     const Round& round, int tile, const bf16* h, const int* token, bf16* y) {
+__device__ void down(GemmShared& shared, const Sizes& size, const element* w, const element* bias,
+                     const Round& round, int tile, const element* h, const int* token, element* y) {
   const int first_row = tile % round.blocks * gemm_tile;
   const int first_column = tile / round.blocks * gemm_tile;
-  const Along rows(h, size.n, [&](int line) -> const bf16* {
+  const Along rows(h, size.n, [&](int line) -> const element* {
     const int row = first_row + line;
     return row < round.rows ? h + static_cast<uint64>(row) * size.n : nullptr;
   });
@@ -87,11 +87,12 @@ __device__ void down(GemmShared& shared, const Sizes& size, const bf16* w, const
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(gemm_threads, 2)
-    dense_rows(const bf16* x_MK, const bf16* first_NK, const bf16* b_first_N, const bf16* second_NK,
-               const bf16* b_second_N, const bf16* down_NK, const bf16* b_down_K, float threshold,
-               int relu_up, int n, int k, const uint32* list, uint32* control, int room, bf16* h,
-               const int* token, bf16* y_MK, bf16* gate, bf16* up, int backup, float* l1,
-               uint32* fired_N, uint32* fired_bits, uint64* union_sum) {
+    dense_rows(const element* x_MK, const element* first_NK, const element* b_first_N,
+               const element* second_NK, const element* b_second_N, const element* down_NK,
+               const element* b_down_K, float threshold, int relu_up, int n, int k,
+               const uint32* list, uint32* control, int room, element* h, const int* token,
+               element* y_MK, element* gate, element* up, int backup, float* l1, uint32* fired_N,
+               uint32* fired_bits, uint64* union_sum) {
   extern __shared__ __align__(128) unsigned char raw[];
   GemmShared& shared = *reinterpret_cast<GemmShared*>(raw);
   await_previous_kernel();

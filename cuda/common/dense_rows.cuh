@@ -9,7 +9,7 @@
 
 namespace {
 struct Weights {
-  const bf16 *first, *b_first, *second, *b_second;
+  const element *first, *b_first, *second, *b_second;
   float threshold;
   bool relu_up;
 };
@@ -57,12 +57,12 @@ __device__ __forceinline__ Column column_of(int column, int first_neuron, bool g
 }
 __device__ __forceinline__ int tile_width(bool gated) { return gated ? 64 : 128; }
 
-__device__ __forceinline__ uint32 add_bias(float low, float high, const bf16* bias, int neuron) {
+__device__ __forceinline__ uint32 add_bias(float low, float high, const element* bias, int neuron) {
   return pack_biased(low, high, bias, neuron, neuron + 1);
 }
 
 __device__ __forceinline__ uint32 multiply_pairs(uint32 a, uint32 b) {
-  return pack_bf16(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b));
+  return pack_elements(element_low(a) * element_low(b), element_high(a) * element_high(b));
 }
 
 // Gate and up of 128 rows × 64 neurons, or of 128 neurons without a gate: `keep(row, j, neuron, gate,
@@ -71,16 +71,16 @@ __device__ __forceinline__ uint32 multiply_pairs(uint32 a, uint32 b) {
 // likewise.
 template <typename Keep>
 __device__ __forceinline__ void activations(GemmShared& shared, const Sizes& size, const Weights& w,
-                                            const bf16* x, const Round& round, int tile,
+                                            const element* x, const Round& round, int tile,
                                             const Keep& keep) {
   const bool gated = w.second != nullptr;
   const int first_row = tile % round.blocks * gemm_tile;
   const int first_neuron = tile / round.blocks * tile_width(gated);
-  const Along rows(x, size.k, [&](int line) -> const bf16* {
+  const Along rows(x, size.k, [&](int line) -> const element* {
     const int row = first_row + line;
     return row < round.rows ? x + static_cast<uint64>(round.list[row]) * size.k : nullptr;
   });
-  const Along weights(w.first, size.k, [&](int line) -> const bf16* {
+  const Along weights(w.first, size.k, [&](int line) -> const element* {
     const Column own = column_of(line, first_neuron, gated);
     if (own.neuron >= size.n) return nullptr;
     return (own.second ? w.second : w.first) + static_cast<uint64>(own.neuron) * size.k;
@@ -100,14 +100,14 @@ __device__ __forceinline__ void activations(GemmShared& shared, const Sizes& siz
         const int neuron =
             column_of(warp_column() + 8 * j + lane % 4 * 2, first_neuron, gated).neuron;
         const bool there = row < round.rows && neuron < size.n;
-        uint32 gate = 0, up = 0x3f803f80u;
+        uint32 gate = 0, up = two_ones;
         if (there) {
           gate = threshold_pair(add_bias(d[i][j][2 * half], d[i][j][2 * half + 1], w.b_first, neuron),
                           w.threshold);
           if (gated) {
             const float(&sums)[4] = d[i][(j + 2) % 4];
             up = add_bias(sums[2 * half], sums[2 * half + 1], w.b_second, neuron);
-            if (w.relu_up) up = relu_bf16(up);
+            if (w.relu_up) up = relu_elements(up);
           }
         }
         keep(row < round.rows ? row : -1, j, neuron < size.n ? neuron : -1, gate, up);

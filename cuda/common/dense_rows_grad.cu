@@ -10,17 +10,17 @@
 namespace {
 // A round's matrices [room][n]: first gate and up, then their gradients; and h.
 struct Scratch {
-  bf16 *gate, *up, *h;  // gate: null without one
+  element *gate, *up, *h;  // gate: null without one
 };
 
 struct Backup {
-  const bf16 *gate, *up;
+  const element *gate, *up;
   int rows;
 };
 
 
 __device__ void recompute(GemmShared& shared, const Sizes& size, const Weights& w,
-                              const bf16* x, const Round& round, int tile, const Scratch& to) {
+                              const element* x, const Round& round, int tile, const Scratch& to) {
   activations(shared, size, w, x, round, tile,
               [&](int row, int, int neuron, uint32 gate, uint32 up) {
                 if (row < 0 || neuron < 0) return;
@@ -38,25 +38,25 @@ struct Gradients {
 __device__ __forceinline__ Gradients gradients_of(float sum, float gate, float up, float lambda,
                                                   bool gated) {
   if (!gated) return {up == 0.0f ? 0.0f : sum + lambda, 0.0f, up};
-  const float h = bf16_low(pack_bf16(gate * up, 0.0f));
+  const float h = element_low(pack_elements(gate * up, 0.0f));
   const float d_h = sum + (h == 0.0f ? 0.0f : copysignf(lambda, h));
   if (gate == 0.0f) return {0.0f, 0.0f, 0.0f};
   return {d_h * gate, d_h * up, h};
 }
 
-__device__ void grad_activations(GemmShared& shared, const Sizes& size, const bf16* w_down,
-                                 const bf16* dy, const int* token, const Round& round, int tile,
+__device__ void grad_activations(GemmShared& shared, const Sizes& size, const element* w_down,
+                                 const element* dy, const int* token, const Round& round, int tile,
                                  float lambda, const Backup& backup, const Scratch& scratch) {
   const int first_row = tile % round.blocks * gemm_tile;
   const int first_neuron = tile / round.blocks * gemm_tile;
-  const Along rows(dy, size.k, [&](int line) -> const bf16* {
+  const Along rows(dy, size.k, [&](int line) -> const element* {
     const int row = first_row + line;
     if (row >= round.rows) return nullptr;
     const uint32 own = round.list[row];
     const uint64 from = token == nullptr ? own : token[own];
     return dy + from * size.k;
   });
-  const Along weights(w_down, size.k, [&](int line) -> const bf16* {
+  const Along weights(w_down, size.k, [&](int line) -> const element* {
     const int neuron = first_neuron + line;
     return neuron < size.n ? w_down + static_cast<uint64>(neuron) * size.k : nullptr;
   });
@@ -71,22 +71,23 @@ __device__ void grad_activations(GemmShared& shared, const Sizes& size, const bf
     const uint32 up = *reinterpret_cast<const uint32*>((kept ? backup.up : scratch.up) + from);
     uint32 gate = 0;
     if (gated) gate = *reinterpret_cast<const uint32*>((kept ? backup.gate : scratch.gate) + from);
-    const Gradients a = gradients_of(low, bf16_low(gate), bf16_low(up), lambda, gated);
-    const Gradients b = gradients_of(high, bf16_high(gate), bf16_high(up), lambda, gated);
-    *reinterpret_cast<uint32*>(scratch.up + at) = pack_bf16(a.up, b.up);
-    if (gated) *reinterpret_cast<uint32*>(scratch.gate + at) = pack_bf16(a.gate, b.gate);
-    *reinterpret_cast<uint32*>(scratch.h + at) = pack_bf16(a.h, b.h);
+    const Gradients a = gradients_of(low, element_low(gate), element_low(up), lambda, gated);
+    const Gradients b = gradients_of(high, element_high(gate), element_high(up), lambda, gated);
+    *reinterpret_cast<uint32*>(scratch.up + at) = pack_elements(a.up, b.up);
+    if (gated) *reinterpret_cast<uint32*>(scratch.gate + at) = pack_elements(a.gate, b.gate);
+    *reinterpret_cast<uint32*>(scratch.h + at) = pack_elements(a.h, b.h);
   });
 }
 
-__device__ void grad_x(GemmShared& shared, const Sizes& size, const bf16* w_up, const bf16* w_gate,
-                       const Round& round, int tile, const Scratch& from, bf16* dx) {
+__device__ void grad_x(GemmShared& shared, const Sizes& size, const element* w_up,
+                       const element* w_gate, const Round& round, int tile, const Scratch& from,
+                       element* dx) {
   const int first_row = tile % round.blocks * gemm_tile;
   const int first_column = tile / round.blocks * gemm_tile;
   GemmSums d = {};
   for (int source = 0; source < (w_gate == nullptr ? 1 : 2); ++source) {
-    const bf16* matrix = source == 0 ? from.up : from.gate;
-    const Along rows(matrix, size.n, [&](int line) -> const bf16* {
+    const element* matrix = source == 0 ? from.up : from.gate;
+    const Along rows(matrix, size.n, [&](int line) -> const element* {
       const int row = first_row + line;
       return row < round.rows ? matrix + static_cast<uint64>(row) * size.n : nullptr;
     });
@@ -97,13 +98,13 @@ __device__ void grad_x(GemmShared& shared, const Sizes& size, const bf16* w_up, 
     const int row = first_row + tile_row, column = first_column + tile_column;
     if (row >= round.rows || column >= size.k) return;
     *reinterpret_cast<uint32*>(dx + static_cast<uint64>(round.list[row]) * size.k + column) =
-        pack_bf16(low, high);
+        pack_elements(low, high);
   });
 }
 
 // Adds the sums over the round's rows to 128 neurons × 128 columns of a matrix.
-__device__ void grad_weights(GemmShared& shared, const Sizes& size, const bf16* values,
-                             const bf16* rows, const int* token, const Round& round, int tile,
+__device__ void grad_weights(GemmShared& shared, const Sizes& size, const element* values,
+                             const element* rows, const int* token, const Round& round, int tile,
                              void* matrix, bool is_float, float* bias) {
   const int neuron_tiles = (size.n + gemm_tile - 1) / gemm_tile;
   const int first_neuron = tile % neuron_tiles * gemm_tile;
@@ -120,28 +121,28 @@ __device__ void grad_weights(GemmShared& shared, const Sizes& size, const bf16* 
       float2* to = reinterpret_cast<float2*>(static_cast<float*>(matrix) + at);
       *to = make_float2(to->x + low, to->y + high);
     } else {
-      uint32* to = reinterpret_cast<uint32*>(static_cast<bf16*>(matrix) + at);
-      *to = pack_bf16(bf16_low(*to) + low, bf16_high(*to) + high);
+      uint32* to = reinterpret_cast<uint32*>(static_cast<element*>(matrix) + at);
+      *to = pack_elements(element_low(*to) + low, element_high(*to) + high);
     }
   });
   const int neuron = first_neuron + threadIdx.x;
   if (bias == nullptr || first_column > 0 || threadIdx.x >= gemm_tile || neuron >= size.n) return;
   float sum = 0.0f;
   for (int row = 0; row < round.rows; ++row)
-    sum += bf16_low(__ldcg(values + static_cast<uint64>(row) * size.n + neuron));
+    sum += element_low(__ldcg(values + static_cast<uint64>(row) * size.n + neuron));
   bias[neuron] += sum;
 }
 }  // namespace
 
 // A few registers more than two blocks on a multiprocessor would leave.
 extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
-    dense_rows_grad(const bf16* x_MK, const bf16* dy_MK, const bf16* first_NK,
-                    const bf16* b_first_N, const bf16* second_NK, const bf16* b_second_N,
-                    const bf16* down_NK, const float* l1, int n, int k, const int* token,
+    dense_rows_grad(const element* x_MK, const element* dy_MK, const element* first_NK,
+                    const element* b_first_N, const element* second_NK, const element* b_second_N,
+                    const element* down_NK, const float* l1, int n, int k, const int* token,
                     const uint32* list, const uint32* counted, uint32* control, int room,
-                    const bf16* gate, const bf16* up, int backup, bf16* scratch_gate,
-                    bf16* scratch_up, bf16* scratch_h, bf16* dx_MK, int is_float, void* up_NK,
-                    void* gate_NK, void* out_down_NK, float* b_up_N, float* b_gate_N) {
+                    const element* gate, const element* up, int backup, element* scratch_gate,
+                    element* scratch_up, element* scratch_h, element* dx_MK, int is_float,
+                    void* up_NK, void* gate_NK, void* out_down_NK, float* b_up_N, float* b_gate_N) {
   extern __shared__ __align__(128) unsigned char raw[];
   GemmShared& shared = *reinterpret_cast<GemmShared*>(raw);
   await_previous_kernel();

@@ -15,7 +15,7 @@ struct Item {
 };
 
 struct alignas(128) Shared {
-  bf16 values[piece_rows * 3 * group_neurons];
+  element values[piece_rows * 3 * group_neurons];
   Item item[lists][list_rows * group_neurons];  // a list for a warp, of every eighth row
   uint32 count[lists];
   int token[piece_rows];
@@ -26,7 +26,7 @@ struct alignas(128) Shared {
 };
 
 struct Matrices {
-  const bf16 *d_gate, *d_up, *gate, *up;  // d_gate and gate: if gated
+  const element *d_gate, *d_up, *gate, *up;  // d_gate and gate: if gated
   bool gated;
 };
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ uint32 value_at(uint32 token) {
 __device__ __forceinline__ void fetch(Shared& shared, const Matrices& m, const Item& item) {
   const uint64 at = static_cast<uint64>(item.column) * block_tokens + value_at(item.where % 64);
   const uint32 neuron = item.where >> 6 & 31, row = item.where >> 11;
-  bf16* to = shared.values + row * (m.gated ? 3 : 2) * group_neurons + neuron;
+  element* to = shared.values + row * (m.gated ? 3 : 2) * group_neurons + neuron;
   const uint32 d_up = m.d_up[at], up = m.up[at];
   if (!m.gated) {
     to[0] = d_up;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void fetch(Shared& shared, const Matrices& m, const I
   const uint32 d_gate = m.d_gate[at], gate = m.gate[at];
   to[0] = d_gate;
   to[group_neurons] = d_up;
-  to[2 * group_neurons] = pack_bf16(bf16_low(gate) * bf16_low(up), 0.0f);
+  to[2 * group_neurons] = pack_elements(element_low(gate) * element_low(up), 0.0f);
 }
 
 // One piece: members [from, to), `rows` rows. `count` is zero.
@@ -92,10 +92,10 @@ __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Me
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(num_threads, 5)
-    fill_pieces(const bf16* d_gate, const bf16* d_up, const bf16* gate, const bf16* up, int gated,
-                const Member* member, const uint2* piece, const Unit* unit, const uint32* control,
-                uint2* work, const int* token_M, uint32* piece_x, uint32* piece_dy,
-                bf16* piece_values) {
+    fill_pieces(const element* d_gate, const element* d_up, const element* gate, const element* up,
+                int gated, const Member* member, const uint2* piece, const Unit* unit,
+                const uint32* control, uint2* work, const int* token_M, uint32* piece_x,
+                uint32* piece_dy, element* piece_values) {
   extern __shared__ __align__(128) unsigned char raw[];
   await_previous_kernel();
   Shared& shared = *reinterpret_cast<Shared*>(raw);

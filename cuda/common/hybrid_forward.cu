@@ -18,10 +18,10 @@ __device__ __forceinline__ float add_warp(float value) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
-    hybrid_forward(const bf16* x_MK, const uint32* word, const uint32* count, int width,
-                   int rows_each, const bf16* w_up_NK, const bf16* b_up_N, const bf16* w_down_NK,
-                   const bf16* b_down_K, int m, int k, const int* token, bf16* up, float* l1,
-                   bf16* y_MK) {
+    hybrid_forward(const element* x_MK, const uint32* word, const uint32* count, int width,
+                   int rows_each, const element* w_up_NK, const element* b_up_N,
+                   const element* w_down_NK, const element* b_down_K, int m, int k,
+                   const int* token, element* up, float* l1, element* y_MK) {
   __shared__ Shared shared;
   await_previous_kernel();
   List& list = shared.list;
@@ -37,10 +37,10 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     float h = word_value(entry.word);
     if (gated) {
       float own = __uint_as_float(entry.factor);
-      if (b_up_N != nullptr) own += bf16_low(b_up_N[word_neuron(entry.word)]);
-      const uint32 rounded = pack_bf16(own, 0.0f);
-      up[place] = static_cast<bf16>(rounded);
-      h = bf16_low(pack_bf16(h * bf16_low(rounded), 0.0f));
+      if (b_up_N != nullptr) own += element_low(b_up_N[word_neuron(entry.word)]);
+      const uint32 rounded = pack_elements(own, 0.0f);
+      up[place] = static_cast<element>(rounded);
+      h = element_low(pack_elements(h * element_low(rounded), 0.0f));
     }
     entry.factor = __float_as_uint(h);
     sum += fabsf(h);

@@ -8,21 +8,21 @@
 
 namespace {
 struct LowFactors {
-  const bf16* weights;
-  __device__ __forceinline__ float operator()(uint32 factor) const { return bf16_low(factor); }
+  const element* weights;
+  __device__ __forceinline__ float operator()(uint32 factor) const { return element_low(factor); }
 };
 struct HighFactors {
-  const bf16* weights;
-  __device__ __forceinline__ float operator()(uint32 factor) const { return bf16_high(factor); }
+  const element* weights;
+  __device__ __forceinline__ float operator()(uint32 factor) const { return element_high(factor); }
 };
 }  // namespace
 
 // parts: 1: the gradients of gate and up; 2: that of x from them; 3: all.
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
-    hybrid_grad(int parts, const bf16* dy_MK, const uint32* word, const uint32* count, int width,
-                int rows_each, const bf16* up, const bf16* w_down_NK, const bf16* w_up_NK,
-                const bf16* w_gate_NK, const float* l1, int m, int k, const int* token, uint32* pair,
-                bf16* dx_MK) {
+    hybrid_grad(int parts, const element* dy_MK, const uint32* word, const uint32* count, int width,
+                int rows_each, const element* up, const element* w_down_NK, const element* w_up_NK,
+                const element* w_gate_NK, const float* l1, int m, int k, const int* token,
+                uint32* pair, element* dx_MK) {
   __shared__ List list;
   await_previous_kernel();
   const Ell ell(word, count, width, rows_each, m);
@@ -35,12 +35,12 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     each_entry(list, ell, [&](Entry& entry, uint64 place) {
       const float gate = word_value(entry.word), sum = __uint_as_float(entry.factor);
       if (gated) {
-        const float own = bf16_low(up[place]);
-        const float h = bf16_low(pack_bf16(gate * own, 0.0f));
+        const float own = element_low(up[place]);
+        const float h = element_low(pack_elements(gate * own, 0.0f));
         const float d_h = sum + (h == 0.0f ? 0.0f : copysignf(lambda, h));
-        entry.factor = pack_bf16(d_h * gate, d_h * own);
+        entry.factor = pack_elements(d_h * gate, d_h * own);
       } else {
-        entry.factor = pack_bf16(sum + lambda, 0.0f);
+        entry.factor = pack_elements(sum + lambda, 0.0f);
       }
       pair[place] = entry.factor;
     });

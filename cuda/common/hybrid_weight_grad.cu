@@ -15,7 +15,7 @@ constexpr int threads = 128, group = 8;
 
 struct Values {
   const uint32 *word, *pair;  // ∇up in the low half, ∇gate in the high one
-  const bf16* up;             // null without a gate: the word has h
+  const element* up;             // null without a gate: the word has h
   uint32 width;
   const int* token;
 };
@@ -30,8 +30,8 @@ using Sums = float[3][8];
 
 // Adds what the non-zeros [from, to) say of this lane's eight columns.
 __device__ __forceinline__ void add_entries(Sums& sum, const uint32* source, uint32 from, uint32 to,
-                                            const Values& v, const bf16* x, const bf16* dy, int k,
-                                            int column) {
+                                            const Values& v, const element* x, const element* dy,
+                                            int k, int column) {
   const uint32 lane = threadIdx.x % 32;
   for (uint32 start = from; start < to; start += 32) {
     uint32 own_row = 0, own_token = 0, own_pair = 0;
@@ -42,7 +42,8 @@ __device__ __forceinline__ void add_entries(Sums& sum, const uint32* source, uin
       own_token = v.token == nullptr ? own_row : v.token[own_row];
       own_pair = v.pair[place];
       own_h = word_value(v.word[place]);
-      if (v.up != nullptr) own_h = bf16_low(pack_bf16(own_h * bf16_low(v.up[place]), 0.0f));
+      if (v.up != nullptr)
+        own_h = element_low(pack_elements(own_h * element_low(v.up[place]), 0.0f));
     }
     const int entries = min(32u, to - start);
     for (int at = 0; at < entries; at += group) {
@@ -61,8 +62,8 @@ __device__ __forceinline__ void add_entries(Sums& sum, const uint32* source, uin
       for (int i = 0; i < group; ++i) {
         const uint32 pair = __shfl_sync(~0u, own_pair, at + i);
         const float h = __shfl_sync(~0u, own_h, at + i);
-        add_multiple(sum[0], bf16_low(pair), of_x[i]);
-        add_multiple(sum[1], bf16_high(pair), of_x[i]);
+        add_multiple(sum[0], element_low(pair), of_x[i]);
+        add_multiple(sum[1], element_high(pair), of_x[i]);
         add_multiple(sum[2], h, of_dy[i]);
       }
     }
@@ -73,9 +74,9 @@ __device__ __forceinline__ void write_row(void* matrix, const Output& out, uint6
                                           const float (&sum)[8]) {
   if (matrix == nullptr) return;
   if (!out.is_float) {
-    *reinterpret_cast<uint4*>(static_cast<bf16*>(matrix) + at) =
-        make_uint4(pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]), pack_bf16(sum[4], sum[5]),
-                   pack_bf16(sum[6], sum[7]));
+    *reinterpret_cast<uint4*>(static_cast<element*>(matrix) + at) =
+        make_uint4(pack_elements(sum[0], sum[1]), pack_elements(sum[2], sum[3]),
+                   pack_elements(sum[4], sum[5]), pack_elements(sum[6], sum[7]));
     return;
   }
   float4* to = reinterpret_cast<float4*>(static_cast<float*>(matrix) + at);
@@ -146,8 +147,8 @@ __device__ __forceinline__ uint32 neuron_from(const uint32* first, int n, uint32
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads, 4)
-    hybrid_weight_grad(int launch, const bf16* x_MK, const bf16* dy_MK, int k, int n,
-                       const uint32* word, const uint32* pair, const bf16* up, int width,
+    hybrid_weight_grad(int launch, const element* x_MK, const element* dy_MK, int k, int n,
+                       const uint32* word, const uint32* pair, const element* up, int width,
                        const int* token, const uint32* first, const uint32* source, int segments,
                        float* carry, int is_float, int adds, void* up_NK, void* gate_NK,
                        void* down_NK) {

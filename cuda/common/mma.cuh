@@ -1,16 +1,17 @@
-// Tensor cores of every GPU since Ampere: mma.sync m16n8k16, bf16 in, fp32 out, and what feeds it.
+// Tensor cores of every GPU since Ampere: mma.sync m16n8k16, elements in, fp32 out, and what feeds
+// it.
 //
-// Fragments of lane l, q = l%4, g = l/4; two bf16 a register, the lower index in the low half:
+// Fragments of lane l, q = l%4, g = l/4; two elements a register, the lower index in the low half:
 //   A (16×16, row-major)  a[0]: row g, k 2q..2q+1     a[1]: row g+8, same k
 //                         a[2]: row g, k 2q+8..2q+9   a[3]: row g+8, same k
 //   B (16×8, k by n)      b[0]: column g, k 2q..2q+1  b[1]: column g, k 2q+8..2q+9
 //   D (16×8, fp32)        d[0..1]: row g, columns 2q..2q+1   d[2..3]: row g+8
 #pragma once
-#include "common/ptx.cuh"
+#include "common/element.cuh"
 
 __device__ __forceinline__ void mma(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

@@ -1,13 +1,13 @@
-// permute_rows: to[i] = from[row_of[i]], rows of bf16. What token order costs where the kernel that
+// permute_rows: to[i] = from[row_of[i]], rows of elements. What token order costs where the kernel that
 // makes x is not ours and cannot write it in order.
 //
 // A warp copies a row, 4 KB at a time.
-#include "common/ptx.cuh"
+#include "common/element.cuh"
 
 constexpr int threads = 256, warps = threads / 32, loads = 8;
 
 extern "C" __global__ void __launch_bounds__(threads)
-    permute_rows(const bf16* from, const int* row_of, int m, int k, bf16* to) {
+    permute_rows(const element* from, const int* row_of, int m, int k, element* to) {
   await_previous_kernel();
   const int row = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (row >= m) return;

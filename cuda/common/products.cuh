@@ -7,7 +7,7 @@
 //   members(block), neuron(m)   a block's union, and the neuron that one of its words means
 //   name(unit, i)               what the others call member `i` of a unit; never `no_entry`
 //   fetch(unit, name, place, a, b)   what `finish` needs beside the sums
-//   finish(unit, i, name, place, sums, a, b)   the sums, as bf16, of a member and the four tokens
+//   finish(unit, i, name, place, sums, a, b)   the rounded sums of a member and the four tokens
 //                               from `place` on (token_at); returns what `end` gets the sum of
 //   end(unit, warp, sum)        once per warp of `part_warps`
 //   shifts, shift()   whether there is something to add to every sum, before it is rounded, and what
@@ -29,7 +29,7 @@ struct Part {
 // What training keeps; null pointers at inference.
 struct Kept {
   const int* offset;
-  bf16* up;
+  element* up;
   uint32 capacity;  // columns of `up`
   float* l1;        // [blocks][tiles_n][part_warps]
 };
@@ -37,8 +37,8 @@ struct Kept {
 struct UnionUp {
   static constexpr bool shifts = false;
   const uint32* entry;
-  bf16* value;
-  const bf16* bias;
+  element* value;
+  const element* bias;
   int tiles_n;
   Kept kept;
   bool relu;  // of up, before the product (dReLU)
@@ -67,12 +67,12 @@ struct UnionUp {
   __device__ __forceinline__ float finish(const Part& part, int i, uint32 name, Place place, uint2 up,
                                           uint2 gate, uint2) const {
     if (bias != nullptr) {
-      const float add = bf16_low(bias[entry_neuron(name)]);
-      up = make_uint2(pack_bf16(bf16_low(up.x) + add, bf16_high(up.x) + add),
-                      pack_bf16(bf16_low(up.y) + add, bf16_high(up.y) + add));
+      const float add = element_low(bias[entry_neuron(name)]);
+      up = make_uint2(pack_elements(element_low(up.x) + add, element_high(up.x) + add),
+                      pack_elements(element_low(up.y) + add, element_high(up.y) + add));
     }
-    if (relu) up = make_uint2(relu_bf16(up.x), relu_bf16(up.y));
-    const uint2 h = make_uint2(multiply_bf16(gate.x, up.x), multiply_bf16(gate.y, up.y));
+    if (relu) up = make_uint2(relu_elements(up.x), relu_elements(up.y));
+    const uint2 h = make_uint2(multiply_elements(gate.x, up.x), multiply_elements(gate.y, up.y));
     *column(part.block, name, place) = h;
     if (kept.l1 == nullptr) return 0.0f;
     const uint32 at = kept.offset[part.block] + part.start() + i;
@@ -95,9 +95,9 @@ struct ColumnsGrad {
   static constexpr bool shifts = true;
   const int* offset;
   const uint32* member;
-  const bf16 *gate, *up;  // gate: null without one
+  const element *gate, *up;  // gate: null without one
   float lambda;
-  bf16 *d_gate, *d_up;
+  element *d_gate, *d_up;
 
   // Without a gate every h that fires is positive. Added after the sums are rounded, λ would be
   // rounded alike for all neurons of a token.
@@ -121,24 +121,23 @@ struct ColumnsGrad {
     return fires == 0.0f ? 0.0f : sum + l1;
   }
   __device__ __forceinline__ float2 d_h(uint32 sums, uint32 fires, uint32 h) const {
-    return make_float2(d_h(bf16_low(sums), bf16_low(fires), bf16_low(h)),
-                       d_h(bf16_high(sums), bf16_high(fires), bf16_high(h)));
+    return make_float2(d_h(element_low(sums), element_low(fires), element_low(h)),
+                       d_h(element_high(sums), element_high(fires), element_high(h)));
   }
 
   template <typename Place>
   __device__ __forceinline__ float finish(const Part&, int, uint32 name, Place place, uint2 sums,
                                           uint2 of_gate, uint2 of_up) const {
-    constexpr uint32 ones = 0x3f803f80u;
     const bool gated = gate != nullptr;
-    const uint2 factor = gated ? of_gate : make_uint2(ones, ones);
-    const float2 x = d_h(sums.x, of_gate.x, multiply_bf16(factor.x, of_up.x));
-    const float2 y = d_h(sums.y, of_gate.y, multiply_bf16(factor.y, of_up.y));
+    const uint2 factor = gated ? of_gate : make_uint2(two_ones, two_ones);
+    const float2 x = d_h(sums.x, of_gate.x, multiply_elements(factor.x, of_up.x));
+    const float2 y = d_h(sums.y, of_gate.y, multiply_elements(factor.y, of_up.y));
     *column_part(d_up, name, place) = make_uint2(scaled(x, factor.x), scaled(y, factor.y));
     if (gated) *column_part(d_gate, name, place) = make_uint2(scaled(x, of_up.x), scaled(y, of_up.y));
     return 0.0f;
   }
   static __device__ __forceinline__ uint32 scaled(float2 d_h, uint32 pair) {
-    return pack_bf16(d_h.x * bf16_low(pair), d_h.y * bf16_high(pair));
+    return pack_elements(d_h.x * element_low(pair), d_h.y * element_high(pair));
   }
 
   __device__ __forceinline__ void end(const Part&, int, float) const {}

@@ -7,7 +7,6 @@ using int64 = long long;
 using uint16 = unsigned short;
 using uint32 = unsigned int;
 using uint64 = unsigned long long;
-using bf16 = unsigned short;  // the bits; NVRTC needs no header for them
 
 __device__ __forceinline__ uint32 smem_address(const void* pointer) {
   return static_cast<uint32>(__cvta_generic_to_shared(pointer));
@@ -97,31 +96,6 @@ __device__ __forceinline__ uint32 sum_to_lane(uint32 own) {
   return sum;
 }
 
-// max(value, 0) of two; NaN passes.
-__device__ __forceinline__ uint32 relu_bf16(uint32 pair) {
-  asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(0u));
-  return pair;
-}
-
-// Two fp32 → bf16 pair of their positive parts; NaN stays NaN.
-__device__ __forceinline__ uint32 pack_bf16_relu(float low, float high) {
-  uint32 pair;
-  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// Two fp32 → bf16 pair, round to nearest even; `low` in the low half.
-__device__ __forceinline__ uint32 pack_bf16(float low, float high) {
-  uint32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-__device__ __forceinline__ float bf16_low(uint32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float bf16_high(uint32 pair) {
-  return __uint_as_float(pair & 0xffff0000u);
-}
-
 // Transposes an 8×8 matrix of 16-bit elements that a warp holds: lane l has row l/4, columns
 // 2(l%4) and 2(l%4)+1, in and out.
 __device__ __forceinline__ uint32 transpose_8x8(uint32 pair) {
@@ -144,15 +118,4 @@ __device__ __forceinline__ void transpose_quad(uint32 (&word)[4]) {
       (upper ? first : second) = other;
     }
   }
-}
-
-// Adds a bias to the sums of columns `at` and the next; a null pointer adds nothing.
-__device__ __forceinline__ uint32 pack_biased(float low, float high, const bf16* bias, int at,
-                                              int columns) {
-  if (bias != nullptr && at < columns) {
-    const uint32 pair = *reinterpret_cast<const uint32*>(bias + at);
-    low += bf16_low(pair);
-    high += bf16_high(pair);
-  }
-  return pack_bf16(low, high);
 }

@@ -1,6 +1,6 @@
 // relu_product: h = relu(gate) * up, or * relu(up), or relu(gate) alone, dense; what dispatch runs between two
 // cuBLAS products where the pattern is too dense for the sparse kernels. Eight values a thread.
-#include "common/ptx.cuh"
+#include "common/element.cuh"
 
 namespace {
 // FATReLU: what is not above the threshold becomes zero; NaN passes.
@@ -9,9 +9,9 @@ __device__ __forceinline__ float apply_threshold(float gate, float threshold) {
 }
 
 __device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float threshold, bool relu_up) {
-  if (relu_up) up = relu_bf16(up);
-  return pack_bf16(apply_threshold(bf16_low(gate), threshold) * bf16_low(up),
-                   apply_threshold(bf16_high(gate), threshold) * bf16_high(up));
+  if (relu_up) up = relu_elements(up);
+  return pack_elements(apply_threshold(element_low(gate), threshold) * element_low(up),
+                   apply_threshold(element_high(gate), threshold) * element_high(up));
 }
 }  // namespace
 
@@ -19,11 +19,10 @@ extern "C" __global__ void __launch_bounds__(256)
     relu_product(const uint4* gate, const uint4* up, uint4* h, uint64 num_octets, float threshold,
                  int relu_up) {
   await_previous_kernel();
-  constexpr uint32 ones = 0x3f803f80u;
   const uint64 octet = static_cast<uint64>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (octet >= num_octets) return;
   const uint4 g = gate[octet];
-  const uint4 u = up == nullptr ? make_uint4(ones, ones, ones, ones) : up[octet];
+  const uint4 u = up == nullptr ? make_uint4(two_ones, two_ones, two_ones, two_ones) : up[octet];
   h[octet] = make_uint4(
       product(g.x, u.x, threshold, relu_up != 0), product(g.y, u.y, threshold, relu_up != 0),
       product(g.z, u.z, threshold, relu_up != 0), product(g.w, u.w, threshold, relu_up != 0));

@@ -15,7 +15,7 @@ namespace {
 // y = h · W + b, h in the union format, W neuron by neuron: W_downᵀ as `nn.Linear` stores it.
 struct UnionDown {
   const uint32* entry;
-  const bf16 *value, *w;
+  const element *value, *w;
   int tiles_n;
 
   __device__ uint64 base(int block) const {
@@ -27,17 +27,17 @@ struct UnionDown {
   __device__ int num_sources() const { return 1; }
   __device__ const uint32* members(int block) const { return entry + base(block); }
   __device__ uint32 neuron(uint32 member) const { return entry_neuron(member); }
-  __device__ const bf16* columns(int, int block, int) const {
+  __device__ const element* columns(int, int block, int) const {
     return value + base(block) * block_tokens;
   }
   __device__ uint32 place(uint32 member, int) const { return entry_slot(member) * block_tokens; }
-  __device__ const bf16* weights(int) const { return w; }
+  __device__ const element* weights(int) const { return w; }
 };
 // ∇x = ∇up · W_up + ∇gate · W_gate from columns; without a gate the first alone.
 struct ColumnsDown {
   const int* offset;
   const uint32* member;
-  const bf16 *d_up, *w_up, *d_gate, *w_gate;  // the latter two: null without a gate
+  const element *d_up, *w_up, *d_gate, *w_gate;  // the latter two: null without a gate
 
   static constexpr bool rare = false;
   static constexpr int max_sources = 2;
@@ -45,11 +45,11 @@ struct ColumnsDown {
   __device__ int num_sources() const { return d_gate == nullptr ? 1 : 2; }
   __device__ const uint32* members(int block) const { return member + offset[block]; }
   __device__ uint32 neuron(uint32 member) const { return member; }
-  __device__ const bf16* columns(int source, int block, int first) const {
+  __device__ const element* columns(int source, int block, int first) const {
     const uint64 start = offset[block] + first;
     return (source == 0 ? d_up : d_gate) + start * block_tokens;
   }
   __device__ uint32 place(uint32, int i) const { return i * block_tokens; }
-  __device__ const bf16* weights(int source) const { return source == 0 ? w_up : w_gate; }
+  __device__ const element* weights(int source) const { return source == 0 ? w_up : w_gate; }
 };
 }  // namespace

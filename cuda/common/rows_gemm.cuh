@@ -108,16 +108,16 @@ __device__ __forceinline__ void multiply(GemmShared& shared, int length, const A
 
 // Lines along the inner dimension.
 struct Along {
-  const bf16* line[2];  // this thread's chunk of the first stage
+  const element* line[2];  // this thread's chunk of the first stage
   int left[2];          // values from there on; not positive: none
 
   // `line_of(line)`: where a line of the tile begins, or null.
   template <typename LineOf>
-  __device__ __forceinline__ Along(const bf16* matrix, int length, const LineOf& line_of) {
+  __device__ __forceinline__ Along(const element* matrix, int length, const LineOf& line_of) {
     const int first = own_chunk<false>() * 8;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bf16* own = line_of(own_line<false>(i));
+      const element* own = line_of(own_line<false>(i));
       line[i] = own == nullptr ? matrix : own + first;
       left[i] = own == nullptr ? 0 : length - first;
     }
@@ -125,7 +125,7 @@ struct Along {
   __device__ __forceinline__ bool holds(int i, int step) const {
     return step * gemm_inner < left[i];
   }
-  __device__ __forceinline__ const bf16* at(int i, int step) const {
+  __device__ __forceinline__ const element* at(int i, int step) const {
     return line[i] + (holds(i, step) ? step * gemm_inner : 0);
   }
 };
@@ -133,7 +133,7 @@ struct Along {
 // Lines across: line `inner` of a row-major matrix, or the one that `list` names, or `token` of that,
 // from `column` on.
 struct Across {
-  const bf16* matrix;
+  const element* matrix;
   const uint32* list;  // or null
   const int* token;    // or null
   int length, columns, column;
@@ -141,7 +141,7 @@ struct Across {
   __device__ __forceinline__ bool holds(int i, int step) const {
     return step * gemm_inner + own_line<true>(i) < length && column + own_chunk<true>() * 8 < columns;
   }
-  __device__ __forceinline__ const bf16* at(int i, int step) const {
+  __device__ __forceinline__ const element* at(int i, int step) const {
     if (!holds(i, step)) return matrix;
     const int inner = step * gemm_inner + own_line<true>(i);
     uint64 line = list == nullptr ? inner : list[inner];

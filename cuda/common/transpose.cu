@@ -1,6 +1,6 @@
-// transpose: a matrix (rows, columns) → (columns, rows), bf16 or fp32; or fp32 rounded to bf16. Both
-// sizes are multiples of 8, both matrices contiguous and aligned to 16 bytes. PyTorch's strided copy
-// takes 72 µs for a W_down, five times what its bytes do (H200, 2048 × 5632, bf16).
+// transpose: a matrix (rows, columns) → (columns, rows), elements or fp32; or fp32 rounded to
+// elements. Both sizes are multiples of 8, both matrices contiguous and aligned to 16 bytes. PyTorch's
+// strided copy takes 72 µs for a W_down, five times what its bytes do (H200, 2048 × 5632, bf16).
 //
 // A block of threads a tile of 64 rows × 128 bytes of the result's type. Memory sees 16 bytes a lane
 // both ways; a warp turns over 32 rows × 16 bytes of the tile at a time.
@@ -22,17 +22,17 @@ __device__ __forceinline__ int place_of(int row, int chunk) {
   return row * row_chunks + (chunk ^ swap);
 }
 
-__device__ __forceinline__ uint4 load_chunk(const bf16* from, bf16) {
+__device__ __forceinline__ uint4 load_chunk(const element* from, element) {
   return *reinterpret_cast<const uint4*>(from);
 }
 __device__ __forceinline__ uint4 load_chunk(const float* from, float) {
   return *reinterpret_cast<const uint4*>(from);
 }
-__device__ __forceinline__ uint4 load_chunk(const float* from, bf16) {
+__device__ __forceinline__ uint4 load_chunk(const float* from, element) {
   const float4 a = reinterpret_cast<const float4*>(from)[0];
   const float4 b = reinterpret_cast<const float4*>(from)[1];
-  return make_uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y),
-                    pack_bf16(b.z, b.w));
+  return make_uint4(pack_elements(a.x, a.y), pack_elements(a.z, a.w), pack_elements(b.x, b.y),
+                    pack_elements(b.z, b.w));
 }
 
 // Where a lane's part of 32 rows × one chunk goes: a row of the result, of as many as the chunk has
@@ -48,11 +48,11 @@ __device__ __forceinline__ int lane_column() {
 
 // Of matrix j, ldmatrix hands lane l rows 2(l % 4) and the next: let those be 8(l % 4) + 2j and the
 // next of the tile, and a lane has eight rows in order.
-__device__ __forceinline__ uint4 turn(const uint4* tile, int first_row, int chunk, bf16) {
+__device__ __forceinline__ uint4 turn(const uint4* tile, int first_row, int chunk, element) {
   const int lane = threadIdx.x % 32;
   const int row = first_row + lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
   uint32 word[4];
-  load_matrices_transposed(word, smem_address(tile + place_of<bf16>(row, chunk)));
+  load_matrices_transposed(word, smem_address(tile + place_of<element>(row, chunk)));
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 __device__ __forceinline__ uint4 turn(const uint4* tile, int first_row, int chunk, float) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void transpose_tile(uint4* tile, const From* from, To
 }
 }  // namespace
 
-// From fp32 or bf16, to fp32 or bf16; not from bf16 to fp32.
+// From fp32 or elements, to fp32 or elements; not from elements to fp32.
 extern "C" __global__ void __launch_bounds__(threads, 12)
     transpose(const void* from, void* to, int rows, int columns, int from_float, int to_float) {
   __shared__ __align__(128) uint4 tile[tile_rows * row_chunks];
@@ -110,9 +110,10 @@ extern "C" __global__ void __launch_bounds__(threads, 12)
   if (to_float)
     transpose_tile(tile, static_cast<const float*>(from), static_cast<float*>(to), rows, columns);
   else if (from_float)
-    transpose_tile(tile, static_cast<const float*>(from), static_cast<bf16*>(to), rows, columns);
+    transpose_tile(tile, static_cast<const float*>(from), static_cast<element*>(to), rows, columns);
   else
-    transpose_tile(tile, static_cast<const bf16*>(from), static_cast<bf16*>(to), rows, columns);
+    transpose_tile(tile, static_cast<const element*>(from), static_cast<element*>(to), rows,
+                   columns);
 }
 
 extern "C" __device__ const uint32 transpose_shared_bytes = 0;

@@ -2,7 +2,7 @@
 // activation matrix, packed row by row within tiles of 256 neurons.
 //
 // With compression factor C a tile has 256 / C words of 32 bits per row, its `width`: first how many
-// non-zeros the row has in the tile, then the non-zeros, neurons ascending, each a bf16 value in the
+// non-zeros the row has in the tile, then the non-zeros, neurons ascending, each an element in the
 // high half and its neuron, of all N, in the low half. Words beyond the count are not written.
 //
 //   word    [M][tiles][width]  uint32
@@ -12,12 +12,13 @@
 // has thereby overflowed, and everyone who reads it knows: such rows are computed from x again
 // (common/dense_rows.cu).
 #pragma once
+#include "common/element.cuh"
 #include "common/tiles.cuh"
 
 __device__ __forceinline__ uint32 twell_word(uint32 value_high, uint32 neuron) {
   return (value_high & 0xffff0000u) | neuron;
 }
-__device__ __forceinline__ float word_value(uint32 word) { return bf16_high(word); }
+__device__ __forceinline__ float word_value(uint32 word) { return element_high(word); }
 __device__ __forceinline__ uint32 word_neuron(uint32 word) { return word & 0xffffu; }
 
 // What a tile that overflowed adds to the count of its row, when tiles are added up: more than any
@@ -27,8 +28,8 @@ constexpr uint32 not_held = 1u << 17;
 // Relu of a pair of gates: what is not above the threshold, which is not negative, becomes +0; NaN
 // passes.
 __device__ __forceinline__ uint32 threshold_pair(uint32 pair, float threshold) {
-  const uint32 low = bf16_low(pair) <= threshold ? 0 : 0xffffu;
-  const uint32 high = bf16_high(pair) <= threshold ? 0 : 0xffff0000u;
+  const uint32 low = element_low(pair) <= threshold ? 0 : 0xffffu;
+  const uint32 high = element_high(pair) <= threshold ? 0 : 0xffff0000u;
   return pair & (low | high);
 }
 

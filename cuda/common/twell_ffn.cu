@@ -59,7 +59,7 @@ __device__ __forceinline__ int concatenate_rows(Shared& shared, const Twell& twe
     Entry* to = list.entry + before + sums.before;
     for (uint32 i = 0; i < head.x; ++i) {
       const uint32 word = i == 0 ? head.y : i == 1 ? head.z : i == 2 ? head.w : from[i + 1];
-      to[i] = Entry{word, gated ? 0 : word & 0xffff0000u};
+      to[i] = Entry{word, gated ? 0 : __float_as_uint(word_value(word))};
     }
     before += sums.total;
   }
@@ -86,22 +86,24 @@ __device__ __forceinline__ void report(const Shared& shared, const Twell& twell,
 }
 
 // h = gate * (up + bias), rounded as a dense model rounds both.
-__device__ __forceinline__ void multiply_by_gate(List& list, int total, const bf16* bias,
+__device__ __forceinline__ void multiply_by_gate(List& list, int total, const element* bias,
                                                  bool relu_up) {
   for (int i = threadIdx.x; i < total; i += walk_threads) {
     const Entry own = list.entry[i];
     float up = __uint_as_float(own.factor);
-    if (bias != nullptr) up += bf16_low(bias[word_neuron(own.word)]);
-    up = bf16_low(relu_up ? pack_bf16_relu(up, 0.0f) : pack_bf16(up, 0.0f));
-    list.entry[i].factor = pack_bf16(word_value(own.word) * up, 0.0f) << 16;
+    if (bias != nullptr) up += element_low(bias[word_neuron(own.word)]);
+    up = element_low(relu_up ? pack_elements_relu(up, 0.0f) : pack_elements(up, 0.0f));
+    const uint32 h = pack_elements(word_value(own.word) * up, 0.0f);
+    list.entry[i].factor = __float_as_uint(element_low(h));
   }
 }
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
-    twell_ffn(const bf16* x_MK, const uint32* word, int width, int tiles_n, int rows_each,
-              const bf16* w_up_NK, const bf16* b_up_N, const bf16* w_down_NK, const bf16* b_down_K,
-              int m, int k, int relu_up, uint32* control, uint32* overflowed, uint32* observed, bf16* y_MK) {
+    twell_ffn(const element* x_MK, const uint32* word, int width, int tiles_n, int rows_each,
+              const element* w_up_NK, const element* b_up_N, const element* w_down_NK,
+              const element* b_down_K, int m, int k, int relu_up, uint32* control,
+              uint32* overflowed, uint32* observed, element* y_MK) {
   __shared__ Shared shared;
   await_previous_kernel();
   const int first_row = blockIdx.x * rows_each;

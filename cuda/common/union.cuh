@@ -7,7 +7,7 @@
 //
 //   count   [blocks][tiles]              uint32   size of each union
 //   neuron  [blocks][tiles][256]         uint8    its members, column within the tile
-//   value   [blocks][tiles][256][64]     bf16     their values, one a token (order: token_at)
+//   value   [blocks][tiles][256][64]     element  their values, one a token (order: token_at)
 //   entry   [blocks][tiles * 256]        uint32   all unions of a block in a row: column slot
 //                                                 (tile * 256 + place) << 16 | neuron
 //   total   [blocks]                     uint32   how many entries that is

@@ -73,10 +73,10 @@ __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads, 4)
-    union_columns(const uint32* entry, const uint32* total, const bf16* value, int tiles_n, int m,
-                  uint64 capacity, uint32* offset, uint32* neuron, uint64* mask, bf16* columns,
-                  uint32* fired_N, const int* token_M, uint32* nnz_M, unsigned long long* needed,
-                  float* l1) {
+    union_columns(const uint32* entry, const uint32* total, const element* value, int tiles_n,
+                  int m, uint64 capacity, uint32* offset, uint32* neuron, uint64* mask,
+                  element* columns, uint32* fired_N, const int* token_M, uint32* nnz_M,
+                  unsigned long long* needed, float* l1) {
   extern __shared__ __align__(16) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   admit_next_kernel();

@@ -9,7 +9,7 @@
 // L2 → SM is what bounds both. All dot products of a block come before its sums, so that most of the
 // GPU reads one weight matrix at a time.
 #pragma once
-#include "common/ptx.cuh"
+#include "common/element.cuh"
 
 constexpr int walk_threads = 128, walk_warps = walk_threads / 32;
 constexpr int max_rows = 8, list_capacity = 1024;
@@ -25,7 +25,7 @@ struct List {
 };
 
 // Weight rows are read once by each block: past L1.
-__device__ __forceinline__ uint4 load_once(const bf16* from) {
+__device__ __forceinline__ uint4 load_once(const element* from) {
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
@@ -38,7 +38,7 @@ constexpr int chunk_columns = 256;  // 8 a lane
 
 // 256 · `chunks` columns of a row from this lane's first on; those past `columns` are zero.
 template <int chunks, bool whole>
-__device__ __forceinline__ void load_row(uint4 (&to)[chunks], const bf16* from, int columns) {
+__device__ __forceinline__ void load_row(uint4 (&to)[chunks], const element* from, int columns) {
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     to[c] = make_uint4(0, 0, 0, 0);
@@ -47,8 +47,8 @@ __device__ __forceinline__ void load_row(uint4 (&to)[chunks], const bf16* from, 
 }
 
 __device__ __forceinline__ void add_products(float& even, float& odd, uint32 a, uint32 b) {
-  even += bf16_low(a) * bf16_low(b);
-  odd += bf16_high(a) * bf16_high(b);
+  even += element_low(a) * element_low(b);
+  odd += element_high(a) * element_high(b);
 }
 __device__ __forceinline__ void add_products(float& even, float& odd, const uint4& a,
                                              const uint4& b) {
@@ -62,7 +62,7 @@ constexpr int dot_chunks = 8, dot_columns = dot_chunks * chunk_columns;
 
 // Adds x · w to the factors of entries `at` and, if `both`, the next; x, w: this lane's first column.
 template <bool both, bool whole>
-__device__ __forceinline__ void dot(Entry* at, const uint4 (&x)[dot_chunks], const bf16* w,
+__device__ __forceinline__ void dot(Entry* at, const uint4 (&x)[dot_chunks], const element* w,
                                     uint32 row_length, int columns, bool first_slice) {
   const uint32 lane = threadIdx.x % 32;
   uint4 own[dot_chunks], next[both ? dot_chunks : 1];
@@ -91,7 +91,7 @@ __device__ __forceinline__ void dot(Entry* at, const uint4 (&x)[dot_chunks], con
 
 template <bool whole>
 __device__ __forceinline__ void dot_slice(Entry* entry, int entries, const uint4 (&x)[dot_chunks],
-                                          const bf16* w, uint32 row_length, int columns,
+                                          const element* w, uint32 row_length, int columns,
                                           bool first_slice) {
   int i = 0;
   for (; i + 1 < entries; i += 2)
@@ -102,8 +102,8 @@ __device__ __forceinline__ void dot_slice(Entry* entry, int entries, const uint4
 // `factor` of every entry ← x[its row] · w[its neuron], fp32. `row_at(i)`: the row of x that is the
 // i-th of `rows`. Who reads the factors first calls __syncthreads.
 template <typename RowAt>
-__device__ __forceinline__ void dot_rows(List& list, int rows, const bf16* x, const RowAt& row_at,
-                                         const bf16* w, int k) {
+__device__ __forceinline__ void dot_rows(List& list, int rows, const element* x,
+                                         const RowAt& row_at, const element* w, int k) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int total = list.first[rows], share = (total + walk_warps - 1) / walk_warps;
   const int to = min(total, (warp + 1) * share);
@@ -111,10 +111,10 @@ __device__ __forceinline__ void dot_rows(List& list, int rows, const bf16* x, co
   for (int at = warp * share; at < to;) {
     while (static_cast<int>(list.first[row + 1]) <= at) ++row;
     const int end = min(to, static_cast<int>(list.first[row + 1]));
-    const bf16* own_x = x + row_at(row) * k;
+    const element* own_x = x + row_at(row) * k;
     for (int slice = 0; slice < k; slice += dot_columns) {
       const int column = slice + 8 * lane, columns = k - column;
-      const bf16* from = own_x + column;
+      const element* from = own_x + column;
       uint4 own[dot_chunks];
 #pragma unroll
       for (int c = 0; c < dot_chunks; ++c) {
@@ -137,16 +137,16 @@ __device__ __forceinline__ void add_multiple(float (&sum)[8], float factor, cons
   const uint32 word[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    sum[2 * i] += factor * bf16_low(word[i]);
-    sum[2 * i + 1] += factor * bf16_high(word[i]);
+    sum[2 * i] += factor * element_low(word[i]);
+    sum[2 * i + 1] += factor * element_high(word[i]);
   }
 }
 
 // Adds the multiples of up to eight weight rows; w: this lane's first column.
 template <bool all, bool whole, typename Factor>
 __device__ __forceinline__ void add_rows(float (&sum)[sum_chunks][8], const Entry* entry,
-                                         int entries, const bf16* w, uint32 row_length, int columns,
-                                         const Factor& factor) {
+                                         int entries, const element* w, uint32 row_length,
+                                         int columns, const Factor& factor) {
   uint4 row[sum_entries][sum_chunks];
 #pragma unroll
   for (int i = 0; i < sum_entries; ++i) {
@@ -164,8 +164,8 @@ __device__ __forceinline__ void add_rows(float (&sum)[sum_chunks][8], const Entr
 
 template <bool whole, typename Factor>
 __device__ __forceinline__ void add_list(float (&sum)[sum_chunks][8], const Entry* entry,
-                                         int entries, const bf16* w, uint32 row_length, int columns,
-                                         const Factor& factor) {
+                                         int entries, const element* w, uint32 row_length,
+                                         int columns, const Factor& factor) {
   int i = 0;
   for (; i + sum_entries <= entries; i += sum_entries)
     add_rows<true, whole>(sum, entry + i, sum_entries, w, row_length, columns, factor);
@@ -177,15 +177,15 @@ __device__ __forceinline__ void add_list(float (&sum)[sum_chunks][8], const Entr
 // sources; and bias (or null). `row_at(i)`: the row of y that is the i-th of `rows`. A `Source` has
 // `weights` (N, K) and turns the bits of a factor into a float.
 struct FloatFactors {
-  const bf16* weights;
+  const element* weights;
   __device__ __forceinline__ float operator()(uint32 factor) const {
     return __uint_as_float(factor);
   }
 };
 
 template <bool whole, typename... Source>
-__device__ __forceinline__ void sum_row(const Entry* entry, int entries, const bf16* bias, int k,
-                                        int column, bf16* y, const Source&... source) {
+__device__ __forceinline__ void sum_row(const Entry* entry, int entries, const element* bias, int k,
+                                        int column, element* y, const Source&... source) {
   float sum[sum_chunks][8] = {};
   (add_list<whole>(sum, entry, entries, source.weights + column, k, k - column, source), ...);
 #pragma unroll
@@ -202,14 +202,14 @@ __device__ __forceinline__ void sum_row(const Entry* entry, int entries, const b
 }
 
 template <typename RowAt, typename... Source>
-__device__ __forceinline__ void sum_rows(const List& list, int rows, const bf16* bias, int k,
-                                         bf16* y, const RowAt& row_at, const Source&... source) {
+__device__ __forceinline__ void sum_rows(const List& list, int rows, const element* bias, int k,
+                                         element* y, const RowAt& row_at, const Source&... source) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int slice = warp * sum_columns; slice < k; slice += walk_warps * sum_columns) {
     for (int row = 0; row < rows; ++row) {
       const uint32 from = list.first[row];
       const int entries = list.first[row + 1] - from;
-      bf16* to = y + row_at(row) * k;
+      element* to = y + row_at(row) * k;
       if (slice + sum_columns <= k)
         sum_row<true>(list.entry + from, entries, bias, k, slice + 8 * lane, to, source...);
       else

@@ -21,6 +21,7 @@
 //                                                  the neurons (without a gate, two: d_up and up);
 //                                                  zero where it does not fire
 #pragma once
+#include "common/element.cuh"
 #include "common/union.cuh"
 
 constexpr int group_neurons = 32, piece_rows = 64;

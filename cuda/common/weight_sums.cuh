@@ -24,12 +24,12 @@ template <int unit_columns>
 struct GradArguments {
   int k, n, slices;  // slices of x, and of dy
   bool gated;
-  const bf16 *x, *dy;
+  const element *x, *dy;
   const uint32* order;
   const Unit* unit;
   const uint2* work;
   const uint32 *piece_x, *piece_dy;
-  const bf16* piece_values;
+  const element* piece_values;
   uint32* progress;
   float* sums;
   bool as_float;
@@ -107,14 +107,14 @@ __device__ __forceinline__ void store_row(float* to, int columns, Sum sum, int r
   }
 }
 template <typename Tile, bool, typename Sum>
-__device__ __forceinline__ void store_row(bf16* to, int columns, Sum sum, int row) {
+__device__ __forceinline__ void store_row(element* to, int columns, Sum sum, int row) {
 #pragma unroll
   for (int group = 0; group < Tile::eights / 4; ++group) {
     uint32 word[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int at = Tile::index(row, 4 * group + j);
-      word[j] = pack_bf16(sum(at), sum(at + 1));
+      word[j] = pack_elements(sum(at), sum(at + 1));
     }
     transpose_quad(word);  // eight columns a lane: 16-byte stores
     const int column = 32 * group + 8 * (threadIdx.x % 4);
@@ -149,7 +149,7 @@ __device__ __forceinline__ void store_gradient(const Arguments& a, int group, in
   if (add || a.as_float)
     store_as<Tile, float, add>(a, group, slice, sum);
   else
-    store_as<Tile, bf16, false>(a, group, slice, sum);
+    store_as<Tile, element, false>(a, group, slice, sum);
 }
 
 // Brings the sums that a unit adds to from memory to L2 while its rows are gathered.

@@ -35,7 +35,7 @@ struct Gather {
   const int block, begin, total;
   const uint32 row_values, bytes;  // of a row of weights; of this thread's copies of them: 16 or 0
   const uint32* list;              // this lane's word of the next stage to look at
-  const bf16 *w, *h;               // this thread's part of row 0
+  const element *w, *h;               // this thread's part of row 0
   int source = 0, unlisted, present, first = 0;  // members from there on; the next stage's first
   uint32 ahead[lookahead];                       // this lane's words
 
@@ -157,8 +157,8 @@ struct Tile {
 
 // A warp's sums, whose first token and column are `row` and `column`, plus the bias (or null).
 // `token_M`: the row of y that each token is, or null where it is its number.
-__device__ __forceinline__ void store(const Sums& d, const bf16* bias, const int* token_M, bf16* y,
-                                      int m, int k, int row, int column) {
+__device__ __forceinline__ void store(const Sums& d, const element* bias, const int* token_M,
+                                      element* y, int m, int k, int row, int column) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int eight = 0; eight < 4; ++eight) {  // rows of the same 16: lane / 4, and 8 below
@@ -185,8 +185,8 @@ __device__ __forceinline__ void store(const Sums& d, const bf16* bias, const int
 // The body of a kernel of `block_threads` threads: y ← the sums + bias (or null); `token_M` as in
 // `store`.
 template <typename Op>
-__device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int k,
-                                    const SumWork& work, const int* token_M, bf16* y_MK) {
+__device__ __forceinline__ void run(const Op& op, const element* bias_K, int m, int k,
+                                    const SumWork& work, const int* token_M, element* y_MK) {
   extern __shared__ __align__(128) unsigned char raw[];
   __shared__ bool last;
   Shared& shared = *reinterpret_cast<Shared*>(raw);

@@ -7,7 +7,7 @@ constexpr int threads = 256, warps = threads / 32;
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
-    pack_twell(const bf16* gate_MN, float threshold, int m, int n, int width, uint32* word,
+    pack_twell(const element* gate_MN, float threshold, int m, int n, int width, uint32* word,
                uint32* control) {
   await_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x < control_words) control[threadIdx.x] = 0;

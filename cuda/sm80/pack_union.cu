@@ -24,8 +24,8 @@ __device__ __forceinline__ uint32 swizzled(int row, int chunk) {
 
 // FATReLU; NaN passes, as through a dense relu.
 __device__ __forceinline__ uint32 apply_threshold(uint32 pair, float threshold) {
-  const float low = bf16_low(pair), high = bf16_high(pair);
-  return pack_bf16_relu(low <= threshold ? 0.0f : low, high <= threshold ? 0.0f : high);
+  const float low = element_low(pair), high = element_high(pair);
+  return pack_elements_relu(low <= threshold ? 0.0f : low, high <= threshold ? 0.0f : high);
 }
 
 // Bits `2 * word` and the next: which halves, of at most 0x7fff each, are not zero.
@@ -35,7 +35,7 @@ __device__ __forceinline__ uint32 nonzero(uint32 halves, int word) {
 }
 
 // This warp's rows into shared memory; returns which of the lane's 8 neurons fire there.
-__device__ __forceinline__ uint32 stage_rows(Shared& shared, const bf16* gate, float threshold,
+__device__ __forceinline__ uint32 stage_rows(Shared& shared, const element* gate, float threshold,
                                              int rows, bool inside, int n) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   uint4 chunk[warp_rows];
@@ -67,7 +67,7 @@ __device__ __forceinline__ uint32 fired_chunk(const Shared& shared, int lane) {
 
 // Writes the members and their columns, 8 neurons at a time; a warp takes every eighth chunk.
 __device__ __forceinline__ void write_members(const Shared& shared, uint32 fired, uint32 place,
-                                              unsigned char* neuron, bf16* value) {
+                                              unsigned char* neuron, element* value) {
   const int lane = threadIdx.x % 32, own = lane / 4;
   for (int chunk = threadIdx.x / 32; chunk < tile_neurons / chunk_neurons; chunk += warps) {
     const uint32 members = __shfl_sync(~0u, fired, chunk);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void write_members(const Shared& shared, uint32 fired
     if (members == 0) continue;
     const bool fires = members >> own & 1;
     const uint32 slot = first + __popc(members & ((1u << own) - 1));
-    bf16* column = value + slot * block_tokens + 4 * (lane % 4);
+    element* column = value + slot * block_tokens + 4 * (lane % 4);
 #pragma unroll
     for (int token = 0; token < block_tokens; token += 32) {
       // Transposed, a lane has one neuron's values of two neighbouring tokens of each 8.
@@ -92,8 +92,8 @@ __device__ __forceinline__ void write_members(const Shared& shared, uint32 fired
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads)
-    pack_union(const bf16* gate_MN, float threshold, int m, int n, uint32* count,
-               unsigned char* neuron, bf16* value, uint32* control) {
+    pack_union(const element* gate_MN, float threshold, int m, int n, uint32* count,
+               unsigned char* neuron, element* value, uint32* control) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(block_threads)
   if (blockIdx.x == 0 && threadIdx.x < control_words) control[threadIdx.x] = 0;
 
   const int column = tile * tile_neurons + lane * chunk_neurons;
-  const bf16* gate = gate_MN + static_cast<uint64>(block) * block_tokens * n + column;
+  const element* gate = gate_MN + static_cast<uint64>(block) * block_tokens * n + column;
   shared.fired[lane][warp] = static_cast<unsigned char>(
       stage_rows(shared, gate, threshold, m - block * block_tokens, column < n, n));
   __syncthreads();

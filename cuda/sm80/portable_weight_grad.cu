@@ -27,15 +27,15 @@ struct Rows {
   // policy here into LDGSTS [R + UR], desc[UR], at which an H200 stops with an illegal instruction.
   static constexpr bool rare = false;
   const uint32* token;
-  const bf16 *values, *rows;
+  const element *values, *rows;
   int row_values;  // from one row's values to the next one's
 
   __device__ int num_sources() const { return 1; }
   __device__ const uint32* members(int) const { return token; }
   __device__ uint32 neuron(uint32 token) const { return token; }
-  __device__ const bf16* columns(int, int, int) const { return values; }
+  __device__ const element* columns(int, int, int) const { return values; }
   __device__ uint32 place(uint32, int row) const { return row * row_values; }
-  __device__ const bf16* weights(int) const { return rows; }
+  __device__ const element* weights(int) const { return rows; }
 };
 
 __device__ __forceinline__ Rows rows_of(const Arguments& a, int slice, uint32 first_row) {
@@ -73,10 +73,10 @@ __device__ __forceinline__ void sum_units(Shared& shared, const Arguments& a, in
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
-    portable_weight_grad(const bf16* x_MK, const bf16* dy_MK, int k, int n, const uint32* order,
-                         const Unit* unit, const uint32* control, const uint2* work,
-                         const uint32* piece_x, const uint32* piece_dy,
-                         const bf16* piece_values, uint32* progress, float* sums, int gated,
+    portable_weight_grad(const element* x_MK, const element* dy_MK, int k, int n,
+                         const uint32* order, const Unit* unit, const uint32* control,
+                         const uint2* work, const uint32* piece_x, const uint32* piece_dy,
+                         const element* piece_values, uint32* progress, float* sums, int gated,
                          int output, void* gate_NK, void* up_NK, void* down_NK) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);

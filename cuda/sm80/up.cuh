@@ -26,14 +26,14 @@ constexpr int row_step = block_threads / 4, rows = unit_width / row_step;
 
 // Where the tokens are; `row_of`: which row each is, or null where it is its number.
 struct Tokens {
-  const bf16* x;
+  const element* x;
   const int* row_of;
   int m;
 };
 
 struct Source {
-  const bf16* x;
-  const bf16* w[rows];
+  const element* x;
+  const element* w[rows];
   int k_left;  // from this thread's chunk on, never negative for a whole stage
   int members;
   bool token;  // is there one
@@ -41,7 +41,7 @@ struct Source {
 
 template <typename Op>
 __device__ __forceinline__ Source source_of(const Op& op, const Part& part, const Tokens& tokens,
-                                            const bf16* w, int k) {
+                                            const element* w, int k) {
   const int row = threadIdx.x / 4, chunk = threadIdx.x % 4 * 8;
   int token = part.block * block_tokens + row;
   const bool present = token < tokens.m;
@@ -145,8 +145,8 @@ __device__ __forceinline__ void finish(const Op& op, const Part& part, const Sum
       for (int half = 0; half < 2; ++half) {
         const float(&own)[4] = d[half][j];
         const float shift = Op::shifts ? op.shift() : 0.0f;
-        const uint2 sums = make_uint2(transpose_8x8(pack_bf16(own[0] + shift, own[1] + shift)),
-                                      transpose_8x8(pack_bf16(own[2] + shift, own[3] + shift)));
+        const uint2 sums = make_uint2(transpose_8x8(pack_elements(own[0] + shift, own[1] + shift)),
+                                      transpose_8x8(pack_elements(own[2] + shift, own[3] + shift)));
         if (name[j] != no_entry)
           sum += op.finish(part, member_of(j), name[j], PlaceOfLane{half}, sums, a[i][half],
                            b[i][half]);
@@ -158,7 +158,7 @@ __device__ __forceinline__ void finish(const Op& op, const Part& part, const Sum
 
 // The body of a kernel of `block_threads` threads.
 template <typename Op>
-__device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const bf16* w_NK, int k,
+__device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const element* w_NK, int k,
                                     const uint2* unit, uint32* control) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);

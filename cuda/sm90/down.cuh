@@ -18,8 +18,8 @@ constexpr int lookahead = 4;  // stages whose entries are loaded before their tu
 constexpr int panel_bytes = stage_entries * panel * 2;
 
 struct Shared {
-  bf16 h[stages][stage_entries * block_tokens];
-  bf16 w[stages][unit_columns / panel][stage_entries * panel];
+  element h[stages][stage_entries * block_tokens];
+  element w[stages][unit_columns / panel][stage_entries * panel];
   uint64 full[stages], empty[stages];
   UnitQueue queue;
 };
@@ -28,7 +28,7 @@ struct Shared {
 template <bool whole, typename Op>
 __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint32 stage_h,
                                              uint32 own, const char* from_w, uint32 row_bytes,
-                                             uint32 column, uint32 columns, const bf16* from_h,
+                                             uint32 column, uint32 columns, const element* from_h,
                                              int first, int present) {
   // A warp copies every fourth row, its 1024 bytes in two halves.
   const uint32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -61,14 +61,14 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
 // `total` members of a block's union, from one pair of columns and weights. `before_stage(left)` is
 // called before each stage, with the number of those from it on.
 template <typename Op, typename BeforeStage>
-__device__ __forceinline__ void gather_source(Shared& shared, PipelineState<stages>& pipeline, const Op& op,
-                                              const bf16* w, const bf16* h, const uint32* members,
-                                              int total, uint32 first_column, uint32 columns,
-                                              BeforeStage before_stage) {
+__device__ __forceinline__ void gather_source(Shared& shared, PipelineState<stages>& pipeline,
+                                              const Op& op, const element* w, const element* h,
+                                              const uint32* members, int total, uint32 first_column,
+                                              uint32 columns, BeforeStage before_stage) {
   const uint32 lane = threadIdx.x % 32, row_bytes = 2 * columns, column = first_column + lane * 8;
   const bool all_columns = first_column + unit_columns <= columns;
   const char* from_w = reinterpret_cast<const char*>(w + column);
-  const bf16* from_h = h + threadIdx.x % 8 * 8;
+  const element* from_h = h + threadIdx.x % 8 * 8;
   // Lane l keeps member l of the stage; those of the next ones are on their way meanwhile.
   const uint32* list = members + lane;
   uint32 ahead[lookahead];
@@ -137,11 +137,11 @@ __device__ __forceinline__ void sum_steps(Shared& shared, PipelineState<stages>&
   if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[pipeline.previous()]);
 }
 
-// Eight neighbouring columns of a row of sums, as bf16 and a 16-byte store: of the row that `half` of
+// Eight neighbouring columns of a row of sums, rounded, for a 16-byte store: of the row that `half` of
 // the fragment is, of 32 columns from `first` + 32 · group on, this lane's of its quad.
 template <typename Sum>
-__device__ __forceinline__ uint4 octet_of(Sum sum, int half, int group, const bf16* bias, int first,
-                                          int columns) {
+__device__ __forceinline__ uint4 octet_of(Sum sum, int half, int group, const element* bias,
+                                          int first, int columns) {
   uint32 word[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
@@ -155,8 +155,8 @@ __device__ __forceinline__ uint4 octet_of(Sum sum, int half, int group, const bf
 
 // Where 64 × 256 sums of a warpgroup go: this thread's rows of y, or -1, and the first column.
 struct Output {
-  bf16* y;
-  const bf16* bias;  // or null
+  element* y;
+  const element* bias;  // or null
   int k, column;
   int row[2];
 };
@@ -165,7 +165,7 @@ template <typename Sum>
 __device__ __forceinline__ void store(const Output& to, Sum sum) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    bf16* out = to.y + static_cast<int64>(to.row[half]) * to.k;
+    element* out = to.y + static_cast<int64>(to.row[half]) * to.k;
 #pragma unroll
     for (int group = 0; group < 8; ++group) {
       const uint4 octet = octet_of(sum, half, group, to.bias, to.column, to.k);
@@ -187,7 +187,7 @@ struct Tile {
 
 // `token_M`: the row of y that each token of a block is, or null where it is its number.
 __device__ void consume(Shared& shared, int num_sources, int m, int k, int units_k,
-                         const SumWork& work, const bf16* bias, const int* token_M, bf16* y) {
+                         const SumWork& work, const element* bias, const int* token_M, element* y) {
   __shared__ bool last;
   const int lane = threadIdx.x % 32, consumer = threadIdx.x / 128 - 1;
   const int first_row = threadIdx.x / 32 % 4 * 16;
@@ -217,8 +217,8 @@ constexpr int producer_registers = 88, consumer_registers = 208;
 
 // The body of a kernel: y ← the sums + bias (or null), see `consume`.
 template <typename Op>
-__device__ __forceinline__ void run(const Op& op, const bf16* bias_K, int m, int k,
-                                    const SumWork& work, const int* token_M, bf16* y_MK) {
+__device__ __forceinline__ void run(const Op& op, const element* bias_K, int m, int k,
+                                    const SumWork& work, const int* token_M, element* y_MK) {
   Shared& shared = begin<Shared>(producer_threads);
   const int units_k = (k + unit_columns - 1) / unit_columns;
   if (threadIdx.x < producer_threads) {

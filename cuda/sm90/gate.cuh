@@ -1,10 +1,10 @@
 // relu(x · Wᵀ) by wgmma, packed in the epilogue: shared by gate_union and gate_twell.
 //
-// x_MK, w_NK bf16 row-major. Block tile 128 tokens × 256 neurons × 64 k; two blocks form a
+// x_MK, w_NK row-major. Block tile 128 tokens × 256 neurons × 64 k; two blocks form a
 // cluster and share the weight tile: each loads half of it and multicasts it. Warp 0 is the producer and
 // fills a ring of stages through TMA; where the tokens' rows are not contiguous, warps 0 and 3 gather
 // them with cp.async. Two
-// consumer warpgroups hold 64 tokens × 256 neurons each. A consumer stores its bf16 tile in shared
+// consumer warpgroups hold 64 tokens × 256 neurons each. A consumer stores its rounded tile in shared
 // memory, neuron by neuron, and continues with the next while warp 1 or 2 packs it (H200, 16384 × 2048 ×
 // 5632, 2.6% of neurons firing, gate_union: 0.501 ms, the time of cuBLAS without packing; 0.522 with the
 // packing done by the consumers). Persistent: the grid is as many clusters as fit at once.
@@ -23,8 +23,8 @@ constexpr int bytes_a = tile_m * tile_k * 2, bytes_b = tile_n * tile_k * 2;
 constexpr int group_m = 8;  // cluster rows that walk over all of N together: x stays in L2
 
 struct Shared {
-  bf16 a[stages][tile_m * tile_k];
-  bf16 b[stages][tile_n * tile_k];
+  element a[stages][tile_m * tile_k];
+  element b[stages][tile_n * tile_k];
   uint4 out[2][tile_n][8];  // [consumer][neuron][8 tokens, chunk swizzled by neuron]
   uint64 full[stages], empty[stages];
   uint64 out_full[2], out_empty[2];
@@ -63,7 +63,7 @@ __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, 
 
 // Where the tokens' rows lie, should they not lie together: `row_of` them (null: they do).
 struct ScatteredTokens {
-  const bf16* x;
+  const element* x;
   const int* row_of;
 };
 
@@ -108,18 +108,18 @@ __device__ void produce_scattered(Shared& shared, const ScatteredTokens& tokens,
 __device__ __forceinline__ void apply_threshold(float (&d)[128], float threshold) {
 #pragma unroll
   for (int i = 0; i < 128; ++i)
-    if (bf16_low(pack_bf16(d[i], 0.0f)) <= threshold) d[i] = 0.0f;
+    if (element_low(pack_elements(d[i], 0.0f)) <= threshold) d[i] = 0.0f;
 }
 
-__device__ __forceinline__ void add_bias(float (&d)[128], const bf16* bias, int column, int n) {
+__device__ __forceinline__ void add_bias(float (&d)[128], const element* bias, int column, int n) {
 #pragma unroll
   for (int j = 0; j < 32; ++j) {
     const int at = column + 8 * j;
     const uint32 pair = at < n ? *reinterpret_cast<const uint32*>(bias + at) : 0;
-    d[4 * j] += bf16_low(pair);
-    d[4 * j + 1] += bf16_high(pair);
-    d[4 * j + 2] += bf16_low(pair);
-    d[4 * j + 3] += bf16_high(pair);
+    d[4 * j] += element_low(pair);
+    d[4 * j + 1] += element_high(pair);
+    d[4 * j + 2] += element_low(pair);
+    d[4 * j + 3] += element_high(pair);
   }
 }
 
@@ -139,10 +139,10 @@ __device__ __forceinline__ void store_tile(const float (&d)[128], uint4 (&out)[t
   const uint32 to = smem_address(&out[neuron][chunk ^ neuron % 8]);
 #pragma unroll
   for (int j = 0; j < 32; j += 2)
-    store_transposed(to + j * 8 * 128, pack_bf16_relu(d[4 * j], d[4 * j + 1]),
-                     pack_bf16_relu(d[4 * j + 2], d[4 * j + 3]),
-                     pack_bf16_relu(d[4 * j + 4], d[4 * j + 5]),
-                     pack_bf16_relu(d[4 * j + 6], d[4 * j + 7]));
+    store_transposed(to + j * 8 * 128, pack_elements_relu(d[4 * j], d[4 * j + 1]),
+                     pack_elements_relu(d[4 * j + 2], d[4 * j + 3]),
+                     pack_elements_relu(d[4 * j + 4], d[4 * j + 5]),
+                     pack_elements_relu(d[4 * j + 6], d[4 * j + 7]));
 }
 
 using PackedTile = uint4[tile_n][8];
@@ -167,7 +167,7 @@ __device__ void pack_tiles(Shared& shared, int consumer, int tiles_m, int tiles_
 // `scattered`: the tokens come by cp.async.
 template <bool scattered>
 __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, int steps,
-                        float threshold, const bf16* bias) {
+                        float threshold, const element* bias) {
   const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
   const uint32 rank = cluster_rank();
   float d[128];
@@ -212,7 +212,7 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
 // where tokens are scattered.
 template <typename Pack>
 __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredTokens& tokens,
-                                         const TensorMap& w_NK, const bf16* bias_N, int m, int n,
+                                         const TensorMap& w_NK, const element* bias_N, int m, int n,
                                          int k, float threshold, uint32* control,
                                          const Pack& pack) {
   extern __shared__ unsigned char raw[];

@@ -9,7 +9,7 @@ struct PackUnion {
   int m;
   uint32* count;
   unsigned char* neuron;
-  bf16* value;
+  element* value;
 
   __device__ __forceinline__ uint64 place(int first, int tile, int tiles_n) const {
     return static_cast<uint64>(first / block_tokens) * tiles_n + tile;
@@ -48,9 +48,9 @@ struct PackUnion {
 }  // namespace
 
 extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gate_threads, 1)
-    gate_union(const __grid_constant__ TensorMap map_of_x, const bf16* x_MK, const int* token_M,
-               const __grid_constant__ TensorMap w_NK, const bf16* bias_N, int m, int n, int k,
-               float threshold, uint32* count, unsigned char* neuron, bf16* value,
+    gate_union(const __grid_constant__ TensorMap map_of_x, const element* x_MK, const int* token_M,
+               const __grid_constant__ TensorMap w_NK, const element* bias_N, int m, int n, int k,
+               float threshold, uint32* count, unsigned char* neuron, element* value,
                uint32* control) {
   run_gate(map_of_x, ScatteredTokens{x_MK, token_M}, w_NK, bias_N, m, n, k, threshold, control,
            PackUnion{m, count, neuron, value});

@@ -3,9 +3,10 @@
 #include "sm90/down.cuh"
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
-    union_down(const bf16* w_NK, const bf16* bias_K, int m, int k, int tiles_n,
+    union_down(const element* w_NK, const element* bias_K, int m, int k, int tiles_n,
                const uint32* entry, const uint2* order, const uint2* split, uint32* arrived,
-               float* sums, uint32* control, const bf16* value, const int* token_M, bf16* y_MK) {
+               float* sums, uint32* control, const element* value, const int* token_M,
+               element* y_MK) {
   const SumWork work{order, split, arrived, sums, control};
   run(UnionDown{entry, value, w_NK, tiles_n}, bias_K, m, k, work, token_M, y_MK);
 }

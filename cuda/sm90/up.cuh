@@ -16,8 +16,8 @@ constexpr int members_lane = 16;  // of a unit, that a lane finishes: 8j + lane/
 constexpr int bytes_x = block_tokens * tile_k * 2;
 
 struct Shared {
-  bf16 x[stages][block_tokens * tile_k];
-  bf16 w[stages][unit_members * tile_k];
+  element x[stages][block_tokens * tile_k];
+  element w[stages][unit_members * tile_k];
   uint64 full[stages], empty[stages];
   UnitQueue queue;
 };
@@ -42,15 +42,15 @@ constexpr int token_rows = block_tokens * 8 / producer_threads;  // likewise, of
 // Where the tokens are: a matrix for TMA, which is not used where `row_of` says which row each is.
 struct Tokens {
   const TensorMap& map;
-  const bf16* x;
+  const element* x;
   const int* row_of;
   int m;
 };
 
 // What a thread copies of a unit, from the k that comes next on.
 struct Sources {
-  const bf16* weight[rows];
-  const bf16* token[token_rows];  // where they do not lie together
+  const element* weight[rows];
+  const element* token[token_rows];  // where they do not lie together
 };
 
 // Up to `step_group` stages. `whole`: every row is present and every k inside, which saves the
@@ -93,8 +93,8 @@ __device__ __forceinline__ void gather_steps(Shared& shared, PipelineState<stage
 }
 
 template <bool scattered, typename Op>
-__device__ void produce(Shared& shared, const Op& op, const Tokens& tokens, const bf16* w, uint32 k,
-                       int steps, const uint2* unit, uint32* control) {
+__device__ void produce(Shared& shared, const Op& op, const Tokens& tokens, const element* w,
+                        uint32 k, int steps, const uint2* unit, uint32* control) {
   PipelineState<stages> pipeline;
   const auto look_up = [&](int index) { return unit[index]; };
   UnitIterator iterator(shared.queue, control + next_up, control[num_units]);
@@ -174,8 +174,8 @@ __device__ void consume(Shared& shared, const Op& op, int steps) {
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < members_lane; ++j) {
-      const uint2 sums = make_uint2(transpose_8x8(pack_bf16(d[4 * j], d[4 * j + 1])),
-                                    transpose_8x8(pack_bf16(d[4 * j + 2], d[4 * j + 3])));
+      const uint2 sums = make_uint2(transpose_8x8(pack_elements(d[4 * j], d[4 * j + 1])),
+                                    transpose_8x8(pack_elements(d[4 * j + 2], d[4 * j + 3])));
       if (name[j] != no_entry)
         sum += op.finish(part, member_of(j), name[j], PlaceOfLane(), sums, a[j], b[j]);
     }
@@ -185,7 +185,7 @@ __device__ void consume(Shared& shared, const Op& op, int steps) {
 
 // The body of a kernel of `block_threads` threads.
 template <typename Op>
-__device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const bf16* w_NK, int k,
+__device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const element* w_NK, int k,
                                     const uint2* unit, uint32* control) {
   const int steps = (k + tile_k - 1) / tile_k;
   Shared& shared = begin<Shared>(producer_threads + 1);

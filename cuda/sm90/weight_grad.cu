@@ -52,7 +52,7 @@ __device__ void produce(Shared& shared, const Arguments& a, int units) {
   for (WorkUnit unit; (unit = iterator.next(look_up)).index >= 0;) {
     const int slice = unit.index / units;
     const bool of_x = a.of_x(slice);
-    const bf16* from = a.piece_values + static_cast<uint64>(unit.a) * values +
+    const element* from = a.piece_values + static_cast<uint64>(unit.a) * values +
                        (of_x ? 0 : values - group_neurons);
     gather_source(shared, pipeline, Rows{values}, of_x ? a.x : a.dy, from,
                   (of_x ? a.piece_x : a.piece_dy) + unit.a, unit.b, a.first_column(slice), a.k,
@@ -83,9 +83,9 @@ __device__ void consume(Shared& shared, const Arguments& a, int units) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
-    weight_grad(const bf16* x_MK, const bf16* dy_MK, int k, int n, const uint32* order,
+    weight_grad(const element* x_MK, const element* dy_MK, int k, int n, const uint32* order,
                 const Unit* unit, const uint32* control, const uint2* work,
-                const uint32* piece_x, const uint32* piece_dy, const bf16* piece_values,
+                const uint32* piece_x, const uint32* piece_dy, const element* piece_values,
                 uint32* progress, float* sums, int gated, int output, void* gate_NK, void* up_NK,
                 void* down_NK) {
   Shared& shared = begin<Shared>(producer_threads);

@@ -1,9 +1,9 @@
-// wgmma m64nNk16, bf16 in, fp32 out, both operands in shared memory with the 128-byte swizzle.
+// wgmma m64nNk16, elements in, fp32 out, both operands in shared memory with the 128-byte swizzle.
 //
 // D fragment: thread t of the warpgroup has rows 16(t/32) + (t%32)/4 (elements 4j, 4j+1) and 8 below
 // (4j+2, 4j+3) of columns 8j + 2(t%4) and the next.
 #pragma once
-#include "common/ptx.cuh"
+#include "common/element.cuh"
 
 // Descriptor of an operand tile. `start` is 16-byte aligned within a 1024-byte aligned tile.
 // K-major (rows of 64 k, 128 bytes): `group` = 1024, the bytes from 8 rows to the next 8; `panel`
@@ -31,7 +31,7 @@ template <int transpose_a, int transpose_b>
 __device__ __forceinline__ void wgmma_n128(float (&d)[64], uint64 a, uint64 b, int accumulate) {
   asm volatile(
       "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." ELEMENT "." ELEMENT " "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -52,7 +52,7 @@ template <int transpose_a, int transpose_b>
 __device__ __forceinline__ void wgmma_n256(float (&d)[128], uint64 a, uint64 b, int accumulate) {
   asm volatile(
       "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." ELEMENT "." ELEMENT " "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "

@@ -98,7 +98,7 @@ def accelerate(
     again. Parameters and state dict stay as they are; W_d is copied once, transposed.
 
     Args:
-        model: such as Llama, Qwen3, Arcee, OPT or T5 from transformers, in bf16 on its GPU.
+        model: such as Llama, Qwen3, Arcee, OPT or T5 from transformers, in bf16 or fp16 on its GPU.
         threshold: FATReLU's; gates that are not above it count as zero, in addition to those that
             the model's own activation cuts. 0 changes nothing.
         kernels: ``auto`` runs a layer dense where measurement says that its present density makes
@@ -172,7 +172,7 @@ def _accept(found: Found, threshold: float, kernels: Kernels, format: Format) ->
     ffn = projections(module, names)
     activation, own_threshold = activation_of(module), None
     if activation is not None:
-        own_threshold = threshold_of(activation, ffn.up.weight.device)
+        own_threshold = threshold_of(activation, ffn.up.weight)
         if own_threshold is None:
             name = getattr(activation, "__name__", type(activation).__name__)
             raise OtherFormula(f"its activation is not ReLU but {name}")

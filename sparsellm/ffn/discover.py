@@ -10,13 +10,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.kernels.gpu_architecture import unsupported
 from sparsellm.ffn.reference import activation_function
+from sparsellm.ffn.types import ELEMENTS
 
 
 class Names(NamedTuple):
@@ -157,9 +157,12 @@ def cannot_compute(ffn: Projections) -> str | None:
         reason = "its shapes are not those of an FFN"
     elif limit := beyond_limits(k, n):
         reason = limit
-    elif dtypes != {torch.bfloat16}:
-        found = ", ".join(map(str, sorted(dtypes, key=str)))
-        reason = f"its weights are {found}, not torch.bfloat16; model.bfloat16() converts them"
+    elif len(dtypes) > 1 or weight.dtype not in ELEMENTS:
+        found = " and ".join(sorted(map(str, dtypes)))
+        reason = (
+            f"its weights are {found}, not all torch.bfloat16 or all torch.float16; "
+            "model.bfloat16() or model.half() converts them"
+        )
     elif any(linear.weight.is_meta for linear in ffn.present):
         reason = "its weights are offloaded"
     elif len({linear.weight.device for linear in ffn.present}) > 1:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsellm.ffn.dispatch import by_handle
 from sparsellm.ffn.reference import fatrelu_ffn
-from sparsellm.ffn.types import FFNWeights
+from sparsellm.ffn.types import ELEMENTS, FFNWeights
 
 MAX_NEURONS = 65_536  # 16-bit column slots, cuda/common/union.cuh
 MAX_TOKENS = 4_194_304  # 16-bit block numbers, likewise
@@ -52,7 +52,8 @@ def _sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
 def _on_cuda(
     x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int, token_M: Tensor | None
 ) -> Tensor:
-    _check(x_MK, w, down_NK, torch.bfloat16, token_M)
+    dtype = x_MK.dtype if x_MK.dtype in ELEMENTS else torch.bfloat16
+    _check(x_MK, w, down_NK, dtype, token_M)
     if x_MK.shape[0] == 0:
         return torch.empty_like(x_MK)
     if x_MK.get_device() != torch.cuda.current_device():
@@ -72,7 +73,7 @@ def _run(
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
     path = chooser.choose(
         m,
-        lambda: inference.costs_of(m, k, n, gated, chooser.format, x_MK.get_device()),
+        lambda: inference.costs_of(m, k, n, gated, chooser.format, x_MK.get_device(), x_MK.dtype),
         frozen=torch.cuda.is_current_stream_capturing(),
     )
     if path == "dense":
@@ -95,7 +96,8 @@ def sparse_ffn(
     """`reference.fatrelu_ffn`, work only where the gate fires.
 
     Args:
-        x_MK: bf16 and contiguous, as everything here; on a GPU of compute capability 8.0 or newer.
+        x_MK: bf16 or fp16 and contiguous, as everything here; on a GPU of compute capability 8.0
+            or newer.
         w: the FFN; W_d itself is read where dispatch chooses the dense path.
         down_NK: W_d transposed; the sparse kernels read this one.
         dispatch: `Dispatch.handle`; 0 takes the sparse kernels whatever they cost.

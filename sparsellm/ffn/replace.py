@@ -36,6 +36,7 @@ class _Replaced:
     owner: nn.Module  # of the FFN: the module itself, or the layer that it is part of
     names: Names  # of the matrices in the owner
     drops: bool  # something in the owner drops activations while it trains
+    dtype: torch.dtype  # of the weights, and so of the tokens that are served
 
 
 @dataclass
@@ -83,7 +84,9 @@ def replace_in_layer(
     _serve(ffn.down, _down_forward, layer, names, formula=formula, dispatch=dispatch)
     for module, forward in ((ffn.up, _up_forward), (activation, _activation_forward)):
         own = vars(module)
-        own[INSTALLED] = _Replaced(own.get("forward"), layer, names, _drops(layer))
+        own[INSTALLED] = _Replaced(
+            own.get("forward"), layer, names, _drops(layer), ffn.up.weight.dtype
+        )
         own["forward"] = MethodType(forward, module)
 
 
@@ -103,7 +106,15 @@ def _serve(
     # A buffer moves with the module, and a non-persistent one is not saved with it.
     module.register_buffer(DOWN_NK, ffn.down.weight.detach().t().contiguous(), persistent=False)
     own[INSTALLED] = _Serving(
-        own.get("forward"), owner, names, _drops(owner), dispatch, formula, large, named
+        own.get("forward"),
+        owner,
+        names,
+        _drops(owner),
+        ffn.up.weight.dtype,
+        dispatch,
+        formula,
+        large,
+        named,
     )
     # A bound method, not a closure: a deep copy of the module then computes with its own weights.
     own["forward"] = MethodType(forward, module)
@@ -207,7 +218,7 @@ def _tokens(serving: _Serving, arguments: tuple[Any, ...], named: dict[str, Any]
 
 def _is_not_ours(x: Tensor, module: nn.Module, replaced: _Replaced) -> bool:
     """Whether a call is the replaced forward's: training, another type, nothing at all."""
-    if x.dtype != torch.bfloat16 or x.numel() == 0 or (replaced.drops and module.training):
+    if x.dtype != replaced.dtype or x.numel() == 0 or (replaced.drops and module.training):
         return True
     if not torch.is_grad_enabled():
         return False

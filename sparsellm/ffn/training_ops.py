@@ -428,4 +428,7 @@ def check_cuda(x_MK: Tensor, w: FFNWeights) -> None:
     if m > MAX_TOKENS:
         raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
     if x_MK.dtype != torch.bfloat16:
-        raise ValueError(f"sparse_ffn: x is {x_MK.dtype}; on a GPU it must be torch.bfloat16")
+        raise ValueError(
+            f"sparse_ffn: x is {x_MK.dtype}; on a GPU sparse training takes torch.bfloat16 alone "
+            "(fp16 is for inference): train in bf16, or with ffn.kernels=dense"
+        )

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 BLOCK_TOKENS = 64
+# What tokens, weights and activations of the kernels may be; training takes the first alone.
+ELEMENTS = (torch.bfloat16, torch.float16)
 # How kernels keep an activation pattern: by the neurons that 64 tokens share
 # (cuda/common/union.cuh), or as the paper does, each token for itself (cuda/common/twell.cuh).
 Format = Literal["union", "twell"]

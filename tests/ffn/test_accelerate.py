@@ -24,7 +24,7 @@ from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.token_order import token_order
-from sparsellm.ffn.types import FFNWeights
+from sparsellm.ffn.types import ELEMENTS, FFNWeights
 from sparsellm.model import build_model
 
 SHAPE = {
@@ -56,15 +56,17 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
+@pytest.mark.parametrize("element", ELEMENTS)
 @torch.inference_mode()
-def test_every_family_gives_its_own_logits_and_keys(config_class, model_class, options):
-    model = _model(config_class, model_class, **options)
+def test_every_family_gives_its_own_logits_and_keys(config_class, model_class, options, element):
+    model = _model(config_class, model_class, **options).to(element)
     expected, keys = model(TOKENS).logits, list(model.state_dict())
     done = sparsellm.accelerate(model)
     assert len(done.accelerated) == 2
     assert not done.left_alone
     assert list(model.state_dict()) == keys
-    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=2e-2, atol=2e-2)
+    tolerance = 3 * torch.finfo(element).eps
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=tolerance, atol=tolerance)
     generated = model.generate(TOKENS[:1], max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert generated.shape == (1, 24)
     sparsellm.restore(model)
@@ -160,7 +162,15 @@ def test_what_cannot_be_served_is_named_and_left_alone():
     assert done.left_alone["model.layers.1.mlp"] == "its activation is not ReLU but SiLUActivation"
     assert "left alone: model.layers.0.mlp and 1 more: its activation is not ReLU" in str(done)
     fp32 = sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM).float())
-    assert "torch.float32, not torch.bfloat16" in fp32.left_alone["model.layers.0.mlp"]
+    assert (
+        "are torch.float32, not all torch.bfloat16 or all torch.float16"
+        in fp32.left_alone["model.layers.0.mlp"]
+    )
+    mixed = _model(LlamaConfig, LlamaForCausalLM)
+    mixed.model.layers[1].mlp.up_proj.half()
+    done = sparsellm.accelerate(mixed)
+    assert done.accelerated == ["model.layers.0.mlp"]
+    assert "torch.bfloat16 and torch.float16, not all" in done.left_alone["model.layers.1.mlp"]
     with pytest.raises(ValueError, match=r"threshold -1\.0 must not be negative"):
         sparsellm.accelerate(silu, threshold=-1.0)
     with pytest.raises(ValueError, match="kernels 'fast' must be one of auto, sparse, dense"):

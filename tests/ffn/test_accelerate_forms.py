@@ -28,9 +28,9 @@ from transformers import (
 
 import sparsellm
 from sparsellm.ffn.formula import threshold_of
+from sparsellm.ffn.types import ELEMENTS
 
 K, N = 32, 48
-CPU = torch.device("cpu")
 
 
 class GatedMLP(nn.Module):
@@ -194,8 +194,29 @@ def test_asking_for_fatrelu_only_adds_to_what_the_module_cuts():
         (nn.Linear(3, 3), None),
     ],
 )
-def test_an_activation_is_read_from_all_its_values(activation, threshold):
-    assert threshold_of(activation, CPU) == threshold
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_an_activation_is_read_from_all_its_values(activation, threshold, element):
+    assert threshold_of(activation, torch.empty(0, dtype=element)) == threshold
+
+
+def test_a_threshold_is_one_of_its_types_numbers():
+    for element in ELEMENTS:
+        like = torch.tensor(0.1, dtype=element)  # to which torch rounds it before it compares
+        assert threshold_of(FATReLU(0.1), like) == float(like)
+
+
+@pytest.mark.parametrize(("loud", "taken"), [(50.0, True), (3e4, False)])
+def test_what_overflows_fp16_while_it_is_tried(loud, taken):
+    mlp = _mlp(relu_gate).half()
+    mlp.up_proj.weight.mul_(loud)
+    mlp.down_proj.weight.mul_(loud)
+    x = 10 * torch.randn(20, K).half()
+    assert not mlp(x).isfinite().all()
+    done = sparsellm.accelerate(mlp, kernels="sparse")
+    if taken:  # judged by the tokens that do not
+        assert done.accelerated == [""]
+    else:
+        assert done.left_alone[""] == "its forward overflows torch.float16 on every random token"
 
 
 def test_dropout_is_not_skipped_while_a_module_trains():

@@ -337,7 +337,11 @@ def test_bias_gradients_are_sums_over_what_fires(gated):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"dtype": torch.float32}, "x is torch.float32; on a GPU it must be torch.bfloat16"),
+        ({"dtype": torch.float32}, "sparse training takes torch.bfloat16 alone"),
+        (
+            {"dtype": torch.float16},
+            "x is torch.float16; .* train in bf16, or with ffn.kernels=dense",
+        ),
         ({"n": 12}, "must be multiples of 8"),
     ],
 )

@@ -29,6 +29,7 @@ class Case(NamedTuple):
     threshold: float
     gated: bool = True
     bias: float | None = None  # the gate's mean bias; None for no biases at all
+    element: torch.dtype = torch.bfloat16
 
 
 # Threshold 100: nothing fires; a bias of 100: everything does.
@@ -53,17 +54,18 @@ CASES = [
     Case(64, 4096, 14336, 0.0, bias=100.0),
     Case(64, 4096, 14336, 0.0, gated=False, bias=100.0),
 ]
+FP16 = [case._replace(element=torch.float16) for case in CASES]
 
 
 def problem_of(case: Case) -> tuple[Tensor, FFNWeights]:
-    """Random, the same every time; everything bf16."""
+    """Random, the same every time; everything of the case's type."""
     m, k, n = case[:3]
     device = torch.device("cuda", torch.cuda.current_device())
     generator = torch.Generator(device).manual_seed(0)
 
     def randn(*shape: int, scale: float = 1.0, mean: float = 0.0) -> Tensor:
         values = torch.randn(shape, device=device, generator=generator)
-        return (values * scale + mean).bfloat16()
+        return (values * scale + mean).to(case.element)
 
     x, up, down = randn(m, k), randn(n, k, scale=k**-0.5), randn(k, n, scale=n**-0.5)
     gate = randn(n, k, scale=k**-0.5) if case.gated else None
@@ -90,7 +92,7 @@ def expected(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor, int]:
     """y, and how many neurons fire; the gate is rounded before it meets the threshold."""
     up_MN = linear64(x_MK, w.up_NK, w.b_up_N)
     gate_MN = up_MN if w.gate_NK is None else linear64(x_MK, w.gate_NK, w.b_gate_N)
-    gate_MN = gate_MN.bfloat16().double()
+    gate_MN = gate_MN.to(x_MK.dtype).double()
     gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
     h_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
     return linear64(h_MN, w.down_KN, w.b_down_K), int((gate_MN != 0).any(0).sum())
@@ -100,13 +102,13 @@ def relative(found: Tensor, right: Tensor) -> float:
     return float((found.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *FP16], ids=str)
 def test_equals_float64(decode, case):
     x, w = problem_of(case)
     observed = torch.full((1,), -1, dtype=torch.int32).pin_memory()
     y = run(decode, x, w, observed.data_ptr())
     right, fire = expected(x, w)
-    assert relative(y, right) < 8e-3
+    assert relative(y, right) < torch.finfo(case.element).eps  # four roundings of half of it
     torch.cuda.synchronize()
     # A gate next to the threshold may round either way.
     margin = 0 if fire in {0, case.n} else 1 + fire // 1000

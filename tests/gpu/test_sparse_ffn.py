@@ -13,7 +13,7 @@ from gpu.conditions import need_kernels, poisoned
 from sparsellm.ffn.dispatch import new_dispatch
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.reference import fatrelu_ffn
-from sparsellm.ffn.types import FFNWeights
+from sparsellm.ffn.types import ELEMENTS, FFNWeights
 
 pytestmark = pytest.mark.gpu
 
@@ -31,13 +31,13 @@ def operator(x_MK: Tensor, w: FFNWeights, dispatch: int = 0) -> Tensor:
 
 
 def expected(x_MK: Tensor, w: FFNWeights) -> Tensor:
-    """In float64; the gate is rounded to bf16 before it meets the threshold, as everywhere."""
+    """In float64; the gate is rounded before it meets the threshold, as everywhere."""
     wide = [t.double() if isinstance(t, Tensor) else t for t in w]
     if w.threshold == 0:
         return fatrelu_ffn(x_MK.double(), FFNWeights(*wide))
     first, b_first = (wide[1], wide[4]) if w.gate_NK is None else (wide[0], wide[3])
     linear = torch.nn.functional.linear
-    gate_MN = linear(x_MK.double(), first, b_first).bfloat16().double()
+    gate_MN = linear(x_MK.double(), first, b_first).to(x_MK.dtype).double()
     gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
     up_MN = linear(x_MK.double(), wide[1], wide[4])
     up_MN = torch.relu(up_MN) if w.relu_up else up_MN
@@ -49,7 +49,9 @@ def error(found: Tensor, right: Tensor) -> float:
     return float((found.double() - right).norm() / right.norm().clamp(min=1e-30))
 
 
-def problem(m: int, k: int, n: int, choose: random.Random) -> tuple[Tensor, FFNWeights]:
+def problem(
+    m: int, k: int, n: int, choose: random.Random, element: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, FFNWeights]:
     """Fresh inputs: any density from none to all, heavy rows, silent rows and neurons, biases."""
     device = torch.device("cuda", torch.cuda.current_device())
 
@@ -57,7 +59,7 @@ def problem(m: int, k: int, n: int, choose: random.Random) -> tuple[Tensor, FFNW
         return torch.randn(shape, device=device)
 
     x_MK = normal(m, k)
-    gate_NK, up_NK, down_KN = normal(n, k) / k**0.5, normal(n, k) / k**0.5, normal(k, n)
+    gate_NK, up_NK, down_KN = normal(n, k) / k**0.5, normal(n, k) / k**0.5, normal(k, n) / n**0.5
     b_first_N, threshold = normal(n), 0.0
     kind = choose.choice(["uniform", "neurons", "rows", "threshold", "none", "all", "plain"])
     density = choose.choice([0.0005, 0.005, 0.03, 0.2, 0.5, 0.9])
@@ -78,15 +80,14 @@ def problem(m: int, k: int, n: int, choose: random.Random) -> tuple[Tensor, FFNW
     if kind in ("plain", "threshold") and choose.random() < 0.5:
         first_bias = None
     else:
-        first_bias = b_first_N.bfloat16()
-    b_up_N = normal(n).bfloat16() if choose.random() < 0.5 else None
-    b_down_K = normal(k).bfloat16() if choose.random() < 0.5 else None
+        first_bias = b_first_N.to(element)
+    b_up_N = normal(n).to(element) if choose.random() < 0.5 else None
+    b_down_K = normal(k).to(element) if choose.random() < 0.5 else None
+    x_MK, gate_NK, up_NK, down_KN = (t.to(element) for t in (x_MK, gate_NK, up_NK, down_KN))
     if not gated:
-        return x_MK.bfloat16(), FFNWeights(
-            None, gate_NK.bfloat16(), down_KN.bfloat16(), None, first_bias, b_down_K, threshold
-        )
-    weights = (gate_NK.bfloat16(), up_NK.bfloat16(), down_KN.bfloat16())
-    return x_MK.bfloat16(), FFNWeights(
+        return x_MK, FFNWeights(None, gate_NK, down_KN, None, first_bias, b_down_K, threshold)
+    weights = (gate_NK, up_NK, down_KN)
+    return x_MK, FFNWeights(
         *(*weights, first_bias, b_up_N, b_down_K), threshold, relu_up=choose.random() < 0.3
     )
 
@@ -101,7 +102,8 @@ def shape(choose: random.Random) -> tuple[int, int, int]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("format", ["union", "twell"])
-def test_fuzz(architecture, format):
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_fuzz(architecture, element, format):
     seed = int(os.environ.get("SPARSELLM_FUZZ_SEED", "0"))
     dispatch = new_dispatch("sparse", pinned=True, format=format)
     worst = 0.0
@@ -109,7 +111,7 @@ def test_fuzz(architecture, format):
         choose = random.Random(f"{seed}/{case}")
         torch.manual_seed(choose.randrange(2**31))
         m, k, n = shape(choose)
-        x_MK, w = problem(m, k, n, choose)
+        x_MK, w = problem(m, k, n, choose, element)
         right = expected(x_MK, w)
         with poisoned():
             found = operator(x_MK, w, dispatch.handle)
@@ -117,10 +119,14 @@ def test_fuzz(architecture, format):
         where = f"case {case}: M {m} K {k} N {n}"
         assert torch.isfinite(found).all(), where
         assert torch.equal(found, again), where
-        # bf16 rounds the gate, up, their product and the sum: 2^-9 of each at most.
-        assert error(found, right) < 1.2e-2, f"{where}: {error(found, right)}"
+        # The gate, up, their product and the sum are rounded: by 2^-9 of each at most in bf16.
+        assert error(found, right) < 1.5 * torch.finfo(element).eps, (
+            f"{where}: {error(found, right)}"
+        )
         worst = max(worst, error(found, right))
-    print(f"{format}, {architecture.name}: {FUZZ_CASES} cases, largest error {worst:.2e}")
+    print(
+        f"{format}, {element}, {architecture.name}: {FUZZ_CASES} cases, largest error {worst:.2e}"
+    )
 
 
 @pytest.mark.parametrize("m", [3, 500])

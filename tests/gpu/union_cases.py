@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsellm.ffn.kernels.union import Union, empty_union
 
 BLOCK_TOKENS, TILE_NEURONS = 64, 256
-# A gate is rounded to bf16 before it meets the threshold: this near to it, it may go either way.
+# A gate is rounded before it meets the threshold: this near to it, it may go either way.
 ROUNDING = 2.0**-7
 
 
@@ -26,6 +26,11 @@ class Case(NamedTuple):
     threshold: float
     bias: float | None  # the gate's mean bias; None for no biases at all
     uneven: bool = False  # silent tokens, loud tokens, and bands of dead neurons
+    element: torch.dtype = torch.bfloat16
+
+    def rounds(self, of_bf16: float) -> float:
+        """The error to expect where that of bf16 is ``of_bf16``."""
+        return of_bf16 * torch.finfo(self.element).eps / torch.finfo(torch.bfloat16).eps
 
 
 # Threshold 100: nothing fires; a bias of 100: everything does.
@@ -62,10 +67,11 @@ def _fuzz(count: int) -> list[Case]:
 
 
 FUZZ = _fuzz(32)
+FP16 = [case._replace(element=torch.float16) for case in (*CASES, *FUZZ[:12])]
 
 
 class Inputs(NamedTuple):
-    """Everything bf16; biases all there or all None."""
+    """Everything of the case's type; biases all there or all None."""
 
     x_MK: Tensor
     w_gate_NK: Tensor
@@ -100,8 +106,9 @@ def inputs_of(case: Case) -> Inputs:
         alive = alive.repeat_interleave(96)[:n]
         w_gate *= alive[:, None]
         b_gate = None if b_gate is None else torch.where(alive == 1, b_gate, -1.0)
-    tensors = (x, w_gate, w_up, randn(k, n), b_gate, b_up, b_down)
-    return Inputs(*(None if tensor is None else tensor.bfloat16() for tensor in tensors))
+    w_down = randn(k, n) * n**-0.5  # what all neurons sum up to is far below fp16's end
+    tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)
+    return Inputs(*(None if tensor is None else tensor.to(case.element) for tensor in tensors))
 
 
 def linear64(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
@@ -132,9 +139,11 @@ def dense(union: Union, num_tokens: int, num_neurons: int) -> Tensor:
     return padded[:num_tokens, :num_neurons]
 
 
-def poisoned_union(num_tokens: int, num_neurons: int) -> Union:
+def poisoned_union(
+    num_tokens: int, num_neurons: int, element: torch.dtype = torch.bfloat16
+) -> Union:
     """What a kernel fails to write shows."""
-    union = empty_union(num_tokens, num_neurons, device())
+    union = empty_union(num_tokens, num_neurons, device(), element=element)
     for tensor in vars(union).values():
         if tensor is not None:  # no room for splits
             tensor.fill_(float("nan") if tensor.is_floating_point() else 77)
@@ -155,29 +164,29 @@ def check_against_float64(kernels: ModuleType, case: Case) -> None:
     """Gate, up and down, each given what the one before it found."""
     m, _, n, threshold = case[:4]
     t = inputs_of(case)
-    union = poisoned_union(m, n)
+    union = poisoned_union(m, n, case.element)
     kernels.gate_union(t.x_MK, t.w_gate_NK, t.b_gate_N, threshold, union)
     exact = linear64(t.x_MK, t.w_gate_NK, t.b_gate_N)
     gate = dense(union, m, n)
     near = (exact - threshold).abs() <= ROUNDING * threshold
     fires = torch.where(near, gate != 0, exact > threshold)
-    assert _relative(gate, torch.where(fires, exact, 0)) < 4e-3
+    assert _relative(gate, torch.where(fires, exact, 0)) < case.rounds(4e-3)
 
     kernels.union_up(t.x_MK, t.w_up_NK, t.b_up_N, union)
     up = linear64(t.x_MK, t.w_up_NK, None)
     b_up = torch.zeros_like(up[0]) if t.b_up_N is None else t.b_up_N.double()
     h = dense(union, m, n)
     exact_h, size = gate * (up + b_up), gate * (up.abs() + b_up.abs())
-    assert _relative(h, exact_h, size) < 6e-3
-    assert _relative(h[:, -1], exact_h[:, -1], size[:, -1]) < 1e-2
+    assert _relative(h, exact_h, size) < case.rounds(6e-3)
+    assert _relative(h[:, -1], exact_h[:, -1], size[:, -1]) < case.rounds(1e-2)
 
     y = poisoned_like(t.x_MK)
     kernels.union_down(union, t.w_down_KN.t().contiguous(), t.b_down_K, y)
-    assert _relative(y, linear64(h, t.w_down_KN, t.b_down_K)) < 4e-3
+    assert _relative(y, linear64(h, t.w_down_KN, t.b_down_K)) < case.rounds(4e-3)
 
 
 def _run(kernels: ModuleType, t: Inputs, threshold: float) -> Tensor:
-    union = poisoned_union(t.x_MK.shape[0], t.w_up_NK.shape[0])
+    union = poisoned_union(t.x_MK.shape[0], t.w_up_NK.shape[0], t.x_MK.dtype)
     kernels.gate_union(t.x_MK, t.w_gate_NK, t.b_gate_N, threshold, union)
     kernels.union_up(t.x_MK, t.w_up_NK, t.b_up_N, union)
     y = poisoned_like(t.x_MK)
@@ -194,9 +203,9 @@ def check_the_same_bits(kernels: ModuleType) -> None:
             assert torch.equal(_run(kernels, t, case.threshold), first)
 
 
-def check_nan_passes(kernels: ModuleType, threshold: float) -> None:
+def check_nan_passes(kernels: ModuleType, threshold: float, element: torch.dtype) -> None:
     """A token of NaN stays one, as through a dense relu, and no other token sees it."""
-    t = inputs_of(Case(200, 136, 776, threshold, 0.5))
+    t = inputs_of(Case(200, 136, 776, threshold, 0.5, element=element))
     clean = _run(kernels, t, threshold)
     t.x_MK[70] = float("nan")
     y = _run(kernels, t, threshold)
@@ -205,7 +214,7 @@ def check_nan_passes(kernels: ModuleType, threshold: float) -> None:
     assert _relative(y[others], clean[others].double()) < 4e-3  # other unions, other order of sums
 
     # Times the zeros that stand for what lies past M and N, NaN and infinity are NaN.
-    union = poisoned_union(200, 776)
+    union = poisoned_union(200, 776, element)
     kernels.gate_union(t.x_MK, t.w_gate_NK, t.b_gate_N, threshold, union)
     assert dense(union, 200, 776)[70].isnan().all()
     t.w_gate_NK[7] = float("inf")

@@ -32,19 +32,23 @@ def source_path(stem: str) -> Path:
     return sources()[stem]
 
 
-def compile_options(stem: str, target: str, shared_kib: int) -> tuple[str, ...]:
+def compile_options(
+    stem: str, target: str, shared_kib: int, element: torch.dtype = torch.bfloat16
+) -> tuple[str, ...]:
     """NVRTC options.
 
     Args:
         stem: of ``cuda/*/<stem>.cu``.
         target: such as ``sm_90a``.
         shared_kib: shared memory that a block of threads can have, in KiB.
+        element: one of `ELEMENTS`, see ``cuda/common/element.cuh``.
     """
     return (
         f"-arch={target}",
         "-std=c++17",
         f"-I{bundled('cuda')}",
         f"-DSPARSELLM_SHARED_KIB={shared_kib}",
+        *(("-DSPARSELLM_FP16",) if element == torch.float16 else ()),
         f"-DSPARSELLM_HEADERS={_headers_digest(source_path(stem))}",
     )
 
@@ -93,8 +97,10 @@ class Kernel:
 
 
 @functools.cache
-def load(stem: str, device_index: int) -> Kernel:
+def load(stem: str, device_index: int, element: torch.dtype) -> Kernel:
     """The kernel ``stem`` of ``cuda/*/<stem>.cu``, compiled for and loaded on a device.
+
+    ``element`` is one of `ELEMENTS`.
 
     Raises:
         RuntimeError: CuPy is not installed; the source does not compile for the device.
@@ -110,7 +116,7 @@ def load(stem: str, device_index: int) -> Kernel:
         major, minor = int(device.compute_capability[:-1]), int(device.compute_capability[-1])
         shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
         source = source_path(stem).read_text(encoding="utf-8")
-        options = compile_options(stem, target_of((major, minor)), shared_kib)
+        options = compile_options(stem, target_of((major, minor)), shared_kib, element)
         with compiled_once(stem, source, options):
             module = cupy.RawModule(code=source, options=options)
             kernel = module.get_function(stem)  # which compiles
@@ -121,10 +127,16 @@ def load(stem: str, device_index: int) -> Kernel:
         return Kernel(kernel.kernel, shared_bytes, num_multiprocessors, may_overlap=major >= 9)
 
 
+def _load_like(stem: str, tensor: torch.Tensor) -> Kernel:
+    """The kernel for a tensor's device and type; that of bf16 where the tensor is no element."""
+    element = torch.float16 if tensor.dtype == torch.float16 else torch.bfloat16
+    return load(stem, tensor.get_device(), element)
+
+
 def load_for(stem: str, tensor: torch.Tensor) -> tuple[Kernel, int]:
-    """The kernel for a tensor's device, and the handle of that device's current stream."""
+    """The kernel for a tensor's device and type, and the handle of the device's current stream."""
     index = tensor.get_device()
-    return load(stem, index), torch.cuda.current_stream(index).cuda_stream
+    return _load_like(stem, tensor), torch.cuda.current_stream(index).cuda_stream
 
 
 def pointer(tensor: torch.Tensor | None) -> int:
@@ -137,7 +149,7 @@ def launch_for(stem: str, like: torch.Tensor, grid: int, threads: int, *argument
 
     Args:
         stem: of ``cuda/*/<stem>.cu``.
-        like: the tensor.
+        like: the tensor; where it is fp16, so are the kernel's elements.
         grid: blocks.
         threads: of a block.
         arguments: as `launch` takes them, and tensors and None, which become addresses.
@@ -152,7 +164,7 @@ def launch_for(stem: str, like: torch.Tensor, grid: int, threads: int, *argument
 
 def grid_size(stem: str, like: torch.Tensor, units: int, each: int = 1) -> int:
     """Blocks of threads for so many units of work: at most ``each`` a multiprocessor."""
-    return min(load(stem, like.get_device()).num_multiprocessors * each, units)
+    return min(_load_like(stem, like).num_multiprocessors * each, units)
 
 
 def launch_source(source: Source, like: torch.Tensor, units: int, *arguments: Any) -> None:

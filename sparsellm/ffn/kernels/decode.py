@@ -2,7 +2,7 @@
 
 ``cuda/common/decode_gate.cu`` reads the gate's weights and the rows of W_u whose neurons fire,
 ``cuda/common/decode_down.cu`` the same neurons' rows of W_d; ``decode.cuh`` has what lies between.
-M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
+M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The FFN by cuBLAS, with one kernel between its products; equals ``torch.compile``'s in speed.
 
-M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
+M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _THREADS, _VALUES = 256, 8
 
 
 def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
-    """`reference.fatrelu_ffn`, to bf16 rounding; y of (M, K)."""
+    """`reference.fatrelu_ffn`, to the type's rounding; y of (M, K)."""
     h_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
     if w.gate_NK is None:
         relu_product(h_MN, None, w.threshold, h_MN)

@@ -1,6 +1,7 @@
 """One FFN forward by each of the ways that there are, and what they cost.
 
-Shapes: M tokens, K hidden_size, N intermediate_size; everything bf16, contiguous, on one GPU.
+Shapes: M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS`,
+contiguous, on one GPU.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def _by_union(  # noqa: PLR0917
         else:
             x_MK = permuted_rows(x_MK, token_M)
         splits = allocate_splits(x_MK, w.up_NK.shape[0])
-    gate = union.empty_union(x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits)
+    gate = union.empty_union(
+        x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits, element=x_MK.dtype
+    )
     if w.gate_NK is None:
         union.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed, token_M=rows_M)
     else:
@@ -84,11 +87,17 @@ def _by_union(  # noqa: PLR0917
 
 
 def costs_of(  # noqa: PLR0917
-    num_tokens: int, k: int, n: int, gated: bool, format: Format, device_index: int
+    num_tokens: int,
+    k: int,
+    n: int,
+    gated: bool,
+    format: Format,
+    device_index: int,
+    element: torch.dtype,
 ) -> Costs:
     """What dense and sparse take at this magnitude of M."""
     largest = 1 << min(bucket_of(num_tokens), _LARGEST_MEASURED)
-    return measure_costs(largest, k, n, gated, format, device_index)
+    return measure_costs(largest, k, n, gated, format, device_index, element)
 
 
 # Should there be no memory to measure with: H200, M 16384, K 2048, N 5632 in units of dense.
@@ -100,7 +109,13 @@ _MAX_COPIES = 6
 
 @functools.lru_cache(maxsize=256)
 def measure_costs(  # noqa: PLR0917
-    num_tokens: int, k: int, n: int, gated: bool, format: Format, device_index: int
+    num_tokens: int,
+    k: int,
+    n: int,
+    gated: bool,
+    format: Format,
+    device_index: int,
+    element: torch.dtype = torch.bfloat16,
 ) -> Costs:
     """Times dense and sparse on random weights, once a shape and process; waits for the GPU.
 
@@ -113,19 +128,26 @@ def measure_costs(  # noqa: PLR0917
     by_token = format == "twell" and num_tokens > decode.MAX_TOKENS
     try:
         with torch.cuda.device(device):
-            return _measure_costs(num_tokens, k, n, gated, "twell" if by_token else "union", device)
+            timed: Format = "twell" if by_token else "union"
+            return _measure_costs(num_tokens, k, n, gated, timed, device, element)
     except torch.cuda.OutOfMemoryError:
         per_share = _ASSUMED_PER_TOKEN_SHARE if by_token else _ASSUMED_PER_SHARE
         return Costs(1.0, _ASSUMED_FIXED, per_share / n)
 
 
 def _measure_costs(  # noqa: PLR0917
-    num_tokens: int, k: int, n: int, gated: bool, format: Format, device: torch.device
+    num_tokens: int,
+    k: int,
+    n: int,
+    gated: bool,
+    format: Format,
+    device: torch.device,
+    element: torch.dtype,
 ) -> Costs:
     generator = torch.Generator(device).manual_seed(0)
 
     def matrix(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+        return torch.randn(shape, generator=generator, device=device, dtype=element)
 
     # As in a model, no cache still holds the gate's weights when they are needed again.
     cache = torch.cuda.get_device_properties(device).L2_cache_size
@@ -140,7 +162,7 @@ def _measure_costs(  # noqa: PLR0917
         return FFNWeights(None, up_NK, down_KN, None, bias_N, None, 0.0)
 
     def sparse_at(union: int) -> float:
-        bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
+        bias_N = torch.full((n,), -1e4, device=device, dtype=element)
         bias_N[torch.arange(union, device=device) * n // union] = 1e4
         return median_ms(
             [partial(sparse, x_MK, ffn(i, bias_N), transposed[i], format=format) for i in each]

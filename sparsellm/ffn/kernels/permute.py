@@ -13,7 +13,7 @@ _ROWS = _THREADS // 32  # of a block of threads
 
 
 def permuted_rows(x_MK: Tensor, token_M: Tensor) -> Tensor:
-    """``x[token_M]``; x bf16 and contiguous, K a multiple of 8, token_M (M,) int32."""
+    """``x[token_M]``; x of `ELEMENTS` and contiguous, K a multiple of 8, token_M (M,) int32."""
     m, k = x_MK.shape
     out = torch.empty_like(x_MK)
     arguments = (x_MK, token_M, np.int32(m), np.int32(k), out)

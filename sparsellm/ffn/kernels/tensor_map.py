@@ -9,13 +9,16 @@ import numpy as np
 
 from sparsellm.ffn.kernels.launch import driver
 
-_BFLOAT16, _SWIZZLE_128B, _L2_PROMOTION_256B = 9, 3, 3  # of cuda.h
+# Of cuda.h. Copies care for an element's size alone, and bf16 and fp16 have the same.
+_BFLOAT16, _SWIZZLE_128B, _L2_PROMOTION_256B = 9, 3, 3
 _OPAQUE_BYTES = 128
 
 
 @functools.lru_cache(maxsize=4096)
 def encode(address: int, rows: int, columns: int, box_rows: int) -> bytes:
-    """A map of a row-major bf16 matrix whose boxes are ``box_rows`` × 64, swizzled by 128 bytes.
+    """A map of a row-major matrix whose boxes are ``box_rows`` × 64, swizzled by 128 bytes.
+
+    Elements are bf16 or fp16.
 
     Returns:
         128 bytes, which the kernel takes by value.
@@ -43,7 +46,7 @@ def encode(address: int, rows: int, columns: int, box_rows: int) -> bytes:
     )
     if result != 0:
         raise RuntimeError(
-            f"the driver refused a tensor map of {rows} × {columns} bf16 at {address:#x} "
+            f"the driver refused a tensor map of {rows} × {columns} elements at {address:#x} "
             f"(CUDA error {result}); the matrix must start at a multiple of 16 bytes"
         )
     return aligned.tobytes()

@@ -1,6 +1,6 @@
 """Launches the TwELL kernels (``cuda/common/twell.cuh`` has the format) on torch tensors.
 
-M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
+M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
 from __future__ import annotations

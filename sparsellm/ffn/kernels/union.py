@@ -1,6 +1,6 @@
 """Launches the union kernels (``cuda/common/union.cuh`` has the format) on torch tensors.
 
-M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
+M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Union:
 
     count: Tensor  # (blocks, tiles) int32
     neuron: Tensor  # (blocks, tiles, 256) uint8
-    value: Tensor  # (blocks, tiles, 256, 64) bf16
+    value: Tensor  # (blocks, tiles, 256, 64), elements
     entry: Tensor  # (blocks, tiles * 256) int32
     total: Tensor  # (blocks,) int32
     unit: Tensor  # (blocks * tiles, 2) int32
@@ -38,7 +38,11 @@ class Union:
 
 
 def empty_union(
-    num_tokens: int, num_neurons: int, device: torch.device, splits: Splits | None = None
+    num_tokens: int,
+    num_neurons: int,
+    device: torch.device,
+    splits: Splits | None = None,
+    element: torch.dtype = torch.bfloat16,
 ) -> Union:
     """Room for any pattern, uninitialised; reserved whole, touched where neurons fire."""
     blocks, tiles = -(-num_tokens // BLOCK_TOKENS), -(-num_neurons // TILE_NEURONS)
@@ -50,7 +54,7 @@ def empty_union(
     return Union(
         count=empty(blocks, tiles),
         neuron=empty(blocks, tiles, TILE_NEURONS, dtype=torch.uint8),
-        value=empty(blocks, tiles, TILE_NEURONS, BLOCK_TOKENS, dtype=torch.bfloat16),
+        value=empty(blocks, tiles, TILE_NEURONS, BLOCK_TOKENS, dtype=element),
         entry=empty(blocks, tiles * TILE_NEURONS),
         total=empty(blocks),
         unit=empty(blocks * tiles, 2),

@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from filelock import FileLock
+
 # CUDA 12 from 12.4 on; the installed one is CUDA 13's.
 FETCHED = ("12.4", "12.6", "12.8", "12.9")
 FOLDER = Path(sys.prefix) / "nvrtc"
@@ -39,28 +41,28 @@ def library(version: str) -> Path | None:
 
 
 class Job(NamedTuple):
-    """A source to compile; ``digest`` stands for the headers that it includes."""
+    """A source to compile; one of its options stands for the headers that it includes."""
 
     stem: str
-    target: str
+    target: str  # a virtual one, such as compute_120, stops at PTX
     source: str
     options: tuple[str, ...]
-    digest: str
 
 
-def compile_all(nvrtc: Path, jobs: Iterable[Job], cache: Path) -> dict[tuple[str, str], Path]:
-    """Machine code by stem and target, as files; beside each lies its PTX (``.ptx``).
+def compile_all(nvrtc: Path, jobs: Iterable[Job], cache: Path) -> dict[str, Path]:
+    """Machine code by stem, as files; beside each lies its PTX (``.ptx``).
 
-    What was compiled before is taken from ``cache``.
+    What was compiled before, by this process or another, is taken from ``cache``.
 
     Raises:
         AssertionError: a source does not compile; the log, or where the compiler crashed.
     """
     compiled, missing = {}, []
     for job in jobs:
-        key = repr((nvrtc.name, nvrtc.stat().st_size, job.stem, job.target, job.source, job.digest))
+        options = [option for option in job.options if not option.startswith("-I")]
+        key = repr((nvrtc.name, nvrtc.stat().st_size, job.stem, job.source, options))
         path = cache / f"{job.stem}.{job.target}.{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-        compiled[job.stem, job.target] = path
+        compiled[job.stem] = path
         if not path.exists():
             missing.append((str(path), job.stem, job.source, job.options))
     if missing:
@@ -75,19 +77,27 @@ def compile_all(nvrtc: Path, jobs: Iterable[Job], cache: Path) -> dict[tuple[str
 def _compile_here(nvrtc: str) -> None:
     functions = ctypes.CDLL(nvrtc)
     for path, stem, source, options in json.load(sys.stdin):
-        print(f"compiles {path}", flush=True)
-        program = ctypes.c_void_p()
-        functions.nvrtcCreateProgram(
-            ctypes.byref(program), source.encode(), f"{stem}.cu".encode(), 0, None, None
-        )
-        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        if functions.nvrtcCompileProgram(program, len(options), arguments) != 0:
-            sys.exit(_result_of(functions, program, "ProgramLog").decode())
-        Path(f"{path}.ptx").write_bytes(_result_of(functions, program, "PTX"))
-        partial = Path(f"{path}.{os.getpid()}")
-        partial.write_bytes(_result_of(functions, program, "CUBIN"))
-        partial.replace(path)
-        functions.nvrtcDestroyProgram(ctypes.byref(program))
+        with FileLock(f"{path}.lock"):
+            if not Path(path).exists():
+                print(f"compiles {path}", flush=True)
+                _compile_one(functions, Path(path), stem, source, options)
+
+
+def _compile_one(
+    functions: ctypes.CDLL, path: Path, stem: str, source: str, options: list[str]
+) -> None:
+    program = ctypes.c_void_p()
+    functions.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), f"{stem}.cu".encode(), 0, None, None
+    )
+    arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    if functions.nvrtcCompileProgram(program, len(options), arguments) != 0:
+        sys.exit(_result_of(functions, program, "ProgramLog").decode())
+    Path(f"{path}.ptx").write_bytes(_result_of(functions, program, "PTX"))
+    partial = Path(f"{path}.{os.getpid()}")
+    partial.write_bytes(_result_of(functions, program, "CUBIN"))
+    partial.replace(path)
+    functions.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def _result_of(functions: ctypes.CDLL, program: ctypes.c_void_p, kind: str) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ffn.kernels import nvrtc
 from sparsellm.ffn.kernels import compile
@@ -19,21 +20,30 @@ STEMS = list(compile.sources())
 # What there is since Ampere, and the shared memory in KiB that a block of threads can have there.
 SHARED_KIB = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_120": 99}
 NEWEST = "13"
-# The newest compiles for all of them. What an older one does not take, it takes for no target, so
-# those between get one of the targets each; sm_89 has the code of sm_86.
-TARGETS = {
-    "12.4": ("sm_80", "sm_90a"),
-    "12.6": ("sm_80",),
-    "12.8": ("sm_120",),  # the first to know Blackwell
-    "12.9": ("sm_90a",),
-    NEWEST: tuple(target for target in SHARED_KIB if target != "sm_89"),
+BF16, FP16 = torch.bfloat16, torch.float16
+# The newest compiles for all of them; sm_89 has the code of sm_86. What an older one does not take,
+# it takes for no target, so those between get one of the targets each, and stop at PTX.
+COMPILATIONS = [
+    ("12.4", "sm_80", BF16),
+    ("12.4", "sm_90a", BF16),
+    ("12.6", "compute_80", BF16),
+    ("12.8", "compute_120", BF16),  # the first to know Blackwell
+    ("12.9", "compute_90a", BF16),
+    *((NEWEST, target, BF16) for target in ("sm_90a", "sm_80", "sm_86", "sm_100", "sm_120")),
+    *((NEWEST, target, FP16) for target in ("sm_90a", "sm_80", "sm_100", "sm_120")),
+]
+# What an FFN runs at inference, in either type.
+INFERENCE = {
+    *("decode_gate", "decode_down", "relu_product", "permute_rows"),
+    *("gate_union", "union_up", "union_down", "gate_twell", "twell_ffn", "dense_rows"),
+    *("pack_union", "pack_twell", "portable_up", "portable_down"),
 }
 
 
 def _runs_on(stem: str, target: str) -> bool:
     """A kernel of common/ everywhere, others on the GPUs of the architecture with their folder."""
     folder = compile.source_path(stem).parent.name
-    digits = target.removeprefix("sm_").rstrip("a")
+    digits = target.partition("_")[2].rstrip("a")
     capability = (int(digits[:-1]), int(digits[-1]))
     return folder == "common" or any(
         a.folder == folder and a.runs_on(capability) for a in ARCHITECTURES
@@ -49,34 +59,35 @@ def _library(version: str) -> Path:
     return path
 
 
-def _job(stem: str, target: str) -> nvrtc.Job:
+def _job(stem: str, target: str, element: torch.dtype) -> nvrtc.Job:
     source = compile.source_path(stem).read_text(encoding="utf-8")
-    *options, digest = compile.compile_options(stem, target, SHARED_KIB[target])
+    shared_kib = SHARED_KIB[target.replace("compute_", "sm_")]
+    options = compile.compile_options(stem, target, shared_kib, element)
     # CuPy adds -ftz=true.
-    return nvrtc.Job(stem, target, source, (*options, digest, "-ftz=true"), digest)
+    return nvrtc.Job(stem, target, source, (*options, "-ftz=true"))
 
 
 @pytest.fixture
 def compiled(request):
-    """Compiles all kernels under a version of NVRTC: machine code by stem and target, as files."""
+    """Compiles all kernels under a version of NVRTC: machine code by stem, as files."""
 
-    def compile_under(version: str, targets: tuple[str, ...] | None = None):
-        jobs = [
-            _job(stem, target)
-            for stem in STEMS
-            for target in targets or TARGETS[version]
-            if _runs_on(stem, target)
-        ]
+    def compile_under(version: str, target: str, element: torch.dtype = BF16):
+        stems = STEMS if element == BF16 else INFERENCE
+        jobs = [_job(stem, target, element) for stem in stems if _runs_on(stem, target)]
         cache = Path(request.config.cache.mkdir("cubins"))
         return nvrtc.compile_all(_library(version), jobs, cache)
 
     return compile_under
 
 
-@pytest.mark.timeout(900)  # a quarter of a minute to one, where the cores are free
-@pytest.mark.parametrize("version", TARGETS)
-def test_compiles_within_what_a_multiprocessor_has(compiled, version):
-    for (stem, target), path in compiled(version).items():
+@pytest.mark.timeout(900)  # ten seconds to thirty, where the cores are free
+@pytest.mark.parametrize(("version", "target", "element"), COMPILATIONS)
+def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, element):
+    kernels = compiled(version, target, element)
+    assert kernels
+    if target.startswith("compute_"):
+        return
+    for stem, path in kernels.items():
         usage = nvrtc.usage_of(path.read_bytes(), stem)
         # A few words that change from work unit to work unit may be kept there.
         assert usage.frame_bytes <= 32, f"{stem} for {target} keeps registers in local memory"
@@ -99,8 +110,8 @@ def test_every_kernel_that_an_architecture_names_runs_there(architecture):
 
 def _ptx(compiled) -> dict[str, str]:
     """Of all kernels, for Hopper: instructions before the machine's own scheduling of them."""
-    paths = compiled(NEWEST, ("sm_90a",))
-    return {stem: Path(f"{path}.ptx").read_text() for (stem, _), path in paths.items()}
+    paths = compiled(NEWEST, "sm_90a")
+    return {stem: Path(f"{path}.ptx").read_text() for stem, path in paths.items()}
 
 
 def test_no_kernel_takes_what_the_one_before_writes_for_constant(compiled):
@@ -130,6 +141,12 @@ def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):
     header.write_text(header.read_text() + "// changed\n")
     for stem in STEMS:
         assert compile.compile_options(stem, "sm_90a", 227) != before[stem]
+
+
+def test_an_architecture_names_no_kernel_of_inference_that_is_not_compiled_in_fp16():
+    for architecture in ARCHITECTURES:
+        parts = ("gate", "gate_twell", "up", "down")
+        assert {getattr(architecture, part).stem for part in parts} <= INFERENCE
 
 
 def test_the_digest_covers_every_header():

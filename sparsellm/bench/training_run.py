@@ -122,7 +122,8 @@ class TrainingRunBench:
         overrides += [f"checkpoint.every_steps={steps}", f"logging.run_dir={plan.folder}"]
         words = train_command(config, gpus, plan.recipe, overrides, plan.init_from)
         # Another command is another run; the same one is not done again.
-        name = f"settle-{hashlib.sha256(repr(words).encode()).hexdigest()[:8]}"
+        which = hashlib.sha256(repr(words).encode()).hexdigest()[:8]
+        name = f"settled-{load_recipe(plan.recipe, plan.overrides).name}-{which}"
         overrides.append(f"name={name}")
         path = load_recipe(plan.recipe, overrides).run_path
         self.start = checkpoint.latest(path / "checkpoints")

@@ -180,7 +180,9 @@ def build_run(
             accelerator.device,
         ),
         target=(
-            TargetController(recipe.sparsity, recipe.model.num_hidden_layers)
+            TargetController(
+                recipe.sparsity, recipe.model.num_hidden_layers, recipe.optimizer.warmup_steps
+            )
             if recipe.sparsity.target_nnz
             else None
         ),

@@ -6,11 +6,14 @@ moves log λ:
 
     e    = log(nnz / target)
     fast = mean of e over about 5 steps; slow = over about 20 (exponential)
-    λ   ← λ · exp(GAIN · clip(fast + LEAD · (fast - slow), ±0.6))
+    λ   ← λ · exp(pace · GAIN · clip(fast + LEAD · (fast - slow), ±0.6))
+    pace = the learning rate's share of its peak while it warms up, then 1
 
 This is integral control of the error expected some 45 steps ahead (PI control in velocity form).
 Non-zeros follow λ with a lag of 10 to 100 steps and fall by themselves from half the width at the
-start; looking ahead keeps λ from rising all that time. λ moves by at most 6% per step and stays
+start; looking ahead keeps λ from rising all that time. While the learning rate is small they cannot
+follow, so λ waits for it: without pace, a warm-up of 600 steps would take λ hundreds of times too
+high, and too few neurons would be left alive. λ moves by at most 6% per step and stays
 within a factor of 10,000 of `sparsity.l1_coefficient`, where it starts. The constants were chosen
 on simulated plants (tests/training/test_target.py). They hold for any width and batch: only
 ratios enter.
@@ -37,14 +40,16 @@ class TargetController:
     Args:
         config: `target_nnz`, where λ starts, and whether layers have a λ each.
         num_layers: L.
+        warmup_steps: of the learning rate.
     """
 
-    def __init__(self, config: SparsityConfig, num_layers: int) -> None:
+    def __init__(self, config: SparsityConfig, num_layers: int, warmup_steps: int = 0) -> None:
         assert config.target_nnz is not None
         self._target = config.target_nnz
         self._start = math.log(config.l1_coefficient)
         self._dense_steps = config.l1_zero_steps
         self._num_layers = num_layers
+        self._warmup_steps = warmup_steps
         loops = num_layers if config.target_per_layer else 1
         self._log_l1 = [self._start] * loops
         self._fast: list[float] | None = None  # smoothed errors, one a loop
@@ -66,9 +71,10 @@ class TargetController:
         self._fast = _smoothed(self._fast, errors, FAST)
         self._slow = _smoothed(self._slow, errors, SLOW)
         limit = math.log(MAX_FACTOR)
+        gain = GAIN * min(1.0, (step + 1) / max(self._warmup_steps, 1))
         for i, (fast, slow) in enumerate(zip(self._fast, self._slow, strict=True)):
             expected = fast + LEAD * (fast - slow)
-            moved = self._log_l1[i] + GAIN * max(-MAX_ERROR, min(MAX_ERROR, expected))
+            moved = self._log_l1[i] + gain * max(-MAX_ERROR, min(MAX_ERROR, expected))
             self._log_l1[i] = max(self._start - limit, min(self._start + limit, moved))
 
     @property

@@ -16,16 +16,16 @@ from sparsellm.runs.records import read_metrics
 from sparsellm.training.target import GAIN, MAX_ERROR, TargetController
 
 
-def _simulated(slope, lag, off, *, steps, noise, layers=1):
+def _simulated(slope, lag, off, *, steps, noise, layers=1, warmup=None):
     """Non-zeros over the target, and λ, of a plant under control.
 
     Non-zeros start at half of 2,816 neurons and approach ``target · λ^-slope`` within ``lag`` steps
     at the peak learning rate, which warms up and decays to zero; neighbouring steps' text makes
     noise that is correlated. λ starts a factor e^off from the right one.
     """
-    rng, warmup = random.Random(0), steps // 10
+    rng, warmup = random.Random(0), warmup or steps // 10
     config = SparsityConfig(target_nnz=30, l1_coefficient=math.exp(off))
-    controller, log_nnz, text = TargetController(config, layers), math.log(1408), 0.0
+    controller, log_nnz, text = TargetController(config, layers, warmup), math.log(1408), 0.0
     found = []
     for step in range(steps):
         l1 = controller.l1_by_layer(step)[0]
@@ -49,6 +49,15 @@ def test_it_lands_within_a_tenth_and_stays_there(steps, noise):
             assert abs(mean - 1) < (0.1 if noise < 0.1 else 0.2), (slope, lag, off, mean)
         changes = [abs(math.log(b[1] / a[1])) for a, b in itertools.pairwise(found)]
         assert max(changes) <= GAIN * MAX_ERROR * 1.001  # smooth
+
+
+@pytest.mark.parametrize("slope", [0.5, 1.0])
+@pytest.mark.parametrize("lag", [5, 20])
+def test_a_long_warm_up_does_not_take_it_far_beyond(slope, lag):
+    """As of the size recipes: 600 of 10,000 steps."""
+    found = _simulated(slope, lag, 0.0, steps=10_000, noise=0.05, warmup=600)
+    assert max(l1 for _, l1 in found) < 20  # the right λ is 1; without pace up to 500
+    assert min(ratio for ratio, _ in found) > 0.6
 
 
 def test_without_it_the_same_coefficient_lands_factors_apart():

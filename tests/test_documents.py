@@ -136,6 +136,8 @@ def test_options_keys_and_paths_in_the_text_exist(document):
         for key in re.findall(rf"(?<![\w./])((?:{sections})\.[a-z_0-9]+)", span):
             is_file = key.endswith((".py", ".safetensors"))
             assert key in keys or is_file, where
+        for test in re.findall(r"tests/[\w/]+(?:\.py)?", span):
+            assert (ROOT / test).exists(), where
         if span not in TO_BE_WRITTEN and re.fullmatch(rf"(?:{FOLDERS})/[\w./*<>-]*", span):
             pattern = re.sub(r"<\w+>", "*", span).rstrip("/")
             assert any(ROOT.glob(pattern)), where

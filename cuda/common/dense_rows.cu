@@ -119,4 +119,5 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 2)
   }
 }
 
+extern "C" __device__ const uint32 dense_rows_threads = gemm_threads;
 extern "C" __device__ const uint32 dense_rows_shared_bytes = sizeof(GemmShared);

@@ -150,4 +150,5 @@ extern "C" __global__ void __launch_bounds__(num_threads, 5)
   }
 }
 
+extern "C" __device__ const uint32 fill_pieces_threads = num_threads;
 extern "C" __device__ const uint32 fill_pieces_shared_bytes = sizeof(Shared);

@@ -308,7 +308,8 @@ union Shared {
 };
 }  // namespace
 
-// `launch` 0: blocks of 256 threads, any number; 1 and 2: one of 512 for each group.
+// `launch` 0: any number of blocks of `place_threads` threads; 1 and 2: a block of `plan_threads` for
+// each group.
 extern "C" __global__ void __launch_bounds__(plan_threads, 2)
     group_columns(int launch, int n, int blocks, const int* offset, const uint32* neuron,
                   const uint64* mask, uint64* count, uint32* sample, uint32* order,
@@ -326,4 +327,6 @@ extern "C" __global__ void __launch_bounds__(plan_threads, 2)
          control);
 }
 
+extern "C" __device__ const uint32 group_columns_threads = plan_threads;
+extern "C" __device__ const uint32 group_columns_place_threads = place_threads;
 extern "C" __device__ const uint32 group_columns_shared_bytes = sizeof(Shared);

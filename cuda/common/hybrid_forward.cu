@@ -54,4 +54,5 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
            FloatFactors{w_down_NK});
 }
 
+extern "C" __device__ const uint32 hybrid_forward_threads = walk_threads;
 extern "C" __device__ const uint32 hybrid_forward_shared_bytes = 0;

@@ -56,4 +56,5 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     sum_rows(list, ell.rows, nullptr, k, dx_MK, rows, LowFactors{w_up_NK});
 }
 
+extern "C" __device__ const uint32 hybrid_grad_threads = walk_threads;
 extern "C" __device__ const uint32 hybrid_grad_shared_bytes = 0;

@@ -89,4 +89,5 @@ extern "C" __global__ void __launch_bounds__(threads)
   add_up(shared, n, first);
 }
 
+extern "C" __device__ const uint32 hybrid_transpose_threads = threads;
 extern "C" __device__ const uint32 hybrid_transpose_shared_bytes = 65536;

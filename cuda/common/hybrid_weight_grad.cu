@@ -193,4 +193,5 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
   write(out, behind - 1, k, column, sum);
 }
 
+extern "C" __device__ const uint32 hybrid_weight_grad_threads = threads;
 extern "C" __device__ const uint32 hybrid_weight_grad_shared_bytes = 0;

@@ -25,4 +25,5 @@ extern "C" __global__ void __launch_bounds__(threads)
   }
 }
 
+extern "C" __device__ const uint32 permute_rows_threads = threads;
 extern "C" __device__ const uint32 permute_rows_shared_bytes = 0;

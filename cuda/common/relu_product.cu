@@ -3,6 +3,8 @@
 #include "common/element.cuh"
 
 namespace {
+constexpr int threads = 256;
+
 // FATReLU: what is not above the threshold becomes zero; NaN passes.
 __device__ __forceinline__ float apply_threshold(float gate, float threshold) {
   return gate <= threshold ? 0.0f : gate;
@@ -15,7 +17,7 @@ __device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float threshol
 }
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(threads)
     relu_product(const uint4* gate, const uint4* up, uint4* h, uint64 num_octets, float threshold,
                  int relu_up) {
   await_previous_kernel();
@@ -28,4 +30,5 @@ extern "C" __global__ void __launch_bounds__(256)
       product(g.z, u.z, threshold, relu_up != 0), product(g.w, u.w, threshold, relu_up != 0));
 }
 
+extern "C" __device__ const uint32 relu_product_threads = threads;
 extern "C" __device__ const uint32 relu_product_shared_bytes = 0;

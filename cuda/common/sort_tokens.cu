@@ -75,4 +75,5 @@ extern "C" __global__ void __launch_bounds__(threads)
   }
 }
 
+extern "C" __device__ const uint32 sort_tokens_threads = threads;
 extern "C" __device__ const uint32 sort_tokens_shared_bytes = 0;

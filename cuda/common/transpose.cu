@@ -116,4 +116,5 @@ extern "C" __global__ void __launch_bounds__(threads, 12)
                    columns);
 }
 
+extern "C" __device__ const uint32 transpose_threads = threads;
 extern "C" __device__ const uint32 transpose_shared_bytes = 0;

@@ -128,4 +128,5 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   }
 }
 
+extern "C" __device__ const uint32 twell_ffn_threads = walk_threads;
 extern "C" __device__ const uint32 twell_ffn_shared_bytes = 0;

@@ -141,4 +141,5 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
   if (lane == 0) l1[blockIdx.x * warps + threadIdx.x / 32] = sum;
 }
 
+extern "C" __device__ const uint32 union_columns_threads = threads;
 extern "C" __device__ const uint32 union_columns_shared_bytes = sizeof(Shared);

@@ -91,4 +91,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
     sum_units<false>(shared, a, units);
 }
 
+extern "C" __device__ const uint32 portable_weight_grad_threads = block_threads;
 extern "C" __device__ const uint32 portable_weight_grad_shared_bytes = shared_bytes;

@@ -105,4 +105,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
   }
 }
 
+extern "C" __device__ const uint32 weight_grad_threads = block_threads;
 extern "C" __device__ const uint32 weight_grad_shared_bytes = shared_bytes;

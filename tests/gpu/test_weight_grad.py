@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu.conditions import poisoned
-from sparsellm.ffn.kernels.weight_grad import group_columns, sum_groups, weight_grads
+from sparsellm.ffn.kernels.weight_grad import Operands, group_columns, sum_groups, weight_grads
 from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
 
 pytestmark = pytest.mark.gpu
@@ -190,7 +190,9 @@ def check_against_float64(case: Case, device: torch.device) -> None:
     """All gradients of one case."""
     t = inputs_of(case, device)
     nnz = int(t.fires_MN.sum())  # no more scratch memory than that
-    found_gate, found_up, found_down = weight_grads(*t[:5], case.n, case.dtype, num_nonzeros=nnz)
+    found_gate, found_up, found_down = weight_grads(
+        Operands(*t[:5]), case.n, case.dtype, num_nonzeros=nnz
+    )
     gate, up, d_gate, d_up = t.dense
     for found in (found_gate, found_up, found_down):
         assert found is None or (found.dtype, found.shape) == (case.dtype, (case.n, case.k))
@@ -220,10 +222,10 @@ ADDED = [c for c in CASES if c.dtype == torch.float32] + [
 def test_added_to_what_is_there(case):
     """The sum of both, rounded once; rows of silent neurons stay what they are."""
     t = inputs_of(case, _device())
-    own = weight_grads(*t[:5], case.n, case.dtype)
+    own = weight_grads(Operands(*t[:5]), case.n, case.dtype)
     before = [None if g is None else torch.randn_like(g) for g in own]
     sums = GradientSums(*(None if b is None else b.clone() for b in before))
-    found = weight_grads(*t[:5], case.n, case.dtype, added_to=sums)
+    found = weight_grads(Operands(*t[:5]), case.n, case.dtype, added_to=sums)
     for total, b, g, f in zip(sums, before, own, found, strict=True):
         assert f is total
         assert total is None or torch.equal(total, b + g)
@@ -232,9 +234,9 @@ def test_added_to_what_is_there(case):
 @pytest.mark.parametrize("case", [CASES[3], CASES[9], CASES[11]], ids=str)
 def test_the_same_bits_every_time(case):
     t = inputs_of(case, _device())
-    first = weight_grads(*t[:5], case.n, case.dtype)
+    first = weight_grads(Operands(*t[:5]), case.n, case.dtype)
     for _ in range(10):
-        again = weight_grads(*t[:5], case.n, case.dtype)
+        again = weight_grads(Operands(*t[:5]), case.n, case.dtype)
         for expected, found in zip(first, again, strict=True):
             assert torch.equal(expected, found)
 
@@ -265,11 +267,11 @@ def test_a_graph_follows_its_inputs():
     used = int(replacement.columns.offset[-1])
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        weight_grads(*t[:5], case.n, case.dtype)
+        weight_grads(Operands(*t[:5]), case.n, case.dtype)
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        found = weight_grads(*t[:5], case.n, case.dtype)
+        found = weight_grads(Operands(*t[:5]), case.n, case.dtype)
     t.columns.offset.copy_(replacement.columns.offset)
     for name in ("neuron", "mask", "gate", "up"):
         getattr(t.columns, name)[:used] = getattr(replacement.columns, name)
@@ -280,7 +282,7 @@ def test_a_graph_follows_its_inputs():
     for _ in range(2):
         graph.replay()
     torch.cuda.synchronize()
-    expected = weight_grads(*replacement[:5], other.n, other.dtype)
+    expected = weight_grads(Operands(*replacement[:5]), other.n, other.dtype)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -289,6 +291,6 @@ def test_grouping_serves_one_sum():
     case = CASES[3]
     t = inputs_of(case, _device())
     groups = group_columns(t.columns, case.n, case.k)
-    found = sum_groups(groups, *t[:5], case.n, case.dtype)
-    expected = weight_grads(*t[:5], case.n, case.dtype)
+    found = sum_groups(groups, Operands(*t[:5]), case.n, case.dtype)
+    expected = weight_grads(Operands(*t[:5]), case.n, case.dtype)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

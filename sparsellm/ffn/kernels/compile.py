@@ -17,7 +17,8 @@ import torch
 
 from sparsellm.ffn.kernels.compile_cache import compiled_once, prepare_cache
 from sparsellm.ffn.kernels.gpu_architecture import Source, target_of
-from sparsellm.ffn.kernels.launch import launch
+from sparsellm.ffn.kernels.launch import Layout, launch
+from sparsellm.ffn.kernels.signature import parameters_of
 from sparsellm.paths import bundled, how_to_install
 
 
@@ -79,17 +80,29 @@ class Kernel:
     """A compiled ``__global__`` function on one device."""
 
     function: Any  # cupy.cuda.Function
+    layout: Layout  # of its parameters
+    threads: int  # of a block
     shared_bytes: int  # dynamic shared memory of a block
     num_multiprocessors: int
     may_overlap: bool  # see `launch`
 
-    def launch(self, grid: int, threads: int, arguments: tuple[Any, ...], stream: int) -> None:
-        """Queues the kernel on a CUDA stream (its handle); returns at once."""
+    def launch(
+        self, grid: int, arguments: tuple[Any, ...], stream: int, threads: int | None = None
+    ) -> None:
+        """Queues the kernel on a CUDA stream (its handle); returns at once.
+
+        Args:
+            grid: number of blocks.
+            arguments: as `launch` takes them.
+            stream: the driver's handle.
+            threads: of a block, for a launch of fewer than the kernel's own.
+        """
         launch(
             self.function.ptr,
             grid,
-            threads,
+            threads or self.threads,
             self.shared_bytes,
+            self.layout,
             arguments,
             stream,
             overlap=self.may_overlap,
@@ -97,14 +110,7 @@ class Kernel:
 
 
 @functools.cache
-def load(stem: str, device_index: int, element: torch.dtype) -> Kernel:
-    """The kernel ``stem`` of ``cuda/*/<stem>.cu``, compiled for and loaded on a device.
-
-    ``element`` is one of `ELEMENTS`.
-
-    Raises:
-        RuntimeError: CuPy is not installed; the source does not compile for the device.
-    """
+def _module(stem: str, device_index: int, element: torch.dtype) -> Any:
     prepare_cache()
     try:
         import cupy
@@ -119,64 +125,98 @@ def load(stem: str, device_index: int, element: torch.dtype) -> Kernel:
         options = compile_options(stem, target_of((major, minor)), shared_kib, element)
         with compiled_once(stem, source, options):
             module = cupy.RawModule(code=source, options=options)
-            kernel = module.get_function(stem)  # which compiles
-        shared_bytes = _shared_bytes(module, stem)
+            module.get_function(stem)  # which compiles
+        return module
+
+
+@functools.cache
+def exported(stem: str, name: str, device_index: int, element: torch.dtype) -> int:
+    """The constant that the source exports as ``<stem>_<name>``, which is stated there alone.
+
+    Raises:
+        RuntimeError: as `load`.
+    """
+    module = _module(stem, device_index, element)
+    import cupy
+    import numpy as np
+
+    with cupy.cuda.Device(device_index):
+        return int(cupy.ndarray((1,), np.uint32, module.get_global(f"{stem}_{name}"))[0])
+
+
+@functools.cache
+def load(stem: str, device_index: int, element: torch.dtype) -> Kernel:
+    """The kernel ``stem`` of ``cuda/*/<stem>.cu``, compiled for and loaded on a device.
+
+    ``element`` is one of `ELEMENTS`.
+
+    Raises:
+        RuntimeError: CuPy is not installed; the source does not compile for the device.
+    """
+    module = _module(stem, device_index, element)
+    import cupy
+
+    with cupy.cuda.Device(device_index) as device:
+        kernel = module.get_function(stem)
+        shared_bytes = exported(stem, "shared_bytes", device_index, element)
         if shared_bytes > 48 * 1024:
             kernel.max_dynamic_shared_size_bytes = shared_bytes
-        num_multiprocessors = device.attributes["MultiProcessorCount"]
-        return Kernel(kernel.kernel, shared_bytes, num_multiprocessors, may_overlap=major >= 9)
+        return Kernel(
+            function=kernel.kernel,
+            layout=Layout(stem, parameters_of(stem, source_path(stem).read_text(encoding="utf-8"))),
+            threads=exported(stem, "threads", device_index, element),
+            shared_bytes=shared_bytes,
+            num_multiprocessors=device.attributes["MultiProcessorCount"],
+            may_overlap=int(device.compute_capability[:-1]) >= 9,
+        )
 
 
-def _load_like(stem: str, tensor: torch.Tensor) -> Kernel:
+def load_like(stem: str, tensor: torch.Tensor) -> Kernel:
     """The kernel for a tensor's device and type; that of bf16 where the tensor is no element."""
-    element = torch.float16 if tensor.dtype == torch.float16 else torch.bfloat16
-    return load(stem, tensor.get_device(), element)
+    return load(stem, tensor.get_device(), _element_of(tensor))
+
+
+def exported_like(stem: str, name: str, tensor: torch.Tensor) -> int:
+    """`exported` by the kernel for a tensor's device and type."""
+    return exported(stem, name, tensor.get_device(), _element_of(tensor))
+
+
+def _element_of(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float16 if tensor.dtype == torch.float16 else torch.bfloat16
 
 
 def load_for(stem: str, tensor: torch.Tensor) -> tuple[Kernel, int]:
     """The kernel for a tensor's device and type, and the handle of the device's current stream."""
     index = tensor.get_device()
-    return _load_like(stem, tensor), torch.cuda.current_stream(index).cuda_stream
+    return load_like(stem, tensor), torch.cuda.current_stream(index).cuda_stream
 
 
-def pointer(tensor: torch.Tensor | None) -> int:
-    """The address of a tensor's data as a kernel takes it; 0 for None."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def launch_for(stem: str, like: torch.Tensor, grid: int, threads: int, *arguments: Any) -> None:
+def launch_for(
+    stem: str, like: torch.Tensor, grid: int, *arguments: Any, threads: int | None = None
+) -> None:
     """Queues a kernel on the current stream of a tensor's device; returns at once.
 
     Args:
         stem: of ``cuda/*/<stem>.cu``.
         like: the tensor; where it is fp16, so are the kernel's elements.
-        grid: blocks.
-        threads: of a block.
-        arguments: as `launch` takes them, and tensors and None, which become addresses.
+        grid: number of blocks.
+        arguments: as `launch` takes them.
+        threads: of a block, for a launch of fewer than the kernel's own.
     """
     kernel, stream = load_for(stem, like)
-    addresses = tuple(
-        pointer(value) if value is None or isinstance(value, torch.Tensor) else value
-        for value in arguments
-    )
-    kernel.launch(grid, threads, addresses, stream)
+    kernel.launch(grid, arguments, stream, threads)
+
+
+def threads_of(stem: str, like: torch.Tensor) -> int:
+    """Threads of a block of a kernel, on a tensor's device."""
+    return load_like(stem, like).threads
 
 
 def grid_size(stem: str, like: torch.Tensor, units: int, each: int = 1) -> int:
-    """Blocks of threads for so many units of work: at most ``each`` a multiprocessor."""
-    return min(_load_like(stem, like).num_multiprocessors * each, units)
+    """Blocks of threads for so many units of work: at most ``each`` per multiprocessor."""
+    return min(load_like(stem, like).num_multiprocessors * each, units)
 
 
 def launch_source(source: Source, like: torch.Tensor, units: int, *arguments: Any) -> None:
-    """`launch_for`, of an architecture's kernel, with as many blocks as so many units occupy."""
-    grid = grid_size(source.stem, like, units, source.blocks)
-    launch_for(source.stem, like, grid, source.threads, *arguments)
-
-
-def _shared_bytes(module: Any, stem: str) -> int:
-    """What the source exports as ``<stem>_shared_bytes``: the size is stated once, there."""
-    import cupy
-    import numpy as np
-
-    pointer = module.get_global(f"{stem}_shared_bytes")
-    return int(cupy.ndarray((1,), np.uint32, pointer)[0])
+    """`launch_for` of an architecture's kernel, with as many blocks as so many units occupy."""
+    launch_for(source.stem, like, grid_size(source.stem, like, units, source.blocks), *arguments)

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import load_for, pointer
+from sparsellm.ffn.kernels.compile import load_for
 from sparsellm.ffn.types import FFNWeights
 
 MAX_TOKENS = 64
 MAX_NEURONS = 65_536  # 16-bit numbers
 
-_THREADS = 256
 _MAX_SECTIONS, _MAX_SECTION = 256, 1024  # cuda/common/decode.cuh
 _BLOCK_COLUMNS = 16  # cuda/common/decode_down.cu
 
@@ -55,12 +54,11 @@ def decode_ffn(
     first, second = (up, none) if w.gate_NK is None else ((w.gate_NK, w.b_gate_N), up)
     gate.launch(
         sections,
-        _THREADS,
         (
-            x_MK.data_ptr(),
-            *map(pointer, first),
-            *map(pointer, second),
-            down_NK.data_ptr(),
+            x_MK,
+            *first,
+            *second,
+            down_NK,
             np.int32(m),
             np.int32(n),
             np.int32(k),
@@ -76,10 +74,9 @@ def decode_ffn(
     down, _ = load_for("decode_down", x_MK)
     down.launch(
         -(-k // _BLOCK_COLUMNS),
-        _THREADS,
         (
-            down_NK.data_ptr(),
-            pointer(w.b_down_K),
+            down_NK,
+            w.b_down_K,
             np.int32(m),
             np.int32(n),
             np.int32(k),
@@ -88,7 +85,7 @@ def decode_ffn(
             count,
             neuron,
             value,
-            y_MK.data_ptr(),
+            y_MK,
             observed,
         ),
         stream,

@@ -9,10 +9,10 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import launch_for
+from sparsellm.ffn.kernels.compile import launch_for, threads_of
 from sparsellm.ffn.types import FFNWeights
 
-_THREADS, _VALUES = 256, 8
+_VALUES = 8  # of a thread
 
 
 def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
@@ -42,7 +42,6 @@ def relu_product(
     launch_for(
         "relu_product",
         h_MN,
-        -(-octets // _THREADS),
-        _THREADS,
+        -(-octets // threads_of("relu_product", h_MN)),
         *(gate_MN, up_MN, h_MN, np.uint64(octets), np.float32(threshold), np.int32(relu_up)),
     )

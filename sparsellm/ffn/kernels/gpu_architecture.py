@@ -24,7 +24,6 @@ class Source:
     """A kernel, ``cuda/*/<stem>.cu``, and how it is launched."""
 
     stem: str
-    threads: int
     blocks: int = 1  # of threads, at most, per multiprocessor
 
 
@@ -57,15 +56,15 @@ HOPPER = GPUArchitecture(
     folder="sm90",
     oldest=(9, 0),
     newest=(9, 0),  # wgmma is gone from Blackwell on
-    gate=Source("gate_union", 384),
-    gate_twell=Source("gate_twell", 384),
+    gate=Source("gate_union"),
+    gate_twell=Source("gate_twell"),
     makes_gate=True,
     tensor_maps=True,
-    up=Source("union_up", 384),
-    down=Source("union_down", 384),
-    columns_grad=Source("columns_grad", 384),
-    columns_down=Source("columns_down", 384),
-    weight_grad=Source("weight_grad", 384),
+    up=Source("union_up"),
+    down=Source("union_down"),
+    columns_grad=Source("columns_grad"),
+    columns_down=Source("columns_down"),
+    weight_grad=Source("weight_grad"),
     unit_columns=512,
 )
 # Two blocks of threads where shared memory has room; others find nothing left to do.
@@ -74,15 +73,15 @@ PORTABLE = GPUArchitecture(
     folder="sm80",
     oldest=(8, 0),  # bf16 in tensor cores, cp.async
     newest=None,
-    gate=Source("pack_union", 256),
-    gate_twell=Source("pack_twell", 256),
+    gate=Source("pack_union"),
+    gate_twell=Source("pack_twell"),
     makes_gate=False,
     tensor_maps=False,
-    up=Source("portable_up", 256, 2),
-    down=Source("portable_down", 256, 2),
-    columns_grad=Source("portable_columns_grad", 256, 2),
-    columns_down=Source("portable_columns_down", 256, 2),
-    weight_grad=Source("portable_weight_grad", 256, 2),
+    up=Source("portable_up", 2),
+    down=Source("portable_down", 2),
+    columns_grad=Source("portable_columns_grad", 2),
+    columns_down=Source("portable_columns_down", 2),
+    weight_grad=Source("portable_weight_grad", 2),
     unit_columns=256,
 )
 ARCHITECTURES = (HOPPER, PORTABLE)  # a GPU runs the first that it can

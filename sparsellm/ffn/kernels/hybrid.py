@@ -15,13 +15,12 @@ from torch import Tensor
 
 from sparsellm.ffn.formats import COMPRESSION, ROUND_ROWS, Hybrid
 from sparsellm.ffn.kernels import twell
-from sparsellm.ffn.kernels.compile import grid_size, launch_for
+from sparsellm.ffn.kernels.compile import grid_size, launch_for, threads_of
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNGradients, FFNStats, FFNWeights, GradientSums
 
 # cuda/common/walk.cuh: rows of a block of threads, of whose non-zeros it must hold all
 _LIST_CAPACITY, _MAX_ROWS_EACH = 1024, 4
-_ROWS_THREADS, _TRANSPOSE_THREADS, _WEIGHT_THREADS = 256, 128, 128
 _SLICE_COLUMNS = 256  # cuda/common/walk.cuh: chunk_columns
 _SEGMENTS_PER_MULTIPROCESSOR = 2
 _GRAD_LAUNCHES = (1, 2)  # cuda/common/hybrid_grad.cu: parts
@@ -65,7 +64,6 @@ def forward(  # noqa: PLR0917
         "hybrid_forward",
         x_MK,
         blocks.grid,
-        twell.WALK_THREADS,
         *(x_MK, saved.word, saved.length, np.int32(width), np.int32(blocks.rows_each)),
         *(*second, down_NK, w.b_down_K, np.int32(m), np.int32(k)),
         *(token_M, saved.up if gated else None, l1, y_MK),
@@ -138,7 +136,6 @@ def _hybrid_of(
         "hybrid_rows",
         like,
         blocks,
-        _ROWS_THREADS,
         *(gate.word, np.int32(twell_width), np.int32(m), np.int32(n), token_M, np.int32(width)),
         *(saved.word, saved.length, saved.heavy, saved.row, saved.counted),
         *(counts.nnz_M, counts.fired_N, counts.fired_bits, counts.union_sum, saved.table),
@@ -173,7 +170,6 @@ def backward(  # noqa: PLR0917
             "hybrid_grad",
             x_MK,
             blocks.grid,
-            twell.WALK_THREADS,
             *(np.int32(parts), dy_MK, saved.word, saved.length),
             *(np.int32(width), np.int32(blocks.rows_each), up, down_NK, w.up_NK, w.gate_NK),
             *(d_l1, np.int32(m), np.int32(k), token_M, pair, dx_MK),
@@ -208,12 +204,12 @@ def _weight_grads(  # noqa: PLR0917
     gated, blocks = w.gate_NK is not None, len(saved.table)
     before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
     source, control = torch.empty_like(saved.word), saved.length.new_zeros(8)
-    for launch, grid in enumerate((-(-n // _TRANSPOSE_THREADS), blocks)):
+    neurons_each = threads_of("hybrid_transpose", x_MK)
+    for launch, grid in enumerate((-(-n // neurons_each), blocks)):
         launch_for(
             "hybrid_transpose",
             x_MK,
             grid,
-            _TRANSPOSE_THREADS,
             *(np.int32(launch), np.int32(m), np.int32(n), np.int32(width)),
             *(saved.word, saved.length, saved.table, before, first, source, control),
         )
@@ -225,13 +221,13 @@ def _weight_grads(  # noqa: PLR0917
         adds = True
     slices = -(-k // _SLICE_COLUMNS)
     segments = grid_size("hybrid_weight_grad", x_MK, m * width, _SEGMENTS_PER_MULTIPROCESSOR)
+    warps_each = threads_of("hybrid_weight_grad", x_MK) // 32
     carry = torch.empty(segments, 2, 3, k, dtype=torch.float32, device=x_MK.device)
     for launch in range(2):
         launch_for(
             "hybrid_weight_grad",
             x_MK,
-            -(-segments * slices * 32 // _WEIGHT_THREADS),
-            _WEIGHT_THREADS,
+            -(-segments * slices // warps_each),
             *(np.int32(launch), x_MK, dy_MK, np.int32(k), np.int32(n)),
             *(saved.word, pair, saved.up if gated else None, np.int32(width), token_M),
             *(first, source, np.int32(segments), carry),
@@ -267,7 +263,6 @@ def _add_dense_rows(  # noqa: PLR0917
         "dense_rows_grad",
         x_MK,
         grid_size("dense_rows_grad", x_MK, -(-n // 64) * -(-m // twell.GEMM_ROWS)),
-        twell.GEMM_THREADS,
         *(x_MK, dy_MK, *first, *second, down_NK, d_l1, np.int32(n), np.int32(k), token_M),
         *(saved.row, saved.counted, control, np.int32(room)),
         *(saved.backup_gate if gated else None, saved.backup_up, np.int32(backup_rows)),

@@ -1,9 +1,9 @@
-"""Launches compiled kernels through the driver, each overlapping the end of the one before it.
+"""Launches compiled kernels through the driver, each overlapping the end of the previous one.
 
-CuPy compiles; its own launch knows no attributes, and programmatic dependent launch is one: a
-kernel's blocks are brought up while the last ones of the kernel before still run, and wait at
+CuPy compiles, but its own launch takes no launch attributes, and programmatic dependent launch is
+one: a kernel's blocks start while the last blocks of the previous kernel still run, and wait at
 ``await_previous_kernel`` (cuda/common/ptx.cuh), which every kernel here calls before anything else.
-It saves a microsecond or two a kernel, of the 15 that a whole FFN takes for 8 tokens.
+It saves a microsecond or two per kernel, of the 15 that a whole FFN takes for 8 tokens.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ import ctypes
 import functools
 import struct
 import threading
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import torch
 
+from sparsellm.ffn.kernels.signature import Kind, Parameter
+
 _ALLOW_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h
 _MAX_PARAMETER_BYTES = 4096
 
-# What `struct` makes of an argument.
-_CODES: dict[type, str] = {
-    int: "Q",  # an address
-    np.int32: "i",
-    np.uint64: "Q",
-    np.float32: "f",
-    bytes: "128s",  # a tensor map
+# How `struct` packs a parameter, and the Python types that it takes.
+_KINDS: dict[Kind, tuple[str, tuple[type, ...]]] = {
+    "pointer": ("Q", (torch.Tensor, NoneType, int)),
+    "int": ("i", (np.int32,)),
+    "uint64": ("Q", (np.uint64,)),
+    "float": ("f", (np.float32,)),
+    "tensor map": ("128s", (bytes,)),
 }
 
 
@@ -50,24 +53,71 @@ class _Config(ctypes.Structure):
     )
 
 
+class Layout:
+    """How the arguments of one kernel are packed for the driver."""
+
+    def __init__(self, stem: str, parameters: tuple[Parameter, ...]) -> None:
+        codes = [_KINDS[parameter.kind][0] for parameter in parameters]
+        self.sizes = [struct.calcsize(f"<{code}") for code in codes]
+        self._struct = struct.Struct(f"<{''.join(codes)}")
+        assert self._struct.size <= _MAX_PARAMETER_BYTES, stem
+        self._stem, self._parameters = stem, parameters
+        # By the arguments' types, which ones are tensors and which ones are None.
+        self._checked: dict[tuple[type, ...], tuple[list[int], list[int]]] = {}
+
+    def pack_into(self, buffer: Any, arguments: tuple[Any, ...]) -> None:
+        """Writes the arguments; their types are checked when a combination first comes.
+
+        Raises:
+            TypeError: the kernel has other parameters.
+        """
+        types = tuple(map(type, arguments))
+        tensors, absent = self._checked.get(types) or self._check(types)
+        values = list(arguments)
+        for i in tensors:
+            values[i] = values[i].data_ptr()
+        for i in absent:
+            values[i] = 0
+        self._struct.pack_into(buffer, 0, *values)
+
+    def _check(self, types: tuple[type, ...]) -> tuple[list[int], list[int]]:
+        if len(types) != len(self._parameters):
+            names = ", ".join(parameter.name for parameter in self._parameters)
+            raise TypeError(
+                f"{self._stem} takes {len(self._parameters)} arguments ({names}), not {len(types)}"
+            )
+        for given, parameter in zip(types, self._parameters, strict=True):
+            wanted = _KINDS[parameter.kind][1]
+            if not issubclass(given, wanted):
+                raise TypeError(
+                    f"{self._stem}: argument {parameter.name} is a {given.__name__}; it takes "
+                    f"{' or '.join(t.__name__ for t in wanted)}"
+                )
+        found = (
+            [i for i, given in enumerate(types) if issubclass(given, torch.Tensor)],
+            [i for i, given in enumerate(types) if given is NoneType],
+        )
+        self._checked[types] = found
+        return found
+
+
 class _Local(threading.local):
-    """What a launch fills in: one set a thread, for making it anew would cost microseconds."""
+    """What a launch fills in: one set per thread, since making it anew would cost microseconds."""
 
     def __init__(self) -> None:
         self.parameters = ctypes.create_string_buffer(_MAX_PARAMETER_BYTES)
-        self.pointers: dict[tuple[type, ...], ctypes.Array[ctypes.c_void_p]] = {}
+        self.pointers: dict[Layout, ctypes.Array[ctypes.c_void_p]] = {}
         self.config = _Config((1, 1, 1), (1, 1, 1))
         self.config.attributes = ctypes.pointer(_Attribute(_ALLOW_OVERLAP, value=1))
         self.entered = False  # a context
 
-    def pointers_to(self, types: tuple[type, ...]) -> ctypes.Array[ctypes.c_void_p]:
+    def pointers_to(self, layout: Layout) -> ctypes.Array[ctypes.c_void_p]:
         """Where the driver finds each of the packed arguments."""
-        found = self.pointers.get(types)
+        found = self.pointers.get(layout)
         if found is None:
-            sizes = [struct.calcsize(f"<{_CODES[t]}") for t in types]
             start = ctypes.addressof(self.parameters)
-            places = [start + sum(sizes[:i]) for i in range(len(sizes))]
-            found = self.pointers[types] = (ctypes.c_void_p * len(places))(*places)
+            places = [start + sum(layout.sizes[:i]) for i in range(len(layout.sizes))]
+            found = self.pointers[layout] = (ctypes.c_void_p * len(places))(*places)
         return found
 
 
@@ -76,7 +126,7 @@ _local = _Local()
 
 @functools.cache
 def driver() -> Any:
-    """libcuda, which whoever has a GPU has."""
+    """libcuda, which comes with the GPU's driver."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -85,11 +135,6 @@ def _launcher() -> Any:
     function = driver().cuLaunchKernelEx
     function.argtypes = (ctypes.c_void_p,) * 4
     return function
-
-
-@functools.cache
-def _layout(types: tuple[type, ...]) -> struct.Struct:
-    return struct.Struct("<" + "".join(_CODES[argument] for argument in types))
 
 
 def _enter_context() -> None:
@@ -107,6 +152,7 @@ def launch(  # noqa: PLR0917
     grid: int,
     threads: int,
     shared_bytes: int,
+    layout: Layout,
     arguments: tuple[Any, ...],
     stream: int,
     *,
@@ -119,21 +165,22 @@ def launch(  # noqa: PLR0917
         grid: blocks.
         threads: of a block.
         shared_bytes: dynamic shared memory of a block.
-        arguments: addresses as int, numbers as NumPy scalars, tensor maps as bytes.
+        layout: of the kernel's parameters.
+        arguments: tensors, None or addresses as int for pointers; NumPy scalars; tensor maps as
+            bytes.
         stream: the driver's handle.
-        overlap: start before the kernel before has ended (compute capability 9.0 and newer).
+        overlap: start before the previous kernel has ended (compute capability 9.0 and newer).
 
     Raises:
-        KeyError: an argument of a type that no kernel takes.
+        TypeError: the arguments are not those of the kernel.
         RuntimeError: the driver refuses.
     """
-    types = tuple(map(type, arguments))
-    _layout(types).pack_into(_local.parameters, 0, *arguments)
+    layout.pack_into(_local.parameters, arguments)
     config = _local.config
     config.grid[0], config.block[0] = grid, threads
     config.shared_bytes, config.stream, config.num_attributes = shared_bytes, stream, overlap
-    pointers = ctypes.addressof(_local.pointers_to(types))
-    if not _local.entered:  # it may be the first that a thread, of autograd's say, asks of CUDA
+    pointers = ctypes.addressof(_local.pointers_to(layout))
+    if not _local.entered:  # this may be the first CUDA call of a thread, such as one of autograd's
         _enter_context()
         _local.entered = True
     result = _launcher()(ctypes.addressof(config), function, pointers, None)

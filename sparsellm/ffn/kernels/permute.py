@@ -6,10 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import launch_for
-
-_THREADS = 256
-_ROWS = _THREADS // 32  # of a block of threads
+from sparsellm.ffn.kernels.compile import launch_for, threads_of
 
 
 def permuted_rows(x_MK: Tensor, token_M: Tensor) -> Tensor:
@@ -17,5 +14,6 @@ def permuted_rows(x_MK: Tensor, token_M: Tensor) -> Tensor:
     m, k = x_MK.shape
     out = torch.empty_like(x_MK)
     arguments = (x_MK, token_M, np.int32(m), np.int32(k), out)
-    launch_for("permute_rows", x_MK, -(-m // _ROWS), _THREADS, *arguments)
+    rows = threads_of("permute_rows", x_MK) // 32  # a warp copies one
+    launch_for("permute_rows", x_MK, -(-m // rows), *arguments)
     return out

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import launch_for
+from sparsellm.ffn.kernels.compile import launch_for, threads_of
 from sparsellm.ffn.types import TokenOrder
 
-_THREADS, _BLOCK_TOKENS = 512, 128
+_BLOCK_TOKENS = 128
 
 
 def sort_tokens(id_M: Tensor, length: int, early: int, vocab_size: int) -> TokenOrder:
@@ -31,7 +31,8 @@ def sort_tokens(id_M: Tensor, length: int, early: int, vocab_size: int) -> Token
         torch.empty(m, dtype=torch.int64, device=device),
     )
     sizes = tuple(map(np.int32, (m, padded, length, early)))
-    for number, grid in enumerate((-(-m // _THREADS), -(-padded // _THREADS), blocks)):
+    threads = threads_of("sort_tokens", id_M)
+    for number, grid in enumerate((-(-m // threads), -(-padded // threads), blocks)):
         arguments = (np.int32(number), id_M, *sizes, count, key, *order)
-        launch_for("sort_tokens", id_M, grid, _THREADS, *arguments)
+        launch_for("sort_tokens", id_M, grid, *arguments)
     return order

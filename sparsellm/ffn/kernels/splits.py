@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import load
+from sparsellm.ffn.kernels.compile import load_like
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.types import BLOCK_TOKENS
 
@@ -52,8 +52,7 @@ def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
     num_tokens, hidden_size = x_MK.shape
     if num_tokens <= BLOCK_TOKENS or num_neurons <= _MIN_PART_MEMBERS:
         return None
-    device_index = x_MK.get_device()
-    architecture = architecture_of(device_index)
+    architecture = architecture_of(x_MK.get_device())
     slices = -(-hidden_size // architecture.unit_columns)
     ints = torch.empty(MAX_PARTS * (2 + slices), dtype=torch.int32, device=x_MK.device)
     return Splits(
@@ -61,5 +60,5 @@ def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
         arrived=ints[2 * MAX_PARTS :],
         slices=slices,
         slice_columns=architecture.unit_columns,
-        workers=load("column_units", device_index).num_multiprocessors * architecture.down.blocks,
+        workers=load_like("column_units", x_MK).num_multiprocessors * architecture.down.blocks,
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from sparsellm.ffn.kernels.compile import launch_for
 
 # cuda/common/transpose.cu
-_THREADS, _TILE_ROWS, _TILE_BYTES, _CHUNK_BYTES = 128, 64, 128, 16
+_TILE_ROWS, _TILE_BYTES, _CHUNK_BYTES = 64, 128, 16
 _TAKEN = {
     (torch.bfloat16, torch.bfloat16),
     (torch.float32, torch.bfloat16),
@@ -27,7 +27,6 @@ def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
         "transpose",
         matrix,
         -(-rows // _TILE_ROWS) * -(-columns * out.itemsize // _TILE_BYTES),
-        _THREADS,
         *(matrix, out, np.int32(rows), np.int32(columns)),
         *(np.int32(matrix.dtype == torch.float32), np.int32(dtype == torch.float32)),
     )

@@ -20,8 +20,8 @@ from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, architecture_of
 from sparsellm.ffn.types import TILE_NEURONS, FFNWeights
 
 # cuda/common/walk.cuh, rows_gemm.cuh
-WALK_THREADS, _ROWS_EACH = 128, 4
-GEMM_THREADS, GEMM_ROWS, _GEMM_BLOCKS = 256, 128, 2
+_ROWS_EACH = 4
+GEMM_ROWS, _GEMM_BLOCKS = 128, 2
 _PACK_ROWS = 8  # cuda/sm80/pack_twell.cu: of a tile, a block of threads
 
 
@@ -64,7 +64,6 @@ def gate_twell(
         gate.stem,
         x_MK,
         grid_size(gate.stem, x_MK, 2 * pairs) // 2 * 2,
-        gate.threads,
         tensor_map.encode(x_MK.data_ptr(), m, k, 128),
         tensor_map.encode(w_NK.data_ptr(), n, k, 128),
         *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
@@ -79,7 +78,6 @@ def pack_twell(gate_MN: Tensor, threshold: float, out: Twell) -> None:
         PORTABLE.gate_twell.stem,
         gate_MN,
         -(-m * tiles // _PACK_ROWS),
-        PORTABLE.gate_twell.threads,
         *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),
         *(np.int32(width), out.word, out.control),
     )
@@ -105,7 +103,6 @@ def twell_ffn(  # noqa: PLR0917
         "twell_ffn",
         x_MK,
         -(-m // _ROWS_EACH),
-        WALK_THREADS,
         *(x_MK, gate.word, np.int32(width), np.int32(tiles), np.int32(_ROWS_EACH)),
         *(second, b_second, down_NK, w.b_down_K, np.int32(m), np.int32(k), np.int32(w.relu_up)),
         *(gate.control, gate.overflowed, observed, y_MK),
@@ -151,7 +148,6 @@ def dense_rows(  # noqa: PLR0917
         "dense_rows",
         x_MK,
         grid_size("dense_rows", x_MK, -(-n // 64) * -(-m // GEMM_ROWS), _GEMM_BLOCKS),
-        GEMM_THREADS,
         *(x_MK, first, b_first, second, b_second, down_NK, w.b_down_K),
         *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(n), np.int32(k)),
         *(gate.overflowed, gate.control, np.int32(room), h),

@@ -100,7 +100,6 @@ def gate_union(  # noqa: PLR0917
         gate.stem,
         x_MK,
         grid_size(gate.stem, x_MK, 2 * pairs) // 2 * 2,
-        gate.threads,
         *(tensor_map.encode(x_MK.data_ptr(), m, k, 128), x_MK, token_M),
         tensor_map.encode(w_NK.data_ptr(), n, k, 128),
         *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
@@ -116,7 +115,6 @@ def pack_union(gate_MN: Tensor, threshold: float, out: Union, observed: int = 0)
         PORTABLE.gate.stem,
         gate_MN,
         out.count.numel(),
-        PORTABLE.gate.threads,
         *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),
         *(out.count, out.neuron, out.value, out.control),
     )
@@ -136,7 +134,6 @@ def union_entries(union: Union, observed: int = 0) -> None:
         "union_entries",
         union.count,
         blocks,
-        256,
         *(union.count, union.neuron, np.int32(tiles), union.entry, union.total),
         *(union.unit, union.order),
         *(NO_SHARING if union.splits is None else union.splits.for_sharing()),

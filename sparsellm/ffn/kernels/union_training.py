@@ -17,12 +17,12 @@ from torch import Tensor
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.kernels import hybrid, union
-from sparsellm.ffn.kernels.compile import grid_size, launch_for, launch_source
+from sparsellm.ffn.kernels.compile import grid_size, launch_for, launch_source, threads_of
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.inference import median_ms
 from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, allocate_splits
 from sparsellm.ffn.kernels.transpose import transposed
-from sparsellm.ffn.kernels.weight_grad import weight_grads
+from sparsellm.ffn.kernels.weight_grad import Operands, weight_grads
 from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
@@ -35,7 +35,7 @@ from sparsellm.ffn.types import (
 )
 
 _UNIT_MEMBERS = 256  # cuda/common/union.cuh
-_COLUMNS_THREADS, _COLUMNS_BLOCKS, _COLUMNS_BATCH = 256, 4, 16  # cuda/common/union_columns.cu
+_COLUMNS_BLOCKS, _COLUMNS_BATCH = 4, 16  # cuda/common/union_columns.cu
 
 # Standard deviations above which a normal gate lies for one token in 32, and in token order for one
 # in 16: two and four tokens of a block; the columns of real traces have 1.7 to 2.5, and 3.8 to 5.4.
@@ -105,7 +105,6 @@ def backward(  # noqa: PLR0917
         "column_units",
         x_MK,
         1,
-        1024,
         *(saved.offset, np.int32(blocks), unit, order),
         *(NO_SHARING if splits is None else splits.for_sharing()),
         control,
@@ -131,7 +130,11 @@ def backward(  # noqa: PLR0917
         *(control, dx_MK),
     )
     gate_NK, up_NK, down_NK = weight_grads(
-        saved, d_gate, d_up, x_MK, dy_MK, n, dtype, token_M, sums, num_nonzeros
+        Operands(saved, d_gate, d_up, x_MK, dy_MK, token_M),
+        n,
+        dtype,
+        added_to=sums,
+        num_nonzeros=num_nonzeros,
     )
     return FFNGradients(
         x_MK=dx_MK,
@@ -278,7 +281,8 @@ def _activations(
     fired_N = torch.zeros(n, dtype=torch.int32, device=device)
     nnz_M = torch.zeros(m, dtype=torch.int32, device=device)
     if w.gate_NK is None:
-        l1 = torch.empty(_columns_grid(scratch), _COLUMNS_THREADS // 32, device=device)
+        warps = threads_of("union_columns", x_MK) // 32
+        l1 = torch.empty(_columns_grid(scratch), warps, device=device)
         union.gate_union(x_MK, w.up_NK, w.b_up_N, 0.0, scratch)
         _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, l1)
     else:
@@ -314,7 +318,6 @@ def _columns(  # noqa: PLR0917
         "union_columns",
         values,
         _columns_grid(scratch),
-        _COLUMNS_THREADS,
         *(scratch.entry, scratch.total, scratch.value),
         *(np.int32(scratch.count.shape[1]), np.int32(len(nnz_M))),
         *(np.uint64(len(values)), columns.offset, columns.neuron, columns.mask, values),
@@ -324,7 +327,8 @@ def _columns(  # noqa: PLR0917
 
 def _columns_grid(scratch: union.Union) -> int:
     """Blocks of threads of union_columns: as many as a GPU has at once, or can have work."""
-    most = -(-scratch.entry.numel() // (_COLUMNS_BATCH * _COLUMNS_THREADS // 32))
+    warps = threads_of("union_columns", scratch.entry) // 32
+    most = -(-scratch.entry.numel() // (_COLUMNS_BATCH * warps))
     return grid_size("union_columns", scratch.entry, most, _COLUMNS_BLOCKS)
 
 

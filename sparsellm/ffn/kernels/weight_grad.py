@@ -8,12 +8,13 @@ depends on the order of execution: the same bits every time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import grid_size, launch_for, launch_source
+from sparsellm.ffn.kernels.compile import exported_like, grid_size, launch_for, launch_source
 from sparsellm.ffn.kernels.gpu_architecture import GPUArchitecture, architecture_of
 from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
 
@@ -22,9 +23,9 @@ _BF16, _FP32, _ADDED_TO_FP32 = range(3)  # `output` in cuda/common/weight_sums.c
 _GROUP_NEURONS, _MAX_PARTS, _MIN_PART = 32, 60, 16
 _MEMBER_WORDS, _UNIT_WORDS, _CONTROL_WORDS = 8, 8, 2
 # cuda/common/group_columns.cu
-_PLACE_THREADS, _PLACE_BLOCKS, _GROUP_THREADS, _LINE_BLOCKS = 256, 4, 512, 8
+_PLACE_BLOCKS, _LINE_BLOCKS = 4, 8
 # cuda/common/fill_pieces.cu
-_FILL_THREADS, _FILL_BLOCKS = 256, 5
+_FILL_BLOCKS = 5
 
 
 @dataclass(frozen=True)
@@ -39,51 +40,43 @@ class Groups:
     progress: Tensor  # (1 + 60 · 2 · slices,) int32; zero before every use of the groups
 
 
-def weight_grads(  # noqa: PLR0917
-    columns: Columns,
-    d_gate: Tensor | None,
-    d_up: Tensor,
-    x_MK: Tensor,
-    dy_MK: Tensor,
+class Operands(NamedTuple):
+    """What the gradients of the weights are products of."""
+
+    columns: Columns  # the pattern, gate and up; values of tokens that do not fire are not used
+    d_gate: Tensor | None  # (C, 64): the loss's gradient by the gate before its relu; None without
+    d_up: Tensor  # (C, 64): by ``up``; without a gate, before its relu
+    x_MK: Tensor  # the FFN's input
+    dy_MK: Tensor  # the loss's gradient by the FFN's output
+    token_M: Tensor | None = None  # (M,) int32: the row of dy for each row of x; None: the same
+
+
+def weight_grads(
+    given: Operands,
     num_neurons: int,
     dtype: torch.dtype,
-    token_M: Tensor | None = None,
+    *,
     added_to: GradientSums | None = None,
     num_nonzeros: int | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """The gradients of W_gate, W_up and W_down, each neuron by neuron.
 
     Args:
-        columns: the pattern, gate and up; values of tokens that do not fire are not used.
-        d_gate: (C, 64), the loss's gradient by the gate before its relu; None without a gate.
-        d_up: (C, 64), by ``up``; without a gate, before its relu.
-        x_MK: the FFN's input. Not finite, a token's row spoils the gradient of all neurons in the
+        given: a token whose row of x is not finite spoils the gradients of all neurons in the
             groups of 32 that it fires, as it does in a dense product.
-        dy_MK: the loss's gradient by the FFN's output.
         num_neurons: N.
         dtype: float32 or bfloat16, of the results; sums are float32.
-        token_M: (M,) int32, the row of dy that belongs to each row of x; None where it is the same.
-        added_to: float32 matrices to which the results are added; they are then what is returned.
-        num_nonzeros: of the pattern, at least: the scratch memory is reserved by it. None: for
-            the worst case.
+        added_to: float32 matrices to which the results are added; they are then returned.
+        num_nonzeros: an upper bound on the non-zeros of the pattern, by which scratch memory is
+            reserved. None: the worst case.
 
     Returns:
         Σ d_gate x (N, K), or None; Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or Σ up dy. Rows
         of neurons that never fire are zero.
     """
-    groups = group_columns(columns, num_neurons, x_MK.shape[1])
+    groups = group_columns(given.columns, num_neurons, given.x_MK.shape[1])
     return sum_groups(
-        groups,
-        columns,
-        d_gate,
-        d_up,
-        x_MK,
-        dy_MK,
-        num_neurons,
-        dtype,
-        token_M,
-        added_to,
-        num_nonzeros,
+        groups, given, num_neurons, dtype, added_to=added_to, num_nonzeros=num_nonzeros
     )
 
 
@@ -115,15 +108,15 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
         control=control,
         progress=progress,
     )
-    most = -(-blocks * num_neurons // _PLACE_THREADS)
+    place_threads = exported_like("group_columns", "place_threads", columns.offset)
+    most = -(-blocks * num_neurons // place_threads)
     placing = grid_size("group_columns", columns.offset, most, _PLACE_BLOCKS)
-    launches = ((placing, _PLACE_THREADS), (groups, _GROUP_THREADS), (groups, _GROUP_THREADS))
+    launches = ((placing, place_threads), (groups, None), (groups, None))
     for number, (grid, threads) in enumerate(launches):
         launch_for(
             "group_columns",
             columns.offset,
             grid,
-            threads,
             np.int32(number),
             np.int32(num_neurons),
             np.int32(blocks),
@@ -141,51 +134,49 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
             result.piece,
             result.unit,
             control,
+            threads=threads,
         )
     return result
 
 
-def sum_groups(  # noqa: PLR0917
+def sum_groups(
     groups: Groups,
-    columns: Columns,
-    d_gate: Tensor | None,
-    d_up: Tensor,
-    x_MK: Tensor,
-    dy_MK: Tensor,
+    given: Operands,
     num_neurons: int,
     dtype: torch.dtype,
-    token_M: Tensor | None = None,
+    *,
     added_to: GradientSums | None = None,
     num_nonzeros: int | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """`weight_grads` of a pattern that is grouped; uses the groups up."""
+    x_MK, gated = given.x_MK, given.d_gate is not None
     assert dtype in (torch.float32, torch.bfloat16), dtype
-    (num_tokens, k), architecture = x_MK.shape, _architecture(columns)
+    (num_tokens, k), architecture = x_MK.shape, _architecture(given.columns)
     slices = _slices(k, architecture)
 
     def empty() -> Tensor:
         return torch.empty(num_neurons, k, dtype=dtype, device=x_MK.device)
 
     if added_to is None:
-        gate_NK, up_NK, down_NK = None if d_gate is None else empty(), empty(), empty()
+        gate_NK, up_NK, down_NK = empty() if gated else None, empty(), empty()
         output = _FP32 if dtype == torch.float32 else _BF16
     else:
         (gate_NK, up_NK, down_NK), output = added_to, _ADDED_TO_FP32
     # Nothing is split where no group can have so many rows.
     parts = _MAX_PARTS if num_tokens > _MIN_PART * BLOCK_TOKENS else 0
-    matrices = 2 if d_gate is None else 3
+    matrices = 3 if gated else 2
     sums = torch.empty(
         parts * slices * matrices * _GROUP_NEURONS * architecture.unit_columns,
         dtype=torch.float32,
         device=x_MK.device,
     )
-    pieces = _fill_pieces(groups, columns, d_gate, d_up, num_tokens, token_M, num_nonzeros)
+    pieces = _fill_pieces(groups, given, num_nonzeros)
     launch_source(
         architecture.weight_grad,
         x_MK,
         groups.unit.shape[0] * 2 * slices,
         x_MK,
-        dy_MK,
+        given.dy_MK,
         np.int32(k),
         np.int32(num_neurons),
         groups.order,
@@ -197,7 +188,7 @@ def sum_groups(  # noqa: PLR0917
         pieces.values,
         groups.progress,
         sums,
-        np.int32(d_gate is not None),
+        np.int32(gated),
         np.int32(output),
         gate_NK,
         up_NK,
@@ -216,18 +207,11 @@ class _Pieces:
     values: Tensor  # (pieces, 64, 3 or 2, 32) bfloat16, and 32 more that are read and not used
 
 
-def _fill_pieces(  # noqa: PLR0917
-    groups: Groups,
-    columns: Columns,
-    d_gate: Tensor | None,
-    d_up: Tensor,
-    num_tokens: int,
-    token_M: Tensor | None,
-    num_nonzeros: int | None,
-) -> _Pieces:
+def _fill_pieces(groups: Groups, given: Operands, num_nonzeros: int | None) -> _Pieces:
+    d_up, gated, num_tokens = given.d_up, given.d_gate is not None, len(given.x_MK)
     num_units = groups.unit.shape[0]
     num_groups, capacity = num_units - _MAX_PARTS, groups.member.shape[0]
-    matrices = 2 if d_gate is None else 3
+    matrices = 3 if gated else 2
     # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
     most = min(num_groups * -(-num_tokens // BLOCK_TOKENS), capacity + num_groups)
     if num_nonzeros is not None:  # each row of a group has one, and a group's last piece any number
@@ -236,25 +220,24 @@ def _fill_pieces(  # noqa: PLR0917
     pieces = _Pieces(
         torch.empty(num_units, 2, dtype=torch.int32, device=d_up.device),
         x_row,
-        x_row if token_M is None else torch.empty_like(x_row),
+        x_row if given.token_M is None else torch.empty_like(x_row),
         d_up.new_empty(most * BLOCK_TOKENS * matrices * _GROUP_NEURONS + _GROUP_NEURONS),
     )
     launch_for(
         "fill_pieces",
         d_up,
         grid_size("fill_pieces", d_up, most, _FILL_BLOCKS),
-        _FILL_THREADS,
-        d_gate,
+        given.d_gate,
         d_up,
-        None if d_gate is None else columns.gate,
-        columns.up,
-        np.int32(d_gate is not None),
+        given.columns.gate if gated else None,
+        given.columns.up,
+        np.int32(gated),
         groups.member,
         groups.piece,
         groups.unit,
         groups.control,
         pieces.work,
-        token_M,
+        given.token_M,
         pieces.x_row,
         pieces.dy_row,
         pieces.values,

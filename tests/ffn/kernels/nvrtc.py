@@ -15,7 +15,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,23 +117,53 @@ class Usage(NamedTuple):
     dynamic_bytes: int  # likewise, as the source exports it
 
 
+class Signature(NamedTuple):
+    """How a kernel is launched."""
+
+    max_threads: int  # of a block, by its launch bounds
+    threads: int  # of a block, as the source exports it
+    parameter_bytes: tuple[int, ...]
+
+
 _REGISTERS, _FRAME_SIZE = 0x2F, 0x11  # attributes of section .nv.info
+_MAX_THREADS, _PARAMETER = 0x05, 0x17  # attributes of section .nv.info.<stem>
 
 
 def usage_of(cubin: bytes, stem: str) -> Usage:
     """Read from an ELF file of one kernel ``stem``, with its ``<stem>_shared_bytes``."""
     sections = _sections(cubin)
     (_, info), found = sections[".nv.info"], {}
+    for attribute, value in _attributes(info):
+        if attribute in {_REGISTERS, _FRAME_SIZE}:
+            found[attribute] = struct.unpack_from("<II", value)[1]
+    static, _ = sections.get(f".nv.shared.{stem}", (0, b""))
+    return Usage(
+        found[_REGISTERS], found[_FRAME_SIZE], static, _constant(cubin, f"{stem}_shared_bytes")
+    )
+
+
+def signature_of(cubin: bytes, stem: str) -> Signature:
+    """Read from an ELF file of one kernel ``stem``, with its ``<stem>_threads``."""
+    _, info = _sections(cubin)[f".nv.info.{stem}"]
+    max_threads, sizes = 0, {}
+    for attribute, value in _attributes(info):
+        if attribute == _MAX_THREADS:
+            max_threads = struct.unpack_from("<I", value)[0]
+        if attribute == _PARAMETER:
+            _, ordinal, _, layout = struct.unpack("<IHHI", value)
+            sizes[ordinal] = layout >> 18
+    parameter_bytes = tuple(sizes[ordinal] for ordinal in range(len(sizes)))
+    return Signature(max_threads, _constant(cubin, f"{stem}_threads"), parameter_bytes)
+
+
+def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at < len(info):
         form, attribute, size = struct.unpack_from("<BBH", info, at)
         at += 4
-        if form == 4:  # with a value of `size` bytes: the symbol, and what holds for it
-            if attribute in {_REGISTERS, _FRAME_SIZE}:
-                found[attribute] = struct.unpack_from("<II", info, at)[1]
+        if form == 4:  # with a value of `size` bytes: in .nv.info the symbol, and what holds for it
+            yield attribute, info[at : at + size]
             at += size
-    static, _ = sections.get(f".nv.shared.{stem}", (0, b""))
-    return Usage(found[_REGISTERS], found[_FRAME_SIZE], static, _constant(cubin, stem))
 
 
 def _sections(elf: bytes) -> dict[str, tuple[int, bytes]]:
@@ -156,16 +186,16 @@ def _section_list(elf: bytes) -> list[tuple[str, int, bytes]]:
     ]
 
 
-def _constant(elf: bytes, stem: str) -> int:
+def _constant(elf: bytes, symbol: str) -> int:
     sections = _section_list(elf)
     by_name = {name: content for name, _, content in sections}
     symbols, names = by_name[".symtab"], by_name[".strtab"]
     for at in range(0, len(symbols), 24):
         name, _, _, section, value, _ = struct.unpack_from("<IBBHQQ", symbols, at)
-        if names[name:].split(b"\0", 1)[0].decode() == f"{stem}_shared_bytes":
+        if names[name:].split(b"\0", 1)[0].decode() == symbol:
             content = sections[section][2]
             return struct.unpack_from("<I", content, value)[0] if content else 0
-    raise KeyError(f"{stem}_shared_bytes")
+    raise KeyError(symbol)
 
 
 if __name__ == "__main__":

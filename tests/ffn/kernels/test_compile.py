@@ -13,6 +13,8 @@ import torch
 from ffn.kernels import nvrtc
 from sparsellm.ffn.kernels import compile
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, Source, target_of
+from sparsellm.ffn.kernels.launch import Layout
+from sparsellm.ffn.kernels.signature import parameters_of
 from sparsellm.paths import bundled
 
 pathfinder = pytest.importorskip("cuda.pathfinder", reason="CuPy is not installed")
@@ -96,6 +98,16 @@ def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, el
         reserved = 0 if target in {"sm_80", "sm_86", "sm_89"} else 1024
         shared = usage.static_bytes - reserved + usage.dynamic_bytes
         assert shared <= SHARED_KIB[target] * 1024, f"{stem} for {target}: {usage}"
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_launches_know_every_kernels_threads_and_parameters(compiled, target):
+    for stem, path in compiled(NEWEST, target).items():
+        signature = nvrtc.signature_of(path.read_bytes(), stem)
+        assert signature.threads == signature.max_threads > 0, f"{stem} for {target}"
+        parameters = parameters_of(stem, compile.source_path(stem).read_text(encoding="utf-8"))
+        layout = Layout(stem, parameters)
+        assert tuple(layout.sizes) == signature.parameter_bytes, f"{stem} for {target}"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)

@@ -8,14 +8,16 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 from sparsellm.ffn.kernels import launch as module
+from sparsellm.ffn.kernels.signature import parameters_of
 
 
 @pytest.fixture
 def driver(monkeypatch):
     """Records launches in place of the driver."""
-    seen, codes = [], "128s Q i f Q"
+    seen, codes = [], "128s Q i f Q Q"
 
     def record(config, function, pointers, extra):
         config = ctypes.cast(config, ctypes.POINTER(module._Config)).contents
@@ -36,19 +38,28 @@ def driver(monkeypatch):
     return seen
 
 
+SOURCE = """
+extern "C" __global__ void __launch_bounds__(threads, 1)
+    some(const __grid_constant__ TensorMap map, const bf16* from, uint32 n, float threshold,
+         uint64 capacity, void* to) {
+}
+"""
+LAYOUT = module.Layout("some", parameters_of("some", SOURCE))
 MAP = bytes(range(128))
-ARGUMENTS = (MAP, 0x7F00_1234_5678, np.int32(-5), np.float32(0.5), np.uint64(9))
+ARGUMENTS = (MAP, 0x7F00_1234_5678, np.int32(-5), np.float32(0.5), np.uint64(9), None)
 
 
 def test_arguments_and_configuration(driver):
-    module.launch(7, 132, 384, 1000, ARGUMENTS, 99, overlap=True)
-    module.launch(7, 1, 32, 0, (MAP, 0, np.int32(1), np.float32(2), np.uint64(3)), 0, overlap=False)
+    module.launch(7, 132, 384, 1000, LAYOUT, ARGUMENTS, 99, overlap=True)
+    tensor = torch.zeros(8)
+    other = (MAP, None, np.int32(1), np.float32(2), np.uint64(3), tensor)
+    module.launch(7, 1, 32, 0, LAYOUT, other, 0, overlap=False)
     _, first, second = driver
     assert first[:10] == (7, 132, 1, 1, 384, 1, 1, 1000, 99, 1)
     assert first[10] == 6
-    assert first[11] == [MAP, 0x7F00_1234_5678, -5, 0.5, 9]
+    assert first[11] == [MAP, 0x7F00_1234_5678, -5, 0.5, 9, 0]
     assert second[:10] == (7, 1, 1, 1, 32, 1, 1, 0, 0, 0)
-    assert second[11] == [MAP, 0, 1, 2.0, 3]
+    assert second[11] == [MAP, 0, 1, 2.0, 3, tensor.data_ptr()]
 
 
 def test_every_thread_enters_a_context_once(driver):
@@ -56,7 +67,7 @@ def test_every_thread_enters_a_context_once(driver):
 
     def twice():
         for _ in range(2):
-            module.launch(7, 132, 384, 1000, ARGUMENTS, 99, overlap=True)
+            module.launch(7, 132, 384, 1000, LAYOUT, ARGUMENTS, 99, overlap=True)
 
     twice()
     thread = threading.Thread(target=twice)
@@ -69,6 +80,41 @@ def test_every_thread_enters_a_context_once(driver):
 
 def test_refusals(driver):
     with pytest.raises(RuntimeError, match=r"132 blocks of 384 threads .* \(CUDA error 1\)"):
-        module.launch(13, 132, 384, 0, ARGUMENTS, 0, overlap=True)
-    with pytest.raises(KeyError):
-        module.launch(7, 1, 1, 0, (1.0,), 0, overlap=True)
+        module.launch(13, 132, 384, 0, LAYOUT, ARGUMENTS, 0, overlap=True)
+
+
+def _refused(*changed):
+    arguments = list(ARGUMENTS)
+    for place, value in changed:
+        arguments[place] = value
+    with pytest.raises(TypeError) as error:
+        module.launch(7, 1, 1, 0, LAYOUT, tuple(arguments), 0, overlap=True)
+    return str(error.value)
+
+
+def test_arguments_of_other_types_are_refused(driver):
+    """The driver would read a Python int in place of an int as an address, and not complain."""
+    assert _refused((2, 5)) == "some: argument n is a int; it takes int32"
+    assert _refused((3, 0.5)) == "some: argument threshold is a float; it takes float32"
+    assert _refused((1, np.int32(0))) == (
+        "some: argument from is a int32; it takes Tensor or NoneType or int"
+    )
+    with pytest.raises(TypeError, match=r"some takes 6 arguments \(map, from, n, .*\), not 5"):
+        module.launch(7, 1, 1, 0, LAYOUT, ARGUMENTS[:-1], 0, overlap=True)
+    assert driver == []
+
+
+def test_types_are_checked_once_per_combination(driver, monkeypatch):
+    layout, checks = module.Layout("some", parameters_of("some", SOURCE)), []
+    check = layout._check
+    monkeypatch.setattr(layout, "_check", lambda types: checks.append(types) or check(types))
+    for arguments in (ARGUMENTS, ARGUMENTS, (*ARGUMENTS[:-1], 0), ARGUMENTS):
+        module.launch(7, 1, 1, 0, layout, arguments, 0, overlap=True)
+    assert len(checks) == 2
+
+
+def test_sources_without_the_function_or_with_other_types_are_named():
+    with pytest.raises(ValueError, match=r"other\.cu has no __global__ function other"):
+        parameters_of("other", SOURCE)
+    with pytest.raises(ValueError, match=r"parameter of type double \(threshold\)"):
+        parameters_of("some", SOURCE.replace("float", "double"))

@@ -1,0 +1,110 @@
+"""Every launch passes what its kernel takes, without a GPU: the driver is replaced, and no more."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sparsellm.ffn.kernels import (
+    compile,
+    dense,
+    gpu_architecture,
+    hybrid,
+    inference,
+    launch,
+    sort_tokens,
+    union_training,
+)
+from sparsellm.ffn.kernels.signature import parameters_of
+from sparsellm.ffn.types import BLOCK_TOKENS, Columns, FFNWeights, GradientSums
+
+M, K, N = 2048, 64, 1024  # as many tokens and neurons as heavy blocks and long groups need
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Replaces a name in all modules that launch."""
+
+    def replace(name, value):
+        for path, module in list(sys.modules.items()):
+            if path.startswith("sparsellm.ffn.kernels.") and hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
+
+    return replace
+
+
+@pytest.fixture
+def launched(everywhere, monkeypatch):
+    """The stems of the kernels that were launched; what they were to compute is undefined."""
+    stems = []
+
+    def load(stem, device_index, element):
+        source = compile.source_path(stem).read_text(encoding="utf-8")
+        layout = launch.Layout(stem, parameters_of(stem, source))
+        function = SimpleNamespace(ptr=stem)
+        return compile.Kernel(function, layout, 256, 0, 132, may_overlap=True)
+
+    def record(config, function, pointers, extra):
+        stems.append(function)
+        return 0
+
+    everywhere("load", load)
+    everywhere("exported", lambda stem, name, device_index, element: 256)
+    everywhere("_launcher", lambda: record)
+    everywhere("_enter_context", lambda: None)
+    everywhere("encode", lambda *shape: bytes(128))
+    everywhere("_is_taken", lambda matrix, dtype: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    return stems
+
+
+def _matrix(*shape):
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def _weights(gated, biased):
+    b_gate, b_up, b_down = (_matrix(N), _matrix(N), _matrix(K)) if biased else (None,) * 3
+    gate = _matrix(N, K) if gated else None
+    return FFNWeights(
+        gate, _matrix(N, K), _matrix(K, N), b_gate if gated else None, b_up, b_down, 0.0
+    )
+
+
+@pytest.fixture(params=gpu_architecture.ARCHITECTURES, ids=lambda a: a.name)
+def architecture(request, everywhere):
+    everywhere("architecture_of", lambda device_index: request.param)
+    return request.param
+
+
+def _launch_all(gated, biased, ordered, dtype, added):
+    x_MK, down_NK, w = _matrix(M, K), _matrix(N, K), _weights(gated, biased)
+    token_M = torch.arange(M, dtype=torch.int32) if ordered else None
+    for format in ("union", "twell"):
+        inference.sparse(x_MK, w, down_NK, 0, token_M, format)
+        inference.sparse(x_MK[:8], w, down_NK, 0, None, format)
+    dense.dense_ffn(x_MK, w)
+    inference.permuted_rows(x_MK, torch.arange(M, dtype=torch.int32))
+    sort_tokens.sort_tokens(torch.arange(M), 128, 16, 512)
+    d_l1 = torch.ones(())
+    sums = None
+    if added:
+        sums = GradientSums(*(torch.zeros(N, K) if some else None for some in (gated, True, True)))
+    plain = w._replace(b_gate_N=None, b_up_N=None)  # their gradients read what kernels compute
+    capacity = M // BLOCK_TOKENS * N
+    saved = Columns(*union_training.forward(x_MK, w, down_NK, capacity, token_M)[4:])
+    union_training.backward(x_MK, d_l1, x_MK, plain, down_NK, saved, dtype, token_M, sums)
+    _, _, saved = hybrid.forward(x_MK, w, down_NK, 128, M // 8, token_M)
+    hybrid.backward(x_MK, d_l1, x_MK, plain, down_NK, saved, dtype, token_M, sums)
+
+
+def test_every_launch_passes_what_its_kernel_takes(architecture, launched):
+    for gated in (True, False):
+        _launch_all(gated, biased=True, ordered=True, dtype=torch.bfloat16, added=False)
+        _launch_all(gated, biased=False, ordered=False, dtype=torch.float32, added=True)
+    own = "sm90" if architecture is gpu_architecture.HOPPER else "sm80"
+    expected = {s for s, path in compile.sources().items() if path.parent.name in {"common", own}}
+    assert set(launched) == expected

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.training_ops import operators_digest
+from sparsellm.ffn.operator_tools import operators_digest
 from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
 from sparsellm.recipe import Recipe, RuntimeConfig
 

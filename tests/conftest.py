@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsellm.ffn.training_ops import operators_digest
+from sparsellm.ffn.operator_tools import operators_digest
 from sparsellm.recipe import Recipe, load_recipe
 
 # As `prepare_blocks` does, for tests that compile by themselves.

@@ -19,8 +19,8 @@ from sparsellm.ffn.formats import (
     hybrid_forward,
 )
 from sparsellm.ffn.inference_ops import check_order, check_weights
-from sparsellm.ffn.token_order import in_order
-from sparsellm.ffn.training_ops import (
+from sparsellm.ffn.operator_tools import (
+    Gradients,
     cast_weights,
     check_cuda,
     fake_backward,
@@ -32,6 +32,7 @@ from sparsellm.ffn.training_ops import (
     ready_weights,
     without_biases,
 )
+from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     FFNGradients,
@@ -50,7 +51,6 @@ _Forward = tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
 ]  # fmt: skip
-_Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def hybrid_ffn_training(  # noqa: PLR0917
@@ -137,19 +137,8 @@ def hybrid_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensor
 
 
 @hybrid_ffn_forward.register_fake
-def _(  # noqa: PLR0917
-    x_MK: Tensor,
-    w_gate_NK: Tensor | None,
-    w_up_NK: Tensor,
-    w_down_KN: Tensor,
-    b_gate_N: Tensor | None,
-    b_up_N: Tensor | None,
-    b_down_K: Tensor | None,
-    token_M: Tensor | None,
-    width: int,
-    backup_rows: int,
-    *_shared: Tensor | None,
-) -> _Forward:
+def _(x_MK: Tensor, w_gate_NK: Tensor | None, w_up_NK: Tensor, *further: Any) -> _Forward:
+    width, backup_rows = further[_WIDTH - 3 : _WIDTH - 1]
     (m, _), n, gated = x_MK.shape, w_up_NK.shape[0], w_gate_NK is not None
     blocks = (m + BLOCK_TOKENS - 1) // BLOCK_TOKENS
 
@@ -191,7 +180,7 @@ def hybrid_ffn_backward(  # noqa: PLR0917
     kernel_up_NK: Tensor | None,
     kernel_down_NK: Tensor | None,
     saved: list[Tensor],
-) -> _Backward:
+) -> Gradients:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``, as `training_ops.sparse_ffn_backward`."""
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
     ready = ready_weights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)

@@ -7,17 +7,26 @@ arguments alone, so compiling, recomputing and sharding need nothing special.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.inference_ops import MAX_TOKENS, beyond_limits, check_order, check_weights
+from sparsellm.ffn.inference_ops import check_order, check_weights
+from sparsellm.ffn.operator_tools import (
+    Gradients,
+    cast_weights,
+    check_cuda,
+    fake_backward,
+    fake_backward_into,
+    for_kernels,
+    in_own_types,
+    of_present,
+    present_gradients,
+    ready_weights,
+    without_biases,
+)
 from sparsellm.ffn.reference import sparse_backward, sparse_forward
-from sparsellm.ffn.step_shared import kernel_weights
 from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
@@ -36,15 +45,6 @@ _CAPACITY = 8  # its place among the arguments of `sparse_ffn_forward`
 _Forward = tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]  # fmt: skip
-_Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def operators_digest() -> str:
-    """Changes with the files of this folder: what graphs compiled with its operators depend on."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def sparse_ffn_training(
@@ -150,18 +150,8 @@ def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensor
 
 
 @sparse_ffn_forward.register_fake
-def _(  # noqa: PLR0917
-    x_MK: Tensor,
-    w_gate_NK: Tensor | None,
-    w_up_NK: Tensor,
-    w_down_KN: Tensor,
-    b_gate_N: Tensor | None,
-    b_up_N: Tensor | None,
-    b_down_K: Tensor | None,
-    token_M: Tensor | None,
-    capacity: int,
-    *_shared: Tensor | None,
-) -> _Forward:
+def _(x_MK: Tensor, w_gate_NK: Tensor | None, w_up_NK: Tensor, *further: Any) -> _Forward:
+    capacity = further[_CAPACITY - 3]
     m, n = x_MK.shape[0], w_up_NK.shape[0]
     blocks = (m + BLOCK_TOKENS - 1) // BLOCK_TOKENS
     device = x_MK.device if capacity == blocks * n else "cpu"  # of `Columns.needed`
@@ -191,16 +181,11 @@ def sparse_ffn_backward(  # noqa: PLR0917
     b_up_N: Tensor | None,
     b_down_K: Tensor | None,
     token_M: Tensor | None,
-    offset: Tensor,
-    neuron: Tensor,
-    mask: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    needed: Tensor,
+    columns: list[Tensor],
     kernel_gate_NK: Tensor | None = None,
     kernel_up_NK: Tensor | None = None,
     kernel_down_NK: Tensor | None = None,
-) -> _Backward:
+) -> Gradients:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
 
     Args: dy (contiguous, of x's type, by token) and d_l1 (); what forward was given but for the
@@ -210,17 +195,11 @@ def sparse_ffn_backward(  # noqa: PLR0917
         Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for what there is not.
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
-    saved = Columns(offset, neuron, mask, gate, up, needed)
     ready = ready_weights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
-    return in_own_types(_backward(dy_MK, d_l1, x_MK, w, ready, saved, token_M), x_MK, w)
+    return in_own_types(_backward(dy_MK, d_l1, x_MK, w, ready, Columns(*columns), token_M), x_MK, w)
 
 
-@sparse_ffn_backward.register_fake
-def fake_backward(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *further: Any) -> _Backward:
-    """What any backward operator whose arguments begin so says of its results."""
-    parameters = further[: len(FFNGradients._fields) - 1]
-    empty = [x_MK.new_empty(0) if p is None else p.new_empty(p.shape) for p in parameters]
-    return (torch.empty_like(x_MK), *empty)  # type: ignore[return-value]
+sparse_ffn_backward.register_fake(fake_backward)
 
 
 @torch.library.custom_op(
@@ -233,12 +212,7 @@ def sparse_ffn_backward_into(  # noqa: PLR0917
     d_l1: Tensor,
     x_MK: Tensor,
     token_M: Tensor | None,
-    offset: Tensor,
-    neuron: Tensor,
-    mask: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    needed: Tensor,
+    columns: list[Tensor],
     kernel_gate_NK: Tensor | None,
     kernel_up_NK: Tensor,
     kernel_down_NK: Tensor,
@@ -251,17 +225,13 @@ def sparse_ffn_backward_into(  # noqa: PLR0917
     Returns:
         The gradient of x.
     """
-    saved = Columns(offset, neuron, mask, gate, up, needed)
     ready = KernelWeights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
     w = without_biases(ready)
     sums = GradientSums(sum_gate_NK, sum_up_NK, sum_down_NK)
-    return _backward(dy_MK, d_l1, x_MK, w, ready, saved, token_M, sums).x_MK
+    return _backward(dy_MK, d_l1, x_MK, w, ready, Columns(*columns), token_M, sums).x_MK
 
 
-@sparse_ffn_backward_into.register_fake
-def fake_backward_into(dy_MK: Tensor, d_l1: Tensor, x_MK: Tensor, *_further: Any) -> Tensor:
-    """As `fake_backward`, of one that adds the matrices' gradients up."""
-    return torch.empty_like(x_MK)
+sparse_ffn_backward_into.register_fake(fake_backward_into)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: _Forward) -> None:
@@ -273,48 +243,20 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: _Forward) -> None:
     ctx.save_for_backward(x_MK, token_M, *columns, *kernels, *parameters, *sums)
 
 
-def present_gradients(
-    x_MK: Tensor, dy_MK: Tensor | None, d_l1: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Zeros for what the loss does not depend on; dy contiguous."""
-    dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
-    if d_l1 is None:
-        d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
-    return dy_MK, d_l1
-
-
-def of_present(inputs: Sequence[Tensor | None], found: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of a backward operator, None where there is no such input."""
-    return [None if t is None else g for t, g in zip(inputs, found, strict=True)]
-
-
 def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) -> tuple[Any, ...]:
     x_MK, token_M, *further = ctx.saved_tensors
-    columns, kernels = further[: len(Columns._fields)], further[len(Columns._fields) : -9]
+    columns, kernels = list(further[: len(Columns._fields)]), further[len(Columns._fields) : -9]
     parameters, sums = further[-9:-3], further[-3:]
     dy_MK, d_l1 = present_gradients(x_MK, dy_MK, d_l1)
     rest = (None,) * 8  # token_M, capacity, kernels' weights and sums
     if sums[1] is not None:
-        given = (*columns, *kernels, *sums)
-        dx_MK = sparse_ffn_backward_into(dy_MK, d_l1, x_MK, token_M, *given)
+        dx_MK = sparse_ffn_backward_into(dy_MK, d_l1, x_MK, token_M, columns, *kernels, *sums)
         return (dx_MK, *(None,) * 6, *rest)
-    found = sparse_ffn_backward(dy_MK, d_l1, x_MK, *parameters, token_M, *columns, *kernels)
+    found = sparse_ffn_backward(dy_MK, d_l1, x_MK, *parameters, token_M, columns, *kernels)
     return (*of_present([x_MK, *parameters], found), *rest)
 
 
 sparse_ffn_forward.register_autograd(_gradients, setup_context=_save)
-
-
-def ready_weights(
-    gate_NK: Tensor | None, up_NK: Tensor | None, down_NK: Tensor | None
-) -> KernelWeights | None:
-    if up_NK is None or down_NK is None:
-        return None
-    return KernelWeights(gate_NK, up_NK, down_NK)
-
-
-def without_biases(ready: KernelWeights) -> FFNWeights:
-    return FFNWeights(ready.gate_NK, ready.up_NK, ready.down_NK.t(), None, None, None, 0.0)
 
 
 def _plain_forward(
@@ -388,25 +330,6 @@ def _backward_by_kernels(  # noqa: PLR0917
         return union_training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, own, token_M, sums)
 
 
-def in_own_types(gradients: FFNGradients, x_MK: Tensor, w: FFNWeights) -> _Backward:
-    own = w.up_NK.dtype
-    cast = [x_MK.new_empty(0) if g is None else g.to(own) for g in gradients[1:]]
-    return (gradients.x_MK, *cast)  # type: ignore[return-value]
-
-
-def for_kernels(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
-    """All in ``dtype``, and the matrices as the kernels read them: ``ready``, or made so here."""
-    return cast_weights(w, dtype, kernel_weights(w, dtype) if ready is None else ready)
-
-
-def cast_weights(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
-    """All in ``dtype``; the matrices are ``ready``, where they are."""
-    if ready is not None:
-        w = w._replace(gate_NK=ready.gate_NK, up_NK=ready.up_NK, down_KN=ready.down_NK.t())
-    cast = [t.to(dtype) if isinstance(t, Tensor) else t for t in w]
-    return FFNWeights(*cast)  # type: ignore[arg-type]
-
-
 def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, capacity: int) -> None:
     if x_MK.ndim != 2 or w.up_NK.ndim != 2:
         raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
@@ -419,16 +342,3 @@ def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, capacity: int) -
     check_weights(w, k, n, w.up_NK.dtype, x_MK.device)
     if token_M is not None:
         check_order(token_M, m, x_MK.device)
-
-
-def check_cuda(x_MK: Tensor, w: FFNWeights) -> None:
-    (m, k), n = x_MK.shape, w.up_NK.shape[0]
-    if reason := beyond_limits(k, n):
-        raise ValueError(f"sparse_ffn: {reason}; use ffn.kernels=dense")
-    if m > MAX_TOKENS:
-        raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
-    if x_MK.dtype != torch.bfloat16:
-        raise ValueError(
-            f"sparse_ffn: x is {x_MK.dtype}; on a GPU sparse training takes torch.bfloat16 alone "
-            "(fp16 is for inference): train in bf16, or with ffn.kernels=dense"
-        )

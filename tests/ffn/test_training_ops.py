@@ -129,7 +129,7 @@ def test_operators_are_what_they_say(gated, biased, capacity, ordered):
     torch.library.opcheck(sparse_ffn_forward, (*arguments, capacity))
     y_MK, l1_sum, _, _, *columns = sparse_ffn_forward(*arguments, capacity)
     detached = [t.detach() if torch.is_tensor(t) else t for t in (y_MK, l1_sum, *arguments)]
-    torch.library.opcheck(sparse_ffn_backward, (*detached, *columns))
+    torch.library.opcheck(sparse_ffn_backward, (*detached, columns))
 
 
 def test_half_of_the_loss_and_half_of_the_weights():
@@ -312,7 +312,7 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     saved = Columns(*columns)
     found = _backward_by_kernels(y_MK, l1_sum, x_MK, bare, None, saved, token_M, None)
     on_gpu = [x_MK.new_empty(0) if g is None else g for g in found]
-    on_cpu = sparse_ffn_backward(y_MK, l1_sum, *inputs, token_M, *columns)
+    on_cpu = sparse_ffn_backward(y_MK, l1_sum, *inputs, token_M, list(columns))
     assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
     assert all(a.is_contiguous() and a.dtype == torch.float32 for a in on_gpu[1:4] if a.numel())
 

@@ -535,7 +535,7 @@ def test_operators_are_what_they_say(gated, capacity, ordered):
     torch.library.opcheck(sparse_ffn_forward, (*arguments, columns))
     y_MK, l1_sum, _, _, *saved = sparse_ffn_forward(*arguments, columns)
     detached = [t.detach() if torch.is_tensor(t) else t for t in (y_MK, l1_sum, *arguments)]
-    torch.library.opcheck(sparse_ffn_backward, (*detached, *saved))
+    torch.library.opcheck(sparse_ffn_backward, (*detached, saved))
 
 
 @pytest.mark.timeout(600)

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from sparsellm.data.shards import Shard, expand, fingerprint, to_shard
+from sparsellm.data.witness import witness
 from sparsellm.paths import bundled
 from sparsellm.strict import Globs, StrictModel, load_yaml, validate
 
@@ -30,6 +31,11 @@ class Corpus:
     def fingerprint(self) -> str:
         """Changes when a training shard is added, removed, renamed or changed."""
         return fingerprint(self.train)
+
+    @cached_property
+    def witness(self) -> str | None:
+        """Changes, too, where an edit leaves the fingerprint as it is; see witness.py."""
+        return witness(self.train)
 
 
 class HubCorpus(StrictModel):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import IO
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from sparsellm.data.block_types import Rows
+from sparsellm.data.files import open_file, open_steady
 from sparsellm.data.retry import is_transient, one_line, with_retries
 from sparsellm.data.shards import Shard
 
@@ -76,7 +76,7 @@ class JsonLinesReader:
         self._file.close()
 
     def _open(self) -> IO[bytes]:
-        return fsspec.open(self._shard.url, "rb").open()
+        return open_file(self._shard.url)
 
 
 class JsonLinesStream:
@@ -87,7 +87,7 @@ class JsonLinesStream:
     def __init__(self, shard: Shard) -> None:
         assert shard.compression
         self._shard = shard
-        self._source = with_retries(lambda: fsspec.open(shard.url, "rb").open(), shard.url)
+        self._source = open_steady(shard.url)
         self._stream = pa.CompressedInputStream(self._source, shard.compression)
         self._rest = b""
         self._line = 1
@@ -125,11 +125,8 @@ class JsonLinesStream:
         try:
             return self._stream.read(BLOCK_BYTES)
         except (pa.ArrowException, OSError, EOFError) as error:
-            if is_transient(error):
-                raise ConnectionError(
-                    f"{self._shard.url}: the connection broke at line {self._line} "
-                    f"({one_line(error)}); the run can be resumed"
-                ) from error
+            if is_transient(error):  # the source has said why, and tried again
+                raise
             raise ValueError(
                 f"{self._shard.url} is damaged after line {self._line - 1} ({one_line(error)}); "
                 "fetch the file again, or take it out of the corpus"

@@ -24,6 +24,8 @@ from sparsellm.data.position import (
     DataStateMismatch,
     Position,
     advance,
+    compare_corpora,
+    compare_witnesses,
     from_json,
     saved_groups,
     to_json,
@@ -118,8 +120,11 @@ class TokenLoader:
         ranks'.
         """
         names = [corpus.name for corpus in self._config.corpora]
-        groups = {"groups": self._config.groups}
-        return self._identity() | groups | to_json(self._advanced(), names)
+        return (
+            self._identity()
+            | {"groups": self._config.groups, "witnesses": self._witnesses()}
+            | to_json(self._advanced(), names)
+        )
 
     def _identity(self) -> dict[str, Any]:
         """What a position is only valid for."""
@@ -129,6 +134,9 @@ class TokenLoader:
             "tokenizer": self._tokenizer.identity,
             "corpora": {corpus.name: corpus.fingerprint for corpus in self._config.corpora},
         }
+
+    def _witnesses(self) -> dict[str, str | None]:
+        return {corpus.name: corpus.witness for corpus in self._config.corpora}
 
     @property
     def worker_pids(self) -> list[int]:
@@ -165,7 +173,10 @@ class TokenLoader:
                     f"the data position was saved with {key} {state[key]!r} and this run has "
                     f"{own[key]!r}"
                 )
-        notes = _compare_corpora(state["corpora"], own["corpora"])
+        notes = compare_corpora(state["corpora"], own["corpora"])
+        witnesses = state.get("witnesses", {})  # earlier versions had none
+        for name, present in self._witnesses().items():
+            notes += compare_witnesses(name, witnesses.get(name), present)
         self.close()
         self._position = self._counted = position
         self._handed_out = 0
@@ -181,25 +192,6 @@ class TokenLoader:
         if self._source is not None:
             self._source.close()
             self._source = None
-
-
-def _compare_corpora(saved: dict[str, str], present: dict[str, str]) -> list[str]:
-    """What was added and removed; the fingerprints of the others must be the same."""
-    if not saved.keys() & present.keys():
-        raise DataStateMismatch(
-            f"the data position is of corpus {', '.join(saved)} and this run reads "
-            f"{', '.join(present)}"
-        )
-    for name in sorted(saved.keys() & present.keys()):
-        if saved[name] != present[name]:
-            raise DataStateMismatch(
-                f"the files of corpus {name} are not those that the data position was saved with: "
-                "one was added, removed, renamed or changed"
-            )
-    added = [
-        f"corpus {name} is new and begins at its beginning" for name in present if name not in saved
-    ]
-    return added + [f"corpus {name} is no longer read" for name in saved if name not in present]
 
 
 class _InLine:

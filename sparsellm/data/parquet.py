@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsellm.data.block_types import TextColumn, check_text_column
+from sparsellm.data.files import open_file
 from sparsellm.data.retry import is_transient, one_line, with_retries
 from sparsellm.data.shards import Shard
 
@@ -54,7 +54,7 @@ class ParquetReader:
         self._file.close()
 
     def _open(self) -> pq.ParquetFile:
-        file = fsspec.open(self._shard.url, "rb").open()
+        file = open_file(self._shard.url)
         try:
             return pq.ParquetFile(file, page_checksum_verification=True)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -124,3 +124,49 @@ def _check_complete(lanes: dict[str, Any], num_lanes: int, number: int) -> None:
                 f"the data position of lane {lane} is missing: that of one rank "
                 "was not saved. Resume from an older checkpoint"
             )
+
+
+def compare_corpora(saved: dict[str, str], present: dict[str, str]) -> list[str]:
+    """What was added and removed, as sentences.
+
+    Raises:
+        DataStateMismatch: none is left, or the fingerprint of one is another.
+    """
+    if not saved.keys() & present.keys():
+        raise DataStateMismatch(
+            f"the data position is of corpus {', '.join(saved)} and this run reads "
+            f"{', '.join(present)}"
+        )
+    for name in sorted(saved.keys() & present.keys()):
+        if saved[name] != present[name]:
+            raise DataStateMismatch(
+                f"the files of corpus {name} are not those that the data position was saved with: "
+                "one was added, removed, renamed or changed"
+            )
+    added = [
+        f"corpus {name} is new and begins at its beginning" for name in present if name not in saved
+    ]
+    return added + [f"corpus {name} is no longer read" for name in saved if name not in present]
+
+
+def compare_witnesses(corpus: str, saved: str | None, present: str | None) -> list[str]:
+    """A sentence, or none, on what two witnesses of a corpus say, whose fingerprint is the same.
+
+    Raises:
+        DataStateMismatch: its contents are not the same.
+    """
+    if saved is None or present is None or saved == present:
+        return []
+    kinds = {saved.split()[0], present.split()[0]}
+    if kinds == {"contents"}:
+        raise DataStateMismatch(
+            f"a file of corpus {corpus} was edited since the data position was saved; its name and "
+            "size are as before"
+        )
+    if kinds != {"times"}:
+        return []
+    return [
+        f"files of corpus {corpus} were written since: edited or only copied? Their names, sizes, "
+        "begins, middles and ends are as before, and the rest is too large to compare. If one was "
+        "edited, restore it: the stream would not be the one that the run began with"
+    ]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import fsspec
 import pyarrow as pa
 
 from sparsellm.data.block_types import Block, Rows, ShardReader
+from sparsellm.data.files import open_file
 from sparsellm.data.json_lines import JsonLinesReader, JsonLinesStream
 from sparsellm.data.parquet import ParquetReader
 from sparsellm.data.retry import is_transient, one_line, with_retries
@@ -69,7 +69,7 @@ class _Files:
         return [with_retries(partial(self._read, url), url) for url in urls]
 
     def _read(self, url: str) -> str:
-        with fsspec.open(url, "rb") as file:
+        with open_file(url) as file:
             try:
                 compression = self._shard.compression
                 source = pa.CompressedInputStream(file, compression) if compression else file

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import tenacity
 
-# Other ranks wait meanwhile.
-MAX_SECONDS = 55
+# Other ranks wait meanwhile. With the last attempt (files.TIMEOUT_SECONDS) it is under a minute.
+MAX_SECONDS = 45
 
 
 logger = logging.getLogger(__name__)
@@ -87,9 +87,12 @@ def is_transient(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, ConnectionError | TimeoutError):
             return True
-        # requests and httpx (whichever the hub's client uses) name these classes alike.
+        # requests and httpx (whichever the hub's client uses) name these classes alike; the first
+        # two are aiohttp's, which fsspec has for http://.
         names = {cls.__name__ for cls in type(seen).__mro__}
         if names & {
+            "ClientConnectionError",
+            "ClientPayloadError",
             "TimeoutException",
             "NetworkError",
             "ProtocolError",
@@ -105,8 +108,10 @@ def _status(error: BaseException | None) -> int | None:
     """HTTP status of an error or of what caused it."""
     while error is not None:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        if status is not None:
-            return int(status)
+        if status is None:
+            status = getattr(error, "status", None)  # aiohttp's
+        if isinstance(status, int):
+            return status
         error = error.__cause__ or error.__context__
     return None
 
@@ -114,7 +119,7 @@ def _status(error: BaseException | None) -> int | None:
 def _retry_after(error: BaseException | None) -> float:
     """Seconds that the server asked to wait, 0 if it did not; at most five minutes."""
     while error is not None:
-        headers = getattr(getattr(error, "response", None), "headers", None)
+        headers = getattr(getattr(error, "response", error), "headers", None)
         if headers is not None:
             value = str(headers.get("Retry-After", "0"))
             return min(float(value), 300.0) if value.isdigit() else 0.0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsellm.ranks import EndedByAnother
+
+Result = TypeVar("Result")
 
 
 def all_reduce_sum(tensor: Tensor) -> None:
@@ -103,6 +106,24 @@ def together(device: torch.device) -> Iterator[None]:
         agree(error, interrupted=False, device=device)
     except FailedTogether as failure:
         raise cause_of(failure) from None
+
+
+def from_first_rank(make: Callable[[], Result], device: torch.device) -> Result:
+    """What rank 0 makes, on every rank.
+
+    Raises:
+        ValueError, OSError: what it met, on rank 0.
+        EndedByAnother: the same, on the other ranks.
+    """
+    made: list[Result | None] = [None]
+    with together(device):
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            made[0] = make()
+    if dist.is_initialized():
+        dist.broadcast_object_list(made, src=0, device=device)
+    result = made[0]
+    assert result is not None
+    return result
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from sparsellm import __version__
 from sparsellm.data import (
+    Corpus,
     DataStateMismatch,
     TokenLoader,
     load_corpora,
@@ -33,7 +34,7 @@ from sparsellm.runs.lineage import Lineage
 from sparsellm.runs.pretrained import read_weights
 from sparsellm.runs.saver import Saver
 from sparsellm.strict import flatten
-from sparsellm.training.distributed import checkpoint_group, together
+from sparsellm.training.distributed import checkpoint_group, from_first_rank, together
 from sparsellm.training.kernel_policy import (
     described_costs,
     kernels_state,
@@ -123,13 +124,21 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
     return accelerator
 
 
+def _find_corpora(recipe: Recipe) -> tuple[Corpus, ...]:
+    """With what it takes a look at every file for: the other ranks have it from the first."""
+    corpora = load_corpora(**recipe.data.sources())
+    for corpus in corpora:
+        _ = corpus.fingerprint, corpus.witness
+    return corpora
+
+
 def build_run(
     recipe: Recipe, accelerator: Accelerator | None = None, activity: RankActivity | None = None
 ) -> Run:
     """Everything at step 0, on this rank's device."""
     accelerator = accelerator or build_accelerator(recipe)
     recipe.accumulation_steps(accelerator.num_processes)  # raises before anything is built
-    corpora = load_corpora(**recipe.data.sources())
+    corpora = from_first_rank(lambda: _find_corpora(recipe), accelerator.device)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     shape = {
         "context_length": recipe.model.context_length,

@@ -43,6 +43,7 @@ class FakeHub:
         self.files["README.md"] = CARD
         self.troubles: list[str] = []  # "429", "500", "cut": taken from the front
         self.log: list[str] = []
+        self.requests: list[str] = []  # method and path of all, lists of files among them
         hub = self
 
         class Handler(_Handler):
@@ -60,6 +61,7 @@ class FakeHub:
         self._server.shutdown()
 
     def answer(self, request: _Handler) -> None:
+        self.requests.append(f"{request.command} {request.path}")
         path, _, query = request.path.partition("?")
         path = unquote(path)
         if path.startswith(f"/api/datasets/{REPO}/revision/"):

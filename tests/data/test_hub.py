@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import process_env
+from conftest import ROOT, TINY, process_env, set_arguments
 
 from data.fake_hub import REPO, REVISION, FakeHub
 from sparsellm.data import load_corpus
@@ -101,6 +102,36 @@ def test_corrupt_shard_is_named(corpus_file, tmp_path):
     assert "ValueError" in last
     assert "sample/00" in last
     assert "damaged" in last
+
+
+def _lists(requests):
+    """Requests that ask what there is, and not for a file."""
+    return Counter(
+        path
+        for path in (request.split("?")[0].split(REPO)[-1] for request in requests)
+        if path.startswith(("/tree/", "/revision/", "/paths-info/"))
+    )
+
+
+@pytest.mark.slow
+def test_one_rank_lists_the_hub_for_all_ranks_and_workers(corpus_file, tmp_path):
+    overrides = [*TINY, f"logging.run_dir={tmp_path}", f"data.corpus={corpus_file}"]
+    overrides += ["data.num_workers=2", "train.steps=2"]
+    train = ["-m", "sparsellm", "train", "--recipe", "debug", "--set", "data.tokenizer=bytes"]
+    launch = ["-m", "accelerate.commands.launch", "--main_process_port=0", "--num_processes=2"]
+    launch.append(f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}")
+    with FakeHub(SHARDS) as hub:
+        done = subprocess.run(
+            [sys.executable, *launch, *train, *set_arguments(overrides)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=_hub_env(hub, tmp_path),
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        seen = _lists(hub.requests)
+    assert seen[f"/tree/{REVISION}/sample"] == 1
+    assert set(seen.values()) == {1}
 
 
 @pytest.mark.slow

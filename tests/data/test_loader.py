@@ -25,6 +25,7 @@ from sparsellm.data import (
     merge,
     validation_batches,
 )
+from sparsellm.data import witness as witness_module
 from sparsellm.training.objective import IGNORED_TARGET
 from sparsellm.training.validation import ValidationSet
 
@@ -115,6 +116,43 @@ def test_another_text_of_the_same_name_and_size_is_refused(tmp_path):
     _loader(corpus).load_state_dict(merge(states[:1]))
     with pytest.raises(DataStateMismatch, match=r"files of corpus local are not those.*changed"):
         _loader(corpus).load_state_dict(merge(states[1:2]))
+
+
+def _edit_in_the_dark(path, letter):
+    """An edit that keeps the size, where the fingerprint does not look."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 4)
+        file.write(letter.encode())
+
+
+def test_an_edit_anywhere_in_a_file_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "x" * 1_000_000}) + "\n")
+    files = [str(path)]
+    state = merge([_loader(load_corpus("local", files=files)).state_dict()])
+    path.touch()  # as a copy does
+    _loader(load_corpus("local", files=files)).load_state_dict(state)
+    _edit_in_the_dark(path, "y")
+    edited = load_corpus("local", files=files)
+    assert edited.fingerprint == state["corpora"]["local"]
+    with pytest.raises(DataStateMismatch, match=r"a file of corpus local was edited since"):
+        _loader(edited).load_state_dict(state)
+    _edit_in_the_dark(path, "x")
+    _loader(load_corpus("local", files=files)).load_state_dict(state)
+    del state["witnesses"]  # as earlier versions saved it
+    assert _loader(edited).load_state_dict(state) == []
+
+
+def test_of_a_large_corpus_files_that_were_written_since_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(witness_module, "WHOLE_BYTES", 1000)
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "x" * 1_000_000}) + "\n")
+    files = [str(path)]
+    state = merge([_loader(load_corpus("local", files=files)).state_dict()])
+    assert _loader(load_corpus("local", files=files)).load_state_dict(state) == []
+    _edit_in_the_dark(path, "y")
+    (note,) = _loader(load_corpus("local", files=files)).load_state_dict(state)
+    assert note.startswith("files of corpus local were written since: edited or only copied?")
 
 
 def test_a_position_of_an_earlier_version_is_refused():

@@ -1,8 +1,11 @@
-# sparsellm on a machine with NVIDIA GPUs and a driver for CUDA 13:
+# For machines with NVIDIA GPUs and a driver for CUDA 13:
 #   docker build -t sparsellm .
 #   docker run --gpus all --ipc host -v /data:/data -v $PWD/runs:/runs sparsellm \
-#     train small --set data.corpus=local --set 'data.files=[/data/*.parquet]' --set logging.run_dir=/runs
-# CuPy compiles the kernels at run time: it needs CUDA's headers and NVRTC, which its packages bring.
+#     train small --set data.corpus=local --set 'data.files=[/data/*.parquet]' \
+#     --set validation.every_steps=0 --set logging.run_dir=/runs
+# Several GPUs: docker run --entrypoint accelerate … sparsellm launch --config_file launch/ddp8.yaml
+# -m sparsellm train …
+# CuPy compiles the kernels at run time. The CUDA headers and NVRTC that it needs come with its packages.
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
 RUN apt-get update \
@@ -12,10 +15,10 @@ ENV VIRTUAL_ENV=/opt/sparsellm PATH=/opt/sparsellm/bin:$PATH
 RUN python3 -m venv $VIRTUAL_ENV
 WORKDIR /src
 COPY . .
-# torch before the rest: constraints.txt pins its version, not which CUDA it is built for.
+# torch first: constraints.txt pins its version, and the package index decides the CUDA version.
 RUN pip install --constraint constraints.txt torch \
     && pip install --constraint constraints.txt '.[cuda,eval]'
-# Machine code of kernels and compiled blocks outlives the container where this is a volume.
+# On a volume, compiled kernels and compiled blocks outlive the container.
 ENV CUPY_CACHE_DIR=/cache/cupy TORCHINDUCTOR_CACHE_DIR=/cache/inductor
 VOLUME /cache
 ENTRYPOINT ["sparsellm"]

@@ -1,14 +1,19 @@
-"""What the documents of this repository tell a reader to type."""
+"""What the documents of this repository tell a reader to type, and whether it exists."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from conftest import ROOT
+
+from sparsellm.cli import make_parser
+from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.strict import all_keys
 
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "cuda/README.md")),
@@ -27,6 +32,8 @@ _FENCE = re.compile(r"^( *)```(.*)$")
 _NOT_RUN = re.compile(r"^ *<!-- not run: (.+) -->$")
 _COMMENT = re.compile(r"^ *#( {2,})(\S.*)$")
 _ASSIGNMENT = re.compile(r"^[A-Z_]+=")
+# What is not ours and is checked by its name alone.
+_OTHERS = {"accelerate", "docker", "eval", "mkdocs", "pre-commit", "python", "python3"}
 _COMMANDS = ("sparsellm", "accelerate", "sbatch", "docker", "make")
 
 
@@ -129,3 +136,49 @@ def arguments_of(words: list[str]) -> list[str] | None:
     if words[:2] == ["docker", "run"]:
         return words[words.index("sparsellm") + 1 :]
     return None
+
+
+def check_command(words: list[str]) -> None:
+    """That a command's program, options, recipe keys and files exist."""
+    arguments = arguments_of(words)
+    program = Path(words[0]).name
+    if program == "make":
+        _check_make(words[1:])
+    elif program == "pip":
+        _check_pip(words)
+    elif arguments is None:
+        assert program in _OTHERS | {"for", "done"}, words
+    for test in (word for word in words if word.startswith("tests/")):
+        assert (ROOT / test).exists(), words
+    if "--config_file" in words:
+        assert (ROOT / words[words.index("--config_file") + 1]).is_file(), words
+    for name in re.findall(r"CONFIG=(\w+)", " ".join(words)):
+        assert (ROOT / "launch" / f"{name}.yaml").is_file(), words
+    if arguments is not None:
+        _check_arguments([word.replace("$l1", "1e-4") for word in arguments])
+
+
+def _check_make(words: list[str]) -> None:
+    text = (ROOT / "Makefile").read_text()
+    for target in (word for word in words if "=" not in word):
+        assert re.search(rf"^{target}:", text, re.MULTILINE), target
+
+
+def _check_pip(words: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extras in re.findall(r"\.\[([^\]]+)\]", " ".join(words)):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"]), words
+
+
+def _check_arguments(arguments: list[str]) -> None:
+    """By the real parser; the recipe with its ``--set`` values by its own checks."""
+    try:
+        options = make_parser().parse_args(arguments)
+    except SystemExit:
+        raise AssertionError(f"the parser refuses: {arguments}") from None
+    overrides = getattr(options, "overrides", [])
+    keys = {override.partition("=")[0] for override in overrides}
+    assert keys <= set(all_keys(Recipe)), arguments
+    recipe = getattr(options, "recipe", None)
+    if recipe and not recipe.endswith(".yaml"):
+        load_recipe(recipe, overrides)

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,19 +16,18 @@ from documents import (
     DOCUMENTS,
     arguments_of,
     blocks_of,
+    check_command,
     commands_in,
     commented_commands,
     prose_of,
 )
 
 from sparsellm.cli import make_parser
-from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe import Recipe
 from sparsellm.strict import all_keys
 
 BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
-# What is not ours and is checked by its name alone.
-OTHERS = {"accelerate", "docker", "eval", "pip", "python", ".venv/bin/pre-commit"}
 # Options of other programs that the text speaks of.
 FOREIGN_OPTIONS = {"--model", "--model-impl", "--model_args", "--requeue"}
 # What docs/extending.md has its reader write.
@@ -61,49 +59,6 @@ def test_commands_in_comments_are_found():
     found = [words for path in COMMENTED for words in commands_in(commented_commands(path))]
     assert len(found) > 10
     assert any("--num_processes" not in words and words[0] == "sbatch" for words in found)
-
-
-def check_command(words):
-    """That a command's program, options, recipe keys and files exist."""
-    arguments = arguments_of(words)
-    if words[0] == "make":
-        check_make(words[1:])
-    elif words[0] == "pip":
-        check_pip(words)
-    elif arguments is None:
-        assert words[0] in OTHERS or words[0] == "for" or words == ["done"], words
-    if "--config_file" in words:
-        assert (ROOT / words[words.index("--config_file") + 1]).is_file(), words
-    for name in re.findall(r"CONFIG=(\w+)", " ".join(words)):
-        assert (ROOT / "launch" / f"{name}.yaml").is_file(), words
-    if arguments is not None:
-        check_arguments([word.replace("$l1", "1e-4") for word in arguments])
-
-
-def check_make(words):
-    text = (ROOT / "Makefile").read_text()
-    for target in (word for word in words if "=" not in word):
-        assert re.search(rf"^{target}:", text, re.MULTILINE), target
-
-
-def check_pip(words):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for extras in re.findall(r"\.\[([^\]]+)\]", " ".join(words)):
-        assert set(extras.split(",")) <= set(project["optional-dependencies"]), words
-
-
-def check_arguments(arguments):
-    """By the real parser; the recipe with its ``--set`` values by its own checks."""
-    try:
-        options = make_parser().parse_args(arguments)
-    except SystemExit:
-        pytest.fail(f"the parser refuses: {arguments}")
-    overrides = getattr(options, "overrides", [])
-    keys = {override.partition("=")[0] for override in overrides}
-    assert keys <= set(all_keys(Recipe)), arguments
-    recipe = getattr(options, "recipe", None)
-    if recipe and not recipe.endswith(".yaml"):
-        load_recipe(recipe, overrides)
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import tomllib
+
 import pytest
 import yaml
 from conftest import ROOT
+from documents import check_command, commands_in
 
 import sparsellm
 
@@ -36,3 +41,40 @@ def test_continuous_integration_runs_the_readmes_command():
     commands = [step.get("run") for step in tests["jobs"]["cpu"]["steps"]]
     assert "make lint test" in commands
     assert "make lint test" in (ROOT / ".ci" / "run").read_text()
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_run_what_there_is(path):
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
+    scripts = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    assert scripts
+    for words in (words for script in scripts for words in commands_in(script)):
+        check_command(words)
+
+
+def test_the_site_is_published_for_tags_alone():
+    docs = yaml.safe_load((ROOT / ".github" / "workflows" / "docs.yml").read_text())
+    assert docs["jobs"]["deploy"]["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert docs["jobs"]["deploy"]["needs"] == "build"
+
+
+def test_the_image_installs_and_starts_what_there_is():
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    steps = [line.split(maxsplit=1) for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
+    commands = [words for name, rest in steps if name == "RUN" for words in commands_in(rest)]
+    ours = [words for words in commands if words[0] == "pip"]
+    for words in ours:
+        check_command(words)
+    assert any(".[cuda,eval]" in words for words in ours)
+    for _, rest in (step for step in steps if step[0] == "COPY"):
+        *sources, _ = shlex.split(rest)
+        assert all((ROOT / source).exists() for source in sources)
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert ["ENTRYPOINT", '["sparsellm"]'] in steps
+    assert "sparsellm" in scripts
+    # The build needs what the wheel is made of: .dockerignore must not hide it.
+    hidden = (ROOT / ".dockerignore").read_text().split()
+    assert not {"README.md", "LICENSE", "cuda", "recipes", "sparsellm"} & set(hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -39,9 +40,19 @@ def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> 
         why = "it is a folder"
     elif not existing.is_dir():
         why = f"{existing} is no folder"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        why = f"{existing} is write-protected"
+    elif reason := _why_not_writable(existing):
+        why = reason
     else:
         return
     kind = "folder" if is_folder else "file"
     raise ValueError(f"{path} cannot be written ({why}); name another {kind}: {option}")
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} is write-protected"
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # some file systems refuse what they seem to allow
+            return None
+    except OSError as error:
+        return f"{folder} takes no files: {error.strerror}"

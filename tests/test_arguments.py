@@ -51,6 +51,12 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         check_out(folder / "deep" / "new")
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="has no /proc")
+def test_a_file_system_that_only_seems_to_take_files_is_refused():
+    with pytest.raises(ValueError, match=r"cannot be written \(/proc (takes no files|is write-)"):
+        check_out(Path("/proc/runs"), is_folder=True)
+
+
 def test_a_device_that_pytorch_does_not_have(monkeypatch):
     import torch
 

@@ -207,7 +207,7 @@ def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[s
                 tasks[name] = _build(manager, name, folder / f"{name}.yaml")
             except Exception as error:  # whatever lm-eval, datasets or the hub raise
                 remedy = "" if data_dir else f". {_NO_NETWORK}"
-                if isinstance(error, UndefinedError):  # the prompt asks for what the rows lack
+                if isinstance(error, UndefinedError | KeyError):  # it asks for what rows lack
                     rows = data_dir or suite.tasks[name].dataset
                     remedy = f": the rows ({rows}) have no such field; eval/README.md lists them"
                 raise ValueError(

@@ -416,6 +416,11 @@ def test_mistakes_in_the_suite_and_the_rows_name_the_key(small_suite):
         file.write_text(content)
         with pytest.raises(ValueError, match=message):
             _build(rows, "piqa")
+    file = rows / "hellaswag" / "validation.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"ctx": "x"}\n')
+    with pytest.raises(ValueError, match=r"KeyError: 'ctx_a': the rows .* have no such field"):
+        _build(rows, "hellaswag")
     with pytest.raises(ValueError, match=r"--tasks: 'pika' is no task of .*; it has arc_easy, "):
         Evaluator(names=["pika"], data_dir=rows)
 

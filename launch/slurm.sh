@@ -1,14 +1,14 @@
 #!/bin/bash
-# Nodes of eight GPUs under Slurm, by any config of this folder (CONFIG, default ddp8):
+# Nodes of eight GPUs under Slurm, with any configuration of this folder (CONFIG, default ddp8):
 #   sbatch --nodes 2 launch/slurm.sh --recipe 2b
 #   sbatch --nodes 4 --export=ALL,CONFIG=hsdp launch/slurm.sh --recipe 8b
 # Everything after the script's name goes to `sparsellm train`. The run folder must be on a file
 # system that all nodes share.
 # - Each node has one launcher (torchrun's, through accelerate); they meet at the first node (c10d
-#   rendezvous). Where a rank fails or its node is lost and comes back, all launchers start their
-#   ranks again, up to MAX_RESTARTS times (default 3), and the run resumes from its last checkpoint.
-# - Where Slurm itself takes a node away, it queues the job again (--requeue). So does this script
-#   two minutes before the time limit, and on preemption: the run saves a checkpoint first.
+#   rendezvous). If a rank fails, or its node is lost and comes back, all launchers restart their
+#   ranks, up to MAX_RESTARTS times (default 3), and the run resumes from its last checkpoint.
+# - If Slurm takes a node away, it requeues the job (--requeue). This script does the same two
+#   minutes before the time limit and on preemption, after the run has saved a checkpoint.
 #SBATCH --job-name=sparsellm
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -23,17 +23,18 @@ set -u
 for argument in "$@"; do
   case $argument in
     --fresh | --resume | --resume=*)
-      echo "$0: a job that is queued again would start over or go back by $argument; instead give" \
+      echo "$0: a requeued job would start over or go back by $argument; instead give" \
         "--set name=NEW, or write the checkpoint's name into checkpoints/latest" >&2
       exit 2
       ;;
   esac
 done
-# Else the launcher of a node that came back waits for an address that the others do not repeat
-# (torch 2.11 to 2.13: they keep the key-value store of their first meeting).
+# Without this, the launcher of a node that comes back waits for an address that the others do not
+# announce again (torch 2.11 to 2.13 keep the key-value store of the first rendezvous).
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 gpus_per_node=${GPUS_PER_NODE:-8}
-# Slurm runs a copy of this file from its spool folder; the configs lie where the job was submitted.
+# Slurm runs a copy of this file from its spool folder; the configurations are in the folder that the
+# job was submitted from.
 config=${CONFIG:-ddp8}
 [ -f "$config" ] || config=${SLURM_SUBMIT_DIR:-.}/launch/$config.yaml
 if [ ! -f "$config" ]; then
@@ -53,9 +54,8 @@ if grep -q '^parallelism_config:' "$config"; then # shards within a node, replic
   options+=(--parallelism_config_dp_shard_size "$gpus_per_node")
 fi
 
-# A launcher would die of SIGUSR1, so the signal goes to the trainers alone: they are the processes
-# that it started as `python -u -m sparsellm …`. (The brackets: a pattern that does not match its own
-# command line.)
+# SIGUSR1 would kill a launcher, so the signal goes to the training processes only, which it started
+# as `python -u -m sparsellm …`. (The brackets keep the pattern from matching its own command line.)
 save_and_requeue() {
   srun --overlap --ntasks-per-node=1 pkill -USR1 -f -- '[-]u -m sparsellm'
   wait "$launcher"
@@ -63,7 +63,7 @@ save_and_requeue() {
 }
 trap save_and_requeue USR1 TERM
 
-# srun must not end the other launchers where one fails: they wait for it to come back. Where all
+# If one launcher fails, srun must not end the others: they wait for it to come back. When all
 # restarts are used up, each of them ends by itself.
 srun --kill-on-bad-exit=0 bash -c "exec accelerate launch ${options[*]@Q} \
   --machine_rank \$SLURM_NODEID -m sparsellm train ${*@Q}" &

@@ -32,12 +32,6 @@ def open_file(url: str) -> IO[bytes]:
         patience = aiohttp.ClientTimeout(sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)
         options["client_kwargs"] = {"timeout": patience}
     file: IO[bytes] = fsspec.open(url, "rb", **options).open()
-    if not file.seekable():
-        file.close()
-        raise ValueError(
-            f"{url}: its server gives whole files only, and no ranges of bytes; download it, or "
-            "serve it by one that does"
-        )
     return file
 
 

@@ -49,6 +49,11 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
                 f"{what}: access was refused ({one_line(error)}); if it is private or gated, set "
                 "HF_TOKEN to a token that may read it"
             ) from error
+        if "support range requests" in str(error):  # fsspec's
+            raise ValueError(
+                f"{what}: its server gives whole files only, and no ranges of bytes; download it, "
+                "or serve it by one that does"
+            ) from error
         raise
     raise AssertionError("unreachable")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from sparsellm.bench.ffn_cli import add_ffn_parsers
 from sparsellm.bench.loader_cli import add_loader_parser
 from sparsellm.bench.model_cli import add_model_parsers
+from sparsellm.bench.results_cli import add_results_parsers
 from sparsellm.bench.train_cli import add_train_parser
 
 
@@ -21,12 +21,4 @@ def add_bench_parser(commands: Any) -> None:
         parser.add_argument(
             "--record", type=Path, metavar="FILE", help="append to it (benchmarks/results.jsonl)"
         )
-    table = names.add_parser("table", help="benchmarks/RESULTS.md from results.jsonl")
-    table.set_defaults(run=_table)
-
-
-def _table(options: argparse.Namespace) -> None:
-    from sparsellm.bench import record
-
-    record.TABLE.write_text(record.table(record.read()), encoding="utf-8")
-    print(record.TABLE)
+    add_results_parsers(names)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparsellm.recipe import Recipe
+from sparsellm.report import drawing
 from sparsellm.report.collect import Records, read_recipe
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+SIZE = (12, 7.5)  # inches
 
 
 def plot_run(run_path: Path) -> list[Path]:
@@ -30,76 +32,73 @@ def plot_run(run_path: Path) -> list[Path]:
     validation = [r for r in records if r["kind"] == "validation"]
     folder = run_path / "plots"
     folder.mkdir(exist_ok=True)
-    figures = {
-        "training.png": _training_figure(recipe, train, validation),
-        "sparsity.png": _sparsity_figure(recipe, train),
-    }
-    for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=150)
+    with drawing.style():
+        figures = {
+            "training.png": _training_figure(recipe, train, validation),
+            "sparsity.png": _sparsity_figure(recipe, train),
+        }
+        for name, figure in figures.items():
+            figure.savefig(folder / name, dpi=150)
     return [folder / name for name in figures]
 
 
-def _figure(title: str) -> tuple[Figure, list[Axes]]:
-    # The object interface: no pyplot state, no display, no backend to choose.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 7.5), layout="constrained")
-    figure.suptitle(title)
-    axes = figure.subplots(2, 2)
-    return figure, list(axes.flat)
-
-
 def _training_figure(recipe: Recipe, train: Records, validation: Records) -> Figure:
-    figure, (loss, sparsity, l1, speed) = _figure(f"{recipe.name}: training")
+    figure, (loss, sparsity, l1, speed) = drawing.new_figure(
+        2, 2, size=SIZE, title=f"{recipe.name}: training"
+    )
     tokens = [r["tokens"] for r in train]
     loss.plot(tokens, [r["loss"] for r in train], label="training")
     if validation:
         points = [(r["tokens"], r["loss"]) for r in validation]
         loss.plot(*zip(*points, strict=True), "o-", label="validation")
     loss.legend()
-    _label(loss, "Cross-entropy", "nats a token")
+    drawing.label(loss, "Cross-entropy", "training tokens", "nats a token")
 
     n = recipe.model.intermediate_size
     nnz = [_mean(r["sparsity"]["nnz_mean"]) for r in train]
     sparsity.plot(tokens, [100 * value / n for value in nnz], label="active neurons")
     dead = [100 * _mean(r["sparsity"]["dead_fraction"]) for r in train]
     sparsity.plot(tokens, dead, label="dead neurons")
-    sparsity.set_yscale("symlog", linthresh=0.1)
+    drawing.log_scale(sparsity.yaxis, linear_below=0.1)
     sparsity.set_ylim(bottom=0)
     sparsity.legend()
-    _label(sparsity, "Sparsity, mean over layers", f"% of {n:,} neurons")
+    drawing.label(sparsity, "Sparsity, mean over layers", "training tokens", f"% of {n:,} neurons")
 
     l1.plot(tokens, [r["l1"] for r in train])
-    l1.set_yscale("log")
-    _label(l1, "L1 of the activations", "Σ|h|, mean over tokens and layers")
+    drawing.log_scale(l1.yaxis)
+    drawing.label(
+        l1, "L1 of the activations", "training tokens", "Σ|h|, mean over tokens and layers"
+    )
 
     speed.plot(tokens, [r["tokens_per_second"] / 1e3 for r in train])
     speed.set_ylim(bottom=0)
-    _label(speed, "Throughput, all ranks", "thousand tokens a second")
+    drawing.label(speed, "Throughput, all ranks", "training tokens", "thousand tokens a second")
     return figure
 
 
 def _sparsity_figure(recipe: Recipe, train: Records) -> Figure:
-    figure, (nnz, dead, position, histogram) = _figure(f"{recipe.name}: sparsity")
+    figure, (nnz, dead, position, histogram) = drawing.new_figure(
+        2, 2, size=SIZE, title=f"{recipe.name}: sparsity"
+    )
     tokens = [r["tokens"] for r in train]
     _heatmap(figure, nnz, tokens, [r["sparsity"]["nnz_mean"] for r in train], log=True)
-    _label(nnz, "Non-zeros a token", "layer")
+    drawing.label(nnz, "Non-zeros a token", "training tokens", "layer")
     dead_percent = [[100 * v for v in r["sparsity"]["dead_fraction"]] for r in train]
     _heatmap(figure, dead, tokens, dead_percent, log=False)
-    _label(dead, "Dead neurons, %", "layer")
+    drawing.label(dead, "Dead neurons, %", "training tokens", "layer")
 
     starts = position_bucket_starts(recipe.model.context_length)
     by_position = train[-1]["sparsity"]["nnz_by_position"]
     for layer, values in enumerate(by_position):
         label = f"layer {layer}" if layer in _named_layers(len(by_position)) else None
-        color = _shade(layer, by_position)
+        color = drawing.shade(layer, len(by_position))
         position.plot([start + 1 for start in starts], values, color=color, label=label)
     position.legend(fontsize="small", ncols=2)
-    position.set_xscale("log")
-    position.set_yscale("symlog", linthresh=1)
+    drawing.log_scale(position.xaxis)
+    drawing.log_scale(position.yaxis, linear_below=1)
     position.set_ylim(bottom=0)
-    _label(position, "By position, last record (a line per layer)", "non-zeros a token")
-    position.set_xlabel("position in the sequence, from 1")
+    title = "By position, last record (a line per layer)"
+    drawing.label(position, title, "position in the sequence, from 1", "non-zeros a token")
 
     edges = nnz_bucket_edges(recipe.model.intermediate_size)
     counts = train[-1]["sparsity"]["nnz_histogram"]
@@ -107,10 +106,10 @@ def _sparsity_figure(recipe: Recipe, train: Records) -> Figure:
     widths = [right - left for left, right in zip(edges, [*edges[1:], edges[-1] + 1], strict=True)]
     density = [count / total / width for count, width in zip(counts, widths, strict=True)]
     histogram.step(edges, density, where="post")
-    histogram.set_xscale("symlog", linthresh=1)
-    histogram.set_yscale("log")
-    _label(histogram, "Tokens by non-zeros, last record, all layers", "share a non-zero")
-    histogram.set_xlabel("non-zeros of a token")
+    drawing.log_scale(histogram.xaxis, linear_below=1)
+    drawing.log_scale(histogram.yaxis)
+    title = "Tokens by non-zeros, last record, all layers"
+    drawing.label(histogram, title, "non-zeros of a token", "share a non-zero")
     return figure
 
 
@@ -131,53 +130,13 @@ def _heatmap(
     axes.set_yticks(layers[:: max(1, len(layers) // 10)])
     bar = figure.colorbar(mesh, ax=axes)
     if log:
-        _plain_numbers(bar.ax.yaxis)
-
-
-def _label(axes: Axes, title: str, y: str) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    axes.set_title(title)
-    axes.set_ylabel(y)
-    axes.set_xlabel("training tokens")
-    axes.grid(visible=True, alpha=0.25)
-    if axes.get_xscale() == "linear":
-        axes.xaxis.set_major_formatter(EngFormatter())
-    else:
-        _plain_numbers(axes.xaxis)
-    if axes.get_yscale() != "linear":
-        _plain_numbers(axes.yaxis)
-
-
-def _plain_numbers(axis: Axis) -> None:
-    """5 and 0.02 on a logarithmic axis, where matplotlib writes 5×10⁰ and 2×10⁻²."""
-    from matplotlib.ticker import FuncFormatter, LogFormatter
-
-    class Minor(LogFormatter):
-        """Chooses which of the smaller ticks have room for a number, as matplotlib does."""
-
-        def __call__(self, value: float, position: int | None = None) -> str:
-            return plain(value) if super().__call__(value, position) else ""
-
-    def plain(value: float, position: int | None = None) -> str:
-        if abs(value) >= 1000:
-            return f"{value:,.0f}"
-        return f"{value:.3g}" if abs(value) >= 1e-4 else f"{value:.12f}".rstrip("0").rstrip(".")
-
-    axis.set_major_formatter(FuncFormatter(plain))
-    axis.set_minor_formatter(Minor(minor_thresholds=(1.0, 0.4)))
+        drawing.plain_numbers(bar.ax.yaxis)
 
 
 def _named_layers(count: int) -> set[int]:
     """Up to eight layers for a legend, the first and the last among them."""
     most = min(count, 8)
     return {round(i * (count - 1) / max(most - 1, 1)) for i in range(most)}
-
-
-def _shade(layer: int, layers: list[Any]) -> Any:
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](layer / max(len(layers) - 1, 1))
 
 
 def _mean(values: list[float]) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from sparsellm.arguments import check_out
 from sparsellm.report.page import render_page
 from sparsellm.report.save_report import REPORT_FILE
-from sparsellm.report.sweep_figures import FIGURES
+from sparsellm.report.sweep_figures import SweepFigure, sweep_figures
 from sparsellm.report.sweep_runs import Group, SweepData, read_sweep, spread
 from sparsellm.report.tables import html_table
 from sparsellm.runs.files import write_atomically
@@ -54,20 +54,22 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
     sweep = read_sweep(folder)
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
-    images = []
-    for name, draw in FIGURES.items():
-        figure = draw(sweep)
-        if figure is not None:
-            path = figures / f"{name}.svg"
-            figure.savefig(path)
+    images, shown = [], []
+    for figure in sweep_figures(sweep):
+        path = figures / f"{figure.name}.svg"
+        if figure.svg is not None:
+            write_atomically(path, figure.svg)
             images.append(path)
+        else:
+            path.unlink(missing_ok=True)  # of an earlier state of the sweep
+        shown.append(_shown(figure))
     rows = [_row(sweep, group) for group in sweep.groups]
     write_atomically(folder / SUMMARY_FILE, json.dumps(summary(sweep), indent=1) + "\n")
     write_atomically(folder / TABLE_FILE, _markdown(rows))
     parts = [
         html_table(f"Groups of the sweep {sweep.name}", HEAD, rows),
         f"<p class='note'>{escape(NOTE)}</p>",
-        *(_image(path) for path in images),
+        *shown,
     ]
     runs = [run for group in sweep.groups for run in group.runs]
     heading = f"{sweep.name}: {sweep.description}" if sweep.description else sweep.name
@@ -130,10 +132,13 @@ def _markdown(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + f"\n{NOTE}\n"
 
 
-def _image(path: Path) -> str:
-    content = base64.b64encode(path.read_bytes()).decode()
-    title = escape(path.stem.replace("_", " "))
-    return (
-        f"<figure><img class='figure' alt='{title}' src='data:image/svg+xml;base64,{content}'>"
-        "</figure>"
-    )
+def _shown(figure: SweepFigure) -> str:
+    """The figure with its title, and sentences on what could not be drawn."""
+    title = escape(figure.title)
+    image = ""
+    if figure.svg is not None:
+        content = base64.b64encode(figure.svg.encode()).decode()
+        source = f"data:image/svg+xml;base64,{content}"
+        image = f"<img class='figure' alt='{title}' src='{source}'>"
+    notes = "".join(f"<p class='note'>{escape(text)}</p>" for text in figure.missing)
+    return f"<figure class='chart'><figcaption><h3>{title}</h3></figcaption>{image}{notes}</figure>"

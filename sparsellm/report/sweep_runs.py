@@ -81,6 +81,15 @@ class SweepData:
     groups: list[Group]
 
     @property
+    def taken_on(self) -> str:
+        """Devices and commits of the runs' processes, as figures say them."""
+        sessions = [s for g in self.groups for run in g.runs for s in run.sessions]
+        devices = dict.fromkeys(f"{s['ranks']}× {s['device']}" for s in sessions)
+        commits = dict.fromkeys(s["commit"] for s in sessions if s["commit"])
+        parts = [", ".join(devices), "commit " + ", ".join(commits) if commits else ""]
+        return " · ".join(part for part in parts if part)
+
+    @property
     def dense_relu(self) -> float | None:
         """Mean held-out loss of gated ReLU without L1: what zeros are compared with."""
         return self._mean_loss(lambda r: r.ffn.activation == "relu" and r.ffn.gated and _no_l1(r))

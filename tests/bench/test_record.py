@@ -1,4 +1,4 @@
-"""Every recorded figure has the same keys, and the table is made from the file."""
+"""Every recorded figure has the same keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 
 from conftest import ROOT
 
-from sparsellm.bench.record import Measurement, append, read, table
+from sparsellm.bench.listing import listing
+from sparsellm.bench.record import Measurement, append, read
 
 KEYS = ["bench", "case", "metric", "value", "unit", "baseline", "ratio"]
 KEYS += ["hardware", "commit", "date", "command"]
@@ -22,7 +23,7 @@ def test_appended_lines_have_exactly_the_agreed_keys(tmp_path, monkeypatch):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [list(line) for line in lines] == [KEYS, KEYS]
     assert lines[0]["command"] == "sparsellm bench loss --tokens 5"
-    assert "| 6 | fwd | 3 | ms |  |  |" in table(read(path))
+    assert "| 6 | fwd | 3 | ms |  |  |" in listing(read(path))
 
 
 def test_the_repositorys_records_are_whole():
@@ -32,4 +33,3 @@ def test_the_repositorys_records_are_whole():
     for record in records:
         assert list(record) == KEYS
         assert isinstance(record["case"], dict)
-    assert (root / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8") == table(records)

@@ -1,8 +1,12 @@
-"""RESULTS.md: newest of equal cases, and a row a case for the FFN benchmarks."""
+"""`bench table --all`: newest of equal cases, and a row per case for the FFN benchmarks."""
 
 from __future__ import annotations
 
-from sparsellm.bench.record import FFN_LEGEND, newest, table
+from conftest import ROOT
+
+from sparsellm.bench.listing import FFN_LEGEND, listing
+from sparsellm.bench.record import newest
+from sparsellm.cli import main
 
 
 def _record(bench: str, metric: str, value: float, commit: str = "c", **case: object) -> dict:
@@ -16,7 +20,7 @@ def test_the_newest_of_equal_cases_stands_where_the_first_stood():
     new, elsewhere = _record("loss", "a", 3.0, "new", t=1), _record("loss", "a", 5.0, t=1)
     elsewhere["hardware"] = "another GPU"
     assert newest([old, other, new, elsewhere]) == [new, other, elsewhere]
-    found = table([old, other, new])
+    found = listing([old, other, new])
     assert "| 1 | a | 3 | ms | 4 | 1.333 | H | new |" in found
     assert "old" not in found
 
@@ -27,7 +31,7 @@ def test_ffn_cases_are_rows_in_order_and_metrics_columns():
     energy = _record("ffn_forward", "mJ", 8.0, "d", M=16_384, pattern="uniform", nnz=30)
     again = _record("ffn_forward", "ms", 1.6, M=16_384, pattern="uniform", nnz=30, union_64=7.1)
     first = _record("ffn_forward", "ms", 1.0, M=2048, pattern="trace", layer=0, nnz=24.5)
-    lines = table([big, small, energy, again, first]).splitlines()
+    lines = listing([big, small, energy, again, first]).splitlines()
     start = lines.index("## ffn_forward") + 2
     assert lines[start : start + 5] == [
         "| M | pattern | nnz | union_64 | layer | ms | mJ | hardware | commit |",
@@ -36,4 +40,17 @@ def test_ffn_cases_are_rows_in_order_and_metrics_columns():
         "| 2048 | trace | 24.5 |  | mean | 1 (4.00× of 4) |  | H | c |",
         "| 16,384 | uniform | 30 | 7.1 |  | 1.6 (2.50× of 4) | 8 (0.50× of 4) | H | c, d |",
     ]
-    assert FFN_LEGEND in "\n".join(lines)
+    assert FFN_LEGEND.strip() in "\n".join(lines)
+
+
+def test_the_command_lists_benchmarks_and_prints_one(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(["bench", "table", "--all"]) == 0
+    listed = capsys.readouterr().out
+    assert "ffn_decode" in listed
+    assert main(["bench", "table", "--all", "loss"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("## loss\n")
+    assert "`sparsellm bench loss --tokens 8192`" in printed
+    assert main(["bench", "table", "--all", "ffn_decod"]) == 1
+    assert "no such benchmark; did you mean 'ffn_decode'?" in capsys.readouterr().err

@@ -546,12 +546,13 @@ def test_of_several_paths_those_without_records_are_skipped(tmp_path, tiny_overr
 def test_logarithmic_axes_have_plain_numbers_and_layers_a_legend():
     from matplotlib.figure import Figure
 
-    from sparsellm.report.plots import _named_layers, _plain_numbers
+    from sparsellm.report.drawing import plain_numbers
+    from sparsellm.report.plots import _named_layers
 
     axes = Figure().subplots()
     axes.set_yscale("log")
     axes.set_ylim(3e-5, 7e3)
-    _plain_numbers(axes.yaxis)
+    plain_numbers(axes.yaxis)
     axes.figure.canvas.draw()
     written = {label.get_text() for label in axes.get_yticklabels() if label.get_text()}
     assert {"0.0001", "0.01", "1", "1,000"} <= written

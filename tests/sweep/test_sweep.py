@@ -241,7 +241,7 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     row = next(line for line in table.read_text().splitlines() if line.startswith("| l1 "))
     assert "| +1.00% |" in row  # of the two seeds' mean, 5.1
     assert "5.1000 ± 0.1000" in table.read_text()
-    assert {path.stem for path in figures} >= {"quality_and_speed", "speed_and_energy"}
+    assert {path.stem for path in figures} >= {"quality_and_speed", "layer_speed"}
     html = page.read_text()
     assert html.count("data:image/svg+xml;base64,") == len(figures)
     assert "Tiny &amp; quick" in html

@@ -1,0 +1,238 @@
+"""benchmarks/figures/: SVGs of what results.jsonl says, drawn by `sparsellm bench plots`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparsellm.bench import results
+from sparsellm.bench.results import FFNSetting, Line, Metrics, SweepGroup, TrainPair
+from sparsellm.report import drawing
+from sparsellm.report.published import PAPER_MODELS, PUBLISHED_KERNELS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FOLDER = Path("benchmarks/figures")
+Drawn = tuple["Figure", list[Line]]  # and the records that it shows
+_NNZ = "non-zeros per token"
+
+
+def draw_all(lines: Sequence[Line]) -> dict[str, str]:
+    """The SVG of each figure that there are records for, by file name; the same bytes every time.
+
+    Must be saved as UTF-8 with line feeds.
+    """
+    found = {}
+    with drawing.style():
+        for name, (title, draw) in FIGURES.items():
+            drawn = draw(lines)
+            if drawn is not None:
+                figure, shown = drawn
+                found[f"{name}.svg"] = drawing.svg_text(figure, title, results.taken_on(shown))
+    return found
+
+
+# --- one FFN --------------------------------------------------------------------------------------
+
+_PATTERNS = {"uniform": "o", "skewed": "s", "trace": "^"}
+_SHOWN_NNZ = (15, 30, 60, 120, 300)
+_SYSTEMS = {"union": 0, "token order": 1, "TwELL (ours)": 3, "published kernels": 2}
+
+
+def _ffn_speed(lines: Sequence[Line]) -> Drawn | None:
+    """Speed over dense against non-zeros: forward, and forward and backward."""
+    shown: list[Line] = []
+    figure, panels = drawing.new_figure(2)
+    titles = ("FFN forward", "FFN forward and backward, training")
+    benches = ("ffn_forward", "ffn_train")
+    for axes, title, bench in zip(panels, titles, benches, strict=True):
+        cases = {s: m for s, m in results.ffn(lines, bench).items() if results.shown_shape(s)}
+        for system in _SYSTEMS:
+            for pattern, marker in _PATTERNS.items():
+                own = [
+                    (s.nnz, m["ms"])
+                    for s, m in cases.items()
+                    if (_system(s), s.pattern) == (system, pattern)
+                    and s.layer != "mean"
+                    and "ms" in m
+                ]
+                shown += [line for _, line in own]
+                points = [(nnz, line["ratio"]) for nnz, line in own]
+                if system == "published kernels":
+                    points = _published(bench, pattern)
+                _speed_points(axes, sorted(points), system, pattern, marker)
+        axes.axhline(1.0, color=drawing.MUTED, linestyle="--", label="dense (cuBLAS, compiled)")
+        drawing.label(axes, title, _NNZ, "speed over dense")
+        drawing.log_scale(axes.xaxis)
+        axes.set_xlim(10, 400)
+        axes.set_xticks(_SHOWN_NNZ, list(map(str, _SHOWN_NNZ)))
+        axes.set_ylim(bottom=0)
+    if not shown:
+        return None
+    figure.suptitle(f"One FFN, {results.TOKENS:,} tokens at {results.HIDDEN}/{results.WIDTH}, bf16")
+    drawing.legend_beside(figure, panels)
+    return figure, shown
+
+
+def _system(setting: FFNSetting) -> str:
+    if setting.format == "twell":
+        return "TwELL (ours)"
+    return "token order" if setting.in_token_order else "union"
+
+
+def _published(bench: str, pattern: str) -> list[tuple[float, float]]:
+    return [
+        (k.nnz, 1 / (k.forward if bench == "ffn_forward" else k.both).ratio)
+        for k in PUBLISHED_KERNELS
+        if k.pattern == pattern
+    ]
+
+
+def _speed_points(
+    axes: Axes, points: list[tuple[float, float]], system: str, pattern: str, marker: str
+) -> None:
+    if not points:
+        return
+    names = {"trace": "layers of a trained model", "uniform": "uniform", "skewed": "skewed"}
+    axes.plot(
+        *zip(*points, strict=True),
+        marker=marker,
+        color=drawing.color(_SYSTEMS[system]),
+        linestyle="none" if pattern == "trace" else "-",
+        linewidth=1,
+        label=f"{system}, {names[pattern]}",
+    )
+
+
+# --- whole models ---------------------------------------------------------------------------------
+
+
+def _model_sizes(lines: Sequence[Line]) -> Drawn | None:
+    """Training rate and peak memory of each size on one GPU, beside the paper's."""
+    pairs: dict[str, TrainPair] = {}
+    for pair in results.train_pairs(lines):
+        if pair.gpus == 1 and pair.is_plain:  # the smallest micro-batch comes first
+            pairs.setdefault(results.size_name(pair.recipe), pair)
+    if not pairs:
+        return None
+    figure, panels = drawing.new_figure(2, size=(12, 4.5))
+    quantities = {
+        "Training on one GPU": ("tokens/ms", "tokens_per_ms"),
+        "Peak memory while training": ("GB (paper), GiB (ours)", "memory_GiB"),
+    }
+    sides = ("paper, dense", "paper, sparse", "ours, dense", "ours, sparse")
+    colors = (drawing.LINE, drawing.MUTED, drawing.color(1), drawing.color(0))
+    for axes, (title, (unit, metric)) in zip(panels, quantities.items(), strict=True):
+        for place, model in enumerate(PAPER_MODELS):
+            published = model.training if metric == "tokens_per_ms" else model.peak_gb
+            own = pairs[model.name].values(metric) if model.name in pairs else (None, None)
+            for side, value in enumerate((*published, *own)):
+                if value is None:
+                    continue
+                x = place + 0.2 * (side - 1.5)
+                axes.bar(x, value, 0.19, color=colors[side], label=None if place else sides[side])
+                axes.annotate(
+                    f"{value:.3g}", (x, value), ha="center", va="bottom", fontsize=7,
+                    xytext=(0, 1), textcoords="offset points",
+                )  # fmt: skip
+        axes.set_xticks(range(len(PAPER_MODELS)), [model.name for model in PAPER_MODELS])
+        drawing.label(axes, title, "model", unit)
+        axes.grid(visible=False, axis="x")
+    drawing.legend_beside(figure, panels)
+    return figure, [line for pair in pairs.values() for line in pair.lines]
+
+
+def _scaling(lines: Sequence[Line]) -> Drawn | None:
+    """Training rate over GPUs, with the efficiency against one GPU of the same run."""
+    pairs = [p for p in results.train_pairs(lines) if p.is_plain and _usual(p)]
+    recipes = list(dict.fromkeys(p.recipe for p in pairs if p.gpus > 1))
+    if not recipes:
+        return None
+    figure, panels = drawing.new_figure(len(recipes))
+    shown = [p for p in pairs if p.recipe in recipes]
+    for axes, recipe in zip(panels, recipes, strict=True):
+        own = [p for p in shown if p.recipe == recipe]
+        for side, name in enumerate(("dense", "sparse")):
+            for config, marker in (("ddp8", "o"), ("fsdp2", "s")):
+                _scaling_line(axes, [p for p in own if p.config in (config, "single")], side,
+                              f"{name}, {config}", marker)  # fmt: skip
+        drawing.label(axes, results.size_name(recipe), "GPUs", "tokens/ms, all GPUs")
+        counts = sorted({p.gpus for p in own})
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.15)
+    figure.suptitle("Training over GPUs of one node (percent: of one GPU times their number)")
+    drawing.legend_beside(figure, panels)
+    return figure, [line for pair in shown for line in pair.lines]
+
+
+def _usual(pair: TrainPair) -> bool:
+    return (pair.recipe, pair.micro_batch_size) != ("2b", 8)
+
+
+def _scaling_line(axes: Axes, pairs: list[TrainPair], side: int, name: str, marker: str) -> None:
+    points = [(p.gpus, value) for p in pairs if (value := p.values("tokens_per_ms")[side])]
+    if len(points) < 2:
+        return
+    color = drawing.color(0 if side else 1)
+    axes.plot(*zip(*points, strict=True), marker=marker, color=color, label=name, linewidth=1,
+              linestyle="-" if marker == "o" else "--")  # fmt: skip
+    one = dict(points).get(1)
+    if one:
+        most = max(gpus for gpus, _ in points)
+        axes.plot([1, most], [one, one * most], ":", color=drawing.MUTED, label="linear")
+    metrics: Metrics = (pairs[-1].dense, pairs[-1].sparse)[side]
+    efficiency = metrics.get("tokens_per_ms_a_gpu", {}).get("ratio")
+    if efficiency:
+        axes.annotate(
+            f"{efficiency:.0%}", points[-1], xytext=(8, -3 if marker == "o" else -14),
+            textcoords="offset points", fontsize=8,
+        )  # fmt: skip
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
+
+
+def _quality(lines: Sequence[Line]) -> Drawn | None:
+    """Held-out loss and training rate against non-zeros; a row for each size of model."""
+    groups = [g for g in results.sweep_groups(lines) if g.nnz and g.losses]
+    sizes = sorted({g.size for g in groups})
+    if not sizes:
+        return None
+    dense = results.dense_relu_losses(groups)
+    figure, panels = drawing.new_figure(2, len(sizes))
+    for row, size in enumerate(sizes):
+        own = [g for g in groups if g.size == size]
+        _quality_row(panels[2 * row], panels[2 * row + 1], own, dense.get(size))
+    drawing.legend_beside(figure, panels)
+    return figure, [line for g in groups for line in g.lines]
+
+
+def _quality_row(loss: Axes, rate: Axes, groups: list[SweepGroup], dense: float | None) -> None:
+    names = [g.name for g in groups]
+    for index, g in enumerate(groups):
+        name = g.name if names.count(g.name) == 1 else f"{g.name} ({g.sweep})"
+        style = drawing.points_style(index)
+        loss.plot(g.nnz, g.losses, label=name, **style)
+        rate.plot(g.nnz, [value / 1e3 for value in g.rates], **style)
+    if dense:
+        loss.axhline(dense, linestyle=":", color=drawing.MUTED, label="dense ReLU, mean")
+        loss.axhline(dense * 1.01, linestyle="--", color=drawing.MUTED, label="… and 1%")
+    layers, width, tokens = groups[0].size
+    of = f"{layers} layers of {width}, {tokens / 1e6:,.0f}M tokens"
+    drawing.label(loss, f"Held-out loss: {of}", _NNZ, "nats per token")
+    drawing.label(rate, "Training", _NNZ, "thousand tokens/s")
+    rate.set_ylim(bottom=0)
+    for axes in (loss, rate):
+        drawing.log_scale(axes.xaxis)
+
+
+FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {
+    "ffn_speed": ("Speed of one FFN over dense, against non-zeros per token", _ffn_speed),
+    "model_sizes": ("Training rate and memory at each model size, beside the paper", _model_sizes),
+    "scaling": ("Training rate over the GPUs of one node", _scaling),
+    "quality_and_speed": ("Held-out loss and training speed against non-zeros", _quality),
+}

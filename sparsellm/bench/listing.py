@@ -1,0 +1,145 @@
+"""Every record of a benchmark as one wide table, which `sparsellm bench table --all` prints."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sparsellm.bench.record import case_text, newest
+
+FFN_LEGEND = """Times (ms of one FFN) and energy: in brackets baseline over value, the baseline \
+being dense under torch.compile; above 1 is better. Rates: in brackets the share of what a large \
+matmul (TFLOP/s) or copy (GB/s, of weights) reached in the same run; ours counts what the pattern \
+needs, the gate whole and the other matrices where it fires. `difference`: of ours from dense eager.
+
+"""
+TRAIN_LEGEND = """Forward and backward of one FFN in training, with the gradients of x and all \
+weights: ours on the sparse path, with statistics and L1; in brackets baseline over value, the \
+baseline being the plain formula under torch.compile; above 1 is better. `forward_ms`: the \
+forward alone. `memory_MiB`: what is kept from forward to backward, without x, y and weights; \
+`peak_MiB`: the most at any moment, with y and all gradients. `difference`: the largest, of y, \
+the L1 sum and the gradients, of ours from dense eager.
+
+"""
+DISPATCH_LEGEND = """Forward and backward in training at rising unions (neurons that 64 tokens in \
+a row fire between them): sparse, and in brackets dense over sparse, as measured (dense compiled) \
+and as a run predicts it from its measured costs. `auto` leaves the sparse path above \
+`leave_union` and returns to it below `return_union`; `crossover_union`: where both were measured \
+to be equal.
+
+"""
+RUN_LEGEND = """Whole training runs through accelerate launch, from weights whose sparsity has \
+settled; medians over the second half of the steps. In brackets above 1 is better: \
+`tokens_per_ms`, `memory_GiB` (peak of rank 0) and `mJ_per_token` (training, all GPUs) against the \
+dense run of the same GPUs; `tokens_per_ms_a_gpu` against one GPU alone with the same kernels \
+(scaling efficiency); `loader` (tokens/ms) against what training takes. `resume_difference`: after \
+SIGKILL and resume, the largest relative difference of a step's loss from an uninterrupted run; \
+`resume_seconds`: from the kill until the same step was done again.
+
+"""
+MODEL_LEGEND = """A settled model's whole forward on one GPU, M tokens of held-out text, both \
+sides compiled: `sparsellm.accelerate`, in brackets against dense; above 1 is better. \
+`difference`: of the logits, from dense.
+
+"""
+CHECKPOINT_LEGEND = """Saving and loading while training, all ranks together. `blocked`: what a \
+step waits for (`blocked_first`: with the making of pinned host memory); `save`: until the \
+checkpoint is published, in the background; `step_while`: a step of then, in brackets a step \
+without over it; \
+`verify`: all hashes; `load`: to where the tensors belong, the files in the page cache.
+
+"""
+ORDER_LEGEND = """Neurons that 64 tokens fire between them, the mean over blocks, where the tokens \
+of a micro-batch are sorted by a key, counted on a recorded trace (no GPU); in brackets above 1 is \
+better, against the order of the text. Keys in hindsight know what they sort for. "16 early": the \
+first 16 positions of a sequence come first; `…`: so too.
+
+"""
+LAYER_LEGEND = """Each FFN of a trained model on what its own model hands it, M tokens of held-out \
+text: `sparsellm.accelerate`, in brackets dense under torch.compile over ours; above 1 is better.
+
+"""
+# Of these, a row of the table is a case, with a column a metric; else a row is a metric.
+LEGENDS = {
+    "checkpoint": CHECKPOINT_LEGEND,
+    "dispatch": DISPATCH_LEGEND,
+    "ffn_decode": FFN_LEGEND,
+    "ffn_forward": FFN_LEGEND,
+    "ffn_train": TRAIN_LEGEND,
+    "layer_forward": LAYER_LEGEND,
+    "model_forward": MODEL_LEGEND,
+    "token_order": ORDER_LEGEND,
+    "train": RUN_LEGEND,
+}
+
+
+def listing(records: list[dict[str, Any]]) -> str:
+    """Markdown: a table for each benchmark, with the newest of equal cases on the same hardware."""
+    by_bench: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in newest(records):
+        by_bench[record["bench"]].append(record)
+    return "\n".join(_section(bench, found) for bench, found in sorted(by_bench.items()))
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """With a line break at its end; numbers have up to four digits."""
+    lines = [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
+    lines += [f"| {' | '.join(map(cell, cells))} |" for cells in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _section(bench: str, records: list[dict[str, Any]]) -> str:
+    header, rows = (_row_a_case if bench in LEGENDS else _row_a_metric)(records)
+    commands = dict.fromkeys(record["command"] for record in records)
+    parts = [f"## {bench}\n", markdown_table(header, rows), LEGENDS.get(bench, "").rstrip("\n")]
+    parts.append("\n".join(f"`{command}`  " for command in commands))
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _case_keys(records: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for record in records for key in record["case"]))
+
+
+def _row_a_metric(records: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    keys = _case_keys(records)
+    fields = ["metric", "value", "unit", "baseline", "ratio", "hardware", "commit"]
+    rows = [[r["case"].get(key) for key in keys] + [r[field] for field in fields] for r in records]
+    return keys + fields, rows
+
+
+def _row_a_case(records: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Cases in order of their keys; a cell is the value, the ratio and the baseline."""
+    keys = _case_keys(records)
+    metrics = list(dict.fromkeys(record["metric"] for record in records))
+    by_case: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_case[case_text(record["case"]), record["hardware"]].append(record)
+
+    def order(members: list[dict[str, Any]]) -> list[tuple[int, Any]]:
+        values = [members[0]["case"].get(key) for key in keys]
+        return [(0, 0) if v is None else (1 + isinstance(v, str), v) for v in values]
+
+    rows = []
+    for members in sorted(by_case.values(), key=order):
+        cells = {record["metric"]: _with_ratio(record) for record in members}
+        commits = ", ".join(dict.fromkeys(record["commit"] for record in members))
+        case = [members[0]["case"].get(key) for key in keys]
+        rows.append([*case, *map(cells.get, metrics), members[0]["hardware"], commits])
+    return [*keys, *metrics, "hardware", "commit"], rows
+
+
+def _with_ratio(record: dict[str, Any]) -> str:
+    value = cell(record["value"])
+    if record["ratio"] is None:
+        return value
+    return f"{value} ({record['ratio']:.2f}× of {cell(record['baseline'])})"
+
+
+def cell(value: Any) -> str:
+    """A value of a table: up to four digits."""
+    if value is None:
+        return ""
+    if isinstance(value, bool | str) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"

@@ -1,0 +1,155 @@
+"""Tables of whole models in benchmarks/RESULTS.md: sizes, several GPUs, quality of sweeps."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from sparsellm.bench import results
+from sparsellm.bench.listing import cell, markdown_table
+from sparsellm.bench.results import Line, Metrics, TrainPair
+from sparsellm.report.published import PAPER_MODELS, Sides
+
+Made = tuple[str, list[Line]]  # Markdown, and the records it shows
+
+
+def change(dense: float | None, sparse: float | None, *, less: bool = False) -> str:
+    """``dense → sparse``, with the gain where both were measured."""
+    if dense is None or sparse is None:
+        return ""
+    gain = dense / sparse if less else sparse / dense
+    return f"{cell(_three(dense))} → {cell(_three(sparse))} ({gain:.2f}×)"
+
+
+def _three(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def size_table(lines: Sequence[Line]) -> Made | None:
+    """Training, memory and forward of each size on one GPU; the paper's sizes are the rows."""
+    pairs = [p for p in results.train_pairs(lines) if p.gpus == 1 and p.format == "union"]
+    if not pairs:
+        return None
+    forwards = results.model_forwards(lines)
+    rows, shown = [], []
+    for model in PAPER_MODELS:
+        own: list[TrainPair | None] = [
+            p for p in pairs if results.size_name(p.recipe) == model.name
+        ]
+        for pair in own or [None]:
+            forward = None
+            if pair and pair.is_plain:
+                forward = forwards.get(model.name, {}).get("tokens_per_ms")
+            shown += [*(pair.lines if pair else []), *([forward] if forward else [])]
+            peak = f"{model.peak_gb.dense:g} → {model.peak_gb.sparse:g}"
+            paper = [_arrow(model.training), peak, _arrow(model.forward)]
+            rows.append([model.name, *_own_cells(pair, forward), *paper])
+    head = ["Model", "Micro-batch; non-zeros", "Training, tokens/ms", "Peak, GiB"]
+    head += ["Forward, tokens/ms", "Paper: training", "Paper: peak, GB", "Paper: forward"]
+    return markdown_table(head, rows), shown
+
+
+def _own_cells(pair: TrainPair | None, forward: Line | None) -> list[str]:
+    if pair is None:
+        return ["", "", "", ""]
+    nnz = pair.values("nnz")[1]
+    return [
+        f"{pair.micro_batch_size}; {nnz:.0f}{_order(pair)}" if nnz is not None else "",
+        change(*pair.values("tokens_per_ms")),
+        change(*pair.values("memory_GiB"), less=True),
+        change(forward["baseline"], forward["value"]) if forward else "",
+    ]
+
+
+def _order(pair: TrainPair) -> str:
+    return ", token order" if pair.in_token_order else ""
+
+
+def _arrow(sides: Sides) -> str:
+    return f"{sides.dense:g} → {sides.sparse:g} ({sides.ratio:.2f}×)"
+
+
+SIZE_LEGEND = """
+Whole models on one GPU, dense → sparse (`ffn.kernels: auto`), from weights whose sparsity has
+settled; medians over the second half of the steps. In brackets: gain; above 1 is better. Paper:
+arXiv 2603.23198 at its λ = 2e-5 (39, 29 and 24 non-zeros at 0.5B, 1.5B and 2B), one GPU of a node
+of eight H100; its sparse 2B has a larger micro-batch. Commands: `sparsellm bench train`, `sparsellm
+bench forward`.
+"""
+
+
+def scaling_table(lines: Sequence[Line]) -> Made | None:
+    """Of each recipe that was trained on several GPUs: rate, efficiency, memory, energy."""
+    pairs = [p for p in results.train_pairs(lines) if p.format == "union"]
+    several = {p.recipe for p in pairs if p.gpus > 1}
+    pairs = [p for p in pairs if p.recipe in several]
+    if not pairs:
+        return None
+    rows = [
+        [
+            results.size_name(p.recipe),
+            p.gpus,
+            f"{p.config}{_order(p)}",
+            f"{p.micro_batch_size}; {p.global_batch_tokens:,}",
+            change(*p.values("tokens_per_ms")),
+            _efficiency(p),
+            change(*p.values("memory_GiB"), less=True),
+            change(*p.values("mJ_per_token"), less=True),
+        ]
+        for p in pairs
+    ]
+    head = ["Model", "GPUs", "Launch", "Micro-batch; tokens per step", "Training, tokens/ms"]
+    head += ["Efficiency, dense; sparse", "Peak of a GPU, GiB", "mJ per token"]
+    return markdown_table(head, rows), [line for p in pairs for line in p.lines]
+
+
+def _efficiency(pair: TrainPair) -> str:
+    """Of one GPU times their number, in the same run."""
+    sides: list[Metrics] = [pair.dense, pair.sparse]
+    ratios = [side.get("tokens_per_ms_a_gpu", {}).get("ratio") for side in sides]
+    return "; ".join(f"{ratio:.0%}" if ratio else "–" for ratio in ratios) if any(ratios) else ""
+
+
+SCALING_LEGEND = """
+Whole trainings through `accelerate launch` on GPUs of one node, dense → sparse, from settled
+weights. Efficiency: rate per GPU over that of one GPU with the same kernels, in the same run.
+Energy is of all GPUs while training. Command: `sparsellm bench train`.
+"""
+
+# --- quality --------------------------------------------------------------------------------------
+
+
+def quality_table(lines: Sequence[Line]) -> Made | None:
+    """Loss and rate of each group of runs of a sweep."""
+    groups = [g for g in results.sweep_groups(lines) if g.losses and g.nnz]
+    if not groups:
+        return None
+    dense = results.dense_relu_losses(groups)
+    rows = []
+    for g in groups:
+        nnz, loss = statistics.fmean(g.nnz), statistics.fmean(g.losses)
+        against = dense.get(g.size)
+        width = g.case["intermediate_size"]
+        rows.append(
+            [
+                f"{g.sweep}: {g.name}",
+                str(len(g.losses)),
+                f"{nnz:,.1f} ({1 - nnz / width:.1%} zeros)",
+                f"{statistics.fmean(g.dead):.0%}" if g.dead else "",
+                ", ".join(f"{value:.3f}" for value in g.losses),
+                f"{loss / against - 1:+.1%}".replace("-", "−") if against else "",
+                f"{100 * statistics.fmean(g.scores):.1f}%" if g.scores else "",
+                f"{statistics.fmean(g.rates) / 1e3:,.0f}k" if g.rates else "",
+            ]
+        )
+    head = ["Run", "Seeds", "Non-zeros per token", "Dead", "Held-out loss"]
+    head += ["Against dense ReLU", "Mean score", "Training, tokens/s"]
+    return markdown_table(head, rows), [line for g in groups for line in g.lines]
+
+
+QUALITY_LEGEND = """
+Runs of `sparsellm sweep`, equal tokens of real text, usually on one GPU each. Non-zeros and dead
+neurons: at the end, mean over layers and seeds. Held-out loss: nats per token, of each seed;
+against the mean of dense ReLU (λ 0) of the same size. Mean score: of the seven tasks. The number in
+a run's name is λ or the target. Commands: `sparsellm sweep`, `sparsellm bench sweep`.
+"""

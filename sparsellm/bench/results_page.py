@@ -1,0 +1,224 @@
+"""benchmarks/RESULTS.md: at most six tables of at most eight columns, with their figures.
+
+Every table says what was measured, on what, and at which commit; `listing` has all records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsellm.bench import model_tables, results
+from sparsellm.bench.listing import cell, markdown_table
+from sparsellm.bench.model_tables import Made, change
+from sparsellm.bench.results import FFNSetting, Line, TrainPair
+from sparsellm.report.published import PUBLISHED_KERNELS
+
+PAGE = Path("benchmarks/RESULTS.md")
+INTRODUCTION = """# Results
+
+Made from results.jsonl by `sparsellm bench table`, the figures by `sparsellm bench plots`; do not
+edit. Each table shows the newest record of a case. Everything else that was measured (decoding,
+dispatch, checkpoints, the data loader, token orders, accuracy against lm-eval and more) is printed
+by `sparsellm bench table --all BENCH`; without BENCH it lists the benchmarks.
+"""
+
+
+def results_page(lines: Sequence[Line]) -> str:
+    """The page; a table without records is left out, with its figure."""
+    parts = [INTRODUCTION]
+    for title, figure, legend, table in TABLES:
+        made = table(lines)
+        if made is None:
+            continue
+        text, shown = made
+        image = f"![{title}](figures/{figure}.svg)\n\n" if figure else ""
+        taken = results.taken_on(shown).replace(" · ", ". ").replace("commit", "Commit", 1)
+        parts.append(f"## {title}\n\n{image}{text}\n{legend.strip()}\n\nHardware: {taken}.\n")
+    return "\n".join(parts)
+
+
+def with_ratio(line: Line | None) -> str:
+    """Value and gain of a record, and whether `auto` computed it dense."""
+    if line is None:
+        return ""
+    dense = ", dense" if line["case"].get("path") == "dense" else ""
+    return f"{cell(line['value'])} ({line['ratio']:.2f}×{dense})"
+
+
+# --- one FFN --------------------------------------------------------------------------------------
+
+
+def _ffn_table(lines: Sequence[Line]) -> Made | None:
+    forward, train = (results.ffn(lines, bench) for bench in ("ffn_forward", "ffn_train"))
+    shown: list[Line] = []
+    rows = []
+    for setting in sorted(forward.keys() | train.keys(), key=_order):
+        if not _in_ffn_table(setting):
+            continue
+        of_forward, of_train = forward.get(setting, {}), train.get(setting, {})
+        picked = [
+            of_forward.get("ms"),
+            of_forward.get("mJ_per_token"),
+            of_train.get("ms"),
+            of_train.get("memory_MiB"),
+        ]
+        found = [line for line in picked if line is not None]
+        shown += found
+        union = found[0]["case"]["union_64"]
+        rows.append([setting.name, setting.nnz, round(union), *map(with_ratio, picked)])
+    if not rows:
+        return None
+    for kernel in PUBLISHED_KERNELS:
+        sides = (kernel.forward, None, kernel.both, kernel.memory)
+        cells = [f"{s.sparse:g} ({1 / s.ratio:.2f}×)" if s else "" for s in sides]
+        rows.append([f"{kernel.pattern}, published kernels ¹", kernel.nnz, "", *cells])
+    head = ["Pattern", "Non-zeros", "Union of 64", "Forward, ms", "Forward, mJ per token"]
+    head += ["Forward + backward, ms", "Kept for backward, MiB"]
+    return markdown_table(head, rows), shown
+
+
+def _in_ffn_table(setting: FFNSetting) -> bool:
+    union = setting.format == "union" and results.shown_shape(setting)
+    return union and setting.layer in (None, "mean")
+
+
+def _order(setting: FFNSetting) -> tuple[Any, ...]:
+    patterns = ("trace", "uniform", "skewed")
+    place = patterns.index(setting.pattern) if setting.pattern in patterns else len(patterns)
+    layer = -1 if setting.layer in (None, "mean") else int(setting.layer)
+    shape = (setting.hidden_size, setting.intermediate_size, setting.tokens)
+    return (*shape, place, layer, setting.in_token_order, setting.nnz)
+
+
+FFN_LEGEND = """
+One FFN of 2048/5632 on 16,384 tokens, bf16: `sparsellm.accelerate` (forward) and the training path
+with statistics, L1 and all gradients. In brackets: dense under `torch.compile` over ours, of the
+same run; above 1 is better. Union of 64: neurons that 64 neighbouring tokens fire between them,
+which is what the kernels' time depends on. Traces: a six-layer pilot model on real text. Commands:
+`sparsellm bench ffn`, `sparsellm bench ffn-train`.
+
+¹ The kernels that the paper's authors published, run once beside dense on an H200, on inputs for
+which their results are right; over 31 non-zeros in a tile of 256 they are not.
+"""
+
+# --- both formats ---------------------------------------------------------------------------------
+
+
+def _format_table(lines: Sequence[Line]) -> Made | None:
+    forward, train = (results.format_pairs(lines, b) for b in ("ffn_forward", "ffn_train"))
+    settings = [s for s in forward.keys() | train.keys() if results.shown_shape(s)]
+    rows, shown = [], []
+    for setting in sorted(settings, key=_order):
+        cells: list[Any] = [setting.name, setting.nnz]
+        for pairs, metric in ((forward, "ms"), (train, "ms"), (train, "memory_MiB")):
+            pair = pairs.get(setting)
+            both = [side.get(metric) for side in (pair.union, pair.twell)] if pair else [None] * 2
+            shown += [line for line in both if line is not None]
+            cells += map(with_ratio, both)
+        rows.append(cells)
+    whole = [p for p in results.train_pairs(lines) if p.gpus == 1]
+    sentences = []
+    for twell in (p for p in whole if p.format == "twell"):
+        sentence, used = _whole_model(twell, whole)
+        sentences.append(sentence)
+        shown += used
+    if not shown:
+        return None
+    head = ["Pattern", "Non-zeros", "Forward, ms: union", "TwELL"]
+    head += ["Forward + backward, ms: union", "TwELL", "Kept for backward, MiB: union", "TwELL"]
+    text = markdown_table(head, rows) if rows else ""
+    return "\n".join([text, *sentences, ""]) if sentences else text, shown
+
+
+def _whole_model(twell: TrainPair, pairs: Iterable[TrainPair]) -> tuple[str, list[Line]]:
+    unions = [
+        p
+        for p in pairs
+        if p.is_plain and (p.recipe, p.micro_batch_size) == (twell.recipe, twell.micro_batch_size)
+    ]
+    rates = [f"TwELL {change(*twell.values('tokens_per_ms'))}"]
+    memory = [f"TwELL {change(*twell.values('memory_GiB'), less=True)}"]
+    used = twell.lines
+    for union in unions:
+        rates.insert(0, f"union {change(*union.values('tokens_per_ms'))}")
+        memory.insert(0, f"union {change(*union.values('memory_GiB'), less=True)}")
+        used = used + union.lines
+    sentence = (
+        f"Training the whole {results.size_name(twell.recipe)} on one GPU, dense → sparse: "
+        f"{', '.join(rates)} tokens/ms; peak {', '.join(memory)} GiB."
+    )
+    return sentence, used
+
+
+FORMAT_LEGEND = """
+Our union format and the paper's TwELL (training: with the hybrid format), both by this project's
+kernels, and dense, measured in one run on the same inputs: 16,384 tokens at 2048/5632, bf16. In
+brackets: dense under `torch.compile` over the format; above 1 is better. Commands: `sparsellm bench
+ffn --format union twell`, `sparsellm bench ffn-train --format union twell`.
+"""
+
+# --- other shapes ---------------------------------------------------------------------------------
+
+
+def _shapes_table(lines: Sequence[Line]) -> Made | None:
+    rows, shown = [], []
+    for bench in ("ffn_forward", "ffn_decode"):
+        cases = results.ffn(lines, bench)
+        for setting in sorted(filter(_among_shapes, cases), key=_order):
+            line = cases[setting].get("ms")
+            if line is None:
+                continue
+            shown.append(line)
+            rows.append(
+                [
+                    f"{setting.hidden_size}/{setting.intermediate_size}"
+                    + ("" if line["case"]["gated"] else ", non-gated"),
+                    setting.tokens,
+                    setting.name,
+                    setting.nnz,
+                    cell(line["value"]),
+                    cell(line["baseline"]),
+                    f"{line['ratio']:.2f}×",
+                    line["case"]["path"],
+                ]
+            )
+    if not rows:
+        return None
+    head = ["K/N", "Tokens", "Pattern", "Non-zeros", "ms", "Dense, ms", "Gain", "Kernels"]
+    return markdown_table(head, rows), shown
+
+
+def _among_shapes(setting: FFNSetting) -> bool:
+    if setting.format != "union" or setting.in_token_order or results.shown_shape(setting):
+        return False
+    if setting.launch not in (None, "graph"):
+        return False
+    return (setting.pattern, setting.nnz) == ("uniform", 30) or setting.layer == "mean"
+
+
+SHAPES_LEGEND = """
+Forward of one FFN at other shapes and numbers of tokens; up to 64 tokens as a CUDA graph whose
+weights no cache holds (decoding). `auto` chose the kernels. Command: `sparsellm bench ffn`.
+"""
+
+# Title, figure, legend, and what makes the table.
+TABLES: tuple[tuple[str, str | None, str, Callable[[Sequence[Line]], Made | None]], ...] = (
+    ("One FFN", "ffn_speed", FFN_LEGEND, _ffn_table),
+    ("Union against TwELL", None, FORMAT_LEGEND, _format_table),
+    (
+        "Each model size, beside the paper",
+        "model_sizes",
+        model_tables.SIZE_LEGEND,
+        model_tables.size_table,
+    ),
+    ("Over several GPUs", "scaling", model_tables.SCALING_LEGEND, model_tables.scaling_table),
+    (
+        "Quality against non-zeros",
+        "quality_and_speed",
+        model_tables.QUALITY_LEGEND,
+        model_tables.quality_table,
+    ),
+    ("Other shapes, and decoding", None, SHAPES_LEGEND, _shapes_table),
+)

@@ -1,0 +1,203 @@
+"""How every figure is drawn: colours, axes, and SVG that reads on light and dark pages.
+
+A figure is drawn and saved within `style`. Colours are those of style.css; series take them in
+turn, with a marker of their own once they begin again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+PAGE, TEXT, MUTED, LINE, GRID = "#ffffff", "#1b1f24", "#57606a", "#d0d7de", "#e3e7ec"
+SERIES = (
+    "#0072b2",
+    "#d55e00",
+    "#330000",
+    "#7700ff",
+    "#bb7777",
+    "#000055",
+    "#773300",
+    "#553355",
+)
+# What each becomes where the reader prefers a dark page.
+DARK = {
+    PAGE: "#14171b",
+    TEXT: "#e8ebef",
+    MUTED: "#a3adb8",
+    LINE: "#3b434d",
+    GRID: "#2b3139",
+    "#0072b2": "#56b4e9",
+    "#d55e00": "#f08a3c",
+    "#330000": "#ffffff",
+    "#7700ff": "#bb00ff",
+    "#bb7777": "#99ff00",
+    "#000055": "#777755",
+    "#773300": "#dd0099",
+    "#553355": "#ffbb99",
+}
+_MARKERS = "osD^vP*Xp<>h"
+_STYLE: dict[str, Any] = {
+    "figure.facecolor": PAGE,
+    "axes.facecolor": PAGE,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": TEXT,
+    "axes.titlesize": 10,
+    "axes.titlecolor": TEXT,
+    "axes.prop_cycle": f"cycler('color', {list(SERIES)})",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "legend.facecolor": PAGE,
+    "legend.edgecolor": LINE,
+    "legend.framealpha": 1.0,
+    "legend.fontsize": 8,
+    "legend.labelcolor": TEXT,
+    "text.color": TEXT,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": TEXT,
+    "ytick.labelcolor": TEXT,
+    "font.family": ["DejaVu Sans"],  # it comes with matplotlib: the same layout everywhere
+    "svg.fonttype": "none",  # text stays text: small files that can be searched
+    "svg.hashsalt": "sparsellm",  # the same bytes from the same figure
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Within it, figures get the colours and sizes of this module."""
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def new_figure(
+    columns: int, rows: int = 1, *, size: tuple[float, float] | None = None, title: str = ""
+) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes, row by row; ``size`` in inches."""
+    # The object interface: no pyplot state, no display, no backend to choose.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size or (5.5 * columns, 4.5 * rows), layout="constrained")
+    if title:
+        figure.suptitle(title)
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def label(axes: Axes, title: str, x: str, y: str) -> None:
+    """Title and axis labels; tokens are counted in millions, layers in whole numbers."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if axes.get_xscale() == "linear" and x == "training tokens":
+        axes.xaxis.set_major_formatter(EngFormatter())
+    if x == "layer":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def log_scale(axis: Axis, linear_below: float | None = None) -> None:
+    """A logarithmic axis with plain numbers; ``linear_below`` makes room for zero."""
+    axes = axis.axes
+    set_scale = axes.set_xscale if axis is axes.xaxis else axes.set_yscale
+    if linear_below is None:
+        set_scale("log")
+    else:
+        set_scale("symlog", linthresh=linear_below)
+    plain_numbers(axis)
+
+
+def plain_numbers(axis: Axis) -> None:
+    """5 and 0.02 on a logarithmic axis, where matplotlib writes 5×10⁰ and 2×10⁻²."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    class Minor(LogFormatter):
+        """Chooses which of the smaller ticks have room for a number, as matplotlib does."""
+
+        def __call__(self, value: float, position: int | None = None) -> str:
+            return plain(value) if super().__call__(value, position) else ""
+
+    def plain(value: float, position: int | None = None) -> str:
+        if abs(value) >= 1000:
+            return f"{value:,.0f}"
+        return f"{value:.3g}" if abs(value) >= 1e-4 else f"{value:.12f}".rstrip("0").rstrip(".")
+
+    axis.set_major_formatter(FuncFormatter(plain))
+    axis.set_minor_formatter(Minor(minor_thresholds=(1.0, 0.4)))
+
+
+def legend_beside(figure: Figure, axes: list[Axes]) -> None:
+    """One legend to the right of all axes, each name once; the figure grows by its width."""
+    entries: dict[str, Any] = {}
+    for own in axes:
+        for handle, name in zip(*own.get_legend_handles_labels(), strict=True):
+            entries.setdefault(name, handle)
+    if entries:
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width + 0.6 + 0.075 * max(map(len, entries)), height)
+        figure.legend(entries.values(), entries.keys(), loc="outside right upper")
+
+
+def color(index: int) -> str:
+    """Of the series with this number."""
+    return SERIES[index % len(SERIES)]
+
+
+def marker(index: int) -> str:
+    """Of the series with this number; with its colour no other of the first 24 has it."""
+    return _MARKERS[index % len(_MARKERS)]
+
+
+def points_style(index: int) -> dict[str, Any]:
+    """Markers without a line, of the series with this number."""
+    return {
+        "color": color(index),
+        "marker": marker(index),
+        "linestyle": "none",
+        "markersize": 7,
+    }
+
+
+def shade(place: int, count: int) -> Any:
+    """A colour along a scale, for series in an order such as layers."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](place / max(count - 1, 1))
+
+
+def svg_text(figure: Figure, title: str, caption: str = "") -> str:
+    """The figure as SVG, whose colours follow the reader's preference; the same bytes every time.
+
+    Args:
+        figure: drawn within `style`, in which this is called too.
+        title: what a screen reader says of it.
+        caption: a line below the figure, such as hardware and commit.
+    """
+    if caption:
+        figure.supxlabel(caption, fontsize=8, color=MUTED)
+    out = StringIO()
+    figure.savefig(out, format="svg", metadata={"Title": title, "Date": None, "Creator": None})
+    text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    text = text.replace("</style>", f"{_dark_rules()}</style>", 1)
+    # Readers that lack the font take one as wide, or narrower.
+    return text.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
+
+
+def _dark_rules() -> str:
+    """A program without media queries shows the light colours: those stand in the elements."""
+    rules = [
+        f'[style*="{kind}: {light}"] {{ {kind}: {dark} !important }}'
+        for light, dark in DARK.items()
+        for kind in ("fill", "stroke")
+    ]
+    return "\n@media screen and (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}\n"

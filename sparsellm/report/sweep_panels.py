@@ -1,0 +1,227 @@
+"""Panels of a sweep's figures with a marker per group: against non-zeros, λ, target and size.
+
+A panel draws on axes that it is handed; one that lacks what it needs returns a sentence that says
+so. Groups keep their colour and marker in all panels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparsellm.estimate import count_parameters
+from sparsellm.report import drawing
+from sparsellm.report.published import (
+    PAPER_DENSE,
+    PAPER_MODELS,
+    PAPER_RUNS,
+    PAPER_WIDTH,
+)
+from sparsellm.report.sweep_runs import Group, SweepData, last_nnz
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Panel = Callable[[SweepData, "Axes"], str | None]  # the sentence, where it draws nothing
+Points = Callable[[Group], Sequence[tuple[float, float]]]
+
+NNZ = "non-zeros per token, mean over layers"
+SHARE = "share of the neurons that fire"
+NO_VALIDATION = "no run has a held-out loss (validation.every_steps)"
+_NO_SCORES = "no run has a mean task score (evaluation.every_steps, or `sparsellm eval RUN`)"
+_NO_FORWARD = "no forward was measured (`sparsellm bench forward RUN… --record DIR/bench.jsonl`)"
+NO_LAYERS = _NO_FORWARD.replace("--record", "--layers --record")
+
+
+def against(
+    title: str,
+    x: str,
+    y: str,
+    points: Points,
+    missing: str,
+    *,
+    log_x: bool = True,
+    from_zero: bool = False,
+    further: Callable[[SweepData, Axes], None] | None = None,
+) -> Panel:
+    """A panel of one marker per group and seed; ``further`` adds what it is compared with."""
+
+    def draw(sweep: SweepData, axes: Axes) -> str | None:
+        found = [(i, g.name, list(points(g))) for i, g in enumerate(sweep.groups)]
+        if not any(values for _, _, values in found):
+            return f"{title}: {missing}."
+        for index, name, values in found:
+            if values:
+                axes.plot(*zip(*values, strict=True), label=name, **drawing.points_style(index))
+        if further:
+            further(sweep, axes)
+        drawing.label(axes, title, x, y)
+        if log_x:
+            drawing.log_scale(axes.xaxis)
+        if from_zero:
+            axes.set_ylim(bottom=0)
+        return None
+
+    return draw
+
+
+def _reference(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None:
+    """The paper's points, in the colour of text."""
+    for marker, (name, x, y) in zip("*X+xPd", points, strict=False):
+        axes.plot(x, y, marker, color=drawing.TEXT, label=f"paper, {name}", markersize=9)
+
+
+# --- against non-zeros ----------------------------------------------------------------------------
+
+
+def losses(g: Group) -> list[tuple[float, float]]:
+    """Non-zeros and held-out loss of each seed."""
+    return [(last_nnz(run), run.validation[-1]["loss"]) for run in g.runs if run.validation]
+
+
+def scores(g: Group) -> list[tuple[float, float]]:
+    """Non-zeros and mean task score of each seed, %."""
+    return [(g.nnz, 100 * score) for score in g.scores]
+
+
+def rates(g: Group) -> list[tuple[float, float]]:
+    """Non-zeros and training rate, thousand tokens/s."""
+    return [(g.nnz, g.tokens_per_second / 1e3)]
+
+
+def forwards(g: Group) -> list[tuple[float, float]]:
+    """Non-zeros and the forward's speed over dense."""
+    return [(g.nnz, r["ratio"]) for r in g.measured("model_forward", "tokens_per_ms")]
+
+
+def _dense_lines(sweep: SweepData, axes: Axes) -> None:
+    if sweep.dense_relu:
+        axes.axhline(sweep.dense_relu, linestyle=":", color=drawing.MUTED, label="dense ReLU")
+        axes.axhline(sweep.dense_relu * 1.01, linestyle="--", color=drawing.MUTED, label="… and 1%")
+
+
+loss_by_nnz = against("Held-out loss", NNZ, "nats per token", losses, NO_VALIDATION,
+                      further=_dense_lines)  # fmt: skip
+score_by_nnz = against("Mean task score", NNZ, "% right", scores, _NO_SCORES)
+rate_by_nnz = against("Training", NNZ, "thousand tokens/s", rates, "", from_zero=True)
+forward_by_nnz = against("Forward of the model", NNZ, "× dense", forwards, _NO_FORWARD)
+
+# --- beside the paper -----------------------------------------------------------------------------
+
+
+def loss_beside_paper(sweep: SweepData, axes: Axes) -> str | None:
+    """Loss over dense ReLU's against the share of neurons that fire."""
+    dense = sweep.dense_relu
+    if not dense:
+        return "Loss beside the paper's: no run is dense ReLU with λ 0, to which losses compare."
+
+    def ratios(g: Group) -> list[tuple[float, float]]:
+        return [(g.nnz / g.recipe.model.intermediate_size, loss / dense) for loss in g.losses]
+
+    def beside(sweep: SweepData, axes: Axes) -> None:
+        _reference(
+            axes, [(r.name, r.nnz / PAPER_WIDTH, r.loss / PAPER_DENSE.loss) for r in PAPER_RUNS]
+        )
+
+    title = "Loss over that of dense ReLU"
+    return against(title, SHARE, "ratio", ratios, NO_VALIDATION, further=beside)(sweep, axes)
+
+
+def _score_beside(sweep: SweepData, axes: Axes) -> None:
+    _reference(axes, [(r.name, r.nnz / PAPER_WIDTH, r.accuracy) for r in PAPER_RUNS])
+
+
+def _forward_beside(sweep: SweepData, axes: Axes) -> None:
+    sizes = [(m.name, m.nnz / PAPER_WIDTH, m.forward.ratio) for m in PAPER_MODELS if m.nnz]
+    _reference(axes, sizes)
+
+
+def _by_share(points: Points) -> Points:
+    return lambda g: [(x / g.recipe.model.intermediate_size, y) for x, y in points(g)]
+
+
+score_beside_paper = against("Mean task score", SHARE, "% right", _by_share(scores), _NO_SCORES,
+                             further=_score_beside)  # fmt: skip
+forward_beside_paper = against("Forward of the model", SHARE, "× dense", _by_share(forwards),
+                               _NO_FORWARD, further=_forward_beside)  # fmt: skip
+
+# --- against a setting: λ, target, size -----------------------------------------------------------
+
+
+def _fixed(g: Group) -> bool:
+    return g.recipe.activation.exact_zeros and not g.recipe.sparsity.target_nnz
+
+
+def _setting(g: Group, name: str) -> float | None:
+    """Of the axis ``name``; None where the group has no place on it."""
+    if name == "λ":
+        return g.l1_coefficient if _fixed(g) else None
+    if name == "target":
+        return g.recipe.sparsity.target_nnz
+    return count_parameters(g.recipe).total / 1e6
+
+
+_AXES = {
+    "λ": "λ",
+    "target": "sparsity.target_nnz, non-zeros per token",
+    "size": "parameters, millions",
+}
+
+
+def by_setting(
+    name: str, title: str, y: str, points: Points, missing: str, **options: Any
+) -> Panel:
+    """A panel against λ (where it stands still), the target or the size, if two or more differ."""
+
+    def moved(g: Group) -> list[tuple[float, float]]:
+        place = _setting(g, name)
+        return [] if place is None else [(place, value) for _, value in points(g)]
+
+    def draw(sweep: SweepData, axes: Axes) -> str | None:
+        places = {_setting(g, name) for g in sweep.groups} - {None}
+        if len(places) < 2:
+            what = {"λ": "fixed λ", "target": "target", "size": "size"}[name]
+            return f"{title} against {name}: the runs have fewer than two values of a {what}."
+        panel = against(title, _AXES[name], y, moved, missing, log_x=False, **options)
+        reason = panel(sweep, axes)
+        positive = [place for place in places if place]
+        if reason is None and positive:
+            drawing.log_scale(axes.xaxis, linear_below=min(positive) if 0 in places else None)
+        return reason
+
+    return draw
+
+
+def nnz_of(g: Group) -> list[tuple[float, float]]:
+    """Non-zeros of each seed, twice."""
+    return [(last_nnz(run), last_nnz(run)) for run in g.runs]
+
+
+def energies(g: Group) -> list[tuple[float, float]]:
+    """Non-zeros and dense energy over ours."""
+    return [(g.nnz, r["ratio"]) for r in g.measured("model_forward", "mJ_per_token")]
+
+
+def _diagonal(sweep: SweepData, axes: Axes) -> None:
+    targets = sorted({t for g in sweep.groups if (t := g.recipe.sparsity.target_nnz)})
+    axes.plot(targets, targets, linestyle=":", color=drawing.MUTED, label="the target")
+
+
+def _paper_sizes(sweep: SweepData, axes: Axes) -> None:
+    _reference(axes, [(m.name, 1e3 * float(m.name[:-1]), m.nnz) for m in PAPER_MODELS if m.nnz])
+
+
+def panels_by(name: str) -> list[Panel]:
+    """All panels against one setting."""
+    beside = {"target": _diagonal, "size": _paper_sizes}.get(name)
+    found = [
+        by_setting(name, "Non-zeros per token", "", nnz_of, "", further=beside),
+        by_setting(name, "Held-out loss", "nats per token", losses, NO_VALIDATION),
+        by_setting(name, "Training", "thousand tokens/s", rates, "", from_zero=True),
+        by_setting(name, "Forward of the model: speed", "× dense", forwards, _NO_FORWARD),
+    ]
+    if name == "λ":
+        energy = _NO_FORWARD.replace("--record", "--energy --record")
+        title = "Forward of the model: energy"
+        found.append(by_setting(name, title, "dense over sparse", energies, energy))
+    return found

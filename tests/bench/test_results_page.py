@@ -1,0 +1,185 @@
+"""RESULTS.md and the figures beside it: made from the records, the newest of each case."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import matplotlib
+import pytest
+from conftest import ROOT
+
+from sparsellm.bench import figures, record, results
+from sparsellm.bench.results_page import TABLES, results_page
+from sparsellm.cli import main
+
+COMMITTED = ROOT / "benchmarks"
+H200 = "1× NVIDIA H200, 16 cores"
+
+
+def line(bench: str, metric: str, value: float, baseline: float | None = None, **changes) -> dict:
+    """A line of results.jsonl; further keywords are keys of its case, or replace others."""
+    made = {"bench": bench, "metric": metric, "value": value, "unit": "ms", "baseline": baseline}
+    made |= {"ratio": baseline and baseline / value, "hardware": H200, "commit": "aaa"}
+    made |= {"date": "2026-01-01", "command": "sparsellm bench x", "case": {}}
+    for key, changed in changes.items():
+        (made if key in made else made["case"])[key] = changed
+    return made
+
+
+def ffn(bench: str, metric: str, value: float, baseline: float, **changes) -> dict:
+    case = {"M": 16_384, "K": 2048, "N": 5632, "gated": True, "pattern": "uniform", "nnz": 30}
+    case |= {"measured_nnz": 30.0, "union_64": 1628.6, "path": "sparse"}
+    return line(bench, metric, value, baseline, **(case | changes))
+
+
+def table_of(page: str, title: str) -> list[list[str]]:
+    """The cells of the table under a heading."""
+    section = page.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [row for row in section.splitlines() if row.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_committed_page_is_what_the_records_give():
+    page = results_page(record.read(COMMITTED / "results.jsonl"))
+    assert (COMMITTED / "RESULTS.md").read_text(encoding="utf-8") == page
+    titles = re.findall(r"^## (.*)", page, re.MULTILINE)
+    assert len(titles) <= 6
+    assert set(titles) <= {title for title, *_ in TABLES}
+    for title in titles:
+        assert {len(row) for row in table_of(page, title)} <= set(range(2, 9))
+    assert len(re.findall(r"^Hardware: .*NVIDIA H200\. Commits? \w+", page, re.M)) == len(titles)
+    for shown in re.findall(r"\((figures/.*?)\)", page):
+        assert (COMMITTED / shown).is_file()
+
+
+def test_the_committed_figures_are_what_the_records_give():
+    pinned = (ROOT / "constraints.txt").read_text()
+    if f"matplotlib=={matplotlib.__version__}\n" not in pinned:
+        pytest.skip(f"matplotlib {matplotlib.__version__} is not that of constraints.txt")
+    drawn = figures.draw_all(record.read(COMMITTED / "results.jsonl"))
+    assert drawn.keys() == {f"{name}.svg" for name in figures.FIGURES}
+    for name, text in drawn.items():
+        assert (COMMITTED / "figures" / name).read_text(encoding="utf-8") == text, name
+        assert re.search(r">[\d×, ]*NVIDIA H200 · commits? \w+", text), name
+        assert "prefers-color-scheme: dark" in text
+        ET.fromstring(text.encode())
+
+
+def test_the_commands_write_page_and_figures(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ours = ffn("ffn_forward", "ms", 1.0, 1.7)
+    record.RESULTS.parent.mkdir()
+    import json
+
+    record.RESULTS.write_text(json.dumps(ours) + "\n")
+    assert main(["bench", "plots"]) == 0
+    said = capsys.readouterr().out
+    assert "benchmarks/figures/ffn_speed.svg" in said
+    assert "skipped scaling.svg: benchmarks/results.jsonl has no records for it" in said
+    assert main(["bench", "table"]) == 0
+    page = (tmp_path / "benchmarks" / "RESULTS.md").read_text()
+    assert [title for title, *_ in TABLES if f"## {title}\n" in page] == ["One FFN"]
+    assert table_of(page, "One FFN")[2][:4] == ["uniform", "30", "1629", "1 (1.70×)"]
+
+
+def test_of_equal_cases_the_newest_counts_whatever_the_cpu():
+    old = ffn("ffn_forward", "ms", 1.2, 1.7, commit="old")
+    new = ffn("ffn_forward", "ms", 1.0, 1.7, commit="new", union_64=1600.0)
+    new["hardware"] = "1× NVIDIA H200, 64 cores"
+    elsewhere = ffn(
+        "ffn_forward", "ms", 9.0, 9.0, commit="a100", hardware="1× NVIDIA A100, 8 cores"
+    )
+    portable = ffn("ffn_forward", "ms", 5.0, 1.7, arch="portable")
+    page = results_page([old, new, elsewhere, portable])
+    assert table_of(page, "One FFN")[2][:4] == ["uniform", "30", "1600", "1 (1.70×)"]
+    assert "Hardware: 1× NVIDIA H200. Commit new." in page
+    assert "old" not in page
+
+
+def test_both_formats_are_compared_where_one_run_measured_both():
+    def both(bench, metric, union, twell, baseline, **case):
+        return [
+            ffn(bench, metric, union, baseline, **case),
+            ffn(bench, metric, twell, baseline, format="twell", **case),
+        ]
+
+    later = ffn("ffn_forward", "ms", 0.5, 1.7, commit="later")  # of the union alone
+    trace = {"pattern": "trace", "layer": "mean", "nnz": 25.9}
+    lines = [
+        *both("ffn_forward", "ms", 1.0, 1.25, 1.7, commit="both"),
+        *both("ffn_train", "ms", 2.0, 2.5, 5.0, commit="both"),
+        *both("ffn_train", "memory_MiB", 100.0, 200.0, 528.0, commit="both"),
+        *both("ffn_forward", "ms", 0.8, 1.0, 1.6, commit="both", **trace),
+        later,
+        ffn("ffn_forward", "ms", 3.0, 1.7, commit="alone", format="twell", nnz=60),
+    ]
+    page = results_page(lines)
+    assert table_of(page, "Union against TwELL")[2:] == [
+        ["traces, mean of the layers", "25.9", "0.8 (2.00×)", "1 (1.60×)", "", "", "", ""],
+        [
+            "uniform",
+            "30",
+            "1 (1.70×)",
+            "1.25 (1.36×)",
+            "2 (2.50×)",
+            "2.5 (2.00×)",
+            "100 (5.28×)",
+            "200 (2.64×)",
+        ],
+    ]
+    assert table_of(page, "One FFN")[3][3] == "0.5 (3.40×)"  # the newest union
+    [(setting, pair), _] = results.format_pairs(lines, "ffn_forward").items()
+    assert (setting.format, pair.union["ms"]["commit"]) == ("union", "both")
+    svg = figures.draw_all(lines)["ffn_speed.svg"]
+    assert ">TwELL (ours), uniform<" in svg
+    assert "Union against TwELL" not in results_page([later])
+
+
+def test_dense_and_sparse_of_one_commit_are_a_pair():
+    def train(kernels, value, **case):
+        shape = {"recipe": "0.5b", "gpus": 1, "config": "single", "kernels": kernels}
+        shape |= {"global_batch_tokens": 131_072, "micro_batch_size": 16}
+        return line("train", "tokens_per_ms", value, **(shape | case))
+
+    lines = [
+        train("dense", 160.0, commit="old"),
+        train("auto", 240.0, commit="old"),
+        train("dense", 100.0, commit="new"),
+        train("auto", 150.0, commit="new"),
+        train("auto", 120.0, commit="new", format="twell"),
+        train("auto", 130.0, commit="new", token_order="auto"),
+        train("auto", 999.0, commit="alone"),  # without a dense run beside it
+        line("model_forward", "tokens_per_ms", 300.0, 200.0, layers=8, M=1, ratio=1.5),
+    ]
+    pairs = results.train_pairs(lines)
+    found = {(p.format, p.in_token_order): p.values("tokens_per_ms")[1] for p in pairs}
+    assert found == {("union", False): 150.0, ("union", True): 130.0, ("twell", False): 120.0}
+    assert {p.values("tokens_per_ms")[0] for p in pairs} == {100.0}
+    page = results_page(lines)
+    row = next(r for r in table_of(page, "Each model size, beside the paper") if r[0] == "0.5B")
+    assert row[2:5] == ["100 → 150 (1.50×)", "", "200 → 300 (1.50×)"]
+    assert "union 100 → 150 (1.50×), TwELL 100 → 120 (1.20×) tokens/ms" in page
+
+
+def test_seeds_of_a_sweep_are_one_row_of_their_newest_commit():
+    def run(name, seed, metric, value, step=10, **case):
+        shape = {"layers": 2, "hidden_size": 8, "intermediate_size": 100, "l1_coefficient": 0.0}
+        shape |= {"run": f"{name}-seed{seed}", "step": step, "tokens": step, "activation": "relu"}
+        return line("sweep_x", metric, value, **(shape | case))
+
+    sparse = {"l1_coefficient": 0.1, "activation": "relu"}
+    lines = [
+        run("dense", 0, "validation_loss", 9.0, commit="old"),
+        *(run("dense", seed, "nnz", 40.0) for seed in (0, 1)),
+        *(run("dense", seed, "validation_loss", 4.0 + seed) for seed in (0, 1)),
+        run("l1", 0, "nnz", 60.0, step=5, **sparse),
+        run("l1", 0, "nnz", 2.0, **sparse),
+        run("l1", 0, "throughput", 1000.0, **sparse),
+        run("l1", 0, "score_mean", 0.31, **sparse),
+        run("l1", 0, "score_mean", 0.99, limit=5, **sparse),
+        run("l1", 0, "validation_loss", 4.95, **sparse),
+    ]
+    rows = table_of(results_page(lines), "Quality against non-zeros")
+    assert rows[2][:7] == ["x: dense", "2", "40.0 (60.0% zeros)", "", "4.000, 5.000", "+0.0%", ""]
+    assert rows[3] == ["x: l1", "1", "2.0 (98.0% zeros)", "", "4.950", "+10.0%", "31.0%", "1k"]

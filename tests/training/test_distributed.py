@@ -166,6 +166,31 @@ def test_several_processes_resume_to_the_same_bits(tiny_overrides, config):
 
 
 @pytest.mark.slow
+def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):
+    """After a first step gradients lie in DDP's buckets, to which several micro-batches add."""
+    overrides = [*tiny_overrides, "train.micro_batch_size=1", "ffn.kernels=sparse"]
+    overrides += ["validation.every_steps=0", "checkpoint.every_steps=0", "runtime.compile=false"]
+
+    def losses(name, *further):
+        own = [*overrides, *further, f"name={name}"]
+        arguments = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(own)]
+        result = launch(2, *arguments)
+        assert result.returncode == 0, result.stderr[-3000:]
+        records = read_metrics(load_recipe("debug", own).run_path)
+        return [(r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"]
+
+    sorted_tokens = "runtime.token_order=auto"
+    as_read, first, again = losses("a"), losses("b", sorted_tokens), losses("c", sorted_tokens)
+    dense = losses("d", "ffn.kernels=dense")
+    assert len(first) == 4
+    assert first == again
+    assert first != as_read  # in the last bits: it was another order
+    for found in (as_read, first):
+        for numbers, usual in zip(found, dense, strict=True):
+            assert numbers == pytest.approx(usual, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_another_number_of_processes_goes_on_with_the_same_stream(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
     program = ["train", "--recipe", "debug"]

@@ -44,7 +44,8 @@ sides compiled: `sparsellm.accelerate`, in brackets against dense; above 1 is be
 
 """
 CHECKPOINT_LEGEND = """Saving and loading while training, all ranks together. `blocked`: what a \
-step waits for (`blocked_first`: with the making of pinned host memory); `save`: until the \
+step waits for (`blocked_first`: with the making of pinned host memory), in brackets against \
+`blocked_throughout`, a save that nothing goes on beside; `save`: until the \
 checkpoint is published, in the background; `step_while`: a step of then, in brackets a step \
 without over it; \
 `verify`: all hashes; `load`: to where the tensors belong, the files in the page cache.

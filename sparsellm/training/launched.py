@@ -44,9 +44,19 @@ def launch_config(name: str) -> Path:
 def train_command(
     config: str, gpus: int, recipe: str, overrides: Sequence[str], init_from: Path | None
 ) -> list[str]:
-    """What a user would type to train ``recipe`` on so many GPUs, on any free port."""
+    """What a user would type to train ``recipe`` on so many GPUs of one node, on any free port.
+
+    A configuration for several nodes (HSDP) takes the halves of four GPUs or more for nodes, and
+    fewer for one.
+    """
+    path = launch_config(config)
     words = [sys.executable, "-m", "accelerate.commands.launch"]
-    words += [f"--config_file={launch_config(config)}", f"--num_processes={gpus}"]
+    words += [f"--config_file={path}", f"--num_processes={gpus}"]
+    if "\nparallelism_config:" in path.read_text(encoding="utf-8"):
+        replicas = 2 if gpus >= 4 and gpus % 2 == 0 else 1
+        words += ["--num_machines=1", "--rdzv_backend=static"]
+        words.append(f"--parallelism_config_dp_replicate_size={replicas}")
+        words.append(f"--parallelism_config_dp_shard_size={gpus // replicas}")
     words += ["--main_process_port=0", "-m", "sparsellm", "train", "--recipe", recipe]
     words += [word for override in overrides for word in ("--set", override)]
     return words if init_from is None else [*words, "--init-from", str(init_from)]

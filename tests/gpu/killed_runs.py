@@ -6,16 +6,19 @@
 Every other kill takes one rank alone, the others all ranks with their launcher, each at a random
 moment between two records. Prints the largest relative difference of a step's loss, and how long
 the ranks that were left took to end. Needs as many GPUs as ranks; without any, ``--config ddp8``
-runs on CPUs over gloo.
+runs on CPUs over gloo. With ``--seconds`` it ends where another launch would take longer, and the
+same command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -38,15 +41,18 @@ def main() -> None:
         *options.overrides,
         f"logging.run_dir={options.folder}",
     ]
-    chance = random.Random(7)
-    straight = _train(options, [*overrides, "name=straight", "checkpoint.every_steps=0"])
+    clock = _Clock(options.seconds)
+    straight = _train(options, [*overrides, "name=straight", "checkpoint.every_steps=0"], clock)
     print(f"undisturbed: {len(straight)} steps", flush=True)
     own = [*overrides, "name=killed"]
     run_path = load_recipe(options.recipe, own).run_path
     for number in range(options.kills):
         done = (number + 1) * options.steps // (options.kills + 1)
-        _kill_after(options, own, run_path, done, alone=number % 2 == 0, chance=chance)
-    killed = _train(options, own)
+        if _last_step(run_path) < done:  # else an earlier call of this command has killed it
+            chance = random.Random(number)
+            with clock.launch():
+                _kill_after(options, own, run_path, done, alone=number % 2 == 0, chance=chance)
+    killed = _train(options, own, clock)
     losses = {record["step"]: record["loss"] for record in killed}
     assert sorted(losses) == list(range(1, options.steps + 1)), sorted(losses)
     largest = max(abs(losses[r["step"]] - r["loss"]) / abs(r["loss"]) for r in straight)
@@ -62,6 +68,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--recipe", default="2b")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     return parser.parse_args()
 
@@ -70,12 +77,31 @@ def _command(options: argparse.Namespace, overrides: list[str]) -> list[str]:
     return train_command(options.config, options.gpus, options.recipe, overrides, None)
 
 
-def _train(options: argparse.Namespace, overrides: list[str]) -> list[dict]:
-    began = time.perf_counter()
+class _Clock:
+    """Ends the program where there is no time for another launch as long as the longest so far."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end, self._longest = time.perf_counter() + seconds, 0.0
+
+    @contextlib.contextmanager
+    def launch(self) -> Iterator[None]:
+        began = time.perf_counter()
+        if began + 1.2 * self._longest > self._end:
+            print("no time for another launch: the same command goes on from here")
+            sys.exit(75)  # EX_TEMPFAIL
+        yield
+        self._longest = max(self._longest, time.perf_counter() - began)
+
+
+def _train(options: argparse.Namespace, overrides: list[str], clock: _Clock) -> list[dict]:
     run_path = load_recipe(options.recipe, overrides).run_path
-    result = subprocess.run(
-        _command(options, overrides), capture_output=True, text=True, check=False
-    )
+    if _last_step(run_path) == options.steps:
+        return train_records(run_path)
+    began = time.perf_counter()
+    with clock.launch():
+        result = subprocess.run(
+            _command(options, overrides), capture_output=True, text=True, check=False
+        )
     if result.returncode:
         sys.exit(f"{run_path.name} failed: {result.stdout[-2000:]}{result.stderr[-4000:]}")
     print(f"{run_path.name}: ended after {time.perf_counter() - began:.0f} s", flush=True)

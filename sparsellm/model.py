@@ -20,7 +20,8 @@ from transformers import PreTrainedModel as HFModel
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.operator_tools import operators_digest
 from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
-from sparsellm.recipe import Recipe, RuntimeConfig
+from sparsellm.recipe import Recipe
+from sparsellm.recipe_sections import RuntimeConfig
 
 
 class SparseDecoderLayer(nn.Module):

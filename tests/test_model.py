@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
 from sparsellm.ffn.token_order import token_order
 from sparsellm.model import SparseDecoderLayer, build_model, prepare_blocks
-from sparsellm.recipe import RuntimeConfig
+from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.training import objective
 from sparsellm.training.objective import IGNORED_TARGET, Objective, total_loss
 

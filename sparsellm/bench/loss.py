@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsellm.bench import memory
 from sparsellm.bench.record import Measurement
-from sparsellm.recipe import RuntimeConfig
+from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.training.objective import build_loss
 
 

@@ -24,7 +24,8 @@ from sparsellm.bench.record import Measurement
 from sparsellm.data import load_corpora, load_tokenizer, validation_batches
 from sparsellm.ffn.accelerate import TokenOrder, accelerate_whole
 from sparsellm.model import prepare_blocks
-from sparsellm.recipe import Recipe, RuntimeConfig
+from sparsellm.recipe import Recipe
+from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.pretrained import Pretrained, load_pretrained
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 

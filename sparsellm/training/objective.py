@@ -13,7 +13,7 @@ from transformers import PreTrainedModel as HFModel
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.types import TokenOrder
 from sparsellm.paths import how_to_install
-from sparsellm.recipe import RuntimeConfig
+from sparsellm.recipe_sections import RuntimeConfig
 
 # PyTorch's and Liger's default `ignore_index`.
 IGNORED_TARGET = -100

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.recipe import OptimizerConfig
+from sparsellm.recipe_sections import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sparsellm.recipe import OptimizerConfig, Recipe, SparsityConfig
+from sparsellm.recipe import Recipe
+from sparsellm.recipe_sections import OptimizerConfig, SparsityConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:

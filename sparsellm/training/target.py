@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sparsellm.recipe import SparsityConfig
+from sparsellm.recipe_sections import SparsityConfig
 
 GAIN = 0.1  # of log λ per step, at an expected error of a factor e
 LEAD = 3.0  # of what the error changes between slow and fast, 15 steps

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from gpu.conditions import need_kernels
 from sparsellm.model import build_model, prepare_blocks
-from sparsellm.recipe import RuntimeConfig, load_recipe
+from sparsellm.recipe import load_recipe
+from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.records import read_metrics
 from sparsellm.training.loop import _micro_batch
 from sparsellm.training.objective import Objective, build_loss, total_loss

@@ -11,7 +11,7 @@ import statistics
 import pytest
 from conftest import set_arguments
 
-from sparsellm.recipe import SparsityConfig
+from sparsellm.recipe_sections import SparsityConfig
 from sparsellm.runs.records import read_metrics
 from sparsellm.training.target import GAIN, MAX_ERROR, TargetController
 

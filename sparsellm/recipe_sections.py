@@ -1,0 +1,299 @@
+"""The sections of a recipe: one class each, one field per key with its unit in the description."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
+from sparsellm.strict import Globs, StrictModel
+from sparsellm.vocabulary import check_name
+
+UNION_TOKENS = 64  # of a block whose neurons `sparsity.union_coefficient` shrinks
+
+
+def _known_family(name: str | None) -> str | None:
+    if name is not None and name not in ARCHITECTURES:
+        raise ValueError(f"must be null or {' or '.join(map(repr, ARCHITECTURES))}")
+    return name
+
+
+class ModelConfig(StrictModel):
+    """The transformer (paper, table 2). Hugging Face's names."""
+
+    family: Annotated[str | None, AfterValidator(_known_family)] = Field(
+        None,
+        description="Hugging Face model family: "
+        + " or ".join(ARCHITECTURES)
+        + "; null is llama, or arcee without a gate",
+    )
+    hidden_size: PositiveInt = Field(description="Width K of the residual stream, elements")
+    intermediate_size: PositiveInt = Field(description="Width N of the FFN, neurons")
+    num_hidden_layers: PositiveInt = Field(description="Transformer blocks")
+    num_attention_heads: PositiveInt = Field(description="Query heads a layer")
+    num_key_value_heads: PositiveInt = Field(description="Key and value heads a layer")
+    context_length: PositiveInt = Field(description="Sequence length, tokens")
+    rope_theta: PositiveFloat = Field(10_000.0, description="RoPE base")
+    rms_norm_eps: PositiveFloat = Field(1e-5, description="RMSNorm epsilon")
+    initializer_range: PositiveFloat = Field(0.02, description="Std of the initial weights")
+    tie_word_embeddings: bool = Field(True, description="Share input and output embeddings")
+    vocab_multiple: PositiveInt = Field(128, description="Vocabulary is padded to a multiple of it")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} must be an even multiple of "
+                f"model.num_attention_heads {self.num_attention_heads} (RoPE rotates pairs)"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"model.num_attention_heads {self.num_attention_heads} must be a multiple of "
+                f"model.num_key_value_heads {self.num_key_value_heads}"
+            )
+        return self
+
+
+def _known_activation(name: str) -> str:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"must be {' or '.join(map(repr, ACTIVATIONS))}")
+    return name
+
+
+class FFNConfig(StrictModel):
+    """The feedforward block."""
+
+    activation: Annotated[str, AfterValidator(_known_activation)] = Field(
+        "relu", description="Activation of the gate: " + " or ".join(ACTIVATIONS)
+    )
+    gated: bool = Field(True, description="gate * up (Llama), or up alone (paper, appendix)")
+    kernels: Literal["auto", "dense", "sparse"] = Field(
+        "auto",
+        description="Training by dense matrix products, on the sparsity pattern, or (auto) a layer "
+        "and step by whichever was measured to be faster; auto is dense on a CPU, and on a GPU "
+        "that cannot run the sparse kernels, where it says why",
+    )
+    format: Literal["union", "twell"] = Field(
+        "union",
+        description="How the sparse kernels keep what fires: by the neurons that 64 tokens share, "
+        "or as the paper does, in TwELL and its hybrid format",
+    )
+    ell_width: int = Field(
+        128,
+        ge=1,
+        le=1024,
+        description="Non-zeros of a token up to which the hybrid format (format: twell) keeps them "
+        "in its ELL matrix; other tokens are computed densely. The paper's: 128, and 256 at weak "
+        "regularisation",
+    )
+
+
+class SparsityConfig(StrictModel):
+    """What makes the FFN sparse, and what is watched."""
+
+    l1_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="λ on Σ_units |h|, averaged over tokens and layers; "
+        "paper's eq. 2 takes the mean over the N units: λ_eq2 = λ · intermediate_size",
+    )
+    l1_zero_steps: NonNegativeInt = Field(0, description="Steps at λ = 0 before the ramp")
+    l1_ramp_steps: NonNegativeInt = Field(0, description="Steps of the linear ramp from 0 to λ")
+    target_nnz: PositiveFloat | None = Field(
+        None,
+        description="Mean non-zeros a token that λ is moved to reach, from l1_coefficient on and "
+        "after l1_zero_steps; null keeps λ as it is",
+    )
+    target_per_layer: bool = Field(
+        False, description="A λ for each layer, each to reach target_nnz; else one for their mean"
+    )
+    union_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of Σ_units ‖h over 64 neighbouring tokens‖₂, averaged over tokens and "
+        "layers: makes neighbours share neurons. Trains dense; 0 is off",
+    )
+    dead_window_tokens: PositiveInt = Field(
+        1_048_576, description="A neuron silent for this many tokens (all ranks) is dead"
+    )
+    reinit_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="r in W ← (1-r) W + r N(0, initializer_range²) for the gate weights of dead "
+        "neurons after every step; 0 is off, the paper uses 0.1",
+    )
+
+
+def _text_or_shares(value: object) -> object:
+    """Whether a corpus is one or a mixture: a union would report what each of both misses."""
+    if isinstance(value, dict) and value:
+        shares = value.values()
+        if all(isinstance(share, int | float) and share > 0 for share in shares):
+            return value
+    elif isinstance(value, str):
+        return value
+    raise ValueError(
+        "must be text, or the share of each corpus, greater than 0, such as {fineweb: 0.7, a: 0.3}"
+    )
+
+
+class DataConfig(StrictModel):
+    """What is read and how it becomes tokens."""
+
+    corpus: Annotated[str | dict[str, PositiveFloat], BeforeValidator(_text_or_shares)] = Field(
+        description="Name of a file in data/, or a path to such a YAML; or several with their "
+        "shares of the tokens, such as {fineweb-edu: 0.7, mine.yaml: 0.3}"
+    )
+    tokenizer: Annotated[str, AfterValidator(check_name)] = Field(
+        "gpt2",
+        description="gpt2 (tiktoken), bytes, or hf:ID_OR_PATH: any fast tokenizer of the hub's",
+    )
+    num_workers: NonNegativeInt = Field(4, description="Tokenising processes a rank; 0 is in-line")
+    files: Globs | None = Field(
+        None, description="Globs, folders or addresses that replace the corpus's `files`"
+    )
+    validation_files: Globs | None = Field(
+        None, description="The same in place of the corpus's `validation_files`"
+    )
+    text_field: str | None = Field(
+        None, description="Column or key of the text, in place of the corpus's `text_field`"
+    )
+    on_mismatch: Literal["refuse", "restart"] = Field(
+        "refuse",
+        description="On resume with other text, another seed or tokenizer: refuse, or restart "
+        "the data stream from its beginning; ranks and workers may change",
+    )
+
+    @property
+    def corpus_name(self) -> str:
+        """What is read, for people."""
+        if isinstance(self.corpus, str):
+            return self.corpus
+        return " + ".join(f"{weight:g} {name}" for name, weight in self.corpus.items())
+
+    def sources(self) -> dict[str, Any]:
+        """What `sparsellm.data.load_corpora` takes."""
+        return {
+            "corpus": self.corpus,
+            "files": self.files,
+            "validation_files": self.validation_files,
+            "text_field": self.text_field,
+        }
+
+
+class TrainConfig(StrictModel):
+    """How long, and how many tokens at a time."""
+
+    steps: PositiveInt = Field(description="Optimizer steps")
+    global_batch_tokens: PositiveInt = Field(description="Tokens a step over all ranks")
+    micro_batch_size: PositiveInt = Field(description="Sequences a rank runs at once")
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop",
+        description="What to do with a step whose loss or gradient is NaN or infinite: end the "
+        "run, or go on with the next one's data and the weights as they are",
+    )
+    spike_threshold: float | None = Field(
+        None,
+        gt=1,
+        description="Skip the update of a step whose loss or gradient norm (before clipping) "
+        "exceeds its moving average over about 50 steps so many times, such as 10; null never does",
+    )
+
+
+class OptimizerConfig(StrictModel):
+    """AdamW with linear warm-up and cosine decay (paper, table 2), or another schedule."""
+
+    schedule: Literal["cosine", "wsd", "constant"] = Field(
+        "cosine",
+        description="Learning rate after warm-up: cosine decay over train.steps; warm-up, stable, "
+        "decay: constant, then linear over decay_steps; or constant to the end",
+    )
+    decay_steps: PositiveInt | None = Field(
+        None, description="Last steps, in which wsd decays; null is a tenth of train.steps"
+    )
+    learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final over peak learning rate")
+    warmup_steps: NonNegativeInt = Field(600, description="Steps of linear warm-up")
+    weight_decay: float = Field(0.1, ge=0, description="Decoupled, on matrices only")
+    beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay")
+    beta2: float = Field(0.95, ge=0, lt=1, description="Second-moment decay")
+    eps: PositiveFloat = Field(1e-8, description="AdamW epsilon")
+    clip_norm: PositiveFloat = Field(1.0, description="Global gradient norm is clipped to it")
+
+
+class RuntimeConfig(StrictModel):
+    """How it is computed. None of these changes what is computed beyond rounding."""
+
+    precision: Literal["bf16", "fp32"] = Field(
+        "bf16", description="Autocast type; weights, gradients and optimizer state stay fp32"
+    )
+    compile: bool = Field(True, description="torch.compile of each transformer block and the loss")
+    activation_checkpointing: bool = Field(
+        False, description="Recompute each block in the backward pass to save memory"
+    )
+    loss: Literal["torch", "liger"] = Field(
+        "torch",
+        description="Cross-entropy over materialised logits, or Liger's fused linear "
+        "cross-entropy (GPU, fp32 accumulation, no logits in memory)",
+    )
+    timeout_minutes: PositiveInt = Field(
+        30,
+        ge=2,
+        description="Minutes that a rank waits for the others before the run ends: longer than the "
+        "retries of an unreachable hub (15) and than a checkpoint takes to write",
+    )
+    token_order: Literal["auto", "none"] = Field(
+        "none",
+        description="auto: sparse FFNs compute like tokens together, so that 64 of them share more "
+        "neurons; none: in the order of the text",
+    )
+
+
+class CheckpointConfig(StrictModel):
+    """What is kept."""
+
+    every_steps: NonNegativeInt = Field(
+        1000, description="Steps between checkpoints; 0 is never, not even at the end"
+    )
+    keep: PositiveInt = Field(3, description="Newest checkpoints that are kept")
+
+
+class ValidationConfig(StrictModel):
+    """Held-out loss."""
+
+    every_steps: NonNegativeInt = Field(500, description="Steps between validations; 0 is never")
+    tokens: PositiveInt = Field(1_048_576, description="Held-out tokens a validation, all ranks")
+    on_error: Literal["continue", "stop"] = Field(
+        "continue", description="A validation that fails is logged, or ends the run"
+    )
+
+
+class EvaluationConfig(StrictModel):
+    """The benchmark suite (eval/suite.yaml) during training; needs `sparsellm[eval]`."""
+
+    every_steps: NonNegativeInt = Field(0, description="Steps between evaluations; 0 is never")
+    data_dir: str | None = Field(None, description="<task>/<split>.jsonl below it; null is the hub")
+    limit: PositiveInt | None = Field(None, description="First rows of each task; null is all")
+    batch_size: PositiveInt = Field(32, description="Questions' answers a rank scores at once")
+    on_error: Literal["continue", "stop"] = Field(
+        "continue", description="An evaluation that fails is logged, or ends the run"
+    )
+
+
+class LoggingConfig(StrictModel):
+    """What is shown and where it is kept."""
+
+    run_dir: str = Field("runs", description="Folder of the runs; this one is <run_dir>/<name>")
+    every_steps: PositiveInt = Field(10, description="Steps between progress lines and records")
+    wandb: Literal["online", "offline", "disabled"] = Field("disabled", description="wandb's mode")
+    wandb_project: str = Field("sparsellm", description="wandb project")

@@ -6,15 +6,14 @@ what the next requests for file content get instead of an answer.
 
 from __future__ import annotations
 
-import http.server
 import io
 import json
 import re
-import threading
 from urllib.parse import parse_qs, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fake_server import FakeServer, Request
 
 REPO = "org/corpus"
 REVISION = "9" * 40
@@ -35,7 +34,7 @@ def parquet_bytes(texts: list[str], row_group_size: int = 4) -> bytes:
     return buffer.getvalue()
 
 
-class FakeHub:
+class FakeHub(FakeServer):
     """Serves ``shards`` (lists of documents) while it is entered; `endpoint` is its address."""
 
     def __init__(self, shards: list[list[str]]) -> None:
@@ -44,23 +43,9 @@ class FakeHub:
         self.troubles: list[str] = []  # "429", "500", "cut": taken from the front
         self.log: list[str] = []
         self.requests: list[str] = []  # method and path of all, lists of files among them
-        hub = self
+        super().__init__()
 
-        class Handler(_Handler):
-            def answer(self) -> None:
-                hub.answer(self)
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> FakeHub:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._server.shutdown()
-
-    def answer(self, request: _Handler) -> None:
+    def answer(self, request: Request) -> None:
         self.requests.append(f"{request.command} {request.path}")
         path, _, query = request.path.partition("?")
         path = unquote(path)
@@ -96,7 +81,7 @@ class FakeHub:
         )
         return [folder, *files]
 
-    def _content(self, request: _Handler, name: str) -> None:
+    def _content(self, request: Request, name: str) -> None:
         wanted = name.startswith("sample/") and request.command == "GET"
         trouble = self.troubles.pop(0) if self.troubles and wanted else ""
         self.log.append(trouble or name)
@@ -109,42 +94,15 @@ class FakeHub:
             headers = {"X-Error-Code": "EntryNotFound"}
             request.send_json({"error": "no entry"}, status=404, headers=headers)
         else:
-            request.send_range(self.files[name])
+            _send_range(request, self.files[name])
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    body = b""
-
-    def log_message(self, *arguments: object) -> None:
-        """Quiet."""
-
-    def answer(self) -> None:
-        raise NotImplementedError
-
-    def _serve(self) -> None:
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.answer()
-
-    do_GET = do_HEAD = do_POST = _serve
-
-    def send_json(self, content: object, status: int = 200, headers: dict[str, str] | None = None):
-        self._send(json.dumps(content).encode(), status, headers or {})
-
-    def send_range(self, data: bytes) -> None:
-        headers = {"ETag": f'"{"0" * 40}"', "X-Repo-Commit": REVISION, "Accept-Ranges": "bytes"}
-        wanted = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        if not wanted:
-            self._send(data, 200, headers)
-            return
-        first, last = int(wanted[1]), int(wanted[2] or len(data) - 1)
-        headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-        self._send(data[first : last + 1], 206, headers)
-
-    def _send(self, data: bytes, status: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(data))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+def _send_range(request: Request, data: bytes) -> None:
+    headers = {"ETag": f'"{"0" * 40}"', "X-Repo-Commit": REVISION, "Accept-Ranges": "bytes"}
+    wanted = re.match(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
+    if not wanted:
+        request.send(data, 200, headers)
+        return
+    first, last = int(wanted[1]), int(wanted[2] or len(data) - 1)
+    headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+    request.send(data[first : last + 1], 206, headers)

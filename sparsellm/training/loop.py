@@ -203,7 +203,7 @@ def _logged_loop(
 
 
 def warm_up(run: Run) -> None:
-    """A step's micro-batches forward and backward, whose gradients are thrown away.
+    """Forward and backward of micro-batches whose gradients are discarded, one or two per path.
 
     Compilation is then over before the clock starts. And DDP settles the layout of its gradient
     buckets after its first backward: with that behind it, every step sums over ranks in the same
@@ -213,10 +213,12 @@ def warm_up(run: Run) -> None:
     shape = (recipe.train.micro_batch_size, recipe.model.context_length)
     tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
     run.activity.begin("compiling", run.step)
-    # Of several micro-batches the last is compiled apart: its gradients go through autograd.
-    rounds = min(recipe.accumulation_steps(accelerator.num_processes), 2)
+    several = recipe.accumulation_steps(accelerator.num_processes) > 1
     for _ in each_path(run.ffns):
-        for _ in accumulation(run, rounds):
+        # Of several micro-batches on the sparse path the last one is a graph of its own: its
+        # gradients go through autograd. Dense ones are all alike.
+        sparse = any(ffn.path == "sparse" for ffn in run.ffns)
+        for _ in accumulation(run, 2 if several and sparse else 1):
             with accelerator.autocast():
                 sums = run.objective(tokens_BT, tokens_BT)
             loss = total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes)

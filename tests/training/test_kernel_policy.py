@@ -18,7 +18,9 @@ from sparsellm.training.kernel_policy import (
     restore_kernels,
     set_up_kernels,
 )
+from sparsellm.training.loop import warm_up
 from sparsellm.training.objective import Objective
+from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step_sums import StepSums
 
 COSTS = Costs(dense=1.0, fixed=0.4, per_neuron=0.01)  # left over 57 neurons, come back to below 52
@@ -205,3 +207,15 @@ def test_what_was_measured_is_said():
     assert "dense at every density here" in described_costs([ffn])
     ffn.use_kernels("dense", Costs(dense=2.0, fixed=0.9, per_neuron=0.02))
     assert described_costs([ffn]) is None
+
+
+def test_warm_up_runs_two_micro_batches_on_the_sparse_path_alone(tiny):
+    run = build_run(tiny())
+    assert run.recipe.accumulation_steps(1) > 1
+    for ffn in run.ffns:
+        ffn.use_kernels("auto", COSTS)
+    paths = []
+    run.objective.register_forward_hook(lambda *_: paths.append(run.ffns[0].path))
+    warm_up(run)
+    close_run(run)
+    assert paths == ["dense", "sparse", "sparse"]

@@ -61,12 +61,18 @@ def _recipe_page() -> str:
         head = key.name.partition(".")[0] if "." in key.name else "the run"
         if head != section:
             section = head
-            lines += ["", f"## {section}", "", "| key | type | default | meaning |"]
-            lines += ["| --- | --- | --- | --- |"]
+            lines += ["", f"## {section}", "", "| key | default | meaning |"]
+            lines += ["| --- | --- | --- |"]
         default = "required" if key.default is None else f"`{key.default}`"
-        description = key.description.replace("|", "\\|").replace("<", "&lt;")
-        lines.append(f"| `{key.name}` | `{key.type}` | {default} | {description} |")
+        description = key.description
+        for sign in "|<{*":  # marks of Markdown and of its extensions
+            description = description.replace(sign, f"&#{ord(sign)};")
+        lines.append(f"| `{key.name}` | {default} | {description}. *{_prose(key.type)}* |")
     return "\n".join(lines) + "\n"
+
+
+def _prose(kind: str) -> str:
+    return kind.replace("|", "or").replace("<", "&lt;")
 
 
 def _commands_page() -> str:

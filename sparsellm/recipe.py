@@ -98,7 +98,9 @@ class Recipe(StrictModel):
                 raise ValueError("sparsity.target_per_layer needs sparsity.target_nnz")
             return
         if not self.activation.exact_zeros:
-            raise ValueError("sparsity.target_nnz needs ffn.activation: relu (nothing is zero)")
+            raise ValueError(
+                "sparsity.target_nnz needs ffn.activation: relu (nothing is zero); set it to null"
+            )
         if target >= self.model.intermediate_size:
             raise ValueError(
                 f"sparsity.target_nnz {target:g} must be below model.intermediate_size "
@@ -106,7 +108,8 @@ class Recipe(StrictModel):
             )
         if not sparsity.l1_coefficient:
             raise ValueError(
-                "sparsity.target_nnz needs sparsity.l1_coefficient to start from, such as 1e-4"
+                "sparsity.target_nnz needs sparsity.l1_coefficient to start from, such as 1e-4; to "
+                "train without L1 set target_nnz to null"
             )
         if sparsity.l1_ramp_steps:
             raise ValueError(

@@ -35,6 +35,7 @@ from sparsellm.runs.files import write_atomically
 from sparsellm.runs.presence import ask_to_stop
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 from sparsellm.sweep.plan import PlannedRun, SweepPlan
+from sparsellm.training.evaluation import check_evaluation
 from sparsellm.training.launched import (
     failure_reason,
     kill,
@@ -70,11 +71,14 @@ def run_sweep(
         say: where a line for each run goes.
 
     Raises:
-        ValueError: a run's folder has a run of another recipe, or the GPUs cannot be shared so.
+        ValueError: a run's folder has a run of another recipe, the GPUs cannot be shared so, or
+            what the benchmarks need is missing.
     """
     places = _places(gpus, gpus_per_run)
     for run in plan.runs:
         run.recipe.accumulation_steps(gpus_per_run)
+    for recipe in {str(run.recipe.evaluation): run.recipe for run in plan.runs}.values():
+        check_evaluation(recipe)
     launch_config(config)
     done = {run.name for run in plan.runs if is_finished(run.recipe)}
     plan.folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +14,9 @@ from sparsellm.data import load_tokenizer
 from sparsellm.device import default_dtype, place
 from sparsellm.evaluate.evaluator import Evaluator
 from sparsellm.evaluate.scores import table, to_record
+from sparsellm.evaluate.suite import load_suite, require_lm_eval, write_tasks
 from sparsellm.model import HFModel, build_model
+from sparsellm.recipe import EvaluationConfig, Recipe
 from sparsellm.runs import state
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.training.distributed import FailedTogether, Interrupted, agree
@@ -19,27 +24,60 @@ from sparsellm.training.run import Run
 from sparsellm.training.signals import StopRequest
 
 
+def check_evaluation(recipe: Recipe) -> None:
+    """Before anything slow happens: whether what the recipe's benchmarks need is here.
+
+    Data sets of the hub are looked for later, but before the first step too.
+
+    Raises:
+        ValueError: lm-eval, a task's file or its rows are missing; says what to do.
+    """
+    config = recipe.evaluation
+    if not config.every_steps:
+        return
+    with _with_remedy(config), tempfile.TemporaryDirectory(prefix="sparsellm-eval-") as folder:
+        require_lm_eval()
+        suite = load_suite()
+        write_tasks(suite, suite.select(None), _data_dir(config), Path(folder))
+
+
+def _data_dir(config: EvaluationConfig) -> Path | None:
+    return Path(config.data_dir) if config.data_dir else None
+
+
+@contextmanager
+def _with_remedy(config: EvaluationConfig) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(
+            f"{error}. The recipe runs benchmarks while it trains (evaluation.every_steps "
+            f"{config.every_steps}); --set evaluation.every_steps=0 trains without them"
+        ) from error
+
+
 class PeriodicEvaluation:
     """The suite, ready for a run's model; every rank builds one and calls it at the same steps.
 
-    Tasks are loaded here, so that a missing file is found before the first step. Each evaluation
+    Tasks are loaded here, so that missing rows are found before the first step. Each evaluation
     works on a copy of the weights, whole on every rank in the type that `sparsellm eval` uses, and
     freed afterwards: scores equal those of the checkpoint of that step, ranks need not run equally
     many batches under FSDP2, and nothing of the training model (compiled blocks, mode, shards,
     random state) is touched. It costs 2 bytes a parameter on a GPU.
 
     Raises:
-        FileNotFoundError, ValueError: as `Evaluator`.
+        ValueError: as `Evaluator`.
     """
 
     def __init__(self, run: Run, stop: StopRequest) -> None:
         config = run.recipe.evaluation
-        self._evaluation = Evaluator(
-            data_dir=Path(config.data_dir) if config.data_dir else None,
-            limit=config.limit,
-            batch_size=config.batch_size,
-            accelerator=run.accelerator,
-        )
+        with _with_remedy(config):
+            self._evaluation = Evaluator(
+                data_dir=_data_dir(config),
+                limit=config.limit,
+                batch_size=config.batch_size,
+                accelerator=run.accelerator,
+            )
         self._tokenizer = load_tokenizer(run.recipe.data.tokenizer)
         self._agreement = _Agreement(stop, run.accelerator.device)
 

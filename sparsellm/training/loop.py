@@ -33,7 +33,7 @@ from sparsellm.training.distributed import (
     cause_of,
     clear_gradients,
 )
-from sparsellm.training.evaluation import PeriodicEvaluation
+from sparsellm.training.evaluation import PeriodicEvaluation, check_evaluation
 from sparsellm.training.kernel_policy import choose_kernels, each_path
 from sparsellm.training.measure import Due, is_due, measure
 from sparsellm.training.meter import Meter, StepTotals
@@ -75,6 +75,7 @@ def train(
         CheckpointError: a checkpoint could not be written.
         FloatingPointError: loss or gradients became NaN or infinite.
     """
+    check_evaluation(recipe)
     torch.set_float32_matmul_precision("high")
     accelerator, activity = build_accelerator(recipe), RankActivity()
     if warning := unused_gpus(Machine.present(), accelerator.device.type, torch.__version__):

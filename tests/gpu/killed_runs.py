@@ -31,6 +31,7 @@ from sparsellm.training.launched import train_command, train_records
 def main() -> None:
     options = _options()
     overrides = [
+        "evaluation.every_steps=0",
         "validation.every_steps=0",
         "logging.every_steps=1",
         "checkpoint.every_steps=3",

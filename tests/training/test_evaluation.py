@@ -1,0 +1,64 @@
+"""Benchmarks during training: what they lack is said before anything else is done."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from conftest import set_arguments
+
+from sparsellm.cli import main
+from sparsellm.recipe import load_recipe
+from sparsellm.training import loop
+
+EVALUATED = "evaluation.every_steps=2"
+SIZES = ["0.5b", "1b", "1.5b", "2b", "8b", "small"]
+
+
+@pytest.fixture
+def nothing_is_built(monkeypatch):
+    def fail(*arguments):
+        raise AssertionError("the model was built first")
+
+    monkeypatch.setattr(loop, "build_run", fail)
+
+
+@pytest.mark.usefixtures("nothing_is_built")
+def test_without_lm_eval_training_says_what_to_install_or_to_leave_out(
+    tiny_overrides, tmp_path, monkeypatch, capsys
+):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "lm_eval" else find_spec(name)
+    )
+    assert main(["train", "debug", *set_arguments([*tiny_overrides, EVALUATED])]) == 1
+    said = capsys.readouterr().err
+    assert "pip install 'lm-eval>=" in said or "pip install -e '.[eval]'" in said
+    assert "(evaluation.every_steps 2); --set evaluation.every_steps=0 trains without them" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("nothing_is_built")
+def test_a_missing_file_of_rows_is_named_before_training(tiny_overrides, tmp_path, capsys):
+    own = [EVALUATED, f"evaluation.data_dir={tmp_path}"]
+    assert main(["train", "debug", *set_arguments([*tiny_overrides, *own])]) == 1
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/" in said
+    assert ".jsonl is missing" in said
+    assert "--set evaluation.every_steps=0" in said
+
+
+def test_a_sweep_says_so_before_its_first_run(tiny_overrides, tmp_path, capsys):
+    sweep = tmp_path / "scored.yaml"
+    sweep.write_text("{name: scored, recipe: debug, runs: [{name: a}]}")
+    own = [EVALUATED, f"evaluation.data_dir={tmp_path}"]
+    assert main(["sweep", str(sweep), *set_arguments([*tiny_overrides, *own])]) == 1
+    assert ".jsonl is missing" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_scored_and_have_a_target(name):
+    recipe = load_recipe(name)
+    assert 0 < recipe.evaluation.every_steps <= recipe.train.steps
+    assert recipe.sparsity.target_nnz == (76 if name == "8b" else 30)

@@ -42,6 +42,11 @@ def add_loader_parser(names: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--shards", type=positive_int, default=16, help="files of --format")
     parser.add_argument("--copies", type=positive_int, default=1, help="of the text in --format")
+    parser.add_argument(
+        "--document-characters",
+        type=positive_int,
+        help="cut documents to so many in --format; FineWeb's have 3,000 on average",
+    )
     parser.set_defaults(run=_loader)
     return parser
 
@@ -66,5 +71,6 @@ def _loader(options: argparse.Namespace) -> None:
             folder=options.work,
             num_shards=options.shards,
             copies=options.copies,
+            document_characters=options.document_characters,
         )
         output.report(found, options.record)

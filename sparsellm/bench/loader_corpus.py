@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
 from collections.abc import Iterator
-from itertools import chain, islice
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import chain, islice, repeat
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +19,7 @@ import pyarrow.parquet as pq
 from sparsellm.data.corpus import Corpus, load_corpus
 from sparsellm.data.held_out import documents_in_order
 from sparsellm.data.tokenize_corpus import tokenize
+from sparsellm.data.workers import worker_context
 
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "tokens")
 ROW_GROUP = 1000  # documents: as the hub's files have them
@@ -21,7 +27,14 @@ _COMPRESSIONS = {"jsonl": None, "jsonl.gz": "gzip", "jsonl.zst": "zstd"}
 
 
 def rewrite(
-    corpus: Corpus, kind: str, folder: Path, tokenizer: str, *, num_shards: int, copies: int
+    corpus: Corpus,
+    kind: str,
+    folder: Path,
+    tokenizer: str,
+    *,
+    num_shards: int,
+    copies: int,
+    document_characters: int | None = None,
 ) -> Corpus:
     """Writes the training text ``copies`` times over ``num_shards`` files below ``folder``.
 
@@ -32,36 +45,55 @@ def rewrite(
         tokenizer: of ``tokens``.
         num_shards: files.
         copies: how often each document is written.
+        document_characters: documents are cut into parts of so many; None leaves them whole.
 
     Raises:
         FileNotFoundError, ValueError: as reading does.
     """
+    processes = os.cpu_count() or 1
+    options: dict[str, Any] = {"num_shards": num_shards, "copies": copies}
+    options["document_characters"] = document_characters
     if kind == "tokens":
-        text = rewrite(corpus, "parquet", folder, tokenizer, num_shards=num_shards, copies=copies)
-        return load_corpus(str(tokenize(text, tokenizer, folder / "tokens", num_workers=1)))
+        text = rewrite(corpus, "parquet", folder, tokenizer, **options)
+        return load_corpus(str(tokenize(text, tokenizer, folder / "tokens", processes)))
     own = folder / kind
     if not (own / "done").is_file():
         own.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            writers = [
-                stack.enter_context(_Writer(own / f"{index:05d}.{kind}", kind))
-                for index in range(num_shards)
-            ]
-            texts = _texts(corpus, copies)
-            turn = 0
-            while batch := list(islice(texts, ROW_GROUP)):
-                writers[turn % num_shards].write(batch)
-                turn += 1
+        work = partial(_write, corpus, kind, own, copies, document_characters)
+        num_parts = min(processes, num_shards)
+        parts = [range(part, num_shards, num_parts) for part in range(num_parts)]
+        with ProcessPoolExecutor(num_parts, worker_context()) as pool:
+            list(pool.map(work, parts, repeat(num_shards)))
         (own / "done").touch()
     return load_corpus("local", files=[str(own / f"*.{kind}")])
 
 
-def _texts(corpus: Corpus, copies: int) -> Iterator[str]:
+def _write(  # noqa: PLR0917 - a process passes them by position
+    corpus: Corpus, kind: str, folder: Path, copies: int, most: int | None, own: range, of: int
+) -> None:
+    """The shards ``own`` of ``of``: every process reads all of the text."""
+    with contextlib.ExitStack() as stack:
+        writers = {
+            index: stack.enter_context(_Writer(folder / f"{index:05d}.{kind}", kind))
+            for index in own
+        }
+        texts = _texts(corpus, copies, most)
+        for turn in itertools.count():
+            batch = list(islice(texts, ROW_GROUP))
+            if not batch:
+                break
+            if turn % of in writers:
+                writers[turn % of].write(batch)
+
+
+def _texts(corpus: Corpus, copies: int, most: int | None) -> Iterator[str]:
     for _ in range(copies):
         for text in chain.from_iterable(documents_in_order(corpus.train)):
             if not isinstance(text, str):
                 raise ValueError(f"corpus {corpus.name} is tokenised: --format needs text")
-            yield text
+            size = most or max(len(text), 1)
+            for first in range(0, len(text), size):
+                yield text[first : first + size]
 
 
 class _Writer:

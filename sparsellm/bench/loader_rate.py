@@ -42,6 +42,7 @@ def run(
     folder: Path | None = None,
     num_shards: int = 16,
     copies: int = 1,
+    document_characters: int | None = None,
 ) -> list[Measurement]:
     """Measures ``num_ranks`` processes at once, each with ``num_workers``, for ``seconds``.
 
@@ -53,7 +54,7 @@ def run(
         kind: format that the text is written in before, `loader_corpus.FORMATS`; None reads it as
             it is.
         folder: where that is kept; None is a temporary folder.
-        num_shards, copies: of that.
+        num_shards, copies, document_characters: of that, as for `loader_corpus.rewrite`.
 
     Returns:
         tokens/s of all together and of one worker, seconds to the first micro-batch of the slowest
@@ -76,14 +77,24 @@ def run(
     }
     if kind:
         case["format"] = kind
+        case["shards"] = num_shards
+        if document_characters:
+            case["document_characters"] = document_characters
     if resume_after:
         case["resume_after"] = resume_after
     with tempfile.TemporaryDirectory() as temporary:
         if kind:
             kept = folder or Path(temporary)
-            found = (
-                rewrite(found[0], kind, kept, tokenizer, num_shards=num_shards, copies=copies),
+            written = rewrite(
+                found[0],
+                kind,
+                kept,
+                tokenizer,
+                num_shards=num_shards,
+                copies=copies,
+                document_characters=document_characters,
             )
+            found = (written,)
         ranks = _run_ranks(case | {"resume_after": resume_after}, found, seconds)
     case["cores"] = os.cpu_count()
     rate = sum(rank["rate"] for rank in ranks)

@@ -1,7 +1,7 @@
 """`sparsellm.accelerate`: the sparse kernels under any Hugging Face model with ReLU FFNs.
 
-`discover` proposes FFNs by their names, `formula` finds out what they compute, `replace` puts the
-kernels in place of their forward.
+`discover` proposes FFNs by their names, `formula` finds out what they compute, and `replace` swaps
+their forward for the kernels.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Acceleration:
     prefill: PrefillOrder = field(default_factory=PrefillOrder, repr=False)
 
     def paths(self) -> dict[str, dict[int, Path]]:
-        """What each FFN runs now, by the largest number of tokens that it stands for."""
+        """What each FFN runs now: by number of tokens (upper end of a bucket)."""
         return {name: dispatch.paths() for name, dispatch in self.dispatches.items()}
 
     def reasons(self) -> list[str]:
-        """Why FFNs were left alone, a line for each reason."""
+        """Why FFNs were not accelerated, one line per reason."""
         by_reason = defaultdict(list)
         for name, why in self.left_alone.items():
             by_reason[why].append(name or "the model itself")
@@ -89,29 +89,29 @@ def accelerate(
     format: Format = "union",
     token_order: TokenOrder = "none",
 ) -> Acceleration:
-    """Puts the sparse kernels under every FFN that they can compute, in place.
+    """Runs every FFN that the sparse kernels support on them. Changes the model in place.
 
-    These are gate/up/down with ReLU, FATReLU (its threshold is read from the module) or dReLU
-    (``relu(gate) * relu(up)``), and up/down with ReLU or FATReLU, with biases or without. Names
+    Supported are gate/up/down with ReLU, FATReLU (its threshold is read from the module) or dReLU
+    (``relu(gate) * relu(up)``), and up/down with ReLU or FATReLU, with or without biases. Names
     only propose an FFN: it is accepted if its own forward returns what our formula returns, on
-    random tokens. For inference: change a weight afterwards and the model must be accelerated
-    again. Parameters and state dict stay as they are; W_d is copied once, transposed.
+    random tokens. This is for inference: call it again after a weight has changed. Parameters and
+    state dict stay as they are; a transposed copy of W_d is kept.
 
     Args:
         model: such as Llama, Qwen3, Arcee, OPT or T5 from transformers, in bf16 or fp16 on its GPU.
-        threshold: FATReLU's; gates that are not above it count as zero, in addition to those that
-            the model's own activation cuts. 0 changes nothing.
-        kernels: ``auto`` runs a layer dense where measurement says that its present density makes
-            that faster, so the last bits of a result may change from call to call; ``sparse`` and
-            ``dense`` never choose, and repeat to the bit.
+        threshold: of FATReLU: gates up to it count as zero, in addition to those that the model's
+            own activation sets to zero. 0 changes nothing.
+        kernels: ``auto`` runs a layer dense while measurements say that dense is faster at its
+            present density, so the last bits of a result may differ between calls; ``sparse`` and
+            ``dense`` always use the same path, and their results are deterministic.
         format: of the sparse kernels: ``union``, which is faster where neighbouring tokens share
-            neurons, or the paper's ``twell``. Up to 64 tokens need neither.
-        token_order: ``auto`` lets the sparse kernels take the tokens of a long prompt or a batch in
-            an order in which neighbours share more neurons, where the model's embedding sees their
-            ids; ``none`` is their own.
+            neurons, or the paper's ``twell``. Up to 64 tokens use neither.
+        token_order: ``auto`` lets the sparse kernels sort the tokens of a long prompt or a batch so
+            that neighbours share more neurons, where the model's embedding sees their ids;
+            ``none`` keeps the natural order.
 
     Returns:
-        What was accelerated, and what looks like an FFN but was left alone, and why.
+        What was accelerated, and what looks like an FFN but was not, with the reasons.
 
     Raises:
         ValueError: a negative threshold, an unknown ``kernels``, ``format`` or ``token_order``.
@@ -140,10 +140,10 @@ def accelerate(
 def accelerate_whole(
     model: nn.Module, kernels: Kernels, token_order: TokenOrder = "none"
 ) -> Acceleration:
-    """`accelerate` where it must not leave any FFN alone.
+    """`accelerate` for callers that need every FFN accelerated.
 
     Raises:
-        ValueError: it would; which, and why.
+        ValueError: some FFN cannot be accelerated; the message says which, and why.
     """
     done = accelerate(model, kernels=kernels, token_order=token_order)
     if done.left_alone or not done.accelerated:
@@ -154,17 +154,17 @@ def accelerate_whole(
 
 
 def restore(model: nn.Module) -> None:
-    """Undoes `accelerate`; nothing happens to a model that was not accelerated."""
+    """Undoes `accelerate`. Does nothing to a model that was not accelerated."""
     stop_ordering(model)
     for module in model.modules():
         put_back(module)
 
 
 def _accept(found: Found, threshold: float, kernels: Kernels, format: Format) -> Dispatch:
-    """Replaces the forward of what looks like an FFN.
+    """Replaces the forward of a module that looks like an FFN.
 
     Raises:
-        OtherFormula: the kernels cannot take it; says why.
+        OtherFormula: the kernels do not support it; the message says why.
     """
     module, names = found.module, found.names
     if names is None:
@@ -175,7 +175,7 @@ def _accept(found: Found, threshold: float, kernels: Kernels, format: Format) ->
         own_threshold = threshold_of(activation, ffn.up.weight)
         if own_threshold is None:
             name = getattr(activation, "__name__", type(activation).__name__)
-            raise OtherFormula(f"its activation is not ReLU but {name}")
+            raise OtherFormula(f"its activation is {name}, not ReLU")
     if reason := cannot_compute(ffn):
         raise OtherFormula(reason)
     accept = _accept_in_layer if is_layer(module, names) else _accept_module
@@ -236,7 +236,7 @@ def _accept_in_layer(
 
 
 def _layer_output(layer: nn.Module, x_MK: Tensor) -> Tensor:
-    """Of one sequence of these tokens; what else the layer must be given is None."""
+    """The layer's output for one sequence of these tokens; other required arguments are None."""
     others: dict[str, Any] = dict.fromkeys(further_arguments(layer.forward))
     found = _try(lambda x: layer(x, **others), x_MK[None])
     output = found[0] if isinstance(found, tuple) else found
@@ -246,7 +246,7 @@ def _layer_output(layer: nn.Module, x_MK: Tensor) -> Tensor:
 
 
 def _runs_in_a_row(layer: nn.Module, chain: list[nn.Module], x_MK: Tensor) -> bool:
-    """Whether a layer calls these once each, and gives each what the one before returned."""
+    """Whether a layer calls each of these once, on the output of the previous one."""
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
     hooks = [
         module.register_forward_hook(lambda m, given, found: calls.append((m, given[0], found)))

@@ -66,7 +66,7 @@ class SparseFFN(nn.Module):
         return (self.gate_proj if self.gated else self.up_proj).weight
 
     def use_format(self, format: Format, ell_width: int = ELL_WIDTH) -> None:
-        """Decides how the sparse path keeps the pattern.
+        """Sets the format in which the sparse path stores the activation pattern.
 
         Args:
             format: see `Format`.
@@ -80,13 +80,13 @@ class SparseFFN(nn.Module):
         self.ell_width = ell_width
 
     def use_kernels(self, kernels: Kernels, costs: Costs | None = None) -> None:
-        """Decides how to compute, now and in `update_kernels`.
+        """Sets which path computes the FFN, now and in `update_kernels`.
 
         Args:
-            kernels: ``dense``; ``sparse``: by `training_ops`, whatever it costs; ``auto``: dense
-                until ``costs`` say that sparse is faster.
-            costs: of a micro-batch's forward and backward; in a distributed run the same on all
-                ranks. None: ``auto`` stays dense.
+            kernels: ``dense``; ``sparse``: always by `training_ops`; ``auto``: dense until
+                ``costs`` predict that sparse is faster.
+            costs: of a micro-batch's forward and backward pass, in a distributed run the same on
+                all ranks. None: ``auto`` stays dense.
 
         Raises:
             ValueError: unknown ``kernels``; ``sparse`` without ReLU.
@@ -101,14 +101,14 @@ class SparseFFN(nn.Module):
         self.path: Path = "sparse" if kernels == "sparse" else "dense"
 
     def update_kernels(self, mean_union: float, mean_nnz: float) -> None:
-        """Chooses the path of the next step, where the choice is free; with hysteresis.
+        """Chooses the path of the next step under ``auto``; with hysteresis.
 
-        Both are of the last step and all ranks, so that all choose alike.
+        Both arguments are means over the last step and all ranks, so that all ranks choose alike.
 
         Args:
-            mean_union: neurons that 64 neighbouring tokens fire between them, which is what the
-                union format costs.
-            mean_nnz: neurons that a token fires, which is what TwELL costs.
+            mean_union: number of neurons that fire for at least one of 64 neighbouring tokens; the
+                cost of the union format is linear in it.
+            mean_nnz: number of neurons that fire for a token; the cost of TwELL is linear in it.
         """
         if self.kernels != "auto" or self.costs is None:
             return
@@ -120,7 +120,7 @@ class SparseFFN(nn.Module):
             self.path = "sparse"
 
     def capacity_for(self, num_tokens: int) -> int | None:
-        """What `compute` is to be given now for so many tokens: None for the dense path."""
+        """The ``capacity`` to pass to `compute` for so many tokens; None for the dense path."""
         if self.path == "dense":
             return None
         if not torch.is_grad_enabled():
@@ -133,12 +133,12 @@ class SparseFFN(nn.Module):
         return self._capacity.columns
 
     def observe_union(self, largest: int) -> None:
-        """After a step: the largest ``union_sum`` of this rank, for the next `capacity_for`."""
+        """Called after a step with its largest ``union_sum`` on this rank, for `capacity_for`."""
         if self._capacity is not None:
             self._capacity.observe(largest)
 
     def begin_step(self, dtype: torch.dtype, accumulate: bool) -> None:
-        """Before a step's first micro-batch: makes what its micro-batches share.
+        """Called before a step's first micro-batch: prepares what its micro-batches share.
 
         See `step_shared.begin_step`. Weights must not change until `end_step`.
         """
@@ -146,12 +146,12 @@ class SparseFFN(nn.Module):
         self.step_shared = begin_step(self._weights(), dtype, accumulate) if sparse else None
 
     def end_accumulation(self) -> None:
-        """Before a step's last micro-batch; see `step_shared.end_accumulation`."""
+        """Called before a step's last micro-batch; see `step_shared.end_accumulation`."""
         if self.step_shared is not None:
             self.step_shared = end_accumulation(self._weights(), self.step_shared)
 
     def end_step(self) -> None:
-        """After a step's last micro-batch."""
+        """Called after a step's last micro-batch."""
         self.step_shared = None
 
     def _weights(self) -> FFNWeights:
@@ -169,9 +169,9 @@ class SparseFFN(nn.Module):
 
     @property
     def wants_order(self) -> bool:
-        """Whether `compute` has a use for the tokens' order: it is sparse, or may become so.
+        """Whether `compute` uses the tokens' order: it is sparse, or may become so.
 
-        TwELL keeps each token for itself.
+        TwELL stores each token separately, so the order does not matter to it.
         """
         if self.format == "twell":
             return False
@@ -184,15 +184,16 @@ class SparseFFN(nn.Module):
         order: TokenOrder | None = None,
         shared: StepShared | None = None,
     ) -> tuple[Tensor, FFNStats]:
-        """`forward_with_stats` by a given path: dense (None), or sparse with so much room.
+        """`forward_with_stats` by a given path: dense (``capacity`` None), or sparse.
 
-        Room is columns of the union format, or rows of the dense backup beside TwELL.
+        The capacity is a number of columns of the union format, or of rows of the dense backup
+        beside TwELL.
 
-        With an ``order`` of the tokens the sparse path computes in it, and unions are those of its
-        blocks on either path; everything else is as without.
+        With an ``order`` of the tokens the sparse path computes in that order, and unions are
+        counted over its blocks on both paths; all other results are the same.
 
-        Compiled code takes ``capacity`` and ``shared`` (`step_shared` of the sparse path) as
-        arguments: read from the module, every value of them would be compiled anew.
+        ``capacity`` and ``shared`` (`step_shared` of the sparse path) are arguments because
+        compiled code that read them from the module would be recompiled for every new value.
         """
         x_MK = x.reshape(-1, x.shape[-1])
         up, down = self.up_proj.weight, self.down_proj.weight

@@ -1,4 +1,4 @@
-"""Token order in inference: made where a model's embedding sees the ids, used by its FFNs."""
+"""Token order at inference: computed where a model's embedding sees the ids, used by its FFNs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MIN_TOKENS = 1024
 
 
 class PrefillOrder:
-    """The order of the tokens in the forward pass under way, shared by the FFNs of a model.
+    """The order of the tokens in the current forward pass, shared by all FFNs of a model.
 
-    It holds from the embedding of the ids to the end of the model's forward; before and after, for
-    embeddings that are handed in, and for few tokens there is none.
+    It is valid from the embedding of the ids to the end of the model's forward. There is none
+    outside of that, for inputs given as embeddings, and for few tokens.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class PrefillOrder:
         self._handles: list[RemovableHandle] = []
 
     def watch(self, model: nn.Module) -> None:
-        """Follows a model whose input embedding is known; any other keeps the natural order."""
+        """Watches a model whose input embedding is known; any other keeps the natural order."""
         embedding = _input_embedding(model)
         if embedding is not None:
             self._handles = [
@@ -41,7 +41,7 @@ class PrefillOrder:
         self._handles, self.order = [], None
 
     def token_M(self, x_MK: Tensor) -> Tensor | None:
-        """The order for these tokens; None where it is not theirs."""
+        """The order for these tokens; None if the current order is for other tokens."""
         if self.order is None or len(self.order.token_M) != x_MK.shape[0]:
             return None
         return self.order.token_M.to(x_MK.device)

@@ -27,12 +27,12 @@ def ffn_stats(
 ) -> FFNStats:
     """L1 of the hidden activations and the pattern of the gate.
 
-    A neuron counts as active where its *gate* is non-zero: that pattern is what a sparse format
-    stores and what decides which columns of W_u and W_d are read. ``token_M``: the tokens in the
-    order whose blocks make the unions. ``block_norms``: `block_norm_sum` too.
+    A neuron counts as active where its *gate* is non-zero: a sparse format stores that pattern, and
+    it decides which columns of W_u and W_d are read. ``token_M``: the order of the tokens in which
+    blocks, and so unions, are formed. ``block_norms``: also compute `block_norm_sum`.
     """
     active_MN = gate_MN.detach() != 0
-    # By block first: what is said of neurons then reads the pattern once.
+    # Counting by block first reads the pattern only once.
     in_blocks_MN = active_MN if token_M is None else active_MN[token_M]
     fired_BN = _blocks_of(in_blocks_MN).sum(dim=1, dtype=torch.int32)
     # fp32 keeps the result independent of how the batch is split, to fp32 rounding; float64
@@ -111,9 +111,10 @@ def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
 
 
 def columns_of(gate_MN: Tensor | None, up_MN: Tensor, capacity: int) -> Columns:
-    """The pattern of a gate after its relu, and both activations on it, in C = ``capacity``.
+    """The pattern of a gate after its relu, and both activations on it, in C = ``capacity``
+    columns.
 
-    Without a gate ``up`` is what there is after relu, and the pattern its own.
+    Without a gate ``up`` is the activation after relu, and the pattern is that of ``up``.
     """
     up_BNP = _by_place(up_MN)
     gate_BNP = up_BNP if gate_MN is None else _by_place(gate_MN)
@@ -140,7 +141,7 @@ def columns_of(gate_MN: Tensor | None, up_MN: Tensor, capacity: int) -> Columns:
 
 
 def dense_of(columns: Columns, values_CP: Tensor, num_tokens: int, num_neurons: int) -> Tensor:
-    """(M, N) of values that stand in columns; zero where there is no column."""
+    """The dense (M, N) matrix of values stored in columns; zero where there is no column."""
     blocks, filled = columns.offset.numel() - 1, int(columns.offset[-1])
     block = torch.arange(blocks, device=values_CP.device)
     block = block.repeat_interleave(columns.offset.diff().long())
@@ -168,16 +169,17 @@ def _by_place(values_MN: Tensor) -> Tensor:
 def sparse_forward(
     x_MK: Tensor, w: FFNWeights, capacity: int, token_M: Tensor | None = None
 ) -> tuple[Tensor, FFNStats, Columns]:
-    """One training forward (paper, section on training): y, statistics, and what backward reads.
+    """A training forward pass (paper, section on training): y, statistics, and columns for
+    backward.
 
-    y and the statistics are those of `gated_ffn` and `non_gated_ffn` whatever the capacity.
+    y and the statistics equal those of `gated_ffn` and `non_gated_ffn` at any capacity.
 
     Args:
         x_MK: the tokens; everything is computed in their type.
         w: of the same type; its threshold is not read.
-        capacity: columns that are kept for `sparse_backward`.
-        token_M: the token of each row of x, see `TokenOrder`: y and what the statistics say of
-            tokens are by token. None where they are the same.
+        capacity: number of columns that are kept for `sparse_backward`.
+        token_M: the token of each row of x, see `TokenOrder`; y and statistics per token are in
+            the order of the tokens. None if rows are tokens.
     """
     gate_MN, up_MN = activations(x_MK, w)
     y_MK, stats = output_of(gate_MN, up_MN, w, token_M)
@@ -199,7 +201,7 @@ def output_of(
 
 
 def activations(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
-    """Gate after its relu, or None without one, and up, which is then after relu."""
+    """Gate after its relu, and up. Without a gate: None, and up after relu."""
     up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
     if w.gate_NK is None:
         return None, F.relu(up_MN)
@@ -218,10 +220,10 @@ def sparse_backward(  # noqa: PLR0917
 
     ``∇h = ∇y W_dᵀ`` where the gate fires, plus ``d_l1 * sign(h)``; ``∇h_u = ∇h * h_g``,
     ``∇h_g = ∇h * h_u``; ``∇x = ∇h_u W_uᵀ + ∇h_g W_gᵀ``; ``∇W_u = xᵀ ∇h_u``, ``∇W_g = xᵀ ∇h_g``,
-    ``∇W_d = hᵀ ∇y``. A pattern that did not fit is computed again from x. Factors are rounded to
-    the type of x and sums are fp32 (float64 of float64), as tensor cores compute; ∇x is of x's
-    type, weights' gradients are left unrounded. ``token_M`` as in `sparse_forward`: ∇y is by token,
-    x and ∇x are not.
+    ``∇W_d = hᵀ ∇y``. A pattern that did not fit is recomputed from x. As on tensor cores, factors
+    are rounded to the type of x and sums are fp32 (float64 for float64); ∇x has x's type, and the
+    weights' gradients are not rounded. ``token_M`` as in `sparse_forward`: ∇y is in the order of
+    the tokens, x and ∇x in that of the rows.
     """
     if token_M is not None:
         dy_MK = dy_MK[token_M]

@@ -1,4 +1,4 @@
-"""What `sparsellm.accelerate` puts in place of a forward, and how it is taken out again.
+"""The forward that `sparsellm.accelerate` installs in a module, and its removal.
 
 Shapes: K hidden_size, N intermediate_size.
 """
@@ -23,14 +23,14 @@ from sparsellm.ffn.prefill_order import PrefillOrder
 from sparsellm.ffn.types import FFNWeights
 
 DOWN_NK, INSTALLED = "sparsellm_down_NK", "sparsellm_installed"
-# With so few tokens and weights no larger the host decides the time of a dense FFN: an H200 reads
-# 256 MiB in 65 µs, which is what it takes to queue the operator.
+# Up to these sizes host time dominates a dense FFN: an H200 reads 256 MiB in 65 µs, which is as
+# long as queueing the operator takes.
 FEW_TOKENS, LARGE_BYTES = 64, 2**28
 
 
 @dataclass
 class _Replaced:
-    """What is kept of a module whose forward was replaced."""
+    """What is remembered about a module whose forward was replaced."""
 
     previous: Callable[..., Any] | None  # a forward of the instance's own
     owner: nn.Module  # of the FFN: the module itself, or the layer that it is part of
@@ -59,7 +59,7 @@ def weights_of(ffn: Projections, formula: Formula) -> FFNWeights:
 
 
 def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias: parameters are not searched for, which costs a microsecond each."""
+    """Weight and bias, read from ``_parameters``: attribute lookup takes a microsecond."""
     own = linear._parameters
     weight = own.get("weight")
     if weight is None:  # parametrized
@@ -68,17 +68,17 @@ def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def replace_forward(module: nn.Module, names: Names, formula: Formula, dispatch: Dispatch) -> None:
-    """Serves an FFN that is a module of its own."""
+    """The forward of an FFN that is a module of its own."""
     _serve(module, _ffn_forward, module, names, formula=formula, dispatch=dispatch)
 
 
 def replace_in_layer(
     layer: nn.Module, names: Names, activation: nn.Module, formula: Formula, dispatch: Dispatch
 ) -> None:
-    """Serves an FFN that a layer computes as up, activation, down in a row; K ≠ N.
+    """The forward of an FFN that a layer computes as up, activation, down in a row; K ≠ N.
 
-    Up and activation then hand on the tokens as they are, K wide, and down computes all of it. What
-    is N wide was computed by up itself: in training, say.
+    Up and activation pass the tokens through unchanged, K wide, and down computes the whole FFN. An
+    input that is N wide was computed by up itself, as in training.
     """
     ffn = projections(layer, names)
     _serve(ffn.down, _down_forward, layer, names, formula=formula, dispatch=dispatch)
@@ -121,7 +121,7 @@ def _serve(
 
 
 def _drops(owner: nn.Module) -> bool:
-    """Whether there is dropout: a module of it, or a probability such as OPT's."""
+    """Whether a module has dropout: a dropout module, or a probability such as OPT's."""
     rates = [value for name, value in vars(owner).items() if "drop" in name]
     rates += [getattr(module, "p", 0) for module in owner.modules() if "Drop" in _kind(module)]
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
@@ -132,13 +132,13 @@ def _kind(module: nn.Module) -> str:
 
 
 def take_order_from(model: nn.Module, prefill: PrefillOrder) -> None:
-    """Lets all FFNs of a model that are served take their tokens in this order."""
+    """Makes all accelerated FFNs of a model compute in this order of the tokens."""
     for serving in _servings(model):
         serving.prefill = prefill
 
 
 def stop_ordering(model: nn.Module) -> None:
-    """Undoes what the order of a model's FFNs watches."""
+    """Removes the hooks of a model's token order."""
     for serving in _servings(model):
         if serving.prefill is not None:
             serving.prefill.unwatch()
@@ -150,12 +150,12 @@ def _servings(model: nn.Module) -> list[_Serving]:
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Whether its forward is one of those below."""
+    """Whether a module's forward was replaced by one of those below."""
     return INSTALLED in vars(module)
 
 
 def put_back(module: nn.Module) -> None:
-    """Gives a module its own forward again, if that was replaced."""
+    """Restores a module's own forward, if it was replaced."""
     own = vars(module)
     replaced: _Replaced | None = own.pop(INSTALLED, None)
     if replaced is None:
@@ -206,7 +206,7 @@ def _own_forward(module: nn.Module, replaced: _Replaced, *arguments: Any, **name
 
 
 def _tokens(serving: _Serving, arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
-    """The tokens of a call, if all else that it gives are the defaults; else None."""
+    """The tokens of a call, if all other arguments have their default values; else None."""
     if len(arguments) > len(serving.parameters):
         return None
     given = dict(zip(serving.parameters, arguments, strict=False)) | named
@@ -217,7 +217,7 @@ def _tokens(serving: _Serving, arguments: tuple[Any, ...], named: dict[str, Any]
 
 
 def _is_not_ours(x: Tensor, module: nn.Module, replaced: _Replaced) -> bool:
-    """Whether a call is the replaced forward's: training, another type, nothing at all."""
+    """Whether the replaced forward must handle a call: in training, of another type, or empty."""
     if x.dtype != replaced.dtype or x.numel() == 0 or (replaced.drops and module.training):
         return True
     if not torch.is_grad_enabled():
@@ -238,10 +238,10 @@ def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
 
 
 def _few_stay_dense(x: Tensor, serving: _Serving) -> bool:
-    """Whether a call is better done by `_few_dense` than by the operator.
+    """Whether `_few_dense` is faster for a call than the operator.
 
-    Not where the host does not matter, with large weights and while a CUDA graph is captured: the
-    operator's dense path has one kernel where `_few_dense` has two.
+    It is not where host time does not matter, with large weights or in the capture of a CUDA graph:
+    the operator's dense path has one kernel where `_few_dense` has two.
     """
     num_tokens = x.numel() // x.shape[-1]
     return (
@@ -255,7 +255,7 @@ def _few_stay_dense(x: Tensor, serving: _Serving) -> bool:
 
 
 def _few_dense(x: Tensor, w: FFNWeights) -> Tensor:
-    """By PyTorch's own operators: queued sooner than ours, which first checks its arguments."""
+    """The dense FFN by PyTorch's operators, which take less host time than ours with its checks."""
     up = F.linear(x, w.up_NK, w.b_up_N)
     if w.relu_up:
         up = F.relu(up)

@@ -1,11 +1,11 @@
-"""What the micro-batches of an optimizer step share on the sparse path, so that it is made once.
+"""What the micro-batches of an optimizer step share on the sparse path, computed once per step.
 
-The kernels read weights in bf16, W_d transposed. Without this every forward and backward pass of
-every micro-batch would cast and transpose fp32 parameters. And gradients would be written, then
-read again to be added up: here kernels add them where they are summed.
+The kernels read weights in bf16, and W_d transposed. Without sharing, every forward and backward
+pass of every micro-batch would cast and transpose fp32 parameters, and gradients would be written
+to memory and read again to be added up: here the kernels add them to the step's sums.
 
-2B, 65,536 tokens per step in micro-batches of 4 × 2048, one H200, without this: transposes 32 ms,
-casts 22 ms and additions 46 ms of a step of 1,130 ms (attention's weights included).
+Cost without sharing (2B, 65,536 tokens per step in micro-batches of 4 × 2048, one H200): transposes
+32 ms, casts 22 ms and additions 46 ms of a step of 1,130 ms (attention's weights included).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def begin_step(w: FFNWeights, dtype: torch.dtype, accumulate: bool) -> StepShare
     Args:
         w: an FFN's parameters, no biases.
         dtype: in which the step computes.
-        accumulate: the step has several micro-batches, and their gradients may be added up without
-            autograd: nothing else waits for them (no shards). `end_accumulation` must follow.
+        accumulate: the step has several micro-batches, and their gradients may be added up outside
+            autograd, since nothing else reads them (no shards). `end_accumulation` must follow.
 
     Returns:
-        None for sharded parameters, which do not lie here whole.
+        None for sharded parameters, of which this rank has only a part.
     """
     matrices = [p for p in (w.gate_NK, w.up_NK, w.down_KN) if p is not None]
     if any(isinstance(p, DTensor) for p in matrices):
@@ -60,7 +60,7 @@ def begin_step(w: FFNWeights, dtype: torch.dtype, accumulate: bool) -> StepShare
 def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
     """Before the last micro-batch of a step, whose gradients go through autograd.
 
-    The hooks of DDP then find the sum of all micro-batches, as they do without `StepShared`.
+    DDP's hooks then see the sum of all micro-batches, as they do without `StepShared`.
     """
     if shared.sums is None:
         return shared
@@ -76,10 +76,10 @@ def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
 
 
 def _take_over(parameter: Tensor | None, total: Tensor | None) -> None:
-    """Adds a sum to the parameter's gradient, unless it lies there already.
+    """Adds a sum to the parameter's gradient, unless the sum is that gradient.
 
-    DDP lays out its buckets anew in the forward pass after its first backward pass: the gradient,
-    zero as yet, lies elsewhere since `begin_step`.
+    DDP rebuilds its buckets in the forward pass after its first backward pass: the gradient, still
+    zero, has then moved since `begin_step`.
     """
     if parameter is None or total is None or parameter.grad is None:
         return
@@ -96,10 +96,10 @@ def _summable(parameter: Tensor) -> bool:
 def _gradient(parameter: Tensor) -> Tensor:
     """The memory of the parameter's own gradient, in which micro-batches are added up.
 
-    It is a tensor with a storage of its own. DDP's gradients are views of few buckets, and a
-    compiled graph that changes several views of a storage takes the whole storage as its argument:
-    an error while compiling in torch 2.13, an illegal memory access in torch 2.11. And as soon as
-    one layer had added to its part, autograd would take those of the others for overwritten.
+    It is a tensor with its own storage. DDP's gradients are views of a few buckets, and a compiled
+    graph that modifies several views of one storage takes the whole storage as its argument: an
+    error while compiling in torch 2.13, an illegal memory access in torch 2.11. Also, once one
+    layer had added to its part, autograd would consider those of the others overwritten.
     """
     assert isinstance(parameter, nn.Parameter)
     if parameter.grad is None:

@@ -1,8 +1,10 @@
-"""The order in which a micro-batch passes through the FFNs: like tokens together.
+"""Token order: FFNs process the tokens of a micro-batch sorted, so that similar tokens are
+adjacent.
 
-An FFN treats every token alone, and 64 like tokens fire far fewer neurons between them than 64
-neighbours; that union is what the sparse kernels pay for. The key was chosen by measurement
-(``sparsellm bench token-order``, benchmarks/LOG.md).
+An FFN computes each token independently, and the union of the neurons that 64 similar tokens fire
+is far smaller than that of 64 neighbours in the text; the cost of the sparse kernels is linear in
+that union. The sort key was chosen by measurement (``sparsellm bench token-order``,
+benchmarks/LOG.md).
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ _MAX_COMPARED = 32_768
 def token_order(ids_BT: Tensor, vocab_size: int) -> TokenOrder:
     """Sorts the tokens of a micro-batch; on the device of the ids, without waiting for it.
 
-    Early positions come first, then tokens by how often their id occurs in the micro-batch, by id,
-    and as they stand in the text: the same order for the same ids, every time.
+    The key is: early positions first, then how often the id occurs in the micro-batch, then the id,
+    then the position in the text. The same ids always give the same order.
 
     Args:
         ids_BT: token ids, int64, below ``vocab_size``.
@@ -65,9 +67,9 @@ def _has_cupy() -> bool:
 
 
 def in_order(x_MK: Tensor, order: TokenOrder) -> Tensor:
-    """The rows of x in the order; its gradient comes back in that of the tokens.
+    """The rows of x in the given order; its gradient is in the order of the tokens.
 
-    Rows are scattered, not gathered: a compiler then lets the kernel that makes x write them where
-    they belong, and the gradient of a scatter is a gather, where that of a gather would be a sum.
+    Rows are scattered, not gathered: the compiler can then fuse the scatter into the kernel that
+    computes x, and the gradient of a scatter is a gather, while that of a gather would be a sum.
     """
     return x_MK.new_empty(x_MK.shape).index_put((order.row_M,), x_MK)

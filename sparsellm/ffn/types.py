@@ -1,4 +1,4 @@
-"""What an FFN is given and what it says: shared by the reference, the operators and the kernels.
+"""Inputs and results of an FFN, shared by the reference, the operators and the kernels.
 
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
@@ -27,7 +27,7 @@ TOKEN_AT = [
 
 
 class FFNStats(NamedTuple):
-    """What an FFN says of its activations. The sums of |h| carry gradients, the counts none."""
+    """Statistics of an FFN's activations. Gradients flow through sums of |h|, not counts."""
 
     l1_sum: Tensor  # () fp32, Σ over tokens and units of |h|
     nnz_M: Tensor  # (M,) int32, non-zero gate activations of each token

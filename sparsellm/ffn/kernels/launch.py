@@ -138,9 +138,9 @@ def _launcher() -> Any:
 
 
 def _enter_context() -> None:
-    """Makes the current device's primary context this thread's, as any call of the runtime does.
+    """Makes the current device's primary context current in this thread, as the CUDA runtime does.
 
-    `torch.cuda.set_device` makes none where the device does not change.
+    `torch.cuda.set_device` does not where the device stays the same.
     """
     import cupy
 

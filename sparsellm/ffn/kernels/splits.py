@@ -23,7 +23,7 @@ _MIN_PART_MEMBERS = 768  # members, cuda/common/units.cuh
 
 @dataclass(frozen=True)
 class Splits:
-    """Which parts there are, uninitialised; used once, by one kernel that sums."""
+    """The list of parts, uninitialised; used once, by one kernel that sums."""
 
     part: Tensor  # (32, 2) int32
     arrived: Tensor  # (32 · slices,) int32
@@ -32,12 +32,12 @@ class Splits:
     workers: int  # blocks of threads that share the work
 
     def for_sharing(self) -> tuple[object, ...]:
-        """What union_entries and column_units take."""
+        """The arguments of union_entries and column_units."""
         sizes = (np.int32(MAX_PARTS), np.int32(self.slices), np.int32(self.workers))
         return (self.part, self.arrived, *sizes)
 
     def for_sums(self) -> tuple[object, ...]:
-        """What the kernel that sums takes, with room for the sums of the parts."""
+        """The arguments of the kernel that sums, with memory for the sums of the parts."""
         size = MAX_PARTS * self.slices * BLOCK_TOKENS * self.slice_columns
         sums = torch.empty(size, dtype=torch.float32, device=self.part.device)
         return (self.part, self.arrived, sums)
@@ -48,7 +48,7 @@ NO_SUMS: tuple[object, ...] = (None, None, None)
 
 
 def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
-    """Room for the FFN of these tokens; None where nothing can be heavy."""
+    """Memory for the FFN of these tokens; None where no token block can be heavy."""
     num_tokens, hidden_size = x_MK.shape
     if num_tokens <= BLOCK_TOKENS or num_neurons <= _MIN_PART_MEMBERS:
         return None

@@ -18,7 +18,7 @@ _TAKEN = {
 
 
 def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """The transpose, contiguous and in ``dtype``; what the kernel does not take, by PyTorch."""
+    """The transpose, contiguous and in ``dtype``; by PyTorch where the kernel cannot."""
     out = matrix.new_empty(matrix.shape[::-1], dtype=dtype)
     if not _is_taken(matrix, dtype):
         return out.copy_(matrix.t())

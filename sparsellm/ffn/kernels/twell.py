@@ -35,7 +35,7 @@ class Twell:
 
 
 def empty_twell(num_tokens: int, num_neurons: int, compression: int, device: torch.device) -> Twell:
-    """Room for any number of tokens, uninitialised."""
+    """Uninitialised memory for so many tokens."""
     tiles = -(-num_neurons // TILE_NEURONS)
 
     def empty(*shape: int) -> Tensor:
@@ -111,7 +111,7 @@ def twell_ffn(  # noqa: PLR0917
 
 
 class KeptRows(NamedTuple):
-    """What training keeps of the rows of `dense_rows`, and what they add to (`kernels.hybrid`)."""
+    """What training keeps from `dense_rows`, and the counts that it adds to (`kernels.hybrid`)."""
 
     gate: Tensor | None  # (R, N): of the first rows
     up: Tensor  # (R, N)
@@ -129,7 +129,7 @@ def dense_rows(  # noqa: PLR0917
     y_MK: Tensor,
     kept: KeptRows | None = None,
 ) -> Tensor | None:
-    """The rows of ``y`` that TwELL does not hold, however many; the host need not know.
+    """Computes the rows of ``y`` that overflowed TwELL; the host need not know how many they are.
 
     Returns:
         With ``kept`` parts of Σ|h|, fp32, to be added up.

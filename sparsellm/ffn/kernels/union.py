@@ -44,7 +44,7 @@ def empty_union(
     splits: Splits | None = None,
     element: torch.dtype = torch.bfloat16,
 ) -> Union:
-    """Room for any pattern, uninitialised; reserved whole, touched where neurons fire."""
+    """Uninitialised memory for any pattern: the worst case is reserved, little of it written."""
     blocks, tiles = -(-num_tokens // BLOCK_TOKENS), -(-num_neurons // TILE_NEURONS)
     parts = blocks if splits is None else blocks + MAX_PARTS
 
@@ -69,7 +69,7 @@ def _architecture(like: Tensor) -> GPUArchitecture:
 
 
 def gathers(x_MK: Tensor) -> bool:
-    """Whether `gate_union` and `union_up` take x's rows in an order, on this GPU."""
+    """Whether `gate_union` and `union_up` can gather x's rows in a token order, on this GPU."""
     return _architecture(x_MK).makes_gate and x_MK.numel() <= MAX_GATHERED
 
 
@@ -122,7 +122,7 @@ def pack_union(gate_MN: Tensor, threshold: float, out: Union, observed: int = 0)
 
 
 def union_entries(union: Union, observed: int = 0) -> None:
-    """Strings the members of each token block together, from their counts and neurons.
+    """Concatenates the members of each token block, from their counts and neurons.
 
     Args:
         union: as a gate kernel leaves it, ``control`` all zero.
@@ -142,7 +142,7 @@ def union_entries(union: Union, observed: int = 0) -> None:
 
 
 def tokens_of(matrix_MK: Tensor, token_M: Tensor | None) -> tuple[object, ...]:
-    """How a kernel takes a matrix whose rows are tokens, in an order or their own."""
+    """A kernel's arguments for a matrix of tokens, in a token order or the natural one."""
     m, k = matrix_MK.shape
     tokens = (matrix_MK, token_M, np.int32(m))
     if not _architecture(matrix_MK).tensor_maps:
@@ -151,7 +151,7 @@ def tokens_of(matrix_MK: Tensor, token_M: Tensor | None) -> tuple[object, ...]:
 
 
 class Kept(NamedTuple):
-    """What `union_up` leaves for training, see ``cuda/common/columns.cuh``."""
+    """What `union_up` stores for training, see ``cuda/common/columns.cuh``."""
 
     offset: Tensor  # (blocks + 1,) int32, is read
     up: Tensor  # (C, 64) bf16: x Wᵀ + bias
@@ -168,7 +168,7 @@ def union_up(
     relu_up: bool = False,
     token_M: Tensor | None = None,
 ) -> None:
-    """``gate`` ← gate * (x Wᵀ + bias), in place; and what training keeps.
+    """``gate`` ← gate * (x Wᵀ + bias), in place; also stores ``kept`` for training.
 
     With ``relu_up`` gate * relu(x Wᵀ + bias). ``token_M`` as in `gate_union`.
     """

@@ -53,9 +53,9 @@ def forward(
 ) -> Forward:
     """y (M, K), Σ|h| () fp32, nnz (M,) and fired (N,) int32, `Columns` one by one.
 
-    y and the statistics are right whatever the capacity. The M × N scratch is free again when
-    this returns; only the columns stay until the backward pass. ``token_M``: (M,) int32, the token
-    of each row of x; y and nnz are by token.
+    y and the statistics are exact at any capacity. The M × N scratch memory is released when this
+    returns; only the columns stay until the backward pass. ``token_M``: (M,) int32, the token of
+    each row of x; y and nnz are in the order of the tokens.
     """
     m, n = len(x_MK), w.up_NK.shape[0]
     splits = None if token_M is None else allocate_splits(x_MK, n)
@@ -79,9 +79,9 @@ def backward(  # noqa: PLR0917
 ) -> FFNGradients:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``, biases' fp32.
 
-    Where the pattern did not fit into ``saved`` it is computed again. ``token_M`` as in `forward`:
-    dy is by token, x and its gradient are not. With ``sums`` the matrices' gradients are added to
-    them, and they are what is returned.
+    A pattern that did not fit into ``saved`` is recomputed. ``token_M`` as in `forward`: dy is in
+    the order of the tokens, x and its gradient in that of the rows. With ``sums`` the matrices'
+    gradients are added to them, and ``sums`` are returned.
 
     Raises:
         ValueError: within the capture of a CUDA graph, and the pattern might not fit.
@@ -148,12 +148,12 @@ def backward(  # noqa: PLR0917
 
 
 def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:
-    """Columns and non-zeros of a pattern; None where the host does not have the latter.
+    """Columns and non-zeros of a pattern; None for the latter where the host does not know it.
 
-    Waits for forward to have counted its columns, and not for what is queued after it.
+    Waits until forward has counted its columns, but not for kernels queued after it.
 
-    The host is usually ahead: it begins the backward pass with the last layer, whose forward the
-    GPU may have before it. A copy from the GPU here would come after the head and the loss, and
+    The host usually runs ahead: it begins the backward pass with the last layer, whose forward may
+    still be queued on the GPU. A copy from the GPU here would wait for the head and the loss, and
     the GPU would run out of work meanwhile.
     """
     if torch.cuda.is_current_stream_capturing():
@@ -162,7 +162,7 @@ def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:
         )
     words = saved.needed.numpy()
     while words.min() < 0:
-        if torch.cuda.current_stream().query():  # also raises what a kernel died of
+        if torch.cuda.current_stream().query():  # also raises the error of a failed kernel
             # Forward was captured in a CUDA graph, or ran elsewhere.
             return int(saved.offset[-1]), None
         time.sleep(_POLL_SECONDS)
@@ -170,11 +170,11 @@ def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:
 
 
 def _bias_grad(saved: Columns, d_CP: Tensor, num_neurons: int) -> Tensor:
-    """(N,) fp32: the sum over tokens that fire; always in the same order."""
+    """(N,) fp32: the sum over tokens that fire, in a fixed order."""
     blocks, gate_CP = len(saved.offset) - 1, saved.gate if len(saved.gate) else saved.up
     sum_C = torch.where(gate_CP != 0, d_CP, 0).sum(1, dtype=torch.float32)
     column_C = torch.arange(len(sum_C), dtype=torch.int32, device=d_CP.device)
-    # Columns that are not filled go to one more block, and neuron.
+    # Columns that are not filled go to an additional block and neuron.
     block_C = torch.searchsorted(saved.offset[1:], column_C, right=True)
     neuron_C = torch.where(block_C < blocks, saved.neuron, num_neurons).long()
     sum_BN = sum_C.new_zeros(blocks + 1, num_neurons + 1)
@@ -195,11 +195,11 @@ def measure_costs(  # noqa: PLR0917
 ) -> Costs:
     """Times forward and backward on random weights, dense and sparse; waits for the GPU.
 
-    Both with statistics and the L1 term, as training computes them; dense under torch.compile if
-    ``compiled``. A bias leaves some neurons silent and lets the others fire for one token in 32:
-    what the weights' gradients cost depends on the tokens of a column, too (`_FIRES_ABOVE`). With
-    ``ordered``, sparse in an order of the tokens, and with as many as come together there. By
-    TwELL the cost is a token's non-zeros', and no order matters.
+    Both include statistics and the L1 term, as in training; dense is compiled if ``compiled``. A
+    bias keeps some neurons silent and lets each of the others fire for one token in 32, since the
+    cost of the weights' gradients also depends on the tokens per column (`_FIRES_ABOVE`). With
+    ``ordered``, sparse runs in a token order, with as many tokens per column as are usual there.
+    The cost of TwELL depends on the non-zeros of a token, and not on the order.
     """
     device = torch.device("cuda", device_index)
     generator = torch.Generator(device).manual_seed(0)
@@ -293,12 +293,12 @@ def _activations(
         union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)
     if capacity < blocks * n:
         columns = columns._replace(needed=_on_the_host(columns.needed))
-    # In two steps: one kernel for all would be one block of threads (H200: 12 µs).
+    # In two steps: a single reduction would run on one block of threads (H200: 12 µs).
     return columns, l1.flatten(1).sum(1).sum(), nnz_M, fired_N
 
 
 def _on_the_host(counts: Tensor) -> Tensor:
-    """A copy that arrives some time; -1 until then, and within the capture of a CUDA graph."""
+    """An asynchronous copy on the host: -1 until it arrives, and in the capture of a CUDA graph."""
     if torch.cuda.is_current_stream_capturing():
         return torch.full(counts.shape, -1)
     copy = torch.full(counts.shape, -1, pin_memory=True)
@@ -326,7 +326,7 @@ def _columns(  # noqa: PLR0917
 
 
 def _columns_grid(scratch: union.Union) -> int:
-    """Blocks of threads of union_columns: as many as a GPU has at once, or can have work."""
+    """Blocks of threads of union_columns: as many as fit on the GPU, or as have work."""
     warps = threads_of("union_columns", scratch.entry) // 32
     most = -(-scratch.entry.numel() // (_COLUMNS_BATCH * warps))
     return grid_size("union_columns", scratch.entry, most, _COLUMNS_BLOCKS)

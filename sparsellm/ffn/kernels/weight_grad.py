@@ -1,8 +1,8 @@
 """The weights' gradients of a sparse FFN, summed over the pattern alone (cuda/sm90/weight_grad.cu).
 
-M tokens, K hidden_size, N intermediate_size, C columns of room; bf16 and contiguous. K is a
-multiple of 8. CUDA graphs capture it like any op. Nothing in the order of summation
-depends on the order of execution: the same bits every time.
+M tokens, K hidden_size, N intermediate_size, C capacity in columns; bf16 and contiguous. K is a
+multiple of 8. CUDA graphs capture it like any op. The order of summation does not depend on the
+order of execution, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def weight_grads(
 
 
 def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
-    """Sorts the columns of a pattern by neuron, and shares out the work of `sum_groups`."""
+    """Sorts the columns of a pattern by neuron, and schedules the work of `sum_groups`."""
     blocks, capacity = columns.offset.numel() - 1, columns.neuron.numel()
     groups = -(-num_neurons // _GROUP_NEURONS)
 
@@ -148,7 +148,7 @@ def sum_groups(
     added_to: GradientSums | None = None,
     num_nonzeros: int | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """`weight_grads` of a pattern that is grouped; uses the groups up."""
+    """`weight_grads` of a grouped pattern; ``groups`` cannot be used again."""
     x_MK, gated = given.x_MK, given.d_gate is not None
     assert dtype in (torch.float32, torch.bfloat16), dtype
     (num_tokens, k), architecture = x_MK.shape, _architecture(given.columns)

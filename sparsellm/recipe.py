@@ -34,7 +34,7 @@ from sparsellm.recipe_sections import (
     TrainConfig,
     ValidationConfig,
 )
-from sparsellm.strict import StrictModel, load_yaml, validate
+from sparsellm.strict import StrictModel, load_yaml, parse_yaml, validate
 from sparsellm.vocabulary import vocab_size
 
 
@@ -206,7 +206,8 @@ def load_recipe(name_or_path: str, overrides: list[str] | None = None) -> Recipe
     for override in overrides or []:
         _apply(content, override)
     source = str(path) + (f" with --set {' '.join(overrides)}" if overrides else "")
-    return validate(Recipe, content, source)
+    overridden = {override.partition("=")[0].strip() for override in overrides or []}
+    return validate(Recipe, content, source, path, overridden)
 
 
 def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -238,7 +239,5 @@ def _apply(content: dict[str, Any], override: str) -> None:
         content = content.setdefault(section, {})
         if not isinstance(content, dict):
             raise ValueError(f"--set {override!r}: {section!r} is a value, not a section")
-    try:
-        content[leaf] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"--set {override!r}: the value is not valid YAML: {error}") from error
+    shown = override if len(override) < 100 else f"{override[:100]}…"
+    content[leaf] = parse_yaml(text, f"--set {shown!r}")

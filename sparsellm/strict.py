@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -36,6 +36,16 @@ Model = TypeVar("Model", bound=BaseModel)
 class _UniqueKeyLoader(yaml.SafeLoader):
     """PyYAML keeps the last of two equal keys silently; here the second one is an error."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise  # says where by itself
+        except (ValueError, TypeError) as error:  # a date or a number that is none
+            if str(error).startswith("line "):
+                raise
+            raise ValueError(f"line {node.start_mark.line + 1}: {error}") from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
@@ -56,16 +66,59 @@ def load_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        _refuse_bomb(yaml.compose(text, Loader=_UniqueKeyLoader))
-        # A SafeLoader subclass: it builds plain data only.
-        content = yaml.load(text, Loader=_UniqueKeyLoader)
-    except RecursionError:
-        raise ValueError(f"{path}: nested too deeply to be a configuration") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{path}: not valid YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not valid YAML: no text ({error})") from error
+    content = parse_yaml(text, str(path))
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected `key: value` lines, found {type(content).__name__}")
     return content
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Any YAML value; ``source`` says where it is from.
+
+    Raises:
+        ValueError: it is not YAML, says a key twice, or is nested or aliased beyond reason; names
+            source and line.
+    """
+    try:
+        _refuse_bomb(yaml.compose(text, Loader=_UniqueKeyLoader))
+        # A SafeLoader subclass: it builds plain data only.
+        return yaml.load(text, Loader=_UniqueKeyLoader)
+    except RecursionError:
+        raise ValueError(f"{source}: nested too deeply to be a configuration") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        what = ", ".join(filter(None, (error.context, error.problem)))
+        raise ValueError(f"{source}: not valid YAML: {where}{what}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{source}: not valid YAML: {error}") from error
+
+
+def line_of(path: Path, key: Sequence[int | str]) -> int | None:
+    """The line of a YAML or JSON file in which a key stands; None where it is not there."""
+    line = None
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, OSError, RecursionError):
+        return None
+    for part in key:
+        found = _child(node, part)
+        if found is None:
+            return None
+        line, node = found
+    return line
+
+
+def _child(node: yaml.Node | None, part: int | str) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == str(part):
+                return key.start_mark.line + 1, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part].start_mark.line + 1, node.value[part]
+    return None
 
 
 def _refuse_bomb(root: yaml.Node | None) -> None:
@@ -108,17 +161,35 @@ def parse_json(text: str, source: str, remedy: str) -> dict[str, Any]:
     return content
 
 
-def validate(model: type[Model], content: dict[str, Any], source: str) -> Model:
-    """Builds ``model`` from ``content``; ``source`` (a file, say) begins every error line.
+def validate(
+    model: type[Model],
+    content: dict[str, Any],
+    source: str,
+    file: Path | None = None,
+    overridden: Collection[str] = (),
+) -> Model:
+    """Builds ``model`` from ``content``; ``source`` begins every error line.
+
+    Args:
+        model: what the content must be.
+        content: as it was read.
+        source: where from, such as a file.
+        file: YAML or JSON in which the lines of keys are looked for.
+        overridden: dotted keys whose values are not from there.
 
     Raises:
-        ValueError: one line per wrong key, each naming source, key and remedy.
+        ValueError: one line per wrong key, each naming source, line, key and remedy.
     """
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        lines = [_explain(model, item) for item in error.errors()]
-        raise ValueError("\n".join(f"{source}: {line}" for line in lines)) from None
+        lines = []
+        for item in error.errors():
+            is_here = ".".join(map(str, item["loc"])) not in overridden
+            number = line_of(file, item["loc"]) if file is not None and is_here else None
+            where = source if number is None else f"{source}, line {number}"
+            lines.append(f"{where}: {_explain(model, item)}")
+        raise ValueError("\n".join(lines)) from None
 
 
 def _explain(model: type[BaseModel], item: Any) -> str:

@@ -6,10 +6,13 @@ the hub, with ``@revision`` where a commit or tag is meant.
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, NonNegativeInt
+
+from sparsellm.strict import parse_json, validate
 
 # Unpadded; loading a tokenizer only to count (tiktoken downloads its ranks) is not worth it.
 VOCAB_SIZE = {"gpt2": 50_257, "bytes": 257}
@@ -101,7 +104,7 @@ def hf_end_of_document(name: str) -> str:
     config: dict[str, Any] = {}
     try:
         path = hf_file(name, TOKENIZER_CONFIG_FILE)
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = _read_json(path)
     except FileNotFoundError:
         pass
     token = config.get("eos_token")
@@ -140,9 +143,29 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is damaged.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content["model"]["vocab"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged, or no tokenizer's file ({error!r})") from error
+    content = _read_json(path)
+    validate(_TokenizerFile, content, str(path), path)
     return content
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    remedy = "put the tokenizer's own file back"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: no text ({error}); {remedy}") from error
+    return parse_json(text, str(path), remedy)
+
+
+class _AddedToken(BaseModel):
+    id: NonNegativeInt
+    content: str
+
+
+class _TokenizerModel(BaseModel):
+    vocab: dict[str, NonNegativeInt] | list[Any]
+
+
+class _TokenizerFile(BaseModel):
+    model: _TokenizerModel
+    added_tokens: list[_AddedToken] = []

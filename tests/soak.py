@@ -1,9 +1,11 @@
 """A run on two ranks under random faults, for as long as asked: ``python tests/soak.py``.
 
-Ranks and launcher are killed, get signals, raise, lose their data and meet a full disk, at random
-instants, until the time is up; each time the same command goes on. At the end every step must have
-been trained exactly once, to the losses of an undisturbed run, with all its records; no process may
-be left, none may hang, and memory stays flat. `--record` adds the figures to results.jsonl.
+Ranks and launcher are killed, stall, get signals, raise, lose their data and meet a full disk;
+checkpoints are damaged, purged and gone back on; other trainings and stray folders come into the
+run's. Every 37th step is NaN and every 53rd reads a damaged batch. Each time the same command goes
+on. At the end every step must have been trained or skipped exactly once, to the losses of an
+undisturbed run, with all its records; no process may be left, none may hang, and memory stays flat.
+`--record` adds the figures to results.jsonl.
 """
 
 from __future__ import annotations
@@ -11,11 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import re
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,27 +22,11 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
-from conftest import ROOT, TINY, process_env, set_arguments
+from soak_faults import FAULTS
+from soak_run import VALIDATION, Session, last_step
 
 from sparsellm.bench.record import RESULTS, Measurement, append
-from sparsellm.runs import checkpoint
 from sparsellm.runs.records import METRICS_FILE, read_metrics
-
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
-INJECTED = ("raise", "kill", "data", "disk")  # by faulty_rank.py, at a step
-SENT = ("kill rank", "kill all", "kill launcher", *SIGNALS, *(f"{s} to one" for s in SIGNALS))
-END_SECONDS = 90  # in which all processes must have ended after a fault
-VALIDATION = 7
-FAULTY = Path(__file__).parent / "training" / "faulty_rank.py"
-OVERRIDES = [
-    *TINY,
-    "train.micro_batch_size=1",
-    "data.num_workers=1",
-    "optimizer.min_lr_ratio=1",  # the same rate however long it will be
-    f"validation.every_steps={VALIDATION}",
-    "validation.tokens=512",
-    "checkpoint.every_steps=10",
-]
 
 
 class Soak:
@@ -53,157 +36,79 @@ class Soak:
         self.folder, self.chance = folder, chance
         self.faults: Counter[str] = Counter()
         self.problems: list[str] = []
-        self.ends: list[
-            tuple[float, str]
-        ] = []  # seconds from a fault to no process left, and its kind
-        self.sessions = 0
-
-    def path(self, name: str) -> Path:
-        """Of a run."""
-        return self.folder / name
-
-    def start(self, name: str, steps: int, fault: str = "none") -> subprocess.Popen[bytes]:
-        """`accelerate launch` of two ranks, one of which may meet a fault."""
-        command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port=0"]
-        command += [f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}", "--num_processes=2"]
-        command += [str(FAULTY), fault, str(self.chance.randint(0, 1))]
-        command += [str(self.chance.randint(0, 60)), "train", "--recipe", "debug"]
-        own = [*OVERRIDES, f"train.steps={steps}", f"logging.run_dir={self.folder}", f"name={name}"]
-        with self.path(f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*command, *set_arguments(own)],
-                stdout=log,
-                stderr=log,
-                env=process_env(),
-                start_new_session=True,
-            )
-
-    def step(self, name: str) -> int:
-        """Of the newest checkpoint."""
-        newest = checkpoint.latest(self.path(name) / "checkpoints")
-        found = re.search(r"step_(\d+)", newest.name) if newest else None
-        return int(found[1]) if found else 0
+        self.slowest = (0.0, "")  # seconds from a fault to no process left, and its kind
+        self._deck: list[str] = []
 
     def fault(self) -> None:
-        """One session that meets a fault."""
-        kind = self.chance.choice(INJECTED + SENT)
-        self.sessions += 1
-        process = self.start("soak", 10**6, kind if kind in INJECTED else "none")
-        if kind in SENT:
-            self._until_running(process)
-            time.sleep(self.chance.uniform(0, 6))
-            self._send(process, kind)
-        else:
-            self._until_running(process)
-            self._wait(process, 60, "met no fault")
+        """One session that meets a fault: all kinds in random order, and then again."""
+        if not self._deck:
+            self._deck = self.chance.sample(sorted(FAULTS), len(FAULTS))
+        kind = self._deck.pop()
+        session, problem = FAULTS[kind](self.folder, self.chance)
         began = time.monotonic()
-        self._all_end(process, kind)
-        self.ends.append((time.monotonic() - began, kind))
+        if not session.all_end():
+            problem = problem or "processes were left"
+        self.slowest = max(self.slowest, (time.monotonic() - began, kind))
         self.faults[kind] += 1
-
-    def _until_running(self, process: subprocess.Popen[bytes]) -> None:
-        """Most faults come while it trains; some earlier, while it starts."""
-        if self.chance.random() < 0.2:
-            time.sleep(self.chance.uniform(0, 12))
-            return
-        metrics = self.path("soak") / METRICS_FILE
-        before = metrics.stat().st_mtime if metrics.exists() else 0.0
-        end = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < end:
-            if metrics.exists() and metrics.stat().st_mtime > before:
-                return
-            time.sleep(0.05)
-        if process.poll() is None:
-            self.problems.append("a session did not begin to train within 120 s")
-
-    def _wait(self, process: subprocess.Popen[bytes], seconds: float, otherwise: str) -> None:
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.problems.append(otherwise)
-            self._kill(self._ranks())
-
-    def _send(self, process: subprocess.Popen[bytes], kind: str) -> None:
-        ranks = self._ranks()
-        if kind == "kill launcher" or (not ranks and kind.startswith("kill")):
-            process.kill()
-        elif kind == "kill all":
-            process.kill()
-            self._kill(ranks)
-        elif kind == "kill rank":
-            self._kill([self.chance.choice(ranks)])
-        elif not ranks:
-            process.terminate()
-        else:
-            number = getattr(signal, kind.split(maxsplit=1)[0])
-            for rank in [self.chance.choice(ranks)] if kind.endswith("to one") else ranks:
-                with contextlib.suppress(psutil.Error):
-                    rank.send_signal(number)
-
-    def _kill(self, processes: list[psutil.Process]) -> None:
-        for process in processes:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-
-    def _ranks(self) -> list[psutil.Process]:
-        """Training processes of this soak, whoever their parent is."""
-        mark = f"logging.run_dir={self.folder}"
-        found = []
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or []
-            if mark in words and "accelerate.commands.launch" not in words:
-                found.append(process)
-        return found
-
-    def _all_end(self, process: subprocess.Popen[bytes], kind: str) -> None:
-        end = time.monotonic() + END_SECONDS
-        while time.monotonic() < end:
-            if process.poll() is not None and not self._ranks():
-                return
-            time.sleep(0.1)
-        self.problems.append(f"{kind}: processes were left {END_SECONDS} s later")
-        self._kill([*self._ranks(), psutil.Process(process.pid)] if process.poll() is None else [])
-        self._kill(self._ranks())
+        if problem:
+            self.problems.append(f"{kind}: {problem}")
 
     def straight(self, name: str, steps: int, seconds: float) -> list[float]:
         """Trains undisturbed; returns the ranks' resident memory over time, MiB."""
-        process, samples = self.start(name, steps), []
+        session = Session(self.folder, name, arguments=("--set", f"train.steps={steps}"))
+        samples = []
         end = time.monotonic() + seconds
-        while process.poll() is None and time.monotonic() < end:
+        while session.alive and time.monotonic() < end:
             time.sleep(0.5)
             with contextlib.suppress(psutil.Error):
-                ranks = self._ranks()
-                if self.step(name) > 0 and len(ranks) == 2:  # after the start, before the end
+                ranks = session.ranks()
+                if last_step(session.run_path) > 0 and len(ranks) == 2:  # neither start nor end
                     samples.append(sum(rank.memory_info().rss for rank in ranks) / 2**20)
-        if process.poll() is None:
-            process.kill()
-            self._all_end(process, "time is up")
-        elif process.returncode:
-            self.problems.append(f"{name} ended with {process.returncode}")
+        if session.alive:
+            session.kill_launcher()
+            session.all_end()
+        elif session.status:
+            self.problems.append(f"{name} ended with {session.status}: {session.said[-500:]}")
         return samples
 
-    def check(self, steps: int) -> tuple[int, int]:
-        """Compares records with the undisturbed run; returns (steps trained once, compared)."""
-        records = read_metrics(self.path("soak"))
+    def check(self, steps: int) -> dict[str, int]:
+        """Compares records with the undisturbed run; returns numbers of steps."""
+        records = read_metrics(self.folder / "soak")
         train = [r for r in records if r["kind"] == "train"]
-        if [(r["step"], r["tokens"]) for r in train] != [(s, 256 * s) for s in range(1, steps + 1)]:
+        failures = [r for r in records if r["kind"] == "failure"]
+        skipped = [r for r in failures if r["what"] == "step"]
+        done = sorted((r["step"], r["tokens"]) for r in [*train, *skipped])
+        if done != [(s, 256 * s) for s in range(1, steps + 1)]:
             self.problems.append("steps are missing, double or out of order in metrics.jsonl")
         validated = [r["step"] for r in records if r["kind"] == "validation"]
-        if validated != sorted({*range(VALIDATION, steps + 1, VALIDATION), steps}):
-            self.problems.append(f"validations are missing or double: {validated[-5:]}")
+        validated += [r["step"] for r in failures if r["what"] == "validation"]
+        if sorted(validated) != sorted({*range(VALIDATION, steps + 1, VALIDATION), steps}):
+            self.problems.append(f"validations are missing or double: {sorted(validated)[-5:]}")
         sessions = [r["id"] for r in records if r["kind"] == "session"]
         ended = [r["session"] for r in records if r["kind"] == "session_end"]
         if sessions != ended:
             self.problems.append("a session has no end, or two")
-        reference = [r for r in read_metrics(self.path("straight")) if r["kind"] == "train"]
-        pairs = list(zip(train, reference, strict=False))
-        keys = ("step", "tokens", "loss", "l1", "grad_norm", "sparsity")
-        differ = [a["step"] for a, b in pairs if any(a[k] != b[k] for k in keys)]
+        undisturbed = self.folder / "straight"
+        reference = {
+            (r["kind"], r["step"]): r
+            for r in (read_metrics(undisturbed) if (undisturbed / METRICS_FILE).exists() else ())
+            if r["kind"] == "train" or (r["kind"] == "failure" and r["what"] == "step")
+        }
+        keys = ("tokens", "loss", "l1", "grad_norm", "skipped_steps", "sparsity", "error")
+        last = max((step for _, step in reference), default=0)
+        compared = [r for r in [*train, *skipped] if r["step"] <= last]
+        differ = [
+            r["step"]
+            for r in compared
+            if any(r.get(k) != reference.get((r["kind"], r["step"]), {}).get(k) for k in keys)
+        ]
         if differ:
             self.problems.append(
                 f"{len(differ)} steps differ from the undisturbed run's: {differ[:5]}"
             )
-        return len(train), len(pairs)
+        if not compared:
+            self.problems.append("no step could be compared with the undisturbed run")
+        return {"trained": len(train), "skipped": len(skipped), "compared": len(compared)}
 
 
 def main() -> int:
@@ -216,27 +121,25 @@ def main() -> int:
     began, seconds = time.monotonic(), 60 * options.minutes
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     soak = Soak(folder, random.Random(options.seed))
-    while time.monotonic() - began < 0.7 * seconds and not soak.problems:
+    while time.monotonic() - began < 0.78 * seconds and not soak.problems:
         soak.fault()
-        print(f"{time.monotonic() - began:6.0f} s, step {soak.step('soak')}: {soak.faults}")
+        print(f"{time.monotonic() - began:6.0f} s, step {last_step(folder / 'soak')}", end=": ")
+        print(*(f"{count} {kind}," for kind, count in soak.faults.items()), flush=True)
     disturbed = time.monotonic() - began
-    steps = soak.step("soak") + 15
+    steps = last_step(folder / "soak") + 15
     soak.straight("soak", steps, 300)
     memory = soak.straight("straight", steps, max(began + seconds - time.monotonic(), 60))
-    once, compared = soak.check(steps)
-    slowest, kind = max(soak.ends, default=(0.0, ""))
-    quarter = len(memory) // 4
-    growth, most = float("nan"), max(memory, default=0.0)
-    if quarter >= 5:
-        begin, end = memory[quarter : 2 * quarter], memory[-quarter:]
-        growth = statistics.median(end) - statistics.median(begin)
+    counts = soak.check(steps)
     figures = [
         ("minutes_under_faults", disturbed / 60, "min"),
         ("faults_survived", sum(soak.faults.values()), "faults"),
-        ("steps_trained_once", once, "steps"),
-        ("steps_compared", compared, "steps equal to the undisturbed run's to the bit"),
-        ("end_seconds", slowest, f"s, longest from a fault to no process left ({kind})"),
-        ("memory_growth", growth, f"MiB over {quarter} s, of {most:.0f}"),
+        *((f"survived: {kind}", count, "faults") for kind, count in sorted(soak.faults.items())),
+        ("steps_trained_once", counts["trained"], "steps"),
+        ("steps_skipped_once", counts["skipped"], "steps, NaN or a spike"),
+        ("tokens_once", 256 * steps, "tokens"),
+        ("steps_compared", counts["compared"], "steps equal to the undisturbed run's to the bit"),
+        ("end_seconds", soak.slowest[0], f"s, longest to no process left ({soak.slowest[1]})"),
+        ("memory_growth", *_growth(memory)),
         ("problems", len(soak.problems), "problems"),
     ]
     for name, value, unit in figures:
@@ -250,6 +153,16 @@ def main() -> int:
     else:
         print(f"all it left: {folder}")
     return bool(soak.problems)
+
+
+def _growth(memory: list[float]) -> tuple[float, str]:
+    """From the second quarter of the undisturbed run to the last."""
+    quarter = len(memory) // 4
+    if quarter < 5:
+        return float("nan"), "MiB, too short to say"
+    begin, end = memory[quarter : 2 * quarter], memory[-quarter:]
+    growth = statistics.median(end) - statistics.median(begin)
+    return growth, f"MiB over {quarter} s, of {max(memory):.0f}"
 
 
 if __name__ == "__main__":

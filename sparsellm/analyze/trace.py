@@ -8,8 +8,11 @@ ids, (sequences, context_length). Kernel benchmarks read it as their real input.
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,11 +62,10 @@ def load_traces(path: Path, num_neurons: int) -> list[Trace]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such trace file; `sparsellm analyze` writes them")
-    try:
-        arrays = np.load(path, allow_pickle=False)
-        names = set(arrays.files) - {"ids"}
-    except (ValueError, OSError, AttributeError) as error:
-        raise ValueError(f"{path} is no trace file ({error})") from error
+    arrays = _load(path)
+    if isinstance(arrays, np.ndarray):
+        raise ValueError(f"{path} is no trace file: it is one array")
+    names = arrays.keys() - {"ids"}
     layers = range(sum(name.startswith("count") for name in names))
     if not layers or names != {f"{kind}{layer}" for kind in ("count", "idx") for layer in layers}:
         raise ValueError(f"{path} is no trace file: it holds {sorted(names)[:4]}")
@@ -79,6 +81,19 @@ def load_traces(path: Path, num_neurons: int) -> list[Trace]:
     return traces
 
 
+def _load(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
+    """One array, or those of an archive by name.
+
+    Raises:
+        ValueError: it is neither, or damaged.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged, or no file of numpy's ({error})") from error
+
+
 def load_ids(path: Path, context_length: int) -> NDArray[np.int64] | None:
     """The token ids of a trace file, (sequences, context_length), or None where it has none.
 
@@ -89,7 +104,7 @@ def load_ids(path: Path, context_length: int) -> NDArray[np.int64] | None:
     Raises:
         ValueError: ids that are not whole sequences.
     """
-    loaded = np.load(path, allow_pickle=False)
+    loaded = _load(path)
     ids = loaded if isinstance(loaded, np.ndarray) else loaded.get("ids")
     if ids is None:
         return None

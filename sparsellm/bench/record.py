@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
+from sparsellm.runs.files import read_json_lines
 from sparsellm.runs.session import commit
 
 RESULTS = Path("benchmarks/results.jsonl")
@@ -73,7 +76,22 @@ def hardware() -> str:
 
 def read(path: Path = RESULTS) -> list[dict[str, Any]]:
     """All recorded lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return read_json_lines(path, _Line, "delete that line, or restore the file")
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    bench: str
+    case: dict[str, Any]
+    metric: str
+    value: float
+    unit: str
+    baseline: float | None
+    ratio: float | None
+    hardware: str
+    commit: str
+    command: str
 
 
 def newest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -125,9 +125,9 @@ def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
             continue
         content = load_yaml(path)
         if content.get("source") == "hub":
-            found.append(validate(HubCorpus, content, str(path)))
+            found.append(validate(HubCorpus, content, str(path), path))
         elif content.get("source") == "mixture":
-            found += hub_sources(validate(MixtureCorpus, content, str(path)).corpora)
+            found += hub_sources(validate(MixtureCorpus, content, str(path), path).corpora)
     return found
 
 
@@ -158,7 +158,7 @@ def load_corpora(
                     corpus, files=files, validation_files=validation_files, text_field=text_field
                 ),
             )
-        mixture = validate(MixtureCorpus, content, str(path))
+        mixture = validate(MixtureCorpus, content, str(path), path)
         assert isinstance(mixture, MixtureCorpus)
         weights = mixture.corpora
     else:
@@ -203,7 +203,7 @@ def load_corpus(
     kind = content.get("source")
     if kind not in KINDS:
         raise ValueError(f"{path}: key 'source' is {kind!r}; valid are {', '.join(KINDS)}")
-    config = validate(KINDS[kind], content, str(path))
+    config = validate(KINDS[kind], content, str(path), path)
     name = Path(name_or_path).stem
     if isinstance(config, HubCorpus):
         return _hub(name, config)

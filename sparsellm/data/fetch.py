@@ -39,7 +39,7 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
         raise ValueError(
             f"{path}: its source is {content.get('source')!r}; only a hub's is fetched"
         )
-    config = validate(HubCorpus, content, str(path))
+    config = validate(HubCorpus, content, str(path), path)
     assert isinstance(config, HubCorpus)
     corpus = load_corpus(name)
     train = corpus.train[:num_shards]

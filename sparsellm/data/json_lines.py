@@ -169,7 +169,7 @@ class _Lines:
             return ""
         try:
             document = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise self._error(
                 row, f" is not JSON ({one_line(error)}); mend or remove the line"
             ) from error

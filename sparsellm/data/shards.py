@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import os
 import re
 import stat
@@ -13,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from pydantic import BaseModel
 
 from sparsellm.data.retry import with_retries
+from sparsellm.strict import parse_json, validate
 
 FORMATS = {
     ".parquet": "parquet",
@@ -185,10 +186,17 @@ def read_about(path: Path) -> dict[str, Any]:
     if not about.is_file():
         raise FileNotFoundError(f"{about} is missing: {TOKENIZE_AGAIN}")
     try:
-        content: dict[str, Any] = json.loads(about.read_text(encoding="utf-8"))
+        content = parse_json(about.read_text(encoding="utf-8"), str(about), TOKENIZE_AGAIN)
+        validate(_About, content, str(about), about)
     except ValueError as error:
         raise ValueError(f"{about} is damaged ({error}): {TOKENIZE_AGAIN}") from error
     return content
+
+
+class _About(BaseModel):
+    tokenizer: str
+    content: str
+    identity: str
 
 
 def content_identity(url: str) -> str:

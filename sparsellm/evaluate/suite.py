@@ -81,7 +81,7 @@ def load_suite() -> Suite:
     Raises:
         ValueError: unknown or mistyped key.
     """
-    return validate(Suite, load_yaml(suite_path()), str(suite_path()))
+    return validate(Suite, load_yaml(suite_path()), str(suite_path()), suite_path())
 
 
 def task_file(name: str) -> Path:
@@ -172,7 +172,7 @@ def _check_rows(path: Path) -> None:
                 continue
             try:
                 is_row = isinstance(json.loads(line), dict)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 is_row = False
             if not is_row:
                 raise ValueError(

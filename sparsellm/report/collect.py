@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from torch import Tensor
 
 from sparsellm.analyze.cli import ANALYSIS_FOLDER, STATISTICS_FILE
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
-from sparsellm.runs.files import TrainerState, read_json, read_model
+from sparsellm.runs.files import TrainerState, read_model
 from sparsellm.runs.records import (
     METRICS_FILE,
     nnz_bucket_edges,
@@ -168,8 +169,32 @@ def _analysis(path: Path) -> dict[str, Any] | None:
     for folder in ([newest] if newest else []) + [path]:
         file = folder / ANALYSIS_FOLDER / STATISTICS_FILE
         if file.is_file():
-            return read_json(file, "delete it, or analyze again")
+            return read_model(file, _Analysis, "delete it, or analyze again")
     return None
+
+
+class _AnalysisLayer(BaseModel):
+    nnz_mean: float
+    nnz_p99: int
+    union: dict[str, float]
+    tile_max: int
+    hot_share: dict[str, float]
+    never_fired_fraction: float
+
+
+class _AnalysisToken(BaseModel):
+    text: str
+    nnz_mean: float
+
+
+class _Analysis(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    tokens: NonNegativeInt
+    corpus: str
+    step: NonNegativeInt
+    layers: list[_AnalysisLayer]
+    tokens_by_nnz: dict[str, list[_AnalysisToken]]
 
 
 def _activity(path: Path) -> Activity | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -10,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from sparsellm.report.collect import RunData, read_runs
+from sparsellm.runs.files import read_json_lines, read_model
 
 SWEEP_FILE = "sweep.json"
 BENCH_FILE = "bench.jsonl"  # `sparsellm bench forward RUN… --record <sweep>/bench.jsonl`
@@ -117,13 +119,8 @@ def read_sweep(folder: Path) -> SweepData:
             f"{folder} is no sweep: it has no {SWEEP_FILE}; give such as runs/quality, which "
             "`sparsellm sweep` writes"
         )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        bench_lines = _lines(folder / BENCH_FILE)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} or {BENCH_FILE} is damaged ({error}); run the sweep again") from (
-            error
-        )
+    content = read_model(path, _SweepFile, "run the sweep again")
+    bench_lines = _lines(folder / BENCH_FILE)
     begun = [r for r in content["runs"] if _has_begun(folder / r["name"])]
     if not begun:
         raise FileNotFoundError(f"{folder}: none of its runs has a record yet")
@@ -172,4 +169,25 @@ def _is_of(record: dict[str, Any], runs: list[RunData]) -> bool:
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return read_json_lines(path, _BenchLine, "delete that line, or run the sweep again")
+
+
+class _BenchLine(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    case: dict[str, Any]
+    metric: str
+    value: float
+
+
+class _SweepRun(BaseModel):
+    name: str
+    group: str
+
+
+class _SweepFile(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    description: str
+    runs: list[_SweepRun]

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.runs.files import TrainerState, read_json, read_model, read_tensors
+from sparsellm.data import position
+from sparsellm.runs.files import TrainerState, check_model, read_json, read_model, read_tensors
 from sparsellm.runs.manifest import MANIFEST_FILE, Manifest, read_manifest, verify
 from sparsellm.runs.storage import CheckpointReader, load_tensors
 from sparsellm.runs.tensor_files import files_of
@@ -39,7 +40,7 @@ RECIPE_FILE = "recipe.yaml"
 # Of trainer.json's "format". From 2 on there is a manifest.
 FORMAT = 2
 STEP_FOLDERS = "step_" + "[0-9]" * 8  # and not a copy that somebody put beside them
-_REMEDY = "resume from an older checkpoint"
+REMEDY = "resume from an older checkpoint"
 
 
 class CheckpointError(RuntimeError):
@@ -101,7 +102,7 @@ def is_complete(path: Path) -> bool:
     if not (path / TRAINER_FILE).is_file():
         return False
     try:
-        manifest = read_manifest(path, _REMEDY)
+        manifest = read_manifest(path, REMEDY)
     except (ValueError, OSError):
         return False
     if manifest is None:
@@ -127,7 +128,20 @@ def latest(folder: Path) -> Path | None:
 
 def data_states(path: Path) -> list[dict[str, Any]]:
     """The data positions of all ranks that a checkpoint was saved by."""
-    return [read_json(file) for file in sorted(path.glob("rank_*.json"))]
+    return [read_position(file) for file in sorted(path.glob("rank_*.json"))]
+
+
+def read_position(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
+    """The data position of one rank, from its ``rank_….json``.
+
+    Raises:
+        FileNotFoundError, ValueError: the file is missing or damaged; names it, the line and key.
+    """
+    content = read_json(path, remedy)
+    # What earlier versions saved has other keys: `merge` says so.
+    if content.get("format") == position.FORMAT:
+        check_model(position.SavedPosition, content, path, remedy)
+    return content
 
 
 def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
@@ -142,7 +156,7 @@ def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
     if not (path / TRAINER_FILE).is_file():
         raise FileNotFoundError(f"{path} is no checkpoint: it has no {TRAINER_FILE}")
     try:
-        return _load(path, rank, world_size, _REMEDY)
+        return _load(path, rank, world_size, REMEDY)
     except (FileNotFoundError, ValueError) as error:
         older = _older_whole(path)
         if older is None:
@@ -162,7 +176,7 @@ def _load(path: Path, rank: int, world_size: int, remedy: str) -> SavedState:
     data_file = path / f"{rank_name(rank)}.json"
     has_rank = data_file.is_file()
     rank_state = RankState(
-        data=read_json(data_file, remedy) if has_rank else {},
+        data=read_position(data_file, remedy) if has_rank else {},
         rng=read_tensors(data_file.with_suffix(".safetensors"), remedy) if has_rank else {},
     )
     kinds = (MODEL, OPTIMIZER, STATS)
@@ -180,23 +194,27 @@ def _load(path: Path, rank: int, world_size: int, remedy: str) -> SavedState:
 
 def _manifest(path: Path, remedy: str) -> Manifest | None:
     manifest = read_manifest(path, remedy)
-    if manifest is None and read_json(path / TRAINER_FILE, remedy).get("format", 1) >= FORMAT:
+    if manifest is None and _format(path / TRAINER_FILE, remedy) >= FORMAT:
         raise FileNotFoundError(f"{path / MANIFEST_FILE} is missing; {remedy}")
     return manifest
+
+
+def _format(trainer_file: Path, remedy: str) -> int:
+    return int(read_model(trainer_file, TrainerState, remedy).get("format", 1))
 
 
 def _older_whole(path: Path) -> Path | None:
     """The newest checkpoint before this one whose every byte is right."""
     for older in reversed([p for p in checkpoints_in(path.parent) if p.name < path.name]):
         try:
-            _load(older, 0, 1, _REMEDY)
+            _load(older, 0, 1, REMEDY)
         except (FileNotFoundError, ValueError):
             continue
         return older
     return None
 
 
-def check_files(path: Path, names: list[str], remedy: str = _REMEDY) -> None:
+def check_files(path: Path, names: list[str], remedy: str = REMEDY) -> None:
     """Verifies some files of a checkpoint, where it has a manifest.
 
     Raises:
@@ -212,7 +230,7 @@ def has_kind(path: Path, kind: str) -> bool:
     return bool(files_of(path, kind))
 
 
-def read_kind(path: Path, kind: str, remedy: str = _REMEDY) -> dict[str, Tensor]:
+def read_kind(path: Path, kind: str, remedy: str = REMEDY) -> dict[str, Tensor]:
     """The whole tensors of a kind, verified and on the CPU.
 
     Raises:

@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import RootModel
+
 from sparsellm.recipe import Recipe
-from sparsellm.runs.files import read_json, write_atomically
+from sparsellm.runs.files import read_model, write_atomically
 from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Line, mean
 from sparsellm.runs.records import (
     EvaluationRecord,
@@ -30,6 +32,10 @@ SENT_FILE = "wandb_sent.json"  # the last step of each kind of record that wandb
 START_SECONDS = 30  # that wandb may take to answer
 RETRY_SECONDS = 60.0  # doubled up to ten minutes
 CLOSE_SECONDS = 60.0  # that the end of a run waits for what is still to be sent
+
+
+class _Sent(RootModel[dict[str, int]]):
+    """The content of `SENT_FILE`."""
 
 
 class Dashboard:
@@ -50,7 +56,8 @@ class Dashboard:
                 file.unlink(missing_ok=True)
         self._sent: dict[str, int] = {}
         if self._sent_file.is_file():
-            self._sent = read_json(self._sent_file, "delete it, and wandb gets all records again")
+            remedy = "delete it, and wandb gets all records again"
+            self._sent = read_model(self._sent_file, _Sent, remedy)
         self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
         self._waiting: list[Record] = []
         self._run: Any = None

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -52,20 +52,78 @@ def read_json(path: Path, remedy: str = _REMEDY) -> dict[str, Any]:
 def read_model(path: Path, model: type[BaseModel], remedy: str = _REMEDY) -> dict[str, Any]:
     """As `read_json`, an object whose keys are those of ``model``, which names one that is not."""
     content = read_json(path, remedy)
-    try:
-        validate(model, content, str(path))
-    except ValueError as error:
-        raise ValueError(f"{error}; {remedy}") from None
+    check_model(model, content, path, remedy)
     return content
 
 
+def check_model(model: type[BaseModel], content: dict[str, Any], path: Path, remedy: str) -> None:
+    """Raises ValueError where what was read from ``path`` has not the keys of ``model``."""
+    try:
+        validate(model, content, str(path), path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}") from None
+
+
+class _AveragesState(BaseModel):
+    steps: NonNegativeInt
+    sums: dict[str, FiniteFloat]
+
+
+class _TargetState(BaseModel):
+    log_l1: list[FiniteFloat]
+    fast: list[FiniteFloat] | None
+    slow: list[FiniteFloat] | None
+
+
+class _KernelsState(BaseModel):
+    device: str
+    costs: dict[str, Any] | None
+    paths: list[str]
+    format: str = "union"
+
+
+class _OriginState(BaseModel):
+    name: str
+    step: NonNegativeInt
+    tokens: NonNegativeInt
+
+
 class TrainerState(BaseModel):
-    """What every reader of a ``trainer.json`` relies on."""
+    """What the readers of a ``trainer.json`` rely on; earlier versions wrote fewer keys."""
 
     model_config = ConfigDict(extra="allow")
 
     step: NonNegativeInt
     tokens: NonNegativeInt = 0
+    format: int = 1
+    world_size: PositiveInt = 1
+    skipped: NonNegativeInt = 0
+    skipped_in_a_row: NonNegativeInt = 0
+    averages: _AveragesState | None = None
+    target: _TargetState | None = None
+    kernels: _KernelsState | None = None
+    init_from: _OriginState | None = None
+
+
+def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dict[str, Any]]:
+    """The objects of a file of one per line.
+
+    Raises:
+        ValueError: one is not as ``model`` has it; names file, line and key.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise damaged(path, error, remedy) from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        source = f"{path}, line {number}"
+        found.append(parse_json(line, source, remedy))
+        try:
+            validate(model, found[-1], source)
+        except ValueError as error:
+            raise ValueError(f"{error}; {remedy}") from None
+    return found
 
 
 def read_tensors(path: Path, remedy: str = _REMEDY) -> dict[str, Tensor]:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparsellm.model import model_config
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.files import TrainerState, read_model, read_tensors
+from sparsellm.runs.files import TrainerState, damaged, read_model, read_tensors
 
 EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
 EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
@@ -88,8 +88,11 @@ def stored_dtypes(path: Path) -> list[str]:
     """Types of the tensors in the shards, such as ``BF16`` and ``F32``."""
     found = set()
     for shard in path.glob("*.safetensors"):
-        with safe_open(shard, framework="pt") as tensors:
-            found |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+        try:
+            with safe_open(shard, framework="pt") as tensors:
+                found |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise damaged(shard, error, _REMEDY) from error
     return sorted(found)
 
 
@@ -104,7 +107,7 @@ def check_config(path: Path, recipe: Recipe) -> None:
     file = path / CONFIG_FILE
     try:
         found = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error).splitlines()[0]  # transformers goes on for paragraphs
         raise ValueError(f"{file} cannot be read ({reason}); {_REMEDY}") from error
     expected = model_config(recipe, eos_token_id=0)

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sparsellm.runs.presence import PRESENCE_FILE, Presence, find
+from sparsellm.strict import parse_json
 
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 90.0  # without being renewed: its holder is gone
@@ -153,13 +154,14 @@ class RunLock:
         """Whether the lock is still this process's; if so it is renewed."""
         try:
             with self._file.open("r+b") as file:
-                own = json.loads(file.read()).get("id") == self._own.id
+                text = file.read().decode("utf-8", errors="replace")
+                own = parse_json(text, str(self._file), "").get("id") == self._own.id
                 if own:
                     os.utime(file.fileno())  # of the file that was read, whatever bears its name
                 return own
         except FileNotFoundError:
             return self._create()  # somebody deleted it
-        except (ValueError, AttributeError):
+        except ValueError:
             return False
 
 

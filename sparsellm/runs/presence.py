@@ -7,7 +7,6 @@ torch, so that the command answers at once.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -17,13 +16,16 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
+from pydantic import Field
+
+from sparsellm.strict import StrictModel, parse_json, validate
 
 PRESENCE_FILE = "running.json"
 
 
 @dataclass(frozen=True)
 class Presence:
-    """The process of rank 0."""
+    """The process of rank 0; the file holds it as JSON."""
 
     host: str
     pid: int
@@ -60,6 +62,14 @@ class Presence:
             return None
 
 
+class _PresenceFile(StrictModel):
+    host: str
+    pid: int = Field(ge=1, le=2**31 - 1)
+    created: float = Field(ge=0, le=1e11)  # what a date can be made of
+    namespace: str = ""
+    id: str = ""
+
+
 def _namespace() -> str:
     with contextlib.suppress(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
@@ -69,9 +79,30 @@ def _namespace() -> str:
 def find(run_path: Path) -> Presence | None:
     """Who says to train the run; after a kill it may be gone, see `Presence.process`."""
     try:
-        return Presence(**json.loads((run_path / PRESENCE_FILE).read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+        return read_presence(run_path)
+    except (FileNotFoundError, ValueError):
         return None
+
+
+def read_presence(run_path: Path) -> Presence:
+    """As `find`, where the file must be there and whole.
+
+    Raises:
+        FileNotFoundError: there is none: nobody trains the run.
+        ValueError: it is damaged; names it and the key.
+    """
+    path = run_path / PRESENCE_FILE
+    remedy = f"if nothing trains {run_path}, delete it"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text ({error}); {remedy}") from None
+    content = parse_json(text, str(path), remedy)
+    try:
+        validate(_PresenceFile, content, str(path), path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}") from None
+    return Presence(**content)
 
 
 def ask_to_stop(run_path: Path) -> psutil.Process:
@@ -82,7 +113,10 @@ def ask_to_stop(run_path: Path) -> psutil.Process:
     """
     if not run_path.is_dir():
         raise ValueError(f"{run_path} is no run folder; give such as runs/debug")
-    present = find(run_path)
+    try:
+        present = read_presence(run_path)
+    except FileNotFoundError:
+        present = None
     if present is not None and present.host != socket.gethostname():
         raise ValueError(
             f"{run_path} is trained on host {present.host} (process {present.pid}), as far as its "

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import NonNegativeInt, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparsellm.runs.files import damaged
 from sparsellm.runs.manifest import FileEntry, write_pieces
+from sparsellm.strict import parse_json
 
 _OFFSETS_KEY = "DCP_SHARDING_INFO"
 _DTYPES = {
@@ -42,6 +44,14 @@ class Part:
 
     tensor: Tensor  # on the CPU
     offsets: tuple[int, ...]  # of its first element
+
+
+@dataclass(frozen=True)
+class _PartOffsets:
+    saved_offsets: list[NonNegativeInt]
+
+
+_Offsets = TypeAdapter(dict[str, _PartOffsets])
 
 
 @dataclass(frozen=True)
@@ -110,14 +120,15 @@ def stored_parts(path: Path, remedy: str) -> list[StoredPart]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            offsets = json.loads((file.metadata() or {}).get(_OFFSETS_KEY, "{}"))
+            written = (file.metadata() or {}).get(_OFFSETS_KEY, "{}")
+            offsets = _Offsets.validate_python(parse_json(written, _OFFSETS_KEY, remedy))
             found = []
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
                 shape = tuple(part.get_shape())
-                first = offsets[name]["saved_offsets"] if offsets else (0,) * len(shape)
+                first = offsets[name].saved_offsets if offsets else (0,) * len(shape)
                 dtype = _TORCH_DTYPES[part.get_dtype()]
                 found.append(StoredPart(path, name, dtype, shape, tuple(first)))
             return found
-    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (SafetensorError, KeyError, ValueError) as error:
         raise damaged(path, error, remedy) from error

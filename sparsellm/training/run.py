@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from pydantic import ValidationError
@@ -33,7 +32,7 @@ from sparsellm.runs import checkpoint, state
 from sparsellm.runs.lineage import Lineage
 from sparsellm.runs.pretrained import read_weights
 from sparsellm.runs.saver import Saver
-from sparsellm.strict import flatten
+from sparsellm.strict import flatten, parse_yaml
 from sparsellm.training.distributed import checkpoint_group, from_first_rank, together
 from sparsellm.training.kernel_policy import (
     described_costs,
@@ -268,7 +267,7 @@ def initialise_run(run: Run, path: Path) -> list[str]:
         "step": weights.trainer["step"],
         "tokens": weights.trainer["tokens"],
     }
-    changes = _recipe_changes(weights.recipe.to_yaml(), run.recipe)
+    changes = _recipe_changes(weights.recipe.model_dump(mode="json"), run.recipe)
     return [
         f"weights of {weights.path}; the optimizer and the data begin at step 0",
         *(note for note in changes if note.startswith(_CHANGED_MODEL)),
@@ -291,7 +290,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
             f"{path} has weights and no optimizer state (it was imported) and cannot be resumed; "
             f"start a new run from it: --set name=NEW --init-from {path}"
         )
-    notes = _recipe_changes(saved.recipe_yaml, run.recipe)
+    notes = _recipe_changes(_saved_recipe(saved), run.recipe)
     notes += _rate_notes(saved, run.recipe)
     state.restore(run.model, run.optimizer, path, run.group)
     run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
@@ -335,15 +334,23 @@ def close_run(run: Run) -> None:
 
 def _rate_notes(saved: checkpoint.SavedState, present: Recipe) -> list[str]:
     try:
-        recipe = Recipe.model_validate(yaml.safe_load(saved.recipe_yaml))
+        recipe = Recipe.model_validate(_saved_recipe(saved))
     except ValidationError:  # of a version with other keys, which are named as changed
         return []
     change = rate_change(recipe, present, saved.step)
     return [] if change is None else [change]
 
 
-def _recipe_changes(saved_yaml: str, recipe: Recipe) -> list[str]:
-    saved = flatten(yaml.safe_load(saved_yaml))
+def _saved_recipe(saved: checkpoint.SavedState) -> dict[str, Any]:
+    source = str(saved.path / checkpoint.RECIPE_FILE)
+    content = parse_yaml(saved.recipe_yaml, source)
+    if not isinstance(content, dict):
+        raise ValueError(f"{source} is damaged: no `key: value` lines; {checkpoint.REMEDY}")
+    return content
+
+
+def _recipe_changes(saved_recipe: dict[str, Any], recipe: Recipe) -> list[str]:
+    saved = flatten(saved_recipe)
     present = flatten(recipe.model_dump(mode="json"))
     return [
         f"{_CHANGED}{key} {saved.get(key)} → {present.get(key)}"

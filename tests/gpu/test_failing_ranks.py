@@ -33,7 +33,7 @@ MESSAGES = {
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_all_ranks_end_with_one_message(tiny_overrides, monkeypatch, kind, config):
-    monkeypatch.setenv("SPARSELLM_TEST_IMPATIENT", "1")
+    monkeypatch.setenv("SPARSELLM_TEST_PATIENCE", "12")
     name = f"{kind}-{config.partition('.')[0]}"
     own = [*tiny_overrides, f"name={name}", "train.steps=1000000", "train.micro_batch_size=1"]
     own += ["checkpoint.every_steps=1000000", "validation.every_steps=0", "runtime.compile=false"]

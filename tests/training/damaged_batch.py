@@ -5,8 +5,10 @@ On that rank every token that the step reads is the same byte, which text does n
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -14,19 +16,31 @@ from sparsellm.cli import main
 from sparsellm.training import loop
 
 
-def damage(step: int) -> None:
-    """Has the loop read the batch."""
+def damage(is_damaged: Callable[[int], bool]) -> None:
+    """Has the loop read the batches of some steps as damaged."""
     real = loop._Reader.next
 
     def next_batch(reader: loop._Reader) -> torch.Tensor:
         tokens_BT1 = real(reader)
-        return torch.full_like(tokens_BT1, 255) if reader._run.step + 1 == step else tokens_BT1
+        return torch.full_like(tokens_BT1, 255) if is_damaged(reader._run.step + 1) else tokens_BT1
 
     loop._Reader.next = next_batch
+
+
+def spoil(is_spoilt: Callable[[int], bool]) -> None:
+    """Makes the loss, and with it every gradient, NaN in some steps."""
+    real_step, real_loss = loop.train_step, loop.total_loss
+
+    def train_step(run, stop):
+        spoilt = is_spoilt(run.step + 1)
+        loop.total_loss = (lambda *a: real_loss(*a) * math.nan) if spoilt else real_loss
+        return real_step(run, stop)
+
+    loop.train_step = train_step
 
 
 if __name__ == "__main__":
     rank, step, *arguments = sys.argv[1:]
     if os.environ.get("RANK", "0") == rank:
-        damage(int(step))
+        damage(int(step).__eq__)
     sys.exit(main(arguments))

@@ -1,7 +1,10 @@
 """`sparsellm` with a fault in one rank: ``faulty_rank.py KIND RANK STEPS train …``.
 
-The fault comes once, when the process has done so many steps; ``none`` is none. With
-``SPARSELLM_TEST_IMPATIENT`` ranks wait for one another for seconds where they would for minutes.
+The fault comes once, when the process has done so many steps; ``none`` is none.
+
+With ``SPARSELLM_TEST_PATIENCE`` ranks wait so many seconds for one another where they would for
+minutes; `runtime.timeout_minutes` must be 2, the least. With ``SPARSELLM_TEST_DAMAGE`` every 37th
+step is NaN on rank 1, and every 53rd reads a damaged batch.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ import signal
 import sys
 import time
 
+from damaged_batch import damage, spoil
+
 from sparsellm.cli import main
-from sparsellm.training import loop, peers
+from sparsellm.training import loop, peers, validation
 
 
 def _raise() -> None:
@@ -25,6 +30,14 @@ def _fill_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
 
+def _fail_validation() -> None:
+    def fail(*arguments):
+        validation.ValidationSet._add_batch = real
+        raise RuntimeError("injected fault of a validation")
+
+    real, validation.ValidationSet._add_batch = validation.ValidationSet._add_batch, fail
+
+
 KINDS = {
     "raise": _raise,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -33,6 +46,7 @@ KINDS = {
     "sleep": lambda: time.sleep(600),
     "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "disk": _fill_disk,
+    "validation": _fail_validation,
 }
 
 
@@ -59,11 +73,21 @@ def _break_loader(loader) -> None:
     loader.__class__ = type("Broken", (type(loader),), {"__next__": fail})
 
 
+def _be_impatient(seconds: float) -> None:
+    peers.REPORT_SECONDS, peers.SILENT_SECONDS = seconds / 4, seconds
+    peers.EARLY_SECONDS = 120 - seconds
+
+
 if __name__ == "__main__":
     kind, rank, steps, *arguments = sys.argv[1:]
-    if os.environ.get("SPARSELLM_TEST_IMPATIENT"):
-        # Of runtime.timeout_minutes 2, the least, 12 seconds are left.
-        peers.REPORT_SECONDS, peers.SILENT_SECONDS, peers.EARLY_SECONDS = 3.0, 12.0, 108.0
-    if kind != "none" and os.environ.get("RANK", "0") == rank:
+    if patience := os.environ.get("SPARSELLM_TEST_PATIENCE"):
+        _be_impatient(float(patience))
+    own_rank = os.environ.get("RANK", "0")
+    if os.environ.get("SPARSELLM_TEST_DAMAGE") and own_rank == "1":
+        damage(lambda step: step % 53 == 0)
+        spoil(lambda step: step % 37 == 0)
+    if kind == "differ":
+        arguments += ["--set", "seed=1"] if own_rank == rank else []
+    elif kind != "none" and own_rank == rank:
         inject(kind, int(steps))
     sys.exit(main(arguments))

@@ -49,7 +49,7 @@ def test_one_rank_tells_its_error_and_the_others_end(tiny_overrides, kind, messa
 def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
     tiny_overrides, monkeypatch, kind
 ):
-    monkeypatch.setenv("SPARSELLM_TEST_IMPATIENT", "1")
+    monkeypatch.setenv("SPARSELLM_TEST_PATIENCE", "12")
     began = time.monotonic()
     failed = _launch([*tiny_overrides, "runtime.timeout_minutes=2"], kind)
     assert failed.returncode == 1

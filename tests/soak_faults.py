@@ -1,0 +1,202 @@
+"""The faults of the soak: each is one session of a run, that ends, and what it must have said."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from soak_run import Session, last_step
+
+from sparsellm.runs import checkpoint
+
+Fault = Callable[[Path, random.Random], tuple[Session, str]]
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+NO_WANDB = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
+
+
+def _start(folder: Path, *arguments: str, **options) -> Session:
+    return Session(folder, "soak", arguments=arguments, **options)
+
+
+def _injected(kind: str, expected: str = "") -> Fault:
+    """One that a rank meets by itself, after some steps."""
+
+    def fault(folder: Path, chance: random.Random) -> tuple[Session, str]:
+        rank, steps = chance.randint(0, 1), chance.randint(0, 60)
+        session = _start(folder, fault=kind, rank=rank, steps=steps)
+        problem = session.until_training(chance, early=0)
+        if not session.wait(180):
+            return session, problem or "met no fault"
+        if expected and not re.search(expected, session.said):
+            problem = f"did not say {expected!r}"
+        return session, problem
+
+    return fault
+
+
+def _killed(who: str) -> Fault:
+    def fault(folder: Path, chance: random.Random) -> tuple[Session, str]:
+        session = _start(folder)
+        problem = session.until_training(chance)
+        time.sleep(chance.uniform(0, 6))
+        ranks = session.ranks()
+        if who != "rank" or not ranks:
+            session.kill_launcher()
+        if who != "launcher" and ranks:
+            session.signal(signal.SIGKILL, ranks if who == "all" else [chance.choice(ranks)])
+        return session, problem
+
+    return fault
+
+
+def _signalled(name: str) -> Fault:
+    """One rank gets it, or both."""
+
+    def fault(folder: Path, chance: random.Random) -> tuple[Session, str]:
+        session = _start(folder)
+        problem = session.until_training(chance)
+        time.sleep(chance.uniform(0, 6))
+        ranks = session.ranks()
+        one = chance.random() < 0.5
+        session.signal(getattr(signal, name), [chance.choice(ranks)] if ranks and one else ranks)
+        return session, problem
+
+    return fault
+
+
+def _stop(session: Session, chance: random.Random, problem: str = "") -> tuple[Session, str]:
+    """Ends a session that goes on in spite of its fault."""
+    problem = problem or session.until_training(chance, early=0)
+    if not session.alive:
+        problem = problem or f"ended by itself: {session.said[-300:]}"
+    time.sleep(chance.uniform(2, 5))
+    session.signal(signal.SIGTERM, session.ranks())
+    return session, problem
+
+
+def _refused(session: Session, expected: str) -> tuple[Session, str]:
+    if not session.wait(150):
+        return session, "was not refused"
+    found = re.search(expected, session.said)
+    return session, "" if found and session.status else f"did not say {expected!r}"
+
+
+def _differ(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """Ranks have different recipes."""
+    return _refused(
+        _start(folder, fault="differ", rank=1), r"the ranks differ in the recipe's seed"
+    )
+
+
+def _validation(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """A validation fails: training goes on."""
+    session = _start(folder, fault="validation", rank=chance.randint(0, 1))
+    problem = session.until_training(chance, early=0)
+    end = time.monotonic() + 60
+    while "the validation failed" not in session.said and time.monotonic() < end:
+        time.sleep(0.2)
+    said = "the validation failed" in session.said
+    return _stop(session, chance, problem or ("" if said else "no validation failed"))
+
+
+def _bit_flip(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """Of any file of the newest checkpoint; what the refusal offers is resumed from."""
+    newest = checkpoint.latest(folder / "soak" / "checkpoints")
+    if newest is None:
+        return _stop(_start(folder), chance)
+    file = chance.choice([path for path in sorted(newest.iterdir()) if path.stat().st_size])
+    content = bytearray(file.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    file.write_bytes(content)
+    refused, problem = _refused(_start(folder), re.escape(str(file)))
+    refused.all_end()
+    offered = re.search(r"add (--resume) (\S+)", refused.said)
+    if problem or offered is None:  # nothing older: as a user would, start anew
+        return _stop(_start(folder, "--fresh"), chance, problem)
+    return _stop(_start(folder, *offered.groups()), chance)
+
+
+def _second(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """Two trainings in one folder."""
+    first = _start(folder)
+    problem = first.until_training(chance, early=0)
+    time.sleep(1)
+    second = Session(folder, "soak")
+    if not second.wait(120):
+        problem = problem or "a second training was not refused"
+    elif "is being trained: process " not in second.said or not second.status:
+        problem = problem or "a second training was not refused by name"
+    if not first.alive:
+        problem = problem or "a second training ended the first"
+    first.signal(signal.SIGTERM, first.ranks())
+    return first, problem
+
+
+def _rollback(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """Back to an earlier checkpoint, or to an abandoned branch."""
+    run_path = folder / "soak"
+    aside = sorted(run_path.glob("abandoned/*/step_*"))
+    earlier = checkpoint.checkpoints_in(run_path / "checkpoints")[:-1]
+    choices = earlier + [path for path in aside if int(path.name[5:]) > last_step(run_path) - 40]
+    if not choices:
+        return _stop(_start(folder), chance)
+    return _stop(_start(folder, "--resume", str(chance.choice(choices))), chance)
+
+
+def _purge(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """All checkpoints are gone, the records are not. Late in the soak only the oldest are."""
+    folder_of, step = folder / "soak" / "checkpoints", last_step(folder / "soak")
+    if step > 100:
+        shutil.rmtree(checkpoint.checkpoints_in(folder_of)[0])
+    elif step:
+        shutil.rmtree(folder_of)
+    session, problem = _stop(_start(folder), chance)
+    if 0 < step <= 100 and "records are set aside" not in session.said:
+        problem = problem or "records were overwritten without a word"
+    return session, problem
+
+
+def _stray(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """A link, a copy and half-made folders among the checkpoints, also where the next will be."""
+    place = folder / "soak" / "checkpoints"
+    place.mkdir(parents=True, exist_ok=True)
+    step = last_step(folder / "soak")
+    for name in (f"step_{step // 10 * 10 + 10:08d}", ".tmp-step_00000007", "step_99999999"):
+        (place / name).mkdir(exist_ok=True)
+    if step and not (place / "step_00000000").is_symlink():
+        (place / "step_00000000").symlink_to(place / f"step_{step:08d}")
+    return _stop(_start(folder), chance)
+
+
+def _wandb(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """wandb is out of reach."""
+    online = ("--set", "logging.wandb=online")
+    return _stop(_start(folder, *online, environment=NO_WANDB), chance)
+
+
+FAULTS: dict[str, Fault] = {
+    "raise": _injected(
+        "raise", r"error( \(rank 1\))?: RuntimeError: injected fault|rank 0\): Runt"
+    ),
+    "data": _injected("data", r"shard 7 is missing; restore it"),
+    "full disk": _injected("disk", r"cannot be written|was not written|free space"),
+    "stall": _injected("sleep", r"has not ended after \d+ s\. rank [01] \(.*timeout_minutes 2"),
+    "freeze": _injected("freeze", r"gave no sign of life for 30 s|main rank is gone|has not ended"),
+    "differing ranks": _differ,
+    "validation": _validation,
+    "kill rank": _killed("rank"),
+    "kill launcher": _killed("launcher"),
+    "kill all": _killed("all"),
+    **{name: _signalled(name) for name in SIGNALS},
+    "bit flip": _bit_flip,
+    "second training": _second,
+    "rollback": _rollback,
+    "purge": _purge,
+    "stray folders": _stray,
+    "wandb": _wandb,
+}

@@ -50,8 +50,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
+            if not isinstance(key, Hashable):
+                raise ValueError(f"line {line}: a key must be text, not {type(key).__name__}")
             if key in seen:
-                line = key_node.start_mark.line + 1
                 raise ValueError(f"line {line}: key {key!r} stands there twice; keep one")
             seen.add(key)
         return super().construct_mapping(node, deep)

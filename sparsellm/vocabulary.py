@@ -144,7 +144,10 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
         ValueError: it is damaged.
     """
     content = _read_json(path)
-    validate(_TokenizerFile, content, str(path), path)
+    try:
+        validate(_TokenizerFile, content, str(path), path)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged, or no tokenizer's file: {error}") from None
     return content
 
 

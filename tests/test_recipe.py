@@ -113,7 +113,9 @@ def check_counts(recipe):
 def test_unknown_key_names_file_key_and_nearest(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("base: debug\ntrain:\n  stepz: 3\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"mine.yaml: unknown key 'train.stepz'.*'train.steps'"):
+    with pytest.raises(
+        ValueError, match=r"mine.yaml, line 3: unknown key 'train.stepz'.*'train.steps'"
+    ):
         load_recipe(str(path))
 
 

@@ -25,7 +25,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("- 1\n", "found list"),
         ("a: [1\n", "not valid YAML"),
         ("a: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
-        ("a: " + "7" * 5000 + "\n", "not valid YAML: Exceeds the limit"),
+        ("a: " + "7" * 5000 + "\n", "not valid YAML: line 1: Exceeds the limit"),
         (BOMB, "aliases stand for more than 100,000 values"),
         ("a: &a [*a]\n", "aliases stand for more than"),
         ("\0", "not valid YAML"),
@@ -112,5 +112,7 @@ def test_a_line_of_metrics_that_is_no_record_is_named(tmp_path, line, reason):
 )
 def test_scores_that_are_none_are_named(tmp_path, content):
     (tmp_path / "eval_step_00000001.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"eval_step_00000001.json: key [^$]*evaluate again"):
+    with pytest.raises(
+        ValueError, match=r"eval_step_00000001.json, line 1: key [^$]*evaluate again"
+    ):
         read_evaluations(tmp_path, [])

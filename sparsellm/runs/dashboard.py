@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pydantic import RootModel
@@ -38,6 +39,17 @@ class _Sent(RootModel[dict[str, int]]):
     """The content of `SENT_FILE`."""
 
 
+def read_sent(file: Path) -> dict[str, int]:
+    """The last step of each kind of record that wandb has; empty where nothing was sent.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if not file.is_file():
+        return {}
+    return read_model(file, _Sent, "delete it, and wandb gets all records again")
+
+
 class Dashboard:
     """Sends records from a thread of its own; where wandb fails, they wait and are sent later.
 
@@ -54,10 +66,7 @@ class Dashboard:
         if branch:
             for file in (recipe.run_path / WANDB_ID_FILE, self._sent_file):
                 file.unlink(missing_ok=True)
-        self._sent: dict[str, int] = {}
-        if self._sent_file.is_file():
-            remedy = "delete it, and wandb gets all records again"
-            self._sent = read_model(self._sent_file, _Sent, remedy)
+        self._sent = read_sent(self._sent_file)
         self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
         self._waiting: list[Record] = []
         self._run: Any = None

@@ -1,0 +1,210 @@
+"""Every kind of file that is read: where one is damaged, a sentence names it, and no traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_strict import BOMB
+
+from sparsellm.analyze.trace import load_ids, load_traces
+from sparsellm.bench import record
+from sparsellm.data import load_corpora, position
+from sparsellm.data.shards import read_about
+from sparsellm.evaluate.suite import _check_rows
+from sparsellm.recipe import load_recipe
+from sparsellm.report import collect, sweep_runs
+from sparsellm.runs import checkpoint, hf_folder
+from sparsellm.runs.dashboard import read_sent
+from sparsellm.runs.evaluations import read_evaluations
+from sparsellm.runs.files import TrainerState, read_model, read_tensors
+from sparsellm.runs.manifest import read_manifest
+from sparsellm.runs.presence import ask_to_stop, find
+from sparsellm.runs.pretrained import load_recipe_of
+from sparsellm.runs.records import read_metrics
+from sparsellm.runs.tensor_files import stored_parts
+from sparsellm.sweep.plan import load_plan
+from sparsellm.vocabulary import count_ids, hf_end_of_document
+
+DIGITS, DEEP = "7" * 5000, "[" * 100_000 + "]" * 100_000
+JSON = {
+    "empty": b"",
+    "cut": b'{"step": 1, "tokens"',
+    "list": b"[]",
+    "number": b"3",
+    "null": b"null",
+    "digits": f'{{"step": {DIGITS}}}'.encode(),
+    "deep": f'{{"step": {DEEP}}}'.encode(),
+    "no text": b"\xff\xfe{}",
+}
+# An object, which some of the readers take.
+OBJECTS = {
+    "nothing": b"{}",
+    "types": b'{"step": [], "tokens": {}, "format": "2", "pid": "x", "host": 3, "model": []}',
+    "nan": b'{"step": NaN, "mean": NaN, "tasks": {"piqa": {"acc": NaN}}, "created": Infinity}',
+    "format": b'{"format": 2, "lanes": {"x": 1}, "number": -1, "kind": "train", "runs": [1]}',
+    "nulls": b'{"step": null, "kind": null, "tasks": null, "weight_map": null, "model": null}',
+}
+YAML = {
+    "empty": b"",
+    "list": b"- 1\n",
+    "cut": b"a: [1\n",
+    "digits": f"a: {DIGITS}\n".encode(),
+    "deep": b"a: " + b"[" * 3000 + b"]" * 3000,
+    "bomb": BOMB.encode(),
+    "date": b"a: 2020-13-45\n",
+    "nul": b"\0",
+    "no text": b"\xff\xfea: 1\n",
+    "tag": b"a: !!python/object/apply:os.system [true]\n",
+    "key": b"? [a, {b: c}]\n: 1\n",
+    "twice": b"a: 1\na: 2\n",
+}
+BYTES = {
+    "empty": b"",
+    "cut": b"PK\x03\x04" + b"\0" * 40,
+    "header": (10**15).to_bytes(8, "little") + b"{}",
+    "digits": (5012).to_bytes(8, "little") + f'{{"x": {DIGITS}}}'.encode().ljust(5012),
+    "text": b"not what it should be, by any means",
+}
+
+
+def _stop(path: Path) -> None:
+    assert find(path.parent) is None  # to the lock it is that of somebody unknown
+    ask_to_stop(path.parent)
+
+
+def _analysis(path: Path) -> None:
+    folder = path.parent / collect.ANALYSIS_FOLDER
+    folder.mkdir()
+    path.rename(folder / path.name)
+    collect._analysis(path.parent)
+
+
+def _config(path: Path) -> None:
+    hf_folder.check_config(path.parent, load_recipe("debug"))
+
+
+def _tokenizer_config(path: Path) -> None:
+    (path.parent / "tokenizer.json").write_text('{"model": {"vocab": {}}}', encoding="utf-8")
+    hf_end_of_document(f"hf:{path.parent}")
+
+
+JSON_READERS: dict[str, Callable[[Path], object]] = {
+    "trainer.json": lambda path: read_model(path, TrainerState),
+    "rank_00000.json": checkpoint.read_position,
+    "manifest.json": lambda path: read_manifest(path.parent, "restore it"),
+    "running.json": _stop,
+    "wandb_sent.json": read_sent,
+    "eval_step_00000001.json": lambda path: read_evaluations(path.parent, []),
+    "sparsellm_trainer.json": lambda path: hf_folder.read_trainer(path.parent),
+    "model.safetensors.index.json": lambda path: hf_folder.read_weights(path.parent),
+    "config.json": _config,
+    "tokenizer.json": count_ids,
+    "tokenizer_config.json": _tokenizer_config,
+    "shard.json": lambda path: read_about(path.with_suffix(".bin")),
+    "sweep.json": lambda path: sweep_runs.read_sweep(path.parent),
+    "statistics.json": _analysis,
+}
+LINE_READERS: dict[str, Callable[[Path], object]] = {
+    "metrics.jsonl": lambda path: read_metrics(path.parent),
+    "bench.jsonl": sweep_runs._lines,
+    "results.jsonl": record.read,
+    "validation.jsonl": _check_rows,
+}
+YAML_READERS: dict[str, Callable[[Path], object]] = {
+    "mine.yaml": lambda path: load_recipe(str(path)),
+    "recipe.yaml": lambda path: load_recipe_of(path.parent),
+    "corpus.yaml": lambda path: load_corpora(str(path)),
+    "sweep.yaml": lambda path: load_plan(str(path)),
+}
+BYTE_READERS: dict[str, Callable[[Path], object]] = {
+    "stats.safetensors": read_tensors,
+    "model.safetensors": lambda path: stored_parts(path, "restore it"),
+    "model-00001-of-00001.safetensors": lambda path: hf_folder.stored_dtypes(path.parent),
+    "traces.npz": lambda path: load_traces(path, 64),
+    "ids.npy": lambda path: load_ids(path, 8),
+}
+
+
+def _refused(path: Path, read: Callable[[Path], object], content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises((ValueError, OSError)) as caught:
+        read(path)
+    message = str(caught.value)
+    assert path.name in message, message
+    assert len(message) < 2000
+    return message
+
+
+@pytest.mark.parametrize("damage", JSON)
+@pytest.mark.parametrize("name", JSON_READERS)
+def test_json(tmp_path, name, damage):
+    _refused(tmp_path / name, JSON_READERS[name], JSON[damage])
+
+
+@pytest.mark.parametrize("damage", OBJECTS)
+@pytest.mark.parametrize("name", JSON_READERS)
+def test_json_of_other_keys(tmp_path, name, damage):
+    path = tmp_path / name
+    path.write_bytes(OBJECTS[damage])
+    error: Exception | None = None
+    try:
+        JSON_READERS[name](path)
+    except (ValueError, OSError) as met:
+        error = met
+    assert error is None or path.name in str(error) or "tokenizer" in str(error)
+
+
+@pytest.mark.parametrize("damage", [kind for kind in JSON if kind != "empty"])
+@pytest.mark.parametrize("name", LINE_READERS)
+def test_lines(tmp_path, name, damage):
+    message = _refused(tmp_path / name, LINE_READERS[name], JSON[damage] + b"\n")
+    assert "line 1" in message or damage == "no text"
+
+
+@pytest.mark.parametrize("damage", YAML)
+@pytest.mark.parametrize("name", YAML_READERS)
+def test_yaml(tmp_path, name, damage):
+    message = _refused(tmp_path / name, YAML_READERS[name], YAML[damage])
+    if damage in ("cut", "digits", "date", "tag", "key", "twice"):
+        assert "line " in message, message
+
+
+@pytest.mark.parametrize("damage", BYTES)
+@pytest.mark.parametrize("name", BYTE_READERS)
+def test_bytes(tmp_path, name, damage):
+    _refused(tmp_path / name, BYTE_READERS[name], BYTES[damage])
+
+
+@pytest.mark.parametrize("value", [DIGITS, "[" * 3000 + "]" * 3000, "[1", "2020-13-45", "!!x y"])
+def test_values_of_the_command_line(value):
+    with pytest.raises(ValueError, match=r"--set 'train\.steps=") as caught:
+        load_recipe("debug", [f"train.steps={value}"])
+    assert len(str(caught.value)) < 1000
+
+
+def test_lines_of_keys(tmp_path):
+    trainer = tmp_path / "trainer.json"
+    trainer.write_text(json.dumps({"tokens": 1, "step": "x"}, indent=1), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"trainer\.json, line 3: key 'step': must be a whole"):
+        read_model(trainer, TrainerState)
+    rank = tmp_path / "rank_00000.json"
+    lane = {"number": 1, "cursors": {"a": [1, 2]}}
+    state = {
+        "format": position.FORMAT, "seed": 0, "tokenizer": "bytes", "corpora": {"a": "b"},
+        "number": 1, "num_lanes": 1, "tokens": {"a": 1}, "lanes": {"0": lane},
+    }  # fmt: skip
+    rank.write_text(json.dumps(state, indent=1), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"rank_00000\.json, line 17: key 'lanes.0.cursors.a'"):
+        checkpoint.read_position(rank)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("base: debug\ntrain:\n  steps: 10\n  stepz: 3\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"mine\.yaml, line 4: unknown key 'train\.stepz'"):
+        load_recipe(str(recipe))
+    recipe.write_text("base: debug\ntrain:\n  steps: 10\n", encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"mine\.yaml with --set train\.steps=x: key 'train.steps'"
+    ):
+        load_recipe(str(recipe), ["train.steps=x"])

@@ -53,7 +53,8 @@ def first_to_speak() -> bool:
 
 def tell(message: str) -> None:
     """Prints this rank's error, and leaves it to the launcher, which names it as the root cause."""
-    print(message, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a log on a disk that is full
+        print(message, file=sys.stderr, flush=True)
     _write_error_file(message, time.time())
 
 

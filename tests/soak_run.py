@@ -67,14 +67,17 @@ class Session:
         self._log = folder / f"{name}.log"
         self._log_begin = self._log.stat().st_size if self._log.exists() else 0
         damage = {"SPARSELLM_TEST_DAMAGE": "1", "SPARSELLM_TEST_PATIENCE": str(PATIENCE)}
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, *set_arguments(own), *arguments],
-                stdout=log,
-                stderr=log,
-                env=process_env(**damage, **(environment or {})),
-                start_new_session=True,
-            )
+        with self._log.open("ab") as log:  # by a process that no full disk of a rank's concerns
+            writer = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
+        assert writer.stdin is not None
+        self._process = subprocess.Popen(
+            [*command, *set_arguments(own), *arguments],
+            stdout=writer.stdin,
+            stderr=subprocess.STDOUT,
+            env=process_env(**damage, **(environment or {})),
+            start_new_session=True,
+        )
+        writer.stdin.close()
 
     @property
     def alive(self) -> bool:

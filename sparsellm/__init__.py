@@ -20,7 +20,7 @@ def accelerate(
     threshold: float = 0.0,
     kernels: Kernels = "auto",
     format: Format = "union",
-    token_order: Literal["auto", "none"] = "none",
+    token_order: Literal["auto", "none"] = "auto",
 ) -> Acceleration:
     """See `sparsellm.ffn.accelerate.accelerate`; a function, so that the import takes no torch."""
     from sparsellm.ffn import accelerate

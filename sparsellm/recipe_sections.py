@@ -253,7 +253,7 @@ class RuntimeConfig(StrictModel):
         "retries of an unreachable hub (15) and than a checkpoint takes to write",
     )
     token_order: Literal["auto", "none"] = Field(
-        "none",
+        "auto",
         description="auto: sparse FFNs compute like tokens together, so that 64 of them share more "
         "neurons; none: in the order of the text",
     )

@@ -87,7 +87,7 @@ def accelerate(
     threshold: float = 0.0,
     kernels: Kernels = "auto",
     format: Format = "union",
-    token_order: TokenOrder = "none",
+    token_order: TokenOrder = "auto",
 ) -> Acceleration:
     """Runs every FFN that the sparse kernels support on them. Changes the model in place.
 

@@ -1,6 +1,6 @@
-"""What a recipe can name: activations and model architectures, one entry each.
+"""The activations and model architectures that a recipe can name, one entry each.
 
-Classes stand here by name, so that reading a recipe imports neither torch nor transformers.
+Classes are given by name, so that reading a recipe imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A Hugging Face model whose blocks take our FFN."""
+    """A Hugging Face model whose blocks can hold our FFN."""
 
     name: str  # `model.family` of the recipe; without one, the first that is gated, or not
     gated: bool  # as `ffn.gated` of the recipe

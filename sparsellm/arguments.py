@@ -1,4 +1,4 @@
-"""What a command line is checked for before anything is loaded."""
+"""Checks of a command line's arguments, made before anything is loaded."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ def positive_int(text: str) -> int:
     """A count, as argparse's ``type``.
 
     Raises:
-        argparse.ArgumentTypeError: it is below 1, or no whole number.
+        argparse.ArgumentTypeError: it is below 1, or not a whole number.
     """
     try:
         value = int(text)
     except ValueError:
         value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
 
 
 def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> None:
-    """Whether an output can be written, asked before what may take hours is computed.
+    """Checks that an output can be written, before hours of computation.
 
     Args:
         path: the file, or the folder; neither it nor the folders above need exist.
-        is_folder: which of both.
-        option: what names another one.
+        is_folder: whether the output is a folder.
+        option: the option that names another output.
 
     Raises:
-        ValueError: it cannot; says why.
+        ValueError: it cannot be written; the message says why.
     """
     place = path.absolute() if is_folder else path.absolute().parent
     existing = next(p for p in (place, *place.parents) if p.exists())
     if path.is_dir() and not is_folder:
         why = "it is a folder"
     elif not existing.is_dir():
-        why = f"{existing} is no folder"
+        why = f"{existing} is not a folder"
     elif reason := _why_not_writable(existing):
         why = reason
     else:

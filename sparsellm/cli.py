@@ -70,7 +70,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _errors_of_users() -> tuple[type[Exception], ...]:
-    """What has a message for users. Importing for its name alone would take seconds."""
+    """Exceptions whose message is for users. Importing modules for them would take seconds."""
     loaded = sys.modules.get("sparsellm.runs.checkpoint")
     return ValueError, OSError, FloatingPointError, *([loaded.CheckpointError] if loaded else [])
 

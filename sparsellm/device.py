@@ -1,4 +1,4 @@
-"""Where and in which type a trained model is used: ``--device`` and what follows from it."""
+"""The device and type in which a trained model is used (``--device``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel as HFModel
 
 
 def pick_device(name: str | None) -> torch.device:
-    """A device by name; without one, a GPU if there is one.
+    """A device by name; by default a GPU if there is one.
 
     Raises:
         ValueError: there is no such device.
@@ -37,14 +37,14 @@ def default_dtype(device: torch.device) -> torch.dtype:
 
 def place(model: HFModel, device: torch.device | str, dtype: torch.dtype) -> HFModel:
     """Moves a model, its parameters in ``dtype``, and puts it into evaluation mode."""
-    # Not `model.to(dtype)`: that would round RoPE's frequencies, which are a buffer, and with them
+    # Not `model.to(dtype)`: it would round RoPE's frequencies, which are a buffer, and so change
     # the angle of a distant position by whole turns. Training and stock loading keep them in fp32.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model.to(device).eval()
 
 
-# On a CPU the sparse path computes by `ffn.reference`, for tests, which set this variable.
+# Tests set this variable: on a CPU the sparse path then computes by `ffn.reference`.
 _REFERENCE_VARIABLE = "SPARSELLM_REFERENCE_KERNELS"
 
 

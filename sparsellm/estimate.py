@@ -1,4 +1,4 @@
-"""Counts: parameters, FLOPs a token, memory a GPU, and the peak rates that MFU is a share of."""
+"""Estimates: parameters, FLOPs per token, memory per GPU, and peak rates for MFU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEAK_BF16_FLOPS = {
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 peak of a GPU by its name, FLOP/s; None where it is not known."""
+    """Dense bf16 peak of a GPU by its name, FLOP/s; None if unknown."""
     return next((peak for name, peak in PEAK_BF16_FLOPS.items() if name in device_name), None)
 
 
@@ -61,7 +61,7 @@ def count_parameters(recipe: Recipe) -> ParameterCount:
 def train_flops_per_token(recipe: Recipe) -> float:
     """Dense-equivalent FLOPs of forward and backward for one token.
 
-    6 a matrix parameter (2 forward, 4 backward) plus 12·L·H·T for attention scores and values
+    6 per matrix parameter (2 forward, 4 backward) plus 12·L·H·T for attention scores and values
     (PaLM, appendix B: the causal half is not subtracted). Activations that happen to be zero are
     counted: the figure compares dense and sparse runs by the work of the dense one.
     """
@@ -73,8 +73,8 @@ def train_flops_per_token(recipe: Recipe) -> float:
 
 
 def executed_flops_per_token(recipe: Recipe) -> float:
-    """FLOPs that the hardware really performs: the dense-equivalent ones, and with activation
-    checkpointing each block's forward (a third of its share) once more."""
+    """FLOPs that the hardware performs: the dense-equivalent ones and, with activation
+    checkpointing, each block's forward (a third of its share) a second time."""
     flops = train_flops_per_token(recipe)
     if not recipe.runtime.activation_checkpointing:
         return flops
@@ -93,7 +93,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """Sum of the parts; allocator overhead and communication buffers are not in it."""
+        """Sum of the parts, without allocator overhead and communication buffers."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
@@ -132,7 +132,8 @@ def estimate_memory(
         per_token += recipe.padded_vocab_size * logit_bytes
     return MemoryEstimate(
         weights=parameters * 4 // num_shards + (parameters * 2 if half == 2 else 0),
-        # FSDP2 shards gradients at the last micro-batch; until then each GPU adds to whole ones.
+        # FSDP2 shards gradients at the last micro-batch; until then each GPU accumulates whole
+        # ones.
         gradients=parameters * 4 // (num_shards if rounds == 1 else 1),
         optimizer=parameters * 8 // num_shards,
         activations=tokens * per_token,
@@ -140,7 +141,7 @@ def estimate_memory(
 
 
 def most_gpus(recipe: Recipe) -> int:
-    """Of a node of eight, as many as the global batch divides over."""
+    """The largest number of GPUs of a node of eight by which the global batch divides."""
     batches = recipe.train.global_batch_tokens // recipe.micro_batch_tokens
     return math.gcd(batches, 8)
 

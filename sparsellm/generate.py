@@ -1,4 +1,4 @@
-"""``sparsellm generate``: text from a checkpoint as it is computed, and how sparse it was."""
+"""``sparsellm generate``: prints text from a checkpoint as it is computed, and its sparsity."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Report:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the tokens after the first; of the first if it is the only one."""
+        """The rate after the first token; that of the first if it is the only one."""
         if self.num_tokens > 1:
             return (self.num_tokens - 1) / self.other_seconds
         return self.num_tokens / self.first_seconds
@@ -126,11 +126,11 @@ def generate(
     *,
     echo: bool = False,
 ) -> Report:
-    """Continues ``prompt``, with a KV cache; ``write`` gets the new text piece by piece.
-    With ``echo`` it gets the prompt first.
+    """Continues ``prompt`` with a KV cache; calls ``write`` with each new piece of text.
+    With ``echo``, first with the prompt.
 
-    The prompt follows an ``<|endoftext|>``, as every document does in training. Ends at the next
-    one, or after ``max_new_tokens`` (default: 128, or what the context leaves).
+    The prompt follows an ``<|endoftext|>``, as every document does in training. Generation ends at
+    the next one, or after ``max_new_tokens`` (default: 128, or what is left of the context).
 
     Raises:
         ValueError: the prompt and ``max_new_tokens`` do not fit the context.
@@ -170,7 +170,7 @@ def generate(
 
 @dataclass
 class NonZeros:
-    """Sums over the tokens that went through the model."""
+    """Sums of non-zeros over the tokens that the model has processed."""
 
     nnz_L: list[Tensor]  # () int64 each, left on the device
     tokens: int = 0
@@ -178,7 +178,7 @@ class NonZeros:
 
 @contextmanager
 def count_non_zeros(model: HFModel) -> Iterator[NonZeros]:
-    """While open, every forward of the model adds its FFNs' non-zeros."""
+    """Within this context, every forward of the model adds its FFNs' non-zeros."""
     import torch
 
     layers = list(model.model.layers)
@@ -207,7 +207,7 @@ def count_non_zeros(model: HFModel) -> Iterator[NonZeros]:
 
 
 class _Streamer:
-    """Gets ids from transformers' generate and writes text that ends between characters."""
+    """Receives ids from transformers' generate and writes text up to the last whole character."""
 
     def __init__(self, tokenizer: Tokenizer, write: Callable[[str], None]) -> None:
         self._tokenizer = tokenizer
@@ -218,7 +218,7 @@ class _Streamer:
         self.times: list[float] = []  # when each new token was known
 
     def put(self, ids: Tensor) -> None:
-        """The prompt's ids first (written by the caller), then each new one."""
+        """Called with the prompt's ids first (the caller writes those), then with each new id."""
         if self._is_prompt:
             self._is_prompt = False
             return
@@ -227,7 +227,7 @@ class _Streamer:
         self._emit(self._decoder.decode(self._tokenizer.decode_bytes(new)))
 
     def end(self) -> None:
-        """What is left: a character that the last token did not finish."""
+        """Writes the rest: a character that the last token did not complete."""
         self._emit(self._decoder.decode(b"", final=True))
 
     def _emit(self, text: str) -> None:

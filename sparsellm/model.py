@@ -1,8 +1,8 @@
 """The model: Hugging Face's Llama (non-gated: Arcee) with our FFN in every block.
 
-Its state dict has exactly the stock model's names and shapes, and its `forward` is the stock
-one, so that evaluation and generation use it as any other Hugging Face model; training runs the
-blocks through `Objective` (objective.py), which also collects their statistics.
+Its state dict has exactly the stock model's names and shapes, and its `forward` is the stock one,
+so evaluation and generation use it like any Hugging Face model. Training runs the blocks through
+`Objective` (objective.py), which also collects their statistics.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class SparseDecoderLayer(nn.Module):
     ) -> Tensor | tuple[Tensor, FFNStats]:
         """(B, T, C) → (B, T, C); with ``return_stats`` also the FFN's statistics.
 
-        With them the FFN goes by ``capacity``, ``order`` and ``shared``, see `SparseFFN.compute`;
-        without, as it chooses itself. ``attention`` is what Hugging Face's model hands its
-        attention: rotary position embeddings, mask, cache.
+        With statistics the FFN uses ``capacity``, ``order`` and ``shared``, see
+        `SparseFFN.compute`; without, it chooses its path itself. ``attention`` are the arguments
+        that Hugging Face's model passes to its attention: rotary position embeddings, mask, cache.
         """
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **attention)
         hidden_states = hidden_states + attended

@@ -1,4 +1,4 @@
-"""The command line's parser: argparse that says what was probably meant."""
+"""The command line's parser: argparse with suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# What people type for a key whose name is another.
+# Names that people type for keys with other names.
 _SYNONYMS = {
     "lr": ("optimizer.learning_rate",),
     "l1": ("sparsity.l1_coefficient",),
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuses what is unknown here, where the subcommand and its options are known."""
+        """Refuses unknown arguments here, where the subcommand and its options are known."""
         found, rest = super().parse_known_args(args, namespace)
         if self.recipe_first:
             rest = self._take_recipe(found, rest)

@@ -31,10 +31,9 @@ def bundled(folder: str) -> Path:
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs what an extra of pyproject.toml asks for.
+    """The command that installs the requirements of an extra of pyproject.toml.
 
-    It names the requirements and not the extra: that works in a checkout and before there is a
-    published package.
+    It names the requirements, not the extra: this works without a published package.
     """
     try:
         stated = importlib.metadata.requires("sparsellm") or []

@@ -1,6 +1,6 @@
-"""How a command ends when whoever reads its output has left, as ``head`` does: like any other tool.
+"""Ends a command by SIGPIPE, like any Unix tool, when the reader of its output (`head`, say) exits.
 
-A tool of the shell's is killed by SIGPIPE, without a word. Python ignores that signal and raises
+A Unix tool is killed by SIGPIPE, without a message. Python ignores that signal and raises
 `BrokenPipeError` instead, from sockets and from pipes between its own processes too.
 """
 

@@ -155,7 +155,7 @@ class Recipe(StrictModel):
         rounds, rest = divmod(self.train.global_batch_tokens, per_round)
         if rest:
             raise ValueError(
-                f"train.global_batch_tokens {self.train.global_batch_tokens} is no multiple of "
+                f"train.global_batch_tokens {self.train.global_batch_tokens} is not a multiple of "
                 f"{world_size} ranks × train.micro_batch_size {self.train.micro_batch_size} × "
                 f"model.context_length {self.model.context_length} = {per_round}; "
                 "change micro_batch_size or the number of ranks"
@@ -186,7 +186,7 @@ def recipe_path(name_or_path: str) -> Path:
 
 
 def bundled_recipes() -> list[str]:
-    """Names of the recipes that come with the package; sweeps/ varies them and holds none."""
+    """Names of the recipes that come with the package, without those of sweeps/."""
     folder = bundled("recipes")
     names = (path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
     return sorted(name for name in names if not name.startswith("sweeps/"))

@@ -1,4 +1,4 @@
-"""``sparsellm recipe …``, and how commands are given a recipe."""
+"""``sparsellm recipe …``, and the arguments by which commands take a recipe."""
 
 from __future__ import annotations
 

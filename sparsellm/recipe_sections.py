@@ -39,8 +39,8 @@ class ModelConfig(StrictModel):
     hidden_size: PositiveInt = Field(description="Width K of the residual stream, elements")
     intermediate_size: PositiveInt = Field(description="Width N of the FFN, neurons")
     num_hidden_layers: PositiveInt = Field(description="Transformer blocks")
-    num_attention_heads: PositiveInt = Field(description="Query heads a layer")
-    num_key_value_heads: PositiveInt = Field(description="Key and value heads a layer")
+    num_attention_heads: PositiveInt = Field(description="Query heads per layer")
+    num_key_value_heads: PositiveInt = Field(description="Key and value heads per layer")
     context_length: PositiveInt = Field(description="Sequence length, tokens")
     rope_theta: PositiveFloat = Field(10_000.0, description="RoPE base")
     rms_norm_eps: PositiveFloat = Field(1e-5, description="RMSNorm epsilon")
@@ -78,27 +78,26 @@ class FFNConfig(StrictModel):
     gated: bool = Field(True, description="gate * up (Llama), or up alone (paper, appendix)")
     kernels: Literal["auto", "dense", "sparse"] = Field(
         "auto",
-        description="Training by dense matrix products, on the sparsity pattern, or (auto) a layer "
-        "and step by whichever was measured to be faster; auto is dense on a CPU, and on a GPU "
-        "that cannot run the sparse kernels, where it says why",
+        description="Train by dense matrix products, by sparse kernels, or (auto) in each layer "
+        "and step by the one measured to be faster at its density; auto is dense on a CPU and on a "
+        "GPU that cannot run the sparse kernels, and says why",
     )
     format: Literal["union", "twell"] = Field(
         "union",
-        description="How the sparse kernels keep what fires: by the neurons that 64 tokens share, "
-        "or as the paper does, in TwELL and its hybrid format",
+        description="Storage format of the sparse kernels: the union of the neurons that 64 tokens "
+        "fire, or the paper's TwELL and hybrid format",
     )
     ell_width: int = Field(
         128,
         ge=1,
         le=1024,
-        description="Non-zeros of a token up to which the hybrid format (format: twell) keeps them "
-        "in its ELL matrix; other tokens are computed densely. The paper's: 128, and 256 at weak "
-        "regularisation",
+        description="Width of the ELL matrix of the hybrid format (format: twell): tokens with "
+        "more non-zeros are computed densely. The paper uses 128, and 256 at weak regularisation",
     )
 
 
 class SparsityConfig(StrictModel):
-    """What makes the FFN sparse, and what is watched."""
+    """Regularisation that makes the FFN sparse, and the tracking of dead neurons."""
 
     l1_coefficient: float = Field(
         0.0,
@@ -110,8 +109,8 @@ class SparsityConfig(StrictModel):
     l1_ramp_steps: NonNegativeInt = Field(0, description="Steps of the linear ramp from 0 to λ")
     target_nnz: PositiveFloat | None = Field(
         None,
-        description="Mean non-zeros a token that λ is moved to reach, from l1_coefficient on and "
-        "after l1_zero_steps; null keeps λ as it is",
+        description="Mean non-zeros per token that a controller reaches by moving λ, starting at "
+        "l1_coefficient and after l1_zero_steps; null keeps λ fixed",
     )
     target_per_layer: bool = Field(
         False, description="A λ for each layer, each to reach target_nnz; else one for their mean"
@@ -148,7 +147,7 @@ def _text_or_shares(value: object) -> object:
 
 
 class DataConfig(StrictModel):
-    """What is read and how it becomes tokens."""
+    """The training text and its tokenizer."""
 
     corpus: Annotated[str | dict[str, PositiveFloat], BeforeValidator(_text_or_shares)] = Field(
         description="Name of a file in data/, or a path to such a YAML; or several with their "
@@ -176,13 +175,13 @@ class DataConfig(StrictModel):
 
     @property
     def corpus_name(self) -> str:
-        """What is read, for people."""
+        """The corpus or the mixture, in words."""
         if isinstance(self.corpus, str):
             return self.corpus
         return " + ".join(f"{weight:g} {name}" for name, weight in self.corpus.items())
 
     def sources(self) -> dict[str, Any]:
-        """What `sparsellm.data.load_corpora` takes."""
+        """The arguments of `sparsellm.data.load_corpora`."""
         return {
             "corpus": self.corpus,
             "files": self.files,
@@ -192,21 +191,21 @@ class DataConfig(StrictModel):
 
 
 class TrainConfig(StrictModel):
-    """How long, and how many tokens at a time."""
+    """Length of training and batch sizes."""
 
     steps: PositiveInt = Field(description="Optimizer steps")
-    global_batch_tokens: PositiveInt = Field(description="Tokens a step over all ranks")
-    micro_batch_size: PositiveInt = Field(description="Sequences a rank runs at once")
+    global_batch_tokens: PositiveInt = Field(description="Tokens per step over all ranks")
+    micro_batch_size: PositiveInt = Field(description="Sequences per rank and micro-batch")
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
         description="What to do with a step whose loss or gradient is NaN or infinite: end the "
-        "run, or go on with the next one's data and the weights as they are",
+        "run, or skip the update and continue with the next step's data",
     )
     spike_threshold: float | None = Field(
         None,
         gt=1,
         description="Skip the update of a step whose loss or gradient norm (before clipping) "
-        "exceeds its moving average over about 50 steps so many times, such as 10; null never does",
+        "exceeds its moving average over about 50 steps by this factor, such as 10; null: never",
     )
 
 
@@ -232,7 +231,7 @@ class OptimizerConfig(StrictModel):
 
 
 class RuntimeConfig(StrictModel):
-    """How it is computed. None of these changes what is computed beyond rounding."""
+    """How training is computed. None of these keys changes results beyond rounding."""
 
     precision: Literal["bf16", "fp32"] = Field(
         "bf16", description="Autocast type; weights, gradients and optimizer state stay fp32"
@@ -249,13 +248,13 @@ class RuntimeConfig(StrictModel):
     timeout_minutes: PositiveInt = Field(
         30,
         ge=2,
-        description="Minutes that a rank waits for the others before the run ends: longer than the "
-        "retries of an unreachable hub (15) and than a checkpoint takes to write",
+        description="Minutes that a rank waits for the others before the run ends; must exceed the "
+        "retries of an unreachable hub (15) and the time to write a checkpoint",
     )
     token_order: Literal["auto", "none"] = Field(
         "auto",
-        description="auto: sparse FFNs compute like tokens together, so that 64 of them share more "
-        "neurons; none: in the order of the text",
+        description="auto: sparse FFNs process the tokens of a micro-batch sorted by id, so that "
+        "64 neighbours share more neurons; none: in the order of the text",
     )
 
 
@@ -272,7 +271,7 @@ class ValidationConfig(StrictModel):
     """Held-out loss."""
 
     every_steps: NonNegativeInt = Field(500, description="Steps between validations; 0 is never")
-    tokens: PositiveInt = Field(1_048_576, description="Held-out tokens a validation, all ranks")
+    tokens: PositiveInt = Field(1_048_576, description="Held-out tokens per validation, all ranks")
     on_error: Literal["continue", "stop"] = Field(
         "continue", description="A validation that fails is logged, or ends the run"
     )
@@ -282,16 +281,18 @@ class EvaluationConfig(StrictModel):
     """The benchmark suite (eval/suite.yaml) during training; needs `sparsellm[eval]`."""
 
     every_steps: NonNegativeInt = Field(0, description="Steps between evaluations; 0 is never")
-    data_dir: str | None = Field(None, description="<task>/<split>.jsonl below it; null is the hub")
+    data_dir: str | None = Field(
+        None, description="Folder with <task>/<split>.jsonl; null reads from the hub"
+    )
     limit: PositiveInt | None = Field(None, description="First rows of each task; null is all")
-    batch_size: PositiveInt = Field(32, description="Questions' answers a rank scores at once")
+    batch_size: PositiveInt = Field(32, description="Answers that a rank scores at once")
     on_error: Literal["continue", "stop"] = Field(
         "continue", description="An evaluation that fails is logged, or ends the run"
     )
 
 
 class LoggingConfig(StrictModel):
-    """What is shown and where it is kept."""
+    """Progress lines, records and wandb."""
 
     run_dir: str = Field("runs", description="Folder of the runs; this one is <run_dir>/<name>")
     every_steps: PositiveInt = Field(10, description="Steps between progress lines and records")

@@ -1,7 +1,7 @@
-"""Tokenizers by their name in a recipe: how many ids they have, and the files of Hugging Face's.
+"""Tokenizers by their name in a recipe: vocabulary sizes, and the files of Hugging Face tokenizers.
 
-`data.tokenizer` is ``gpt2``, ``bytes``, or ``hf:`` and a folder, a ``tokenizer.json``, or an id on
-the hub, with ``@revision`` where a commit or tag is meant.
+`data.tokenizer` is ``gpt2``, ``bytes``, or ``hf:`` followed by a folder, a ``tokenizer.json``, or
+an id on the hub, optionally with ``@revision`` (a commit or tag).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel, NonNegativeInt
 
 from sparsellm.strict import parse_json, validate
 
-# Unpadded; loading a tokenizer only to count (tiktoken downloads its ranks) is not worth it.
+# Unpadded. Constants, since loading a tokenizer only to count would download files.
 VOCAB_SIZE = {"gpt2": 50_257, "bytes": 257}
 HF_PREFIX = "hf:"
 TOKENIZER_FILE = "tokenizer.json"
@@ -22,7 +22,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
 
 def vocab_size(name: str) -> int:
-    """Ids of a tokenizer, unpadded.
+    """Number of ids of a tokenizer, unpadded.
 
     Raises:
         FileNotFoundError, ValueError: unknown name, or its files cannot be had.
@@ -96,7 +96,7 @@ def _download(name: str, where: str, file: str) -> Path:
 
 
 def hf_end_of_document(name: str) -> str:
-    """The token that an ``hf:`` tokenizer ends a text with.
+    """The end-of-text token of an ``hf:`` tokenizer.
 
     Raises:
         ValueError: its files name none.
@@ -125,7 +125,7 @@ def hf_end_of_document(name: str) -> str:
 
 @lru_cache
 def count_ids(path: Path) -> int:
-    """Ids that a ``tokenizer.json`` can give: the largest and one.
+    """Number of ids of a ``tokenizer.json``: its largest id plus one.
 
     Raises:
         ValueError: it is damaged.

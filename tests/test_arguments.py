@@ -24,7 +24,7 @@ def test_counts_are_whole_numbers_of_at_least_1(command, value, capsys):
     for option in COUNTS[command]:
         with pytest.raises(SystemExit):
             main([*command.split(), option, value])
-        message = f"argument {option}: '{value}' is no whole number of at least 1\n"
+        message = f"argument {option}: '{value}' is not a whole number of at least 1\n"
         assert capsys.readouterr().err.endswith(message)
 
 
@@ -40,8 +40,8 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     assert not any(folder.iterdir())  # it only looks
     for path, is_folder, why in (
         (folder, False, "it is a folder.*name another file: --out"),
-        (file, True, "file is no folder.*name another folder: --out"),
-        (file / "deep" / "new", False, "file is no folder"),
+        (file, True, "file is not a folder.*name another folder: --out"),
+        (file / "deep" / "new", False, "file is not a folder"),
     ):
         with pytest.raises(ValueError, match=f"{path} cannot be written .*{why}"):
             check_out(path, is_folder=is_folder)
@@ -74,6 +74,6 @@ def test_a_run_folder_that_cannot_be_written_is_refused_before_torch(cli_here, t
     run_dir = tmp_path / "file" / "runs"
     found = cli_here("train", "debug", "--set", f"logging.run_dir={run_dir}")
     assert found.returncode == 1
-    assert f"{run_dir}/debug cannot be written ({tmp_path}/file is no folder)" in found.stderr
+    assert f"{run_dir}/debug cannot be written ({tmp_path}/file is not a folder)" in found.stderr
     assert "name another folder: --set logging.run_dir=DIR" in found.stderr
     assert "trains debug" not in found.stdout

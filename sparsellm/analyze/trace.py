@@ -58,17 +58,17 @@ def load_traces(path: Path, num_neurons: int) -> list[Trace]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no trace file, or an index is not below ``num_neurons``.
+        ValueError: it is not a trace file, or an index is not below ``num_neurons``.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such trace file; `sparsellm analyze` writes them")
     arrays = _load(path)
     if isinstance(arrays, np.ndarray):
-        raise ValueError(f"{path} is no trace file: it is one array")
+        raise ValueError(f"{path} is not a trace file: it is one array")
     names = arrays.keys() - {"ids"}
     layers = range(sum(name.startswith("count") for name in names))
     if not layers or names != {f"{kind}{layer}" for kind in ("count", "idx") for layer in layers}:
-        raise ValueError(f"{path} is no trace file: it holds {sorted(names)[:4]}")
+        raise ValueError(f"{path} is not a trace file: it holds {sorted(names)[:4]}")
     traces = [Trace(arrays[f"count{i}"], arrays[f"idx{i}"], num_neurons) for i in layers]
     for layer, trace in enumerate(traces):
         if len(trace.index) != trace.count_M.sum(dtype=np.int64):

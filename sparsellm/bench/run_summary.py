@@ -13,7 +13,7 @@ def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
     """About ``num_points`` records of the run, evenly spaced, always with the first and last.
 
     Raises:
-        FileNotFoundError: the folder is no run, or has lost its recipe.
+        FileNotFoundError: the folder is not a run, or has lost its recipe.
         ValueError: nothing was logged, or a file of the run is damaged.
     """
     records = read_metrics(run_path)

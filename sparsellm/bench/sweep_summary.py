@@ -26,7 +26,7 @@ def run(folder: Path) -> Iterator[tuple[list[Measurement], dict[str, str]]]:
     """The figures of each run that has begun, and where they were taken.
 
     Raises:
-        FileNotFoundError: the folder is no sweep's, or none of its runs has begun.
+        FileNotFoundError: the folder is not a sweep's, or none of its runs has begun.
         ValueError: a file is damaged.
     """
     sweep = read_sweep(folder)

@@ -24,7 +24,7 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
     Raises:
         ConnectionError: it failed for `MAX_SECONDS`, or the server asks to wait for longer.
         FileNotFoundError: the shard is missing.
-        Exception: whatever is no passing trouble, at once.
+        Exception: whatever is not a passing fault, at once.
     """
     try:
         for attempt in _retrying(what):

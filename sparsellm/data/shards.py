@@ -62,7 +62,7 @@ def expand(patterns: list[str], source: str, key: str) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: they match nothing.
-        ValueError: an environment variable is not set, or one of them is no regular file.
+        ValueError: an environment variable is not set, or one of them is not a regular file.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -104,7 +104,7 @@ def _local(pattern: str) -> list[str]:
             files += [p for p in path.rglob("*") if _format(p.name)[0] and p.is_file()]
         elif not stat.S_ISREG(path.stat().st_mode):
             raise ValueError(
-                f"{path} is no regular file (a pipe or device cannot be read twice); write its "
+                f"{path} is not a regular file (a pipe or device cannot be read twice); write its "
                 "content to a file"
             )
         else:

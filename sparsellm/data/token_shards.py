@@ -131,7 +131,7 @@ def read_index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int32], Any]:
     data = path.read_bytes()
     head = len(_MAGIC) + struct.calcsize("<QBQQ")
     if len(data) < head or not data.startswith(_MAGIC):
-        raise ValueError(f"{path} is no index of Megatron-LM's format: {TOKENIZE_AGAIN}")
+        raise ValueError(f"{path} is not an index of Megatron-LM's format: {TOKENIZE_AGAIN}")
     version, code, count, _ = struct.unpack_from("<QBQQ", data, len(_MAGIC))
     if version != _VERSION or code not in _KINDS or len(data) < head + 12 * count:
         raise ValueError(f"{path} is damaged, or holds ids of another type: {TOKENIZE_AGAIN}")

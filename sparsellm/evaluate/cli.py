@@ -247,7 +247,7 @@ def _log_to_wandb(loaded: Pretrained, scores: Scores) -> None:
     if loaded.recipe.logging.wandb == "disabled":
         return
     if not (run_path / WANDB_ID_FILE).is_file():
-        print(f"not logged to wandb: {run_path} is no run folder (it has no {WANDB_ID_FILE})")
+        print(f"not logged to wandb: {run_path} is not a run folder (it has no {WANDB_ID_FILE})")
         return
     place = {"run_dir": str(run_path.parent)}  # the folder may have moved since
     logging = loaded.recipe.logging.model_copy(update=place)

@@ -64,7 +64,7 @@ class Suite(StrictModel):
         for name in names or []:
             if name not in self.tasks:
                 raise ValueError(
-                    f"--tasks: {name!r} is no task of {suite_path()}; it has "
+                    f"--tasks: {name!r} is not a task of {suite_path()}; it has "
                     f"{', '.join(self.tasks)}"
                 )
         return list(dict.fromkeys(names)) if names else list(self.tasks)
@@ -113,7 +113,7 @@ def write_tasks(suite: Suite, names: list[str], data_dir: Path | None, folder: P
 
     Raises:
         FileNotFoundError: a task file, what it includes, or a file of rows is missing.
-        ValueError: a task file is no YAML, or does not say where local rows lie.
+        ValueError: a task file is not YAML, or does not say where local rows lie.
     """
     for name in names:
         source = task_file(name)
@@ -164,7 +164,7 @@ def _rows(source: Path, split: str, path: Path) -> Path:
 
 
 def _check_rows(path: Path) -> None:
-    """Raises ValueError where a file of rows is empty or a line of it is no JSON object."""
+    """Raises ValueError where a file of rows is empty or a line of it is not a JSON object."""
     num_rows = 0
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):

@@ -11,7 +11,7 @@ def check_push(repo: str) -> None:
     """What can be refused before anything is computed.
 
     Raises:
-        ValueError: it is no name of a repository, or nobody is logged in.
+        ValueError: it is not the name of a repository, or nobody is logged in.
     """
     from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError

@@ -83,7 +83,7 @@ def read_runs(run_paths: list[Path]) -> list[RunData]:
     """Reads each run once, in the order given.
 
     Raises:
-        FileNotFoundError: a folder is no run, or has lost its recipe.
+        FileNotFoundError: a folder is not a run, or has lost its recipe.
         ValueError: a run has no record yet, or a file of it is damaged.
     """
     paths = list({path.resolve(): path for path in run_paths}.values())

@@ -21,7 +21,7 @@ def plot_run(run_path: Path) -> list[Path]:
     """Writes ``<run>/plots/training.png`` and ``sparsity.png``.
 
     Raises:
-        FileNotFoundError: the folder is no run, or has lost its recipe.
+        FileNotFoundError: the folder is not a run, or has lost its recipe.
         ValueError: it has no record yet, or a file of it is damaged.
     """
     records = read_metrics(run_path)

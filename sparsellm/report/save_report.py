@@ -22,7 +22,7 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> list[Path]:
             directory if there are several runs.
 
     Raises:
-        FileNotFoundError: a folder is no run.
+        FileNotFoundError: a folder is not a run.
         ValueError: a run has no record yet, a file of it is damaged, or the page cannot be written.
     """
     if out is not None:

@@ -46,7 +46,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
     """Writes page, summary and figures into the sweep's folder; returns them, the page first.
 
     Raises:
-        FileNotFoundError: the folder is no sweep's.
+        FileNotFoundError: the folder is not a sweep's.
         ValueError: a file is damaged, or the page cannot be written.
     """
     out = out or folder / REPORT_FILE

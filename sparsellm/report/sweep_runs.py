@@ -110,13 +110,13 @@ def read_sweep(folder: Path) -> SweepData:
     """Reads every run that has begun.
 
     Raises:
-        FileNotFoundError: the folder is no sweep's, or none of its runs has begun.
+        FileNotFoundError: the folder is not a sweep's, or none of its runs has begun.
         ValueError: a file is damaged.
     """
     path = folder / SWEEP_FILE
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} is no sweep: it has no {SWEEP_FILE}; give such as runs/quality, which "
+            f"{folder} is not a sweep: it has no {SWEEP_FILE}; give such as runs/quality, which "
             "`sparsellm sweep` writes"
         )
     content = read_model(path, _SweepFile, "run the sweep again")

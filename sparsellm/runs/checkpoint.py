@@ -154,7 +154,7 @@ def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
         ValueError: a file is truncated or damaged; the message offers an older checkpoint.
     """
     if not (path / TRAINER_FILE).is_file():
-        raise FileNotFoundError(f"{path} is no checkpoint: it has no {TRAINER_FILE}")
+        raise FileNotFoundError(f"{path} is not a checkpoint: it has no {TRAINER_FILE}")
     try:
         return _load(path, rank, world_size, REMEDY)
     except (FileNotFoundError, ValueError) as error:

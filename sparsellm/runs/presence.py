@@ -96,7 +96,7 @@ def read_presence(run_path: Path) -> Presence:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text ({error}); {remedy}") from None
+        raise ValueError(f"{path} is not text ({error}); {remedy}") from None
     content = parse_json(text, str(path), remedy)
     try:
         validate(_PresenceFile, content, str(path), path)
@@ -112,7 +112,7 @@ def ask_to_stop(run_path: Path) -> psutil.Process:
         ValueError: there is none on this host; says where, or what to do.
     """
     if not run_path.is_dir():
-        raise ValueError(f"{run_path} is no run folder; give such as runs/debug")
+        raise ValueError(f"{run_path} is not a run folder; give such as runs/debug")
     try:
         present = read_presence(run_path)
     except FileNotFoundError:

@@ -55,8 +55,8 @@ def find_checkpoint(path: Path) -> Path:
             "--recipe RECIPE` makes a checkpoint of it"
         )
     raise FileNotFoundError(
-        f"{path} is no checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), no "
-        "run folder with checkpoints/ and no exported folder; give such as runs/debug"
+        f"{path} is not a checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), a "
+        "run folder with checkpoints/ or an exported folder; give such as runs/debug"
     )
 
 
@@ -99,7 +99,7 @@ def load_export(
     """
     if not hf_folder.is_hugging_face(path):
         raise FileNotFoundError(
-            f"{path} is no exported folder: it has no {hf_folder.CONFIG_FILE}; give one that "
+            f"{path} is not an exported folder: it has no {hf_folder.CONFIG_FILE}; give one that "
             "`sparsellm export` wrote"
         )
     if recipe is None and not hf_folder.is_export(path):

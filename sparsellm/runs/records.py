@@ -201,7 +201,7 @@ def read_metrics(run_path: Path) -> list[dict[str, Any]]:
     """
     path = run_path / METRICS_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{run_path} is no run: it has no {METRICS_FILE}")
+        raise FileNotFoundError(f"{run_path} is not a run: it has no {METRICS_FILE}")
     return [record for _, record in whole_lines(path, whole=True)]
 
 
@@ -209,12 +209,12 @@ def whole_lines(path: Path, whole: bool = False) -> list[tuple[str, dict[str, An
     """Each line and what it says; ``whole`` checks more than its kind and step.
 
     Raises:
-        ValueError: a line is no record; names file, line and key.
+        ValueError: a line is not a record; names file, line and key.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(True)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text ({error}); restore it") from error
+        raise ValueError(f"{path} is not text ({error}); restore it") from error
     found = []
     for number, line in enumerate(lines, 1):
         if line[-1] != "\n":

@@ -116,7 +116,7 @@ def stored_parts(path: Path, remedy: str) -> list[StoredPart]:
     """What lies in a file.
 
     Raises:
-        ValueError: it is no safetensors file, or damaged.
+        ValueError: it is not a safetensors file, or damaged.
     """
     try:
         with safe_open(path, framework="pt") as file:

@@ -75,5 +75,5 @@ def _sweep(options: argparse.Namespace) -> None:
     if unfinished:
         raise ValueError(
             f"{len(unfinished)} of {len(plan.runs)} runs are not finished: "
-            f"{', '.join(unfinished)}; the same command goes on with them"
+            f"{', '.join(unfinished)}; the same command continues them"
         )

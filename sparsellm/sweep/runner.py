@@ -113,13 +113,13 @@ def _places(gpus: Sequence[str], gpus_per_run: int) -> list[str | None]:
     """What each run at a time sees; None leaves it what this process does.
 
     Raises:
-        ValueError: the GPUs are no multiple of those of a run.
+        ValueError: the number of GPUs is not a multiple of a run's.
     """
     if not gpus:
         return [None]
     if len(gpus) % gpus_per_run:
         raise ValueError(
-            f"--gpus {' '.join(gpus)}: {len(gpus)} GPUs are no multiple of --gpus-per-run "
+            f"--gpus {' '.join(gpus)}: {len(gpus)} GPUs are not a multiple of --gpus-per-run "
             f"{gpus_per_run}"
         )
     firsts = range(0, len(gpus), gpus_per_run)

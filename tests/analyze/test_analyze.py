@@ -164,7 +164,7 @@ def test_a_file_as_out_is_refused_before_anything_is_loaded(checkpoint, capsys):
     (checkpoint / "model.safetensors").unlink()
     out = checkpoint / "recipe.yaml"
     assert main(["analyze", str(checkpoint), "--out", str(out)]) == 1
-    assert f"{out} cannot be written ({out} is no folder); name ano" in capsys.readouterr().err
+    assert f"{out} cannot be written ({out} is not a folder); name ano" in capsys.readouterr().err
 
 
 def test_the_command_reads_files(checkpoint, tmp_path, capsys):
@@ -195,10 +195,10 @@ def test_trace_files_are_checked(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"sparsellm analyze"):
         load_traces(tmp_path / "none.npz", 8)
     np.savez(path, something=np.zeros(3))
-    with pytest.raises(ValueError, match=r"is no trace file"):
+    with pytest.raises(ValueError, match=r"is not a trace file"):
         load_traces(path, 8)
     path.write_text("text")
-    with pytest.raises(ValueError, match=r"is no trace file"):
+    with pytest.raises(ValueError, match=r"is not a trace file"):
         load_traces(path, 8)
 
 

@@ -36,7 +36,9 @@ def test_mistakes_are_one_line_before_any_rank_starts(capfd, arguments, message)
 def test_no_ranks_are_refused(capsys):
     with pytest.raises(SystemExit):
         _bench("--num-ranks", "0")
-    assert "argument --num-ranks: '0' is no whole number of at least 1" in capsys.readouterr().err
+    assert (
+        "argument --num-ranks: '0' is not a whole number of at least 1" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow

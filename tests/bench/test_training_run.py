@@ -151,7 +151,7 @@ def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
             "--config ddp: no such file.*fsdp2, hsdp, single",
         ),
         ({"energy": True}, "need a CUDA device"),
-        ({"sides": [Side(3, "ddp8", "dense")]}, "is no multiple of 3 ranks"),
+        ({"sides": [Side(3, "ddp8", "dense")]}, "is not a multiple of 3 ranks"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(tmp_path, monkeypatch, values, message):
@@ -168,7 +168,7 @@ def test_gpus_and_weights_must_be_there(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="--forward needs weights"):
         train_plan.check(plan(tmp_path, forward=True))
-    with pytest.raises(FileNotFoundError, match="is no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         train_plan.check(plan(tmp_path, init_from=tmp_path))
 
 

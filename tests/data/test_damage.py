@@ -81,7 +81,7 @@ def test_a_pipe_is_refused_and_a_folder_is_all_that_is_in_it(tmp_path):
     corpus = load_corpus("local", files=[str(tmp_path)])
     assert [shard.url for shard in corpus.train] == [str(tmp_path / "a" / "x.jsonl")]
     os.mkfifo(tmp_path / "b.jsonl")
-    with pytest.raises(ValueError, match=r"b\.jsonl is no regular file \(a pipe"):
+    with pytest.raises(ValueError, match=r"b\.jsonl is not a regular file \(a pipe"):
         load_corpus("local", files=[f"{tmp_path}/*.jsonl"])
 
 

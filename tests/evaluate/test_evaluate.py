@@ -421,7 +421,7 @@ def test_mistakes_in_the_suite_and_the_rows_name_the_key(small_suite):
     file.write_text('{"ctx": "x"}\n')
     with pytest.raises(ValueError, match=r"KeyError: 'ctx_a': the rows .* have no such field"):
         _build(rows, "hellaswag")
-    with pytest.raises(ValueError, match=r"--tasks: 'pika' is no task of .*; it has arc_easy, "):
+    with pytest.raises(ValueError, match=r"--tasks: 'pika' is not a task of .*; it has arc_easy, "):
         Evaluator(names=["pika"], data_dir=rows)
 
 
@@ -449,7 +449,7 @@ def test_without_lm_eval_the_error_says_what_to_install(monkeypatch):
 def test_mistakes_at_the_command_line_are_one_line(cli, cli_here, tmp_path, tiny_overrides):
     nowhere = cli_here("eval", str(tmp_path))
     assert nowhere.returncode == 1
-    assert "is no checkpoint" in nowhere.stderr
+    assert "is not a checkpoint" in nowhere.stderr
     own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
     missing = set_arguments(["evaluation.every_steps=1", f"evaluation.data_dir={tmp_path}"])
     early = cli_here(*own, *missing)

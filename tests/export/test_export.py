@@ -470,9 +470,9 @@ def _error(capsys, *arguments):
 
 def test_a_folder_that_is_no_checkpoint(tmp_path, capsys):
     line = _error(capsys, "export", tmp_path / "nothing", tmp_path / "out")
-    assert "nothing is no checkpoint" in line
+    assert "nothing is not a checkpoint" in line
     line = _error(capsys, "import", tmp_path, tmp_path / "run")
-    assert "is no exported folder: it has no config.json" in line
+    assert "is not an exported folder: it has no config.json" in line
     assert "sparsellm export" in line
 
 

@@ -90,7 +90,7 @@ def test_what_is_no_whole_run_gives_one_line(command, tiny, tmp_path, capsys):
         assert main([*command, str(path)]) == 1
         return capsys.readouterr().err
 
-    assert error(tmp_path) == f"error: {tmp_path} is no run: it has no metrics.jsonl\n"
+    assert error(tmp_path) == f"error: {tmp_path} is not a run: it has no metrics.jsonl\n"
     path = write_run(tiny(), [record(tiny(), 1)])
     metrics = path / "metrics.jsonl"
     metrics.write_bytes(b'{"step": "\x01"}\n' + metrics.read_bytes())

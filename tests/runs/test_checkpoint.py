@@ -159,7 +159,7 @@ def test_missing_file_is_named(tmp_path):
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"is no checkpoint: it has no trainer.json"):
+    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint: it has no trainer.json"):
         checkpoint.load(tmp_path, 0)
 
 

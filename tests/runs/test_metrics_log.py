@@ -269,7 +269,7 @@ def test_sessions_are_kept_and_a_killed_one_gets_its_end_from_the_next(tiny):
 
 
 def test_a_folder_without_metrics_is_no_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"is no run: it has no metrics.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"is not a run: it has no metrics.jsonl"):
         read_metrics(tmp_path)
 
 

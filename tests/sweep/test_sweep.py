@@ -153,9 +153,9 @@ def test_a_run_on_two_processes_computes_what_one_does(sweep_file, tmp_path, cli
 def test_gpus_that_make_no_groups_are_refused_before_anything_runs(sweep_file, tmp_path, capsys):
     command = ["sweep", str(sweep_file()), "--set", f"logging.run_dir={tmp_path}"]
     assert main([*command, "--gpus", "0", "1", "2", "--gpus-per-run", "2"]) == 1
-    assert "3 GPUs are no multiple of --gpus-per-run 2" in capsys.readouterr().err
+    assert "3 GPUs are not a multiple of --gpus-per-run 2" in capsys.readouterr().err
     assert main([*command, "--gpus-per-run", "3"]) == 1
-    assert "is no multiple of 3 ranks" in capsys.readouterr().err
+    assert "is not a multiple of 3 ranks" in capsys.readouterr().err
     assert main([*command, "--gpus-per-run", "2", "--config", "ddp"]) == 1
     assert "no such file in launch/" in capsys.readouterr().err
     assert not (tmp_path / "tiny").exists()

@@ -63,6 +63,6 @@ def test_the_checkpoint_is_compared_by_its_id(tiny, another_rank):
         ValueError, match=rf"step_00000001 \({identity}\) on rank 0 .*, none on rank 1"
     ):
         agreed_checkpoint(run, None, fresh=False)
-    with pytest.raises(FileNotFoundError, match=r"is no checkpoint"):
+    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint"):
         agreed_checkpoint(run, path / "nowhere", fresh=False)
     close_run(run)

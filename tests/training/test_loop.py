@@ -227,7 +227,7 @@ def test_fresh_moves_nothing_before_the_new_run_can_start(tiny_overrides, cli_he
     before = sorted(run_path.rglob("*"))
     typo = cli_here(*own, "--fresh", "--init-from", str(tmp_path / "typo"))
     assert typo.returncode == 1
-    assert "is no checkpoint" in typo.stderr
+    assert "is not a checkpoint" in typo.stderr
     assert sorted(run_path.rglob("*")) == before
 
 
@@ -250,15 +250,15 @@ def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
     [
         (["train", "--recipe", "nope"], "error: recipe 'nope': no such file"),
         (["train", "--recipe", "debug", "--set", "train.stepz=1"], "nearest valid key"),
-        (["plot", str(ROOT)], "is no run: it has no metrics.jsonl"),
+        (["plot", str(ROOT)], "is not a run: it has no metrics.jsonl"),
         (
             ["train", "--recipe", "debug", "--set", "data.corpus=nope"],
             "nope",
         ),
-        (["train", "--recipe", "debug", "--resume", str(ROOT)], "is no checkpoint"),
+        (["train", "--recipe", "debug", "--resume", str(ROOT)], "is not a checkpoint"),
         (
             ["train", "--recipe", "debug", "--set", "logging.run_dir=/dev/null"],
-            "/dev/null is no folder",
+            "/dev/null is not a folder",
         ),
         (["train", "--recipe", "debug", "--set", "logging.wandb=online"], "run `wandb login`"),
     ],

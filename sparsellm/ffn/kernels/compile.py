@@ -172,7 +172,7 @@ def load(stem: str, device_index: int, element: torch.dtype) -> Kernel:
 
 
 def load_like(stem: str, tensor: torch.Tensor) -> Kernel:
-    """The kernel for a tensor's device and type; that of bf16 where the tensor is no element."""
+    """The kernel for a tensor's device and type; bf16 if it has another type."""
     return load(stem, tensor.get_device(), _element_of(tensor))
 
 

@@ -1,1 +1,1 @@
-"""What a trained model's activations look like on real text. May import `runs`, `data`, `ffn`."""
+"""Analysis of a trained model's activations on real text. May import `runs`, `data`, `ffn`."""

@@ -24,12 +24,13 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs.pretrained import Pretrained
 
 SHOWN_TOKENS = 32  # of each end
-# Rarer tokens are left out of the extremes: the paper's filter, one in 2¹⁴, and of short texts too.
+# Rarer tokens are excluded from the extremes: the paper's filter is one in 2¹⁴, also for short
+# texts.
 RAREST_TOKEN, MIN_OCCURRENCES = 2**14, 8
 
 
 class Analysis(NamedTuple):
-    """What `analyze` found."""
+    """The results of `analyze`."""
 
     statistics: dict[str, Any]  # ready for JSON
     traces: list[Trace]  # of the first tokens, a layer each
@@ -43,7 +44,7 @@ def analyze(
     micro_batch_size: int,
     trace_tokens: int,
 ) -> Analysis:
-    """Counts what fires over ``num_tokens``, and keeps the patterns of the first ``trace_tokens``.
+    """Counts activations over ``num_tokens``, and keeps the patterns of the first ``trace_tokens``.
 
     Both are in whole sequences. Memory does not grow with ``num_tokens``.
 
@@ -93,7 +94,7 @@ def analyze(
 
 
 def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
-    """What is measured on: all of the files (globs), or the recipe's corpus if there are none.
+    """The text to measure on: all of the files (globs), or the recipe's corpus if none are given.
 
     Raises:
         FileNotFoundError: no such files.
@@ -190,7 +191,7 @@ def _patterns(ffns: list[SparseFFN], keep: Callable[[int, Tensor], None]) -> Ite
 
         return run
 
-    # The blocks call this method and not the module, so that hooks of the module see nothing.
+    # Blocks call this method, not the module, so module hooks would not be called.
     for layer, ffn in enumerate(ffns):
         vars(ffn)["forward_with_stats"] = recording(layer, ffn)
     try:

@@ -1,4 +1,4 @@
-"""Counts patterns batch by batch: a million tokens need no more memory than one batch of them.
+"""Counts patterns batch by batch: a million tokens need no more memory than one batch.
 
 Shapes: M tokens of a batch, in order; N neurons; T context_length; V token ids.
 """
@@ -20,7 +20,7 @@ HOT_NEURONS = (128, 256, 512, 1024)
 
 
 class LayerTally:
-    """Everything that is stored of a layer.
+    """All counts of one layer.
 
     Args:
         num_neurons: N.
@@ -66,7 +66,7 @@ class LayerTally:
                 self._union_sums[tokens] += rows[-left:].any(0).sum()
 
     def statistics(self) -> dict[str, Any]:
-        """Ready for JSON; nothing may be added afterwards."""
+        """The counts as JSON values; no batch may be added afterwards."""
         self._add_unions(self._rest)
         self._rest = self._rest[:0]
         counts_C = torch.arange(len(self._histogram_C), device=self._histogram_C.device)

@@ -1,4 +1,4 @@
-"""How ranks that score different rows end together, where one fails or all are asked to stop."""
+"""Agreement of ranks that score different rows: if one fails or must stop, all end together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Agreement(Protocol):
-    """Of the ranks that evaluate together."""
+    """How the ranks that evaluate together agree on stopping."""
 
     def interrupted(self) -> bool:
         """Whether this rank was asked to stop; asked before each batch."""

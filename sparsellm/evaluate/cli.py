@@ -99,7 +99,7 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     path = folder if foreign else find_checkpoint(folder)
     suite = load_suite()
     names = suite.select(_names(options.tasks))
-    # The hub's cache is no place for results.
+    # Results do not belong into the hub's cache.
     place = (
         Path(options.checkpoint.as_posix().replace("/", "--"))
         if folder != options.checkpoint
@@ -168,7 +168,7 @@ def _accelerator(device: str | None) -> Any:
 def _about(
     loaded: Pretrained | Foreign, evaluator: Evaluator, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """What was run and how: the report's first line and the JSON's head."""
+    """A description of the evaluation: the report's first line and the head of the JSON."""
     import importlib.metadata
 
     import torch
@@ -196,7 +196,7 @@ def _about(
 
 
 def _beside(checkpoint: Path, suite: Suite, names: list[str], limit: int | None) -> Path:
-    """Scores of a part have a name of their own: they do not replace those of the whole."""
+    """The file name; scores of a part of the suite do not replace those of the whole."""
     # Not "step_…": that is what checkpoints are found by.
     parts = ["eval", checkpoint.name]
     if len(names) < len(suite.tasks):
@@ -239,7 +239,7 @@ def _save_samples(folder: Path, evaluator: Evaluator) -> Path:
 
 
 def _log_to_wandb(loaded: Pretrained, scores: Scores) -> None:
-    """Into the training run's wandb run, where the recipe has one and the checkpoint lies in it."""
+    """Logs to the training run's wandb run, if it has one."""
     from sparsellm.evaluate.scores import to_record
     from sparsellm.runs.dashboard import WANDB_ID_FILE, start_wandb, wandb_values
 

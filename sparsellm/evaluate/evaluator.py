@@ -1,4 +1,4 @@
-"""One evaluation: the suite's tasks, built once, scored for as many models as are handed in."""
+"""One evaluation: the suite's tasks, built once and scored for any number of models."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Evaluator:
         context_length: int,
         agreement: Agreement | None = None,
     ) -> Scores | None:
-        """Scores a model that every rank holds whole; None on other ranks than the main one.
+        """Scores a model of which every rank holds a copy; returns None except on the main rank.
 
-        With an ``agreement``, an error of one rank or an interruption ends it on all of them.
+        With an ``agreement``, an error or an interruption of one rank ends it on all ranks.
         """
         from lm_eval import evaluate
 

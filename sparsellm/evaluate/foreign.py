@@ -1,4 +1,4 @@
-"""A model that we did not train, as a baseline: whatever transformers loads."""
+"""Models that were not trained here, as baselines: any that transformers loads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_foreign(name: str, path: Path, device: torch.device, dtype: torch.dtype
     """Reads a Hugging Face folder without running code that lies in it.
 
     Raises:
-        ValueError: transformers cannot load it; says why.
+        ValueError: transformers cannot load it; the message says why.
     """
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False)

@@ -20,10 +20,10 @@ Request = tuple[tuple[str, str], list[int], list[int]]  # (context, continuation
 
 
 class TokenizerAdapter:
-    """A `Tokenizer` with the few names of Hugging Face's that `HFLM` uses.
+    """A `Tokenizer` with the few attributes of Hugging Face tokenizers that `HFLM` uses.
 
-    Like GPT-2's it adds no special token of itself. Unlike Hugging Face's it reads a literal
-    ``<|endoftext|>`` as text, as training did; no row of the suite has one.
+    Like GPT-2's it adds no special tokens by itself. Unlike Hugging Face's it reads a literal
+    ``<|endoftext|>`` as text, as training did; no row of the suite contains one.
     """
 
     bos_token = eos_token = pad_token = "<|endoftext|>"
@@ -44,7 +44,7 @@ class TokenizerAdapter:
 
 
 class SparseLM(HFLM):
-    """A model in memory, one whole copy a rank; ranks divide the rows among them.
+    """A model in memory, one copy per rank; the ranks divide the rows among them.
 
     Args:
         model: in evaluation mode, on its device.
@@ -122,7 +122,7 @@ class SparseLM(HFLM):
         return super()._loglikelihood_tokens(fitted, *args, **kwargs)
 
     def _fit(self, request: Request) -> Request:
-        """HFLM refuses an answer that is longer than the context; its last tokens are scored."""
+        """Truncates answers longer than the context, which HFLM refuses, to their last tokens."""
         text, context, continuation = request
         over = len(continuation) - self.max_length
         if over <= 0:

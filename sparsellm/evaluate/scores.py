@@ -88,7 +88,7 @@ def _mean(tasks: dict[str, TaskScore], suite: Suite) -> tuple[float | None, floa
 
 
 def table(scores: Scores, suite: Suite) -> str:
-    """For people, under 100 columns; percentages, ``*`` at the metric that enters the mean."""
+    """A table of percentages under 100 columns; ``*`` marks those that enter the mean."""
     width = max(len(name) for name in scores.tasks) + 2
     lines = [
         f"{'task':{width}}{'version':>8}{'shots':>7}{'rows':>9}  {'acc':>15}  {'acc_norm':>15}"
@@ -133,6 +133,6 @@ def _mean_line(scores: Scores, suite: Suite) -> str:
 
 
 def to_record(scores: Scores, step: int, tokens: int) -> EvaluationRecord:
-    """What is logged of `Scores`."""
+    """The values of `Scores` that are logged."""
     tasks = {name: asdict(score) for name, score in scores.tasks.items()}
     return EvaluationRecord(step, tokens, scores.mean, scores.mean_stderr, tasks)

@@ -1,9 +1,9 @@
-"""What is measured: `eval/suite.yaml`, and lm-eval's own tasks behind `eval/tasks/<name>.yaml`.
+"""The benchmark suite: `eval/suite.yaml`, and lm-eval's own tasks behind `eval/tasks/<name>.yaml`.
 
-A task file is lm-eval's YAML with two paths that no file can know: ``include`` begins where lm-eval
-is installed, ``data_files`` in the user's ``--data-dir``. `write_tasks` makes them absolute, and
-without a data directory leaves out the keys that redirect the data, so that the hub's hold, at the
-revision that the suite names.
+A task file is lm-eval's YAML with two relative paths: ``include`` is relative to the installed
+lm-eval, ``data_files`` to the user's ``--data-dir``. `write_tasks` makes them absolute. Without a
+data directory it drops the keys that redirect the data, and rows come from the hub at the revision
+that the suite names.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Suite(StrictModel):
     tasks: dict[str, TaskConfig]
 
     def select(self, names: list[str] | None) -> list[str]:
-        """The names asked for, or all of them.
+        """The tasks with these names, or all tasks.
 
         Raises:
             ValueError: a name is unknown; says which there are.
@@ -97,10 +97,10 @@ def task_file(name: str) -> Path:
 
 
 def require_lm_eval() -> None:
-    """Checks that lm-eval is there, before anything slow happens.
+    """Checks that lm-eval is installed, before anything slow happens.
 
     Raises:
-        ValueError: it is not; says what to install.
+        ValueError: it is not; the message says what to install.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a training run is about to do, told before anything heavy is imported or compiled.
+"""The banner: what a training run is about to do, printed before anything heavy is imported.
 
 Nothing here may import torch: that alone takes seconds.
 """
@@ -25,7 +25,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is to train on, as far as this process sees it."""
+    """The hardware of this node, as this process sees it."""
 
     gpus: tuple[str, ...]  # names
     gpu_bytes: int | None  # memory of the first; None where it is not known
@@ -50,7 +50,7 @@ class Launch:
 
     @classmethod
     def present(cls) -> Launch:
-        """Those that this process belongs to."""
+        """The processes of the launch that this one belongs to."""
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
         return cls(world_size, local, _asked_of_launcher())
@@ -94,7 +94,7 @@ def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks:
 
 
 def beginning_of(recipe: Recipe, resume: Path | None, fresh: bool, init_from: Path | None) -> str:
-    """How a run begins, from what lies in its folder."""
+    """How a run begins, according to its folder."""
     pointer = recipe.run_path / "checkpoints" / "latest"
     latest = (
         pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else ""
@@ -109,7 +109,7 @@ def beginning_of(recipe: Recipe, resume: Path | None, fresh: bool, init_from: Pa
 
 
 def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
-    """What will hardly work on this machine, and what to do."""
+    """Warnings about what will hardly work on this machine, with the remedy."""
     found = []
     if ranks.asked_for and ranks.asked_for > ranks.world_size:
         found.append(
@@ -138,7 +138,7 @@ def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
 
 
 def unused_gpus(machine: Machine, device_type: str, torch_version: str) -> str | None:
-    """What to say where the driver has GPUs and PyTorch trains on the CPU."""
+    """The warning for machines whose driver has GPUs while PyTorch trains on the CPU."""
     if device_type != "cpu" or not machine.gpus:
         return None
     return (
@@ -232,7 +232,7 @@ def _gpus_by_driver() -> tuple[str, ...]:
 
 
 def _visible(count: int) -> list[int]:
-    """Which of so many GPUs CUDA will show; identifiers other than numbers count as the first."""
+    """Which GPUs CUDA will show; identifiers other than numbers count as the first GPU."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return list(range(count))

@@ -1,4 +1,4 @@
-"""What the ranks of a run must agree on before its first step, and that no other run is at it."""
+"""Checks before the first step: all ranks agree, and no other training uses the run's folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_NAMED = 3  # differences
 
 @contextmanager
 def locked(run_path: Path, accelerator: Accelerator) -> Iterator[RunLock]:
-    """Holds the run's folder, by the main rank, for this training alone.
+    """Locks the run's folder for this training; the main rank holds the lock.
 
     Raises:
         ValueError: another training holds it.
@@ -56,7 +56,7 @@ def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
     """Compares the recipe, the code and the GPU model of all ranks.
 
     Raises:
-        ValueError: some rank differs; says who has what.
+        ValueError: some rank differs; the message says which rank has what.
     """
     device = accelerator.device
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -67,11 +67,11 @@ def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
 
 
 def agreed_checkpoint(run: Run, resume_from: Path | None, fresh: bool) -> Path | None:
-    """The checkpoint that all ranks go on from, or None.
+    """The checkpoint from which all ranks resume, or None.
 
     Raises:
-        FileNotFoundError: ``resume_from`` is none.
-        ValueError: ranks see different ones; says who sees which.
+        FileNotFoundError: ``resume_from`` is not a checkpoint.
+        ValueError: ranks see different checkpoints; the message says which rank sees which.
     """
     path = None
     with together(run.accelerator.device):
@@ -119,7 +119,7 @@ def _gather(own: tuple[str, dict[str, str]]) -> list[tuple[str, dict[str, str]]]
 
 
 def differences(values: Sequence[dict[str, str]], hosts: Sequence[str]) -> list[str]:
-    """For each key in which ranks differ: who has what, the most common value last."""
+    """For each key in which ranks differ: which ranks have which value, the most common last."""
     found = []
     for key in dict.fromkeys(key for own in values for key in own):
         ranks: defaultdict[str, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What differs in the loop where several processes share a step; with one nothing does."""
+"""The parts of the loop that depend on the number of processes; with one they do nothing."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ def from_first_rank(make: Callable[[], Result], device: torch.device) -> Result:
 
 @contextmanager
 def accumulating(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """Around a micro-batch that is not a step's last: each rank keeps its gradients to itself.
+    """The context of all micro-batches but a step's last: gradients are not reduced over ranks.
 
     Where FSDP2 keeps gathered weights from forward to backward (``fsdp_reshard_after_forward:
-    false``), it keeps them for the next micro-batch too. The peak of memory, at the end of a
-    forward pass, has them all anyway.
+    false``), it also keeps them for the next micro-batch: the peak of memory, at the end of a
+    forward pass, includes them in any case.
     """
     with accelerator.no_sync(model):
         if not isinstance(model, FSDPModule) or accelerator.state.fsdp_plugin.reshard_after_forward:
@@ -146,19 +146,19 @@ def accumulating(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """After an optimizer step.
+    """Clears the gradients after an optimizer step.
 
-    DDP's gradients are views of the buckets that it sends. Were they dropped, the micro-batches of
-    the next step would make others beside the buckets: 4 bytes a parameter more.
+    DDP's gradients are views of the buckets that it sends, and are kept: the micro-batches of the
+    next step would otherwise allocate others beside the buckets, 4 bytes per parameter.
     """
     optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
 
 
 def reshard(model: nn.Module) -> None:
-    """Makes FSDP2's parameters the sharded ones again; nothing to do without FSDP2.
+    """Reshards FSDP2's parameters; does nothing without FSDP2.
 
     A backward pass does so by itself. After a forward pass alone the modules still hold gathered
-    parameters: other objects than those that the optimizer has state for.
+    parameters, which are not the objects that the optimizer has state for.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):

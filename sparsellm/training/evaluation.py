@@ -25,12 +25,13 @@ from sparsellm.training.signals import StopRequest
 
 
 def check_evaluation(recipe: Recipe) -> None:
-    """Before anything slow happens: whether what the recipe's benchmarks need is here.
+    """Checks, before anything slow happens, that everything the recipe's benchmarks need is
+    present.
 
-    Data sets of the hub are looked for later, but before the first step too.
+    Data sets of the hub are looked up later, but also before the first step.
 
     Raises:
-        ValueError: lm-eval, a task's file or its rows are missing; says what to do.
+        ValueError: lm-eval, a task's file or its rows are missing; the message has the remedy.
     """
     config = recipe.evaluation
     if not config.every_steps:
@@ -82,7 +83,7 @@ class PeriodicEvaluation:
         self._agreement = _Agreement(stop, run.accelerator.device)
 
     def evaluate(self, run: Run, log: MetricsLog | None) -> None:
-        """Scores the model as it is, to the terminal and the main rank's log.
+        """Scores the present model; prints the scores and writes them to the main rank's log.
 
         Raises:
             FailedTogether: some rank failed.

@@ -1,7 +1,7 @@
-"""Which FFNs train on the sparse kernels: decided between steps, by numbers that all ranks share.
+"""Decides which FFNs train on the sparse kernels: between steps, from numbers that all ranks share.
 
-Costs are measured once, on every rank, and averaged; unions are counted exactly in each step,
-whatever it was computed with, and summed over ranks together with the loss. L layers.
+Costs are measured once on every rank and averaged. Unions are counted exactly in each step, on both
+paths, and summed over ranks together with the loss. L layers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sparsellm.training.step_sums import StepReading
 
 
 def choose_kernels(ffns: list[SparseFFN], step: StepReading, num_tokens: int) -> None:
-    """Between two steps: each layer's path, the same on all ranks, and this rank's capacities.
+    """Sets each layer's path, the same on all ranks, and this rank's capacities for the next step.
 
     Args:
         ffns: of each layer.
-        step: the one before.
-        num_tokens: its tokens, of all ranks.
+        step: sums of the previous step.
+        num_tokens: tokens of that step, over all ranks.
     """
     union_L, largest_L = step.kernels.union_mean, step.largest_union_L
     for ffn, union, largest, nnz in zip(ffns, union_L, largest_L, step.nnz_sum_L, strict=True):
@@ -45,7 +45,7 @@ def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) 
         Why ``auto`` is dense on this GPU, if it is.
 
     Raises:
-        ValueError: ``sparse`` cannot be had here; says why.
+        ValueError: ``sparse`` is not supported here; the message says why.
     """
     kernels, costs, reason = recipe.ffn.kernels, None, None
     if kernels == "sparse":
@@ -101,7 +101,7 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
 
 
 def described_costs(ffns: list[SparseFFN]) -> str | None:
-    """For people: what ``auto`` has measured, and from where on it chooses sparse; None without."""
+    """What ``auto`` has measured and from which density it chooses sparse, or None."""
     costs, num_neurons = ffns[0].costs, ffns[0].up_proj.out_features
     if ffns[0].kernels != "auto" or costs is None:
         return None
@@ -119,7 +119,7 @@ def described_costs(ffns: list[SparseFFN]) -> str | None:
 
 
 def each_path(ffns: list[SparseFFN]) -> Iterator[None]:
-    """Puts the FFNs on each path that they may take in turn, and then back on their own."""
+    """Iterates over the paths that the FFNs may take, then restores their own."""
     yield
     free = [ffn for ffn in ffns if ffn.kernels == "auto" and ffn.costs is not None]
     own = [ffn.path for ffn in free]
@@ -132,7 +132,7 @@ def each_path(ffns: list[SparseFFN]) -> Iterator[None]:
 
 
 def kernels_state(ffns: list[SparseFFN], device: torch.device) -> dict[str, Any]:
-    """What a resumed run needs to choose as this one would: plain values, the same on all ranks."""
+    """What a resumed run needs to make the same choices: plain values, the same on all ranks."""
     costs = ffns[0].costs
     return {
         "device": _name(device),
@@ -145,7 +145,7 @@ def kernels_state(ffns: list[SparseFFN], device: torch.device) -> dict[str, Any]
 def restore_kernels(
     ffns: list[SparseFFN], state: dict[str, Any] | None, device: torch.device
 ) -> None:
-    """Goes on from `kernels_state`, where the choice is still free and the GPU the same model."""
+    """Restores `kernels_state`, if the choice is still free and the GPU is the same model."""
     if not state or not state["costs"] or state["device"] != _name(device):
         return
     if state.get("format", "union") != ffns[0].format:  # costs of the other one

@@ -19,7 +19,7 @@ from sparsellm.training.signals import StopRequest
 
 @dataclass(frozen=True)
 class Due:
-    """What is to be measured; true if anything is."""
+    """The measurements that are due; true if there are any."""
 
     validation: bool
     evaluation: bool
@@ -29,7 +29,7 @@ class Due:
 
     @classmethod
     def at(cls, run: Run) -> Due:
-        """After the step that the run has just done."""
+        """Those due after the step that the run has just done."""
         recipe, step = run.recipe, run.step
         last = step == recipe.train.steps
         return cls(
@@ -39,7 +39,7 @@ class Due:
 
     @classmethod
     def missing(cls, run: Run) -> Due:
-        """Of the step that the run resumed from: what metrics.jsonl has no record of."""
+        """Those of the step that the run resumed from of which metrics.jsonl has no record."""
         due, device = cls.at(run), run.accelerator.device
         done: set[str] = set()
         if due and run.accelerator.is_main_process:
@@ -52,7 +52,7 @@ class Due:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether something of a period in steps (0 is never) falls on ``step``."""
+    """Whether something done every ``period`` steps (0 is never) is due at ``step``."""
     return every > 0 and step % every == 0
 
 
@@ -74,10 +74,10 @@ def measure(
     evaluator: PeriodicEvaluation | None,
     due: Due,
 ) -> bool:
-    """Does what is due, to the terminal and the log; False where some rank was asked to stop.
+    """Measures what is due, prints and logs it; False if some rank was asked to stop.
 
     Raises:
-        Exception: it failed, and the recipe's ``on_error`` is ``stop``.
+        Exception: a measurement failed, and the recipe's ``on_error`` is ``stop``.
     """
     recipe = run.recipe
     try:

@@ -50,7 +50,7 @@ class Meter:
         self._since += time.perf_counter() - self._paused
 
     def record(self, run: Run, totals: StepTotals) -> TrainRecord:
-        """The record of the step just done; begins the next interval."""
+        """The record of the last step; starts the next interval."""
         assert totals.sparsity is not None
         now = time.perf_counter()
         tokens = (run.step - self._step) * run.recipe.train.global_batch_tokens
@@ -75,7 +75,7 @@ class Meter:
 
 
 def _peak_memory_gib(device: torch.device) -> float:
-    """Since the last call; on a CPU since the process began."""
+    """Peak memory since the last call; on a CPU since the process began."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -1,8 +1,8 @@
-"""Steps that are not taken, and weights that are not finite.
+"""Steps that are skipped, and weights that are not finite.
 
 A step whose loss or gradient is not finite stops the run, or is skipped (``train.on_nonfinite``).
-A spike is skipped (``train.spike_threshold``). Weights, optimizer and statistics then stay as they
-are, and the data goes on behind the step.
+A spike is skipped (``train.spike_threshold``). A skipped step changes neither weights nor optimizer
+nor statistics; training continues with the data after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Skip:
 
 
 def reason_to_skip(run: Run, values: dict[str, float]) -> Skip | None:
-    """Why a step must not be taken, if so; all ranks call it.
+    """Why the step must be skipped, or None; called by all ranks.
 
     Args:
         run: as it was before the step.
@@ -74,7 +74,7 @@ def _spike(run: Run, values: dict[str, float]) -> Skip | None:
 
 
 def skip_step(run: Run) -> None:
-    """Counts a step that changes nothing but the position in the data."""
+    """Records a skipped step, which changes nothing but the position in the data."""
     clear_gradients(run.optimizer, run.objective)
     run.stats.drop_step()
     run.step += 1
@@ -84,7 +84,7 @@ def skip_step(run: Run) -> None:
 
 
 def check_finite(run: Run) -> None:
-    """Before a checkpoint, and where a step is not finite; all ranks call it.
+    """Checks weights and optimizer before a checkpoint and after a bad step; called by all ranks.
 
     Raises:
         FloatingPointError: a weight or a moment of the optimizer is not finite, on some rank.
@@ -103,10 +103,10 @@ def check_finite(run: Run) -> None:
 
 
 def _way_back(run: Run) -> str:
-    """Where a lower learning rate can help: before the first step that was not taken.
+    """Advises from which checkpoint to resume: one before the first skipped step.
 
-    With the weights of that step the same batch gives the same numbers at any rate. Waits for the
-    save in progress.
+    With the weights of that step, the same batch gives the same numbers at any learning rate. Waits
+    for the save in progress.
     """
     if path := run.saver.wait():
         run.accelerator.print(f"saved {path}")

@@ -1,4 +1,4 @@
-"""What a step minimises: cross-entropy and L1 as plain sums, with the statistics beside them."""
+"""The objective: cross-entropy and L1 as plain sums, together with the statistics."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class Objective(nn.Module):
         backbone = self.model.model
         x_BTC = backbone.embed_tokens(inputs_BT)
         if torch.is_autocast_enabled(x_BTC.device.type):
-            # Embedding is no autocast op: without this the residual stream would be fp32, twice
-            # the bytes in every norm and addition. FSDP2's mixed precision makes it bf16 too.
+            # Autocast does not cover embeddings: without this the residual stream would be fp32,
+            # with twice the bytes in every norm and addition. FSDP2's mixed precision makes it bf16
+            # too.
             x_BTC = x_BTC.to(torch.get_autocast_dtype(x_BTC.device.type))
         position_ids = torch.arange(inputs_BT.shape[1], device=x_BTC.device)[None]
         rotary = backbone.rotary_emb(x_BTC, position_ids)
@@ -85,7 +86,7 @@ class Objective(nn.Module):
         )
 
     def _order(self, inputs_BT: Tensor) -> TokenOrder | None:
-        """One for all layers, forward and backward; None where no FFN has a use for it."""
+        """One order for all layers, forward and backward; None if no FFN uses it."""
         backbone = self.model.model
         if self._sorts_tokens and any(layer.mlp.wants_order for layer in backbone.layers):
             return token_order(inputs_BT, backbone.config.vocab_size)
@@ -147,8 +148,8 @@ def _liger_loss() -> LossFunction:
         raise ValueError(
             f"runtime.loss: liger needs `{how_to_install('liger')}`; or set runtime.loss=torch"
         ) from error
-    # The gradient of the vocabulary matrix is summed over chunks of tokens: in fp32, as without
-    # chunks it would be.
+    # The gradient of the vocabulary matrix is summed over chunks of tokens in fp32, as it would be
+    # without chunks.
     fused = LigerFusedLinearCrossEntropyLoss(reduction="sum", accum_dtype=torch.float32)
 
     def liger(x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tensor:

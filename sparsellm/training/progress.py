@@ -8,7 +8,7 @@ from sparsellm.runs.records import TrainRecord
 
 
 def progress_line(record: TrainRecord, recipe: Recipe) -> str:
-    """One line for people, under 160 columns."""
+    """A progress line of under 160 columns."""
     total, line = recipe.train.steps, record.line()
     shown = [(m, m.value(line, recipe)) for m in METRICS if m.progress]
     parts = [text for m, value in shown if value is not None and (text := m.text(value))]

@@ -1,4 +1,4 @@
-"""What changes with the step: learning rate and L1 coefficient. Steps count from 0."""
+"""The schedules of learning rate and L1 coefficient. Steps count from 0."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 
 def rate_change(saved: Recipe, present: Recipe, step: int) -> str | None:
-    """A sentence where a run that resumes after ``step`` steps leaves the schedule it was on."""
+    """A warning if a run resumed after ``step`` steps leaves its old schedule, or None."""
     before = learning_rate(saved.optimizer, max(step - 1, 0), saved.train.steps)
     planned = learning_rate(saved.optimizer, step, saved.train.steps)
     after = learning_rate(present.optimizer, step, present.train.steps)

@@ -1,4 +1,4 @@
-"""A polite stop: the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 asks the loop to save and leave."""
+"""Stopping by signal: the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 saves the run and ends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
-# A terminal and a launcher may both pass on one Ctrl-C; what comes this soon is the same request.
+# A terminal and a launcher may both deliver one Ctrl-C: signals this close are the same request.
 ECHO_SECONDS = 2.0
 
 

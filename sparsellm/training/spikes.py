@@ -1,4 +1,4 @@
-"""The recent course of a step's loss and gradient norm, and steps that leave it far behind.
+"""Moving averages of loss and gradient norm, and steps that exceed them by far (spikes).
 
 A damaged batch can raise both by orders of magnitude while they stay finite. With
 ``train.spike_threshold`` the update of such a step is skipped.

@@ -94,7 +94,7 @@ class SparsityStats:
         return _summarise(histogram_LC, position_nnz_LP, position_tokens_P, self.dead_LN())
 
     def drop_step(self) -> None:
-        """Empties the step's counters, of a step that was not taken; the windows stay."""
+        """Clears the step's counters after a skipped step; the windows stay."""
         for counter in self._step_counters():
             counter.zero_()
 
@@ -126,7 +126,7 @@ class SparsityStats:
         return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restores what `state_dict` gave, on this device."""
+        """Restores a `state_dict`, on this device."""
         for name in _STATE:
             getattr(self, name).copy_(state[name])
 

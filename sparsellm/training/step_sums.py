@@ -1,4 +1,4 @@
-"""The sums of one optimizer step: added up on the device, read once."""
+"""The sums of one optimizer step: accumulated on the device, read by the host once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class StepSums:
         self._blocks += self._blocks_each
 
     def read(self, stop: bool, failed: bool = False) -> StepReading:
-        """Sums over ranks; the one place where a step waits for its forward and backward."""
+        """Sums over ranks: the only place where a step waits for forward and backward."""
         self._sums[3], self._sums[4], self._sums[5] = self._blocks, stop, failed
         all_reduce_sum(self._sums)
         values = torch.cat([self._sums, self._largest_L.double()]).tolist()

@@ -1,8 +1,8 @@
 """The controller that moves λ until a token fires `sparsity.target_nnz` neurons.
 
-λ answers no question of a user: what it leaves depends on width, batch and learning rate. Non-zeros
-do. After every step the controller compares the step's non-zeros (of all ranks) with the target and
-moves log λ:
+Users want a number of non-zeros, and the λ that leads to it depends on width, batch and learning
+rate. After every step the controller compares the step's non-zeros (of all ranks) with the target
+and moves log λ:
 
     e    = log(nnz / target)
     fast = mean of e over about 5 steps; slow = over about 20 (exponential)
@@ -87,7 +87,7 @@ class TargetController:
         return {"log_l1": self._log_l1, "fast": self._fast, "slow": self._slow}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Goes on from `state_dict`; False, with nothing changed, where it has other loops."""
+        """Restores a `state_dict`; returns False and changes nothing if it has other loops."""
         if len(state["log_l1"]) != len(self._log_l1):
             return False
         self._log_l1, self._fast, self._slow = (state[k] for k in ("log_l1", "fast", "slow"))

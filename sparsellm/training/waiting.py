@@ -1,4 +1,4 @@
-"""Signs of life while something takes long."""
+"""Progress messages during long operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REPEAT_SECONDS = 15.0
 
 @contextmanager
 def waiting(what: str, say: Callable[[str], object]) -> Iterator[None]:
-    """Says that ``what`` is under way, every now and then, and how long it took.
+    """Prints every 15 seconds that ``what`` is in progress, and at the end how long it took.
 
     Args:
         what: such as ``compiling the model``.

@@ -1,8 +1,8 @@
-// Sums over a block of threads; all of them must take part. `place` is shared memory of theirs alone.
+// Sums over a block of threads, called by all of them. `place` is shared memory used for nothing else.
 #pragma once
 #include "common/ptx.cuh"
 
-// What comes before this warp or thread, and all of it.
+// The sum over the warps or threads before this one, and over all of them.
 struct Sums {
   uint32 before, total;
 };

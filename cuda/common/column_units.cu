@@ -1,4 +1,4 @@
-// column_units: shares out the work on columns (columns.cuh): the units of columns_grad and the order
+// column_units: schedules the work on columns (columns.cuh): the units of columns_grad and the order
 // of columns_down, as union_entries does for the union format. One block of threads.
 #include "common/units.cuh"
 

@@ -1,8 +1,8 @@
-// What decode_gate leaves for decode_down: the neurons that fire for any of up to 64 tokens.
+// The interface between decode_gate and decode_down: the neurons that fire for any of up to 64 tokens.
 //
-// The N neurons are cut into sections, as equal as can be: neurons N·s/sections to N·(s+1)/sections
-// are those of section s, and one block of decode_gate. T is the number of tokens, padded to 8, 16,
-// 32 or 64. Of each section, in ascending order:
+// The N neurons are divided into sections of nearly equal size: section s has neurons N·s/sections to
+// N·(s+1)/sections and is computed by one block of decode_gate. T is the number of tokens, padded to 8,
+// 16, 32 or 64. For each section, in ascending order:
 //
 //   count   [sections]          uint32   how many of its neurons fire
 //   neuron  [sections][stride]  uint16   which; stride is a multiple of 16, so that two 16-byte
@@ -10,7 +10,7 @@
 //   value   [N][T]              element  their h, the i-th in row `first_neuron` + i; tokens past
 //                                        M are zeros
 //
-// What lies past `count` in a section is undefined.
+// Values past `count` in a section are undefined.
 #pragma once
 #include "common/mma.cuh"
 

@@ -1,9 +1,9 @@
 // decode_down: y = h · W_downᵀ + b for up to 64 tokens, h as decode_gate leaves it (decode.cuh),
 // the weights transposed: a neuron's are a row.
 //
-// A block makes 16 columns of y. It strings the sections' neurons together in shared memory,
-// as many at a time as there is room for; warps take 16 of them in turn, tokens being the 16-row
-// operand of mma.sync. What the warps have summed is added up in shared memory, in a fixed order.
+// A block computes 16 columns of y. It concatenates the sections' neurons in shared memory, as many at a
+// time as fit; each warp processes every eighth group of 16, with tokens as the 16-row operand of
+// mma.sync. The sums of the warps are added in shared memory, in a fixed order.
 #include "common/decode.cuh"
 
 namespace {

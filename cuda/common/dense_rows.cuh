@@ -1,8 +1,8 @@
-// What the dense products of an FFN's forward and backward pass on listed rows share
-// (common/rows_gemm.cuh): the activations of 128 rows, and how sums are gone through.
+// Shared by the dense products of an FFN's forward and backward pass on listed rows
+// (common/rows_gemm.cuh): the activations of 128 rows, and the iteration over sums.
 //
-// Rows are worked off in rounds of as many as there is room for. `first` are the weights whose product
-// decides what fires, `second` the other ones, or null.
+// Rows are processed in rounds of as many as fit into scratch memory. `first` are the weights whose
+// product decides which neurons fire, `second` the other ones, or null.
 #pragma once
 #include "common/rows_gemm.cuh"
 #include "common/twell.cuh"

@@ -1,6 +1,6 @@
-// The hybrid format, which training computes on, as the paper defines it (arXiv 2603.23198): rows with
-// few non-zeros in an ELL matrix of fixed width, the others in a dense backup, and a bit a row that says
-// where it went.
+// The hybrid format, used in training, as the paper defines it (arXiv 2603.23198): rows with few
+// non-zeros are in an ELL matrix of fixed width, the others in a dense backup; one bit per row tells
+// which.
 //
 //   word   [M][width]  uint32  as in TwELL (common/twell.cuh): a bf16 value and its neuron, ascending
 //   count  [M]         uint32  how many of them; 0 of a row in the backup
@@ -9,7 +9,7 @@
 //   up     [M][width]  bf16    x · W_upᵀ + b at the same places
 //   gate, up  [backup][N]  bf16  of the first rows of `list`, dense
 //
-// What the backup has no room for is in `list` all the same, and is computed again where it is needed
+// Rows that do not fit into the backup are also in `list`, and are recomputed where they are needed
 // (common/dense_rows.cu, dense_rows_grad.cu).
 //
 // The same by neuron, for the weights' gradients:
@@ -43,7 +43,7 @@ struct Ell {
   }
 };
 
-// Strings the rows together; `factor(place)` is what belongs to a non-zero. There is room for all.
+// Concatenates the rows; `factor(place)` is the factor of a non-zero. The list has room for all.
 template <typename Factor>
 __device__ __forceinline__ void concatenate_rows(List& list, const Ell& ell, const Factor& factor) {
   if (threadIdx.x == 0) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void each_entry(List& list, const Ell& ell, const Use
   }
 }
 
-// Rows of a matrix by token, where the tokens are in an order of their own.
+// Rows of a matrix in the order of the tokens, where rows are in a token order.
 struct RowsByToken {
   const int* token;  // or null
   int first;

@@ -1,8 +1,8 @@
 // hybrid_transpose: the ELL rows of the hybrid format by neuron (common/hybrid.cuh). In two launches:
 //
-// 0  a thread a neuron: how many rows fire it before each token block; the last block of threads adds
-//    up the neurons, for `first`
-// 1  a block of threads a token block: where its non-zeros come, a row after the other
+// 0  one thread per neuron counts the rows that fire it before each token block; the last block of
+//    threads adds up the neurons, for `first`
+// 1  one block of threads per token block stores where its non-zeros are, row by row
 #include "common/block_sums.cuh"
 #include "common/hybrid.cuh"
 
@@ -14,7 +14,7 @@ struct Shared {
   bool last;
 };
 
-// Leaves each neuron's rows in `first`, to be added up.
+// Stores each neuron's number of rows in `first`, to be added up.
 __device__ __forceinline__ void count_rows(int n, int blocks, const unsigned char* table,
                                            uint32* before, uint32* first) {
   constexpr int ahead = 16;

@@ -1,10 +1,10 @@
 // hybrid_weight_grad: ∇W_up = Σ ∇up · x, ∇W_gate = Σ ∇gate · x and ∇W_down = Σ h · ∇y over the rows that
 // fire a neuron, each neuron by neuron, from the transposed hybrid format (common/hybrid.cuh).
 //
-// All non-zeros, by neuron, are cut into segments of equal size, however unlike the neurons are; a warp
-// has a segment and 256 columns, and needs no other. A neuron that lies in several segments leaves
-// parts of its sums in `carry`, which the second launch adds up, always in the same order. Neurons that
-// no row fires get zeros.
+// All non-zeros, sorted by neuron, are divided into segments of equal size, so that the work is balanced
+// however uneven the neurons are. A warp computes one segment and 256 columns. Partial sums of a neuron
+// that spans several segments are stored in `carry`; the second launch adds them in a fixed order.
+// Neurons that no row fires get zeros.
 //
 //   carry  [segments][2][3][K]  fp32  of a segment's first neuron, if it began before; of its last, if
 //                                     it goes on: ∇W_up, ∇W_gate, ∇W_down
@@ -28,7 +28,7 @@ struct Output {
 using Sums = float[3][8];
 
 
-// Adds what the non-zeros [from, to) say of this lane's eight columns.
+// Adds the contributions of the non-zeros [from, to) to this lane's eight columns.
 __device__ __forceinline__ void add_entries(Sums& sum, const uint32* source, uint32 from, uint32 to,
                                             const Values& v, const element* x, const element* dy,
                                             int k, int column) {
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
   const Output out{up_NK, gate_NK, down_NK, is_float != 0, adds != 0};
   const uint32 total = first[n], share = (total + segments - 1) / segments;
   const uint32 from = min(total, segment * share), end = min(total, from + share);
-  // Who has the last non-zero also has the neurons behind it; if there is none, the first segment.
+  // The segment with the last non-zero also covers the neurons after it; if there is none, the first.
   const bool last = end == total && (from < total || segment == 0);
   if (from >= end && !last) return;
   uint32 neuron = neuron_from(first, n, from);

@@ -1,8 +1,8 @@
-// Products of a token block with the weight rows of its union, wherever they are computed (up.cuh of
-// sm80 and of sm90): the work units, and what is wanted of them.
+// Products of a token block with the weight rows of its union, for every architecture (up.cuh of sm80
+// and sm90): the work units and their epilogues.
 //
-// A work unit is 64 tokens × 256 members of their block's union. An `Op` says which neuron a member
-// is and what becomes of the sums:
+// A work unit is 64 tokens × 256 members of their block's union. An `Op` defines which neuron a member
+// is, and the epilogue:
 //
 //   members(block), neuron(m)   a block's union, and the neuron that one of its words means
 //   name(unit, i)               what the others call member `i` of a unit; never `no_entry`

@@ -1,13 +1,13 @@
-// Sums of weight rows over a token block's union, wherever they are computed (down.cuh of sm80 and of
-// sm90): what is to be added up. An `Op` says where things are:
+// Sums of weight rows over a token block's union, for every architecture (down.cuh of sm80 and sm90):
+// the operands. An `Op` defines where they are:
 //
-//   num_sources()                how many pairs of columns and weights there are to add up, of at
-//                                most `max_sources`
+//   num_sources()                the number of pairs of columns and weights to sum, at most
+//                                `max_sources`
 //   members(block), neuron(m)    a block's union, and the neuron that one of its words means
 //   columns(source, block, i)    64 values for each member from the block's i-th on, 16-byte aligned
 //   place(m, i)                  where from there on those of member i begin, whose word is m
-//   weights(source)              (N, K), a row a neuron
-//   rare                         whether L2 had better keep the weights than the columns
+//   weights(source)              (N, K), one row per neuron
+//   rare                         whether L2 should evict the columns before the weights
 #pragma once
 #include "common/columns.cuh"
 

@@ -1,10 +1,10 @@
-// Dense products with rows that a list names: what a sparse format does not hold. By mma.sync, since
-// such rows are few; on every GPU since Ampere.
+// Dense products with listed rows: those that a sparse format does not hold. By mma.sync, since such
+// rows are few; on every GPU since Ampere.
 //
-// A block of 256 threads makes 128 × 128 sums, 32 of the inner dimension a stage; a warp holds 64 × 32
-// of them. Work is numbered, in phases each of which needs the results of the one before. A block
-// takes the next number when it is done with one, and waits for all the work of earlier phases: that
-// was taken before, by blocks that are running, so that nobody waits for work that cannot begin.
+// A block of 256 threads computes 128 × 128 sums, 32 of the inner dimension per stage; a warp holds 64 ×
+// 32 of them. Work items are numbered, in phases each of which needs the results of the previous one.
+// A block claims the next item when it has finished one, and waits for all items of earlier phases:
+// these were claimed earlier, by blocks that are running, so a deadlock is impossible.
 #pragma once
 #include "common/mma.cuh"
 
@@ -98,7 +98,7 @@ __device__ __forceinline__ void multiply(GemmShared& shared, int length, const A
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     copy_wait<gemm_stages - 2>();
-    // Everybody's copies of this step are here, and the stage of the step before is free.
+    // All threads' copies of this step have arrived, and the stage of the step before is free.
     __syncthreads();
     copy(step + gemm_stages - 1);
     multiply_stage<a_across, b_across>(shared.a[step % gemm_stages], shared.b[step % gemm_stages], d);
@@ -150,7 +150,7 @@ struct Across {
   }
 };
 
-// The number of the next piece of work, for all threads.
+// Claims the next work item, for all threads.
 __device__ __forceinline__ uint32 claim_item(GemmShared& shared, uint32* next) {
   if (threadIdx.x == 0) shared.item = claim_next(next);
   __syncthreads();
@@ -159,7 +159,7 @@ __device__ __forceinline__ uint32 claim_item(GemmShared& shared, uint32* next) {
   return item;
 }
 
-// Waits until so much work is done, by whomever.
+// Waits until so many items are finished, by any block.
 __device__ __forceinline__ void await_items(const uint32* done, uint32 items) {
   if (threadIdx.x == 0)
     while (load_acquire(done) < items) pause();

@@ -1,12 +1,13 @@
-// Columns shared out to the warps of a grid: those of each token block in strips of a few, and to
-// each warp as many strips, in a row. A token block can have eight times the columns of most others: a
-// sequence's first token can fire all neurons. With a block of threads a token block, union_columns
-// took 179 µs where that happened and 45 where it did not (H200, M 16384, N 5632, real traces).
+// Distributes columns evenly over the warps of a grid: the columns of each token block are divided into
+// strips of a few, and each warp gets equally many contiguous strips. A token block can have eight times
+// as many columns as most others, since a sequence's first token can fire all neurons. With one block of
+// threads per token block, union_columns took 179 µs where that happened and 45 where it did not (H200,
+// M 16384, N 5632, real traces).
 #pragma once
 #include "common/ptx.cuh"
 
-// What a warp has of a token block: columns [from, to) of its `columns`, the first of which is column
-// `first` of all blocks'.
+// A warp's part of a token block: columns [from, to) of its `columns`, which begin at column `first` of
+// all blocks.
 struct Run {
   int block;
   uint32 first, columns, from, to;
@@ -18,8 +19,8 @@ struct StripScratch {
   uint2 sum[threads / 32];
 };
 
-// `count(block)` gives a block's columns; whole warps get `work(run)`. Every block has a strip, if an
-// empty one. Which warp has which depends on the counts and the grid alone.
+// `count(block)` is a block's number of columns; whole warps call `work(run)`. Every block has a strip,
+// even if it is empty. The assignment depends only on the counts and the grid.
 template <int strip_columns, int threads, typename Count, typename Work>
 __device__ __forceinline__ void distribute_strips(StripScratch<threads>& shared, int blocks,
                                              const Count& count, const Work& work) {

@@ -1,16 +1,15 @@
 // TwELL, tile-wise ELLPACK, as the paper defines it (arXiv 2603.23198): the active part of an M × N
 // activation matrix, packed row by row within tiles of 256 neurons.
 //
-// With compression factor C a tile has 256 / C words of 32 bits per row, its `width`: first how many
-// non-zeros the row has in the tile, then the non-zeros, neurons ascending, each an element in the
+// With compression factor C a tile has 256 / C words of 32 bits per row, its `width`: first the number
+// of non-zeros of the row in the tile, then the non-zeros by ascending neuron, each an element in the
 // high half and its neuron, of all N, in the low half. Words beyond the count are not written.
 //
 //   word    [M][tiles][width]  uint32
 //   control [8]                uint32   see below; zeroed by the gate
 //
-// The count is that of the activation, stored or not. A tile that holds more non-zeros than width - 1
-// has thereby overflowed, and everyone who reads it knows: such rows are computed from x again
-// (common/dense_rows.cu).
+// The count includes non-zeros that are not stored. A count above width - 1 tells every reader that the
+// tile has overflowed: such rows are recomputed from x (common/dense_rows.cu).
 #pragma once
 #include "common/element.cuh"
 #include "common/tiles.cuh"
@@ -21,18 +20,17 @@ __device__ __forceinline__ uint32 twell_word(uint32 value_high, uint32 neuron) {
 __device__ __forceinline__ float word_value(uint32 word) { return element_high(word); }
 __device__ __forceinline__ uint32 word_neuron(uint32 word) { return word & 0xffffu; }
 
-// What a tile that overflowed adds to the count of its row, when tiles are added up: more than any
-// count, and so little that 256 of it and all counts fit 32 bits.
+// Added to the count of a row for each tile that overflowed: more than any count, and small enough that
+// 256 times this and all counts fit 32 bits.
 constexpr uint32 not_held = 1u << 17;
 
-// Relu of a pair of gates: what is not above the threshold, which is not negative, becomes +0; NaN
-// passes.
+// Relu of a pair of gates: values up to the threshold, which is not negative, become +0; NaN stays NaN.
 __device__ __forceinline__ uint32 threshold_pair(uint32 pair, float threshold) {
   const uint32 low = element_low(pair) <= threshold ? 0 : 0xffffu;
   const uint32 high = element_high(pair) <= threshold ? 0 : 0xffff0000u;
   return pair & (low | high);
 }
 
-// Words of `control`: rows left to dense_rows; blocks of threads that are done; non-zeros of all rows,
-// 64 bits; work of dense_rows that is taken, and done.
+// Words of `control`: rows left to dense_rows; blocks of threads that have finished; non-zeros of all
+// rows, 64 bits; work items of dense_rows that are claimed, and finished.
 constexpr int num_overflowed = 0, num_finished = 1, num_nonzeros = 2, next_item = 4, items_done = 5;

@@ -3,8 +3,8 @@
 // product with the gate is ever in memory (common/walk.cuh has how). Without W_up the gate is h; with
 // `relu_up` up is relu'd too.
 //
-// A block of threads takes `rows_each` rows. One that TwELL does not hold, or with more non-zeros than
-// a list, is named in `overflowed` and left to dense_rows.
+// A block of threads computes `rows_each` rows. Rows that overflowed TwELL, or with more non-zeros than
+// a list holds, are listed in `overflowed` and left to dense_rows.
 #include "common/block_sums.cuh"
 #include "common/twell.cuh"
 #include "common/walk.cuh"
@@ -34,8 +34,8 @@ __device__ __forceinline__ void count_rows(Shared& shared, const Twell& twell) {
   __syncthreads();
 }
 
-// Strings together what the rows from `first` on fire, as many as the list holds; returns the first
-// row that it has no room for. Rows that overflowed have no entries.
+// Concatenates the non-zeros of the rows from `first` on, as many rows as fit into the list; returns the
+// first row that does not fit. Rows that overflowed have no entries.
 __device__ __forceinline__ int concatenate_rows(Shared& shared, const Twell& twell, int first,
                                            bool gated) {
   List& list = shared.list;
@@ -67,7 +67,7 @@ __device__ __forceinline__ int concatenate_rows(Shared& shared, const Twell& twe
   return end;
 }
 
-// Says how many non-zeros there are, and which rows are left to dense_rows.
+// Stores the number of non-zeros and the list of rows that are left to dense_rows.
 __device__ __forceinline__ void report(const Shared& shared, const Twell& twell, int first_row,
                                        int m, uint32* control, uint32* overflowed,
                                        uint32* observed) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ void report(const Shared& shared, const Twell& twell,
   atomicAdd(nonzeros, own);
   if (observed == nullptr) return;
   __threadfence();
-  // Memory of the host, which reads it when it likes.
+  // Host memory, which the host reads asynchronously.
   if (atomicAdd(control + num_finished, 1) == gridDim.x - 1)
     *observed = static_cast<uint32>(atomicAdd(nonzeros, 0ull) / m);
 }

@@ -1,25 +1,25 @@
-// The union format: where the kernels keep the active part of an M × N activation matrix.
+// The union format: how the kernels store the active part of an M × N activation matrix.
 //
-// Tokens are cut into blocks of 64, neurons into tiles of 256. In a block, the neurons of a tile
-// that fire for at least one of its tokens form the tile's union. For each of
-// them the values of all 64 tokens are kept: a dense column that tensor cores can read. Nothing can
-// overflow: a full tile is a union of 256.
+// Tokens are divided into blocks of 64, neurons into tiles of 256. In a block, the neurons of a tile
+// that fire for at least one of its tokens form the tile's union. For each member of the union the
+// values of all 64 tokens are stored: a dense column that tensor cores can read. Nothing can overflow:
+// the union of a full tile has 256 members.
 //
 //   count   [blocks][tiles]              uint32   size of each union
 //   neuron  [blocks][tiles][256]         uint8    its members, column within the tile
 //   value   [blocks][tiles][256][64]     element  their values, one a token (order: token_at)
 //   entry   [blocks][tiles * 256]        uint32   all unions of a block in a row: column slot
 //                                                 (tile * 256 + place) << 16 | neuron
-//   total   [blocks]                     uint32   how many entries that is
+//   total   [blocks]                     uint32   the number of these entries
 //
-// and, so that the kernels after the gate can share out their work:
+// and, to schedule the work of the kernels after the gate:
 //
 //   unit    [blocks * tiles]             uint32×2 256 entries of a block: block << 16 | which 256,
 //                                                 and how many entries there are from there on
 //   order   [blocks + splits]            uint32×2 a block and its total, or a part of a heavy block:
 //                                                 its place in `split` + 1 << 16 | block, and its
 //                                                 members; both the largest first
-//   split   [splits]                     uint32×2 parts of heavy blocks, those of a block in a row:
+//   split   [splits]                     uint32×2 parts of heavy blocks, contiguous for each block:
 //                                                 the first member; which part << 16 | of how many
 //   control [8]                          uint32   see below; zeroed by the gate
 #pragma once
@@ -34,7 +34,7 @@ __device__ __forceinline__ uint32 entry_neuron(uint32 entry) { return entry & 0x
 // Never an entry, at any N: the slot and the neuron of an entry are in the same tile.
 constexpr uint32 no_entry = 0xffff0000u;
 
-// Tokens lie in an order that lets a thread of a multiplying warp write its four values of a column
+// Tokens are stored in an order that lets a thread of a consumer warp write its four values of a column
 // at once: the token, of 16, at a place of `value`.
 __device__ __forceinline__ int token_at(int place) {
   return place / 2 % 2 * 8 + place / 4 * 2 + place % 2;

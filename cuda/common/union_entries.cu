@@ -1,6 +1,6 @@
-// union_entries: strings the unions of each token block together (union.cuh: `entry`, `total`).
+// union_entries: concatenates the unions of each token block (union.cuh: `entry`, `total`).
 //
-// One block of threads a token block; the last of them shares out the work of the two kernels after.
+// One block of threads per token block; the last one schedules the work of the two next kernels.
 #include "common/units.cuh"
 
 constexpr int threads = 256;
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(threads)
   __threadfence();
   schedule_units<threads>(units, gridDim.x, [&](int i) { return __ldcg(total + i); }, unit, order,
                        Splitting{split, arrived, max_parts, slices, workers}, control);
-  // Memory of the host, which reads it when it likes.
+  // Host memory, which the host reads asynchronously.
   if (threadIdx.x == 0 && observed != nullptr)
     *observed = __ldcg(control + num_entries) / gridDim.x;
 }

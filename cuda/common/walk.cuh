@@ -1,13 +1,13 @@
-// Products with a few rows of a sparse matrix at a time: what the kernels on TwELL and on the hybrid
-// format share.
+// Products with a few rows of a sparse matrix at a time: shared by the kernels on TwELL and on the
+// hybrid format.
 //
-// A block of threads has up to `max_rows` rows, whose non-zeros lie strung together in shared memory
-// as a `List`. `dot_rows` forms the product of each row's dense vector with the weight row of each of
-// its non-zeros: the non-zeros are shared out to the warps evenly, whatever the rows are like.
-// `sum_rows` adds up multiples of weight rows for each row: there a warp has a part of the columns.
-// Either way a weight row is a few coalesced loads of 16 bytes a lane, a dozen under way in each warp:
-// L2 → SM is what bounds both. All dot products of a block come before its sums, so that most of the
-// GPU reads one weight matrix at a time.
+// A block of threads has up to `max_rows` rows, whose non-zeros are concatenated in shared memory as a
+// `List`. `dot_rows` computes the product of each row's dense vector with the weight row of each of its
+// non-zeros, which are distributed evenly over the warps. `sum_rows` adds multiples of weight rows for
+// each row; there each warp computes a part of the columns. In both a weight row is a few coalesced
+// loads of 16 bytes per lane, with a dozen in flight per warp: the bandwidth from L2 to the SM is the
+// limit. All dot products of a block come before its sums, so that most of the GPU reads one weight
+// matrix at a time.
 #pragma once
 #include "common/element.cuh"
 
@@ -24,7 +24,7 @@ struct List {
   uint32 first[max_rows + 1];  // of each row, and the end
 };
 
-// Weight rows are read once by each block: past L1.
+// Loads that bypass L1, since each block reads a weight row once.
 __device__ __forceinline__ uint4 load_once(const element* from) {
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"

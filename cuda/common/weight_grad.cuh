@@ -1,8 +1,8 @@
-// What group_columns hands to weight_grad: the columns of a pattern, grouped by neuron.
+// The interface between group_columns and weight_grad: the columns of a pattern, grouped by neuron.
 //
-// Neurons are sorted by activity and cut into groups of 32. The *rows* of a group are the tokens
-// that fire any of its neurons, ascending: the rows of x and dy that its gradients need, each read
-// once for all 32. They are worked off in pieces of 64, across the borders of token blocks.
+// Neurons are sorted by activity and divided into groups of 32. The *rows* of a group are the tokens
+// that fire any of its neurons, ascending: the rows of x and dy that its gradients need, each read once
+// for all 32. They are processed in pieces of 64 rows, which may span token blocks.
 //
 //   member    [C]                    Member   the columns of group 0, of group 1, …; within a group
 //                                             by token block
@@ -11,7 +11,7 @@
 //   control   [2]                    uint32   see below; zeroed
 //   progress  [1 + max_parts * slices]  uint32   of weight_grad alone, see below; zeroed
 //
-// and fill_pieces to weight_grad: the pieces' values, those of one unit after those of the one before.
+// and between fill_pieces and weight_grad: the pieces' values, unit by unit.
 //
 //   work         [groups + max_parts]      uint2  each unit's first row among those of all pieces,
 //                                                  and its rows
@@ -26,7 +26,7 @@
 
 constexpr int group_neurons = 32, piece_rows = 64;
 
-// A group with many rows is cut into parts, whose sums meet in memory: room for so many.
+// A group with many rows is split into parts, whose sums are added through memory: the maximum number.
 constexpr int max_parts = 60;
 
 // One neuron in one token block; pairs are for its tokens 0–31 and 32–63.

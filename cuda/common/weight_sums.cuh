@@ -1,9 +1,9 @@
-// What the kernels of the weights' gradients work on and what becomes of their sums, wherever they are
-// computed (weight_grad.cu of sm90, portable_weight_grad.cu of sm80).
+// The operands and the epilogue of the kernels for the weights' gradients, for every architecture
+// (weight_grad.cu of sm90, portable_weight_grad.cu of sm80).
 //
 // A unit's sums are two matrices, 32 neurons of a group × `columns`: of x the first is that of d_gate
-// and the second that of d_up; without a gate, and of dy, there is one matrix, and the other is
-// nobody's. A `Tile` says which of them a thread has, beside what partial_sums.cuh wants to know:
+// and the second that of d_up; without a gate, and for dy, only the first is used. A `Tile` defines
+// which of them a thread holds, in addition to what partial_sums.cuh requires:
 //
 //   columns             of a unit
 //   rows, row(r)        the rows of its matrix that it has part of; which neuron the r-th is
@@ -17,7 +17,7 @@
 #include "common/partial_sums.cuh"
 #include "common/weight_grad.cuh"
 
-// How gradients leave, `output`; numbered alike in weight_grad.py.
+// The kinds of `output`; the same numbers are in weight_grad.py.
 constexpr int bf16_values = 0, fp32_values = 1, added_to_fp32 = 2;
 
 template <int unit_columns>
@@ -59,7 +59,7 @@ __device__ __forceinline__ SumsPlace sums_of(const Arguments& a, int slot, int s
           static_cast<int>((twice ? 2 : 1) * one / (4 * Tile::quads))};
 }
 
-// Leaves a part's sums in memory. True where all parts are there: then `d` are the sums of all.
+// Stores a part's sums in memory. Returns true for the last part: then `d` holds the sums of all parts.
 template <typename Tile, typename Arguments>
 __device__ __forceinline__ bool add_parts(bool& last, const Arguments& a, int slice, int slot,
                                           int part, int parts, typename Tile::Values& d) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void store_gradient(const Arguments& a, int group, in
     store_as<Tile, element, false>(a, group, slice, sum);
 }
 
-// Brings the sums that a unit adds to from memory to L2 while its rows are gathered.
+// Prefetches the sums that a unit adds to into L2 while its rows are gathered.
 template <typename Tile, typename Arguments>
 __device__ __forceinline__ void prefetch_sums(const Arguments& a, int group, int slice) {
   constexpr int line = 128 / sizeof(float), lines = Tile::columns / line;

@@ -2,7 +2,7 @@
 // portable_weight_grad share, as sm90/down.cuh is for Hopper. row_sums.cuh has what an `Op` says.
 //
 // A work unit is one block of 64 tokens × 256 output columns. It runs over the block's union, 32
-// members a stage: their columns and the 512-byte pieces of their weight rows come with cp.async.
+// members per stage: their columns and 512-byte slices of their weight rows are copied by cp.async.
 // Both are stored with the member as the slow index; ldmatrix transposes them. A heavy block is several
 // units (units.cuh: `Splitting`), each of a part of its members.
 #pragma once

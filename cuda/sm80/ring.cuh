@@ -1,7 +1,7 @@
 // Shared by the kernels that gather weight rows on GPUs without wgmma: eight warps, each of which copies
 // and multiplies, a ring of stages filled by cp.async, and work units.
 //
-// A block of threads makes 64 × 256 sums, 32 of the inner dimension a stage; a warp holds 32 × 64 of
+// A block of threads computes 64 × 256 sums, 32 of the inner dimension per stage; a warp holds 32 × 64 of
 // them. A stage is 20 KB, and a ring as deep as shared memory has room for: two blocks of threads with
 // four stages on a multiprocessor of sm_80, with five on those of sm_90 and sm_100, and one of four
 // where there are only 99 KB (sm_86, 89, 120).

@@ -91,7 +91,7 @@ def _load(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
         loaded = np.load(path, allow_pickle=False)
         return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged, or no file of numpy's ({error})") from error
+        raise ValueError(f"{path} is damaged, or not a NumPy file ({error})") from error
 
 
 def load_ids(path: Path, context_length: int) -> NDArray[np.int64] | None:

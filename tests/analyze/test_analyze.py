@@ -198,7 +198,7 @@ def test_trace_files_are_checked(tmp_path):
     with pytest.raises(ValueError, match=r"is not a trace file"):
         load_traces(path, 8)
     path.write_text("text")
-    with pytest.raises(ValueError, match=r"is not a trace file"):
+    with pytest.raises(ValueError, match=r"is damaged, or not a NumPy file"):
         load_traces(path, 8)
 
 

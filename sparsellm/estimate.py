@@ -117,7 +117,7 @@ def estimate_memory(
     parameters = count_parameters(recipe).total
     rounds = recipe.accumulation_steps(num_gpus or num_shards)
     half = 2 if recipe.runtime.precision == "bf16" else 4
-    tokens = recipe.train.micro_batch_size * m.context_length
+    tokens = recipe.micro_batch_tokens
     ffn_tensors = len(recipe.architecture.ffn_matrices)  # gate, up, h saved for backward
     saved = half * (6 * m.hidden_size + ffn_tensors * m.intermediate_size)
     boundary = half * m.hidden_size
@@ -155,6 +155,7 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
     parameters = count_parameters(recipe)
     tokens = recipe.train.global_batch_tokens
     flops = train_flops_per_token(recipe)
+    auto = recipe.train.micro_batch_size == "auto"
     rows = [
         ("parameters", f"{parameters.total:,} ({parameters.ffn / parameters.total:.0%} in FFNs)"),
         ("vocabulary", f"{recipe.padded_vocab_size:,} rows, padded"),
@@ -162,7 +163,8 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
         (
             "a step is",
             f"{num_gpus} GPUs × {recipe.accumulation_steps(num_gpus)} micro-batches × "
-            f"{recipe.train.micro_batch_size} sequences × {recipe.model.context_length} tokens",
+            f"{recipe.micro_batch_sequences} sequences × {recipe.model.context_length} tokens"
+            + (" at first, and fewer of more where they fit (auto)" if auto else ""),
         ),
         ("steps", f"{recipe.train.steps:,}"),
         ("tokens in all", f"{recipe.train.steps * tokens:,}"),

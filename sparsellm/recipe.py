@@ -59,11 +59,11 @@ class Recipe(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         sequence = self.model.context_length
-        if self.train.global_batch_tokens % (sequence * self.train.micro_batch_size):
+        if self.train.global_batch_tokens % self.micro_batch_tokens:
             raise ValueError(
                 f"train.global_batch_tokens {self.train.global_batch_tokens} must be a multiple of "
                 f"train.micro_batch_size {self.train.micro_batch_size} × model.context_length "
-                f"{sequence} = {self.train.micro_batch_size * sequence}"
+                f"{sequence} = {self.micro_batch_tokens}"
             )
         if not self.activation.exact_zeros and self.sparsity.reinit_rate:
             raise ValueError("sparsity.reinit_rate needs ffn.activation: relu (no neuron is dead)")
@@ -137,8 +137,19 @@ class Recipe(StrictModel):
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens that a rank runs at once."""
-        return self.train.micro_batch_size * self.model.context_length
+        """Tokens that a rank runs at once; the fewest, where the size is ``auto``."""
+        return self.micro_batch_sequences * self.model.context_length
+
+    @property
+    def micro_batch_sequences(self) -> int:
+        """`train.micro_batch_size`; 1, the smallest that it may become, where it is ``auto``."""
+        size = self.train.micro_batch_size
+        return 1 if size == "auto" else size
+
+    def with_micro_batch(self, sequences: int) -> Recipe:
+        """The same run with so many sequences at once."""
+        train = self.train.model_copy(update={"micro_batch_size": sequences})
+        return self.model_copy(update={"train": train})
 
     @property
     def run_path(self) -> Path:

@@ -190,12 +190,24 @@ class DataConfig(StrictModel):
         }
 
 
+def _auto_or_count(value: object) -> object:
+    """A union would report what each of both misses."""
+    if value == "auto" or (type(value) is int and value > 0):
+        return value
+    raise ValueError("must be auto or a whole number greater than 0")
+
+
 class TrainConfig(StrictModel):
     """Length of training and batch sizes."""
 
     steps: PositiveInt = Field(description="Optimizer steps")
     global_batch_tokens: PositiveInt = Field(description="Tokens per step over all ranks")
-    micro_batch_size: PositiveInt = Field(description="Sequences per rank and micro-batch")
+    micro_batch_size: Annotated[PositiveInt | Literal["auto"], BeforeValidator(_auto_or_count)] = (
+        Field(
+            description="Sequences per rank and micro-batch; auto: as many as fit while layers are "
+            "dense, a power of two, and up to four times as many once layers are sparse"
+        )
+    )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
         description="What to do with a step whose loss or gradient is NaN or infinite: end the "

@@ -64,7 +64,7 @@ def _loader(options: argparse.Namespace) -> None:
             num_workers=num_workers,
             num_ranks=options.num_ranks,
             context_length=options.context_length or recipe.model.context_length,
-            micro_batch_size=options.micro_batch_size or recipe.train.micro_batch_size,
+            micro_batch_size=options.micro_batch_size or recipe.micro_batch_sequences,
             seconds=options.seconds,
             resume_after=options.resume_after,
             kind=kind,

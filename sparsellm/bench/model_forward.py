@@ -143,7 +143,7 @@ def held_out(recipe: Recipe) -> Tensor:
     Raises:
         ValueError: there is too little of it.
     """
-    data, size = recipe.data, recipe.train.micro_batch_size
+    data, size = recipe.data, recipe.micro_batch_sequences
     corpus = load_corpora(**data.sources())[0]
     batches = validation_batches(
         corpus,

@@ -211,7 +211,7 @@ class TrainingRunBench:
             num_workers=recipe.data.num_workers,
             num_ranks=side.gpus,
             context_length=recipe.model.context_length,
-            micro_batch_size=recipe.train.micro_batch_size,
+            micro_batch_size=recipe.micro_batch_sequences,
             seconds=5.0,
         )
         made, unit = found[0].value / 1e3, "tokens/ms out of the loader"

@@ -187,6 +187,11 @@ class TokenLoader:
         )
         return notes
 
+    def resize(self, micro_batch_size: int) -> None:
+        """The next micro-batches have so many sequences; which ones come is the same."""
+        self.close()
+        self._micro_batch_size = micro_batch_size
+
     def close(self) -> None:
         """Ends the workers; the next `next` starts them again at the present position."""
         if self._source is not None:

@@ -46,6 +46,13 @@ class Capacity:
             self.columns = wanted
             self._largest.clear()
 
+    def scaled(self, worst: int) -> Capacity:
+        """For micro-batches of another size: room for as many columns per token."""
+        other = Capacity(worst)
+        if self.columns < self.worst:  # else it has not been observed for long
+            other.columns = min(size_for(self.columns * worst / self.worst), worst)
+        return other
+
 
 def size_for(columns: float) -> int:
     """The smallest of the sizes that holds so many: about powers of 1.2, multiples of 1024."""

@@ -128,8 +128,10 @@ class SparseFFN(nn.Module):
         if self.format == "twell":
             return backup_rows_for(num_tokens)
         worst = -(-num_tokens // BLOCK_TOKENS) * self.up_proj.out_features
-        if self._capacity is None or self._capacity.worst != worst:
+        if self._capacity is None:
             self._capacity = Capacity(worst)
+        elif self._capacity.worst != worst:
+            self._capacity = self._capacity.scaled(worst)
         return self._capacity.columns
 
     def observe_union(self, largest: int) -> None:

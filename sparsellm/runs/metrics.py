@@ -205,6 +205,13 @@ METRICS = (
         section="speed",
         from_zero=True,
     ),
+    Metric(
+        "micro_batch_size",
+        "Sequences that a rank runs at once",
+        "sequences",
+        section="speed",
+        from_zero=True,
+    ),
     Metric("seconds", "Wall time since the process began", "s"),
     Metric(
         "sparse_layers",

@@ -184,6 +184,8 @@ def _ranks(recipe: Recipe, ranks: Launch) -> str:
         rounds = recipe.accumulation_steps(ranks.world_size)
     except ValueError:
         return f"{ranks.world_size}"
+    if recipe.train.micro_batch_size == "auto":
+        return f"{ranks.world_size}; a step is {rounds:,} sequences on each, as many at once as fit"
     return (
         f"{ranks.world_size}; a step is {rounds:,} micro-batches of "
         f"{recipe.train.micro_batch_size} sequences on each"

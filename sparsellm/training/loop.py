@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -34,6 +35,7 @@ from sparsellm.training.distributed import (
     clear_gradients,
 )
 from sparsellm.training.evaluation import PeriodicEvaluation, check_evaluation
+from sparsellm.training.fit import fit_again, fit_first, grow, may_shrink, shrink_after_failure
 from sparsellm.training.kernel_policy import choose_kernels, each_path
 from sparsellm.training.measure import Due, is_due, measure
 from sparsellm.training.meter import Meter, StepTotals
@@ -110,6 +112,7 @@ def _train(
     evaluator = PeriodicEvaluation(run, stop) if recipe.evaluation.every_steps else None
     doing = "compiling the model" if recipe.runtime.compile else "first pass"
     with waiting(doing, run.accelerator.print):
+        fit_first(run)
         warm_up(run)
     resumed = _first_state(run, resume_from, fresh, init_from)
     missing = Due.missing(run)
@@ -140,6 +143,7 @@ def _first_state(
         say(f"resuming from {path}")
         for note in restore_run(run, path):
             say(f"  {note}")
+        fit_again(run)
     elif init_from is not None:
         say("\n  ".join(initialise_run(run, init_from)))
     return path
@@ -211,10 +215,10 @@ def warm_up(run: Run) -> None:
     order, and a resumed run does not differ from an uninterrupted one in the last bits.
     """
     recipe, accelerator = run.recipe, run.accelerator
-    shape = (recipe.train.micro_batch_size, recipe.model.context_length)
+    shape = (run.micro_batch.size, recipe.model.context_length)
     tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
     run.activity.begin("compiling", run.step)
-    several = recipe.accumulation_steps(accelerator.num_processes) > 1
+    several = run.rounds > 1
     for _ in each_path(run.ffns):
         # Of several micro-batches on the sparse path the last one is a graph of its own: its
         # gradients go through autograd. Dense ones are all alike.
@@ -246,6 +250,7 @@ def _loop(
         totals = _step_or_save(run, log, stop, saved_step)
         stop.begin()
         last = run.step == recipe.train.steps
+        grow(run, totals.kernels.sparse)
         _record(run, log, meter, totals)
         meter.pause()
         saves, due, stopped = recipe.checkpoint.every_steps, Due.at(run), totals.stop
@@ -290,11 +295,21 @@ def _step_or_save(
     try:
         return train_step(run, stop)
     except Exception as error:
-        if run.step > saved_step and _is_whole(run, error):
-            run.loader.load_state_dict(position)
-            _save(run, log)
-            _say_saved(run)
-        raise cause_of(error) from None
+        if not (isinstance(error, torch.OutOfMemoryError) and may_shrink(run)):
+            _save_what_is_whole(run, log, error, saved_step, position)
+            raise cause_of(error) from None
+    # The frames of that step, which hold its tensors, are gone here.
+    shrink_after_failure(run, position)
+    return _step_or_save(run, log, stop, saved_step)
+
+
+def _save_what_is_whole(
+    run: Run, log: MetricsLog | None, error: Exception, saved_step: int, position: dict[str, Any]
+) -> None:
+    if run.step > saved_step and _is_whole(run, error):
+        run.loader.load_state_dict(position)
+        _save(run, log)
+        _say_saved(run)
 
 
 def _save(run: Run, log: MetricsLog | None) -> None:
@@ -351,8 +366,8 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     if len(set(l1_L)) > 1:
         l1_weight = torch.tensor(l1_L).to(accelerator.device, non_blocking=True)
 
-    sums = StepSums(run.ffns, recipe.micro_batch_tokens, accelerator.device)
-    rounds = recipe.accumulation_steps(accelerator.num_processes)
+    sums = StepSums(run.ffns, run.micro_batch_tokens, accelerator.device)
+    rounds = run.rounds
     reader = _Reader(run)
     for _ in accumulation(run, rounds):
         run.activity.begin("reading data", run.step)
@@ -403,6 +418,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
         "target_error": run.target.error if run.target else None,
         "learning_rate": lr,
         "grad_norm": grad_norm,
+        "micro_batch_size": run.micro_batch.size,
         "skipped_steps": run.skipped,
     }
     run.between_steps = True
@@ -424,8 +440,8 @@ class _Reader:
                 return next(self._run.loader)
             except (ValueError, OSError) as error:
                 self.error = error
-        recipe = self._run.recipe
-        shape = (recipe.train.micro_batch_size, recipe.model.context_length + 1)
+        run = self._run
+        shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
         return torch.zeros(shape, dtype=torch.int64)
 
 

@@ -46,6 +46,9 @@ class Objective(nn.Module):
         self.model = model
         self.loss_function = build_loss(runtime)
         self._sorts_tokens = runtime.token_order == "auto"
+        # Where micro-batches change their size, torch would compile blocks for any size: slower
+        # code than one graph for each of the few sizes that there are.
+        self.compiles_each_size = False
 
     def forward(self, inputs_BT: Tensor, targets_BT: Tensor) -> LossSums:
         """int64 token ids; targets of `IGNORED_TARGET` add nothing to the cross-entropy."""
@@ -61,6 +64,8 @@ class Objective(nn.Module):
         order = self._order(inputs_BT)
         stats = []
         for layer in backbone.layers:
+            if self.compiles_each_size:
+                torch._dynamo.mark_static(x_BTC)
             # No mask: SDPA then takes its causal path.
             x_BTC, layer_stats = layer(
                 x_BTC,
@@ -72,11 +77,12 @@ class Objective(nn.Module):
                 attention_mask=None,
             )
             stats.append(layer_stats)
-        x_BTC = backbone.norm(x_BTC)
+        x_MC, targets_M = backbone.norm(x_BTC).flatten(0, 1), targets_BT.flatten()
+        if self.compiles_each_size:
+            for tensor in (x_MC, targets_M):
+                torch._dynamo.mark_static(tensor)
         return LossSums(
-            cross_entropy_sum=self.loss_function(
-                x_BTC.flatten(0, 1), self.model.lm_head.weight, targets_BT.flatten()
-            ),
+            cross_entropy_sum=self.loss_function(x_MC, self.model.lm_head.weight, targets_M),
             l1_sum_L=torch.stack([s.l1_sum for s in stats]),
             nnz_LBT=torch.stack([s.nnz_M for s in stats]).view(-1, *inputs_BT.shape),
             fired_LN=torch.stack([s.fired_N for s in stats]),

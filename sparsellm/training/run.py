@@ -40,6 +40,7 @@ from sparsellm.training.kernel_policy import (
     restore_kernels,
     set_up_kernels,
 )
+from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
 from sparsellm.training.peers import RankActivity
@@ -65,6 +66,7 @@ class Run:
     objective: torch.nn.Module  # what is called: `Objective`, wrapped by DDP or FSDP2
     optimizer: torch.optim.Optimizer
     loader: TokenLoader
+    micro_batch: MicroBatch
     validation: dict[str, ValidationSet]  # by corpus; empty where there is no validation
     stats: SparsityStats
     saver: Saver
@@ -78,6 +80,17 @@ class Run:
     skipped_in_a_row: int = 0
     averages: MovingAverages = field(default_factory=MovingAverages)  # of the steps taken
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
+
+    @property
+    def rounds(self) -> int:
+        """Micro-batches that a rank runs in a step."""
+        present = self.recipe.with_micro_batch(self.micro_batch.size)
+        return present.accumulation_steps(self.accelerator.num_processes)
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens that a rank runs at once."""
+        return self.micro_batch.size * self.recipe.model.context_length
 
     @property
     def ffns(self) -> list[SparseFFN]:
@@ -137,11 +150,12 @@ def build_run(
     """Everything at step 0, on this rank's device."""
     accelerator = accelerator or build_accelerator(recipe)
     recipe.accumulation_steps(accelerator.num_processes)  # raises before anything is built
+    micro_batch = first_micro_batch(recipe, accelerator)
     corpora = from_first_rank(lambda: _find_corpora(recipe), accelerator.device)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     shape = {
         "context_length": recipe.model.context_length,
-        "micro_batch_size": recipe.train.micro_batch_size,
+        "micro_batch_size": micro_batch.size,
         "rank": accelerator.process_index,
         "world_size": accelerator.num_processes,
     }
@@ -157,7 +171,7 @@ def build_run(
             wanted = round(recipe.validation.tokens * share)
             validation[corpus.name] = ValidationSet(
                 validation_batches(corpus, tokenizer, **shape, num_tokens=wanted),
-                recipe.train.micro_batch_size,
+                micro_batch.size,
                 accelerator.device,
             )
 
@@ -167,6 +181,9 @@ def build_run(
         layer.mlp.block_norms = recipe.sparsity.union_coefficient > 0
     prepare_blocks(model, recipe.runtime)
     objective = Objective(model, recipe.runtime)
+    objective.compiles_each_size = (
+        recipe.train.micro_batch_size == "auto" and recipe.runtime.compile
+    )
     objective, optimizer = accelerator.prepare(
         objective, build_optimizer(objective, recipe.optimizer)
     )
@@ -179,6 +196,7 @@ def build_run(
         objective=objective,
         optimizer=optimizer.optimizer,
         loader=loader,
+        micro_batch=micro_batch,
         validation=validation,
         stats=SparsityStats(
             recipe.model.num_hidden_layers,
@@ -197,7 +215,8 @@ def build_run(
         saver=Saver(recipe.run_path / "checkpoints", recipe.checkpoint.keep, group=group),
         group=group,
     )
-    if why_dense := set_up_kernels(recipe, run.ffns, accelerator.device):
+    sized = recipe.with_micro_batch(micro_batch.size)
+    if why_dense := set_up_kernels(sized, run.ffns, accelerator.device):
         accelerator.print(f"ffn.kernels: FFNs train by dense products: {why_dense}")
     elif measured := described_costs(run.ffns):
         accelerator.print(measured)
@@ -231,11 +250,18 @@ def begin_save(run: Run) -> None:
                 "init_from": run.origin,
                 "kernels": kernels_state(run.ffns, accelerator.device),
                 "target": run.target.state_dict() if run.target else None,
+                "micro_batch": run.micro_batch.state_dict(),
             },
             recipe_yaml=recipe.to_yaml(),
             rank=checkpoint.RankState(data=run.loader.state_dict(), rng=_rng_state()),
         )
     )
+
+
+def resize(run: Run, sequences: int) -> None:
+    """Between two steps: the next ones run so many sequences at once. Their data is the same."""
+    run.micro_batch.size, run.micro_batch.calm_steps = sequences, 0
+    run.loader.resize(sequences)
 
 
 def save_run(run: Run) -> Path:
@@ -302,6 +328,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
     run.origin = saved.trainer.get("init_from")
     run.saver.lineage = Lineage.of(saved.manifest)
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
+    run.micro_batch.saved = saved.trainer.get("micro_batch")
     saved_target = saved.trainer.get("target")
     if run.target and not (saved_target and run.target.load_state_dict(saved_target)):
         notes.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from sparsellm.ffn.capacity import Capacity, size_for
+from sparsellm.ffn.capacity import SHRUNK_STEPS, Capacity, size_for
 
 WORST = 128 * 5632
 
@@ -69,3 +69,14 @@ def test_sizes_are_few_multiples_of_1024():
     assert all(size % 1024 == 0 for size in sizes)
     assert all(b <= max(1.2 * a + 1024, 2 * 1024) for a, b in itertools.pairwise(sizes))
     assert all(size_for(size) == size for size in sizes)
+
+
+def test_micro_batches_of_another_size_keep_what_was_learnt():
+    capacity = Capacity(100_000)
+    assert capacity.scaled(200_000).columns == 200_000  # nothing was learnt yet
+    for _ in range(SHRUNK_STEPS):
+        capacity.observe(8_000)
+    twice = capacity.scaled(200_000)
+    assert 2 * 8_000 <= twice.columns < 4 * 8_000
+    assert twice.worst == 200_000
+    assert capacity.scaled(10).columns == 10

@@ -1,0 +1,176 @@
+"""Finds out by real forward and backward passes whether a micro-batch of some size fits.
+
+Only for ``train.micro_batch_size: auto``; `micro_batch` decides what is tried, and when.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from sparsellm.training import micro_batch
+from sparsellm.training.distributed import accumulating, any_rank, clear_gradients
+from sparsellm.training.kernel_policy import each_path
+from sparsellm.training.objective import total_loss
+from sparsellm.training.run import Run, resize
+
+# Graphs that torch compiles of a block: three of each size, and those of validation.
+_COMPILED_VARIANTS = 32
+
+
+def fit_first(run: Run) -> None:
+    """Before the first step: halves the size until it fits; all ranks call it."""
+    if run.recipe.train.micro_batch_size != "auto":
+        return
+    torch._dynamo.config.recompile_limit = max(
+        _COMPILED_VARIANTS, torch._dynamo.config.recompile_limit
+    )
+    while not fits(run) and run.micro_batch.size > 1:
+        _shrink(run, run.micro_batch.size // 2)
+    say_size(run, "begins with")
+
+
+def fit_again(run: Run) -> None:
+    """After a resume: goes on with the size of then, where it is free and still fits."""
+    now, saved = run.micro_batch, run.micro_batch.saved
+    if run.recipe.train.micro_batch_size != "auto" or not saved:
+        return
+    possible = micro_batch.possible_sizes(run.recipe, run.accelerator.num_processes)
+    wanted = saved["size"]
+    if wanted not in possible or (wanted > now.size and not _try(run, wanted)):
+        return
+    if wanted != now.size:
+        resize(run, wanted)
+    now.stays, now.calm_steps = saved["stays"], saved["calm_steps"]
+    now.paths = tuple(saved["paths"])
+    say_size(run, "goes on with")
+
+
+def grow(run: Run, sparse: list[bool]) -> None:
+    """After a step, before its record: doubles the size where layers have freed the memory.
+
+    All ranks call it and decide alike.
+
+    Args:
+        run: between two steps.
+        sparse: which layers the step computed on the sparsity pattern.
+    """
+    if run.recipe.train.micro_batch_size != "auto" or not run.micro_batch.observe(sparse):
+        return
+    device = run.accelerator.device
+    used = micro_batch.memory_used(device)
+    enough = used is not None and _predicted(run, *used) <= micro_batch.ROOM * (
+        micro_batch.device_memory(device)
+    )
+    if any_rank(not enough, device):
+        return
+    if _try(run, 2 * run.micro_batch.size):
+        say_size(run, "goes on with")
+    else:
+        say_size(run, "stays at")
+
+
+def may_shrink(run: Run) -> bool:
+    """Whether a step that ran out of memory can be done again by smaller micro-batches.
+
+    Of several ranks the others wait in the step's sums: there it cannot.
+    """
+    alone = run.accelerator.num_processes == 1 and run.between_steps
+    auto = run.recipe.train.micro_batch_size == "auto"
+    return alone and auto and run.micro_batch.size > 1
+
+
+def shrink_after_failure(run: Run, position: dict[str, Any]) -> None:
+    """After a step that ran out of memory: undoes what it did, and halves the size for good.
+
+    Args:
+        run: for which `may_shrink` holds.
+        position: of the data, before the step.
+    """
+    _clean_up(run)
+    run.stats.drop_step()
+    run.loader.load_state_dict(position)
+    _shrink(run, run.micro_batch.size // 2)
+    say_size(run, "ran out of memory, and is done again with")
+
+
+def fits(run: Run) -> bool:
+    """Runs one micro-batch forward and backward on every path, without a collective.
+
+    Under FSDP2, whose passes gather weights from all ranks, nothing is tried: there the estimate
+    and the measured memory decide.
+    """
+    if isinstance(run.objective, FSDPModule):
+        return True
+    failed = False
+    try:
+        _one_micro_batch(run)
+    except torch.OutOfMemoryError:
+        failed = True
+    _clean_up(run)
+    return not any_rank(failed, run.accelerator.device)
+
+
+def say_size(run: Run, how: str) -> None:
+    """One line of the terminal."""
+    run.accelerator.print(
+        f"train.micro_batch_size: auto: step {run.step + 1} {how} {run.micro_batch.size} sequences "
+        f"× {run.rounds} micro-batches"
+    )
+
+
+def _try(run: Run, size: int) -> bool:
+    before = run.micro_batch.size
+    resize(run, size)
+    if fits(run):
+        return True
+    _shrink(run, before)
+    return False
+
+
+def _shrink(run: Run, size: int) -> None:
+    resize(run, size)
+    run.micro_batch.stays = True
+
+
+def _predicted(run: Run, now: int, peak: int) -> int:
+    """Bytes at the double size: what a step takes beyond what stays is doubled."""
+    local = (p.to_local() if isinstance(p, DTensor) else p for p in run.objective.parameters())
+    # Gradients come and go too, but do not grow. DDP's stay.
+    gradients = sum(p.nbytes for p in local) if _drops_gradients(run) else 0
+    return peak + max(peak - now - gradients, 0)
+
+
+def _drops_gradients(run: Run) -> bool:
+    return all(p.grad is None for p in run.objective.parameters())
+
+
+def _one_micro_batch(run: Run) -> None:
+    accelerator = run.accelerator
+    shape = (run.micro_batch.size, run.recipe.model.context_length)
+    tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
+    moments = []
+    if not run.optimizer.state:  # AdamW's two moments, which are made at the first step
+        moments = [torch.empty_like(p) for p in run.objective.parameters() for _ in range(2)]
+    for _ in each_path(run.ffns):
+        for ffn in run.ffns:
+            ffn.begin_step(run.compute_dtype, accumulate=True)
+        with accumulating(accelerator, run.objective):
+            with accelerator.autocast():
+                sums = run.objective(tokens_BT, tokens_BT)
+            accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), 1))
+        for ffn in run.ffns:
+            ffn.end_accumulation()
+            ffn.end_step()
+    del moments
+
+
+def _clean_up(run: Run) -> None:
+    for ffn in run.ffns:
+        ffn.end_step()
+    clear_gradients(run.optimizer, run.objective)
+    if run.accelerator.device.type == "cuda":
+        torch.cuda.empty_cache()

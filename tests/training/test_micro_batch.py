@@ -1,0 +1,157 @@
+"""`train.micro_batch_size: auto`: which size a run has changes its speed, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import set_arguments
+
+from sparsellm.estimate import estimate_memory
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.records import read_metrics
+from sparsellm.training import micro_batch
+from sparsellm.training.micro_batch import CALM_STEPS, MicroBatch, possible_sizes
+from sparsellm.training.objective import Objective
+from training.test_distributed import launch
+
+WORKER = Path(__file__).with_name("small_memory.py")
+
+
+def test_sizes_are_powers_of_two_that_divide_a_rank_s_share(tiny):
+    of_12 = tiny("train.micro_batch_size=auto", "train.global_batch_tokens=384")
+    assert possible_sizes(of_12, 1) == [1, 2, 4]
+    assert possible_sizes(of_12, 4) == [1]
+    assert possible_sizes(tiny("train.micro_batch_size=auto"), 2) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "1.5", "true", "most"])
+def test_other_values_are_refused(tiny, value):
+    with pytest.raises(ValueError, match=r"micro_batch_size.*auto or a whole number greater than"):
+        tiny(f"train.micro_batch_size={value}")
+
+
+def test_it_is_time_to_grow_once_sparse_layers_have_settled():
+    size = MicroBatch(2, largest=8)
+    dense, half, sparse = [False, False], [False, True], [True, True]
+    assert not any(size.observe(dense) for _ in range(3 * CALM_STEPS))
+    assert [size.observe(half) for _ in range(CALM_STEPS)] == [False] * CALM_STEPS
+    assert [size.observe(sparse) for _ in range(CALM_STEPS + 1)].index(True) == CALM_STEPS
+    size.stays = True
+    assert not any(size.observe(sparse) for _ in range(3 * CALM_STEPS))
+
+
+@pytest.fixture
+def memory(tiny, monkeypatch):
+    """A device with room for one dense sequence, of which sparse layers leave nearly all free."""
+    one = estimate_memory(tiny("train.micro_batch_size=1")).total
+    monkeypatch.setattr(
+        micro_batch, "device_memory", lambda device: int(one / micro_batch.ROOM) + 1
+    )
+    monkeypatch.setattr(micro_batch, "memory_used", lambda device: (0, 1))
+
+
+@pytest.fixture
+def train(tiny_overrides, cli_here):
+    common = [*tiny_overrides, "ffn.kernels=sparse", "runtime.compile=false"]
+    common += ["validation.every_steps=50", "optimizer.min_lr_ratio=1", "checkpoint.every_steps=45"]
+
+    def run(name, *further):
+        own = [*common, f"name={name}", "train.steps=50", *further]
+        result = cli_here("train", "--recipe", "debug", *set_arguments(own))
+        assert result.returncode == 0, result.stderr
+        records = [
+            record
+            for record in read_metrics(load_recipe("debug", own).run_path)
+            if record["kind"] == "train"
+        ]
+        return result.stdout, records
+
+    return run
+
+
+def _sizes(records):
+    found = [int(record["micro_batch_size"]) for record in records]
+    return [
+        (step, size) for step, size in enumerate(found, 1) if found[step - 2 : step - 1] != [size]
+    ]
+
+
+def _assert_same_losses(records, others):
+    assert [r["step"] for r in records] == [r["step"] for r in others]
+    for key in ("loss", "grad_norm", "l1"):
+        assert [r[key] for r in records] == pytest.approx([r[key] for r in others], rel=1e-4)
+
+
+def test_it_grows_and_neither_losses_nor_a_resume_notice(memory, train):
+    said, grown = train("grown", "train.micro_batch_size=auto")
+    assert "step 1 begins with 1 sequences × 8 micro-batches" in said
+    first, second = CALM_STEPS + 2, 2 * CALM_STEPS + 2
+    assert _sizes(grown) == [(1, 1), (first, 2), (second, 4)]
+    _, fixed = train("fixed", "train.micro_batch_size=1")
+    assert _sizes(fixed) == [(1, 1)]
+    _assert_same_losses(grown, fixed)
+    train("halves", "train.micro_batch_size=auto", f"train.steps={first + 4}")
+    said, halves = train("halves", "train.micro_batch_size=auto")
+    assert f"step {first + 5} goes on with 2 sequences × 4 micro-batches" in said
+    assert _sizes(halves) == _sizes(grown)
+    assert [r["loss"] for r in halves] == [r["loss"] for r in grown]  # to the bit
+
+
+def test_a_size_that_does_not_fit_is_not_taken(memory, train, monkeypatch):
+    _limit(monkeypatch, lambda sequences: sequences > 2)
+    said, records = train("small", "train.micro_batch_size=auto")
+    assert [size for _, size in _sizes(records)] == [1, 2]
+    assert "stays at 2 sequences × 4 micro-batches" in said
+
+
+def test_a_first_size_that_does_not_fit_is_halved(train, monkeypatch):
+    _limit(monkeypatch, lambda sequences: sequences > 2)
+    said, records = train("halved", "train.micro_batch_size=auto")  # this machine has room for 8
+    assert "step 1 begins with 2 sequences × 4 micro-batches" in said
+    assert _sizes(records) == [(1, 2)]
+
+
+def test_a_step_that_runs_out_of_memory_is_done_again(memory, train, monkeypatch):
+    calls = []
+
+    def too_large(sequences):
+        calls.append(sequences)
+        return sequences == 2 and calls.count(2) == 30  # in the middle of a step
+
+    _limit(monkeypatch, too_large)
+    said, again = train("again", "train.micro_batch_size=auto")
+    assert "ran out of memory, and is done again with 1 sequences × 8 micro-batches" in said
+    assert [size for _, size in _sizes(again)] == [1, 2, 1]
+    monkeypatch.undo()
+    _assert_same_losses(again, train("fixed", "train.micro_batch_size=1")[1])
+
+
+def _limit(monkeypatch, too_large):
+    real = Objective.forward
+
+    def forward(self, inputs_BT, targets_BT):
+        if torch.is_grad_enabled() and too_large(inputs_BT.shape[0]):
+            raise torch.OutOfMemoryError("CUDA out of memory (injected)")
+        return real(self, inputs_BT, targets_BT)
+
+    monkeypatch.setattr(Objective, "forward", forward)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
+def test_ranks_agree_though_one_has_less_memory(tiny_overrides, config):
+    own = [*tiny_overrides, "train.micro_batch_size=auto", "ffn.kernels=sparse"]
+    own += ["runtime.compile=false", "validation.every_steps=0", "train.steps=26"]
+
+    def sizes(room_of_rank_1):
+        name = f"name=with{room_of_rank_1}"
+        arguments = ["train", "--recipe", "debug", *set_arguments([*own, name])]
+        result = launch(2, str(WORKER), str(room_of_rank_1), *arguments, config=config)
+        assert result.returncode == 0, result.stderr[-3000:]
+        records = read_metrics(load_recipe("debug", [*own, name]).run_path)
+        return [size for _, size in _sizes([r for r in records if r["kind"] == "train"])]
+
+    assert sizes(2) == [1, 2]
+    assert sizes(1) == [1]

@@ -8,11 +8,17 @@ loader.py hands them to a rank; position.py is what is saved; witness.py notices
 reads validation text. Imports only `paths` and `strict`.
 """
 
-from sparsellm.data.corpus import Corpus, load_corpora, load_corpus
-from sparsellm.data.held_out import validation_batches
-from sparsellm.data.loader import TokenLoader
-from sparsellm.data.position import DataStateMismatch, merge
-from sparsellm.data.tokenizer import load_tokenizer
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparsellm.data.corpus import Corpus, load_corpora, load_corpus
+    from sparsellm.data.held_out import validation_batches
+    from sparsellm.data.loader import TokenLoader
+    from sparsellm.data.position import DataStateMismatch, merge
+    from sparsellm.data.tokenizer import load_tokenizer
 
 __all__ = [
     "Corpus",
@@ -24,3 +30,21 @@ __all__ = [
     "merge",
     "validation_batches",
 ]
+
+_MODULES = {
+    "Corpus": "corpus",
+    "load_corpora": "corpus",
+    "load_corpus": "corpus",
+    "validation_batches": "held_out",
+    "TokenLoader": "loader",
+    "DataStateMismatch": "position",
+    "merge": "position",
+    "load_tokenizer": "tokenizer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What `__all__` names, imported when it is asked for: `sparsellm --help` takes no pyarrow."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

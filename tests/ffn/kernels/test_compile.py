@@ -74,7 +74,7 @@ def compiled(request):
     """Compiles all kernels under a version of NVRTC: machine code by stem, as files."""
 
     def compile_under(version: str, target: str, element: torch.dtype = BF16):
-        stems = STEMS if element == BF16 else INFERENCE
+        stems = STEMS if element == BF16 else sorted(INFERENCE)
         jobs = [_job(stem, target, element) for stem in stems if _runs_on(stem, target)]
         cache = Path(request.config.cache.mkdir("cubins"))
         return nvrtc.compile_all(_library(version), jobs, cache)
@@ -83,7 +83,7 @@ def compiled(request):
 
 
 @pytest.mark.timeout(900)  # ten seconds to thirty, where the cores are free
-@pytest.mark.parametrize(("version", "target", "element"), COMPILATIONS)
+@pytest.mark.parametrize(("version", "target", "element"), COMPILATIONS, ids=str)
 def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, element):
     kernels = compiled(version, target, element)
     assert kernels

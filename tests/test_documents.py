@@ -107,11 +107,16 @@ def test_links_of_the_plain_documents_lead_somewhere():
                     assert (document.parent / target).exists(), (document, target)
 
 
+# Compiling takes longer than all that these steps compute.
+SMALL = [value for value in TINY if not value.startswith("train.steps")] + ["runtime.compile=false"]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run of the debug recipe, made tiny, as ``runs/debug``."""
     folder = tmp_path_factory.mktemp("trained")
-    command = [sys.executable, "-m", "sparsellm", "train", "debug", *set_arguments(TINY)]
+    command = [sys.executable, "-m", "sparsellm", "train", "debug"]
+    command += set_arguments([*SMALL, "train.steps=4"])
     subprocess.run(
         command, cwd=folder, check=True, capture_output=True, env=process_env(PYTHONPATH=str(ROOT))
     )
@@ -141,8 +146,7 @@ def made_tiny(arguments):
     """A training of the trained model's size that does a few steps."""
     if arguments[0] != "train":
         return arguments
-    sizes = [value for value in TINY if not value.startswith("train.steps")]
-    return [*arguments, *set_arguments([*sizes, "train.steps=6"])]
+    return [*arguments, *set_arguments([*SMALL, "train.steps=6"])]
 
 
 def test_runs_of_the_documents_are_of_one_tiny_model():

@@ -175,9 +175,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 class _BenchLine(BaseModel):
     model_config = ConfigDict(extra="allow")
 
+    bench: str
     case: dict[str, Any]
     metric: str
-    value: float
 
 
 class _SweepRun(BaseModel):

@@ -40,6 +40,7 @@ def _record(recipe, step: int) -> TrainRecord:
             "target_error": None,
             "learning_rate": 1e-3,
             "grad_norm": 1.5,
+            "skipped_steps": 0,
             "tokens_per_second": 12_345.0,
             "mfu": None,
             "mfu_executed": None,

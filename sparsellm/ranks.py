@@ -1,4 +1,4 @@
-"""What a rank knows before torch is imported: its launcher, and who tells of errors.
+"""What a rank knows before torch is imported: its launcher, and which rank reports errors.
 
 A launcher (`accelerate launch`, torchrun) starts a process per rank and gives each a file for its
 error (``TORCHELASTIC_ERROR_FILE``), in a folder per launch, node and attempt.
@@ -20,7 +20,7 @@ _PARENT = os.getppid()  # as early as can be: a launcher that dies during import
 
 
 class EndedByAnother(RuntimeError):
-    """This rank ends because of another one, which has said why."""
+    """This rank ends because of an error of another rank, which reports it."""
 
     def __init__(self) -> None:
         super().__init__("another rank failed")
@@ -37,7 +37,7 @@ def launcher_is_gone() -> bool:
 
 
 def first_to_speak() -> bool:
-    """Whether no other rank of this launch and node has told its error; true once."""
+    """Whether this rank is the first of its launch and node to report an error; true only once."""
     error_file = os.environ.get(ERROR_FILE_VARIABLE)
     if not error_file:
         return True
@@ -52,7 +52,7 @@ def first_to_speak() -> bool:
 
 
 def tell(message: str) -> None:
-    """Prints this rank's error, and leaves it to the launcher, which names it as the root cause."""
+    """Prints this rank's error and passes it to the launcher, which names it as the root cause."""
     with contextlib.suppress(OSError):  # a log on a disk that is full
         print(message, file=sys.stderr, flush=True)
     _write_error_file(message, time.time())
@@ -74,7 +74,7 @@ def follow() -> NoReturn:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process at once. Python's own end would wait for collectives that nobody answers."""
+    """Ends the process at once: Python's normal exit would wait for collectives forever."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

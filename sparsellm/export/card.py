@@ -1,4 +1,4 @@
-"""The model card: what was trained, on what, how it scored, and where it does not load."""
+"""The model card: training, data, scores, and the programs that cannot load the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model_card(
     dropped: DropReport | None = None,
     license_name: str | None = None,
 ) -> str:
-    """The text of README.md. What the checkpoint's run does not tell is said to be unknown.
+    """The text of README.md. Facts missing from the checkpoint's run are stated as unknown.
 
     Args:
         pretrained: the checkpoint; its run's ``metrics.jsonl`` and every ``eval*.json`` of the run
@@ -164,7 +164,7 @@ def _evaluation(pretrained: Pretrained, found: Evaluation | None) -> str:
 
 def _evaluation_of(pretrained: Pretrained, records: list[dict[str, Any]]) -> Evaluation | None:
     run_path, step = _run_path(pretrained.path), int(pretrained.trainer["step"])
-    # Beside weights that are no run's, a file need not say its step.
+    # Evaluations of weights outside of a run need not record a step.
     steps = {step} if run_path else {step, None}
     found = read_evaluations(run_path or pretrained.path, records)
     return next((evaluation for evaluation in found if evaluation.step in steps), None)
@@ -195,12 +195,12 @@ def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _text(words: str) -> str:
-    """Of a recipe: one line in which Markdown and HTML mean nothing."""
+    """A recipe's text on one line, with Markdown and HTML escaped."""
     return re.sub(r"([\\`*_{}\[\]<>#|~!])", r"\\\1", " ".join(words.split()))
 
 
 def _cell(value: object) -> str:
-    """One cell of a table, whatever is in it."""
+    """A value as a table cell, with Markdown escaped."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -1,12 +1,12 @@
 """`sparsellm export --drop-dead`: neurons that never fire are left out of an export.
 
 A neuron whose gate is zero on a token adds exactly zero to the FFN's output. One that was zero on
-every token measured can go: on those tokens the outputs stay what they were, up to the order of
-summation. On other text it might have fired; `DropReport.rate_bound` says how often at most.
+every measured token can be removed: on those tokens the outputs stay the same up to the order of
+summation. On other text it might fire; `DropReport.rate_bound` bounds how often.
 
 Silence is measured with the weights that are exported, in the type in which they are exported, on
-held-out text. Training's own counters (stats.py) cannot serve: the weights changed all through
-their window, so that a neuron which was silent in it need not be silent now.
+held-out text. Training's own counters (statistics.py) cannot be used: the weights changed during
+their window, so a neuron that was silent then may fire now.
 
 Hugging Face's format has one intermediate_size for all layers, so the layer with the most neurons
 that fired decides the width. L layers, N intermediate_size before, W after, M tokens, K
@@ -36,7 +36,7 @@ WIDTH_MULTIPLE = 128  # neurons: whole GEMM tiles
 
 @dataclass(frozen=True)
 class DropDead:
-    """What is measured, and where."""
+    """The text to measure on, and the device."""
 
     tokens: int = DEFAULT_TOKENS  # in whole sequences
     files: list[str] | None = None  # globs of Parquet or JSONL; None reads the recipe's corpus

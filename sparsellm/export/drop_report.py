@@ -1,4 +1,4 @@
-"""What dropping dead neurons came to: for a terminal, the model card, and `drop_dead.json`."""
+"""The result of dropping dead neurons: for the terminal, the model card and `drop_dead.json`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class DropReport:
-    """What was measured, and what came of it."""
+    """The measurement and its result."""
 
     tokens: int  # measured
     tokens_asked: int
@@ -62,7 +62,7 @@ class DropReport:
 
     @property
     def measured(self) -> str:
-        """How much text, and which."""
+        """The measured text: how much and from where."""
         source = self.corpus + (f" ({' '.join(self.files)})" if self.files else "")
         text = f"{self.tokens:,} tokens of `{source}`"
         if self.tokens < self.tokens_asked // self.context_length * self.context_length:
@@ -71,7 +71,7 @@ class DropReport:
 
     @property
     def decided(self) -> str:
-        """Why the width is what it is."""
+        """The reason for the width."""
         fired = [layer.fired for layer in self.layers]
         needed = max(fired)
         return (
@@ -91,7 +91,7 @@ class DropReport:
         )
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A line a layer under `COLUMNS`."""
+        """One row per layer with `COLUMNS`."""
         return [
             (
                 f"{number}",
@@ -125,7 +125,7 @@ class DropReport:
         )
 
     def to_json(self) -> str:
-        """All fields and what follows from them; a line a layer."""
+        """All fields and derived values as JSON; one line per layer."""
         content: dict[str, Any] = dataclasses.asdict(self)
         layers = ",\n  ".join(json.dumps(layer) for layer in content.pop("layers"))
         content |= {"rate_bound_95": self.rate_bound, "gate_gemm_saved": self.gate_gemm_saved}

@@ -8,7 +8,7 @@ _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may writ
 
 
 def check_push(repo: str) -> None:
-    """What can be refused before anything is computed.
+    """Checks that can fail before anything is computed.
 
     Raises:
         ValueError: it is not the name of a repository, or nobody is logged in.

@@ -16,7 +16,7 @@ _SHARD_SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB)")
 
 
 def check_shard_size(max_shard_size: str) -> None:
-    """Raises ValueError unless it reads like ``4GB``."""
+    """Raises ValueError unless it looks like ``4GB``."""
     if not _SHARD_SIZE.fullmatch(max_shard_size):
         raise ValueError(f"--max-shard-size {max_shard_size!r}: write it as 4GB or 500MB")
 
@@ -24,8 +24,8 @@ def check_shard_size(max_shard_size: str) -> None:
 def write_weights(pretrained: Pretrained, folder: Path, max_shard_size: str) -> None:
     """Writes the model in the type that it has.
 
-    The model is stock transformers' but for the module in each block, which has the stock
-    module's names; what is saved is therefore what the stock class reads.
+    Except for the FFN module in each block, which has the stock module's parameter names, the model
+    is transformers' own, so the stock class can read the saved weights.
 
     Args:
         pretrained: model and recipe.

@@ -1,7 +1,7 @@
 """How many columns of an activation pattern a layer keeps for its backward pass.
 
-Reserved memory is what it costs; a pattern that does not fit costs time (backward computes it
-again), never a result. Plain numbers: nothing here waits for a GPU.
+The capacity costs memory. A pattern that does not fit costs time, since backward recomputes it, but
+never changes a result. All values are plain numbers: nothing here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Capacity:
         self._largest: deque[int] = deque(maxlen=_LATELY)
 
     def observe(self, largest: int) -> None:
-        """After a step: the columns of its largest pattern on this rank.
+        """Called after a step with the columns of its largest pattern on this rank.
 
-        Grows at once where there was no room to spare; shrinks when everything lately would have
-        fitted into less.
+        The capacity grows at once if little room was left, and shrinks when all recent patterns
+        would have fitted into less.
         """
         self._largest.append(largest)
         wanted = min(size_for(_ROOM * max(self._largest)), self.worst)

@@ -1,6 +1,6 @@
-"""Which modules of a model are FFNs, by the names and shapes of what they hold.
+"""Finds the FFNs of a model by the names and shapes of their parts.
 
-Names only propose; `formula` finds out what a forward computes. Shapes: K hidden_size,
+Names only propose an FFN; `formula` finds out what its forward computes. Shapes: K hidden_size,
 N intermediate_size.
 """
 

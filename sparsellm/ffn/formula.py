@@ -1,4 +1,4 @@
-"""What a module computes: found by trying it, because names and classes do not say.
+"""Finds out what a module computes by running it, because names and classes do not tell.
 
 Shapes: K hidden_size, N intermediate_size.
 """
@@ -16,13 +16,13 @@ from sparsellm.ffn.types import ELEMENTS, FFNWeights
 
 _SCALES = (0.1, 1.0, 10.0)  # a forward may clamp what is large, or cut what is small
 _TOKENS_PER_SCALE = 2
-# Two orders of the same operations differ by under 0.5% in bf16 and 0.1% in fp16; another
-# formula by tens of percent.
+# Two orders of the same operations differ by under 0.5% in bf16 and 0.1% in fp16; another formula
+# differs by tens of percent.
 _TOLERANCE_IN_EPS = 2
 
 
 class OtherFormula(ValueError):
-    """A module computes something that the kernels do not; the message says what was seen."""
+    """A module computes something that the kernels do not support; the message says what."""
 
 
 class Formula(NamedTuple):
@@ -53,7 +53,7 @@ def threshold_of(activation: Callable[[Tensor], Any], like: Tensor) -> float | N
 
 
 def probe_tokens(k: int, like: Tensor) -> Tensor:
-    """(tokens, K) of several magnitudes, each with its negative; leaves torch's own RNG alone."""
+    """(tokens, K) of several magnitudes, each with its negative; torch's RNG state is unchanged."""
     generator = torch.Generator().manual_seed(0)
     tokens = [s * torch.randn(_TOKENS_PER_SCALE, k, generator=generator) for s in _SCALES]
     x_MK = torch.cat(tokens)
@@ -61,7 +61,7 @@ def probe_tokens(k: int, like: Tensor) -> Tensor:
 
 
 def find_formula(x_MK: Tensor, y_MK: object, w: FFNWeights) -> Formula:
-    """The formula by which an FFN of weights ``w`` made ``y`` of ``x``.
+    """The formula by which an FFN with weights ``w`` computes ``y`` from ``x``.
 
     Args:
         x_MK: see `probe_tokens`.
@@ -69,7 +69,7 @@ def find_formula(x_MK: Tensor, y_MK: object, w: FFNWeights) -> Formula:
         w: its weights, with the threshold of its activation.
 
     Raises:
-        OtherFormula: none that the kernels compute.
+        OtherFormula: it is none of those that the kernels support.
     """
     if not isinstance(y_MK, Tensor) or y_MK.shape != x_MK.shape:
         kind = f"{tuple(y_MK.shape)}" if isinstance(y_MK, Tensor) else f"a {type(y_MK).__name__}"

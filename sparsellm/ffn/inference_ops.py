@@ -93,16 +93,16 @@ def sparse_ffn(
     dispatch: int = 0,
     token_M: Tensor | None = None,
 ) -> Tensor:
-    """`reference.fatrelu_ffn`, work only where the gate fires.
+    """`reference.fatrelu_ffn`, computed only where the gate fires.
 
     Args:
         x_MK: bf16 or fp16 and contiguous, as everything here; on a GPU of compute capability 8.0
             or newer.
         w: the FFN; W_d itself is read where dispatch chooses the dense path.
         down_NK: W_d transposed; the sparse kernels read this one.
-        dispatch: `Dispatch.handle`; 0 takes the sparse kernels whatever they cost.
-        token_M: the order in which the sparse kernels take the tokens, (M,) int32, see
-            `TokenOrder`; None is that of x. It changes the time and the order of sums.
+        dispatch: `Dispatch.handle`; 0 always uses the sparse kernels.
+        token_M: the order in which the sparse kernels process the tokens, (M,) int32, see
+            `TokenOrder`; None is that of x. It affects the time and the order of summation.
 
     Returns:
         y of (M, K).
@@ -110,7 +110,7 @@ def sparse_ffn(
     Raises:
         ValueError: shapes, types, devices or layouts that do not fit, by name.
     """
-    # The operator is for compilers; without one its dispatch costs as much as a step of decoding.
+    # Only compilers need the operator; in eager mode its dispatch costs as much as a decoding step.
     if type(x_MK) is Tensor and x_MK.is_cuda and not torch.compiler.is_compiling():
         return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
     y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(x_MK, *w[:3], down_NK, *w[3:], dispatch, token_M)
@@ -118,7 +118,7 @@ def sparse_ffn(
 
 
 def beyond_limits(k: int, n: int) -> str | None:
-    """Why the operator cannot take a hidden_size and intermediate_size, or None."""
+    """Why the operator does not support a hidden_size and intermediate_size, or None."""
     if k % 8 or n % 8 or not 0 < n <= MAX_NEURONS or k == 0:
         return (
             f"hidden_size {k} and intermediate_size {n} must be multiples of 8, and the latter at "

@@ -1,7 +1,7 @@
 """Compiles ``cuda/*/<stem>.cu`` for the GPU at hand through CuPy, once per node.
 
-CuPy keeps the machine code on disk (`compile_cache`) under a key of source and options, which does
-not see included headers: a digest of them is an option here.
+CuPy caches the machine code on disk (`compile_cache`) under a key of source and options. The key
+does not cover included headers, so a digest of them is passed as an option.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _module(stem: str, device_index: int, element: torch.dtype) -> Any:
 
 @functools.cache
 def exported(stem: str, name: str, device_index: int, element: torch.dtype) -> int:
-    """The constant that the source exports as ``<stem>_<name>``, which is stated there alone.
+    """The constant that the source exports as ``<stem>_<name>``, so that it is stated only once.
 
     Raises:
         RuntimeError: as `load`.

@@ -1,7 +1,7 @@
-"""The FFN of up to 64 tokens, where reading the weights is all that costs.
+"""The FFN of up to 64 tokens, whose time is that of reading the weights.
 
 ``cuda/common/decode_gate.cu`` reads the gate's weights and the rows of W_u whose neurons fire,
-``cuda/common/decode_down.cu`` the same neurons' rows of W_d; ``decode.cuh`` has what lies between.
+``cuda/common/decode_down.cu`` the same neurons' rows of W_d; ``decode.cuh`` is their interface.
 M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 

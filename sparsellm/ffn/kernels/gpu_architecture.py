@@ -1,6 +1,6 @@
-"""What each generation of GPUs runs: the one place that says so.
+"""Which kernels each generation of GPUs runs.
 
-A generation that gets kernels of its own is a folder under ``cuda/`` and a `GPUArchitecture` here.
+A generation with its own kernels is a folder under ``cuda/`` and a `GPUArchitecture` here.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 Capability = tuple[int, int]
 
-# wgmma, TMA multicast and setmaxnreg are in the "a" (architecture-specific) target alone.
+# wgmma, TMA multicast and setmaxnreg exist only in the "a" (architecture-specific) target.
 _SPECIFIC_TARGETS = {(9, 0): "sm_90a"}
-# Names the architecture whose kernels are to run, where the GPU has a choice.
+# The environment variable that selects the kernels, where a GPU can run several.
 FORCED = "SPARSELLM_GPU_ARCHITECTURE"
 
 
@@ -67,7 +67,7 @@ HOPPER = GPUArchitecture(
     weight_grad=Source("weight_grad"),
     unit_columns=512,
 )
-# Two blocks of threads where shared memory has room; others find nothing left to do.
+# Two blocks of threads per multiprocessor where shared memory allows it; further ones find no work.
 PORTABLE = GPUArchitecture(
     name="portable",
     folder="sm80",
@@ -88,17 +88,17 @@ ARCHITECTURES = (HOPPER, PORTABLE)  # a GPU runs the first that it can
 
 
 def target_of(capability: Capability) -> str:
-    """What NVRTC compiles for, such as ``sm_90a``."""
+    """The target that NVRTC compiles for, such as ``sm_90a``."""
     major, minor = capability
     return _SPECIFIC_TARGETS.get(capability, f"sm_{major}{minor}")
 
 
 def architecture_for(capability: Capability, forced: str = "") -> GPUArchitecture | None:
-    """Whose kernels a GPU of this compute capability runs; None: none.
+    """The architecture whose kernels a GPU of this compute capability runs, or None.
 
     Args:
         capability: such as (8, 0).
-        forced: name of the architecture to take, of those that the GPU can run; "" for the best.
+        forced: name of one of the architectures that the GPU can run; "" chooses the best.
 
     Raises:
         ValueError: there is no such architecture, or the GPU cannot run it.
@@ -126,7 +126,7 @@ def unsupported(device: torch.device | int) -> str | None:
 
 @functools.cache
 def architecture_of(device_index: int) -> GPUArchitecture:
-    """Whose kernels a GPU runs; the environment's `FORCED`, read once, may name another.
+    """The architecture whose kernels a GPU runs; the environment variable `FORCED` may override it.
 
     Raises:
         ValueError: none; see `architecture_for`.

@@ -1,4 +1,4 @@
-"""Forward and backward of the FFN in the paper's hybrid format, for training; Hopper GPUs.
+"""Forward and backward of the FFN in the paper's hybrid format, for training.
 
 Shapes: M tokens, K hidden_size, N intermediate_size, W width of the ELL matrix, R rows of the dense
 backup; everything bf16 and contiguous. ``cuda/common/hybrid.cuh`` has the format,
@@ -27,7 +27,7 @@ _GRAD_LAUNCHES = (1, 2)  # cuda/common/hybrid_grad.cu: parts
 
 
 class _Blocks(NamedTuple):
-    """How rows are shared out to blocks of threads."""
+    """How rows are divided among blocks of threads."""
 
     rows_each: int
     grid: int
@@ -46,10 +46,10 @@ def forward(  # noqa: PLR0917
     backup_rows: int,
     token_M: Tensor | None = None,
 ) -> tuple[Tensor, FFNStats, Hybrid]:
-    """y (M, K), statistics, and what `backward` reads; right whatever overflows.
+    """y (M, K), statistics, and the input of `backward`; exact even if rows overflow.
 
-    TwELL and the dense activations of one round are free again when this returns. ``token_M``:
-    (M,) int32, the token of each row of x; y and nnz are by token.
+    The memory of TwELL and of one round's dense activations is released when this returns.
+    ``token_M``: (M,) int32, the token of each row of x; y and nnz are in the order of the tokens.
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     gated = w.gate_NK is not None
@@ -156,9 +156,9 @@ def backward(  # noqa: PLR0917
 ) -> FFNGradients:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``, biases' fp32.
 
-    Rows that the backup had no room for are computed again; the host need not know. ``token_M``
-    as in `forward`: dy is by token, x and its gradient are not. With ``sums`` the matrices'
-    gradients are added to them, and they are what is returned.
+    Rows that did not fit into the backup are recomputed, without involving the host. ``token_M`` as
+    in `forward`: dy is in the order of the tokens, x and its gradient in that of the rows. With
+    ``sums`` the matrices' gradients are added to them, and ``sums`` are returned.
     """
     (m, k), (_, width) = x_MK.shape, saved.word.shape
     gated, d_l1 = w.gate_NK is not None, d_l1.to(torch.float32)
@@ -199,7 +199,7 @@ def _weight_grads(  # noqa: PLR0917
     token_M: Tensor | None,
     sums: GradientSums | None,
 ) -> GradientSums:
-    """Of the ELL rows, each neuron by neuron; in ``dtype``, or added to ``sums``."""
+    """Weight gradients of the ELL rows, neuron by neuron; in ``dtype``, or added to ``sums``."""
     (m, k), (_, width), n = x_MK.shape, saved.word.shape, w.up_NK.shape[0]
     gated, blocks = w.gate_NK is not None, len(saved.table)
     before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
@@ -250,12 +250,12 @@ def _add_dense_rows(  # noqa: PLR0917
     b_up_N: Tensor | None,
     b_gate_N: Tensor | None,
 ) -> None:
-    """What the rows of the backup, and those beyond it, add to the gradients."""
+    """Adds the gradients of the rows in the backup, and of those beyond it."""
     (m, k), n, backup_rows = x_MK.shape, w.up_NK.shape[0], len(saved.backup_up)
     gated = w.gate_NK is not None
     first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
     second = (w.up_NK, w.b_up_N) if gated else (None, None)
-    # A round is kept whole, or computed again.
+    # A round is either kept whole or recomputed.
     room = min(ROUND_ROWS, backup_rows)
     scratch = x_MK.new_empty(3, room, n)
     control = saved.length.new_zeros(8)
@@ -275,7 +275,7 @@ _BIAS_ROWS = 1024
 
 
 def _bias_grad(saved: Hybrid, pair: Tensor, w: FFNWeights, *, high: bool) -> Tensor:
-    """(N,) fp32: the sum over the ELL rows that fire; always in the same order."""
+    """(N,) fp32: the sum over the ELL rows that fire, in a fixed order."""
     (m, width), n = saved.word.shape, w.up_NK.shape[0]
     total = torch.zeros(n, dtype=torch.float32, device=pair.device)
     slot_W = torch.arange(width, dtype=torch.int32, device=pair.device)
@@ -283,7 +283,7 @@ def _bias_grad(saved: Hybrid, pair: Tensor, w: FFNWeights, *, high: bool) -> Ten
         part = slice(start, start + _BIAS_ROWS)
         held = slot_W < saved.length[part][:, None]
         bits = pair[part] & -65_536 if high else pair[part] << 16
-        # Slots that hold nothing go to one neuron more.
+        # Empty slots go to an additional neuron.
         neuron = torch.where(held, saved.word[part] & 0xFFFF, n).long()
         dense = bits.new_zeros(len(bits), n + 1)
         total += dense.scatter_(1, neuron, bits).view(torch.float32)[:, :n].sum(0)

@@ -1,4 +1,4 @@
-"""One FFN forward by each of the ways that there are, and what they cost.
+"""The FFN's forward on every path, and the measurement of their costs.
 
 Shapes: M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS`,
 contiguous, on one GPU.
@@ -39,9 +39,9 @@ def sparse(  # noqa: PLR0917
         down_NK: W_d transposed, which is what the kernels read.
         observed: address of an int32, pinned, for the mean number of neurons that a block of
             tokens fires between them, of TwELL that a token fires; 0 for none.
-        token_M: (M,) int32, the order in which tokens come into blocks, should there be several;
-            None is their own. TwELL has no blocks.
-        format: how the gate is kept; up to 64 tokens it need not be.
+        token_M: (M,) int32, the order in which tokens are divided into blocks; None is the natural
+            one. TwELL has no blocks.
+        format: in which the gate is stored; up to 64 tokens it is not.
     """
     y_MK = torch.empty_like(x_MK)
     if x_MK.shape[0] <= decode.MAX_TOKENS:
@@ -95,12 +95,12 @@ def costs_of(  # noqa: PLR0917
     device_index: int,
     element: torch.dtype,
 ) -> Costs:
-    """What dense and sparse take at this magnitude of M."""
+    """The measured costs of dense and sparse at this order of magnitude of M."""
     largest = 1 << min(bucket_of(num_tokens), _LARGEST_MEASURED)
     return measure_costs(largest, k, n, gated, format, device_index, element)
 
 
-# Should there be no memory to measure with: H200, M 16384, K 2048, N 5632 in units of dense.
+# Assumed if memory is too short to measure: H200, M 16384, K 2048, N 5632 in units of dense.
 # TwELL: 8 KB per non-zero at 8 TB/s.
 _ASSUMED_FIXED, _ASSUMED_PER_SHARE, _ASSUMED_PER_TOKEN_SHARE = 0.35, 1.1, 55.0
 _LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
@@ -117,11 +117,11 @@ def measure_costs(  # noqa: PLR0917
     device_index: int,
     element: torch.dtype = torch.bfloat16,
 ) -> Costs:
-    """Times dense and sparse on random weights, once a shape and process; waits for the GPU.
+    """Times dense and sparse on random weights, once per shape and process; waits for the GPU.
 
-    A bias decides which neurons fire, for all tokens, so that the sparse side is timed at two known
-    unions; its cost is linear in the union (the gate's GEMM, then work a member). TwELL's is linear
-    in the non-zeros of a token, which are as many then; they are few enough for its tiles.
+    A bias decides which neurons fire, for all tokens, so that sparse is timed at two known unions;
+    its cost is linear in the union (the gate's GEMM, then work per member). The cost of TwELL is
+    linear in the non-zeros of a token, which here equal the union and are few enough for its tiles.
     """
     device = torch.device("cuda", device_index)
     # Decoding knows no format: its cost is that of the union.
@@ -149,7 +149,7 @@ def _measure_costs(  # noqa: PLR0917
     def matrix(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=element)
 
-    # As in a model, no cache still holds the gate's weights when they are needed again.
+    # As in a model, the gate's weights have left the cache when they are needed again.
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MAX_COPIES)
     weights = [(matrix(n, k), matrix(n, k), matrix(k, n)) for _ in range(copies)]
@@ -177,7 +177,7 @@ def _measure_costs(  # noqa: PLR0917
 
 
 def median_ms(calls: list[Callable[[], object]], rounds: int = 7) -> float:
-    """Milliseconds of a call on the GPU, in a CUDA graph: small ones would measure the CPU."""
+    """Milliseconds per call on the GPU, in a CUDA graph: else small calls would measure the CPU."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -35,6 +35,13 @@ def add_analyze_parser(commands: Any) -> None:
         default=16_384,
         help="whose patterns are kept, the first ones (default: 16,384)",
     )
+    parser.add_argument(
+        "--trace-layers",
+        type=int,
+        nargs="+",
+        metavar="LAYER",
+        help="whose patterns are kept, from 0 (default: all)",
+    )
     parser.add_argument("--micro-batch-size", type=positive_int, default=4, help="sequences")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: analysis/ in the checkpoint's folder"
@@ -55,13 +62,17 @@ def _analyze(options: argparse.Namespace) -> None:
     out = options.out or path / ANALYSIS_FOLDER
     check_out(out, is_folder=True)
     pretrained = load_pretrained(path, device, default_dtype(device))
+    count = pretrained.recipe.model.num_hidden_layers
+    kept = range(count) if options.trace_layers is None else options.trace_layers
+    if any(not 0 <= layer < count for layer in kept):
+        raise ValueError(f"--trace-layers: {path} has layers 0 to {count - 1}")
     corpus = held_out_corpus(pretrained.recipe, options.data)
     statistics, traces, ids_BT = analyze(
         pretrained, corpus, options.tokens, options.micro_batch_size, options.trace_tokens
     )
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / STATISTICS_FILE, json.dumps(statistics, indent=1) + "\n")
-    save_traces(out / TRACES_FILE, traces, ids_BT)
+    save_traces(out / TRACES_FILE, [traces[layer] for layer in kept], ids_BT)
     print(table(statistics))
     print(f"wrote {out / STATISTICS_FILE} and {out / TRACES_FILE}")
 

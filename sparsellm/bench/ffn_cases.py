@@ -46,6 +46,8 @@ SHAPES = (
     Shape(5120, 13_824, True),
 )
 TRACED = SHAPES[0]  # the shape of the model whose traces are measured
+# Read where no other traces are given; in a checkout, made as docs/experiments.md says.
+SAMPLE_TRACES = Path("benchmarks/traces/sample.npz")
 
 
 class Case(NamedTuple):

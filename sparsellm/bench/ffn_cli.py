@@ -102,7 +102,10 @@ def _add_token_order_parser(names: Any) -> argparse.ArgumentParser:
 def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
     """Which cases of `ffn_cases.grid`, and what of each."""
     parser.add_argument(
-        "--traces", type=Path, metavar="FILE", help="real patterns, from `sparsellm analyze`"
+        "--traces",
+        type=Path,
+        metavar="FILE",
+        help="real patterns, from `sparsellm analyze` (default: benchmarks/traces/sample.npz)",
     )
     parser.add_argument(
         "--ids",

@@ -15,6 +15,7 @@ import torch
 from sparsellm.analyze.trace import load_ids, load_traces
 from sparsellm.bench import energy
 from sparsellm.bench.ffn_cases import (
+    SAMPLE_TRACES,
     TRACED,
     TRACED_CONTEXT,
     VOCABULARY,
@@ -48,7 +49,7 @@ class FFNBench(ABC):
     Args:
         device: a CUDA device.
         seconds: of timing, each.
-        traces: a file of `analyze.trace`, for the pattern ``trace``.
+        traces: a file of `analyze.trace`, for the pattern ``trace``; None: `SAMPLE_TRACES`.
         with_energy: of a few cases, also millijoules a token.
         ids: a file of the traces' token ids, should they not have them themselves: with ids they
             are measured in token order, too.
@@ -71,7 +72,10 @@ class FFNBench(ABC):
     ) -> None:
         self.device = device
         self.seconds = seconds
-        self.traces = traces
+        # None: those of the checkout that this process runs in, should it have them.
+        own = SAMPLE_TRACES if SAMPLE_TRACES.is_file() else None
+        self.traces = traces = traces or own
+        self.named = {"traces": SAMPLE_TRACES.stem} if traces == SAMPLE_TRACES else {}
         self.num_layers = (
             0 if traces is None else len(load_traces(traces, TRACED.intermediate_size))
         )
@@ -107,7 +111,7 @@ class FFNBench(ABC):
                 elif self.traces is not None:
                     yield from self._layers(case, self.traces)
                 else:
-                    yield Skipped(case, "there is no trace; give --traces FILE")
+                    yield Skipped(case, f"there is no {SAMPLE_TRACES}; give --traces FILE")
             except torch.OutOfMemoryError:
                 yield Skipped(case, "out of memory")
             except (ValueError, RuntimeError, ImportError) as error:
@@ -142,10 +146,11 @@ class FFNBench(ABC):
 
     def _in_each_order(self, case: Case, inputs: Inputs, layer: int) -> Iterator[Measured]:
         """`measure` in the natural order, and in token order where the ids are known."""
-        yield from self.measure(case, inputs, {"layer": layer})
+        own = {"layer": layer, **self.named}
+        yield from self.measure(case, inputs, own)
         ordered = in_token_order(inputs)
         if ordered is not None:
-            yield from self.measure(case, ordered, {"layer": layer, "token_order": "auto"})
+            yield from self.measure(case, ordered, {**own, "token_order": "auto"})
 
     def sort_share(self, inputs: Inputs) -> float:
         """Milliseconds of the tokens' sort that fall to one layer of the traced model."""

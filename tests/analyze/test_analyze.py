@@ -148,6 +148,17 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert mean == pytest.approx([layer["nnz_mean"] for layer in found["layers"]])
 
 
+def test_some_layers_patterns_can_be_kept_alone(checkpoint, tmp_path, capsys):
+    command = ["analyze", str(checkpoint), "--tokens", "128", "--out"]
+    assert main([*command, str(tmp_path / "all")]) == 0
+    assert main([*command, str(tmp_path / "one"), "--trace-layers", "1"]) == 0
+    _, second = load_traces(tmp_path / "all" / "traces.npz", 64)
+    [alone] = load_traces(tmp_path / "one" / "traces.npz", 64)
+    assert alone.index.tolist() == second.index.tolist()
+    assert main([*command, str(tmp_path / "none"), "--trace-layers", "2"]) == 1
+    assert "has layers 0 to 1" in capsys.readouterr().err
+
+
 def test_what_is_counted_and_what_is_kept_are_asked_for_apart(checkpoint):
     pretrained = load_pretrained(checkpoint)
     corpus = held_out_corpus(pretrained.recipe, None)

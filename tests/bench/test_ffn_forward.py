@@ -212,10 +212,22 @@ def test_energy_is_of_few_cases(clock, monkeypatch, traces):
     assert (energy.case["layer"], energy.value, energy.baseline) == ("mean", 2.0, 3.0)
 
 
-def test_what_is_skipped_says_why(clock, monkeypatch):
+def test_without_other_traces_those_of_the_checkout_are_measured(clock, traces, monkeypatch):
+    monkeypatch.setattr(ffn_sweep, "SAMPLE_TRACES", traces)
+    found = _run([Case(100, GATED, "trace", None)])
+    *layers, means = (records for records in found if "layer" in records[0].case)
+    assert [found[0].case["layer"] for found in layers] == [0, 1]
+    assert {found[0].case["traces"] for found in (*layers, means)} == {"traces"}
+    named = _run([Case(100, GATED, "trace", None)], traces=traces.rename(traces.parent / "a.npz"))
+    assert "traces" not in named[-1][0].case
+
+
+def test_what_is_skipped_says_why(clock, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     cases = [Case(128, GATED, name, nnz) for name, nnz in [("trace", None), ("uniform", 20)]]
     _, skipped, found = _run(cases)
-    assert (skipped.case, skipped.why) == (cases[0], "there is no trace; give --traces FILE")
+    why = "there is no benchmarks/traces/sample.npz; give --traces FILE"
+    assert (skipped.case, skipped.why) == (cases[0], why)
     assert found[0].metric == "ms"
 
     def full(*_):

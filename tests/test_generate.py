@@ -12,7 +12,8 @@ from sparsellm.data import load_tokenizer
 from sparsellm.generate import Sampling, _Streamer, count_non_zeros, generate
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training.loop import train_step
-from sparsellm.training.run import build_run, close_run, save_run
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.run_state import save_run
 from sparsellm.training.signals import StopRequest
 
 GREEDY = Sampling(temperature=0)

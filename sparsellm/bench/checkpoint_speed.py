@@ -19,8 +19,10 @@ import torch
 from sparsellm.bench.record import Measurement
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint, state
-from sparsellm.training.loop import train_step, warm_up
-from sparsellm.training.run import Run, begin_save, build_run, close_run
+from sparsellm.training.begin import warm_up
+from sparsellm.training.loop import train_step
+from sparsellm.training.run import Run, build_run, close_run
+from sparsellm.training.run_state import begin_save
 from sparsellm.training.signals import StopRequest
 
 _IDLE_STEPS = 4

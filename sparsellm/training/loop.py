@@ -1,14 +1,12 @@
-"""The training loop, top to bottom: `train` is the whole story of a run.
+"""The training loop, to be read from top to bottom: `train` is the main path of a run.
 
-`accelerate launch -m sparsellm train …` starts one process a GPU; each holds a `Run` and goes
-through the same steps. What is computed is decided by the recipe alone (recipe.py); how the ranks
-divide it never changes it (objective.py).
+`accelerate launch -m sparsellm train …` starts one process per GPU. Each process holds a `Run` and
+performs the same steps. The recipe alone decides what is computed (recipe.py); it does not depend
+on how the ranks divide the work (objective.py).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +15,24 @@ from torch.distributed.tensor import DTensor
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs.dashboard import check_wandb
-from sparsellm.runs.files import write_atomically
-from sparsellm.runs.history import begin_branch
 from sparsellm.runs.lock import RunLock
 from sparsellm.runs.metrics_log import MetricsLog
-from sparsellm.runs.presence import PRESENCE_FILE
 from sparsellm.runs.records import FailureRecord
 from sparsellm.runs.session import this_session
+from sparsellm.training.accumulation import MicroBatchReader, accumulation
 from sparsellm.training.banner import Machine, unused_gpus
-from sparsellm.training.consensus import agreed_checkpoint, compare_environments, locked
+from sparsellm.training.begin import begin_records, first_state, move_aside, warm_up
+from sparsellm.training.consensus import compare_environments, locked
 from sparsellm.training.distributed import (
     FailedTogether,
-    accumulating,
     all_reduce_sum,
     any_rank,
     cause_of,
     clear_gradients,
 )
 from sparsellm.training.evaluation import PeriodicEvaluation, check_evaluation
-from sparsellm.training.fit import fit_again, fit_first, grow, may_shrink, shrink_after_failure
-from sparsellm.training.kernel_policy import choose_kernels, each_path
+from sparsellm.training.fit import fit_first, grow, may_shrink, shrink_after_failure
+from sparsellm.training.kernel_policy import choose_kernels
 from sparsellm.training.measure import Due, is_due, measure
 from sparsellm.training.meter import Meter, StepTotals
 from sparsellm.training.nonfinite import check_finite, reason_to_skip, skip_step
@@ -44,15 +40,8 @@ from sparsellm.training.objective import LossSums, total_loss
 from sparsellm.training.optimizer import reinit_dead_neurons
 from sparsellm.training.peers import Peers, RankActivity
 from sparsellm.training.progress import progress_line
-from sparsellm.training.run import (
-    Run,
-    begin_save,
-    build_accelerator,
-    build_run,
-    close_run,
-    initialise_run,
-    restore_run,
-)
+from sparsellm.training.run import Run, build_accelerator, build_run, close_run
+from sparsellm.training.run_state import begin_save
 from sparsellm.training.schedule import l1_coefficient, learning_rate
 from sparsellm.training.signals import StopRequest
 from sparsellm.training.step_sums import StepSums
@@ -68,9 +57,9 @@ def train(
 ) -> None:
     """Trains to `recipe.train.steps`, from ``resume_from`` or from the run's own last checkpoint.
 
-    With ``fresh`` an earlier run of that name is moved aside (nothing is deleted) and training
-    begins at step 0. ``init_from`` gives the weights of step 0; a run that has a checkpoint of its
-    own resumes from that instead. ``stop`` has been entered: it is when a signal asks for it.
+    With ``fresh`` an earlier run of the same name is moved aside (nothing is deleted) and training
+    begins at step 0. ``init_from`` gives the weights of step 0; a run that has its own checkpoint
+    resumes from that instead. ``stop`` has been entered; it tells when a signal asks for a stop.
 
     Raises:
         ValueError, FileNotFoundError: a recipe, corpus or checkpoint that cannot be used.
@@ -92,7 +81,7 @@ def train(
         except Exception:
             if accelerator.num_processes == 1:
                 close_run(run)
-            run.loader.close()  # to end the process group is to wait for the others
+            run.loader.close()  # close_run would wait for the other ranks
             raise
     close_run(run)
 
@@ -114,59 +103,19 @@ def _train(
     with waiting(doing, run.accelerator.print):
         fit_first(run)
         warm_up(run)
-    resumed = _first_state(run, resume_from, fresh, init_from)
+    resumed = first_state(run, resume_from, fresh, init_from)
     missing = Due.missing(run)
     if run.step >= recipe.train.steps and not missing:
         run.accelerator.print(
             f"nothing to do: it has done {run.step} steps of train.steps "
-            f"{recipe.train.steps}; raise it, or start anew by --fresh or --set name=NEW"
+            f"{recipe.train.steps}; raise it, or start over with --fresh or --set name=NEW"
         )
         return
     if fresh:
-        _move_aside(run, lock)
+        move_aside(run, lock)
     flag = "--fresh" if fresh else "--resume" if resume_from else None
-    _begin_records(run, resumed)
+    begin_records(run, resumed)
     _logged_loop(run, stop, evaluator, missing, flag)
-
-
-def _first_state(
-    run: Run, resume_from: Path | None, fresh: bool, init_from: Path | None
-) -> Path | None:
-    """Restores or initialises the run. Nothing of the run's folder is changed.
-
-    Returns the checkpoint that it goes on from, if it does.
-    """
-    say = run.accelerator.print
-    run.activity.begin("loading", run.step)
-    path = agreed_checkpoint(run, resume_from, fresh)
-    if path is not None:
-        say(f"resuming from {path}")
-        for note in restore_run(run, path):
-            say(f"  {note}")
-        fit_again(run)
-    elif init_from is not None:
-        say("\n  ".join(initialise_run(run, init_from)))
-    return path
-
-
-def _move_aside(run: Run, lock: RunLock) -> None:
-    path = run.recipe.run_path
-    if run.accelerator.is_main_process and any(p.name != PRESENCE_FILE for p in path.iterdir()):
-        aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
-        path.rename(aside)
-        lock.moved(aside, run.accelerator.print)
-        run.accelerator.print(f"the earlier run is now {aside}")
-    run.accelerator.wait_for_everyone()
-
-
-def _begin_records(run: Run, resumed: Path | None) -> None:
-    """Before the first step: the run's folder as this run goes on with it."""
-    recipe = run.recipe
-    if run.accelerator.is_main_process:
-        recipe.run_path.mkdir(parents=True, exist_ok=True)
-        for note in begin_branch(recipe.run_path, resumed):
-            run.accelerator.print(note)
-        write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
 
 
 def _logged_loop(
@@ -176,7 +125,7 @@ def _logged_loop(
     missing: Due,
     flag: str | None,
 ) -> None:
-    """The loop with its log. ``flag``: what the command would do again, were it given again."""
+    """The loop with its log. ``flag``: the option that would restart the run if given again."""
     recipe, say = run.recipe, run.accelerator.print
     log = None
     if run.accelerator.is_main_process:
@@ -207,30 +156,6 @@ def _logged_loop(
     say(f"plots: sparsellm plot {recipe.run_path}")
 
 
-def warm_up(run: Run) -> None:
-    """Forward and backward of micro-batches whose gradients are discarded, one or two per path.
-
-    Compilation is then over before the clock starts. And DDP settles the layout of its gradient
-    buckets after its first backward: with that behind it, every step sums over ranks in the same
-    order, and a resumed run does not differ from an uninterrupted one in the last bits.
-    """
-    recipe, accelerator = run.recipe, run.accelerator
-    shape = (run.micro_batch.size, recipe.model.context_length)
-    tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
-    run.activity.begin("compiling", run.step)
-    several = run.rounds > 1
-    for _ in each_path(run.ffns):
-        # Of several micro-batches on the sparse path the last one is a graph of its own: its
-        # gradients go through autograd. Dense ones are all alike.
-        sparse = any(ffn.path == "sparse" for ffn in run.ffns)
-        for _ in accumulation(run, 2 if several and sparse else 1):
-            with accelerator.autocast():
-                sums = run.objective(tokens_BT, tokens_BT)
-            loss = total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes)
-            accelerator.backward(loss)
-    clear_gradients(run.optimizer, run.objective)
-
-
 def _loop(
     run: Run,
     log: MetricsLog | None,
@@ -238,7 +163,7 @@ def _loop(
     evaluator: PeriodicEvaluation | None,
     missing: Due,
 ) -> bool:
-    """Trains to the last step; False where it was asked to stop before."""
+    """Trains to the last step; returns False if it was asked to stop earlier."""
     recipe = run.recipe
     saved_step = run.step  # what it resumed from; nothing is worth saving at step 0
     if run.step:
@@ -272,7 +197,7 @@ def _loop(
 
 
 def _record(run: Run, log: MetricsLog | None, meter: Meter, totals: StepTotals) -> None:
-    """A step's numbers where they are due; why it was skipped in any case."""
+    """Prints and logs a step's numbers where they are due, and the reason of every skipped step."""
     if totals.skipped:
         run.accelerator.print(
             f"step {run.step} was skipped: {totals.skipped.why} ({run.skipped} in all; "
@@ -290,7 +215,7 @@ def _record(run: Run, log: MetricsLog | None, meter: Meter, totals: StepTotals) 
 def _step_or_save(
     run: Run, log: MetricsLog | None, stop: StopRequest, saved_step: int
 ) -> StepTotals:
-    """One step; where it fails, what was good before it is saved."""
+    """One step; if it fails, the state before it is saved."""
     position = run.loader.state_dict()
     try:
         return train_step(run, stop)
@@ -313,7 +238,7 @@ def _save_what_is_whole(
 
 
 def _save(run: Run, log: MetricsLog | None) -> None:
-    """Begins it; the end of the save before is waited for and said."""
+    """Begins a save, after waiting for the previous one and reporting it."""
     run.activity.begin("saving", run.step)
     check_finite(run)
     if log is not None:
@@ -328,26 +253,12 @@ def _say_saved(run: Run) -> None:
 
 
 def _is_whole(run: Run, error: Exception) -> bool:
-    """After a failed step: whether every rank is here, and the run as the step before left it."""
+    """After a failed step: whether all ranks are alive and the run is as it was before the step."""
     if not run.recipe.checkpoint.every_steps or not run.between_steps:
         return False
-    if isinstance(error, FloatingPointError):  # with these weights it would come again
+    if isinstance(error, FloatingPointError):  # with these weights it would fail again
         return False
     return isinstance(error, FailedTogether) or run.accelerator.num_processes == 1
-
-
-def accumulation(run: Run, rounds: int) -> Iterator[None]:
-    """Once for each micro-batch of a step: what they share is made before the first of them."""
-    for ffn in run.ffns:
-        ffn.begin_step(run.compute_dtype, accumulate=rounds > 1)
-    for _ in range(rounds - 1):
-        with accumulating(run.accelerator, run.objective):
-            yield
-    for ffn in run.ffns:
-        ffn.end_accumulation()
-    yield
-    for ffn in run.ffns:
-        ffn.end_step()
 
 
 def train_step(run: Run, stop: StopRequest) -> StepTotals:
@@ -368,7 +279,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
 
     sums = StepSums(run.ffns, run.micro_batch_tokens, accelerator.device)
     rounds = run.rounds
-    reader = _Reader(run)
+    reader = MicroBatchReader(run)
     for _ in accumulation(run, rounds):
         run.activity.begin("reading data", run.step)
         tokens_BT1 = reader.next().to(accelerator.device, non_blocking=True)
@@ -423,26 +334,6 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     }
     run.between_steps = True
     return StepTotals(values, l1_L, sparsity, step.kernels, step.stop)
-
-
-class _Reader:
-    """A step's micro-batches. A rank that cannot read goes on with zeros, to tell the others at the
-    step's sums that there is no step; in their collectives they would wait for it until a timeout.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.error: Exception | None = None
-
-    def next(self) -> torch.Tensor:
-        if self.error is None:
-            try:
-                return next(self._run.loader)
-            except (ValueError, OSError) as error:
-                self.error = error
-        run = self._run
-        shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
-        return torch.zeros(shape, dtype=torch.int64)
 
 
 def l1_by_layer(run: Run) -> list[float]:

@@ -17,7 +17,8 @@ from sparsellm.analyze.trace import Trace, load_ids, load_traces, save_traces
 from sparsellm.cli import main
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training.loop import train_step
-from sparsellm.training.run import build_run, close_run, save_run
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.run_state import save_run
 from sparsellm.training.signals import StopRequest
 
 

@@ -23,7 +23,8 @@ from sparsellm.runs.checkpoint import CheckpointError
 from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 from sparsellm.training import loop
 from sparsellm.training.loop import train_step
-from sparsellm.training.run import build_run, close_run, save_run
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.run_state import save_run
 from sparsellm.training.signals import StopRequest
 
 VARIANTS = {

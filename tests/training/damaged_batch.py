@@ -18,13 +18,13 @@ from sparsellm.training import loop
 
 def damage(is_damaged: Callable[[int], bool]) -> None:
     """Has the loop read the batches of some steps as damaged."""
-    real = loop._Reader.next
+    real = loop.MicroBatchReader.next
 
-    def next_batch(reader: loop._Reader) -> torch.Tensor:
+    def next_batch(reader: loop.MicroBatchReader) -> torch.Tensor:
         tokens_BT1 = real(reader)
         return torch.full_like(tokens_BT1, 255) if is_damaged(reader._run.step + 1) else tokens_BT1
 
-    loop._Reader.next = next_batch
+    loop.MicroBatchReader.next = next_batch
 
 
 def spoil(is_spoilt: Callable[[int], bool]) -> None:

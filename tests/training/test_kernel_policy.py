@@ -10,6 +10,7 @@ import torch
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import build_model
+from sparsellm.training.begin import warm_up
 from sparsellm.training.kernel_policy import (
     choose_kernels,
     described_costs,
@@ -18,7 +19,6 @@ from sparsellm.training.kernel_policy import (
     restore_kernels,
     set_up_kernels,
 )
-from sparsellm.training.loop import warm_up
 from sparsellm.training.objective import Objective
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step_sums import StepSums

@@ -12,7 +12,8 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.records import read_metrics
 from sparsellm.training import loop, nonfinite
-from sparsellm.training.run import build_run, close_run, save_run
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.run_state import save_run
 
 
 @pytest.fixture

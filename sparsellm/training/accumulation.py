@@ -1,0 +1,48 @@
+"""The micro-batches of one step: what they share, and their data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from sparsellm.training.distributed import (
+    accumulating,
+)
+from sparsellm.training.run import Run
+
+
+def accumulation(run: Run, rounds: int) -> Iterator[None]:
+    """Iterates over the micro-batches of a step; prepares what they share before the first one."""
+    for ffn in run.ffns:
+        ffn.begin_step(run.compute_dtype, accumulate=rounds > 1)
+    for _ in range(rounds - 1):
+        with accumulating(run.accelerator, run.objective):
+            yield
+    for ffn in run.ffns:
+        ffn.end_accumulation()
+    yield
+    for ffn in run.ffns:
+        ffn.end_step()
+
+
+class MicroBatchReader:
+    """Reads a step's micro-batches.
+
+    A rank that cannot read data continues with zeros and reports the error with the step's sums:
+    otherwise the other ranks would wait for it in their collectives until a timeout.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.error: Exception | None = None
+
+    def next(self) -> torch.Tensor:
+        if self.error is None:
+            try:
+                return next(self._run.loader)
+            except (ValueError, OSError) as error:
+                self.error = error
+        run = self._run
+        shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
+        return torch.zeros(shape, dtype=torch.int64)

@@ -1,0 +1,87 @@
+"""What happens before the first step: compilation, the run's state, and its folder."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import torch
+
+from sparsellm.runs.files import write_atomically
+from sparsellm.runs.history import begin_branch
+from sparsellm.runs.lock import RunLock
+from sparsellm.runs.presence import PRESENCE_FILE
+from sparsellm.training.accumulation import accumulation
+from sparsellm.training.consensus import agreed_checkpoint
+from sparsellm.training.distributed import (
+    clear_gradients,
+)
+from sparsellm.training.fit import fit_again
+from sparsellm.training.kernel_policy import each_path
+from sparsellm.training.objective import total_loss
+from sparsellm.training.run import Run
+from sparsellm.training.run_state import initialise_run, restore_run
+
+
+def first_state(
+    run: Run, resume_from: Path | None, fresh: bool, init_from: Path | None
+) -> Path | None:
+    """Restores or initialises the run, without changing its folder.
+
+    Returns the checkpoint that it resumes from, or None.
+    """
+    say = run.accelerator.print
+    run.activity.begin("loading", run.step)
+    path = agreed_checkpoint(run, resume_from, fresh)
+    if path is not None:
+        say(f"resuming from {path}")
+        for note in restore_run(run, path):
+            say(f"  {note}")
+        fit_again(run)
+    elif init_from is not None:
+        say("\n  ".join(initialise_run(run, init_from)))
+    return path
+
+
+def move_aside(run: Run, lock: RunLock) -> None:
+    path = run.recipe.run_path
+    if run.accelerator.is_main_process and any(p.name != PRESENCE_FILE for p in path.iterdir()):
+        aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
+        path.rename(aside)
+        lock.moved(aside, run.accelerator.print)
+        run.accelerator.print(f"the earlier run is now {aside}")
+    run.accelerator.wait_for_everyone()
+
+
+def begin_records(run: Run, resumed: Path | None) -> None:
+    """Prepares the run's folder for this branch of the run, before the first step."""
+    recipe = run.recipe
+    if run.accelerator.is_main_process:
+        recipe.run_path.mkdir(parents=True, exist_ok=True)
+        for note in begin_branch(recipe.run_path, resumed):
+            run.accelerator.print(note)
+        write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
+
+
+def warm_up(run: Run) -> None:
+    """Forward and backward of micro-batches whose gradients are discarded, one or two per path.
+
+    Compilation is then finished before throughput is measured. Also, DDP rebuilds its gradient
+    buckets after its first backward pass: afterwards every step sums over ranks in the same order,
+    and a resumed run equals an uninterrupted one to the last bit.
+    """
+    recipe, accelerator = run.recipe, run.accelerator
+    shape = (run.micro_batch.size, recipe.model.context_length)
+    tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
+    run.activity.begin("compiling", run.step)
+    several = run.rounds > 1
+    for _ in each_path(run.ffns):
+        # Of several micro-batches on the sparse path the last one is a graph of its own: its
+        # gradients go through autograd. Dense ones are all alike.
+        sparse = any(ffn.path == "sparse" for ffn in run.ffns)
+        for _ in accumulation(run, 2 if several and sparse else 1):
+            with accelerator.autocast():
+                sums = run.objective(tokens_BT, tokens_BT)
+            loss = total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes)
+            accelerator.backward(loss)
+    clear_gradients(run.optimizer, run.objective)

@@ -1,0 +1,192 @@
+"""The state of a run in a checkpoint: saved, restored, and initialised from other weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from sparsellm import __version__
+from sparsellm.data import (
+    DataStateMismatch,
+    merge,
+)
+from sparsellm.recipe import Recipe
+from sparsellm.runs import checkpoint, state
+from sparsellm.runs.lineage import Lineage
+from sparsellm.runs.pretrained import read_weights
+from sparsellm.strict import flatten, parse_yaml
+from sparsellm.training.distributed import together
+from sparsellm.training.kernel_policy import (
+    kernels_state,
+    restore_kernels,
+)
+from sparsellm.training.run import Run
+from sparsellm.training.schedule import rate_change
+
+_CHANGED = "changed since the checkpoint: "
+# Keys that decide which function the same weights compute.
+_MODEL_KEYS = ("model.", "ffn.activation ", "ffn.gated ", "data.tokenizer ")
+_CHANGED_MODEL = tuple(f"{_CHANGED}{key}" for key in _MODEL_KEYS)
+
+
+def begin_save(run: Run) -> None:
+    """Begins a checkpoint of the run after `run.step` steps; called by all ranks.
+
+    Returns once the tensors are copied to host memory; `run.saver` goes on in the background.
+
+    Raises:
+        CheckpointError: the save before has failed.
+    """
+    recipe, accelerator = run.recipe, run.accelerator
+    run.saver.begin(
+        checkpoint.Snapshot(
+            step=run.step,
+            model=state.model_tensors(run.model),
+            optimizer=state.optimizer_tensors(run.model, run.optimizer),
+            stats=run.stats.state_dict(),
+            trainer={
+                "step": run.step,
+                "tokens": run.tokens,
+                "skipped": run.skipped,
+                "skipped_in_a_row": run.skipped_in_a_row,
+                "averages": run.averages.state_dict(),
+                "world_size": accelerator.num_processes,
+                "sparsellm": __version__,
+                "torch": torch.__version__,
+                "init_from": run.origin,
+                "kernels": kernels_state(run.ffns, accelerator.device),
+                "target": run.target.state_dict() if run.target else None,
+                "micro_batch": run.micro_batch.state_dict(),
+            },
+            recipe_yaml=recipe.to_yaml(),
+            rank=checkpoint.RankState(data=run.loader.state_dict(), rng=_rng_state()),
+        )
+    )
+
+
+def save_run(run: Run) -> Path:
+    """Writes a checkpoint and waits until it is published.
+
+    Raises:
+        CheckpointError: some rank could not write.
+    """
+    begin_save(run)
+    path = run.saver.wait()
+    assert path is not None
+    return path
+
+
+def initialise_run(run: Run, path: Path) -> list[str]:
+    """Gives a run at step 0 the weights of a checkpoint, run or exported folder; nothing else.
+
+    Returns sentences that describe the weights and how the recipe's model differs from theirs.
+
+    Raises:
+        FileNotFoundError, ValueError: it is damaged, or its tensors have other shapes.
+    """
+    weights = read_weights(path)
+    state.restore_model(
+        run.model, weights.tensors, str(weights.path), "train a recipe of the same shapes"
+    )
+    run.origin = {
+        "name": weights.recipe.name,
+        "step": weights.trainer["step"],
+        "tokens": weights.trainer["tokens"],
+    }
+    changes = _recipe_changes(weights.recipe.model_dump(mode="json"), run.recipe)
+    return [
+        f"weights of {weights.path}; the optimizer and the data begin at step 0",
+        *(note for note in changes if note.startswith(_CHANGED_MODEL)),
+    ]
+
+
+def restore_run(run: Run, path: Path) -> list[str]:
+    """Restores a checkpoint's state; returns sentences on what changed in the recipe since.
+
+    Raises:
+        FileNotFoundError, ValueError: the checkpoint is damaged, or of another model.
+        DataStateMismatch: the data stream cannot continue with this corpus, seed or tokenizer, and
+            `data.on_mismatch` is `refuse`.
+    """
+    accelerator = run.accelerator
+    with together(accelerator.device):
+        saved = checkpoint.load(path, accelerator.process_index, accelerator.num_processes)
+    if not saved.has_optimizer:
+        raise ValueError(
+            f"{path} has weights and no optimizer state (it was imported) and cannot be resumed; "
+            f"start a new run from it: --set name=NEW --init-from {path}"
+        )
+    notes = _recipe_changes(_saved_recipe(saved), run.recipe)
+    notes += _rate_notes(saved, run.recipe)
+    state.restore(run.model, run.optimizer, path, run.group)
+    run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
+    run.step, run.tokens = saved.step, saved.trainer["tokens"]
+    run.skipped = saved.trainer.get("skipped", 0)
+    run.skipped_in_a_row = saved.trainer.get("skipped_in_a_row", 0)
+    if averages := saved.trainer.get("averages"):  # earlier versions saved none
+        run.averages.load_state_dict(averages)
+    run.origin = saved.trainer.get("init_from")
+    run.saver.lineage = Lineage.of(saved.manifest)
+    restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
+    run.micro_batch.saved = saved.trainer.get("micro_batch")
+    saved_target = saved.trainer.get("target")
+    if run.target and not (saved_target and run.target.load_state_dict(saved_target)):
+        notes.append(
+            f"λ starts anew from sparsity.l1_coefficient {run.recipe.sparsity.l1_coefficient:g}"
+        )
+    try:
+        notes += run.loader.load_state_dict(merge(checkpoint.data_states(path)))
+    except DataStateMismatch as mismatch:
+        if run.recipe.data.on_mismatch == "refuse":
+            raise DataStateMismatch(
+                f"{mismatch}. Train as it was then, or let the data stream start over with "
+                "--set data.on_mismatch=restart"
+            ) from None
+        notes.append(f"the data stream starts over from its beginning: {mismatch}")
+    if saved.rank.rng:  # else there were fewer ranks: this one keeps its own
+        _set_rng_state(saved.rank.rng)
+    return notes
+
+
+def _rate_notes(saved: checkpoint.SavedState, present: Recipe) -> list[str]:
+    try:
+        recipe = Recipe.model_validate(_saved_recipe(saved))
+    except ValidationError:  # of a version with other keys, which are named as changed
+        return []
+    change = rate_change(recipe, present, saved.step)
+    return [] if change is None else [change]
+
+
+def _saved_recipe(saved: checkpoint.SavedState) -> dict[str, Any]:
+    source = str(saved.path / checkpoint.RECIPE_FILE)
+    content = parse_yaml(saved.recipe_yaml, source)
+    if not isinstance(content, dict):
+        raise ValueError(f"{source} is damaged: no `key: value` lines; {checkpoint.REMEDY}")
+    return content
+
+
+def _recipe_changes(saved_recipe: dict[str, Any], recipe: Recipe) -> list[str]:
+    saved = flatten(saved_recipe)
+    present = flatten(recipe.model_dump(mode="json"))
+    return [
+        f"{_CHANGED}{key} {saved.get(key)} → {present.get(key)}"
+        for key in sorted(saved.keys() | present.keys())
+        if saved.get(key) != present.get(key)
+    ]
+
+
+def _rng_state() -> dict[str, Tensor]:
+    rng = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        rng["cuda"] = torch.cuda.get_rng_state()
+    return rng
+
+
+def _set_rng_state(rng: dict[str, Tensor]) -> None:
+    torch.set_rng_state(rng["cpu"])
+    if "cuda" in rng and torch.cuda.is_available():
+        torch.cuda.set_rng_state(rng["cuda"])

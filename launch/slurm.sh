@@ -60,6 +60,7 @@ save_and_requeue() {
   srun --overlap --ntasks-per-node=1 pkill -USR1 -f -- '[-]u -m sparsellm'
   wait "$launcher"
   scontrol requeue "$SLURM_JOB_ID"
+  exit # by whether it is queued again, not by the signal
 }
 trap save_and_requeue USR1 TERM
 

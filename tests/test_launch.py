@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -90,6 +93,41 @@ def test_slurm_script_starts_any_config(tmp_path):
     unknown = _slurm(tmp_path, "--recipe", "2b", CONFIG="nope")
     assert unknown.returncode == 2
     assert "no such file: " in unknown.stderr
+
+
+# Slurm on one machine: the step runs here, and so does what is run beside it.
+PREEMPTED = {
+    "scontrol": 'if [ "$1" = show ]; then echo node1; else echo "$*" >> "$LOG"; fi',
+    "srun": 'if [ "$1" = --overlap ]; then echo "$*" >> "$LOG"; kill -USR1 "$(cat "$TRAINER")"; '
+    'else shift; exec "$@"; fi',
+    "accelerate": 'trap \'echo saved >> "$LOG"; exit 0\' USR1; echo $$ > "$TRAINER"; '
+    "while :; do sleep 0.1; done",
+}
+
+
+@pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM], ids=["time limit", "preemption"])
+def test_slurm_script_saves_and_queues_the_job_again(tmp_path, sent):
+    for name, body in PREEMPTED.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    log, trainer = tmp_path / "log", tmp_path / "trainer"
+    own = {"LOG": str(log), "TRAINER": str(trainer), "SLURM_JOB_ID": "17", **SLURM}
+    own["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    command = ["bash", str(ROOT / "launch" / "slurm.sh"), "--recipe", "2b"]
+    job = subprocess.Popen(command, env=os.environ | own)
+    while not trainer.is_file() or not trainer.read_text():
+        assert job.poll() is None
+        time.sleep(0.05)
+    job.send_signal(sent)  # Slurm's, to the script alone (--signal=B:…)
+    assert job.wait(timeout=30) == 0
+    asked, saved, queued = log.read_text().splitlines()
+    # First the trainers of every node are told, then their checkpoint is waited for.
+    assert asked.startswith("--overlap --ntasks-per-node=1 pkill -USR1 -f")
+    assert saved == "saved"
+    assert queued == "requeue 17"
+    pattern = asked.rpartition(" -- ")[2]
+    assert re.search(pattern, "/usr/bin/python -u -m sparsellm train --recipe 2b")
+    assert not re.search(pattern, asked)
 
 
 # Two nodes on this machine. A launcher that was killed, its ranks with it, comes back once.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -26,6 +29,8 @@ from sparsellm.strict import flatten
 from sparsellm.training.distributed import together
 from sparsellm.training.run import Run
 
+_LIBRARIES = ("torch", "transformers", "accelerate", "safetensors", "triton")
+_DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _MOST_NAMED = 3  # differences
 
 
@@ -53,7 +58,9 @@ def _end_without_lock(run_path: Path, holder: Presence | None) -> None:
 
 
 def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
-    """Compares the recipe, the code and the GPU model of all ranks.
+    """Compares the recipe, the code, its libraries and the GPU model of all ranks.
+
+    A driver or settings of NCCL that differ are a warning: nodes may need settings of their own.
 
     Raises:
         ValueError: some rank differs; the message says which rank has what.
@@ -61,9 +68,15 @@ def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
     device = accelerator.device
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     own = {f"the recipe's {key}": str(v) for key, v in flatten(recipe.model_dump()).items()}
-    own |= {"the device": gpu, "torch": torch.__version__, "sparsellm": _code_version()}
+    own |= {"the device": gpu, "sparsellm": _code_version()} | _library_versions()
     own["the number of ranks"] = str(accelerator.num_processes)
-    _compare(own, "start all ranks by the same command, code and kind of GPU")
+    _compare(own, "start all ranks by the same command, code, libraries and kind of GPU")
+    differing = _differing(_node_settings())
+    if differing:
+        accelerator.print(
+            f"warning: the ranks differ in {_shown(differing)}. Training goes on; where it is slow "
+            "or hangs, make them alike"
+        )
 
 
 def agreed_checkpoint(run: Run, resume_from: Path | None, fresh: bool) -> Path | None:
@@ -92,6 +105,23 @@ def _describe(path: Path) -> str:
     return path.name if manifest is None else f"{path.name} ({manifest.id})"
 
 
+def _library_versions() -> dict[str, str]:
+    versions = {name: version(name) for name in _LIBRARIES if find_spec(name)}
+    versions["CUDA of torch"] = str(torch.version.cuda)
+    if torch.cuda.is_available():
+        versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions
+
+
+def _node_settings() -> dict[str, str]:
+    """What nodes may have reasons to differ in."""
+    settings = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+    if _DRIVER_VERSION.is_file():
+        text = _DRIVER_VERSION.read_text(encoding="utf-8", errors="replace")
+        settings["the driver"] = " ".join(text.partition("\n")[0].split())
+    return settings
+
+
 def _code_version() -> str:
     package = Path(sparsellm.__file__).parent
     digest = xxhash.xxh3_64()
@@ -101,13 +131,19 @@ def _code_version() -> str:
 
 
 def _compare(own: dict[str, str], remedy: str) -> None:
+    if differing := _differing(own):
+        raise ValueError(f"the ranks differ in {_shown(differing)}. Nothing was changed; {remedy}")
+
+
+def _differing(own: dict[str, str]) -> list[str]:
     everyone = _gather((socket.gethostname(), own))
-    differing = differences([values for _, values in everyone], [host for host, _ in everyone])
-    if differing:
-        shown = "; ".join(differing[:_MOST_NAMED])
-        more = len(differing) - _MOST_NAMED
-        rest = f"; and {more} more" if more > 0 else ""
-        raise ValueError(f"the ranks differ in {shown}{rest}. Nothing was changed; {remedy}")
+    return differences([values for _, values in everyone], [host for host, _ in everyone])
+
+
+def _shown(differing: list[str]) -> str:
+    more = len(differing) - _MOST_NAMED
+    rest = f"; and {more} more" if more > 0 else ""
+    return "; ".join(differing[:_MOST_NAMED]) + rest
 
 
 def _gather(own: tuple[str, dict[str, str]]) -> list[tuple[str, dict[str, str]]]:

@@ -52,6 +52,32 @@ def test_another_recipe_or_gpu_is_refused(tiny, another_rank):
         compare_environments(recipe, accelerator)
 
 
+def test_other_libraries_are_refused_and_other_settings_of_nccl_are_named(
+    tiny, another_rank, monkeypatch, capsys
+):
+    recipe = tiny()
+    accelerator = build_accelerator(recipe)
+    for library in ("torch", "transformers", "CUDA of torch"):
+        another_rank(**{library: "0.1"})
+        with pytest.raises(ValueError, match=rf"differ in {library}: .* on rank 0 .*, 0.1 on "):
+            compare_environments(recipe, accelerator)
+
+    def gather(own):
+        values = own[1]
+        if "the device" not in values:  # what nodes may differ in
+            values = values | {"NCCL_IB_DISABLE": "1", "the driver": "9"}
+        return [own, ("b", values)]
+
+    monkeypatch.setattr(consensus, "_gather", gather)
+    monkeypatch.delenv("NCCL_IB_DISABLE", raising=False)
+    compare_environments(recipe, accelerator)
+    said = capsys.readouterr().out
+    assert "warning: the ranks differ in " in said
+    assert "NCCL_IB_DISABLE: nothing on rank 0 (" in said
+    assert ", 1 on rank 1 (b)" in said
+    assert "the driver: " in said
+
+
 def test_the_checkpoint_is_compared_by_its_id(tiny, another_rank):
     run = build_run(tiny())
     train_step(run, StopRequest())

@@ -16,9 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sparsellm.data.block_types import Rows
-from sparsellm.data.files import open_file, open_steady
 from sparsellm.data.retry import is_transient, one_line, with_retries
 from sparsellm.data.shards import Shard
+from sparsellm.data.text_files import open_file, open_steady
 
 BLOCK_BYTES = 4 * 2**20
 

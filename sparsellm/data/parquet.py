@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsellm.data.block_types import TextColumn, check_text_column
-from sparsellm.data.files import open_file
 from sparsellm.data.retry import is_transient, one_line, with_retries
 from sparsellm.data.shards import Shard
+from sparsellm.data.text_files import open_file
 
 
 class ParquetReader:

@@ -12,12 +12,12 @@ from functools import partial
 import pyarrow as pa
 
 from sparsellm.data.block_types import Block, Rows, ShardReader
-from sparsellm.data.files import open_file
 from sparsellm.data.json_lines import JsonLinesReader, JsonLinesStream
 from sparsellm.data.parquet import ParquetReader
 from sparsellm.data.retry import is_transient, one_line, with_retries
 from sparsellm.data.shards import Shard
 from sparsellm.data.table_stream import TableStream
+from sparsellm.data.text_files import open_file
 from sparsellm.data.token_shards import TokenReader
 
 

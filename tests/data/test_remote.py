@@ -15,7 +15,7 @@ import torch
 
 from data.range_server import RangeServer
 from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer, merge, retry
-from sparsellm.data import files as data_files
+from sparsellm.data import text_files as data_files
 
 NAMES = ("0.parquet", "1.jsonl.gz", "2.jsonl", "3.txt")
 

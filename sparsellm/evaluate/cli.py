@@ -23,8 +23,8 @@ def add_eval_parser(commands: Any) -> None:
         "eval",
         help="benchmark scores of a checkpoint (eval/suite.yaml), through lm-eval",
         description="Scores a checkpoint on the tasks of eval/suite.yaml, zero-shot, through "
-        "lm-eval. On several GPUs: accelerate launch --config_file launch/ddp8.yaml -m sparsellm "
-        "eval CHECKPOINT",
+        "lm-eval, or on any other task that lm-eval knows (--tasks). On several GPUs: accelerate "
+        "launch --config_file launch/ddp8.yaml -m sparsellm eval CHECKPOINT",
     )
     parser.add_argument(
         "checkpoint",
@@ -39,7 +39,12 @@ def add_eval_parser(commands: Any) -> None:
         metavar="DIR",
         help="read DIR/<task>/<split>.jsonl instead of the Hugging Face hub",
     )
-    parser.add_argument("--tasks", metavar="A,B", help="some of the suite's tasks (default: all)")
+    parser.add_argument(
+        "--tasks",
+        metavar="A,B",
+        help="tasks of the suite, tasks, groups or tags of lm-eval, or YAML files of its kind; "
+        "--data-dir has the suite's rows only (default: the whole suite)",
+    )
     parser.add_argument(
         "--limit", type=positive_int, metavar="N", help="only the first N rows of each"
     )
@@ -98,7 +103,7 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     foreign = is_hugging_face(folder) and not is_export(folder)
     path = folder if foreign else find_checkpoint(folder)
     suite = load_suite()
-    names = suite.select(_names(options.tasks))
+    names = _names(options.tasks)
     # Results do not belong into the hub's cache.
     place = (
         Path(options.checkpoint.as_posix().replace("/", "--"))
@@ -195,12 +200,14 @@ def _about(
     }
 
 
-def _beside(checkpoint: Path, suite: Suite, names: list[str], limit: int | None) -> Path:
+def _beside(checkpoint: Path, suite: Suite, names: list[str] | None, limit: int | None) -> Path:
     """The file name; scores of a part of the suite do not replace those of the whole."""
     # Not "step_…": that is what checkpoints are found by.
     parts = ["eval", checkpoint.name]
-    if len(names) < len(suite.tasks):
-        parts.append("+".join(name for name in suite.tasks if name in names))
+    if names is not None and set(names) != set(suite.tasks):
+        own = [name for name in suite.tasks if name in names]
+        others = [Path(name).stem for name in suite.split(names)[1]]
+        parts.append("+".join([*own, *others]))
     if limit is not None:
         parts.append(f"limit{limit}")
     return checkpoint.with_name("_".join(parts) + ".json")
@@ -210,10 +217,11 @@ def _save(path: Path, about: dict[str, Any], scores: Scores, evaluator: Evaluato
     import json
     from dataclasses import asdict
 
+    from sparsellm.evaluate.scores import task_records
     from sparsellm.runs.files import write_atomically
 
     suite = evaluator.suite.model_dump(mode="json")
-    content = {**about, **asdict(scores), "suite": suite}
+    content = {**about, **asdict(scores), "tasks": task_records(scores), "suite": suite}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(content, indent=1) + "\n")

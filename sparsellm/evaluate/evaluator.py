@@ -1,4 +1,4 @@
-"""One evaluation: the suite's tasks, built once and scored for any number of models."""
+"""One evaluation: tasks, built once and scored for any number of models."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase as HFTokenizer
 
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.evaluate.agreement import Agreement
+from sparsellm.evaluate.lm_eval_tasks import build_other_tasks
 from sparsellm.evaluate.scores import Scores, from_lm_eval
 from sparsellm.evaluate.suite import Suite, build_tasks, load_suite, quiet
 
@@ -21,11 +22,12 @@ class Evaluator:
     """What is evaluated and how; every rank builds the same one.
 
     Raises:
-        FileNotFoundError, ValueError: see `build_tasks`; or a rank would have no row.
+        FileNotFoundError, ValueError: see `build_tasks` and `build_other_tasks`; or a rank would
+            have no row.
     """
 
-    names: list[str] | None = None  # tasks; None is the whole suite
-    data_dir: Path | None = None  # None reads from the Hugging Face hub
+    names: list[str] | None = None  # of the suite or lm-eval's; None is the whole suite
+    data_dir: Path | None = None  # of the suite's rows; None reads from the Hugging Face hub
     limit: int | None = None  # first rows of each task
     batch_size: int = 32  # requests at once, each rank
     accelerator: Any = None  # None is one process
@@ -35,8 +37,10 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self.samples: dict[str, list[dict[str, Any]]] = {}  # of the last run, by task
-        self.names = self.suite.select(self.names)
-        self.tasks = build_tasks(self.suite, self.names, self.data_dir)
+        own, others = self.suite.split(self.names)
+        other = build_other_tasks(others, self.suite.tasks)
+        self.groups = other.groups
+        self.tasks = build_tasks(self.suite, own, self.data_dir) | other.tasks
         ranks = 1 if self.accelerator is None else self.accelerator.num_processes
         for name, task in self.tasks.items():
             rows = min(len(task.eval_docs), self.limit or len(task.eval_docs))
@@ -75,7 +79,7 @@ class Evaluator:
             # `evaluate`, not `simple_evaluate`: that one seeds every generator of the process.
             results = evaluate(
                 lm,
-                {"tasks": self.tasks, "groups": {}},
+                {"tasks": self.tasks, "groups": self.groups},
                 limit=self.limit,
                 log_samples=self.log_samples,
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lm_eval.models.huggingface import HFLM
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel as HFModel
 from transformers import PreTrainedTokenizerBase as HFTokenizer
 
@@ -27,6 +28,7 @@ class TokenizerAdapter:
     """
 
     bos_token = eos_token = pad_token = "<|endoftext|>"
+    padding_side = "left"  # HFLM sets it
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -38,9 +40,31 @@ class TokenizerAdapter:
         """Ids of a text; ``add_special_tokens`` changes nothing, as with GPT-2's."""
         return self._tokenizer.encode_batch([text])[0].tolist()
 
-    def decode(self, tokens: int | list[int], **_options: Any) -> str:
+    def decode(
+        self, tokens: int | list[int], skip_special_tokens: bool = False, **_options: Any
+    ) -> str:
         """The text of one or many ids."""
-        return self._tokenizer.decode([tokens] if isinstance(tokens, int) else list(tokens))
+        ids = [tokens] if isinstance(tokens, int) else list(map(int, tokens))
+        if skip_special_tokens:
+            ids = [token for token in ids if token != self.eos_token_id]
+        return self._tokenizer.decode(ids)
+
+    def batch_decode(self, sequences: Any, **options: Any) -> list[str]:
+        """The text of each sequence of ids."""
+        return [self.decode(list(ids), **options) for ids in sequences]
+
+    def __call__(self, texts: list[str], **_options: Any) -> dict[str, torch.Tensor]:
+        """Ids of several texts and their mask, B × T, padded to the longest: for generation."""
+        ids = [torch.from_numpy(found) for found in self._tokenizer.encode_batch(texts)]
+        ids = [found.to(torch.int64) for found in ids]
+
+        def padded(rows: list[torch.Tensor], value: int) -> torch.Tensor:
+            return pad_sequence(
+                rows, batch_first=True, padding_value=value, padding_side=self.padding_side
+            )
+
+        mask = padded([torch.ones_like(found) for found in ids], 0)
+        return {"input_ids": padded(ids, self.pad_token_id), "attention_mask": mask}
 
 
 class SparseLM(HFLM):
@@ -116,8 +140,8 @@ class SparseLM(HFLM):
     def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> Any:
         # Counted once each: on several ranks lm-eval fills up the shorter lists with repeats.
         lengths = {request[0]: len(request[1]) + len(request[2]) for request in requests}
-        self.num_requests = len(lengths)
-        self.num_cut = sum(length > self.max_length + 1 for length in lengths.values())
+        self.num_requests += len(lengths)
+        self.num_cut += sum(length > self.max_length + 1 for length in lengths.values())
         fitted = [self._fit(request) for request in requests]
         return super()._loglikelihood_tokens(fitted, *args, **kwargs)
 

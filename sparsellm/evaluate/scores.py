@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sparsellm.evaluate.suite import Suite
+from sparsellm.runs.evaluations import stderr_name
 from sparsellm.runs.records import EvaluationRecord
+
+_NO_VERSION = ("Yaml", "None", "N/A")
 
 
 @dataclass(frozen=True)
@@ -18,10 +22,13 @@ class TaskScore:
     shots: int
     num_rows: int  # scored
     num_rows_total: int  # in the split
-    acc: float
+    acc: float | None  # None where the task has none, as only tasks beside the suite
     acc_stderr: float | None  # None for a single row
     acc_norm: float | None  # None where the task has none
     acc_norm_stderr: float | None
+    # Of tasks beside the suite: the metrics that are neither, as "exact_match" or, of a filter of
+    # lm-eval's, "exact_match (strict-match)"; standard errors as "exact_match_stderr".
+    further: dict[str, float] = field(default_factory=dict)
 
     def value(self, metric: str) -> float:
         """``acc`` or ``acc_norm``."""
@@ -47,31 +54,51 @@ class Scores:
 
 def from_lm_eval(results: dict[str, Any], suite: Suite, num_requests: int, num_cut: int) -> Scores:
     """`Scores` of what ``lm_eval.evaluate`` returned on the main rank."""
-    tasks = {name: _task_score(results, name) for name in results["results"]}
+    tasks = {name: _task_score(results, name, suite) for name in results["results"]}
     mean, mean_stderr = _mean(tasks, suite)
     return Scores(tasks, mean, mean_stderr, num_requests, num_cut)
 
 
-def _task_score(results: dict[str, Any], name: str) -> TaskScore:
+def _task_score(results: dict[str, Any], name: str, suite: Suite) -> TaskScore:
     found = results["results"][name]
 
     def number(key: str) -> float | None:
         value = found.get(f"{key},none")  # "none" is the filter's name
         return float(value) if isinstance(value, int | float) else None  # "N/A" for one row
 
-    acc = number("acc")
-    assert acc is not None, f"{name}: every task of the suite has acc"
+    rows = results["n-samples"].get(name) or _rows_of_group(results, name)
     return TaskScore(
         # "Yaml" is what lm-eval says of a task without a version.
-        version=None if (version := str(results["versions"][name])) == "Yaml" else version,
-        shots=int(results["n-shot"][name]),
-        num_rows=int(results["n-samples"][name]["effective"]),
-        num_rows_total=int(results["n-samples"][name]["original"]),
-        acc=acc,
+        version=None if (version := str(results["versions"].get(name))) in _NO_VERSION else version,
+        shots=int(results["n-shot"].get(name, 0)),
+        num_rows=int(rows["effective"]),
+        num_rows_total=int(rows["original"]),
+        acc=number("acc"),
         acc_stderr=number("acc_stderr"),
         acc_norm=number("acc_norm"),
         acc_norm_stderr=number("acc_norm_stderr"),
+        further={} if name in suite.tasks else dict(_further(found)),
     )
+
+
+def _further(found: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in found.items():
+        metric, comma, filter_name = key.partition(",")
+        if not comma or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if filter_name != "none":
+            yield f"{metric} ({filter_name})", float(value)
+        elif metric.removesuffix("_stderr") not in ("acc", "acc_norm"):
+            yield metric, float(value)
+
+
+def _rows_of_group(results: dict[str, Any], name: str) -> dict[str, int]:
+    """All rows of a group's tasks, those of the groups in it too."""
+    counts = {"effective": 0, "original": 0}
+    for child in results.get("group_subtasks", {}).get(name, []):
+        rows = results["n-samples"].get(child) or _rows_of_group(results, child)
+        counts = {key: count + int(rows[key]) for key, count in counts.items()}
+    return counts
 
 
 def _mean(tasks: dict[str, TaskScore], suite: Suite) -> tuple[float | None, float | None]:
@@ -94,8 +121,8 @@ def table(scores: Scores, suite: Suite) -> str:
         f"{'task':{width}}{'version':>8}{'shots':>7}{'rows':>9}  {'acc':>15}  {'acc_norm':>15}"
     ]
     for name, score in scores.tasks.items():
-        config = suite.tasks[name]
-        starred = config.metric if config.in_mean else ""
+        config = suite.tasks.get(name)
+        starred = config.metric if config and config.in_mean else ""
         cells = [
             _cell(getattr(score, metric), score.stderr(metric), metric == starred)
             for metric in ("acc", "acc_norm")
@@ -104,7 +131,12 @@ def table(scores: Scores, suite: Suite) -> str:
             f"{name:{width}}{score.version or '-':>8}{score.shots:>7}{score.num_rows:>9,}"
             f"  {cells[0]:>15}  {cells[1]:>15}"
         )
-    lines.append(_mean_line(scores, suite))
+        for metric in (m for m in score.further if "_stderr" not in m):
+            error = score.further.get(stderr_name(metric))
+            text = f"{score.further[metric]:.4f}" + (f" ± {error:.4f}" if error else "")
+            lines.append(f"  {metric}: {text}")
+    if scores.tasks.keys() & suite.tasks.keys():
+        lines.append(_mean_line(scores, suite))
     if scores.num_cut:
         lines.append(
             f"{scores.num_cut:,} of {scores.num_requests:,} requests are longer than the context "
@@ -134,5 +166,13 @@ def _mean_line(scores: Scores, suite: Suite) -> str:
 
 def to_record(scores: Scores, step: int, tokens: int) -> EvaluationRecord:
     """The values of `Scores` that are logged."""
-    tasks = {name: asdict(score) for name, score in scores.tasks.items()}
-    return EvaluationRecord(step, tokens, scores.mean, scores.mean_stderr, tasks)
+    return EvaluationRecord(step, tokens, scores.mean, scores.mean_stderr, task_records(scores))
+
+
+def task_records(scores: Scores) -> dict[str, dict[str, Any]]:
+    """What is recorded of each task: one level of plain values."""
+    found = {}
+    for name, score in scores.tasks.items():
+        values = asdict(score)
+        found[name] = values | values.pop("further")
+    return found

@@ -55,19 +55,13 @@ class Suite(StrictModel):
     log_softmax: Literal["model", "float32"]
     tasks: dict[str, TaskConfig]
 
-    def select(self, names: list[str] | None) -> list[str]:
-        """The tasks with these names, or all tasks.
-
-        Raises:
-            ValueError: a name is unknown; says which there are.
-        """
-        for name in names or []:
-            if name not in self.tasks:
-                raise ValueError(
-                    f"--tasks: {name!r} is not a task of {suite_path()}; it has "
-                    f"{', '.join(self.tasks)}"
-                )
-        return list(dict.fromkeys(names)) if names else list(self.tasks)
+    def split(self, names: list[str] | None) -> tuple[list[str], list[str]]:
+        """Of the names asked for: the suite's tasks, all of them if None, and the other names."""
+        if names is None:
+            return list(self.tasks), []
+        names = list(dict.fromkeys(names))
+        own = [name for name in names if name in self.tasks]
+        return own, [name for name in names if name not in self.tasks]
 
 
 def suite_path() -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import RootModel
 
 from sparsellm.recipe import Recipe
+from sparsellm.runs.evaluations import task_metrics
 from sparsellm.runs.files import read_model, write_atomically
 from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Line, mean
 from sparsellm.runs.records import (
@@ -217,12 +218,12 @@ def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
         return base | {"validation/loss": record.loss} | targets | by_corpus
     if isinstance(record, EvaluationRecord):
         scores = {
-            f"evaluation/{name}/{metric}": score[metric]
+            f"evaluation/{name}/{metric}": value
             for name, score in record.tasks.items()
-            for metric in ("acc", "acc_norm")
+            for metric, value in task_metrics(score).items()
         }
-        values = {"evaluation/mean": record.mean, **scores}
-        return base | {key: value for key, value in values.items() if value is not None}
+        mean = {} if record.mean is None else {"evaluation/mean": record.mean}
+        return base | mean | scores
     if isinstance(record, FailureRecord):
         return base | {f"{record.what}/failed": 1}
     return base | _wandb_step(record.line(), record.sparsity, recipe)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from sparsellm.runs.files import read_model
 
+_COUNTS = ("shots", "num_rows", "num_rows_total")  # numbers of a task that are no metrics
 _PERCENT = ("acc", "exact_match", "f1")
 
 
@@ -132,11 +133,25 @@ def _task_scores(
     """`sparsellm eval`'s layout: ``acc``, ``acc_stderr``, ``acc_norm``, … of each task."""
     for task, values in tasks.items():
         config = suite.get(task, {})
-        for metric in ("acc", "acc_norm"):
-            if _is_number(values.get(metric)):
-                in_mean = bool(config.get("in_mean")) and config.get("metric") == metric
-                error = values.get(f"{metric}_stderr")
-                yield (task, metric), Score(values[metric], error, in_mean)
+        for metric, value in task_metrics(values).items():
+            in_mean = bool(config.get("in_mean")) and config.get("metric") == metric
+            error = values.get(stderr_name(metric))
+            yield (task, metric), Score(value, error if _is_number(error) else None, in_mean)
+
+
+def task_metrics(values: dict[str, Any]) -> dict[str, float]:
+    """The metrics among what is recorded of a task, without their standard errors."""
+    return {
+        key: value
+        for key, value in values.items()
+        if _is_number(value) and key not in _COUNTS and "_stderr" not in key
+    }
+
+
+def stderr_name(metric: str) -> str:
+    """Of a metric's standard error: the filter's name comes last."""
+    name, space, filter_name = metric.partition(" ")
+    return f"{name}_stderr{space}{filter_name}"
 
 
 def _lm_eval_scores(results: Any) -> Iterator[tuple[tuple[str, str], Score]]:

@@ -32,6 +32,7 @@ from sparsellm.evaluate.suite import build_tasks, load_suite, write_tasks
 from sparsellm.model import build_model, model_config
 from sparsellm.paths import bundled
 from sparsellm.runs import checkpoint, state
+from sparsellm.runs.evaluations import read_evaluations
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.runs.records import read_metrics
 
@@ -421,8 +422,6 @@ def test_mistakes_in_the_suite_and_the_rows_name_the_key(small_suite):
     file.write_text('{"ctx": "x"}\n')
     with pytest.raises(ValueError, match=r"KeyError: 'ctx_a': the rows .* have no such field"):
         _build(rows, "hellaswag")
-    with pytest.raises(ValueError, match=r"--tasks: 'pika' is not a task of .*; it has arc_easy, "):
-        Evaluator(names=["pika"], data_dir=rows)
 
 
 def test_a_metric_that_the_task_lacks_is_refused(small_suite, data_dir):
@@ -471,6 +470,113 @@ def test_scores_of_a_part_do_not_replace_those_of_the_whole():
     assert name(NAMES, 1) == "eval_step_00000004_limit1.json"
     assert name(["winogrande", "piqa"]) == "eval_step_00000004_piqa+winogrande.json"
     assert name(["piqa"], 20) == "eval_step_00000004_piqa_limit20.json"
+
+
+ROWS = [
+    {"question": "Which is a colour?", "choices": ["blue", "seven"], "answer": 0},
+    {"question": "Which is a number?", "choices": ["blue", "seven"], "answer": 1},
+    {"question": "Which is a fruit?", "choices": ["apple", "stone"], "answer": 0},
+]
+CHOICE = {
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{question}} ",
+    "doc_to_choice": "{{choices}}",
+    "doc_to_target": "{{answer}}",
+    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+}
+ROLLING = {
+    "output_type": "loglikelihood_rolling",
+    "doc_to_text": "",
+    "doc_to_target": "{{question}}",
+    "metric_list": [{"metric": "byte_perplexity"}],
+}
+WRITING = {
+    "output_type": "generate_until",
+    "doc_to_text": "{{question}}",
+    "doc_to_target": "{{choices[answer]}}",
+    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4},
+    "metric_list": [{"metric": "exact_match"}],
+    "filter_list": [
+        {"name": "strict", "filter": [{"function": "take_first"}]},
+        {"name": "letters", "filter": [{"function": "lowercase"}, {"function": "take_first"}]},
+    ],
+}
+
+
+@pytest.fixture
+def task_files(tmp_path):
+    """Writes lm-eval tasks of one's own, whose rows lie on disk, and a group of two."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(rows)}}}
+    source |= {"test_split": "test"}
+    own = {"mine_choice": CHOICE, "mine_rolling": ROLLING, "mine_writing": WRITING}
+    contents = {name: {"task": name} | source | changes for name, changes in own.items()}
+    twice = [contents["mine_choice"] | {"task": f"mine_{half}"} for half in ("first", "second")]
+    mean = [{"metric": "acc", "weight_by_size": True}]
+    contents["mine_group"] = {"group": "mine_group", "task": twice, "aggregate_metric_list": mean}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    return {name: str(tmp_path / f"{name}.yaml") for name in contents}
+
+
+def test_tasks_of_ones_own_are_scored_and_recorded_as_the_suites(
+    tiny_overrides, cli_here, task_files, tmp_path
+):
+    arguments = set_arguments([*tiny_overrides, "validation.every_steps=0"])
+    assert cli_here("train", "--recipe", "debug", *arguments).returncode == 0
+    run = tmp_path / "runs" / "debug"
+    found = cli_here("eval", str(run), "--tasks", ",".join(task_files.values()))
+    assert found.returncode == 0, found.stderr
+    path = run / "checkpoints" / f"eval_step_00000004_{'+'.join(task_files)}.json"
+    assert f"saved {path}" in found.stdout
+    tasks = json.loads(path.read_text())["tasks"]
+    assert tasks["mine_choice"]["num_rows"] == 3
+    assert tasks["mine_choice"]["acc"] in {n / 3 for n in range(4)}
+    assert tasks["mine_rolling"]["acc"] is None
+    assert 1 < tasks["mine_rolling"]["byte_perplexity"] < 1000
+    assert {"exact_match (strict)", "exact_match (letters)"} <= tasks["mine_writing"].keys()
+    halves = [tasks[f"mine_group::mine_{half}"]["acc"] for half in ("first", "second")]
+    assert tasks["mine_group"]["acc"] == sum(halves) / 2
+    assert tasks["mine_group"]["num_rows"] == 6
+    assert "mean: needs" not in found.stdout  # no task of the suite was asked for
+    [evaluation] = read_evaluations(run, read_metrics(run))
+    assert evaluation.limit is None
+    assert {("mine_rolling", "byte_perplexity"), ("mine_group", "acc")} <= evaluation.scores.keys()
+    score = evaluation.scores["mine_writing", "exact_match (strict)"]
+    assert score.stderr == tasks["mine_writing"]["exact_match_stderr (strict)"]
+
+
+def test_an_unknown_task_says_what_was_meant():
+    with pytest.raises(ValueError, match=r"'pika' is neither a task of the suite .*'piqa'"):
+        Evaluator(names=["pika"])
+    with pytest.raises(ValueError, match=r"'wikitex' is neither .* did you mean 'wikitext'"):
+        Evaluator(names=["wikitex"])
+    with pytest.raises(ValueError, match=r"--tasks: there is no file none\.yaml"):
+        Evaluator(names=["none.yaml"])
+
+
+def test_a_task_that_lm_eval_cannot_build_is_named(task_files, tmp_path):
+    (tmp_path / "rows.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"lm-eval cannot build '.*mine_choice\.yaml'"):
+        Evaluator(names=[task_files["mine_choice"]])
+
+
+def test_generated_text_is_that_of_the_stock_class(pair):
+    ours, tokenizer, stock = pair(torch.float32, context_length=48)
+    texts = ["Once upon a time", "A", "žluťoučký 🙂 kůň", "far too long " * 40]
+    options = {"until": ["\n\n"], "max_gen_toks": 6}
+    requests = [
+        Instance("generate_until", {}, (text, options), index) for index, text in enumerate(texts)
+    ]
+    settings = {"max_length": 48, "batch_size": 4, "softmax_dtype": None}
+    found = SparseLM(ours, tokenizer, **settings)
+    reference = HFLM(pretrained=str(stock), device="cpu", batch_size=4, dtype="float32")
+    for one, other in zip(
+        found.tok_batch_encode(texts), reference.tok_batch_encode(texts), strict=True
+    ):
+        assert torch.equal(one, other)
+    assert found.generate_until(requests) == reference.generate_until(requests)
 
 
 def test_a_folder_as_out_is_refused_before_anything_is_loaded(cli_here, tmp_path):

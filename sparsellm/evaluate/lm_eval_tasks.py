@@ -1,0 +1,92 @@
+"""Tasks beside the suite: lm-eval's own, by name, group or tag, and YAML files of its kind.
+
+They are lm-eval's as they stand: the rows are where its YAML says (mostly the hub, unpinned), shots
+and metrics are its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparsellm.evaluate.suite import FEWSHOT_SEED, quiet, require_lm_eval
+
+_MOST_SUGGESTIONS = 3
+_NEEDS_HUB = "Its rows are read from the Hugging Face hub: a network or a filled cache is needed"
+
+
+@dataclass(frozen=True)
+class OtherTasks:
+    """lm-eval's objects by name."""
+
+    tasks: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, Any] = field(default_factory=dict)
+
+
+def build_other_tasks(names: Sequence[str], known: Iterable[str]) -> OtherTasks:
+    """Loads tasks, groups and tags with their rows.
+
+    Args:
+        names: of lm-eval's, or paths of YAML files.
+        known: further names that a reader may have meant, those of the suite.
+
+    Raises:
+        ValueError: a name is unknown, or lm-eval cannot build a task; names what was meant.
+    """
+    if not names:
+        return OtherTasks()
+    require_lm_eval()
+    files = {name: Path(name).resolve() for name in names if _is_file(name)}
+    groups = {name: group for name, path in files.items() if (group := _group_in(path))}
+    with quiet():
+        from lm_eval.tasks import TaskManager
+
+        # lm-eval loads a task by its file, and a group by name from a folder that it searches.
+        manager = TaskManager(include_path=[files[name].parent for name in groups])
+        for name in names:
+            if name not in manager.task_index and name not in files:
+                raise ValueError(_unknown(name, [*known, *manager.all_tasks]))
+        found = OtherTasks()
+        for name in names:
+            try:
+                built = manager.load([groups.get(name, str(files.get(name, name)))])
+                for task in built["tasks"].values():
+                    task.set_fewshot_seed(FEWSHOT_SEED)
+                    len(task.eval_docs)  # a split that is not there shows here
+            except Exception as error:  # whatever lm-eval, datasets or the hub raise
+                raise ValueError(
+                    f"--tasks: lm-eval cannot build {name!r}: {type(error).__name__}: {error}"
+                    + ("" if name in files else f". {_NEEDS_HUB}")
+                ) from error
+            found.tasks.update(built["tasks"])
+            found.groups.update(built.get("groups", {}))
+    return found
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) and Path(name).is_file()
+
+
+def _group_in(path: Path) -> str | None:
+    """The group that a YAML file defines; None of a task's."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    try:
+        group = load_yaml(path, resolve_func=False).get("group")
+    except Exception as error:  # of YAML, or of a file that it includes
+        raise ValueError(f"--tasks: {path} cannot be read: {error}") from error
+    return None if group is None else str(group)
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    if name.endswith((".yaml", ".yml")):
+        return f"--tasks: there is no file {name}"
+    close = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=_MOST_SUGGESTIONS)
+    meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return (
+        f"--tasks: {name!r} is neither a task of the suite nor one of lm-eval's tasks, groups and "
+        f"tags (`python -m lm_eval ls tasks` lists them){meant}"
+    )

@@ -54,6 +54,7 @@ _STYLE: dict[str, Any] = {
     "axes.prop_cycle": f"cycler('color', {list(SERIES)})",
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,  # 4.3706, not 7.25 beside 1e-6 + 4.37061
     "grid.color": GRID,
     "legend.facecolor": PAGE,
     "legend.edgecolor": LINE,
@@ -114,6 +115,7 @@ def log_scale(axis: Axis, linear_below: float | None = None) -> None:
         set_scale("log")
     else:
         set_scale("symlog", linthresh=linear_below)
+        (axes.set_xlim if axis is axes.xaxis else axes.set_ylim)(0)
     plain_numbers(axis)
 
 

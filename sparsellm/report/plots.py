@@ -60,7 +60,6 @@ def _training_figure(recipe: Recipe, train: Records, validation: Records) -> Fig
     dead = [100 * _mean(r["sparsity"]["dead_fraction"]) for r in train]
     sparsity.plot(tokens, dead, label="dead neurons")
     drawing.log_scale(sparsity.yaxis, linear_below=0.1)
-    sparsity.set_ylim(bottom=0)
     sparsity.legend()
     drawing.label(sparsity, "Sparsity, mean over layers", "training tokens", f"% of {n:,} neurons")
 
@@ -96,7 +95,6 @@ def _sparsity_figure(recipe: Recipe, train: Records) -> Figure:
     position.legend(fontsize="small", ncols=2)
     drawing.log_scale(position.xaxis)
     drawing.log_scale(position.yaxis, linear_below=1)
-    position.set_ylim(bottom=0)
     title = "By position, last record (a line per layer)"
     drawing.label(position, title, "position in the sequence, from 1", "non-zeros a token")
 

@@ -22,9 +22,12 @@ _TOKENS_SHOWN = 12  # of each end
 
 
 def over_training(title: str, y: str, curve: Callable[[Any], tuple[Any, Any]], missing: str = "",
-                  *, log_y: bool = False, further: Callable[[Axes], None] | None = None,
+                  *, log_above: float | None = None, further: Callable[[Axes], None] | None = None,
                   ) -> Panel:  # fmt: skip
-    """A panel of one line per run; seeds share their group's colour."""
+    """A panel of one line per run; seeds share their group's colour.
+
+    The axis is linear, or logarithmic above ``log_above``.
+    """
 
     def draw(sweep: SweepData, axes: Axes) -> str | None:
         drawn = False
@@ -40,8 +43,8 @@ def over_training(title: str, y: str, curve: Callable[[Any], tuple[Any, Any]], m
         if further:
             further(axes)
         drawing.label(axes, title, "training tokens", y)
-        if log_y:
-            drawing.log_scale(axes.yaxis)
+        if log_above is not None:
+            drawing.log_scale(axes.yaxis, linear_below=log_above or None)
         return None
 
     return draw
@@ -75,12 +78,12 @@ def _paper_dead(axes: Axes) -> None:
 
 
 nnz_over_training = over_training("Non-zeros per token, mean over layers", "", _stat("nnz_mean"),
-                                  log_y=True)  # fmt: skip
+                                  log_above=0.1)  # fmt: skip
 dead_over_training = over_training("Dead neurons", "%", _stat("dead_fraction", 100),
                                    further=_paper_dead)  # fmt: skip
 loss_over_training = over_training("Held-out loss", "nats per token", _held_out, NO_VALIDATION)
 l1_over_training = over_training("λ under a target", "", _moving_l1,
-                                 "no run has sparsity.target_nnz", log_y=True)  # fmt: skip
+                                 "no run has sparsity.target_nnz", log_above=0)  # fmt: skip
 
 # --- layers, positions, tokens --------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ def by_layer(sweep: SweepData, axes: Axes) -> None:
         style = drawing.points_style(index) | {"linestyle": "-", "markersize": 5}
         axes.plot(range(len(layers)), layers, label=g.name, **style)
     drawing.label(axes, "Non-zeros by layer", "layer", "non-zeros per token")
-    drawing.log_scale(axes.yaxis)
+    drawing.log_scale(axes.yaxis, linear_below=0.1)
 
 
 def by_position(sweep: SweepData, axes: Axes) -> None:
@@ -104,7 +107,7 @@ def by_position(sweep: SweepData, axes: Axes) -> None:
         axes.plot([start + 1 for start in starts], places, label=g.name, **style)
     drawing.label(axes, "Non-zeros by position", "position in the sequence, from 1", "")
     drawing.log_scale(axes.xaxis)
-    drawing.log_scale(axes.yaxis)
+    drawing.log_scale(axes.yaxis, linear_below=0.1)
 
 
 def _over_layers(stats: dict[str, Any]) -> list[float]:

@@ -73,9 +73,11 @@ def _drawn(sweep: SweepData, name: str, title: str, of_figure: list[Panel]) -> S
     if not drawn:
         return SweepFigure(name, title, None, missing)
     # Room for those that stayed: the grid was made for all of them.
-    grid = figure.add_gridspec(1, len(drawn))
+    columns = len(drawn) if len(drawn) <= 3 else 2 if len(drawn) == 4 else 3
+    rows = -(-len(drawn) // columns)
+    grid = figure.add_gridspec(rows, columns)
     for place, own in enumerate(drawn):
-        own.set_subplotspec(grid[0, place])
-    figure.set_size_inches(5.0 * len(drawn), 4.5)
+        own.set_subplotspec(grid[divmod(place, columns)])
+    figure.set_size_inches(4.5 * columns, 3.8 * rows)
     drawing.legend_beside(figure, drawn)
     return SweepFigure(name, title, drawing.svg_text(figure, title, sweep.taken_on), missing)

@@ -33,6 +33,10 @@ _NO_FORWARD = "no forward was measured (`sparsellm bench forward RUN… --record
 NO_LAYERS = _NO_FORWARD.replace("--record", "--layers --record")
 
 
+# Of the paper's runs of 1.5B, and of its sizes.
+_RUNS, _SIZES = "*X+x", "1234"
+
+
 def against(
     title: str,
     x: str,
@@ -65,9 +69,9 @@ def against(
     return draw
 
 
-def _reference(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None:
+def _reference(axes: Axes, points: Sequence[tuple[str, float, float]], markers: str) -> None:
     """The paper's points, in the colour of text."""
-    for marker, (name, x, y) in zip("*X+xPd", points, strict=False):
+    for marker, (name, x, y) in zip(markers, points, strict=False):
         axes.plot(x, y, marker, color=drawing.TEXT, label=f"paper, {name}", markersize=9)
 
 
@@ -119,21 +123,20 @@ def loss_beside_paper(sweep: SweepData, axes: Axes) -> str | None:
         return [(g.nnz / g.recipe.model.intermediate_size, loss / dense) for loss in g.losses]
 
     def beside(sweep: SweepData, axes: Axes) -> None:
-        _reference(
-            axes, [(r.name, r.nnz / PAPER_WIDTH, r.loss / PAPER_DENSE.loss) for r in PAPER_RUNS]
-        )
+        points = [(r.name, r.nnz / PAPER_WIDTH, r.loss / PAPER_DENSE.loss) for r in PAPER_RUNS]
+        _reference(axes, points, _RUNS)
 
     title = "Loss over that of dense ReLU"
     return against(title, SHARE, "ratio", ratios, NO_VALIDATION, further=beside)(sweep, axes)
 
 
 def _score_beside(sweep: SweepData, axes: Axes) -> None:
-    _reference(axes, [(r.name, r.nnz / PAPER_WIDTH, r.accuracy) for r in PAPER_RUNS])
+    _reference(axes, [(r.name, r.nnz / PAPER_WIDTH, r.accuracy) for r in PAPER_RUNS], _RUNS)
 
 
 def _forward_beside(sweep: SweepData, axes: Axes) -> None:
     sizes = [(m.name, m.nnz / PAPER_WIDTH, m.forward.ratio) for m in PAPER_MODELS if m.nnz]
-    _reference(axes, sizes)
+    _reference(axes, sizes, _SIZES)
 
 
 def _by_share(points: Points) -> Points:
@@ -208,7 +211,9 @@ def _diagonal(sweep: SweepData, axes: Axes) -> None:
 
 
 def _paper_sizes(sweep: SweepData, axes: Axes) -> None:
-    _reference(axes, [(m.name, 1e3 * float(m.name[:-1]), m.nnz) for m in PAPER_MODELS if m.nnz])
+    _reference(
+        axes, [(m.name, 1e3 * float(m.name[:-1]), m.nnz) for m in PAPER_MODELS if m.nnz], _SIZES
+    )
 
 
 def panels_by(name: str) -> list[Panel]:

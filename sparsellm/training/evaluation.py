@@ -39,7 +39,7 @@ def check_evaluation(recipe: Recipe) -> None:
     with _with_remedy(config), tempfile.TemporaryDirectory(prefix="sparsellm-eval-") as folder:
         require_lm_eval()
         suite = load_suite()
-        write_tasks(suite, suite.select(None), _data_dir(config), Path(folder))
+        write_tasks(suite, list(suite.tasks), _data_dir(config), Path(folder))
 
 
 def _data_dir(config: EvaluationConfig) -> Path | None:

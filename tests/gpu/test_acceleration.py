@@ -48,7 +48,7 @@ def test_every_family_gives_its_own_logits(config_class, model_class, options, k
     long = torch.arange(300, device="cuda").view(6, 50) % 128
     found = model(long).logits
     sparsellm.restore(model)
-    assert _error(found, model(long).logits) < 4 * torch.finfo(element).eps
+    assert _error(found, model(long).logits) < 3.8 * torch.finfo(element).eps
 
 
 @pytest.mark.parametrize("element", ELEMENTS)

@@ -46,6 +46,7 @@ GRACE_SECONDS = 3.0  # that a rank has to end by itself after another one failed
 SILENT_SECONDS = 60.0  # without a sign of life, on another host
 EARLY_SECONDS = 30.0  # before a collective's timeout, whose error would name nobody
 REPORT_SECONDS = 60.0  # that a step may last before those it waits for are named
+_TIMEOUT_WORDS = ("timed out waiting", "application timeout")  # of gloo's errors
 WAITS = ("computing", "summing over ranks")  # phases that wait for other ranks
 
 
@@ -192,6 +193,8 @@ class Peers:
                 "or out of memory?); the other ranks end too. The same command resumes"
             )
         reason = " ".join(str(error).split())[:300]
+        if any(word in reason.lower() for word in _TIMEOUT_WORDS):
+            return self._describe_timeout()
         return f"{doing}: ranks lost contact ({reason}); the same command resumes"
 
     # --- the watching thread ---
@@ -285,16 +288,19 @@ class Peers:
             return
         seconds = activity.seconds
         if activity.phase in WAITS and seconds > 60 * self._timeout_minutes - EARLY_SECONDS:
-            self._fail(
-                f"{self._describe_progress(seconds)}. Ranks wait for one another for "
-                f"runtime.timeout_minutes {self._timeout_minutes} at most, and then end; the same "
-                "command resumes"
-            )
+            self._fail(self._describe_timeout())
         if seconds < REPORT_SECONDS:
             self._next_report = REPORT_SECONDS
         elif self._rank == 0 and seconds > max(self._next_report, 3 * activity.longest):
             print(f"warning: {self._describe_progress(seconds)}", flush=True)
             self._next_report = 2 * seconds
+
+    def _describe_timeout(self) -> str:
+        return (
+            f"{self._describe_progress(self._activity.seconds)}. Ranks wait for one another for "
+            f"runtime.timeout_minutes {self._timeout_minutes} at most, and then end; the same "
+            "command resumes"
+        )
 
     def _describe_progress(self, seconds: float) -> str:
         waiting = "waiting for others"
@@ -347,6 +353,8 @@ def _connect(accelerator: Accelerator) -> Any:
 def _is_lost_contact(error: Exception) -> bool:
     """Whether a collective failed because of another rank: gloo and NCCL say so in many words."""
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
+        return True
+    if type(error) is RuntimeError and any(w in str(error).lower() for w in _TIMEOUT_WORDS):
         return True
     words = ("Connection closed by peer", "Connection reset by peer", "gloo", "Broken pipe", "NCCL")
     return type(error) is RuntimeError and any(word in str(error) for word in words)

@@ -68,6 +68,16 @@ def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
 
 
 @pytest.mark.slow
+def test_a_validation_that_fails_on_one_rank_leaves_none_waiting(tiny_overrides):
+    own = [*tiny_overrides, "train.micro_batch_size=1", "name=validated"]
+    arguments = ["train", "--recipe", "debug", *set_arguments(own)]
+    done = launch(2, str(FAULTY), "validation", "1", "0", *arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("injected fault of a validation") == 1
+    assert "done: 4 steps" in done.stdout
+
+
+@pytest.mark.slow
 def test_ranks_end_when_their_launcher_is_gone(tiny_overrides):
     failed = _launch(tiny_overrides, "launcher")
     assert failed.returncode == -9

@@ -1,7 +1,7 @@
 """From which union on training is faster dense: as measured, and as ``ffn.kernels: auto`` predicts.
 
 One FFN, forward and backward, at patterns of rising density: both sides as in `ffn_train`, beside
-what `kernels.training.measure_costs` makes a run expect at their unions (neurons that 64
+what `kernels.training_costs.measure_costs` makes a run expect at their unions (neurons that 64
 neighbouring tokens fire between them). The prediction's dense computes statistics, the one measured
 here does not.
 
@@ -105,7 +105,7 @@ class _DispatchBench(FFNTrainBench):
 def _costs(shape: Shape, tokens: int, device: torch.device) -> Costs:
     """What a run of this micro-batch measures as it starts."""
     try:
-        from sparsellm.ffn.kernels.union_training import measure_costs
+        from sparsellm.ffn.kernels.training_costs import measure_costs
 
         return measure_costs(tokens, *shape, True, torch.empty(0, device=device).get_device())
     except (RuntimeError, ImportError) as error:

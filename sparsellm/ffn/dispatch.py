@@ -29,7 +29,7 @@ _NUM_BUCKETS = 32
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds of one FFN forward at one shape, see `kernels.ffn.measure_costs`."""
+    """Milliseconds of one FFN forward at one shape, see `kernels.inference.measure_costs`."""
 
     dense: float
     fixed: float  # sparse where nothing fires

@@ -81,7 +81,7 @@ def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:
 
 def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
     """Of one micro-batch's forward and backward; the mean over ranks, so that all have the same."""
-    from sparsellm.ffn.kernels.union_training import measure_costs
+    from sparsellm.ffn.kernels.training_costs import measure_costs
 
     shape = recipe.model
     own = measure_costs(

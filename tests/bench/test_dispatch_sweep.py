@@ -32,7 +32,7 @@ def measured_costs(train_clock, monkeypatch):
         ms = {"dense_compiled forward": 1.0, "dense_compiled backward": 1.5}
         return ms | {"ours forward": 0.5, "ours backward": len(calls) - 0.5}
 
-    monkeypatch.setattr("sparsellm.ffn.kernels.union_training.measure_costs", measure_costs)
+    monkeypatch.setattr("sparsellm.ffn.kernels.training_costs.measure_costs", measure_costs)
     monkeypatch.setattr(timing, "interleaved", interleaved)
     return asked
 
@@ -104,7 +104,7 @@ def test_costs_that_cannot_be_measured_are_one_line(train_clock, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried much")
 
-    monkeypatch.setattr("sparsellm.ffn.kernels.union_training.measure_costs", full)
+    monkeypatch.setattr("sparsellm.ffn.kernels.training_costs.measure_costs", full)
     with pytest.raises(ValueError, match=r"the costs of M 128 64/256 cannot .*out of memory\.$"):
         _run()
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from sparsellm.ffn.kernels import inference, union_training
+from sparsellm.ffn.kernels import inference, training_costs
 from sparsellm.ffn.kernels.gpu_architecture import FORCED, architecture_of, unsupported
 
 
@@ -42,7 +42,7 @@ def forced(architecture: str) -> Iterator[None]:
 
 def _forget() -> None:
     """Makes the next call choose, and measure, anew."""
-    for function in (architecture_of, inference.measure_costs, union_training.measure_costs):
+    for function in (architecture_of, inference.measure_costs, training_costs.measure_costs):
         function.cache_clear()
 
 

@@ -6,40 +6,28 @@ contiguous. `reference.sparse_forward` and `sparse_backward` are the specificati
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.dispatch import Costs
-from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
-from sparsellm.ffn.kernels import hybrid, union
+from sparsellm.ffn.kernels import union
 from sparsellm.ffn.kernels.compile import grid_size, launch_for, launch_source, threads_of
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
-from sparsellm.ffn.kernels.inference import median_ms
 from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, allocate_splits
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.kernels.weight_grad import Operands, weight_grads
-from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     Columns,
     FFNGradients,
-    FFNStats,
     FFNWeights,
-    Format,
     GradientSums,
 )
 
 _UNIT_MEMBERS = 256  # cuda/common/union.cuh
 _COLUMNS_BLOCKS, _COLUMNS_BATCH = 4, 16  # cuda/common/union_columns.cu
-
-# Standard deviations above which a normal gate lies for one token in 32, and in token order for one
-# in 16: two and four tokens of a block; the columns of real traces have 1.7 to 2.5, and 3.8 to 5.4.
-_FIRES_ABOVE, _FIRES_ABOVE_IN_ORDER = 1.8627, 1.5341
 
 _POLL_SECONDS = 2e-5
 
@@ -180,87 +168,6 @@ def _bias_grad(saved: Columns, d_CP: Tensor, num_neurons: int) -> Tensor:
     sum_BN = sum_C.new_zeros(blocks + 1, num_neurons + 1)
     sum_BN[block_C, neuron_C] = sum_C
     return sum_BN[:blocks, :num_neurons].sum(0)
-
-
-@functools.lru_cache(maxsize=64)
-def measure_costs(  # noqa: PLR0917
-    num_tokens: int,
-    k: int,
-    n: int,
-    gated: bool,
-    compiled: bool,
-    device_index: int,
-    ordered: bool = False,
-    format: Format = "union",
-) -> Costs:
-    """Times forward and backward on random weights, dense and sparse; waits for the GPU.
-
-    Both include statistics and the L1 term, as in training; dense is compiled if ``compiled``. A
-    bias keeps some neurons silent and lets each of the others fire for one token in 32, since the
-    cost of the weights' gradients also depends on the tokens per column (`_FIRES_ABOVE`). With
-    ``ordered``, sparse runs in a token order, with as many tokens per column as are usual there.
-    The cost of TwELL depends on the non-zeros of a token, and not on the order.
-    """
-    device = torch.device("cuda", device_index)
-    generator = torch.Generator(device).manual_seed(0)
-
-    def matrix(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
-
-    x_MK, dy_MK = matrix(num_tokens, k), matrix(num_tokens, k)
-    gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
-    w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
-    capacity, d_l1 = -(-num_tokens // BLOCK_TOKENS) * n, torch.ones((), device=device)
-    shuffled_M = torch.randperm(num_tokens, generator=generator, device=device, dtype=torch.int32)
-    token_M = shuffled_M if ordered else None
-
-    def twell_step(biased: FFNWeights) -> Tensor:
-        """Non-zeros of each token."""
-        down_NK, rows = transposed(down_KN, torch.bfloat16), backup_rows_for(num_tokens)
-        _, stats, saved = hybrid.forward(x_MK, biased, down_NK, ELL_WIDTH, rows)
-        hybrid.backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
-        return stats.nnz_M
-
-    def sparse_at(num_firing: int) -> tuple[float, float]:
-        bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
-        firing = torch.arange(num_firing, device=device) * n // num_firing
-        bias_N[firing] = -(_FIRES_ABOVE_IN_ORDER if ordered else _FIRES_ABOVE) * k**0.5
-        biased = w._replace(b_gate_N=bias_N) if gated else w._replace(b_up_N=bias_N)
-
-        def step() -> Columns:
-            down_NK = transposed(down_KN, torch.bfloat16)
-            saved = Columns(*forward(x_MK, biased, down_NK, capacity, token_M)[4:])
-            backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16, token_M)
-            return saved
-
-        if format == "twell":
-            nnz_M = twell_step(biased)
-            return median_ms([lambda: twell_step(biased)]), float(nnz_M.float().mean())
-        offset = step().offset
-        return median_ms([step]), int(offset[-1]) / (len(offset) - 1)
-
-    with torch.cuda.device(device):
-        dense = median_ms([_dense_step(x_MK, w, dy_MK, d_l1, compiled)])
-        with torch.no_grad():
-            (at_few, few), (at_many, many) = sparse_at(n // 16), sparse_at(n // 4)
-    per_neuron = max(at_many - at_few, 0.0) / (many - few)
-    return Costs(dense, at_few - per_neuron * few, per_neuron)
-
-
-def _dense_step(
-    x_MK: Tensor, w: FFNWeights, dy_MK: Tensor, d_l1: Tensor, compiled: bool
-) -> Callable[[], object]:
-    weights = [t for t in (w.gate_NK, w.up_NK, w.down_KN) if t is not None]
-    ffn: Callable[..., tuple[Tensor, FFNStats]] = non_gated_ffn if w.gate_NK is None else gated_ffn
-    if compiled:
-        ffn = torch.compile(ffn, dynamic=False)
-    inputs = [t.detach().requires_grad_() for t in (x_MK, *weights)]
-
-    def step() -> None:
-        y_MK, stats = ffn(*inputs)
-        torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, d_l1.to(stats.l1_sum.dtype)))
-
-    return step
 
 
 def _activations(

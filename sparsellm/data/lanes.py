@@ -191,7 +191,7 @@ def choose_num_lanes(corpora: tuple[Corpus, ...]) -> int:
 
 def _count_documents(corpus: Corpus, enough: int) -> int:
     """Documents with text in a corpus, counted up to ``enough``."""
-    blocks, count = BlockCache(), 0
+    blocks, count = BlockCache(most_bytes=0), 0
     for shard in corpus.train:
         num_blocks = blocks.num_blocks(shard)
         for block in itertools.count() if num_blocks is None else range(num_blocks):

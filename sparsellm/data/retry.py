@@ -9,7 +9,8 @@ from typing import TypeVar
 import tenacity
 
 # Other ranks wait meanwhile. With the last attempt (files.TIMEOUT_SECONDS) it is under a minute.
-MAX_SECONDS = 45
+MAX_SECONDS = 45.0
+LEAST_WAIT_SECONDS = 1.0
 
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
 
 
 def _retrying(what: str) -> tenacity.Retrying:
-    backoff = tenacity.wait_random_exponential(multiplier=1, min=1, max=20)
+    backoff = tenacity.wait_random_exponential(min=LEAST_WAIT_SECONDS, max=20)
 
     def wait(state: tenacity.RetryCallState) -> float:
         assert state.outcome is not None

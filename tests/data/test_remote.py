@@ -36,9 +36,10 @@ def folder(tmp_path):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Faults that last are given up in seconds."""
-    monkeypatch.setattr(retry, "MAX_SECONDS", 2.5)
-    monkeypatch.setattr(data_files, "TIMEOUT_SECONDS", 1)
+    """Faults that last are given up within a second or two."""
+    monkeypatch.setattr(retry, "MAX_SECONDS", 1)
+    monkeypatch.setattr(retry, "LEAST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(data_files, "TIMEOUT_SECONDS", 0.5)
 
 
 def _corpus(address):
@@ -65,7 +66,8 @@ def _rows(corpus, count, num_workers=0):
     return rows
 
 
-def test_http_gives_the_same_stream_and_resumes_through_faults(folder):
+def test_http_gives_the_same_stream_and_resumes_through_faults(folder, monkeypatch):
+    monkeypatch.setattr(retry, "LEAST_WAIT_SECONDS", 0.1)
     expected = _rows(_corpus(folder), 300)
     with RangeServer(folder) as server:
         loader = _loader(_corpus(server.address))

@@ -82,7 +82,9 @@ def test_tokens_give_the_stream_of_their_text_and_go_on_where_it_was(texts, tmp_
     expected, state = _stream(text)
     found, same = _stream(tokens)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-    assert same == state
+    # Tokens are checked against what they were made of, and need no witness of their own.
+    assert same.pop("witnesses") == {"local": None}
+    assert same == {key: value for key, value in state.items() if key != "witnesses"}
     after, _ = _stream(text, state)
     assert all(torch.equal(a, b) for a, b in zip(after, _stream(tokens, state)[0], strict=True))
     assert torch.equal(_held_out(text[0]), _held_out(tokens[0]))

@@ -30,11 +30,11 @@ struct Ell {
   int first, rows;
 
   __device__ __forceinline__ Ell(const uint32* words, const uint32* counts, int ell_width,
-                                 int rows_each, int m)
+                                 int row_block, int rows_each, int m)
       : word(words),
         count(counts),
         width(ell_width),
-        first(blockIdx.x * rows_each),
+        first(row_block * rows_each),
         rows(min(rows_each, m - first)) {}
 
   // Where the j-th non-zero of one of its rows lies.
@@ -74,6 +74,16 @@ __device__ __forceinline__ void each_entry(List& list, const Ell& ell, const Use
     use(list.entry[i], ell.at(row, i - list.first[row]));
   }
 }
+
+// What a block of threads computes: rows, and a slice of the columns. Rows vary fastest, so that all
+// blocks of threads that run at a time are at the same slice.
+struct Share {
+  int row_block, slice;
+
+  __device__ __forceinline__ Share(int rows_each, int m)
+      : row_block(blockIdx.x % ((m + rows_each - 1) / rows_each)),
+        slice(blockIdx.x / ((m + rows_each - 1) / rows_each)) {}
+};
 
 // Rows of a matrix in the order of the tokens, where rows are in a token order.
 struct RowsByToken {

@@ -154,9 +154,10 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
                        void* down_NK) {
   await_previous_kernel();
   const int slices = (k + chunk_columns - 1) / chunk_columns;
-  const int unit = blockIdx.x * (threads / 32) + threadIdx.x / 32, segment = unit / slices;
-  if (segment >= segments) return;
-  const int column = unit % slices * chunk_columns + threadIdx.x % 32 * 8;
+  // Segments vary fastest: warps that run at a time are at the same columns of x and ∇y, which L2 holds.
+  const int unit = blockIdx.x * (threads / 32) + threadIdx.x / 32, segment = unit % segments;
+  const int column = unit / segments * chunk_columns + threadIdx.x % 32 * 8;
+  if (unit >= segments * slices) return;
   const Values values{word, pair, up, static_cast<uint32>(width), token};
   const Output out{up_NK, gate_NK, down_NK, is_float != 0, adds != 0};
   const uint32 total = first[n], share = (total + segments - 1) / segments;

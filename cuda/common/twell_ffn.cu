@@ -1,7 +1,6 @@
 // twell_ffn: y = (gate * (x · W_upᵀ + b)) · W + b from a gate in TwELL (common/twell.cuh), W neuron by
-// neuron: W_downᵀ as `nn.Linear` stores it. Up and down in one kernel: neither x · W_upᵀ nor the
-// product with the gate is ever in memory (common/walk.cuh has how). Without W_up the gate is h; with
-// `relu_up` up is relu'd too.
+// neuron: W_downᵀ as `nn.Linear` stores it. Neither x · W_upᵀ nor the product with the gate is ever
+// dense in memory (common/walk.cuh has how). Without W_up the gate is h; with `relu_up` up is relu'd too.
 //
 // A block of threads computes `rows_each` rows. Rows that overflowed TwELL, or with more non-zeros than
 // a list holds, are listed in `overflowed` and left to dense_rows.
@@ -17,7 +16,7 @@ struct Shared {
 };
 
 struct Twell {
-  const uint32* word;  // of this block's first row
+  uint32* word;  // of this block's first row
   uint32 width;
   int tiles, rows;
 };
@@ -34,10 +33,27 @@ __device__ __forceinline__ void count_rows(Shared& shared, const Twell& twell) {
   __syncthreads();
 }
 
-// Concatenates the non-zeros of the rows from `first` on, as many rows as fit into the list; returns the
-// first row that does not fit. Rows that overflowed have no entries.
-__device__ __forceinline__ int concatenate_rows(Shared& shared, const Twell& twell, int first,
-                                           bool gated) {
+// Calls `use` with each tile of the rows from `first` to `end` that has entries in the list: its words,
+// the first four of them, and where its entries are.
+template <typename Use>
+__device__ __forceinline__ void each_tile(Shared& shared, const Twell& twell, int first, int end,
+                                          const Use& use) {
+  uint32 before = 0;
+  for (int base = first * twell.tiles; base < end * twell.tiles; base += walk_threads) {
+    const int item = base + threadIdx.x;
+    uint32* words = twell.word + static_cast<uint64>(item) * twell.width;
+    uint4 head = make_uint4(0, 0, 0, 0);
+    if (item < end * twell.tiles && shared.nonzeros[item / twell.tiles] <= list_capacity)
+      head = *reinterpret_cast<const uint4*>(words);
+    const Sums sums = sum_threads(shared.sum, head.x);
+    if (head.x > 0) use(words, head, shared.list.entry + before + sums.before);
+    before += sums.total;
+  }
+}
+
+// Fills the list with the non-zeros of the rows from `first` on, as many rows as it holds; returns the
+// first row that it has no room for. Rows that overflowed have no entries.
+__device__ __forceinline__ int concatenate_rows(Shared& shared, const Twell& twell, int first) {
   List& list = shared.list;
   int end = first;
   uint32 total = 0;
@@ -48,29 +64,20 @@ __device__ __forceinline__ int concatenate_rows(Shared& shared, const Twell& twe
     total += own;
   }
   if (threadIdx.x == 0) list.first[end - first] = total;
-  uint32 before = 0;
-  for (int base = first * twell.tiles; base < end * twell.tiles; base += walk_threads) {
-    const int item = base + threadIdx.x;
-    const uint32* from = twell.word + static_cast<uint64>(item) * twell.width;
-    uint4 head = make_uint4(0, 0, 0, 0);
-    if (item < end * twell.tiles && shared.nonzeros[item / twell.tiles] <= list_capacity)
-      head = *reinterpret_cast<const uint4*>(from);
-    const Sums sums = sum_threads(shared.sum, head.x);
-    Entry* to = list.entry + before + sums.before;
+  each_tile(shared, twell, first, end, [](const uint32* words, const uint4& head, Entry* to) {
     for (uint32 i = 0; i < head.x; ++i) {
-      const uint32 word = i == 0 ? head.y : i == 1 ? head.z : i == 2 ? head.w : from[i + 1];
-      to[i] = Entry{word, gated ? 0 : __float_as_uint(word_value(word))};
+      const uint32 word = i == 0 ? head.y : i == 1 ? head.z : i == 2 ? head.w : words[i + 1];
+      to[i] = Entry{word, __float_as_uint(word_value(word))};
     }
-    before += sums.total;
-  }
+  });
   __syncthreads();
   return end;
 }
 
 // Stores the number of non-zeros and the list of rows that are left to dense_rows.
 __device__ __forceinline__ void report(const Shared& shared, const Twell& twell, int first_row,
-                                       int m, uint32* control, uint32* overflowed,
-                                       uint32* observed) {
+                                       int m, int row_blocks, uint32* control,
+                                       uint32* overflowed, uint32* observed) {
   if (threadIdx.x < twell.rows && shared.nonzeros[threadIdx.x] > list_capacity)
     overflowed[atomicAdd(control + num_overflowed, 1)] = first_row + threadIdx.x;
   if (threadIdx.x != 0) return;
@@ -81,7 +88,7 @@ __device__ __forceinline__ void report(const Shared& shared, const Twell& twell,
   if (observed == nullptr) return;
   __threadfence();
   // Host memory, which the host reads asynchronously.
-  if (atomicAdd(control + num_finished, 1) == gridDim.x - 1)
+  if (atomicAdd(control + num_finished, 1) == row_blocks - 1)
     *observed = static_cast<uint32>(atomicAdd(nonzeros, 0ull) / m);
 }
 
@@ -90,39 +97,51 @@ __device__ __forceinline__ void multiply_by_gate(List& list, int total, const el
                                                  bool relu_up) {
   for (int i = threadIdx.x; i < total; i += walk_threads) {
     const Entry own = list.entry[i];
+    const uint32 neuron = word_neuron(own.word);
     float up = __uint_as_float(own.factor);
-    if (bias != nullptr) up += element_low(bias[word_neuron(own.word)]);
+    if (bias != nullptr) up += element_low(bias[neuron]);
     up = element_low(relu_up ? pack_elements_relu(up, 0.0f) : pack_elements(up, 0.0f));
     const uint32 h = pack_elements(word_value(own.word) * up, 0.0f);
-    list.entry[i].factor = __float_as_uint(element_low(h));
+    list.entry[i].word = twell_word(h << 16, neuron);
   }
 }
 }  // namespace
 
+// parts: 1: the non-zeros of the gate become those of h, in place; 2: y from those of h. Each part reads
+// one weight matrix, which L2 then holds; two matrices would evict one another (H200, rows of 4 KiB at
+// random: 9.1 TB/s from 22 MiB, 6.5 TB/s from 44 MiB). Part 2 is all there is without W_up; it has
+// `slices` of the columns, each with blocks of threads for all rows.
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
-    twell_ffn(const element* x_MK, const uint32* word, int width, int tiles_n, int rows_each,
+    twell_ffn(int parts, const element* x_MK, uint32* word, int width, int tiles_n, int rows_each,
               const element* w_up_NK, const element* b_up_N, const element* w_down_NK,
-              const element* b_down_K, int m, int k, int relu_up, uint32* control,
+              const element* b_down_K, int m, int k, int slices, int relu_up, uint32* control,
               uint32* overflowed, uint32* observed, element* y_MK) {
   __shared__ Shared shared;
   await_previous_kernel();
-  const int first_row = blockIdx.x * rows_each;
+  const int row_blocks = (m + rows_each - 1) / rows_each, slice = blockIdx.x / row_blocks;
+  const int first_row = blockIdx.x % row_blocks * rows_each;
+  const ColumnRange range = columns_of(slice, slices, k);
   const uint64 row_words = static_cast<uint64>(tiles_n) * width;
   const Twell twell{word + first_row * row_words, static_cast<uint32>(width), tiles_n,
                     min(rows_each, m - first_row)};
   count_rows(shared, twell);
-  report(shared, twell, first_row, m, control, overflowed, observed);
+  if (slice == 0 && (parts == 1 || w_up_NK == nullptr))
+    report(shared, twell, first_row, m, row_blocks, control, overflowed, observed);
   for (int row = 0; row < twell.rows;) {
-    const int end = concatenate_rows(shared, twell, row, w_up_NK != nullptr);
+    const int end = concatenate_rows(shared, twell, row);
     const int rows = end - row;
     const auto at = [&](int own) { return static_cast<uint64>(first_row + row + own); };
-    if (w_up_NK != nullptr) {
+    if (parts == 1) {
       dot_rows(shared.list, rows, x_MK, at, w_up_NK, k);
       __syncthreads();
       multiply_by_gate(shared.list, shared.list.first[rows], b_up_N, relu_up != 0);
       __syncthreads();
+      each_tile(shared, twell, row, end, [](uint32* words, const uint4& head, const Entry* from) {
+        for (uint32 i = 0; i < head.x; ++i) words[i + 1] = from[i].word;
+      });
+    } else {
+      sum_rows(shared.list, rows, b_down_K, k, range, y_MK, at, FloatFactors{w_down_NK});
     }
-    sum_rows(shared.list, rows, b_down_K, k, y_MK, at, FloatFactors{w_down_NK});
     __syncthreads();  // before the list is filled again
     row = end;
   }

@@ -201,20 +201,33 @@ __device__ __forceinline__ void sum_row(const Entry* entry, int entries, const e
   }
 }
 
+// The columns of a product that a launch computes; a warp takes `sum_columns` of a row at a time.
+struct ColumnRange {
+  int first, end;
+};
+
+// Part `slice` of `slices` of k columns. What a launch reads of the weights then fits L2, where all
+// blocks of threads are at the same slice (blockIdx.x counts rows fastest).
+__device__ __forceinline__ ColumnRange columns_of(int slice, int slices, int k) {
+  const int pieces = (k + sum_columns - 1) / sum_columns, each = (pieces + slices - 1) / slices;
+  return {slice * each * sum_columns, min(k, (slice + 1) * each * sum_columns)};
+}
+
 template <typename RowAt, typename... Source>
 __device__ __forceinline__ void sum_rows(const List& list, int rows, const element* bias, int k,
-                                         element* y, const RowAt& row_at, const Source&... source) {
+                                         const ColumnRange& range, element* y, const RowAt& row_at,
+                                         const Source&... source) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int slice = warp * sum_columns; slice < k; slice += walk_warps * sum_columns) {
-    for (int row = 0; row < rows; ++row) {
-      const uint32 from = list.first[row];
-      const int entries = list.first[row + 1] - from;
-      element* to = y + row_at(row) * k;
-      if (slice + sum_columns <= k)
-        sum_row<true>(list.entry + from, entries, bias, k, slice + 8 * lane, to, source...);
-      else
-        sum_row<false>(list.entry + from, entries, bias, k, slice + 8 * lane, to, source...);
-    }
+  const int pieces = (max(0, range.end - range.first) + sum_columns - 1) / sum_columns;
+  for (int item = warp; item < rows * pieces; item += walk_warps) {
+    const int row = item / pieces, slice = range.first + item % pieces * sum_columns;
+    const uint32 from = list.first[row];
+    const int entries = list.first[row + 1] - from;
+    element* to = y + row_at(row) * k;
+    if (slice + sum_columns <= k)
+      sum_row<true>(list.entry + from, entries, bias, k, slice + 8 * lane, to, source...);
+    else
+      sum_row<false>(list.entry + from, entries, bias, k, slice + 8 * lane, to, source...);
   }
 }
 }  // namespace

@@ -99,7 +99,7 @@ def test_fuzz(kernels, monkeypatch):
         m, k, n = shape(choose)
         x, w = problem(m, k, n, choose)
         w = w._replace(threshold=0.0, relu_up=False)  # FATReLU and dReLU are for inference only
-        monkeypatch.setattr(kernels, "_GRAD_LAUNCHES", choose.choice([(1, 2), (3,)]))
+        monkeypatch.setattr(kernels.twell, "_L2_BYTES", choose.choice([2**14, 26 * 2**20]))
         monkeypatch.setattr(kernels, "ROUND_ROWS", choose.choice([128, 1024]))
         width = choose.choice([32, 128, 256])
         try:

@@ -22,8 +22,8 @@ from sparsellm.ffn.types import BLOCK_TOKENS, FFNGradients, FFNStats, FFNWeights
 # cuda/common/walk.cuh: rows of a block of threads, of whose non-zeros it must hold all
 _LIST_CAPACITY, _MAX_ROWS_EACH = 1024, 4
 _SLICE_COLUMNS = 256  # cuda/common/walk.cuh: chunk_columns
-_SEGMENTS_PER_MULTIPROCESSOR = 2
-_GRAD_LAUNCHES = (1, 2)  # cuda/common/hybrid_grad.cu: parts
+# So many that the warps which run at a time have two slices: 17 MB each of x and ∇y at M 16,384.
+_SEGMENTS_PER_MULTIPROCESSOR = 8
 
 
 class _Blocks(NamedTuple):
@@ -60,14 +60,16 @@ def forward(  # noqa: PLR0917
     blocks, y_MK = _blocks_of(m, width), torch.empty_like(x_MK)
     l1 = torch.empty(blocks.grid, device=x_MK.device)
     second = (w.up_NK, w.b_up_N) if gated else (None, None)
-    launch_for(
-        "hybrid_forward",
-        x_MK,
-        blocks.grid,
-        *(x_MK, saved.word, saved.length, np.int32(width), np.int32(blocks.rows_each)),
-        *(*second, down_NK, w.b_down_K, np.int32(m), np.int32(k)),
-        *(token_M, saved.up if gated else None, l1, y_MK),
-    )
+    for part in (1, 2) if gated else (2,):
+        slices = 1 if part == 1 else twell.column_slices(down_NK)
+        launch_for(
+            "hybrid_forward",
+            x_MK,
+            blocks.grid * slices,
+            *(np.int32(part), x_MK, saved.word, saved.length, np.int32(width)),
+            *(np.int32(blocks.rows_each), *second, down_NK, w.b_down_K, np.int32(m), np.int32(k)),
+            *(np.int32(slices), token_M, saved.up if gated else None, l1, y_MK),
+        )
     dense_l1 = twell.dense_rows(gate, x_MK, w, down_NK, y_MK, _kept(saved, counts, token_M, n))
     assert dense_l1 is not None
     l1_sum = l1.sum() + dense_l1.sum()
@@ -165,14 +167,16 @@ def backward(  # noqa: PLR0917
     pair, dx_MK = torch.empty_like(saved.word), torch.empty_like(x_MK)
     blocks = _blocks_of(m, width)
     up = saved.up if gated else None
-    for parts in _GRAD_LAUNCHES:
+    of_x = [w.up_NK] if w.gate_NK is None else [w.up_NK, w.gate_NK]
+    for part in (1, 2):
+        slices = 1 if part == 1 else twell.column_slices(*of_x)
         launch_for(
             "hybrid_grad",
             x_MK,
-            blocks.grid,
-            *(np.int32(parts), dy_MK, saved.word, saved.length),
+            blocks.grid * slices,
+            *(np.int32(part), dy_MK, saved.word, saved.length),
             *(np.int32(width), np.int32(blocks.rows_each), up, down_NK, w.up_NK, w.gate_NK),
-            *(d_l1, np.int32(m), np.int32(k), token_M, pair, dx_MK),
+            *(d_l1, np.int32(m), np.int32(k), np.int32(slices), token_M, pair, dx_MK),
         )
     grads = _weight_grads(dy_MK, x_MK, saved, pair, w, dtype, token_M, sums)
     b_up_N = None if w.b_up_N is None else _bias_grad(saved, pair, w, high=False)

@@ -14,10 +14,12 @@ import psutil
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
 from conftest import ROOT, process_env, set_arguments
 
 from sparsellm.model import SparseDecoderLayer
 from sparsellm.runs.records import read_metrics
+from sparsellm.training.launched import train_command
 
 CONFIGS = sorted((ROOT / "launch").glob("*.yaml"))
 
@@ -34,6 +36,17 @@ def test_fsdp2_shards_our_blocks():
     config = yaml.safe_load((ROOT / "launch" / "fsdp2.yaml").read_text())["fsdp_config"]
     assert config["fsdp_version"] == 2
     assert config["fsdp_transformer_layer_cls_to_wrap"] == SparseDecoderLayer.__name__
+
+
+def test_hsdp_on_one_node_has_a_process_for_every_shard_of_every_replica():
+    for gpus, (replicas, shards) in {2: (1, 2), 4: (2, 2), 8: (2, 4)}.items():
+        words = train_command("hsdp", gpus, "8b", [], None)
+        options = launch_command_parser().parse_args(words[words.index("-m") + 2 :])
+        assert options.num_processes == gpus == replicas * shards
+        assert int(options.parallelism_config_dp_replicate_size) == replicas
+        assert int(options.parallelism_config_dp_shard_size) == shards
+        assert options.num_machines == 1
+    assert "--num_machines=1" not in train_command("fsdp2", 2, "8b", [], None)
 
 
 SLURM = {

@@ -10,7 +10,7 @@ import torch
 from sparsellm import cli
 from sparsellm.bench import dispatch_sweep, timing
 from sparsellm.bench.dispatch_sweep import crossover, switch_union
-from sparsellm.bench.record import table
+from sparsellm.bench.listing import listing
 from sparsellm.ffn.dispatch import Costs
 
 from .conftest import CPU, GATED
@@ -127,7 +127,7 @@ def test_the_command_prints_a_table_and_records(measured_costs, monkeypatch, tmp
     assert end.startswith("skewed: equal at a union of ")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {line["bench"] for line in lines} == {"dispatch"}
-    found = table(lines)
+    found = listing(lines)
     assert "| leave_union | return_union | ms | predicted_ms | crossover_union |" in found
     assert "| 1 (2.50× of 2.5) |" in found
 

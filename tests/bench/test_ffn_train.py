@@ -12,8 +12,8 @@ from sparsellm import cli
 from sparsellm.bench import ffn_cases, ffn_records, ffn_sweep, ffn_train, memory, timing
 from sparsellm.bench.ffn_cases import Case
 from sparsellm.bench.ffn_records import StepTimes
+from sparsellm.bench.listing import listing
 from sparsellm.bench.memory import StepMemory
-from sparsellm.bench.record import table
 from sparsellm.ffn.capacity import size_for
 from sparsellm.ffn.kernels.gpu_architecture import FORCED
 from sparsellm.ffn.module import SparseFFN
@@ -177,7 +177,7 @@ def test_the_command_records_case_by_case(train_clock, monkeypatch, tmp_path, ca
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("M 128 64/256 uniform nnz 20 union ")
     assert "4.0000 ms, dense 6.0000: 1.50×, forward 1 ms 3.00×" in printed[0]
-    assert "| 4 (1.50× of 6) | 1 (3.00× of 3) |" in table(lines)
+    assert "| 4 (1.50× of 6) | 1 (3.00× of 3) |" in listing(lines)
     assert not any("arch" in line["case"] for line in lines)
     monkeypatch.setenv(FORCED, "")  # what the command sets ends with the test
     assert cli.main([*command, "--arch", "portable"]) == 0

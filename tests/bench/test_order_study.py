@@ -11,7 +11,8 @@ import torch
 from sparsellm import cli
 from sparsellm.analyze.trace import Trace, load_traces
 from sparsellm.bench import order_study
-from sparsellm.bench.record import read, table
+from sparsellm.bench.listing import listing
+from sparsellm.bench.record import read
 from sparsellm.ffn.token_order import token_order
 
 
@@ -50,7 +51,7 @@ def test_the_command_prints_and_records(traces, ids, tmp_path, capsys):
     assert cli.main(command) == 0
     assert "16 early, frequency, id" in capsys.readouterr().out
     assert {json.loads(line)["unit"] for line in out.read_text().splitlines()} == {"neurons"}
-    assert "## token_order" in table(read(out))
+    assert "## token_order" in listing(read(out))
     np.save(ids, np.zeros((3, 7), int))
     assert cli.main(command) == 1
     assert "21 ids do not belong to a trace of 200 tokens" in capsys.readouterr().err

@@ -13,7 +13,8 @@ import torch
 from conftest import set_arguments
 
 from sparsellm.bench import model_forward, timing, train_plan, training_run
-from sparsellm.bench.record import read, table
+from sparsellm.bench.listing import listing
+from sparsellm.bench.record import read
 from sparsellm.bench.train_figures import figures, largest_difference, measurements, row
 from sparsellm.bench.train_plan import Plan, Side, combinations
 from sparsellm.recipe import load_recipe
@@ -267,7 +268,7 @@ def test_real_runs_killed_and_resumed(tiny_overrides, tmp_path, monkeypatch, cli
     assert records["resume_difference"]["value"] == 0  # on a CPU to the bit
     assert records["resume_seconds"]["value"] > 0.5
     assert "memory_GiB" not in records
-    assert "| 2B | 22.4 → 27.3 (1.22×)" in table(read(results))
+    assert "| 2B | 22.4 → 27.3 (1.22×)" in listing(read(results))
     [runs] = folder.glob("runs-*")
     assert not (runs / "single-1-dense" / "checkpoints").exists()
 

@@ -37,7 +37,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class RunData:
-    """What the report shows of one run."""
+    """The data of one run that the report shows."""
 
     path: Path
     label: str  # the folder's name, longer where two runs share it
@@ -91,7 +91,7 @@ def read_runs(run_paths: list[Path]) -> list[RunData]:
 
 
 def without_records(run_path: Path) -> str | None:
-    """Why there is nothing to report of a path, such as a shell's ``runs/*`` names; or None."""
+    """Why a path (such as one matched by ``runs/*``) has nothing to report, or None."""
     if not (run_path / METRICS_FILE).is_file():
         return f"it has no {METRICS_FILE}"
     if not any(record["kind"] == "train" for record in read_metrics(run_path)):
@@ -113,10 +113,10 @@ def _labels(paths: list[Path]) -> list[str]:
 
 
 def read_recipe(run_path: Path) -> Recipe:
-    """The recipe that lies in a run.
+    """The recipe in a run's folder.
 
     Raises:
-        FileNotFoundError: it does not.
+        FileNotFoundError: there is none.
         ValueError: it is damaged.
     """
     recipe_file = run_path / checkpoint.RECIPE_FILE
@@ -164,7 +164,7 @@ def _check_shapes(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
 
 
 def _analysis(path: Path) -> dict[str, Any] | None:
-    """Of the newest checkpoint, else what lies in the run's own ``analysis/``."""
+    """The analysis of the newest checkpoint, else that in the run's own ``analysis/``."""
     newest = checkpoint.latest(path / "checkpoints")
     for folder in ([newest] if newest else []) + [path]:
         file = folder / ANALYSIS_FOLDER / STATISTICS_FILE
@@ -198,7 +198,7 @@ class _Analysis(BaseModel):
 
 
 def _activity(path: Path) -> Activity | None:
-    """Of the newest checkpoint's last complete window, else of the window that is still open."""
+    """The activity in the newest checkpoint's last complete window, else in the open one."""
     newest = checkpoint.latest(path / "checkpoints")
     if newest is None or not checkpoint.has_kind(newest, checkpoint.STATS):
         return None

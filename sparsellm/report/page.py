@@ -1,4 +1,4 @@
-"""Puts the report together: template, style, script, tables and data in one file."""
+"""Assembles the report: template, style, script, tables and data in one file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
 
 
 def render_page(runs: list[RunData], sweep: tuple[str, str] | None = None) -> str:
-    """The HTML of the report; it asks for nothing else, from the network or from disk.
+    """The HTML of the report, which loads nothing else from network or disk.
 
     Args:
         runs: what is shown.

@@ -1,4 +1,4 @@
-"""What the page's charts draw of a run, as JSON: few enough points for a browser."""
+"""The data of the page's charts as JSON, reduced to a number of points that a browser can draw."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _line(records: Records, value: Callable[[dict[str, Any]], float | None]) -> 
 def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
     """At most ``limit`` of the points: the lowest and highest of each stretch, and both ends.
 
-    Spikes stay: a mean over the stretch would hide what a loss curve is looked at for.
+    Spikes stay visible; a mean over each stretch would hide them.
     """
     if len(points) <= limit:
         return points
@@ -159,5 +159,5 @@ def _popularity(activity: Activity) -> dict[str, Any]:
 
 
 def _rounded(values: list[float]) -> list[float]:
-    """To five digits: more cannot be seen, and the page stays small."""
+    """Rounds to five digits: more cannot be seen, and the page stays small."""
     return [float(f"{value:.5g}") for value in values]

@@ -1,4 +1,4 @@
-"""What lies on disk of a run: checkpoints, records, Hugging Face folders; written and read here.
+"""The files of a run: checkpoints, records and Hugging Face folders, written and read here.
 
 May import `data`, `model` and `ffn`; never `training`.
 """

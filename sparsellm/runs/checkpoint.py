@@ -49,7 +49,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class RankState:
-    """What differs from rank to rank."""
+    """The state that each rank has for itself."""
 
     data: dict[str, Any]
     rng: dict[str, Tensor]
@@ -57,7 +57,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a resumed run needs; of tensors all ranks have the whole, or a DTensor."""
+    """Everything that a resumed run needs; tensors are whole on all ranks, or DTensors."""
 
     step: int  # optimizer steps done
     model: dict[str, Tensor]
@@ -70,7 +70,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class SavedState:
-    """A checkpoint that was found whole: all but its large tensors, which `read_kind` reads."""
+    """A verified checkpoint, without its large tensors, which `read_kind` reads."""
 
     path: Path
     step: int
@@ -82,23 +82,23 @@ class SavedState:
 
 
 def rank_name(rank: int) -> str:
-    """Of a rank's two files, without their suffix."""
+    """The name of a rank's two files, without their suffix."""
     return f"rank_{rank:05d}"
 
 
 def replaced_name(final: Path) -> Path:
-    """Where a checkpoint lies for a moment while another one of the same step takes its place."""
+    """Where a checkpoint is kept while another one of the same step replaces it."""
     return final.with_name(f".tmp-replaced-{final.name}")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The complete ones, by step: no links, no copies by another name, nothing half-made."""
+    """The complete checkpoints by step, without links, copies of other names and partial ones."""
     found = sorted(folder.glob(STEP_FOLDERS))
     return [path for path in found if not path.is_symlink() and is_complete(path)]
 
 
 def is_complete(path: Path) -> bool:
-    """Whether all files of a checkpoint are there in their size; their content is not read."""
+    """Whether all files of a checkpoint exist with the right size; their content is not read."""
     if not (path / TRAINER_FILE).is_file():
         return False
     try:
@@ -127,7 +127,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def data_states(path: Path) -> list[dict[str, Any]]:
-    """The data positions of all ranks that a checkpoint was saved by."""
+    """The data positions of all ranks that saved a checkpoint."""
     return [read_position(file) for file in sorted(path.glob("rank_*.json"))]
 
 
@@ -204,7 +204,7 @@ def _format(trainer_file: Path, remedy: str) -> int:
 
 
 def _older_whole(path: Path) -> Path | None:
-    """The newest checkpoint before this one whose every byte is right."""
+    """The newest earlier checkpoint that passes verification."""
     for older in reversed([p for p in checkpoints_in(path.parent) if p.name < path.name]):
         try:
             _load(older, 0, 1, REMEDY)

@@ -1,4 +1,4 @@
-"""wandb: shows the records of metrics.jsonl, each once, and never stands in training's way."""
+"""wandb: receives each record of metrics.jsonl once, and never delays or stops training."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Dashboard:
         self._queue.put(record)
 
     def close(self) -> None:
-        """Waits until all is sent, but not long: a dashboard does not keep a job alive."""
+        """Waits until everything is sent, but not long: a dashboard must not keep a job alive."""
         self._queue.put(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
@@ -110,7 +110,7 @@ class Dashboard:
                 _warn(f"wandb did not end well ({type(error).__name__}: {error})")
 
     def _take(self) -> bool:
-        """Moves what is in the queue to what waits; True at the end of the run."""
+        """Moves records from the queue to those that wait; True at the end of the run."""
         wait = max(self._next_try - time.monotonic(), 0.05) if self._waiting else None
         try:
             record = self._queue.get(timeout=wait)
@@ -160,7 +160,7 @@ def _warn(message: str) -> None:
 
 
 def check_wandb(recipe: Recipe) -> None:
-    """Before anything of a run is written.
+    """Checks wandb's settings, before anything of a run is written.
 
     Raises:
         ValueError: the recipe wants wandb online, and nobody is logged in.
@@ -210,7 +210,7 @@ def start_wandb(recipe: Recipe, mode: str | None = None) -> Any:
 
 
 def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
-    """What is logged to wandb of a record."""
+    """The values of a record that are logged to wandb."""
     base = {"tokens": record.tokens, "step": record.step}
     if isinstance(record, ValidationRecord):
         by_corpus = {f"validation/loss_{name}": loss for name, loss in record.by_corpus.items()}

@@ -26,7 +26,7 @@ class Score:
     in_mean: bool = False
 
     def text(self, metric: str) -> str:
-        """For people: accuracies in percent, ``*`` where it enters the mean."""
+        """The value as text: accuracies in percent, with ``*`` where it enters the mean."""
         scale, digits = (100, 2) if metric.startswith(_PERCENT) else (1, 4)
         error = "" if self.stderr is None else f" ± {scale * self.stderr:.{digits}f}"
         return f"{scale * self.value:.{digits}f}{error}{'*' if self.in_mean else ''}"
@@ -44,7 +44,7 @@ class Evaluation:
 
     @property
     def caveat(self) -> str:
-        """What must be said beside its scores; empty for whole tasks."""
+        """A remark that must accompany the scores; empty for whole tasks."""
         if self.limit is None:
             return ""
         return f"only the first {self.limit:,} rows of each task, no result to report"
@@ -71,10 +71,10 @@ class _ScoresFile(BaseModel):
 
 
 def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Evaluation]:
-    """One a step, sorted; where a step was evaluated several times, the fullest.
+    """One evaluation per step, sorted; of several at the same step, the most complete one.
 
-    That is one of whole tasks before one with a limit, then the one with most scores, then the one
-    with most rows.
+    Whole tasks come before those with a limit, then the one with the most scores, then the one with
+    the most rows.
 
     Reads the run's records of kind ``evaluation`` and every ``eval*.json`` in the run's folder, in
     ``checkpoints/`` and in a checkpoint.

@@ -17,7 +17,7 @@ _REMEDY = "resume from an older checkpoint"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces a small file such that a reader, or a kill, sees the old or the new one."""
+    """Replaces a small file atomically: readers see the old or the new one, also after a kill."""
     partial = path.with_name(f".tmp-{path.name}")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -30,7 +30,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Makes a file or folder durable: after a power failure it is as it is now."""
+    """Makes a file or folder durable, so that it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

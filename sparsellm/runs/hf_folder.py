@@ -1,4 +1,4 @@
-"""An exported folder as something to read: its files, its weights, and what must agree in it."""
+"""Reads exported folders: files, weights, and checks that they agree with one another."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_export(path: Path) -> bool:
 
 
 def is_hugging_face(path: Path) -> bool:
-    """Whether it is a folder of Hugging Face's, ours or another's."""
+    """Whether a folder is in Hugging Face's format, exported by us or not."""
     return (path / CONFIG_FILE).is_file()
 
 

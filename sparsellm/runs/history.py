@@ -1,4 +1,4 @@
-"""What a run goes back on: checkpoints and records of an abandoned branch are set aside, not lost.
+"""Abandoned branches of a run: their checkpoints and records are set aside, not deleted.
 
 ``<run>/abandoned/1/`` holds the checkpoints that the present branch does not continue, with the
 records and the recipe as they were; it can be reported, exported, and resumed from.
@@ -19,17 +19,17 @@ ABANDONED = "abandoned"
 
 
 def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
-    """Sets aside what does not belong to the branch that goes on from a checkpoint.
+    """Sets aside what does not belong to the branch that continues from a checkpoint.
 
-    A checkpoint of ``abandoned/`` is brought back with its records. A kill in between loses
-    nothing: the rest is done at the next start.
+    A checkpoint of ``abandoned/`` is restored with its records. A kill in between loses nothing:
+    the rest is done at the next start.
 
     Args:
         run_path: the run's folder.
         resumed: the checkpoint; None where training begins at step 0.
 
     Returns:
-        What was done, as sentences.
+        Sentences on what was done.
     """
     if resumed is None:
         return _set_records_aside(run_path)

@@ -21,7 +21,7 @@ def local_copy(path: Path) -> Path:
     """The path itself, or the folder of the cache that holds this model of the hub.
 
     Raises:
-        FileNotFoundError: there is neither; says what was looked for.
+        FileNotFoundError: there is neither; the message says what was looked for.
         ValueError: the hub cannot be reached.
     """
     name = hub_id(path)

@@ -21,13 +21,13 @@ class Lineage:
 
     @classmethod
     def of(cls, manifest: Manifest | None) -> Lineage:
-        """Up to and with that checkpoint; one of an earlier version has no id."""
+        """The lineage up to and including a checkpoint; those of earlier versions have no id."""
         return (
             cls() if manifest is None else cls(tuple(manifest.ancestors)).continued_by(manifest.id)
         )
 
     def continued_by(self, identity: str) -> Lineage:
-        """With one more checkpoint."""
+        """The lineage with one more checkpoint."""
         return Lineage((identity, *self.ids)[:_LONGEST])
 
 

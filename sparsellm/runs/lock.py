@@ -26,7 +26,7 @@ _WATCH_SECONDS = 1.0
 
 
 class RunLock:
-    """Held from `acquire` to `release`; a process that dies leaves it to the next.
+    """Held from `acquire` to `release`; the lock of a dead process is taken by the next one.
 
     Args:
         run_path: the run's folder.
@@ -42,7 +42,7 @@ class RunLock:
         self._thread: threading.Thread | None = None
 
     def acquire(self, say: Callable[[str], None]) -> None:
-        """Takes the lock, from a holder that is dead too.
+        """Takes the lock, also from a dead holder.
 
         Raises:
             ValueError: another training holds it; says which, and what to do.

@@ -77,7 +77,7 @@ def _namespace() -> str:
 
 
 def find(run_path: Path) -> Presence | None:
-    """Who says to train the run; after a kill it may be gone, see `Presence.process`."""
+    """The process that claims to train the run; it may be gone, see `Presence.process`."""
     try:
         return read_presence(run_path)
     except (FileNotFoundError, ValueError):

@@ -34,14 +34,14 @@ class Pretrained:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path means.
+    """The checkpoint that a path refers to.
 
-    ``owner/name`` that is no local path is a model on the hub, which is downloaded. Otherwise it is
-    the path itself if it is a checkpoint or an exported folder, or the latest of a run or
-    `checkpoints` folder.
+    ``owner/name`` that does not exist locally is a model on the hub, which is downloaded. Otherwise
+    it is the path itself if it is a checkpoint or an exported folder, or the latest checkpoint of a
+    run or `checkpoints` folder.
 
     Raises:
-        FileNotFoundError: there is none; says what was looked for.
+        FileNotFoundError: there is none; the message says what was looked for.
     """
     path = local_copy(path)
     if (path / checkpoint.TRAINER_FILE).is_file() or hf_folder.is_export(path):

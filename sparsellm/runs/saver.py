@@ -2,7 +2,8 @@
 
 `Saver.begin` returns as soon as this rank's part of the tensors is copied to host memory; a thread
 then writes it, and the coordinator publishes the checkpoint once all ranks have written theirs.
-Tensors that every rank has whole are shared out between the ranks; a DTensor's rank has its shard.
+Tensors that every rank has whole are divided among the ranks; of a DTensor each rank writes its
+shard.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def _check_arrived(partial: Path, files: dict[str, FileEntry]) -> None:
 
 
 def _make_way(final: Path) -> None:
-    """A checkpoint of the same step is replaced; what is none is kept by another name."""
+    """Replaces a checkpoint of the same step; a path that is not a checkpoint is renamed."""
     if not (final.exists() or final.is_symlink()):
         return
     if not final.is_symlink() and is_complete(final):

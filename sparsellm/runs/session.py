@@ -1,4 +1,4 @@
-"""What a process is, for the records of the run that it trains."""
+"""The session record: a description of the process that trains a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = ("torch", "accelerate", "transformers", "cupy-cuda13x", "cupy-cuda12
 
 
 def this_session(step: int, tokens: int, ranks: int, device: torch.device) -> SessionRecord:
-    """The session of this process, which goes on from a step."""
+    """The session of this process, which begins at a step."""
     started = psutil.Process().create_time()
     return SessionRecord(
         step=step,

@@ -1,4 +1,4 @@
-"""Weights and optimizer state as tensors by name, whatever shards them, and back."""
+"""Weights and optimizer state as tensors by name and back, sharded or not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gather_model(model: nn.Module) -> dict[str, Tensor]:
 
 
 def first_nonfinite(tensors: dict[str, Tensor]) -> str | None:
-    """The name of a tensor with NaN or an infinity."""
+    """The name of the first tensor that is not finite, or None."""
     by_device: dict[torch.device, list[str]] = {}
     for name, tensor in tensors.items():
         by_device.setdefault(tensor.device, []).append(name)

@@ -161,7 +161,7 @@ class CheckpointReader(StorageReader):
         """Nothing is kept from load to load."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The tensors, and the parts in which they lie."""
+        """The tensors, and the parts in which they are stored."""
         return Metadata(
             state_dict_metadata={
                 name: TensorStorageMetadata(
@@ -231,7 +231,7 @@ def load_tensors(
     """Fills tensors or DTensors by name, ``<kind>/<tensor>``; all ranks of a group call it.
 
     Raises:
-        ValueError, OSError: what some rank met; the same on all ranks.
+        ValueError, OSError: the error of some rank; the same on all ranks.
     """
     with engine_errors():
         dcp.load(

@@ -2,7 +2,7 @@
 
 A checkpoint has three kinds: ``model``, ``optimizer`` and ``stats``. One process writes one file of
 each (``model.safetensors``); several write their parts (``model-00001-of-00002.safetensors``, …).
-The offsets of a part in its tensor stand in the file's metadata, by the key that
+The offsets of a part in its tensor are in the file's metadata, under the key that
 torch.distributed.checkpoint uses.
 """
 
@@ -56,7 +56,7 @@ _Offsets = TypeAdapter(dict[str, _PartOffsets])
 
 @dataclass(frozen=True)
 class StoredPart:
-    """Where a rectangle of a tensor lies."""
+    """The file and position of a rectangle of a tensor."""
 
     path: Path
     name: str
@@ -113,7 +113,7 @@ def write_parts(path: Path, parts: dict[str, Part]) -> FileEntry:
 
 
 def stored_parts(path: Path, remedy: str) -> list[StoredPart]:
-    """What lies in a file.
+    """The parts in a file.
 
     Raises:
         ValueError: it is not a safetensors file, or damaged.

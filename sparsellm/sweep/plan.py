@@ -58,7 +58,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep will do."""
+    """The runs of a sweep."""
 
     name: str
     description: str

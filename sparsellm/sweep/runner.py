@@ -59,7 +59,7 @@ def run_sweep(
     seconds: float | None = None,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Trains what is not finished; returns the names of the runs that still are not.
+    """Trains the unfinished runs; returns the names of those that are still unfinished.
 
     Args:
         plan: what to run.

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from torch import Tensor
 
 from sparsellm.analyze.cli import ANALYSIS_FOLDER, STATISTICS_FILE
+from sparsellm.ffn.dispatch import Costs
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
@@ -46,6 +47,7 @@ class RunData:
     validation: Records
     evaluations: list[Evaluation]  # by step
     activity: Activity | None  # None without a checkpoint, or before any neuron was counted
+    costs: Costs | None  # of a layer's FFN per micro-batch, ms; None where none were measured
     analysis: dict[str, Any] | None  # `sparsellm analyze`'s statistics, of the newest
     sessions: Records  # its processes, by their start; none in runs that did not record them
     session_ends: dict[str, dict[str, Any]]  # by the session's id
@@ -140,6 +142,7 @@ def _read_run(path: Path, label: str) -> RunData:
         validation=[record for record in records if record["kind"] == "validation"],
         evaluations=read_evaluations(path, records),
         activity=_activity(path),
+        costs=_costs(path),
         analysis=_analysis(path),
         sessions=[record for record in records if record["kind"] == "session"],
         session_ends={r["session"]: r for r in records if r["kind"] == "session_end"},
@@ -195,6 +198,17 @@ class _Analysis(BaseModel):
     step: NonNegativeInt
     layers: list[_AnalysisLayer]
     tokens_by_nnz: dict[str, list[_AnalysisToken]]
+
+
+def _costs(path: Path) -> Costs | None:
+    """What `ffn.kernels: auto` measured when the newest checkpoint's process began."""
+    newest = checkpoint.latest(path / "checkpoints")
+    if newest is None:
+        return None
+    remedy = f"delete {newest} to report without it"
+    state = read_model(newest / checkpoint.TRAINER_FILE, TrainerState, remedy)
+    costs = (state.get("kernels") or {}).get("costs")
+    return Costs(**costs) if costs else None
 
 
 def _activity(path: Path) -> Activity | None:

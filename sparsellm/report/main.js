@@ -10,6 +10,11 @@ const charts = [];
 const percent = (share) => `${format(100 * share)}%`;
 const TOKENS = { xLabel: "training tokens", xUnit: "tokens" };
 
+const PREDICTED = {
+  predicted_ffn_ms: ", FFNs as predicted",
+  predicted_dense_ms: ", FFNs as predicted, all dense",
+};
+
 function lineChart(host, spec) {
   const options = { x: "linear", y: "linear", layer: "mean", ...spec.options };
   charts.push(new LineChart(document.getElementById(host), { ...spec, options }, state));
@@ -25,7 +30,7 @@ function overTokens(host, id, title, yLabel, names, spec = {}) {
       run,
       name: run.label + suffix,
       markers: name === "validation" || name.startsWith("evaluation"),
-      fine: name === "loss",
+      fine: name === "loss" || name.startsWith("predicted"),
       ...run.lines[name],
     }));
   lineChart(host, { id, title, yLabel, series, ...TOKENS, ...spec });
@@ -55,14 +60,26 @@ function addTrainingCharts() {
   for (const metric of METRICS) {
     const loss = metric.name === "loss";
     const share = metric.unit === "fraction";
+    const times = metric.name === "step_ms";
+    const predicted = times && runs.some((run) => run.lines.predicted_ffn_ms.x.length);
     overTokens(
       metric.section,
       metric.name,
       metric.title,
       metric.unit,
-      { [metric.name]: "", ...(loss ? { validation: ", validation" } : {}) },
       {
-        note: loss ? "Thin lines: training. Lines with dots: validation." : "",
+        [metric.name]: "",
+        ...(loss ? { validation: ", validation" } : {}),
+        ...(predicted ? PREDICTED : {}),
+      },
+      {
+        note: loss
+          ? "Thin lines: training. Lines with dots: validation."
+          : times
+            ? predicted
+              ? "Measured; thin lines: its FFNs as predicted, on the kernels that were chosen and all dense."
+              : "Measured. No run has predicted times: only ffn.kernels auto on a GPU measures costs."
+            : "",
         options: { y: metric.scale },
         yFromZero: metric.fromZero,
         ...(share ? { yFormat: percent } : {}),

@@ -39,7 +39,7 @@ def render_page(runs: list[RunData], sweep: tuple[str, str] | None = None) -> st
         "DIFFERENCES": tables.difference_table(runs),
         "RECIPES": tables.recipes(runs),
         "VERSION": escape(__version__),
-        "DATA": json_for_script({"runs": [run_series(run) for run in runs], **chart_specs()}),
+        "DATA": json_for_script({"runs": [run_series(run) for run in runs], **chart_specs(runs)}),
         "SCRIPT": f'(() => {{\n"use strict";\n{script}\n}})();',
     }
     # One pass: what is put in is not searched again.

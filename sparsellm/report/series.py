@@ -11,7 +11,7 @@ import torch
 
 from sparsellm.report.collect import Activity, Records, RunData
 from sparsellm.runs.evaluations import Evaluation
-from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Metric
+from sparsellm.runs.metrics import LAYER_METRICS, METRICS, LayerMetric, Metric
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
 
 MAX_POINTS = 1000  # of a line; a long run has more records than a screen has columns
@@ -45,8 +45,14 @@ def run_series(run: RunData) -> dict[str, Any]:
     }
 
 
-def chart_specs() -> dict[str, list[dict[str, Any]]]:
+def chart_specs(runs: list[RunData]) -> dict[str, list[dict[str, Any]]]:
     """What main.js draws of `METRICS` as lines and of `LAYER_METRICS` as heatmaps, in order."""
+
+    def is_drawn(metric: LayerMetric) -> bool:
+        if not metric.if_different:
+            return bool(metric.section)
+        return any(len(set(metric.values(r))) > 1 for run in runs for r in run.train)
+
     lines = [
         {
             "name": metric.name,
@@ -69,7 +75,7 @@ def chart_specs() -> dict[str, list[dict[str, Any]]]:
             "floor": metric.floor,
         }
         for metric in LAYER_METRICS
-        if metric.section
+        if is_drawn(metric)
     ]
     return {"lines": lines, "heatmaps": heatmaps}
 
@@ -79,10 +85,45 @@ def _lines(run: RunData) -> dict[str, Line]:
         return lambda record: metric.value(record, run.recipe)
 
     lines = {metric.name: _line(run.train, of(metric)) for metric in METRICS if metric.section}
+    for name, value in _predicted(run).items():
+        lines[name] = _line(run.train, value)
     lines["validation"] = _line(run.validation, lambda r: r["loss"])
     lines["evaluation"] = _mean_scores([e for e in run.evaluations if not e.caveat])
     lines["evaluation_limited"] = _mean_scores([e for e in run.evaluations if e.caveat])
     return lines
+
+
+def _predicted(run: RunData) -> dict[str, Callable[[dict[str, Any]], float | None]]:
+    """What the FFNs of a step should take, ms: on the paths that they took, and all dense.
+
+    From the measured costs of a layer, its union (by TwELL: its non-zeros), and the number of
+    micro-batches that a rank computes one after the other.
+    """
+    costs, ranks = run.costs, run.sessions[-1]["ranks"] if run.sessions else 1
+    key = (
+        ("sparsity", "nnz_mean") if run.recipe.ffn.format == "twell" else ("kernels", "union_mean")
+    )
+
+    def rounds(record: dict[str, Any]) -> float:
+        sequences = int(record.get("micro_batch_size") or run.recipe.train.micro_batch_size)
+        tokens = sequences * run.recipe.model.context_length * ranks
+        return run.recipe.train.global_batch_tokens / tokens
+
+    def chosen(record: dict[str, Any]) -> float | None:
+        if costs is None or "kernels" not in record:
+            return None
+        neurons_L, sparse_L = record[key[0]][key[1]], record["kernels"]["sparse"]
+        layers = zip(neurons_L, sparse_L, strict=True)
+        return rounds(record) * sum(costs.sparse(n) if s else costs.dense for n, s in layers)
+
+    def dense(record: dict[str, Any]) -> float | None:
+        return (
+            None
+            if costs is None
+            else rounds(record) * costs.dense * run.recipe.model.num_hidden_layers
+        )
+
+    return {"predicted_ffn_ms": chosen, "predicted_dense_ms": dense}
 
 
 def _mean_scores(evaluations: list[Evaluation]) -> Line:

@@ -33,6 +33,9 @@ def summary_table(runs: list[RunData]) -> str:
         "Tokens a second, median": lambda r: (
             f"{statistics.median(x['tokens_per_second'] for x in r.train):,.0f}"
         ),
+        "FFN kernels, format, token order": lambda r: (
+            f"{r.recipe.ffn.kernels}, {r.recipe.ffn.format}, {r.recipe.runtime.token_order}"
+        ),
         "Peak memory of rank 0": lambda r: f"{max(x['memory_gib'] for x in r.train):.2f} GiB",
         "Wall time of its processes": lambda r: _duration(r.seconds),
         "Processes, and how they ended": _processes,

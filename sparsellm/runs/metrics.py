@@ -76,6 +76,7 @@ class LayerMetric:
         unit: of its values, in the heatmap.
         scale: of the heatmap's colours.
         floor: the lowest value that a logarithmic scale tells from zero.
+        if_different: the report draws it only where the layers of some record differ.
     """
 
     name: str
@@ -86,6 +87,7 @@ class LayerMetric:
     unit: str = ""
     scale: Scale = "log"
     floor: float = 0.1
+    if_different: bool = False  # drawn only where layers differ
 
     def values(self, line: Line) -> list[float]:
         """Of a line, one per layer; none where the line is older than this metric."""
@@ -196,6 +198,14 @@ METRICS = (
         section="speed",
         from_zero=True,
     ),
+    Metric(
+        "step_ms",
+        "Time of a step",
+        "ms",
+        of=lambda line, recipe: 1e3 * recipe.train.global_batch_tokens / line["tokens_per_second"],
+        section="kernels",
+        from_zero=True,
+    ),
     Metric("mfu_executed", "FLOPs performed over the bf16 peak", "fraction"),
     Metric(
         "memory_gib",
@@ -243,7 +253,15 @@ METRICS = (
 )
 
 LAYER_METRICS = (
-    LayerMetric("l1_coefficient", "L1 coefficient λ by layer", lambda line: line["l1_by_layer"]),
+    LayerMetric(
+        "l1_coefficient",
+        "L1 coefficient λ by layer",
+        lambda line: line["l1_by_layer"],
+        section="sparsity",
+        unit="λ on the sum over hidden units",
+        floor=1e-8,
+        if_different=True,
+    ),
     LayerMetric(
         "nnz_mean",
         "Active neurons by layer",

@@ -17,10 +17,11 @@ from safetensors.torch import save_file
 from report.browser import CHROMIUM, Browser
 from sparsellm.cli import main
 from sparsellm.recipe import load_recipe
+from sparsellm.report import drawing
 from sparsellm.report.collect import Activity, read_runs
 from sparsellm.report.page import json_for_script, render_page
 from sparsellm.report.save_report import write_report
-from sparsellm.report.series import run_series, thin
+from sparsellm.report.series import chart_specs, run_series, thin
 from sparsellm.report.tables import difference_table, evaluation_table, summary_table
 from sparsellm.runs.evaluations import Score, read_evaluations
 from sparsellm.runs.metrics import LAYER_METRICS, METRICS
@@ -29,7 +30,7 @@ from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
 CHARTS = [
     # Without a GPU and a target.
     *(m.name for m in METRICS if m.section and m.name not in ("mfu", "target_error")),
-    *(f"{metric.name}-layers" for metric in LAYER_METRICS if metric.section),
+    *(f"{m.name}-layers" for m in LAYER_METRICS if m.section and not m.if_different),
     *("position", "distribution", "tail", "popularity"),
 ]
 
@@ -541,6 +542,46 @@ def test_of_several_paths_those_without_records_are_skipped(tmp_path, tiny_overr
     assert (tmp_path / "a.html").is_file()
     alone = cli_here("report", str(runs / "begun"))
     assert "nothing was logged yet, so there is nothing to report" in alone.stderr
+
+
+def test_predicted_times_come_from_the_costs_and_the_unions(tiny):
+    recipe = tiny("ffn.kernels=auto")
+    run_path = write_run(recipe, [record(recipe, 1), record(recipe, 2)])
+    [run] = read_runs([run_path])
+    assert run.costs is None
+    assert run_series(run)["lines"]["predicted_ffn_ms"] == {"x": [], "y": []}
+    costs = {"dense": 3.0, "fixed": 1.0, "per_neuron": 0.01}
+    folder = run_path / "checkpoints" / "step_00000002"
+    folder.mkdir(parents=True)
+    (folder.parent / "latest").write_text(folder.name)
+    kernels = {"device": "NVIDIA H200", "costs": costs, "paths": ["dense", "sparse"]}
+    (folder / "trainer.json").write_text(json.dumps({"step": 2, "kernels": kernels}))
+    [run] = read_runs([run_path])
+    lines = run_series(run)["lines"]
+    # Four micro-batches of 2 × 32 tokens; layer 0 dense, layer 1 sparse with a union of 21.
+    assert lines["predicted_ffn_ms"]["y"] == [pytest.approx(4 * (3.0 + 1.0 + 0.21))] * 2
+    assert lines["predicted_dense_ms"]["y"] == [24.0] * 2
+    assert lines["step_ms"]["y"] == [pytest.approx(1e3 * 256 / 12_345, rel=1e-4)] * 2
+
+
+def test_coefficients_by_layer_are_drawn_where_they_differ(tiny):
+    recipe = tiny()
+    [run] = read_runs([write_run(recipe, [record(recipe, 1)])])
+    names = {heatmap["name"] for heatmap in chart_specs([run])["heatmaps"]}
+    assert "nnz_mean" in names
+    assert "l1_coefficient" not in names
+    [run] = read_runs([write_run(recipe, [record(recipe, 1, l1_by_layer=[0.01, 0.02])])])
+    assert "l1_coefficient" in {h["name"] for h in chart_specs([run])["heatmaps"]}
+
+
+def test_figures_and_the_page_have_one_set_of_colours():
+    css = (ROOT / "sparsellm" / "report" / "style.css").read_text()
+    light, dark = css.split("@media screen and (prefers-color-scheme: dark)", 1)
+    names = ["page", "text", "muted", "line", "grid", *(f"run-{i}" for i in range(8))]
+    colors = (drawing.PAGE, drawing.TEXT, drawing.MUTED, drawing.LINE, drawing.GRID)
+    for name, color in zip(names, [*colors, *drawing.SERIES], strict=True):
+        assert re.search(rf"--{name}: {color};", light), name
+        assert re.search(rf"--{name}: {drawing.DARK[color]};", dark), name
 
 
 def test_logarithmic_axes_have_plain_numbers_and_layers_a_legend():

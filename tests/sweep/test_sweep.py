@@ -244,6 +244,14 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     assert {path.stem for path in figures} >= {"quality_and_speed", "layer_speed"}
     html = page.read_text()
     assert html.count("data:image/svg+xml;base64,") == len(figures)
+    assert {path.stem for path in figures} >= {"against_lambda", "active_tokens", "training"}
+    assert "Mean task score: no run has a mean task score" in html
+    assert "Non-zeros per token against target: the runs have fewer than two values" in html
+    svg = (tmp_path / "figures" / "layer_speed.svg").read_text()
+    assert "correlation −1.000 (paper −0.996)" in svg
+    assert "prefers-color-scheme: dark" in svg
+    tokens = (tmp_path / "figures" / "active_tokens.svg").read_text()
+    assert "&#x27;&lt;the&gt;&#x27;" in tokens or "'&lt;the&gt;'" in tokens
     assert "Tiny &amp; quick" in html
     assert "Held-out text, l1: 4,096 tokens of sample, step 4" in html
     assert "&#x27;&lt;the&gt;&#x27; 1.2" in html

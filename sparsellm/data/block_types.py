@@ -1,4 +1,4 @@
-"""What a reader of shards gives: blocks of documents."""
+"""Blocks of documents, which the readers of shards return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Block(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """What it holds in memory."""
+        """Bytes that the block holds in memory."""
         ...
 
     def __len__(self) -> int: ...

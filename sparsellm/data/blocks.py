@@ -19,8 +19,8 @@ MOST_READERS_PER_STREAM = 4
 class BlockCache:
     """Documents by shard, block and row; keeps the blocks used last, up to ``most_bytes``.
 
-    A stream (a compressed file) is read from front to back; where an earlier block is wanted again
-    it is opened anew.
+    A stream (a compressed file) is read from front to back; it is reopened when an earlier block is
+    needed again.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -57,7 +57,7 @@ class BlockCache:
         if index >= self._num_blocks.get(shard.url, index + 1):
             return None
         reader = self._reader_at(shard, index)
-        # What a stream passes is kept too: another lane may be a little behind.
+        # Blocks that a stream passes are cached too, for lanes that are a little behind.
         for place in range(index if reader.next_block is None else reader.next_block, index + 1):
             block = reader.read(place)
             if block is None:
@@ -86,7 +86,7 @@ class BlockCache:
         return self._readers[shard.url]
 
     def _reader_at(self, shard: Shard, index: int) -> ShardReader:
-        """The reader that has least to skip before block ``index``."""
+        """The reader that has the least to skip before block ``index``."""
         readers = self._readers_of(shard)
         ready = [reader for reader in readers if (reader.next_block or 0) <= index]
         if ready:

@@ -22,7 +22,7 @@ def add_data_parser(commands: Any) -> None:
         "fetch",
         help="download a corpus of the hub",
         description="Downloads a corpus of the Hugging Face hub at its pinned revision, and writes "
-        "a corpus file for data.corpus. The same command goes on after an interruption.",
+        "a corpus file for data.corpus. The same command continues after an interruption.",
     )
     fetch.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
     fetch.add_argument("out", type=Path, metavar="DIR", help="where to")
@@ -35,7 +35,7 @@ def add_data_parser(commands: Any) -> None:
         help="write a corpus as shards of token ids",
         description="Writes a corpus as token ids in Megatron-LM's format (.bin, .idx), which "
         "training reads without tokenising, as the same stream; and a corpus file for data.corpus. "
-        "The same command goes on after an interruption.",
+        "The same command continues after an interruption.",
     )
     tokenize.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
     tokenize.add_argument("out", type=Path, metavar="DIR", help="where to")

@@ -20,7 +20,7 @@ from sparsellm.strict import Globs, StrictModel, load_yaml, validate
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a run reads. Shards are in a fixed order; the stream shuffles them."""
+    """The shards that a run reads, in a fixed order; the stream shuffles them."""
 
     name: str
     train: tuple[Shard, ...]

@@ -13,8 +13,8 @@ from sparsellm.strict import load_yaml, validate
 def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> Path:
     """Downloads the files of a corpus at its pinned revision, and writes a YAML that names them.
 
-    Whole files are kept and halves continued, so that it goes on where it was interrupted. The
-    mirror has the shards in the same order.
+    Complete files are kept and partial ones continued, so an interrupted download resumes where it
+    stopped. The mirror has the shards in the same order.
 
     Args:
         name: of the corpus in data/, or a path to its YAML.

@@ -1,4 +1,4 @@
-"""`sparsellm data inspect`: what a corpus holds."""
+"""`sparsellm data inspect`: counts, lengths, duplicates and samples of a corpus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLE_CHARACTERS = 300
 
 @dataclass
 class Contents:
-    """Counts of a split. Documents are alike if their text is, but for white space at the ends."""
+    """Counts of a split. Duplicates are documents of equal text, except white space at the ends."""
 
     documents: int = 0
     empty: int = 0

@@ -1,7 +1,7 @@
 """JSON Lines shards: by ranges of bytes, or as a stream where they are compressed.
 
-Only the text field is looked at, so that other fields may hold what they like from line to line,
-and an error names its line.
+Only the text field is parsed, so other fields may have any type in each line, and errors name their
+line.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class JsonLinesStream:
 
 
 class _Lines:
-    """A block of lines. They are found and parsed when their documents are asked for: whoever reads
-    a stream passes many that are others'."""
+    """A block of lines, found and parsed only when their documents are read: a reader of a stream
+    passes many lines that belong to other lanes."""
 
     def __init__(self, data: bytes, shard: Shard, first_line: Callable[[], int]) -> None:
         self._data, self._shard, self._first_line = data, shard, first_line

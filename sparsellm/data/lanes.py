@@ -1,4 +1,4 @@
-"""The global stream: which sequence is number s, whatever the number of ranks and workers.
+"""The global stream: numbered sequences that do not depend on the number of ranks and workers.
 
 Sequences are numbered from 0 over the whole run. Number s comes from lane ``s % num_lanes``, and a
 step trains on the next ``global_batch_tokens / context_length`` numbers; rank r of W takes every
@@ -36,7 +36,7 @@ _WEYL = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """What decides the global stream."""
+    """Everything that determines the global stream."""
 
     corpora: tuple[Corpus, ...]
     context_length: int
@@ -45,7 +45,7 @@ class StreamConfig:
     fixed_groups: tuple[int | None, ...] = ()  # of each corpus, where a saved position has them
 
     def lane(self, corpus: int, lane: int) -> LaneConfig:
-        """What decides a lane's documents of a corpus."""
+        """Everything that determines a lane's documents of a corpus."""
         num_groups = self.fixed_groups[corpus] if self.fixed_groups else None
         return LaneConfig(self.corpora[corpus].train, lane, self.num_lanes, self.seed, num_groups)
 
@@ -57,8 +57,8 @@ class StreamConfig:
 
 @dataclass(frozen=True)
 class Share:
-    """Which numbers one process makes: every ``world_size``-th from ``first`` on, and of those the
-    ones in the lanes of its worker."""
+    """The sequences that one process makes: every ``world_size``-th from ``first`` on, and of those
+    the ones in the lanes of its worker."""
 
     first: int
     world_size: int
@@ -75,7 +75,7 @@ class Share:
         return [self.number(index) % num_lanes for index in range(count)]
 
     def own_lanes(self, num_lanes: int) -> list[int]:
-        """Those of the rank's lanes that this worker makes."""
+        """The lanes of the rank that this worker makes."""
         return self.lanes(num_lanes)[self.worker :: self.num_workers]
 
 
@@ -96,7 +96,7 @@ class Made(NamedTuple):
 def make(
     config: StreamConfig, tokenizer: Tokenizer, share: Share, lanes: dict[int, LaneState]
 ) -> Iterator[Made]:
-    """The sequences of a share, in order, for ever.
+    """The sequences of a share, in order, endlessly.
 
     Args:
         config: what decides them.
@@ -105,7 +105,7 @@ def make(
         lanes: where each lane is; one that is missing begins at its beginning.
 
     Raises:
-        ValueError, OSError: what reading met, naming the shard.
+        ValueError, OSError: a shard cannot be read; names the shard.
     """
     blocks, picks = BlockCache(), Picks(config.corpora, config.seed)
     num_lanes = config.num_lanes

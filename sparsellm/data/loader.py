@@ -1,8 +1,8 @@
 """Micro-batches for one rank, with a state that is exact despite background workers.
 
-Every sequence travels with its lane's position after it; the state of the loader is the positions
-of the sequences that were handed out. Put together over the ranks (`merge`) it is the state of the
-global stream, from which any number of ranks and workers goes on.
+Every sequence carries the position of its lane after it. The state of the loader consists of the
+positions of the sequences that it has returned. Merged over the ranks (`merge`) it is the state of
+the global stream, from which any number of ranks and workers can continue.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TokenLoader:
         """The next micro-batch.
 
         Raises:
-            ValueError, OSError: what a worker met, naming the shard; or that it was killed.
+            ValueError, OSError: the error of a worker, naming the shard; or that it was killed.
         """
         if self._source is None:
             self._source = self._start()
@@ -116,8 +116,8 @@ class TokenLoader:
     def state_dict(self) -> dict[str, Any]:
         """JSON-serialisable: the position after the last micro-batch that was handed out.
 
-        It has the lanes that this rank has read; `sparsellm.data.merge` makes one state of all
-        ranks'.
+        It covers the lanes that this rank has read; `sparsellm.data.merge` merges those of all
+        ranks.
         """
         names = [corpus.name for corpus in self._config.corpora]
         return (
@@ -127,7 +127,7 @@ class TokenLoader:
         )
 
     def _identity(self) -> dict[str, Any]:
-        """What a position is only valid for."""
+        """The settings for which a position is valid."""
         return {
             "format": FORMAT,
             "seed": self._config.seed,
@@ -140,7 +140,7 @@ class TokenLoader:
 
     @property
     def worker_pids(self) -> list[int]:
-        """Of the processes that run for it."""
+        """The process numbers of its workers."""
         return self._source.pids if self._source is not None else []
 
     @property
@@ -158,9 +158,9 @@ class TokenLoader:
         return replace(self._counted, lanes=self._position.lanes)
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Goes on where the ranks' states, merged, were taken; on any number of ranks and workers.
+        """Continues from the merged states of all ranks, on any number of ranks and workers.
 
-        Returns what has changed since and does not matter, as sentences.
+        Returns sentences on changes since then that do not matter.
 
         Raises:
             DataStateMismatch: it was taken with another seed, tokenizer or other data.

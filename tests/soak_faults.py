@@ -143,9 +143,18 @@ def _rollback(folder: Path, chance: random.Random) -> tuple[Session, str]:
     aside = sorted(run_path.glob("abandoned/*/step_*"))
     earlier = checkpoint.checkpoints_in(run_path / "checkpoints")[:-1]
     choices = earlier + [path for path in aside if int(path.name[5:]) > last_step(run_path) - 40]
+    choices = [path for path in choices if _is_whole(path)]
     if not choices:
         return _stop(_start(folder), chance)
     return _stop(_start(folder, "--resume", str(chance.choice(choices))), chance)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        checkpoint.load(path)
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 def _purge(folder: Path, chance: random.Random) -> tuple[Session, str]:

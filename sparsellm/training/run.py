@@ -106,9 +106,7 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
         mixed_precision="bf16" if bf16 else "no",
         cpu=not torch.cuda.is_available(),
         kwargs_handlers=[
-            # Buffers are constants. To broadcast them in each forward pass would leave the ranks
-            # waiting for one that fails before it, such as in a validation.
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             InitProcessGroupKwargs(timeout=timedelta(minutes=recipe.runtime.timeout_minutes)),
         ],
     )

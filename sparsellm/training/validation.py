@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from sparsellm.training.distributed import agree, all_reduce_sum, reshard
 from sparsellm.training.objective import IGNORED_TARGET
@@ -51,6 +52,9 @@ class ValidationSet:
             Interrupted: some rank was interrupted.
         """
         sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+        if isinstance(objective, DistributedDataParallel):
+            # Its forward pass broadcasts buffers: the others would wait for a rank that has failed.
+            objective = objective.module
         objective.eval()
         try:
             for index in range(self._num_batches):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsellm.bench import results
-from sparsellm.bench.results import FFNSetting, Line, Metrics, SweepGroup, TrainPair
+from sparsellm.bench.results import FFNSetting, Line, SweepGroup, TrainPair
 from sparsellm.report import drawing
 from sparsellm.report.published import PAPER_MODELS, PUBLISHED_KERNELS
 
@@ -146,51 +146,46 @@ def _model_sizes(lines: Sequence[Line]) -> Drawn | None:
 
 
 def _scaling(lines: Sequence[Line]) -> Drawn | None:
-    """Training rate over GPUs, with the efficiency against one GPU of the same run."""
-    pairs = [p for p in results.train_pairs(lines) if p.is_plain and _usual(p)]
-    recipes = list(dict.fromkeys(p.recipe for p in pairs if p.gpus > 1))
+    """Efficiency over GPUs: rate per GPU over that of one GPU in the same run; and the rates."""
+    pairs = [p for p in results.train_pairs(lines) if p.is_plain and _usual(p) and p.gpus > 1]
+    recipes = list(dict.fromkeys(p.recipe for p in pairs))
     if not recipes:
         return None
     figure, panels = drawing.new_figure(len(recipes))
-    shown = [p for p in pairs if p.recipe in recipes]
     for axes, recipe in zip(panels, recipes, strict=True):
-        own = [p for p in shown if p.recipe == recipe]
-        for side, name in enumerate(("dense", "sparse")):
-            for config, marker in (("ddp8", "o"), ("fsdp2", "s")):
-                _scaling_line(axes, [p for p in own if p.config in (config, "single")], side,
-                              f"{name}, {config}", marker)  # fmt: skip
-        drawing.label(axes, results.size_name(recipe), "GPUs", "tokens/ms, all GPUs")
+        own = [p for p in pairs if p.recipe == recipe]
         counts = sorted({p.gpus for p in own})
-        axes.set_xticks(counts, [str(count) for count in counts])
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0.15)
-    figure.suptitle("Training over GPUs of one node (percent: of one GPU times their number)")
+        for place, count in enumerate(counts):
+            _efficiency_bars(axes, place, [p for p in own if p.gpus == count])
+        axes.set_xticks(range(len(counts)), [str(count) for count in counts])
+        drawing.label(axes, results.size_name(recipe), "GPUs", "% of one GPU times their number")
+        axes.grid(visible=False, axis="x")
+        axes.set_ylim(0, 118)
+    figure.suptitle("Training over the GPUs of one node: efficiency, and tokens/ms of all GPUs")
     drawing.legend_beside(figure, panels)
-    return figure, [line for pair in shown for line in pair.lines]
+    return figure, [line for pair in pairs for line in pair.lines]
 
 
 def _usual(pair: TrainPair) -> bool:
     return (pair.recipe, pair.micro_batch_size) != ("2b", 8)
 
 
-def _scaling_line(axes: Axes, pairs: list[TrainPair], side: int, name: str, marker: str) -> None:
-    points = [(p.gpus, value) for p in pairs if (value := p.values("tokens_per_ms")[side])]
-    if len(points) < 2:
-        return
-    color = drawing.color(0 if side else 1)
-    axes.plot(*zip(*points, strict=True), marker=marker, color=color, label=name, linewidth=1,
-              linestyle="-" if marker == "o" else "--")  # fmt: skip
-    one = dict(points).get(1)
-    if one:
-        most = max(gpus for gpus, _ in points)
-        axes.plot([1, most], [one, one * most], ":", color=drawing.MUTED, label="linear")
-    metrics: Metrics = (pairs[-1].dense, pairs[-1].sparse)[side]
-    efficiency = metrics.get("tokens_per_ms_a_gpu", {}).get("ratio")
-    if efficiency:
-        axes.annotate(
-            f"{efficiency:.0%}", points[-1], xytext=(8, -3 if marker == "o" else -14),
-            textcoords="offset points", fontsize=8,
-        )  # fmt: skip
+def _efficiency_bars(axes: Axes, place: int, pairs: list[TrainPair]) -> None:
+    kinds = [(config, side) for config in ("ddp8", "fsdp2") for side in (0, 1)]
+    colors = (drawing.color(1), drawing.color(0), drawing.color(4), drawing.color(3))
+    for pair in pairs:
+        for side, metrics in enumerate((pair.dense, pair.sparse)):
+            efficiency = metrics.get("tokens_per_ms_a_gpu", {}).get("ratio")
+            if efficiency is None or (pair.config, side) not in kinds:
+                continue
+            kind = kinds.index((pair.config, side))
+            x, height = place + 0.2 * (kind - 1.5), 100 * efficiency
+            name = f"{('dense', 'sparse')[side]}, {pair.config}"
+            axes.bar(x, height, 0.19, color=colors[kind], label=name)
+            axes.annotate(
+                f"{height:.0f}%\n{metrics['tokens_per_ms']['value']:,.0f}", (x, height),
+                ha="center", va="bottom", fontsize=7, xytext=(0, 1), textcoords="offset points",
+            )  # fmt: skip
 
 
 # --- sweeps ---------------------------------------------------------------------------------------

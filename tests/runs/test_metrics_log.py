@@ -45,6 +45,7 @@ def _record(recipe, step: int) -> TrainRecord:
             "mfu": None,
             "mfu_executed": None,
             "memory_gib": 1.25,
+            "micro_batch_size": 2,
             "seconds": float(step),
         },
         l1_by_layer=[0.02] * layers,

@@ -268,7 +268,9 @@ def test_real_runs_killed_and_resumed(tiny_overrides, tmp_path, monkeypatch, cli
     assert records["resume_difference"]["value"] == 0  # on a CPU to the bit
     assert records["resume_seconds"]["value"] > 0.5
     assert "memory_GiB" not in records
-    assert "| 2B | 22.4 → 27.3 (1.22×)" in listing(read(results))
+    listed = listing(read(results))
+    assert listed.startswith("## train\n")
+    assert "| resume_seconds |" in listed
     [runs] = folder.glob("runs-*")
     assert not (runs / "single-1-dense" / "checkpoints").exists()
 

@@ -40,7 +40,7 @@ def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> 
         why = "it is a folder"
     elif not existing.is_dir():
         why = f"{existing} is not a folder"
-    elif reason := _why_not_writable(existing):
+    elif reason := _write_obstacle(existing):
         why = reason
     else:
         return
@@ -48,7 +48,7 @@ def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> 
     raise ValueError(f"{path} cannot be written ({why}); name another {kind}: {option}")
 
 
-def _why_not_writable(folder: Path) -> str | None:
+def _write_obstacle(folder: Path) -> str | None:
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"{folder} is write-protected"
     try:

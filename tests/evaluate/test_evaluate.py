@@ -27,7 +27,7 @@ from sparsellm.evaluate import suite as suite_module
 from sparsellm.evaluate.cli import _beside
 from sparsellm.evaluate.evaluator import Evaluator
 from sparsellm.evaluate.lm import SparseLM
-from sparsellm.evaluate.scores import from_lm_eval, table
+from sparsellm.evaluate.scores import from_lm_eval, table, task_records
 from sparsellm.evaluate.suite import build_tasks, load_suite, write_tasks
 from sparsellm.model import build_model, model_config
 from sparsellm.paths import bundled
@@ -285,7 +285,7 @@ def test_training_evaluates_and_is_not_disturbed(tiny_overrides, data_dir, tmp_p
     scores = Evaluator(data_dir=data_dir, limit=5, batch_size=8).run(
         loaded.model, loaded.tokenizer, loaded.recipe.model.context_length
     )
-    _assert_same_scores(records[-1], asdict(scores))
+    _assert_same_scores(records[-1], asdict(scores) | {"tasks": task_records(scores)})
 
 
 def test_a_failed_or_interrupted_evaluation_does_not_end_the_run(
@@ -397,7 +397,7 @@ def test_mistakes_in_the_suite_and_the_rows_name_the_key(small_suite):
     path = folder / "suite.yaml"
     whole = path.read_text()
     path.write_text(whole.replace("metric: acc", "metric: f1", 1))
-    with pytest.raises(ValueError, match=r"suite\.yaml: key 'tasks\.arc_easy\.metric'"):
+    with pytest.raises(ValueError, match=r"suite\.yaml, line 19: key 'tasks\.arc_easy\.metric'"):
         load_suite()
     path.write_text(whole.replace("piqa:\n    shots: 0", "piqa:\n    shots: 2"))
     with pytest.raises(ValueError, match=r"key 'tasks\.piqa\.shots'.*training_split"):

@@ -159,7 +159,7 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
     rows = [
         ("parameters", f"{parameters.total:,} ({parameters.ffn / parameters.total:.0%} in FFNs)"),
         ("vocabulary", f"{recipe.padded_vocab_size:,} rows, padded"),
-        ("tokens a step", f"{tokens:,}"),
+        ("tokens per step", f"{tokens:,}"),
         (
             "a step is",
             f"{num_gpus} GPUs × {recipe.accumulation_steps(num_gpus)} micro-batches × "

@@ -42,7 +42,7 @@ class LayerTally:
         self._rest = torch.zeros(0, num_neurons, dtype=torch.bool, device=device)
 
     def update(self, active_MN: Tensor) -> Tensor:
-        """Counts a batch; returns its non-zeros a token, (M,) int64."""
+        """Counts a batch; returns its non-zeros per token, (M,) int64."""
         nnz_M = active_MN.sum(1)
         self._histogram_C += torch.bincount(nnz_M, minlength=len(self._histogram_C))
         self._activity_N += active_MN.sum(0)

@@ -1,9 +1,10 @@
-"""What a checkpoint costs a training run: the wait of a step, writing, verifying and loading.
+"""What a checkpoint costs a training run: the time a step is blocked, writing, verifying, loading.
 
-`blocked` is what the step waits for: the copy to host memory, which the first one also makes; in
-brackets how many times longer it would wait if nothing were written in the background
-(`blocked_throughout`). `save` is from its beginning until the checkpoint is published, while
-training goes on; `step_while` is a step of then, in brackets a step without over it.
+`blocked` is the time that a step waits for the copy to host memory; the first save also allocates
+that memory (`blocked_first`). Its baseline, `blocked_throughout`, is a save during which training
+waits until everything is written. `save` is the time from the start of a save until the checkpoint
+is published, while training continues. `step_while` is the time of a step during a save; its
+baseline is a step without a save.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _IDLE_STEPS = 4
 
 
 def run(recipe: Recipe) -> list[Measurement]:
-    """All ranks of the launch call it; the main rank's figures.
+    """Measures saving and loading. All ranks must call it; the main rank's figures are returned.
 
     Raises:
-        ValueError: the run's folder exists.
+        ValueError: the run's folder exists already.
     """
     if recipe.run_path.exists():
         raise ValueError(f"{recipe.run_path} exists; give another name: --set name=NEW")
@@ -84,7 +85,7 @@ def _measure(training: Run) -> list[Measurement]:
         ("verify_rate", gib / (verified - began), "GiB/s", None),
         ("load", restored - verified, "s", None),
     ]
-    if steps:  # it was not published within a step
+    if steps:  # empty if the checkpoint was published before a step began
         values.append(("step_while", median(steps), "s", idle))
     return [
         Measurement("checkpoint", case, name, value, unit, base, base / value if base else None)
@@ -100,13 +101,13 @@ def _step(training: Run) -> float:
 
 
 def _save(training: Run) -> tuple[float, float, list[float]]:
-    """Seconds that the step waited, until it was published, and of each step until then."""
+    """Seconds: blocking training, until publication, and of each step in between."""
     _wait(training)
     began = time.perf_counter()
     begin_save(training)
     blocked = time.perf_counter() - began
     steps = []
-    # All ranks take the same steps: the main rank's word counts.
+    # All ranks must take the same number of steps: the main rank decides.
     while not _main_says(training, training.saver.finished or training.saver.failed):
         steps.append(_step(training))
     training.saver.wait()
@@ -114,7 +115,7 @@ def _save(training: Run) -> tuple[float, float, list[float]]:
 
 
 def _save_and_wait(training: Run) -> float:
-    """Seconds of a save during which nothing else is done."""
+    """Seconds of a save for whose end training waits."""
     _step(training)
     training.accelerator.wait_for_everyone()
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""``sparsellm bench …``: measures, prints, and with ``--record`` keeps the figures."""
+"""``sparsellm bench …``: measures and prints figures, and with ``--record`` saves them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def add_bench_parser(commands: Any) -> None:
     ffn, model = add_ffn_parsers(names), add_model_parsers(names)
     for parser in (*ffn, *model, add_loader_parser(names), add_train_parser(names)):
         parser.add_argument(
-            "--record", type=Path, metavar="FILE", help="append to it (benchmarks/results.jsonl)"
+            "--record", type=Path, metavar="FILE", help="append to FILE (benchmarks/results.jsonl)"
         )
     add_results_parsers(names)

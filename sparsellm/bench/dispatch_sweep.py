@@ -1,14 +1,16 @@
-"""From which union on training is faster dense: as measured, and as ``ffn.kernels: auto`` predicts.
+"""The union above which dense training is faster: measured, and predicted by ``ffn.kernels: auto``.
 
-One FFN, forward and backward, at patterns of rising density: both sides as in `ffn_train`, beside
-what `kernels.training_costs.measure_costs` makes a run expect at their unions (neurons that 64
-neighbouring tokens fire between them). The prediction's dense computes statistics, the one measured
-here does not.
+One FFN is run forward and backward on patterns of rising density. Dense and sparse are timed as in
+`ffn_train`, and compared with the times that a run predicts for the same unions from its measured
+costs (`kernels.training_costs.measure_costs`). The union is the number of neurons that fire for at
+least one of 64 neighbouring tokens. The predicted dense time includes the statistics; the measured
+one does not.
 
-Records: ``ms`` and ``predicted_ms`` of sparse, their baselines dense, ``ratio`` baseline over
-value; ``leave_union`` and ``return_union``: a layer on the sparse path leaves it above, and one on
-the dense path returns below (0: never sparse, N: always); ``crossover_union`` of each pattern,
-where as measured both take the same. M tokens, K hidden_size, N intermediate_size.
+Records: ``ms`` and ``predicted_ms`` are times of the sparse path, with the dense time as baseline
+and ``ratio`` baseline over value. A layer on the sparse path leaves it above ``leave_union``; a
+layer on the dense path returns to sparse below ``return_union`` (0: never sparse, N: always).
+``crossover_union`` of each pattern is where both were measured to take the same time. M tokens, K
+hidden_size, N intermediate_size.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs
 
 NNZ = (8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)  # and half of all neurons
 
-Points = dict[str, list[tuple[float, float]]]  # by pattern: union, sparse over dense
+Points = dict[str, list[tuple[float, float]]]  # pattern → (union, sparse time over dense time)
 
 
 def sweep(num_neurons: int) -> list[str]:
-    """The non-zeros a token to go through, as `ffn_cases.grid` takes them."""
+    """The non-zeros per token to measure, in the notation of `ffn_cases.grid`."""
     return [*(str(nnz) for nnz in NNZ if nnz < num_neurons // 2), "50%"]
 
 
@@ -46,18 +48,18 @@ def run(
     nnz: Iterable[str],
     seconds: float,
 ) -> Iterator[list[Measurement] | Skipped]:
-    """The costs' predictions, then each point, then where each pattern crosses over.
+    """Yields the predicted switching points, each measured point, and each pattern's crossover.
 
     Args:
-        shape: of the FFN.
-        tokens: M, of a micro-batch.
+        shape: shape of the FFN.
+        tokens: M, the tokens of a micro-batch.
         device: a CUDA device.
         patterns: ``uniform``, ``skewed`` or both.
-        nnz: as `sweep`.
-        seconds: of timing, each.
+        nnz: as returned by `sweep`.
+        seconds: seconds of timing per point.
 
     Raises:
-        ValueError: no such sparse kernels here, or non-zeros that cannot be.
+        ValueError: the sparse kernels are not available here, or a number of non-zeros is invalid.
     """
     cases = grid([tokens], [shape], patterns, nnz)
     bench = _DispatchBench(device, seconds, shape, tokens)
@@ -103,7 +105,7 @@ class _DispatchBench(FFNTrainBench):
 
 
 def _costs(shape: Shape, tokens: int, device: torch.device) -> Costs:
-    """What a run of this micro-batch measures as it starts."""
+    """The costs that a run with this micro-batch measures when it starts."""
     try:
         from sparsellm.ffn.kernels.training_costs import measure_costs
 
@@ -114,7 +116,7 @@ def _costs(shape: Shape, tokens: int, device: torch.device) -> Costs:
 
 
 def switch_union(costs: Costs, share: float, num_neurons: int) -> float:
-    """The union at which sparse is predicted to take this share of dense, within 0 to N."""
+    """The union, from 0 to N, at which sparse is predicted to take this share of the dense time."""
     room = share * costs.dense - costs.fixed
     if room <= 0:
         return 0.0
@@ -122,10 +124,10 @@ def switch_union(costs: Costs, share: float, num_neurons: int) -> float:
 
 
 def crossover(points: list[tuple[float, float]]) -> float | None:
-    """The union from which on sparse takes longer, between two points; None where it is not seen.
+    """The union above which sparse takes longer, interpolated; None if no crossover is seen.
 
     Args:
-        points: union and sparse over dense, by rising union.
+        points: union, and sparse time over dense time, sorted by union.
     """
     for (left, faster), (right, slower) in itertools.pairwise(points):
         if faster < 1 <= slower:
@@ -140,7 +142,7 @@ HEADING = (
 
 
 def rows(found: list[Measurement]) -> list[str]:
-    """A line of the table for a point; sentences for what stands before and after them."""
+    """A table line for a point; sentences for the switching points and crossovers."""
     case, metrics = found[0].case, {m.metric: m for m in found}
     if "leave_union" in metrics:
         leave, back = metrics["leave_union"].value, metrics["return_union"].value
@@ -151,9 +153,9 @@ def rows(found: list[Measurement]) -> list[str]:
             HEADING,
         ]
     if "crossover_union" in metrics:
-        return [f"{m.case['pattern']}: equal at a union of {m.value:,.0f}" for m in found]
+        return [f"{m.case['pattern']}: equal times at a union of {m.value:,.0f}" for m in found]
     share = _share(metrics["predicted_ms"])
-    path = "as before"  # the path that the layer is on
+    path = "as before"  # the layer stays on its path
     if not RETURN <= share <= LEAVE:
         path = "dense" if share > LEAVE else "sparse"
     point = f"{case['pattern']:>8} {case['nnz']:>6} {case['union_64']:>9,.1f}"
@@ -165,6 +167,6 @@ def rows(found: list[Measurement]) -> list[str]:
 
 
 def _share(times: Measurement) -> float:
-    """Sparse over dense."""
+    """Sparse time over dense time."""
     assert times.baseline is not None
     return times.value / times.baseline

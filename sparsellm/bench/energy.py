@@ -1,4 +1,4 @@
-"""Energy of a call, from the GPU's own counter (NVML), in millijoules."""
+"""Energy of a call in millijoules, from the GPU's energy counter (NVML)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 Call = Callable[[], object]
-BLOCKS = 2  # of each side, alternating
-CHUNK_MS = 10.0  # of work between two readings
+BLOCKS = 2  # per side; the sides alternate
+CHUNK_MS = 10.0  # duration of the calls between two readings
 
 
 class EnergyCounter:
@@ -20,7 +20,7 @@ class EnergyCounter:
         device: a CUDA device.
 
     Raises:
-        ValueError: no NVML, or a GPU without the counter.
+        ValueError: NVML is missing, or the GPU has no energy counter.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class EnergyCounter:
             raise ValueError(f"--energy: NVML has no energy counter here ({error})") from error
 
     def read(self) -> int:
-        """Millijoules."""
+        """The counter, in millijoules."""
         return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
 
 
@@ -52,19 +52,20 @@ def per_call(
     synchronize: Callable[[], None],
     seconds: float = 1.0,
 ) -> dict[str, float]:
-    """Millijoules of one call of each side, under a load of that side alone.
+    """Millijoules of one call of each side, while the GPU runs that side alone.
 
-    The counter moves in steps of some ten milliseconds: a block is counted from step to step.
+    The counter is updated only every few ten milliseconds: a block is measured from one update to a
+    later one.
 
     Args:
-        sides: by name.
-        ms: about what a call takes.
-        read: the counter, mJ.
+        sides: the calls, by name.
+        ms: approximate duration of a call of each side.
+        read: returns the counter in mJ.
         synchronize: waits for the device.
-        seconds: of each side, in blocks that alternate with the others'.
+        seconds: duration per side, split into blocks that alternate with those of the others.
 
     Raises:
-        ValueError: the counter stood still.
+        ValueError: the counter did not change.
     """
     used, made = dict.fromkeys(sides, 0), dict.fromkeys(sides, 0)
     for _ in range(BLOCKS):
@@ -83,12 +84,12 @@ def _block(
     synchronize: Callable[[], None],
     seconds: float,
 ) -> tuple[int, int]:
-    """Millijoules and calls between the counter's first step and its last within ``seconds``."""
+    """Millijoules and calls between the counter's first and last update within ``seconds``."""
     steps: list[tuple[int, int]] = []
     energy, made, began = read(), 0, time.perf_counter()
     while (elapsed := time.perf_counter() - began) < seconds or len(steps) < 2:
         if elapsed > 10 * seconds:
-            raise ValueError("the GPU's energy counter stands still; measure without --energy")
+            raise ValueError("the GPU's energy counter does not change; measure without --energy")
         for _ in range(chunk):
             call()
         synchronize()

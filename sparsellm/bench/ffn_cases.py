@@ -1,4 +1,4 @@
-"""What `sparsellm bench ffn` measures: its cases, and the inputs of each.
+"""The cases that `sparsellm bench ffn` measures, and the inputs of each.
 
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
@@ -21,14 +21,14 @@ from sparsellm.ffn.types import TokenOrder
 
 TOKENS = (1, 8, 64, 2048, 16_384, 65_536)
 NNZ = ("15", "30", "60", "120", "300", "50%")
-DECODE_TOKENS = 64  # at most
-DISTINCT_TOKENS = 16_384  # more are repetitions of these
-VOCABULARY = 50_304  # of the traced model
-TRACED_CONTEXT = 2048  # tokens, should the ids of a trace not say
+DECODE_TOKENS = 64  # cases of at most so many tokens are measured as decoding
+DISTINCT_TOKENS = 16_384  # larger inputs repeat these
+VOCABULARY = 50_304  # vocabulary size of the traced model
+TRACED_CONTEXT = 2048  # tokens per sequence if the token ids of a trace are stored flat
 
 
 class Shape(NamedTuple):
-    """Of an FFN."""
+    """Shape of an FFN."""
 
     hidden_size: int
     intermediate_size: int
@@ -46,12 +46,12 @@ SHAPES = (
     Shape(5120, 13_824, True),
 )
 TRACED = SHAPES[0]  # the shape of the model whose traces are measured
-# Read where no other traces are given; in a checkout, made as docs/experiments.md says.
+# The default traces; a checkout has them, and docs/experiments.md says how they were made.
 SAMPLE_TRACES = Path("benchmarks/traces/sample.npz")
 
 
 class Case(NamedTuple):
-    """One setting; with a trace, `nnz` is None and every layer is measured."""
+    """One setting. With a trace, `nnz` is None and every layer is measured."""
 
     tokens: int
     shape: Shape
@@ -64,21 +64,21 @@ class Case(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a case computes on."""
+    """Inputs of a case."""
 
     x_MK: Tensor
-    w_NK: Tensor  # whose product with x decides the pattern
-    nnz: float  # mean
-    union_64: float  # mean over blocks of 64 tokens, or of all where there are fewer
-    ids_BT: Tensor | None = None  # of a trace that has them
-    order: TokenOrder | None = None  # in which ours computes; None is that of x
+    w_NK: Tensor  # gate weights: their product with x determines the pattern
+    nnz: float  # mean non-zeros per token
+    union_64: float  # mean over blocks of 64 tokens; of all tokens if there are fewer
+    ids_BT: Tensor | None = None  # token ids, if the trace has them
+    order: TokenOrder | None = None  # order in which the sparse FFN computes; None: that of x
 
 
 def parse_shape(text: str) -> Shape:
     """``K/N``, or ``K/N/non-gated``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text has neither form.
     """
     sizes, gated = text.removesuffix("/non-gated"), not text.endswith("/non-gated")
     try:
@@ -87,15 +87,15 @@ def parse_shape(text: str) -> Shape:
         message = f"--shape {text}: give K/N, such as 2048/5632, or K/N/non-gated"
         raise ValueError(message) from error
     if min(hidden_size, intermediate_size) < 16 or hidden_size % 8 or intermediate_size % 8:
-        raise ValueError(f"--shape {text}: both must be multiples of 8, from 16")
+        raise ValueError(f"--shape {text}: both must be multiples of 8 and at least 16")
     return Shape(hidden_size, intermediate_size, gated)
 
 
 def parse_nnz(text: str, num_neurons: int) -> int:
-    """A number of non-zeros, or a percentage of the neurons.
+    """Parses a number of non-zeros or a percentage of the neurons.
 
     Raises:
-        ValueError: it is neither, or not between 1 and 90% of the neurons.
+        ValueError: the text is neither, or not between 1 and 90% of the neurons.
     """
     try:
         share = float(text[:-1]) / 100 if text.endswith("%") else int(text) / num_neurons
@@ -110,10 +110,10 @@ def parse_nnz(text: str, num_neurons: int) -> int:
 def grid(
     tokens: Iterable[int], shapes: Iterable[Shape], names: Iterable[str], nnz: Iterable[str]
 ) -> list[Case]:
-    """All cases; those that share a compiled function follow one another.
+    """All cases, ordered so that those that share a compiled function are adjacent.
 
     Raises:
-        ValueError: a number of tokens or of non-zeros that cannot be.
+        ValueError: a number of tokens or of non-zeros is out of range.
     """
     tokens, names, nnz = list(tokens), list(names), list(nnz)
     if min(tokens) < 1:
@@ -148,18 +148,19 @@ def trace_inputs(
 ) -> Inputs:
     """Inputs that make the case's FFN fire as a recorded layer did.
 
-    Of fewer tokens than were recorded it gets neighbours whose mean is like all; of more,
-    repetitions. ``ids_BT``: of all recorded tokens.
+    If the case has fewer tokens than were recorded, it gets a window of neighbouring tokens whose
+    mean is close to that of all; if it has more, tokens are repeated. ``ids_BT`` are the ids of all
+    recorded tokens.
 
     Raises:
-        ValueError: as many ids as tokens were not recorded.
+        ValueError: the number of ids is not the number of recorded tokens.
     """
     x, w, count_M = _fitted(traces, layer, case.shape, device)
     if ids_BT is not None and ids_BT.size != len(x):
         raise ValueError(f"{ids_BT.size:,} ids do not belong to a trace of {len(x):,} tokens")
     window = patterns.representative_window(count_M, min(case.tokens, len(x)))
     inputs = Inputs(_repeated(x[window], case.tokens), w, *patterns.describe(x[window], w))
-    if ids_BT is None or case.tokens > len(x):  # repetitions would be sorted side by side
+    if ids_BT is None or case.tokens > len(x):  # sorting would place repeated tokens side by side
         return inputs
     length = ids_BT.shape[1] if case.tokens % ids_BT.shape[1] == 0 else case.tokens
     ids = torch.from_numpy(ids_BT.reshape(-1)[window].reshape(-1, length)).to(device)
@@ -167,7 +168,7 @@ def trace_inputs(
 
 
 def in_token_order(inputs: Inputs) -> Inputs | None:
-    """The same, ours in the order that the tokens' ids give; None where there are no ids."""
+    """The same inputs, computed in the order of their token ids; None if there are no ids."""
     if inputs.ids_BT is None or len(inputs.x_MK) <= DECODE_TOKENS:
         return None
     order = token_order(inputs.ids_BT, VOCABULARY)
@@ -179,7 +180,7 @@ def in_token_order(inputs: Inputs) -> Inputs | None:
 def _fitted(
     traces: Path, layer: int, shape: Shape, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x and W of a whole layer, and its non-zeros a token: seconds of work, for all M at once."""
+    """x and W of a whole layer, and its non-zeros per token: cached, since it takes seconds."""
     pattern_MN = patterns.trace_pattern(traces, layer, shape.intermediate_size, device)
     x, w = patterns.fit_gate(pattern_MN, shape.hidden_size)
     return x, w, pattern_MN.sum(1)

@@ -1,4 +1,4 @@
-"""``sparsellm bench ffn``, ``ffn-train``, ``dispatch`` and ``token-order``: their options."""
+"""Options of ``sparsellm bench ffn``, ``ffn-train``, ``dispatch`` and ``token-order``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparsellm.arguments import positive_int
 from sparsellm.bench import output
 
-if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
+if TYPE_CHECKING:  # imported only where needed, to keep `sparsellm --help` fast
     from sparsellm.bench.ffn_cases import Case
 
 DEFAULT_TOKENS = 16_384  # M
@@ -21,26 +21,26 @@ def add_ffn_parsers(names: Any) -> list[argparse.ArgumentParser]:
     """Adds the benchmarks of one FFN; the caller adds ``--record``."""
     ffn = names.add_parser(
         "ffn",
-        help="one FFN forward: ours against dense, at real and synthetic patterns (GPU)",
-        description="One FFN forward: dense eager, dense compiled and ours, in one run. Without "
-        "options: 16,384 tokens at 2048/5632. Prints and records case by case.",
+        help="one FFN forward: sparse against dense, real and synthetic patterns (GPU)",
+        description="Times one FFN forward: dense eager, dense compiled and sparsellm, in one run. "
+        "Without options: 16,384 tokens at 2048/5632. Prints and records case by case.",
     )
     _add_grid_arguments(ffn)
     ffn.add_argument(
         "--kernels",
         choices=("auto", "sparse", "dense"),
         default="auto",
-        help="ours: by measured density (default), or always these",
+        help="sparsellm's kernels: by measured density (auto, default), or always these",
     )
     _add_format_argument(ffn)
     ffn.set_defaults(run=_ffn)
 
     ffn_train = names.add_parser(
         "ffn-train",
-        help="one FFN forward and backward in training: ours against dense (GPU)",
-        description="Forward and backward of one FFN in training, time and memory: the sparse path "
-        "with statistics and L1, against the plain formula compiled. Without options: 16,384 "
-        "tokens at 2048/5632. Prints and records case by case.",
+        help="one FFN forward and backward in training: sparse against dense (GPU)",
+        description="Measures time and memory of one FFN's forward and backward in training: the "
+        "sparse path with statistics and L1, against the compiled dense formula. Without options: "
+        "16,384 tokens at 2048/5632. Prints and records case by case.",
     )
     _add_grid_arguments(ffn_train)
     _add_format_argument(ffn_train)
@@ -53,11 +53,11 @@ def add_ffn_parsers(names: Any) -> list[argparse.ArgumentParser]:
 def _add_dispatch_parser(names: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = names.add_parser(
         "dispatch",
-        help="from which density on training is faster dense, measured and predicted (GPU)",
-        description="Forward and backward of one FFN in training at rising density, dense and "
-        "sparse, beside what `ffn.kernels: auto` expects and where it changes over.",
+        help="the density above which dense training is faster, measured and predicted (GPU)",
+        description="Times forward and backward of one FFN in training at rising density, "
+        "dense and sparse, beside what `ffn.kernels: auto` predicts and where it switches.",
     )
-    parser.add_argument("--recipe", help="shape and micro-batch of this name or YAML file")
+    parser.add_argument("--recipe", help="shape and micro-batch of this recipe (name or YAML)")
     parser.add_argument("--M", type=int, metavar="TOKENS", help="default: 16384")
     parser.add_argument("--shape", metavar="K/N[/non-gated]", help="default: 2048/5632")
     parser.add_argument(
@@ -67,10 +67,10 @@ def _add_dispatch_parser(names: Any) -> argparse.ArgumentParser:
         "--nnz",
         nargs="+",
         metavar="NNZ",
-        help="a token: numbers or percentages (default: 8 to 50%%)",
+        help="non-zeros per token: numbers or percentages (default: 8 to 50%%)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="of timing, a point (default: 1)"
+        "--seconds", type=float, default=1.0, help="of timing per point (default: 1)"
     )
     parser.set_defaults(run=_dispatch)
     return parser
@@ -79,39 +79,42 @@ def _add_dispatch_parser(names: Any) -> argparse.ArgumentParser:
 def _add_token_order_parser(names: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = names.add_parser(
         "token-order",
-        help="unions of 64 tokens by the key that sorts them, on recorded traces (no GPU)",
-        description="Sorts the tokens of a trace by several keys and counts the neurons that 64 in "
-        "a row fire between them, layer by layer, then the mean.",
+        help="unions of 64 tokens under several sort keys, on recorded traces (no GPU)",
+        description="Sorts the tokens of a trace by several keys and counts the neurons that fire "
+        "for any of 64 adjacent tokens: layer by layer, then the mean.",
     )
     parser.add_argument(
-        "--traces", type=Path, required=True, metavar="FILE", help="from `sparsellm analyze`"
+        "--traces", type=Path, required=True, metavar="FILE", help="written by `sparsellm analyze`"
     )
     parser.add_argument(
-        "--ids", type=Path, metavar="FILE", help="their token ids (.npy), should they hold none"
+        "--ids", type=Path, metavar="FILE", help="token ids (.npy), if the traces have none"
     )
     parser.add_argument(
-        "--neurons", type=positive_int, default=5632, help="of a layer (default: 5632)"
+        "--neurons", type=positive_int, default=5632, help="neurons of a layer (default: 5632)"
     )
     parser.add_argument(
-        "--context-length", type=positive_int, default=2048, help="of ids that are stored flat"
+        "--context-length",
+        type=positive_int,
+        default=2048,
+        help="tokens per sequence, if ids are stored flat",
     )
     parser.set_defaults(run=_token_order)
     return parser
 
 
 def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which cases of `ffn_cases.grid`, and what of each."""
+    """Options that select the cases of `ffn_cases.grid` and what is measured of each."""
     parser.add_argument(
         "--traces",
         type=Path,
         metavar="FILE",
-        help="real patterns, from `sparsellm analyze` (default: benchmarks/traces/sample.npz)",
+        help="real patterns from `sparsellm analyze` (default: benchmarks/traces/sample.npz)",
     )
     parser.add_argument(
         "--ids",
         type=Path,
         metavar="FILE",
-        help="the token ids of the traces (.npy), should those not hold them: also in token order",
+        help="token ids of the traces (.npy), if those have none; adds cases in token order",
     )
     parser.add_argument("--M", type=int, nargs="+", metavar="TOKENS", help="default: 16384")
     parser.add_argument("--shape", nargs="+", metavar="K/N[/non-gated]", help="default: 2048/5632")
@@ -125,20 +128,22 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
         "--nnz",
         nargs="+",
         metavar="NNZ",
-        help="of the synthetic patterns, a token: numbers or percentages "
+        help="non-zeros per token of the synthetic patterns: numbers or percentages "
         "(default: 15 30 60 120 300 50%%)",
     )
-    parser.add_argument("--all", action="store_true", help="every M and shape that is not given")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of timing, a case (default: 1)")
+    parser.add_argument("--all", action="store_true", help="every M and shape, unless given")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="of timing per case (default: 1)"
+    )
     parser.add_argument(
         "--energy",
         action="store_true",
-        help="also mJ a token, of the trace and of nnz 30 and 60 at 16,384 tokens",
+        help="also measure mJ per token, for the trace and nnz 30 and 60 at 16,384 tokens",
     )
     parser.add_argument(
         "--arch",
         choices=("hopper", "portable"),
-        help="whose kernels ours are (default: the best that the GPU runs)",
+        help="architecture of the sparse kernels (default: the best that the GPU runs)",
     )
 
 
@@ -148,7 +153,7 @@ def _add_format_argument(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=("union", "twell"),
         default=["union"],
-        help="ours: how the active neurons are kept (default: union); several in one run",
+        help="how the active neurons are stored (default: union); several are timed in one run",
     )
 
 
@@ -193,7 +198,7 @@ def _dispatch(options: argparse.Namespace) -> None:
     tokens = options.M or DEFAULT_TOKENS
     if options.recipe:
         if options.shape or options.M:
-            raise ValueError("--recipe gives the shape and M: leave out --shape and --M")
+            raise ValueError("--recipe gives the shape and M: omit --shape and --M")
         recipe = load_recipe(options.recipe)
         if not recipe.activation.kernels:
             raise ValueError(f"--recipe {options.recipe}: ffn.activation must be relu")
@@ -225,7 +230,7 @@ def _token_order(options: argparse.Namespace) -> None:
 
 
 def _cases(options: argparse.Namespace, every_tokens: Sequence[int]) -> list[Case]:
-    """What `_add_grid_arguments` asks for; ``every_tokens`` is M under ``--all``."""
+    """The cases that the options select; ``every_tokens`` are the values of M under ``--all``."""
     from sparsellm.bench import ffn_cases
 
     every_shape = list(map(str, ffn_cases.SHAPES))
@@ -238,7 +243,7 @@ def _cases(options: argparse.Namespace, every_tokens: Sequence[int]) -> list[Cas
         options.nnz or ffn_cases.NNZ,
     )
     if not cases:
-        raise ValueError(f"traces are of {ffn_cases.TRACED}: --shape and --pattern leave no case")
+        raise ValueError(f"traces are of {ffn_cases.TRACED}: --shape and --pattern select no case")
     return cases
 
 

@@ -1,12 +1,13 @@
-"""One FFN forward at a given activation pattern: dense eager, dense compiled, and ours, by format.
+"""One FFN forward at a given pattern: dense eager, dense compiled, and ours in each format.
 
-Ours is what a user gets: `SparseFFN` under `sparsellm.accelerate`, in inference mode. In token
-order that includes a layer's part of the sort, and the copy of its input in that order. All sides
-see the same inputs and weights and alternate call by call (`timing`). Up to 64 tokens the benchmark
-is ``ffn_decode``: a dozen calls in a row, eagerly and as a CUDA graph, whose weights are rotated
-through copies that no cache holds. Above, it is ``ffn_forward``.
+"Ours" is what a user gets: `SparseFFN` under `sparsellm.accelerate`, in inference mode. In token
+order its time includes the layer's share of the sort and the copy of its input in that order. All
+sides get the same inputs and weights and alternate call by call (`timing`). Up to 64 tokens the
+benchmark is ``ffn_decode``: a dozen calls in a row, eagerly and as a CUDA graph, with several
+copies of the weights in turn, so that they do not stay in the cache. Above 64 tokens it is
+``ffn_forward``.
 
-`ffn_records` says what the figures mean.
+`ffn_records` explains the figures.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from sparsellm.ffn.accelerate import Acceleration
 from sparsellm.ffn.dispatch import Kernels
 from sparsellm.ffn.types import Format
 
-CALLS_IN_A_ROW = 12  # of a few tokens, which take the host as long as the GPU
-SETTLING_CALLS = 25  # until the choice between dense and sparse kernels stands
-MAX_DIFFERENCE = 0.02  # relative to dense: bf16's rounding is about a third of it
+CALLS_IN_A_ROW = 12  # few tokens per call: the host may take as long as the GPU
+SETTLING_CALLS = 25  # by then the choice between dense and sparse kernels is made
+MAX_DIFFERENCE = 0.02  # relative to dense; bf16 rounding causes about a third of it
 
 
 def _launches(num_tokens: int) -> dict[str, timing.Prepare]:
-    """How calls are timed, by name, which is empty where the host does not matter."""
+    """Ways to time the calls, by name; the name is empty if the host's time does not matter."""
     if num_tokens > DECODE_TOKENS:
         return {"": timing.in_a_row}
     return {"eager": timing.in_a_row, "graph": timing.graph}
 
 
 class Built(NamedTuple):
-    """What a case calls."""
+    """The functions that a case calls."""
 
     sides: dict[str, list[Callable[[], Tensor]]]
-    done: dict[Format, Acceleration]  # of one of the copies
+    done: dict[Format, Acceleration]  # one of the copies
 
 
 def run(
@@ -67,21 +68,21 @@ def run(
     with_energy: bool,
     ids: Path | None = None,
 ) -> Iterator[list[Measurement] | Skipped]:
-    """Measures the two ceilings, then case by case; what is yielded is final.
+    """Measures the two ceilings, then case by case; each yielded result is final.
 
     Args:
         cases: from `ffn_cases.grid`.
         device: a CUDA device.
         traces: a file of `analyze.trace`, for the pattern ``trace``.
         kernels: ``auto``, ``sparse`` or ``dense``, see `sparsellm.accelerate`.
-        formats: of ours; each is a side, all of them timed together.
-        seconds: of timing, each.
-        with_energy: of a few cases, also millijoules a token.
-        ids: of the traces' tokens, see `FFNBench`.
+        formats: sparse formats; all of them are timed together.
+        seconds: seconds of timing per side.
+        with_energy: whether to measure millijoules per token too, for a few cases.
+        ids: file of the traces' token ids, see `FFNBench`.
 
     Raises:
-        FileNotFoundError: no such trace file.
-        ValueError: it is none, or there is no energy counter.
+        FileNotFoundError: the trace file does not exist.
+        ValueError: the file is not a trace, or there is no energy counter.
     """
     bench = _ForwardBench(
         device, seconds, traces, with_energy, ids, kernels=kernels, formats=formats
@@ -116,7 +117,7 @@ class _ForwardBench(FFNBench):
         self.ceilings = timing.ceilings(device)
 
     def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
-        # The order of the tokens means nothing to TwELL, which packs each for itself.
+        # TwELL packs each token separately: the order of tokens makes no difference to it.
         formats = [name for name in self.formats if inputs.order is None or name == "union"]
         if not formats:
             return
@@ -146,7 +147,7 @@ class _ForwardBench(FFNBench):
                 yield found, of_format(sides, name)
 
     def _build(self, case: Case, inputs: Inputs, formats: Sequence[Format]) -> Built:
-        """Calls on equal weights, in copies: several where they must not stay in a cache."""
+        """Calls on equal weights; on several copies if the weights must not stay in the cache."""
         state, copies = state_of(case.shape, inputs.w_NK), 1
         if case.tokens <= DECODE_TOKENS:
             copies = timing.copies_beyond_cache(inputs.w_NK.nbytes, self.device)

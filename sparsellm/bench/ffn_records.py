@@ -1,8 +1,8 @@
-"""What `sparsellm bench ffn` and ``ffn-train`` keep of a case, and the lines that they print.
+"""Records of a case of `sparsellm bench ffn` and ``ffn-train``, and the lines they print.
 
-The baseline of a time, an energy or a memory is dense compiled, and ``ratio`` is baseline over
-value: above 1 is better than dense compiled. The baseline of a rate is what the GPU reached on a
-large matmul or copy in the same run, and ``ratio`` the share of it.
+The baseline of time, energy and memory is dense compiled, and ``ratio`` is baseline over value:
+above 1 is better than dense compiled. The baseline of a rate is what the GPU reached on a large
+matmul or copy in the same run, and ``ratio`` is value over baseline.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from sparsellm.bench.timing import Ceilings
 from sparsellm.ffn.kernels.gpu_architecture import FORCED
 from sparsellm.ffn.types import Format
 
-RATES = ("tflops", "gbytes_per_s")  # more is better; how their metrics begin
-PARTS = {"forward_ms": "forward", "memory_MiB": "holds", "peak_MiB": "peak"}  # as rows say it
+RATES = ("tflops", "gbytes_per_s")  # prefix of the metrics whose higher values are better
+PARTS = {"forward_ms": "forward", "memory_MiB": "holds", "peak_MiB": "peak"}  # printed names
 
 
 class StepTimes(NamedTuple):
-    """Of one forward, which keeps what a backward needs, and of that backward; ms."""
+    """Times in ms of a forward that keeps what the backward needs, and of that backward."""
 
     forward: float
     backward: float
 
 
 class Rates(NamedTuple):
-    """Work of a forward in units a millisecond, and what the GPU does at best."""
+    """Work of a forward in units per millisecond, and the GPU's measured ceiling."""
 
     metric: str
     unit: str
-    needed: float  # by the pattern: the gate whole, the rest where it fires
+    needed: float  # work that the pattern requires: the whole gate, the rest only where it fires
     dense: float
     ceiling: float
 
 
 def case_key(case: Case, inputs: Inputs, extra: dict[str, Any]) -> dict[str, Any]:
-    """The keys of every record of a case: its setting, ``extra``, and what its inputs are."""
+    """The keys of every record of a case: its setting, ``extra``, and the measured inputs."""
     return {
         "M": case.tokens,
         "K": case.shape.hidden_size,
@@ -58,7 +58,7 @@ def case_key(case: Case, inputs: Inputs, extra: dict[str, Any]) -> dict[str, Any
 
 
 def format_key(name: Format) -> dict[str, Any]:
-    """The key of a record that says by which format: none for the union, which came first."""
+    """The key that names the format: omitted for the union, which older records do not name."""
     return {} if name == "union" else {"format": name}
 
 
@@ -66,21 +66,21 @@ Value = TypeVar("Value")
 
 
 def of_format(sides: Mapping[str, Value], name: Format) -> dict[str, Value]:
-    """What is told of each side, with the format's as ``ours``, and the other formats left out."""
+    """The values of dense and of one format, the latter as ``ours``; other formats are omitted."""
     formats = get_args(Format)
     own = {side: value for side, value in sides.items() if side not in formats}
     return own | {"ours": sides[name]}
 
 
 def rates_of(case: Case, inputs: Inputs, ceilings: Ceilings) -> Rates:
-    """Work of one forward: bytes of weights when decoding, else FLOPs."""
+    """Work of one forward: bytes of weights if decoding, otherwise FLOPs."""
     k, n, gated = case.shape
-    others = 2 if gated else 1  # matrices of which only what fires is needed
+    others = 2 if gated else 1  # matrices of which only the active neurons' part is needed
     if case.tokens <= DECODE_TOKENS:
-        row, fired, scale = 2 * k, inputs.union_64, 1e6  # bytes, GB/s from bytes a ms
+        row, fired, scale = 2 * k, inputs.union_64, 1e6  # bytes; bytes/ms to GB/s
         metric, unit, ceiling = "gbytes_per_s", "GB/s of weights", ceilings.gbytes_per_s
     else:
-        row, fired, scale = 2 * k * case.tokens, inputs.nnz, 1e9  # FLOPs, TFLOP/s
+        row, fired, scale = 2 * k * case.tokens, inputs.nnz, 1e9  # FLOPs; FLOP/ms to TFLOP/s
         metric, unit, ceiling = "tflops", "TFLOP/s", ceilings.tflops
     needed, dense = row * (n + others * fired) / scale, row * n * (1 + others) / scale
     return Rates(metric, unit, needed, dense, ceiling)
@@ -89,14 +89,14 @@ def rates_of(case: Case, inputs: Inputs, ceilings: Ceilings) -> Rates:
 def records(
     bench: str, case: dict[str, Any], ms: dict[str, float], difference: float, rates: Rates
 ) -> list[Measurement]:
-    """What is kept of a case.
+    """The records of a case of ``ffn_decode`` or ``ffn_forward``.
 
     Args:
         bench: ``ffn_decode`` or ``ffn_forward``.
-        case: its keys.
-        ms: of ``ours``, ``dense_compiled`` and ``dense_eager``.
-        difference: of the results of ours and dense eager, relative norm.
-        rates: of the case.
+        case: keys of the case.
+        ms: times of ``ours``, ``dense_compiled`` and ``dense_eager``.
+        difference: relative norm of the difference between ours and dense eager.
+        rates: rates of the case.
     """
     compiled, ceiling = ms["dense_compiled"], rates.ceiling
 
@@ -121,13 +121,13 @@ def train_records(
     memory: dict[str, StepMemory],
     difference: float,
 ) -> list[Measurement]:
-    """What is kept of a case of ``ffn_train``.
+    """The records of a case of ``ffn_train``.
 
     Args:
-        case: its keys.
-        times: of ``ours`` and ``dense_compiled``.
-        memory: likewise; empty where there is no GPU.
-        difference: the largest of y and of the gradients, relative norm.
+        case: keys of the case.
+        times: times of ``ours`` and ``dense_compiled``.
+        memory: memory of both; empty without a GPU.
+        difference: the largest relative norm of a difference, of y and the gradients.
     """
 
     def against(metric: str, unit: str, values: dict[str, float]) -> Measurement:
@@ -146,12 +146,12 @@ def train_records(
 
 
 def variant_of(m: Measurement) -> tuple[str | None, ...]:
-    """How ours computed: its format and its order of the tokens, where they are not the usual."""
+    """Format and token order of ours, if they are not the defaults."""
     return m.case.get("format"), m.case.get("token_order")
 
 
 def mean_over_layers(found: list[Measurement]) -> list[Measurement]:
-    """Means of values and baselines over the key ``layer``; ratios are those of the means."""
+    """Means of values and baselines over the key ``layer``; ratios are ratios of the means."""
     groups: dict[tuple[Any, ...], list[Measurement]] = defaultdict(list)
     for m in found:
         groups[m.metric, m.case.get("launch"), *variant_of(m)].append(m)
@@ -174,7 +174,7 @@ def mean_over_layers(found: list[Measurement]) -> list[Measurement]:
 
 
 def rows(found: list[Measurement]) -> list[str]:
-    """Lines for a person: one for each case and launch among the records."""
+    """Printed lines: one per case and launch."""
     by_case: dict[str, list[Measurement]] = defaultdict(list)
     for m in found:
         by_case[str(m.case)].append(m)
@@ -193,7 +193,7 @@ def _row(members: list[Measurement]) -> str:
     name = f"{name} union {case['union_64']:.0f}{launch} ({case['path']}{by})"
     if "mJ_per_token" in metrics:
         m = metrics["mJ_per_token"]
-        return f"{name:72} {m.value:.4f} mJ a token, dense {m.baseline:.4f}: {m.ratio:.2f}×"
+        return f"{name:72} {m.value:.4f} mJ per token, dense {m.baseline:.4f}: {m.ratio:.2f}×"
     ms = metrics["ms"]
     if "forward_ms" in metrics:
         parts = [f"{ms.value:.4f} ms, dense {ms.baseline:.4f}: {ms.ratio:.2f}×"]

@@ -1,4 +1,4 @@
-"""What the FFN benchmarks call: the dense formula, an FFN with given weights; differences.
+"""The dense formula, an FFN with given weights, and differences between their results.
 
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
@@ -15,7 +15,7 @@ from sparsellm.bench.ffn_cases import Shape
 from sparsellm.bench.timing import Call
 from sparsellm.ffn.module import SparseFFN
 
-Sides = Mapping[str, Sequence[Call]]  # a call for each copy of the weights
+Sides = Mapping[str, Sequence[Call]]  # one call per copy of the weights
 
 
 def dense(x_MK: Tensor, w_gate_NK: Tensor | None, w_up_NK: Tensor, w_down_KN: Tensor) -> Tensor:
@@ -28,13 +28,13 @@ def dense(x_MK: Tensor, w_gate_NK: Tensor | None, w_up_NK: Tensor, w_down_KN: Te
 
 
 def dense_weights(ffn: SparseFFN) -> tuple[Tensor | None, Tensor, Tensor]:
-    """What `dense` takes beside x."""
+    """The weights that `dense` takes."""
     gate = ffn.gate_proj.weight if ffn.gated else None
     return gate, ffn.up_proj.weight, ffn.down_proj.weight
 
 
 def state_of(shape: Shape, w_NK: Tensor) -> dict[str, Tensor]:
-    """Weights of an FFN: that which decides the pattern is given, the others are Gaussian."""
+    """Weights of an FFN: the one that determines the pattern is given, the others are Gaussian."""
     k, n, gated = shape
     generator = torch.Generator(w_NK.device).manual_seed(1)
 
@@ -57,9 +57,11 @@ def new_ffn(shape: Shape, state: dict[str, Tensor], device: torch.device) -> Spa
 
 
 def refuse_if_off(what: str, difference: float, most: float) -> None:
-    """Raises ValueError where ``difference`` from dense is more than ``most``, or NaN."""
+    """Raises ValueError if ``difference`` from dense is NaN or exceeds ``most``."""
     if not difference <= most:
-        raise ValueError(f"{what} is {difference:.1%} off dense: no time is worth that")
+        raise ValueError(
+            f"{what} differs from dense by {difference:.1%}; wrong results are not timed"
+        )
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Goes through the cases of an FFN benchmark: patterns, the layers of a trace, energy, failures."""
+"""Runs the cases of an FFN benchmark: patterns, the layers of a trace, energy, failures."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ from sparsellm.bench.ffn_sides import Sides, dense
 from sparsellm.bench.order_costs import sort_ms
 from sparsellm.bench.record import Measurement
 
-ENERGY_TOKENS, ENERGY_NNZ = 16_384, (None, 30, 60)  # None: a trace
+ENERGY_TOKENS, ENERGY_NNZ = 16_384, (None, 30, 60)  # None: the pattern of a trace
 WARM_UP_CALLS = 3
 
 Measured = tuple[list[Measurement], Sides]
 
 
 class Skipped(NamedTuple):
-    """A case that was not measured, or not to its end."""
+    """A case that was not measured, or not completely."""
 
     case: Case
     why: str
 
 
 class FFNBench(ABC):
-    """What the FFN benchmarks have in common.
+    """Base class of the FFN benchmarks.
 
     Args:
         device: a CUDA device.
-        seconds: of timing, each.
+        seconds: seconds of timing per side.
         traces: a file of `analyze.trace`, for the pattern ``trace``; None: `SAMPLE_TRACES`.
-        with_energy: of a few cases, also millijoules a token.
-        ids: a file of the traces' token ids, should they not have them themselves: with ids they
-            are measured in token order, too.
+        with_energy: whether to measure millijoules per token too, for a few cases.
+        ids: a file of the traces' token ids, if the traces do not contain them. With ids, traces
+            are also measured in token order.
 
     Raises:
-        FileNotFoundError: no such trace file.
-        ValueError: it is none, or there is no energy counter.
+        FileNotFoundError: the trace file does not exist.
+        ValueError: the file is not a trace, or there is no energy counter.
     """
 
-    # In which all calls are made.
+    # All calls are made in this context.
     grad_mode: Callable[[], AbstractContextManager[object]]
 
     def __init__(
@@ -72,7 +72,7 @@ class FFNBench(ABC):
     ) -> None:
         self.device = device
         self.seconds = seconds
-        # None: those of the checkout that this process runs in, should it have them.
+        # None: those of the checkout in the working directory, if it has them.
         own = SAMPLE_TRACES if SAMPLE_TRACES.is_file() else None
         self.traces = traces = traces or own
         self.named = {"traces": SAMPLE_TRACES.stem} if traces == SAMPLE_TRACES else {}
@@ -87,23 +87,23 @@ class FFNBench(ABC):
 
     @abstractmethod
     def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
-        """The records of one pattern, of each way to launch and format, and what was called.
+        """The records of one pattern for each launch mode and format, and the functions called.
 
         Args:
-            case: its setting.
-            inputs: its inputs.
-            extra: keys of a record's case beside the setting: the layer of a trace.
+            case: the setting.
+            inputs: inputs of the case.
+            extra: further keys of a record's case, such as the layer of a trace.
 
         Raises:
-            ValueError: ours is wrong, or cannot be had.
+            ValueError: the result of ours is wrong, or its kernels are unavailable.
         """
 
     def run(self, cases: Iterable[Case]) -> Iterator[list[Measurement] | Skipped]:
-        """Measures case by case; what is yielded is final."""
+        """Measures case by case; each yielded result is final."""
         compiled_for = None
         for case in cases:
             if (case.tokens, case.shape) != compiled_for:
-                torch.compiler.reset()  # after eight shapes it would give up and run eagerly
+                torch.compiler.reset()  # torch.compile would fall back to eager after eight shapes
                 compiled_for = (case.tokens, case.shape)
             try:
                 if case.nnz is not None:
@@ -111,7 +111,7 @@ class FFNBench(ABC):
                 elif self.traces is not None:
                     yield from self._layers(case, self.traces)
                 else:
-                    yield Skipped(case, f"there is no {SAMPLE_TRACES}; give --traces FILE")
+                    yield Skipped(case, f"{SAMPLE_TRACES} does not exist; give --traces FILE")
             except torch.OutOfMemoryError:
                 yield Skipped(case, "out of memory")
             except (ValueError, RuntimeError, ImportError) as error:
@@ -120,7 +120,7 @@ class FFNBench(ABC):
                 torch.cuda.empty_cache()
 
     def _synthetic(self, case: Case) -> Iterator[list[Measurement]]:
-        """One pattern."""
+        """Measures one synthetic pattern."""
         inputs = synthetic_inputs(case, self.device)
         for found, sides in self.measure(case, inputs, {}):
             yield found
@@ -128,7 +128,7 @@ class FFNBench(ABC):
                 yield [self._energy(case, found, [sides])]
 
     def _layers(self, case: Case, traces: Path) -> Iterator[list[Measurement]]:
-        """A trace: each layer, then the mean over layers; energy is of all layers in turn."""
+        """Measures a trace: each layer, then the mean; energy over all layers in turn."""
         every: list[Measurement] = []
         kept: dict[tuple[str | None, ...], list[Sides]] = defaultdict(list)  # by format and order
         for layer in range(self.num_layers):
@@ -145,7 +145,7 @@ class FFNBench(ABC):
             yield [self._energy(case, own, of_layers)]
 
     def _in_each_order(self, case: Case, inputs: Inputs, layer: int) -> Iterator[Measured]:
-        """`measure` in the natural order, and in token order where the ids are known."""
+        """`measure` in the natural order, and in token order if the ids are known."""
         own = {"layer": layer, **self.named}
         yield from self.measure(case, inputs, own)
         ordered = in_token_order(inputs)
@@ -153,7 +153,7 @@ class FFNBench(ABC):
             yield from self.measure(case, ordered, {**own, "token_order": "auto"})
 
     def sort_share(self, inputs: Inputs) -> float:
-        """Milliseconds of the tokens' sort that fall to one layer of the traced model."""
+        """One layer's share of the time to sort the tokens, in the traced model; milliseconds."""
         if inputs.order is None or inputs.ids_BT is None:
             return 0.0
         num_tokens = len(inputs.x_MK)
@@ -162,12 +162,12 @@ class FFNBench(ABC):
         return self._sort_ms[num_tokens] / self.num_layers
 
     def warm_up(self, sides: Sides, num_calls: Mapping[str, int] | None = None) -> None:
-        """Calls everything a few times: `WARM_UP_CALLS`, or of a side as many as are given."""
+        """Calls each side `WARM_UP_CALLS` times, or as often as ``num_calls`` says for it."""
         for name, calls in sides.items():
             for call in calls:
                 for _ in range((num_calls or {}).get(name, WARM_UP_CALLS)):
                     call()
-                    self.synchronize()  # what ours has seen of the density has arrived
+                    self.synchronize()  # the density that ours measured has reached the host
 
     def synchronize(self) -> None:
         """Waits for the device."""
@@ -179,7 +179,7 @@ class FFNBench(ABC):
         return wanted and self.counter is not None
 
     def _energy(self, case: Case, found: list[Measurement], kept: list[Sides]) -> Measurement:
-        """Millijoules a token and layer; ``found`` tells about how long a call takes."""
+        """Millijoules per token and layer; ``found`` gives the approximate time of a call."""
         assert self.counter is not None
         times = next(m for m in found if m.metric == "ms")
         assert times.baseline is not None

@@ -1,18 +1,18 @@
 """Forward and backward of one FFN in training at a given pattern: dense compiled, and ours.
 
-Ours is what a layer does that ``ffn.kernels`` puts on the sparse path: `SparseFFN`, its statistics
-and the L1 term included, with the room for its pattern that a run would come to reserve
-(`capacity`). Dense is the plain formula under torch.compile, without statistics and without L1: the
-fastest that dense can be. Both give the gradients of x and of every weight, all bf16, by autograd.
+"Ours" is a layer on the sparse path: `SparseFFN` with its statistics and the L1 term, and with the
+capacity for its pattern on which a run would settle (`capacity`). Dense is the plain formula under
+torch.compile, without statistics and L1, which is the fastest dense case. Both compute the
+gradients of x and of every weight by autograd, all in bf16.
 
-Forward and backward are timed apart, each behind other work on the GPU (`timing.other_work`), as
-between them in a model: there the host launches ahead, and by the backward it knows whether the
-pattern had room. All calls use the same weights: 2,048 tokens and more read them too often for a
-cache to matter.
+Forward and backward are timed separately, each queued behind other work on the GPU
+(`timing.other_work`). This is as in a model, where the host launches ahead and knows by the
+backward whether the pattern fitted. All calls use the same weights: with 2,048 tokens or more they
+are read so often that a warm cache makes no difference.
 
-In token order ours is charged with what that costs beside the FFN (`order_costs`).
+In token order the time of ours includes the costs outside the FFN (`order_costs`).
 
-`ffn_records` says what the figures mean. Shapes: M tokens, K hidden_size, N intermediate_size.
+`ffn_records` explains the figures. Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from sparsellm.ffn.training_ops import sparse_ffn_of_rows
 from sparsellm.ffn.types import FFNWeights, Format, TokenOrder
 
 TRAIN_TOKENS = tuple(tokens for tokens in TOKENS if tokens > DECODE_TOKENS)
-MAX_DIFFERENCE = 0.03  # of y or a gradient from dense; bf16's rounding is about a third of it
-L1_COEFFICIENT = 0.1  # beside ∇y of N(0, 1): large enough for the check to see it
-SETTLING_STEPS = 64  # observations until `Capacity` stays as it is
+MAX_DIFFERENCE = 0.03  # of y or a gradient, relative to dense; a third of it is bf16 rounding
+L1_COEFFICIENT = 0.1  # ∇y is N(0, 1): large enough for the check to see the L1 term
+SETTLING_STEPS = 64  # observations until `Capacity` no longer changes
 
 
 @dataclass(frozen=True)
 class Step:
-    """One way to go forward and backward; a call does both."""
+    """One implementation of forward and backward; a call runs both."""
 
     forward: Callable[[], tuple[Tensor, ...]]
     inputs: list[Tensor]  # x and the weights
-    d_outputs: tuple[Tensor, ...]  # gradients of what `forward` returns
+    d_outputs: tuple[Tensor, ...]  # gradients with respect to what `forward` returns
 
     def backward(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Gradients of `inputs`."""
@@ -76,20 +76,21 @@ def run(
     ids: Path | None = None,
     formats: Sequence[Format] = ("union",),
 ) -> Iterator[list[Measurement] | Skipped]:
-    """Measures case by case; what is yielded is final.
+    """Measures case by case; each yielded result is final.
 
     Args:
         cases: from `ffn_cases.grid`.
-        device: a CUDA device; on a CPU memory is left out.
+        device: a CUDA device; on a CPU, memory is not measured.
         traces: a file of `analyze.trace`, for the pattern ``trace``.
-        seconds: of timing, each.
-        with_energy: of a few cases, also millijoules a token.
-        ids: of the traces' tokens, see `FFNBench`.
-        formats: of ours, one after the other, each beside dense.
+        seconds: seconds of timing per side.
+        with_energy: whether to measure millijoules per token too, for a few cases.
+        ids: file of the traces' token ids, see `FFNBench`.
+        formats: sparse formats, measured one after the other, each beside dense.
 
     Raises:
-        FileNotFoundError: no such trace file.
-        ValueError: it is none, a GPU older than Ampere, or one without an energy counter.
+        FileNotFoundError: the trace file does not exist.
+        ValueError: the file is not a trace, or the GPU is older than Ampere or has no energy
+            counter.
     """
     bench = FFNTrainBench(device, seconds, traces, with_energy, ids)
     bench.formats = formats
@@ -97,7 +98,7 @@ def run(
 
 
 class FFNTrainBench(FFNBench):
-    """See the module."""
+    """Measures cases as the module's docstring describes."""
 
     grad_mode = torch.enable_grad
     formats: Sequence[Format] = ("union",)
@@ -121,7 +122,7 @@ class FFNTrainBench(FFNBench):
 
     def measure(self, case: Case, inputs: Inputs, extra: dict[str, Any]) -> Iterator[Measured]:
         for name in self.formats:
-            # TwELL has no use for an order of the tokens.
+            # TwELL packs each token separately: the order of tokens makes no difference to it.
             own = inputs if name == "union" else inputs._replace(order=None)
             yield self._measure(case, own, extra | format_key(name), name)
 
@@ -136,7 +137,7 @@ class FFNTrainBench(FFNBench):
         return train_records(key, times, held, difference), sides_of(steps)
 
     def _with_order(self, times: StepTimes, inputs: Inputs) -> StepTimes:
-        """With what the order of the tokens costs beside the FFN, see `order_costs`."""
+        """Adds the costs of token order outside the FFN, see `order_costs`."""
         if inputs.order is None:
             return times
         m, k = inputs.x_MK.shape
@@ -148,7 +149,7 @@ class FFNTrainBench(FFNBench):
         )
 
     def timed(self, steps: dict[str, Step]) -> dict[str, StepTimes]:
-        """Of each side, warm."""
+        """Forward and backward times of each side, after warm-up."""
         self.warm_up(sides_of(steps))
         kept: dict[str, tuple[Tensor, ...]] = {}
 
@@ -169,10 +170,10 @@ class FFNTrainBench(FFNBench):
     def checked_steps(
         self, case: Case, inputs: Inputs, format: Format = "union"
     ) -> tuple[dict[str, Step], float]:
-        """Both sides on equal weights, and how far the gradients of ours are from dense.
+        """Both sides on equal weights, and the largest difference between ours and dense.
 
         Raises:
-            ValueError: further than bf16 explains.
+            ValueError: the difference is larger than bf16 rounding explains.
         """
         ffn = new_ffn(case.shape, state_of(case.shape, inputs.w_NK), self.device)
         ffn.use_format(format)
@@ -188,7 +189,7 @@ class FFNTrainBench(FFNBench):
         ours = Step(partial(_with_l1, ffn, x_MK, capacity, order), wanted, (dy_MK, d_l1))
         expected = Step(partial(_with_l1, ffn, x_MK, None), wanted, (dy_MK, d_l1))
         difference = _checked(ours, expected, ["x", *dict(ffn.named_parameters())])
-        if order is not None:  # timed without the scatter, which the norm before it does
+        if order is not None:  # timed without the scatter, which the preceding norm does in a model
             rows_MK = x_MK.detach()[order.token_M].requires_grad_()
             forward = partial(_of_rows, ffn, rows_MK, capacity, order.token_M)
             ours = Step(forward, [rows_MK, *ffn.parameters()], (dy_MK, d_l1))
@@ -203,10 +204,10 @@ def sides_of(steps: dict[str, Step]) -> Sides:
 
 
 def settled_capacity(ffn: SparseFFN, x_MK: Tensor, order: TokenOrder | None = None) -> int:
-    """The columns that a run of steps like this one comes to reserve."""
+    """The number of columns on which a run of such steps would settle."""
     with torch.no_grad():
         columns = int(ffn.compute(x_MK, 0, order)[1].union_sum)
-    ffn.capacity_for(len(x_MK))  # begins at the worst case
+    ffn.capacity_for(len(x_MK))  # starts at the worst case
     for _ in range(SETTLING_STEPS):
         ffn.observe_union(columns)
     capacity = ffn.capacity_for(len(x_MK))
@@ -229,7 +230,7 @@ def _of_rows(ffn: SparseFFN, x_MK: Tensor, capacity: int, token_M: Tensor) -> tu
 
 
 def _checked(ours: Step, expected: Step, names: list[str]) -> float:
-    """The largest difference of the outputs and of the gradients, of which ``names`` tells."""
+    """The largest difference among the outputs and gradients, which ``names`` names."""
     found, wanted = ours.forward(), expected.forward()
     named = ["y", "the L1 sum", *(f"the gradient of {name}" for name in names)]
     pairs = zip(

@@ -1,4 +1,4 @@
-"""benchmarks/figures/: SVGs of what results.jsonl says, drawn by `sparsellm bench plots`."""
+"""The SVGs in benchmarks/figures/, which `sparsellm bench plots` draws from results.jsonl."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NNZ = "non-zeros per token"
 
 
 def draw_all(lines: Sequence[Line]) -> dict[str, str]:
-    """The SVG of each figure that there are records for, by file name; the same bytes every time.
+    """The SVG of each figure that has records, by file name; equal records give equal bytes.
 
-    Must be saved as UTF-8 with line feeds.
+    The text must be saved as UTF-8 with line feeds.
     """
     found = {}
     with drawing.style():
@@ -146,7 +146,7 @@ def _model_sizes(lines: Sequence[Line]) -> Drawn | None:
 
 
 def _scaling(lines: Sequence[Line]) -> Drawn | None:
-    """Efficiency over GPUs: rate per GPU over that of one GPU in the same run; and the rates."""
+    """Scaling efficiency (rate per GPU over that of one GPU in the same run), and the rates."""
     pairs = [p for p in results.train_pairs(lines) if p.is_plain and _usual(p) and p.gpus > 1]
     recipes = list(dict.fromkeys(p.recipe for p in pairs))
     if not recipes:

@@ -1,6 +1,6 @@
 """Each FFN of a trained model on its own inputs: `sparsellm.accelerate` against dense, one GPU.
 
-The inputs are what the model's own layers hand their FFN on held-out text, so patterns are real.
+The inputs are those that the model's layers pass to their FFNs on held-out text: real patterns.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sparsellm.bench.record import Measurement
 from sparsellm.ffn.reference import ffn_stats
 from sparsellm.ffn.types import BLOCK_TOKENS
 
-IN_A_ROW = 8  # calls: the host must not be what is measured
+IN_A_ROW = 8  # calls: enough that the host's time is not what is measured
 
 
 class LayerInput(NamedTuple):
-    """What one FFN is given, and what fires."""
+    """The input of one FFN, and its activity."""
 
     x_MK: Tensor
-    nnz: float  # a token
-    union_64: float  # neurons that 64 neighbouring tokens fire between them
+    nnz: float  # per token
+    union_64: float  # neurons that fire for any of 64 neighbouring tokens
 
 
 @torch.inference_mode()
 def layer_inputs(model: Any, call: Callable[[], object]) -> list[LayerInput]:
-    """Of every layer, from one ``call`` of a model that was not accelerated and not compiled."""
+    """Inputs of every FFN in one ``call`` of a model that is neither accelerated nor compiled."""
     found: list[LayerInput] = []
 
     def keep(ffn: Any, given: tuple[Tensor, ...]) -> None:
@@ -55,14 +55,14 @@ def layer_inputs(model: Any, call: Callable[[], object]) -> list[LayerInput]:
 def run(
     plain: Any, accelerated: Any, inputs: list[LayerInput], case: dict[str, Any], seconds: float
 ) -> Iterator[Measurement]:
-    """A measurement a layer: ms of ours, with dense as baseline; above 1 is better.
+    """One measurement per layer: ms of ours, with dense as baseline; a ratio above 1 is better.
 
     Args:
         plain: the model as it was trained.
-        accelerated: the same under `sparsellm.accelerate`, called often enough to have settled.
+        accelerated: the same model under `sparsellm.accelerate`, called until it has settled.
         inputs: from `layer_inputs`.
-        case: of the model.
-        seconds: of timing, each layer.
+        case: keys of the model's case.
+        seconds: seconds of timing per layer.
     """
     compiled = torch.compile(dense)
     for number, given in enumerate(inputs):

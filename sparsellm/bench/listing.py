@@ -10,20 +10,21 @@ from sparsellm.bench.record import case_text, newest
 
 FFN_LEGEND = """Times (ms of one FFN) and energy: in brackets baseline over value, the baseline \
 being dense under torch.compile; above 1 is better. Rates: in brackets the share of what a large \
-matmul (TFLOP/s) or copy (GB/s, of weights) reached in the same run; ours counts what the pattern \
-needs, the gate whole and the other matrices where it fires. `difference`: of ours from dense eager.
+matmul (TFLOP/s) or copy (GB/s, of weights) reached in the same run; for ours only the \
+work that the pattern requires is counted: the whole gate, and the other matrices where it fires. \
+`difference`: of ours from dense eager.
 
 """
 TRAIN_LEGEND = """Forward and backward of one FFN in training, with the gradients of x and all \
 weights: ours on the sparse path, with statistics and L1; in brackets baseline over value, the \
 baseline being the plain formula under torch.compile; above 1 is better. `forward_ms`: the \
-forward alone. `memory_MiB`: what is kept from forward to backward, without x, y and weights; \
-`peak_MiB`: the most at any moment, with y and all gradients. `difference`: the largest, of y, \
-the L1 sum and the gradients, of ours from dense eager.
+forward alone. `memory_MiB`: kept from forward to backward, without x, y and weights; \
+`peak_MiB`: the peak, with y and all gradients. `difference`: the largest difference from dense \
+eager among y, the L1 sum and the gradients.
 
 """
-DISPATCH_LEGEND = """Forward and backward in training at rising unions (neurons that 64 tokens in \
-a row fire between them): sparse, and in brackets dense over sparse, as measured (dense compiled) \
+DISPATCH_LEGEND = """Forward and backward in training at rising unions (neurons that fire for any \
+of 64 adjacent tokens): sparse, and in brackets dense over sparse, as measured (dense compiled) \
 and as a run predicts it from its measured costs. `auto` leaves the sparse path above \
 `leave_union` and returns to it below `return_union`; `crossover_union`: where both were measured \
 to be equal.
@@ -33,9 +34,9 @@ RUN_LEGEND = """Whole training runs through accelerate launch, from weights whos
 settled; medians over the second half of the steps. In brackets above 1 is better: \
 `tokens_per_ms`, `memory_GiB` (peak of rank 0) and `mJ_per_token` (training, all GPUs) against the \
 dense run of the same GPUs; `tokens_per_ms_a_gpu` against one GPU alone with the same kernels \
-(scaling efficiency); `loader` (tokens/ms) against what training takes. `resume_difference`: after \
-SIGKILL and resume, the largest relative difference of a step's loss from an uninterrupted run; \
-`resume_seconds`: from the kill until the same step was done again.
+(scaling efficiency); `loader` (tokens/ms) against the rate of training. `resume_difference`: \
+after SIGKILL and resume, the largest relative difference of a step's loss from an uninterrupted \
+run; `resume_seconds`: from the kill until the same step is done again.
 
 """
 MODEL_LEGEND = """A settled model's whole forward on one GPU, M tokens of held-out text, both \
@@ -43,25 +44,25 @@ sides compiled: `sparsellm.accelerate`, in brackets against dense; above 1 is be
 `difference`: of the logits, from dense.
 
 """
-CHECKPOINT_LEGEND = """Saving and loading while training, all ranks together. `blocked`: what a \
-step waits for (`blocked_first`: with the making of pinned host memory), in brackets against \
-`blocked_throughout`, a save that nothing goes on beside; `save`: until the \
-checkpoint is published, in the background; `step_while`: a step of then, in brackets a step \
-without over it; \
-`verify`: all hashes; `load`: to where the tensors belong, the files in the page cache.
+CHECKPOINT_LEGEND = """Saving and loading while training, all ranks together. `blocked`: the time \
+a step waits (`blocked_first`: including the allocation of pinned host memory), in brackets \
+against `blocked_throughout`, a save for whose end training waits; `save`: until the checkpoint is \
+published, in the background; `step_while`: a step during a save, in brackets a step without \
+a save over it; `verify`: all hashes; `load`: from files in the page cache into the model's tensors.
 
 """
-ORDER_LEGEND = """Neurons that 64 tokens fire between them, the mean over blocks, where the tokens \
-of a micro-batch are sorted by a key, counted on a recorded trace (no GPU); in brackets above 1 is \
-better, against the order of the text. Keys in hindsight know what they sort for. "16 early": the \
-first 16 positions of a sequence come first; `…`: so too.
+ORDER_LEGEND = """Neurons that fire for any of 64 tokens, mean over blocks, if the tokens of a \
+micro-batch are sorted by a key, counted on a recorded trace (no GPU); in brackets against the \
+order of the text, above 1 is better. Keys "in hindsight" use the activations themselves, which a \
+run does not know beforehand. "16 early": the first 16 positions of a sequence come first; \
+`…`: these too.
 
 """
-LAYER_LEGEND = """Each FFN of a trained model on what its own model hands it, M tokens of held-out \
+LAYER_LEGEND = """Each FFN of a trained model on its inputs in that model, M tokens of held-out \
 text: `sparsellm.accelerate`, in brackets dense under torch.compile over ours; above 1 is better.
 
 """
-# Of these, a row of the table is a case, with a column a metric; else a row is a metric.
+# In the tables of these, a row is a case and a column a metric; in others, a row is a metric.
 LEGENDS = {
     "checkpoint": CHECKPOINT_LEGEND,
     "dispatch": DISPATCH_LEGEND,
@@ -76,7 +77,7 @@ LEGENDS = {
 
 
 def listing(records: list[dict[str, Any]]) -> str:
-    """Markdown: a table for each benchmark, with the newest of equal cases on the same hardware."""
+    """Markdown: a table per benchmark, with the newest record of each case and hardware."""
     by_bench: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in newest(records):
         by_bench[record["bench"]].append(record)
@@ -84,7 +85,7 @@ def listing(records: list[dict[str, Any]]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """With a line break at its end; numbers have up to four digits."""
+    """A Markdown table that ends with a line break; numbers have up to four digits."""
     lines = [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
     lines += [f"| {' | '.join(map(cell, cells))} |" for cells in rows]
     return "\n".join(lines) + "\n"
@@ -110,7 +111,7 @@ def _row_a_metric(records: list[dict[str, Any]]) -> tuple[list[str], list[list[A
 
 
 def _row_a_case(records: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Cases in order of their keys; a cell is the value, the ratio and the baseline."""
+    """Cases sorted by their keys; a cell has the value, the ratio and the baseline."""
     keys = _case_keys(records)
     metrics = list(dict.fromkeys(record["metric"] for record in records))
     by_case: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -138,7 +139,7 @@ def _with_ratio(record: dict[str, Any]) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value of a table: up to four digits."""
+    """The text of a value: up to four digits."""
     if value is None:
         return ""
     if isinstance(value, bool | str) or not isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""A corpus's text written again in another format, for `sparsellm bench loader --format`."""
+"""Rewrites a corpus's text in another format, for `sparsellm bench loader --format`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparsellm.data.tokenize_corpus import tokenize
 from sparsellm.data.workers import worker_context
 
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "tokens")
-ROW_GROUP = 1000  # documents: as the hub's files have them
+ROW_GROUP = 1000  # documents per row group, as in the hub's files
 _COMPRESSIONS = {"jsonl": None, "jsonl.gz": "gzip", "jsonl.zst": "zstd"}
 
 
@@ -36,19 +36,20 @@ def rewrite(
     copies: int,
     document_characters: int | None = None,
 ) -> Corpus:
-    """Writes the training text ``copies`` times over ``num_shards`` files below ``folder``.
+    """Writes the training text ``copies`` times into ``num_shards`` files below ``folder``.
 
     Args:
-        corpus: of text.
-        kind: one of `FORMATS`; Parquet as on the hub, snappy and `ROW_GROUP` documents a row group.
-        folder: a new one, or one of an earlier call, whose files are taken as they are.
-        tokenizer: of ``tokens``.
-        num_shards: files.
+        corpus: a corpus of text.
+        kind: one of `FORMATS`; Parquet is written as on the hub: snappy, `ROW_GROUP` documents per
+            row group.
+        folder: a new folder, or that of an earlier call, whose files are used as they are.
+        tokenizer: tokenizer of the format ``tokens``.
+        num_shards: number of files.
         copies: how often each document is written.
-        document_characters: documents are cut into parts of so many; None leaves them whole.
+        document_characters: cut documents into parts of so many characters; None: no cut.
 
     Raises:
-        FileNotFoundError, ValueError: as reading does.
+        FileNotFoundError, ValueError: the corpus cannot be read.
     """
     processes = os.cpu_count() or 1
     options: dict[str, Any] = {"num_shards": num_shards, "copies": copies}
@@ -68,10 +69,10 @@ def rewrite(
     return load_corpus("local", files=[str(own / f"*.{kind}")])
 
 
-def _write(  # noqa: PLR0917 - a process passes them by position
+def _write(  # noqa: PLR0917 - multiprocessing passes them by position
     corpus: Corpus, kind: str, folder: Path, copies: int, most: int | None, own: range, of: int
 ) -> None:
-    """The shards ``own`` of ``of``: every process reads all of the text."""
+    """Writes the shards ``own`` of ``of``; every process reads all of the text."""
     with contextlib.ExitStack() as stack:
         writers = {
             index: stack.enter_context(_Writer(folder / f"{index:05d}.{kind}", kind))

@@ -1,8 +1,10 @@
-"""What the data loader makes: tokens a second from shards on disk to micro-batches in this process,
-time to the first of them, fresh and resumed, and the memory of a worker.
+"""The data loader's rate, the time to its first micro-batch, and the memory of a worker.
 
-To beat: eight H100s eat about 780,000 GPT-2 tokens a second at 0.5B (paper: 97.3 a millisecond
-each); the loader should make ten times that on the 16 cores of one GPU machine.
+The rate is in tokens per second, from shards on disk to micro-batches in this process. The time to
+the first micro-batch is measured for a fresh and for a resumed loader.
+
+The rate to exceed: eight H100s consume about 780,000 GPT-2 tokens per second at 0.5B (paper: 97.3
+per millisecond each); the loader should deliver ten times that on the 16 cores of one GPU machine.
 """
 
 from __future__ import annotations
@@ -49,19 +51,19 @@ def run(
     Args:
         corpus, files, tokenizer, num_workers, context_length, micro_batch_size: as for training.
         num_ranks: processes.
-        seconds: of measuring the rate.
-        resume_after: tokens of all ranks after which the loader is resumed; 0 is at the end.
-        kind: format that the text is written in before, `loader_corpus.FORMATS`; None reads it as
-            it is.
-        folder: where that is kept; None is a temporary folder.
-        num_shards, copies, document_characters: of that, as for `loader_corpus.rewrite`.
+        seconds: how long the rate is measured.
+        resume_after: tokens of all ranks after which the loader is resumed; 0: at the end.
+        kind: format in which the text is rewritten first (`loader_corpus.FORMATS`); None reads the
+            text as it is.
+        folder: where the rewritten text is kept; None: a temporary folder.
+        num_shards, copies, document_characters: arguments of `loader_corpus.rewrite`.
 
     Returns:
-        tokens/s of all together and of one worker, seconds to the first micro-batch of the slowest
-        rank, fresh and resumed, and MiB that a worker has for itself.
+        tokens/s of all ranks together and of one worker, seconds until the slowest rank has its
+        first micro-batch, fresh and resumed, and the private memory of a worker in MiB.
 
     Raises:
-        ValueError, FileNotFoundError: no such corpus, files or tokenizer, or what a rank met.
+        ValueError, FileNotFoundError: corpus, files or tokenizer do not exist, or a rank failed.
     """
     if num_workers < 0:
         raise ValueError(f"--num-workers {num_workers}: give 0 (ranks tokenise themselves) or more")
@@ -129,12 +131,12 @@ def _run_ranks(
         raise ValueError("a rank of the loader benchmark failed; its message is above")
     found = [results.get() for _ in ranks]
     for error in found:
-        if isinstance(error, Exception):  # the first: the others' follow from it
+        if isinstance(error, Exception):  # the first error: the others follow from it
             raise error
     return found
 
 
-def _measure(  # noqa: PLR0917 - Process passes them by position
+def _measure(  # noqa: PLR0917 - multiprocessing passes them by position
     options: Options,
     corpora: tuple[Corpus, ...],
     rank: int,
@@ -142,7 +144,7 @@ def _measure(  # noqa: PLR0917 - Process passes them by position
     barrier: Any,
     results: Any,
 ) -> None:
-    """One rank: puts its figures, or its error, into ``results``."""
+    """Measures one rank, and puts its figures or its error into ``results``."""
     tokenizer = load_tokenizer(options["tokenizer"])
 
     def build() -> TokenLoader:
@@ -159,16 +161,16 @@ def _measure(  # noqa: PLR0917 - Process passes them by position
 
     try:
         for corpus in corpora:
-            assert corpus.fingerprint  # reads a little of each file, which training does once
+            assert corpus.fingerprint  # reads the beginning of each file, which training does once
         barrier.wait()
         began = time.perf_counter()
         loader = build()
-        # A process that multiprocessing started waits for its workers before it runs `atexit`.
+        # A process started by multiprocessing joins its workers before `atexit` handlers run.
         with closing(loader):
             next(loader)
             figures = {"first": time.perf_counter() - began}
             figures |= _rate(loader, options, seconds, barrier)
-        barrier.wait()  # until the last has measured, all load the machine
+        barrier.wait()  # all ranks keep the machine busy until the last has measured
         began = time.perf_counter()
         resumed = build()
         with closing(resumed):
@@ -178,12 +180,12 @@ def _measure(  # noqa: PLR0917 - Process passes them by position
         results.put(figures)
     except (ValueError, OSError, BrokenBarrierError) as error:
         results.put(error)
-        barrier.abort()  # nor do the others wait for this one
+        barrier.abort()  # the other ranks must not wait for this one
 
 
 def _rate(loader: TokenLoader, options: Options, seconds: float, barrier: Any) -> dict[str, float]:
     a_batch = options["micro_batch_size"] * options["context_length"]
-    # What was made before the clock starts must not count: hand out what is prefetched.
+    # Use up the prefetched micro-batches: those made before the clock starts must not count.
     for _ in range(16 * options["num_workers"]):
         next(loader)
     barrier.wait()

@@ -22,9 +22,9 @@ def run(tokens: int, hidden_size: int, vocab_size: int) -> list[Measurement]:
     """Forward + backward ms and peak MiB above the inputs, both implementations.
 
     Args:
-        tokens: M, tokens of a micro-batch.
-        hidden_size: C.
-        vocab_size: V, padded.
+        tokens: M, the tokens of a micro-batch.
+        hidden_size: C, the hidden size.
+        vocab_size: V, the padded vocabulary size.
 
     Raises:
         ValueError: no CUDA device, or Liger is not installed.

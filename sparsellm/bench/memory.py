@@ -1,4 +1,4 @@
-"""GPU memory of a call, above what was allocated before it, in MiB."""
+"""GPU memory of a call in MiB, beyond what was allocated before it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _MIB = 2**20
 
 
 class StepMemory(NamedTuple):
-    """Of one forward and backward, MiB."""
+    """Memory of one forward and backward, MiB."""
 
-    held: float  # between the two, for the backward: the outputs themselves do not count
-    peak: float  # at any moment: outputs, what is held, scratch, gradients
+    held: float  # kept from forward to backward, without the outputs
+    peak: float  # peak: outputs, kept tensors, scratch memory, gradients
 
 
 def of_step(
     forward: Callable[[], tuple[Tensor, ...]], backward: Callable[[tuple[Tensor, ...]], object]
 ) -> StepMemory:
-    """Runs forward and backward once, which must be warm."""
+    """Runs forward and backward once; both must be warm."""
     before = _begin()
     outputs = forward()
     held = torch.cuda.memory_allocated() - before - sum(output.nbytes for output in outputs)
     gradients = backward(outputs)
     peak = torch.cuda.max_memory_allocated() - before
-    del gradients  # alive until here: they are part of the peak
+    del gradients  # kept alive until here: they are part of the peak
     return StepMemory(held / _MIB, peak / _MIB)
 
 
 def peak_mib(call: Callable[[], object]) -> float:
-    """The most that a call has at any moment."""
+    """The peak memory of a call."""
     before = _begin()
     call()
     return (torch.cuda.max_memory_allocated() - before) / _MIB

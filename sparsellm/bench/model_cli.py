@@ -1,4 +1,4 @@
-"""``sparsellm bench loss``, ``checkpoint``, ``forward``, ``run`` and ``sweep``: their options."""
+"""Options of ``sparsellm bench loss``, ``checkpoint``, ``forward``, ``run`` and ``sweep``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def add_model_parsers(names: Any) -> list[argparse.ArgumentParser]:
 
     sweep = names.add_parser(
         "sweep",
-        help="how a sweep's runs ended: loss, non-zeros, speed, scores, target",
-        description="Reads the records of a sweep's runs, also of one that was trained elsewhere.",
+        help="final figures of a sweep's runs: loss, non-zeros, speed, scores, target",
+        description="Reads the records of a sweep's runs, which may have been trained elsewhere.",
     )
     sweep.add_argument("folder", type=Path, metavar="SWEEP", help="folder such as runs/quality")
     sweep.set_defaults(run=_sweep)
@@ -37,10 +37,10 @@ def add_model_parsers(names: Any) -> list[argparse.ArgumentParser]:
 def _add_checkpoint_parser(names: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = names.add_parser(
         "checkpoint",
-        help="saving and loading checkpoints while training, under accelerate launch or alone",
-        description="Trains a few steps of a recipe, saves twice while it goes on, verifies and "
+        help="saving and loading checkpoints while training, with or without accelerate launch",
+        description="Trains a few steps of a recipe, saves while it trains on, verifies and "
         "loads. Under `accelerate launch … -m sparsellm bench checkpoint` each rank writes its "
-        "part. The run's folder must be a new one; it is deleted again.",
+        "part. The run's folder must be new; it is deleted afterwards.",
     )
     parser.add_argument("--recipe", required=True, help="bundled name or a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
@@ -51,26 +51,38 @@ def _add_checkpoint_parser(names: Any) -> argparse.ArgumentParser:
 def _add_forward_parser(names: Any) -> argparse.ArgumentParser:
     parser = names.add_parser(
         "forward",
-        help="trained models' whole forward, ours against dense (GPU)",
+        help="whole forward of trained models, sparse against dense (GPU)",
         description="Times a forward of each checkpoint on held-out text, under "
         "sparsellm.accelerate and dense, both compiled; records carry λ, non-zeros and run. "
         "Checkpoints without ReLU are skipped.",
     )
     parser.add_argument(
-        "checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="or run, exported folder"
+        "checkpoints",
+        type=Path,
+        nargs="+",
+        metavar="CHECKPOINT",
+        help="checkpoint, run or exported folder",
     )
-    parser.add_argument("--data", nargs="+", metavar="GLOB", help="(default: the recipe's text)")
-    parser.add_argument("--sequences", type=positive_int, help="(default: train.micro_batch_size)")
-    parser.add_argument("--layers", action="store_true", help="also every FFN on its own inputs")
+    parser.add_argument(
+        "--data", nargs="+", metavar="GLOB", help="held-out text (default: the recipe's)"
+    )
+    parser.add_argument(
+        "--sequences",
+        type=positive_int,
+        help="sequences per forward (default: train.micro_batch_size)",
+    )
+    parser.add_argument(
+        "--layers", action="store_true", help="also time every FFN on its own inputs"
+    )
     parser.add_argument(
         "--token-order",
         nargs="+",
         choices=("none", "auto"),
         default=["none"],
-        help="of the accelerated model (default: none, the order of the text); several in one run",
+        help="token order of the accelerated model (default: none); several in one run",
     )
-    parser.add_argument("--energy", action="store_true", help="also mJ a token")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of timing (default: 2)")
+    parser.add_argument("--energy", action="store_true", help="also measure mJ per token")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of timing (default: 2)")
     parser.set_defaults(run=_forward)
     return parser
 

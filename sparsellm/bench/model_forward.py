@@ -1,9 +1,9 @@
 """A trained model's whole forward on one GPU: `sparsellm.accelerate` against dense.
 
-Both are compiled block by block, as training is: below torch 2.14 a compiled whole model is handed
-an explicit attention mask, which keeps both from the fused causal attention. They alternate in
-inference mode, some calls in a row, and see the same held-out text: as many tokens as a micro-batch
-of the recipe has. Logits of all positions are computed.
+Both are compiled block by block, as in training: before torch 2.14 a model compiled as a whole gets
+an explicit attention mask, which rules out the fused causal attention. The two alternate in
+inference mode, several calls in a row, on the same held-out text, which has as many tokens as a
+micro-batch of the recipe. Logits are computed for all positions.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.pretrained import Pretrained, load_pretrained
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 
-# Of the logits, relative norm. bf16's rounding adds up over layers; a wrong layer would be far off.
+# Relative norm for the logits. bf16 rounding adds up over layers; a wrong layer differs far more.
 MAX_DIFFERENCE = 0.1
-# So many that the host cannot launch all of one side's work while the GPU is at the other's.
+# So many that the host cannot launch all of one side's work while the GPU computes the other's.
 IN_A_ROW = 4
-# A counter that moves every 100 ms is read to a few percent (2B, 8,192 tokens, H200: 61 ms a call).
+# Precise to a few percent with a counter that is updated every 100 ms (a 2B call takes 61 ms).
 SECONDS, ENERGY_SECONDS = 2.0, 6.0
 
 
@@ -47,19 +47,20 @@ def run(
     layers: bool = False,
     token_order: TokenOrder = "none",
 ) -> Iterator[list[Measurement]]:
-    """Measures for some seconds; what is yielded is final. In ratios above 1 is better.
+    """Measures one checkpoint; each yielded result is final. Ratios above 1 are better.
 
     Args:
         path: checkpoint, run or exported folder.
-        recipe: gives the text and the number of tokens.
+        recipe: determines the text and the number of tokens.
         device: a CUDA device.
-        with_energy: also millijoules a token.
-        seconds: of timing.
-        layers: also every FFN alone, see `layer_forward`.
-        token_order: of the accelerated model; FFNs alone are measured in the order of the text.
+        with_energy: whether to measure millijoules per token too.
+        seconds: seconds of timing.
+        layers: whether to measure every FFN alone too, see `layer_forward`.
+        token_order: token order of the accelerated model; FFNs alone are measured in text order.
 
     Raises:
-        ValueError: an FFN that the kernels cannot serve, no held-out text, or wrong results.
+        ValueError: the kernels do not support an FFN, there is no held-out text, or the results
+            are wrong.
     """
     counter = energy.EnergyCounter(device) if with_energy else None
     tokens_BT = held_out(recipe).to(device)
@@ -79,8 +80,8 @@ def run(
         "measured_nnz": statistics.fmean(given.nnz for given in inputs),
         "union_64": statistics.fmean(given.union_64 for given in inputs),
     }
-    # Under `accelerate` each block is a graph of its own: its dispatch is a constant of the graph.
-    # Blocks beyond torch's limit of eight, which counts those of earlier checkpoints, run eager.
+    # Under `accelerate` each block has its own graph, in which its dispatch is a constant.
+    # torch runs blocks beyond its limit of eight eagerly, and counts earlier checkpoints' blocks.
     torch._dynamo.reset()
     many_graphs = partial(torch._dynamo.config.patch, recompile_limit=2 * len(inputs) + 8)
     with torch.inference_mode(), many_graphs():
@@ -129,7 +130,7 @@ def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, 
 
 
 def last_l1(path: Path, recipe: Recipe) -> float:
-    """λ at the end of a checkpoint's run, by its records: a target or a ramp moves it."""
+    """λ at the end of a checkpoint's run, from its records, since a target or a ramp changes it."""
     run_path = path.parent.parent
     if not (run_path / METRICS_FILE).is_file():
         return recipe.sparsity.l1_coefficient
@@ -141,7 +142,7 @@ def held_out(recipe: Recipe) -> Tensor:
     """A micro-batch of the recipe's validation text: tokens_BT, int64.
 
     Raises:
-        ValueError: there is too little of it.
+        ValueError: there is not enough text.
     """
     data, size = recipe.data, recipe.micro_batch_sequences
     corpus = load_corpora(**data.sources())[0]
@@ -164,6 +165,6 @@ def held_out(recipe: Recipe) -> Tensor:
 
 
 def logits(model: Callable[..., Any], tokens_BT: Tensor) -> Tensor:
-    """(B, T, vocabulary)."""
+    """Logits of all positions, (B, T, vocabulary)."""
     found: Tensor = model(tokens_BT, use_cache=False).logits
     return found

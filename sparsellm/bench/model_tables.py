@@ -10,11 +10,11 @@ from sparsellm.bench.listing import cell, markdown_table
 from sparsellm.bench.results import Line, Metrics, TrainPair
 from sparsellm.report.published import PAPER_MODELS, Sides
 
-Made = tuple[str, list[Line]]  # Markdown, and the records it shows
+Made = tuple[str, list[Line]]  # Markdown, and the records that it shows
 
 
 def change(dense: float | None, sparse: float | None, *, less: bool = False) -> str:
-    """``dense → sparse``, with the gain where both were measured."""
+    """``dense → sparse``, with the gain if both were measured."""
     if dense is None or sparse is None:
         return ""
     gain = dense / sparse if less else sparse / dense
@@ -26,7 +26,7 @@ def _three(value: float) -> float:
 
 
 def size_table(lines: Sequence[Line]) -> Made | None:
-    """Training, memory and forward of each size on one GPU; the paper's sizes are the rows."""
+    """Training, memory and forward on one GPU; one row per size of the paper."""
     pairs = [p for p in results.train_pairs(lines) if p.gpus == 1 and p.format == "union"]
     if not pairs:
         return None
@@ -79,7 +79,7 @@ bench forward`.
 
 
 def scaling_table(lines: Sequence[Line]) -> Made | None:
-    """Of each recipe that was trained on several GPUs: rate, efficiency, memory, energy."""
+    """Rate, efficiency, memory and energy of each recipe that was trained on several GPUs."""
     pairs = [p for p in results.train_pairs(lines) if p.format == "union"]
     several = {p.recipe for p in pairs if p.gpus > 1}
     pairs = [p for p in pairs if p.recipe in several]
@@ -104,7 +104,7 @@ def scaling_table(lines: Sequence[Line]) -> Made | None:
 
 
 def _efficiency(pair: TrainPair) -> str:
-    """Of one GPU times their number, in the same run."""
+    """Scaling efficiency: rate over that of one GPU times the number of GPUs, in the same run."""
     sides: list[Metrics] = [pair.dense, pair.sparse]
     ratios = [side.get("tokens_per_ms_a_gpu", {}).get("ratio") for side in sides]
     return "; ".join(f"{ratio:.0%}" if ratio else "–" for ratio in ratios) if any(ratios) else ""

@@ -1,9 +1,10 @@
-"""What token order costs beside the FFN itself: the sort, and what the norm before it takes more.
+"""The costs of token order outside the FFN: the sort, and the extra time of the norm before it.
 
-The sort is done once for a micro-batch and serves all layers: each is charged its part. In training
-the norm that makes the FFN's input writes it in order, and its backward reads the gradient through
-the order (`token_order.in_order`): the residual's addition and the norm, as a block compiles them,
-are timed with and without, and the difference is charged. M tokens, K hidden_size.
+The sort is done once per micro-batch for all layers: each layer is charged its share. In training
+the norm that computes the FFN's input writes it in token order, and its backward reads the gradient
+through the order (`token_order.in_order`). The residual addition and the norm, compiled as in a
+block, are timed with and without token order, and the difference is charged. M tokens, K
+hidden_size.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WARM_UP = 3
 
 
 def sort_ms(ids_BT: Tensor, vocab_size: int, seconds: float) -> float:
-    """Of one `token_order`, behind other work: the host launches ahead."""
+    """Milliseconds of one `token_order`, queued behind other work, so the host launches ahead."""
     sort = partial(token_order, ids_BT, vocab_size)
     for _ in range(_WARM_UP):
         sort()
@@ -32,7 +33,7 @@ def sort_ms(ids_BT: Tensor, vocab_size: int, seconds: float) -> float:
 
 
 def norm_ms(order: TokenOrder, hidden_size: int, seconds: float) -> StepTimes:
-    """What forward and backward of addition and norm take more in this order; 0 if less."""
+    """Extra milliseconds of addition and norm in this order, forward and backward; at least 0."""
     device, shape = order.token_M.device, (len(order.token_M), hidden_size)
     generator = torch.Generator(device).manual_seed(0)
 
@@ -71,7 +72,7 @@ def _sum_and_norm(
     residual_MK: Tensor, attended_MK: Tensor, weight_K: Tensor, *, order: TokenOrder | None
 ) -> tuple[Tensor, Tensor]:
     sum_MK = residual_MK + attended_MK
-    # As Llama's norm: fp32 inside, and autocast's bf16 for what follows.
+    # Like Llama's norm: fp32 internally, and bf16 output as under autocast.
     normed_MK = F.rms_norm(sum_MK.float(), sum_MK.shape[1:], eps=1e-5).to(sum_MK.dtype)
     normed_MK = (normed_MK * weight_K).to(sum_MK.dtype)
     return sum_MK, normed_MK if order is None else in_order(normed_MK, order)

@@ -1,6 +1,6 @@
-"""Which order of a micro-batch's tokens leaves the smallest unions: several keys, on a trace.
+"""Which token order of a micro-batch gives the smallest unions: several sort keys, on a trace.
 
-Plain numpy, no GPU. A key is a tuple of columns by which tokens are sorted, the most significant
+Uses numpy, no GPU. A key is a tuple of columns by which tokens are sorted, the most significant
 first; ties keep the order of the text. M tokens, N neurons.
 """
 
@@ -18,32 +18,32 @@ from sparsellm.analyze.trace import Trace
 from sparsellm.bench.record import Measurement
 from sparsellm.ffn.types import BLOCK_TOKENS
 
-Column = NDArray[Any]  # integers or truth values
-EARLY = (0, 4, 8, 16, 32)  # positions that come first, whatever the token
-RARE = 4  # occurrences up to which an id says little
-SEED = 0  # of the hash by which patterns are compared
+Column = NDArray[Any]  # integers or booleans
+EARLY = (0, 4, 8, 16, 32)  # number of positions that come first, whatever their token
+RARE = 4  # ids with at most so many occurrences say little
+SEED = 0  # seed of the hash that compares patterns
 
 
 class _Tokens(NamedTuple):
-    """What keys are made of, each (M,)."""
+    """The columns of keys, each (M,)."""
 
     id: Column
-    before: Column  # the id before it in its sequence; -1 for the first
-    frequency: Column  # of its id among these tokens
+    before: Column  # the preceding id in its sequence; -1 for the first
+    frequency: Column  # occurrences of its id among these tokens
     position: Column
     sequence: Column
 
 
 def run(traces: list[Trace], ids_BT: NDArray[np.integer], name: str) -> Iterator[list[Measurement]]:
-    """Key by key: the mean union of 64 tokens, layer by layer and of all; baseline: the text's.
+    """The mean union of 64 tokens for each key, per layer and overall; baseline: the text's order.
 
     Args:
-        traces: of each layer.
+        traces: the trace of each layer.
         ids_BT: token ids.
-        name: of the trace, for the records.
+        name: name of the trace, for the records.
 
     Raises:
-        ValueError: as many ids as tokens were not recorded.
+        ValueError: the number of ids is not the number of recorded tokens.
     """
     if ids_BT.size != traces[0].num_tokens:
         raise ValueError(
@@ -67,7 +67,7 @@ def run(traces: list[Trace], ids_BT: NDArray[np.integer], name: str) -> Iterator
 
 
 def rows(found: list[Measurement]) -> list[str]:
-    """A line for a person."""
+    """The printed line of a key."""
     values = " ".join(f"{m.value:6.0f}" for m in found)
     return [f"{found[0].case['key']:52} {values}  {1 / (found[-1].ratio or 1):.3f}×"]
 
@@ -83,7 +83,7 @@ def _tokens(ids_BT: NDArray[np.integer]) -> _Tokens:
 
 
 def _keys(t: _Tokens, traces: list[Trace]) -> dict[str, Callable[[int], tuple[Column, ...]]]:
-    """By name, as a function of the layer."""
+    """The keys by name, as functions of the layer."""
     known = (t.frequency, t.id, t.before)
     late = t.position >= 16
     rare = t.frequency <= RARE
@@ -128,7 +128,7 @@ def _constant(columns: tuple[Column, ...], _: int) -> tuple[Column, ...]:
 
 
 def _rows(key: tuple[Column, ...]) -> NDArray[np.int64]:
-    """The row of each token."""
+    """The position of each token in the sorted order."""
     token_M = np.lexsort(key[::-1])
     row_M = np.empty_like(token_M)
     row_M[token_M] = np.arange(len(token_M))
@@ -136,7 +136,7 @@ def _rows(key: tuple[Column, ...]) -> NDArray[np.int64]:
 
 
 def _smallest_hash(trace: Trace, seed: int) -> Column:
-    """MinHash: two tokens share it with the probability that a neuron of either is one of both."""
+    """MinHash: equal for two tokens with the probability intersection/union of their neurons."""
     hash_N = np.random.default_rng(seed).permutation(trace.num_neurons)
     smallest_M = np.full(trace.num_tokens, trace.num_neurons)
     np.minimum.at(smallest_M, trace.rows, hash_N[trace.index])
@@ -144,7 +144,7 @@ def _smallest_hash(trace: Trace, seed: int) -> Column:
 
 
 def _signature(trace: Trace, id_M: Column) -> Column:
-    """The neuron that each token's id fires most, for how often all do."""
+    """The neuron that is most typical of each token's id, relative to all tokens."""
     n = trace.num_neurons
     activity_N = np.bincount(trace.index, minlength=n)
     pair, count = np.unique(id_M[trace.rows] * n + trace.index, return_counts=True)

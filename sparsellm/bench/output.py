@@ -1,4 +1,4 @@
-"""What every benchmark's command does with its figures: prints them, and records them."""
+"""Prints and records the figures of a benchmark's command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
+if TYPE_CHECKING:  # imported only where needed, to keep `sparsellm --help` fast
     import torch
 
     from sparsellm.bench.ffn_sweep import Skipped
@@ -14,10 +14,10 @@ if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
 
 
 def gpu(bench: str) -> torch.device:
-    """The present CUDA device.
+    """The current CUDA device.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no CUDA device.
     """
     import torch
 
@@ -29,7 +29,7 @@ def gpu(bench: str) -> torch.device:
 def report(
     found: list[Measurement], path: Path | None, taken: Mapping[str, str] | None = None
 ) -> None:
-    """Prints figures, and records them in a file that is given; ``taken`` as `record.append`."""
+    """Prints figures and records them in ``--record``'s file; ``taken``: see `record.append`."""
     from sparsellm.bench import record
 
     for m in found:
@@ -43,7 +43,7 @@ def follow(
     rows: Callable[[list[Measurement]], list[str]],
     path: Path | None,
 ) -> None:
-    """Prints, and records in a file that is given, case by case.
+    """Prints figures case by case, and records them in ``--record``'s file.
 
     Raises:
         ValueError: no case was measured.
@@ -64,7 +64,7 @@ def follow(
 
 
 def line(m: Measurement) -> str:
-    """A figure for a person: value, ratio and case."""
+    """The printed line of a figure: value, ratio and case."""
     ratio = "" if m.ratio is None else f"  {m.ratio:.2f}× of {m.baseline:.4g}"
     case = " ".join(f"{key}={value}" for key, value in m.case.items())
     value = f"{m.value:,.0f}" if abs(m.value) >= 1e5 else f"{m.value:,.6g}"  # not 1.2e+06

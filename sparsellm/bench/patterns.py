@@ -31,11 +31,11 @@ def trace_pattern(path: Path, layer: int, num_neurons: int, device: torch.device
 
 
 def representative_window(count_M: Tensor, m: int) -> slice:
-    """The ``m`` tokens, of those that begin at a multiple of ``m``, most like all in non-zeros.
+    """The window of ``m`` tokens, at a multiple of ``m``, closest to all tokens in mean non-zeros.
 
     Args:
         count_M: non-zeros of each token.
-        m: at most M; a multiple of the context length gives whole sequences.
+        m: length, at most M; a multiple of the context length gives whole sequences.
     """
     means = count_M[: len(count_M) // m * m].view(-1, m).double().mean(1)
     start = int((means - count_M.double().mean()).abs().argmin()) * m
@@ -43,7 +43,7 @@ def representative_window(count_M: Tensor, m: int) -> slice:
 
 
 def describe(x_MK: Tensor, w_NK: Tensor) -> tuple[float, float]:
-    """Mean non-zeros a token of ``relu(x Wᵀ)``, and mean union of 64 neighbouring tokens."""
+    """Mean non-zeros per token of ``relu(x Wᵀ)``, and mean union of 64 neighbouring tokens."""
     nnz, union, weight = 0, 0, w_NK.float().t()
     for chunk in x_MK.split(64 * UNION_TOKENS):
         fired = chunk.float() @ weight > 0
@@ -56,15 +56,15 @@ def describe(x_MK: Tensor, w_NK: Tensor) -> tuple[float, float]:
 def threshold_gate(
     pattern: str, m: int, k: int, n: int, *, nnz: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and gate weights, bf16, such that ``x Wᵀ`` has ``nnz`` positive entries a row.
+    """Inputs and gate weights, bf16, such that ``x Wᵀ`` has ``nnz`` positive entries per row.
 
     Nothing is learned: both are Gaussian, and four of the K columns subtract a threshold from every
-    entry. ``uniform`` has one threshold for all, so that tokens share nothing but chance.
-    ``skewed`` has one a neuron and one a token, rates being unequal as in trained models: see
-    `_skewed_thresholds`.
+    entry. ``uniform`` has one threshold for all, so that tokens share neurons only by chance.
+    ``skewed`` has one threshold per neuron and one per token, which makes rates as unequal as in
+    trained models: see `_skewed_thresholds`.
 
-    All entries are integers times one power of two, and so small that fp32 holds every partial sum:
-    no order of summation changes the pattern, at any density.
+    All entries are integers times one power of two, and so small that fp32 represents every partial
+    sum exactly: the order of summation cannot change the pattern.
 
     Args:
         pattern: ``uniform`` or ``skewed``.
@@ -72,7 +72,7 @@ def threshold_gate(
         k: K, at least 16.
         n: N.
         nnz: mean over the M tokens.
-        generator: on the device that the result shall be on.
+        generator: random generator on the device of the result.
 
     Returns:
         x of (M, K), about N(0, 1), and W of (N, K), about N(0, 1 / K).
@@ -91,7 +91,7 @@ def threshold_gate(
     for _ in range(40):
         shift = (low + high) / 2
         low, high = (shift, high) if int((excess_MN > shift).sum()) > m * nnz else (low, shift)
-    # A threshold is 32 (256 high + low): each product of two columns is exact.
+    # A threshold is 32 (256 high + low), so that the product of two columns is exact.
     x[:, -1], x[:, -2] = 512, 32
     w[:, -1], w[:, -2] = _two_digits(neuron_N + shift)
     w[:, -3], w[:, -4] = 512, 32
@@ -101,7 +101,7 @@ def threshold_gate(
 
 
 def _gaussian_integers(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Gaussian of σ `_STEPS`, rounded: as many significant bits as bf16 has, nearly."""
+    """Rounded Gaussian of σ `_STEPS`: nearly as many significant bits as bf16 has."""
     values = torch.randn(rows, columns, generator=generator, device=generator.device)
     return (values * _STEPS).round().clamp(-255, 255)
 
@@ -116,7 +116,7 @@ def _two_digits(threshold: Tensor) -> tuple[Tensor, Tensor]:
 def _skewed_thresholds(
     m: int, n: int, nnz: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Thresholds a neuron (N,) and a token (M,), whose sum a standard Gaussian has to exceed.
+    """Thresholds per neuron (N,) and per token (M,), whose sum a standard Gaussian must exceed.
 
     A token's rate is log-normal (σ 1, so the 99th percentile is about six times the mean); a
     neuron's falls with its rank as 1 / (rank + 50), so that 256 of 5,632 carry a third.
@@ -125,7 +125,7 @@ def _skewed_thresholds(
     rate_M = torch.randn(m, generator=generator, device=device).exp()
     rate_M = (rate_M * (nnz / rate_M.mean())).clamp(max=0.9 * n)
     weight_N = 1.0 / (torch.randperm(n, generator=generator, device=device) + 50.0)
-    # Chances stop at 0.9: the scale is what gives the mean in spite of that.
+    # Rates are clipped at 0.9; the scale is chosen so that the mean is right nevertheless.
     low, high = 0.0, n / float(weight_N.min())
     for _ in range(60):
         scale = (low + high) / 2
@@ -134,10 +134,10 @@ def _skewed_thresholds(
     alone_N = -torch.special.ndtri((weight_N * scale).clamp(max=0.9))
     neuron_N, grid = alone_N, torch.linspace(5, -5, 501, device=device)
     for _ in range(3):
-        # Non-zeros a row, rising along the grid; a token takes the place that gives its rate.
+        # Non-zeros per row, rising along the grid; a token takes the place that gives its rate.
         rates = torch.special.ndtr(-grid[:, None] - neuron_N).sum(1)
         token_M = grid[torch.searchsorted(rates, rate_M).clamp(max=len(grid) - 1)]
-        # Seen over all tokens, thresholds that vary widen the Gaussian.
+        # Over all tokens, varying thresholds widen the Gaussian.
         neuron_N = alone_N * (1 + token_M.var(correction=0)).sqrt()
     return neuron_N, token_M
 
@@ -145,23 +145,23 @@ def _skewed_thresholds(
 def fit_gate(
     pattern_MN: Tensor, k: int, *, seed: int = 0, max_steps: int = 2000
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and gate weights, bf16, such that ``x Wᵀ`` is positive exactly where asked.
+    """Inputs and gate weights, bf16, such that ``x Wᵀ`` is positive exactly where the pattern is.
 
     Both are learned with a squared hinge loss; sparse patterns are far below the capacity of a
-    rank-K product. Every entry ends up at least 0.2 from zero, so that no order of summation and no
-    precision of the accumulator changes the pattern.
+    rank-K product. Every entry ends up at least 0.2 from zero, so that neither the order of
+    summation nor the precision of the accumulator changes the pattern.
 
     Args:
         pattern_MN: bool.
         k: hidden_size.
-        seed: of the beginning.
-        max_steps: of Adam.
+        seed: seed of the initial values.
+        max_steps: maximum number of Adam steps.
 
     Returns:
         x of (M, K) and W of (N, K).
 
     Raises:
-        ValueError: not exact after ``max_steps``: the pattern is too dense for K.
+        ValueError: the fit is not exact after ``max_steps``: the pattern is too dense for K.
     """
     with _fast_matmul():
         return _fit(pattern_MN, k, seed, max_steps)
@@ -172,8 +172,8 @@ def _fit(pattern_MN: Tensor, k: int, seed: int, max_steps: int) -> tuple[Tensor,
     generator = torch.Generator(pattern_MN.device).manual_seed(seed)
     sign_MN = pattern_MN.float() * 2 - 1
     w = torch.randn(n, k, generator=generator, device=pattern_MN.device) / k**0.5
-    # A token begins as the sum of its neurons, which then agree with it, and a constant that the
-    # other neurons can disagree with.
+    # A token starts as the sum of its neurons' weights, whose products with it are then positive,
+    # plus a constant that makes those of the other neurons negative.
     x = pattern_MN.float() @ w
     x[:, -1], w[:, -1] = 1.0, -0.5
     parameters = [x, w]
@@ -189,13 +189,13 @@ def _fit(pattern_MN: Tensor, k: int, seed: int, max_steps: int) -> tuple[Tensor,
     wrong = int((margin_MN <= 0).sum())
     raise ValueError(
         f"no gate of hidden_size {k} was found for the pattern ({wrong} of {margin_MN.numel():,} "
-        f"entries wrong after {max_steps} steps); take a sparser pattern or a larger hidden_size"
+        f"entries wrong after {max_steps} steps); use a sparser pattern or a larger hidden_size"
     )
 
 
 @contextlib.contextmanager
 def _fast_matmul() -> Iterator[None]:
-    """TF32 for fp32 products on a GPU: bf16's values stay exact, and gradients may be rough."""
+    """TF32 for fp32 products on a GPU: bf16 values stay exact, and gradients may be inexact."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

@@ -1,4 +1,4 @@
-"""One measured number is one line of ``benchmarks/results.jsonl``; tables and figures follow."""
+"""Records of measurements: one number per line of ``benchmarks/results.jsonl``."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from sparsellm.runs.files import read_json_lines
 from sparsellm.runs.session import commit
 
 RESULTS = Path("benchmarks/results.jsonl")
-# Keys of a case that tell what it turned out to be, not which one it is.
+# Keys of a case that describe its outcome and do not identify it.
 OUTCOMES = ("measured_nnz", "union_64", "path")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a benchmark returns; `append` adds where, when and how it was taken."""
+    """One measured number; `append` adds where, when and how it was measured."""
 
     bench: str
     case: dict[str, Any]
     metric: str
     value: float
     unit: str
-    baseline: float | None = None  # the other side's value, same run, same inputs
-    ratio: float | None = None  # stated by the benchmark: which way round is in its docstring
+    baseline: float | None = None  # the other side's value in the same run, on the same inputs
+    ratio: float | None = None  # set by the benchmark, whose docstring says which way round
 
 
 def append(
@@ -41,7 +41,7 @@ def append(
     path: Path = RESULTS,
     taken: Mapping[str, str] | None = None,
 ) -> None:
-    """Adds one line a measurement. ``taken`` says where and how, if not here and now."""
+    """Appends one line per measurement; ``taken`` says where and how, if not in this process."""
     context = {
         "hardware": hardware(),
         "commit": commit() or "unknown",
@@ -55,7 +55,7 @@ def append(
 
 
 def _command() -> str:
-    """The command line without ``--record FILE``, which decides nothing that is measured."""
+    """The command line without ``--record FILE``, which does not influence what is measured."""
     words = sys.argv[1:]
     if "--record" in words:
         index = words.index("--record")
@@ -64,7 +64,7 @@ def _command() -> str:
 
 
 def hardware() -> str:
-    """GPU name and count, else the CPU's architecture and cores."""
+    """Count and name of the GPUs, or the CPU's architecture and cores."""
     import torch
 
     if torch.cuda.is_available():
@@ -95,7 +95,7 @@ class _Line(BaseModel):
 
 
 def newest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last record of each benchmark, case, metric and hardware, at the place of the first."""
+    """The newest record of each benchmark, case, metric and hardware, where the first stood."""
     found = {}
     for record in records:
         which = (record["bench"], case_text(record["case"]), record["metric"], record["hardware"])

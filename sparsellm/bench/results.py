@@ -1,7 +1,7 @@
-"""What results.jsonl says, by question: one FFN, both formats, whole trainings, sweeps.
+"""Selects records of results.jsonl for tables and figures: FFNs, formats, trainings, sweeps.
 
-Of equal cases the newest record counts, on single GPUs whatever CPU they have. Only `GPU` is
-shown: records of another stay in the file. Figures and tables read the same answers.
+The newest record of a case counts; for single GPUs the CPU does not matter. Only records of `GPU`
+are shown; those of other GPUs stay in the file. Figures and tables use the same selection.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from sparsellm.bench.record import OUTCOMES, case_text
 from sparsellm.report.published import PAPER_MODELS
 
-Line = dict[str, Any]  # of results.jsonl
+Line = dict[str, Any]  # a line of results.jsonl
 Metrics = dict[str, Line]  # the newest line of each metric
 
 GPU = "NVIDIA H200"
-TOKENS, HIDDEN, WIDTH = 16_384, 2048, 5632  # of the FFN that figures and tables show
+TOKENS, HIDDEN, WIDTH = 16_384, 2048, 5632  # of the FFN in figures and tables
 
 
 def devices(line: Line) -> str:
@@ -29,7 +29,7 @@ def devices(line: Line) -> str:
 
 
 def taken_on(lines: Iterable[Line]) -> str:
-    """Hardware and commits of some lines, later days first."""
+    """Hardware and commits of some lines, newest first."""
     found = sorted(lines, key=lambda line: line["date"], reverse=True)
     counts = sorted({devices(line).partition(" ")[0] for line in found})
     commits = list(dict.fromkeys(line["commit"] for line in found))
@@ -38,7 +38,7 @@ def taken_on(lines: Iterable[Line]) -> str:
 
 
 def _of(lines: Iterable[Line], bench: str, count: int | None = 1) -> list[Line]:
-    """Of a benchmark, on ``count`` of `GPU`, or on any number."""
+    """Lines of a benchmark on ``count`` GPUs of the kind `GPU`, or on any number of them."""
     wanted = [line for line in lines if line["bench"] == bench]
     if count is None:
         return [line for line in wanted if devices(line).endswith(f"× {GPU}")]
@@ -49,7 +49,7 @@ def _of(lines: Iterable[Line], bench: str, count: int | None = 1) -> list[Line]:
 
 
 class FFNSetting(NamedTuple):
-    """Which FFN and pattern, and how ours computed it."""
+    """An FFN, a pattern, and how ours computed it."""
 
     tokens: int
     hidden_size: int
@@ -58,12 +58,12 @@ class FFNSetting(NamedTuple):
     nnz: float
     layer: int | str | None  # of a trace
     in_token_order: bool
-    launch: str | None  # of a few tokens
+    launch: str | None  # way to launch few tokens
     format: str  # union or twell
 
     @property
     def name(self) -> str:
-        """The pattern, for people."""
+        """The pattern, as tables name it."""
         name = self.pattern
         if self.layer is not None:
             mean = self.layer == "mean"
@@ -86,9 +86,9 @@ def _setting(case: dict[str, Any]) -> FFNSetting:
 
 
 def ffn(lines: Iterable[Line], bench: str) -> dict[FFNSetting, Metrics]:
-    """The newest of each setting and metric: ``ffn_forward``, ``ffn_decode`` or ``ffn_train``.
+    """The newest line of each setting and metric: ``ffn_forward``, ``ffn_decode`` or ``ffn_train``.
 
-    Kernels of another architecture than the GPU's best are left out.
+    Kernels of an architecture other than the GPU's best are omitted.
     """
     found: dict[FFNSetting, Metrics] = defaultdict(dict)
     for line in _of(lines, bench):
@@ -98,7 +98,7 @@ def ffn(lines: Iterable[Line], bench: str) -> dict[FFNSetting, Metrics]:
 
 
 def shown_shape(setting: FFNSetting) -> bool:
-    """Whether it is of the FFN that figures and tables show."""
+    """Whether the setting has the shape that figures and tables show."""
     return setting[:3] == (TOKENS, HIDDEN, WIDTH)
 
 
@@ -111,7 +111,7 @@ class FormatPair(NamedTuple):
 
 
 def format_pairs(lines: Sequence[Line], bench: str) -> dict[FFNSetting, FormatPair]:
-    """The newest run of each setting that measured both formats; others have nothing to compare."""
+    """The newest run of each setting in which both formats were measured."""
     runs: dict[tuple[FFNSetting, str, str], dict[str, Metrics]] = defaultdict(dict)
     for line in _of(lines, bench):
         if "arch" in line["case"]:
@@ -130,7 +130,7 @@ def format_pairs(lines: Sequence[Line], bench: str) -> dict[FFNSetting, FormatPa
 
 
 class TrainPair(NamedTuple):
-    """A training, dense and sparse, of one commit and machine."""
+    """A dense and a sparse training run of one commit and machine."""
 
     recipe: str
     gpus: int
@@ -153,16 +153,16 @@ class TrainPair(NamedTuple):
         return [*self.dense.values(), *self.sparse.values()]
 
     def values(self, metric: str) -> tuple[float | None, float | None]:
-        """Dense and sparse; None where it was not measured."""
+        """Dense and sparse value of a metric; None if it was not measured."""
         dense, sparse = (side.get(metric, {}).get("value") for side in (self.dense, self.sparse))
         return dense, sparse
 
 
-_OF_SPARSE = ("kernels", "format", "token_order")  # keys that dense runs do not vary in
+_OF_SPARSE = ("kernels", "format", "token_order")  # keys in which dense runs do not differ
 
 
 def train_pairs(lines: Sequence[Line]) -> list[TrainPair]:
-    """The newest of each recipe, GPUs, launch configuration, micro-batch and sparse side."""
+    """The newest pair per recipe, GPUs, launch configuration, micro-batch and sparse variant."""
     runs: dict[tuple[str, str, str], dict[tuple[str, bool] | None, Metrics]] = defaultdict(dict)
     cases = {}
     for line in _of(lines, "train", None):
@@ -205,7 +205,7 @@ def model_forwards(lines: Iterable[Line]) -> dict[str, Metrics]:
         name = sizes.get(case["layers"]) if case.get("K", HIDDEN) == HIDDEN else None
         if name is None or "token_order" in case or "format" in case:
             continue
-        if case_text(case) != last:  # another case begins: its metrics belong together
+        if case_text(case) != last:  # a new case begins: its metrics belong together
             found.pop(name, None)
         found.setdefault(name, {})[line["metric"]] = line
         last = case_text(case)
@@ -213,13 +213,13 @@ def model_forwards(lines: Iterable[Line]) -> dict[str, Metrics]:
 
 
 def size_of(recipe: str) -> float:
-    """Billions of parameters, as a recipe's name says them; after all others where it does not."""
+    """Billions of parameters from a recipe's name; infinite, hence last, if it has none."""
     number = re.fullmatch(r"([\d.]+)b", recipe)
     return float(number[1]) if number else float("inf")
 
 
 def size_name(recipe: str) -> str:
-    """Such as ``0.5B``."""
+    """The size in a recipe's name, such as ``0.5B``."""
     return recipe[:-1] + "B" if size_of(recipe) < float("inf") else recipe
 
 
@@ -228,7 +228,7 @@ def size_name(recipe: str) -> str:
 
 @dataclass(frozen=True)
 class SweepGroup:
-    """Runs of a sweep that differ in their seed alone; a value for each seed."""
+    """Runs of a sweep that differ only in their seed; lists have one value per seed."""
 
     sweep: str
     name: str
@@ -242,19 +242,19 @@ class SweepGroup:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Layers, width of the model, training tokens: what may be compared."""
+        """Layers, model width and training tokens: only equal ones are compared."""
         return self.case["layers"], self.case["hidden_size"], self.case["tokens"]
 
     @property
     def is_dense_relu(self) -> bool:
-        """Without L1, gated: what zeros are compared with."""
+        """Whether it is gated and without L1: the baseline of sparse groups."""
         case = self.case
         plain = not case["l1_coefficient"] and not case.get("target_nnz")
         return plain and case.get("activation", "relu") == "relu" and case.get("gated", True)
 
 
 def sweep_groups(lines: Sequence[Line]) -> list[SweepGroup]:
-    """Of every benchmark ``sweep_…``, which `sparsellm bench sweep` records."""
+    """The groups of every benchmark ``sweep_…``, which `sparsellm bench sweep` records."""
     by_run: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in lines:
         if line["bench"].startswith("sweep_") and devices(line).endswith(f"× {GPU}"):
@@ -292,7 +292,7 @@ def _group(sweep: str, name: str, members: list[list[Line]]) -> SweepGroup:
 
 
 def dense_relu_losses(groups: Iterable[SweepGroup]) -> dict[tuple[int, int, int], float]:
-    """Mean held-out loss of dense ReLU by what may be compared with it."""
+    """Mean held-out loss of dense ReLU for each `SweepGroup.size`."""
     losses: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for group in groups:
         if group.is_dense_relu:

@@ -1,4 +1,4 @@
-"""``sparsellm bench table`` and ``plots``: what is made of the recorded figures."""
+"""``sparsellm bench table`` and ``plots``: tables and figures of the records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_results_parsers(names: Any) -> None:
         nargs="?",
         const="",
         metavar="BENCH",
-        help="print all cases of this benchmark; without a name, which benchmarks there are",
+        help="print all cases of this benchmark; without a name, list the benchmarks",
     )
     table.set_defaults(run=_table)
     plots = names.add_parser(

@@ -1,6 +1,7 @@
 """benchmarks/RESULTS.md: at most six tables of at most eight columns, with their figures.
 
-Every table says what was measured, on what, and at which commit; `listing` has all records.
+Every table states what was measured, on which hardware and at which commit; `listing` prints all
+records.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ by `sparsellm bench table --all BENCH`; without BENCH it lists the benchmarks.
 
 
 def results_page(lines: Sequence[Line]) -> str:
-    """The page; a table without records is left out, with its figure."""
+    """The page; a table without records is omitted together with its figure."""
     parts = [INTRODUCTION]
     for title, figure, legend, table in TABLES:
         made = table(lines)
@@ -40,7 +41,7 @@ def results_page(lines: Sequence[Line]) -> str:
 
 
 def with_ratio(line: Line | None) -> str:
-    """Value and gain of a record, and whether `auto` computed it dense."""
+    """Value and gain of a record, and a mark if `auto` computed it dense."""
     if line is None:
         return ""
     dense = ", dense" if line["case"].get("path") == "dense" else ""
@@ -203,7 +204,7 @@ Forward of one FFN at other shapes and numbers of tokens; up to 64 tokens as a C
 weights no cache holds (decoding). `auto` chose the kernels. Command: `sparsellm bench ffn`.
 """
 
-# Title, figure, legend, and what makes the table.
+# Title, figure, legend, and the function that makes the table.
 TABLES: tuple[tuple[str, str | None, str, Callable[[Sequence[Line]], Made | None]], ...] = (
     ("One FFN", "ffn_speed", FFN_LEGEND, _ffn_table),
     ("Union against TwELL", None, FORMAT_LEGEND, _format_table),

@@ -13,7 +13,7 @@ def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
     """About ``num_points`` records of the run, evenly spaced, always with the first and last.
 
     Raises:
-        FileNotFoundError: the folder is not a run, or has lost its recipe.
+        FileNotFoundError: the folder is not a run, or its recipe is missing.
         ValueError: nothing was logged, or a file of the run is damaged.
     """
     records = read_metrics(run_path)
@@ -40,8 +40,8 @@ def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
         nnz = sum(sparsity["nnz_mean"]) / model.num_hidden_layers
         dead = sum(sparsity["dead_fraction"]) / model.num_hidden_layers
         found += [
-            Measurement(bench, case, "loss", record["loss"], "nats a token"),
-            Measurement(bench, case, "nnz", nnz, "neurons a token, mean over layers"),
+            Measurement(bench, case, "loss", record["loss"], "nats per token"),
+            Measurement(bench, case, "nnz", nnz, "neurons per token, mean over layers"),
             Measurement(bench, case, "nnz_fraction", nnz / model.intermediate_size, "of N"),
             Measurement(bench, case, "dead_fraction", dead, "of N, mean over layers"),
             Measurement(bench, case, "throughput", record["tokens_per_second"], "tokens/s"),
@@ -49,5 +49,5 @@ def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
     validation = [r for r in records if r["kind"] == "validation"]
     for record in validation:
         case = base | {"step": record["step"], "tokens": record["tokens"]}
-        found.append(Measurement(bench, case, "validation_loss", record["loss"], "nats a token"))
+        found.append(Measurement(bench, case, "validation_loss", record["loss"], "nats per token"))
     return found

@@ -1,7 +1,7 @@
-"""A sweep's runs as recorded figures: how each ended, its held-out losses, scores, and its target.
+"""A sweep's runs as recorded figures: final values, held-out losses, scores and target of each.
 
-Everything is read from the runs' records: it can be taken on another machine than the one that
-trained. What the figures were taken on, with which commit and by which command, the records say.
+Everything is read from the runs' records, so this works on another machine than the one that
+trained. Hardware, commit and command are also those that the runs recorded.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from sparsellm.bench.record import Measurement, hardware
 from sparsellm.report.collect import RunData
 from sparsellm.report.sweep_runs import SWEEP_FILE, last_nnz, read_sweep
 
-SETTLED = 0.1  # of the target
-WINDOW_STEPS = 20  # one step's non-zeros are noisy
+SETTLED = 0.1  # relative to the target
+WINDOW_STEPS = 20  # averaged, since one step's non-zeros are noisy
 
 
 def run(folder: Path) -> Iterator[tuple[list[Measurement], dict[str, str]]]:
-    """The figures of each run that has begun, and where they were taken.
+    """The figures of each run that has begun, and where they were measured.
 
     Raises:
-        FileNotFoundError: the folder is not a sweep's, or none of its runs has begun.
+        FileNotFoundError: the folder is not a sweep, or none of its runs has begun.
         ValueError: a file is damaged.
     """
     sweep = read_sweep(folder)
@@ -59,8 +59,8 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
 
     nnz = last_nnz(run)
     half = run.train[len(run.train) // 2 :]
-    of("loss", end["loss"], "nats a token")
-    of("nnz", nnz, "neurons a token, mean over layers and the last tenth of the steps")
+    of("loss", end["loss"], "nats per token")
+    of("nnz", nnz, "neurons per token, mean over layers and the last tenth of the steps")
     of("nnz_fraction", nnz / recipe.model.intermediate_size, "of N")
     dead = statistics.fmean(end["sparsity"]["dead_fraction"])
     of("dead_fraction", dead, "of N, mean over layers")
@@ -70,9 +70,9 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
     for record in run.validation:
         step = {"step": record["step"], "tokens": record["tokens"]}
         since = [r["loss"] for r in run.train if before < r["step"] <= record["step"]]
-        of("validation_loss", record["loss"], "nats a token", **step)
+        of("validation_loss", record["loss"], "nats per token", **step)
         if since:
-            unit = "nats a token, training text since the validation before"
+            unit = "nats per token, training text since the validation before"
             of("train_loss", statistics.fmean(since), unit, **step)
         before = record["step"]
     for evaluation in run.evaluations[-1:]:
@@ -92,13 +92,13 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
 
 
 def settled_step(train: list[dict[str, Any]], target: float) -> int | None:
-    """From which recorded step on the non-zeros stay near the target; None where they end off it.
+    """First recorded step from which the non-zeros stay near the target; None if they end off it.
 
-    What is compared is the mean over the records of the last `WINDOW_STEPS` steps and over layers.
+    The mean over layers and over the records of the last `WINDOW_STEPS` steps is compared.
 
     Args:
         train: records of training steps, in order.
-        target: non-zeros a token.
+        target: target of non-zeros per token.
     """
     settled = None
     nnz = [(r["step"], statistics.fmean(r["sparsity"]["nnz_mean"])) for r in train]

@@ -1,7 +1,7 @@
-"""GPU times of several sides that alternate in one run, and the two ceilings to hold them against.
+"""GPU times of several sides that alternate in one run, and the two ceilings to compare them with.
 
-A GPU slows down by 5 to 15% within seconds of load: sides measured one after the other would not
-meet the same GPU.
+A GPU slows down by 5 to 15% within seconds of load: sides measured one after the other would run
+under different conditions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ROUNDS, MIN_ROUNDS = 50, 5
 
 
 class Ceilings(NamedTuple):
-    """What this GPU does at best, as measured."""
+    """The best rates that were measured on this GPU."""
 
     tflops: float  # a large bf16 GEMM, TFLOP/s
     gbytes_per_s: float  # a large copy, read and written, GB/s
@@ -31,10 +31,10 @@ def interleaved(
     """Median ms of one call of each side.
 
     Args:
-        sides: by name; of its calls, such as one a copy of the weights, each round takes the next,
-            and the sides never the same number in a row.
-        seconds: of measuring, about; but at least 5 rounds, and at most 50.
-        lead: called before each call, untimed: see `other_work`.
+        sides: the calls of each side by name, such as one call per copy of the weights; each round
+            takes the next one, and no two sides take the same number in a round.
+        seconds: approximate duration; at least 5 and at most 50 rounds are made.
+        lead: called before each call and not timed, see `other_work`.
     """
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -67,9 +67,9 @@ def _round(
 
 
 def other_work(device: torch.device) -> Call:
-    """Waits for the GPU, and keeps a large one busy for a millisecond and more.
+    """Waits for the GPU, then queues work of at least a millisecond for even a large one.
 
-    The host launches what follows in the meantime, as in a model, where it runs ahead of the GPU.
+    Meanwhile the host launches what follows, as in a model, where it runs ahead of the GPU.
     """
     size = 8192
     a, b, c = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(3))
@@ -82,7 +82,7 @@ def other_work(device: torch.device) -> Call:
 
 
 def in_a_row(calls: Sequence[Call]) -> Call:
-    """All calls one after the other: the host runs ahead of the GPU or not, as in a model."""
+    """Runs all calls one after the other; the host may run ahead of the GPU, as in a model."""
 
     def run() -> None:
         for call in calls:
@@ -92,7 +92,7 @@ def in_a_row(calls: Sequence[Call]) -> Call:
 
 
 def graph(calls: Sequence[Call]) -> Call:
-    """One CUDA graph of all calls, which must be warm; what is returned replays it."""
+    """Captures all calls, which must be warm, in one CUDA graph; returns the graph's replay."""
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         for call in calls:
@@ -103,14 +103,14 @@ def graph(calls: Sequence[Call]) -> Call:
 def ms_of_a_call(
     sides: Mapping[str, Sequence[Call]], prepare: Prepare, least: int, seconds: float
 ) -> dict[str, float]:
-    """`interleaved` for calls in a row, as ``prepare`` has it: at least ``least`` of each side."""
+    """`interleaved` for at least ``least`` calls of each side in a row, joined by ``prepare``."""
     rows = {name: [*calls] * -(-least // len(calls)) for name, calls in sides.items()}
     ms = interleaved({name: [prepare(row)] for name, row in rows.items()}, seconds)
     return {name: value / len(rows[name]) for name, value in ms.items()}
 
 
 def ceilings(device: torch.device) -> Ceilings:
-    """A bf16 matmul of 8192³ and a copy of 1 GiB, alternating, after half a second of load."""
+    """Measures a bf16 matmul of 8192³ and a copy of 1 GiB, after half a second of load."""
     size, num_bytes = 8192, 2**30
     a, b, c = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(3))
     source = torch.ones(num_bytes, device=device, dtype=torch.uint8)
@@ -128,7 +128,7 @@ def ceilings(device: torch.device) -> Ceilings:
 
 
 def copies_beyond_cache(num_bytes: int, device: torch.device) -> int:
-    """How many copies of so many bytes no L2 cache holds even a third of; two at least."""
+    """Number of copies, at least two, whose total size is over three times any L2 cache."""
     if device.type != "cuda":
         return 2
     cache: int = torch.cuda.get_device_properties(device).L2_cache_size

@@ -1,4 +1,4 @@
-"""``sparsellm bench train …``: its options."""
+"""Options of ``sparsellm bench train``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--recipe", required=True, help="bundled name or a YAML file")
     parser.add_argument(
-        "--gpus", type=positive_int, nargs="+", default=[1], help="of a run (default: 1)"
+        "--gpus", type=positive_int, nargs="+", default=[1], help="GPUs of a run (default: 1)"
     )
     parser.add_argument(
         "--config",
@@ -41,7 +41,7 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         nargs="+",
         choices=("union", "twell"),
         default=["union"],
-        help="of the sparse kernels (default: union); a run for each",
+        help="format of the sparse kernels (default: union); one run for each",
     )
     parser.add_argument(
         "--token-order",
@@ -64,7 +64,9 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         help="runs on one GPU at once, one on each GPU of this machine",
     )
     parser.add_argument(
-        "--seconds", type=float, help="start no run later than this; see --folder to go on"
+        "--seconds",
+        type=float,
+        help="start no run later than this; to continue, give --folder and repeat the command",
     )
     parser.add_argument(
         "--steps",
@@ -77,39 +79,47 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         "--tokens-per-gpu",
         type=positive_int,
         metavar="TOKENS",
-        help="of a step: weak scaling (default: the recipe's global batch for any number of GPUs)",
+        help="tokens per step and GPU: weak scaling (default: the recipe's global batch)",
     )
-    parser.add_argument("--init-from", type=Path, metavar="CHECKPOINT", help="settled weights")
+    parser.add_argument(
+        "--init-from", type=Path, metavar="CHECKPOINT", help="checkpoint with settled weights"
+    )
     parser.add_argument(
         "--settle-steps",
         type=int,
         default=0,
         metavar="STEPS",
-        help="train so many steps first, dense and on most GPUs unless told otherwise; all runs "
-        "begin with what they leave",
+        help="train so many steps first, by default dense and on the most GPUs; all runs "
+        "start from the resulting weights",
     )
-    parser.add_argument("--settle-gpus", type=positive_int, metavar="N", help="of the settling run")
+    parser.add_argument(
+        "--settle-gpus", type=positive_int, metavar="N", help="GPUs of the settling run"
+    )
     parser.add_argument(
         "--settle-config", default="ddp8", help="file of launch/ for --settle-gpus (default: ddp8)"
     )
     parser.add_argument("--set", **_override("override a key of every run"))
-    parser.add_argument("--settle-set", **_override("… of the settling run alone"))
+    parser.add_argument("--settle-set", **_override("override a key of the settling run only"))
     parser.add_argument(
         "--folder",
         type=Path,
         metavar="DIR",
-        help="of the runs and what they print, to keep; settled weights and figures in it are "
-        "used again (default: a temporary one)",
+        help="keep the runs and their output here; settled weights and figures in it are "
+        "reused (default: a temporary folder)",
     )
-    parser.add_argument("--energy", action="store_true", help="also mJ a token")
+    parser.add_argument("--energy", action="store_true", help="also measure mJ per token")
     parser.add_argument(
-        "--kill", action="store_true", help="kill the last combination once more, and resume it"
+        "--kill",
+        action="store_true",
+        help="run the last combination once more, kill it, and resume it",
     )
     parser.add_argument(
-        "--forward", action="store_true", help="also the settled model's forward on one GPU"
+        "--forward", action="store_true", help="also measure the settled model's forward on one GPU"
     )
     parser.add_argument(
-        "--loader", action="store_true", help="also the data loader's rate beside training's"
+        "--loader",
+        action="store_true",
+        help="also measure the data loader's rate, to compare with training's",
     )
     parser.set_defaults(run=_train)
     return parser
@@ -120,7 +130,7 @@ def _override(text: str) -> dict[str, Any]:
 
 
 def _train(options: argparse.Namespace) -> None:
-    # As Ctrl-C does, `timeout` then ends the launched processes too, and the GPUs are free.
+    # SIGTERM, as from `timeout`, acts like Ctrl-C: it ends the launched processes, too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if options.folder:
         _measure(options, options.folder)

@@ -1,4 +1,4 @@
-"""What is recorded of a training run in `bench train`: figures out of its records, and ratios."""
+"""Turns the records of a training run into the figures and ratios of `bench train`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sparsellm.ffn.capacity import SHRUNK_STEPS
 from sparsellm.training.launched import Record
 
 MIN_STEADY = 3
-MAX_DRIFT = 0.2  # of non-zeros a token, between the halves of the measured part
+MAX_DRIFT = 0.2  # relative change of non-zeros per token between the halves of the measured part
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run."""
+    """Figures of one run."""
 
     tokens_per_ms: float  # all GPUs
-    mfu: float | None  # None: no known GPU
-    memory_gib: float | None  # peak of rank 0's GPU; None: no GPU, or not settled
-    mj_per_token: float | None  # of all its GPUs; None: not asked for
+    mfu: float | None  # None: the GPU's peak is unknown
+    memory_gib: float | None  # peak of rank 0's GPU; None: no GPU, or memory has not settled
+    mj_per_token: float | None  # all GPUs; None: not requested
     sparse_layers: int
-    union_mean: float  # neurons that 64 tokens fire between them, mean over layers
-    nnz: float  # neurons a token, mean over layers
-    loss: float  # nats a token, of the last step
+    union_mean: float  # neurons that fire for any of 64 tokens, mean over layers
+    nnz: float  # neurons per token, mean over layers
+    loss: float  # nats per token, last step
 
 
 def figures(
@@ -38,20 +38,20 @@ def figures(
     settles: bool = True,
     on_gpu: bool = True,
 ) -> Figures:
-    """What a run's records say of its second half, by when it is compiled and warm.
+    """The figures of a run's second half, when everything is compiled and warm.
 
-    Rates are medians over the steps whose layers took the paths that they had taken in the step
-    before. Memory is the last step's.
+    Rates are medians over the steps whose layers took the same paths as in the step before. Memory
+    is the last step's.
 
     Args:
-        records: of every step.
-        energy: mJ on the counters when a step was seen to be done, by step; not of every step.
-        tokens_a_step: of all ranks.
-        settles: refuse a run whose sparsity still changes.
-        on_gpu: elsewhere memory is that of the process, and left out.
+        records: the records of every step.
+        energy: step → mJ on the counters when that step was done; steps may be missing.
+        tokens_a_step: tokens per step of all ranks.
+        settles: whether to refuse a run whose sparsity still changes.
+        on_gpu: whether the run used GPUs; if not, memory (of the process) is not reported.
 
     Raises:
-        ValueError: too few steady steps, or non-zeros that drift.
+        ValueError: there are too few steady steps, or the non-zeros drift.
     """
     half = len(records) // 2
     part = records[half:]
@@ -62,15 +62,15 @@ def figures(
     ]
     if len(steady) < MIN_STEADY:
         raise ValueError(
-            f"of the last {len(part)} steps only {len(steady)} took the paths of the step before: "
-            "sparsity has not settled; more --steps or --settle-steps"
+            f"only {len(steady)} of the last {len(part)} steps took the same paths as the step "
+            "before: sparsity has not settled; increase --steps or --settle-steps"
         )
     nnz = [statistics.mean(record["sparsity"]["nnz_mean"]) for record in part]
     first, last = (statistics.mean(h) for h in (nnz[: len(nnz) // 2], nnz[len(nnz) // 2 :]))
     if settles and abs(last - first) > MAX_DRIFT * max(first, 1e-9):
         raise ValueError(
-            f"sparsity has not settled: {first:.1f} → {last:.1f} non-zeros a token within the "
-            "measured steps; give --settle-steps, more of them, or --init-from"
+            f"sparsity has not settled: {first:.1f} → {last:.1f} non-zeros per token within the "
+            "measured steps; increase --settle-steps, or give --init-from"
         )
     end = records[-1]
     sparse_layers = sum(end["kernels"]["sparse"])
@@ -93,15 +93,15 @@ def figures(
 def measurements(
     case: dict[str, Any], found: Figures, dense: Figures | None, alone: Figures | None
 ) -> list[Measurement]:
-    """What is recorded of a run; in ratios above 1 is better.
+    """The measurements of a run; ratios above 1 are better.
 
     Args:
-        case: its keys, ``gpus`` among them.
-        found: its figures.
-        dense: those of the dense run of the same GPUs and configuration: the baseline of rate,
+        case: the run's keys, including ``gpus``.
+        found: the run's figures.
+        dense: figures of the dense run on the same GPUs and configuration: the baseline of rate,
             memory and energy.
-        alone: those of one GPU with the same kernels: the baseline of the rate a GPU, whose ratio
-            is the scaling efficiency.
+        alone: figures of one GPU with the same kernels: the baseline of the rate per GPU, whose
+            ratio is the scaling efficiency.
     """
     rows: list[Measurement] = []
 
@@ -122,13 +122,13 @@ def measurements(
     of("mJ_per_token", "mJ", found.mj_per_token, dense.mj_per_token if dense else None)
     of("sparse_layers", "layers", found.sparse_layers)
     of("union_mean", "neurons of 64 tokens, mean over layers", found.union_mean)
-    of("nnz", "neurons a token, mean over layers", found.nnz)
-    of("loss", "nats a token", found.loss)
+    of("nnz", "neurons per token, mean over layers", found.nnz)
+    of("loss", "nats per token", found.loss)
     return rows
 
 
 def row(found: Sequence[Measurement]) -> str:
-    """A line for a person; all are of one case."""
+    """The printed line of one case's measurements."""
     case = " ".join(f"{key}={value}" for key, value in found[0].case.items())
     parts = []
     for m in found:
@@ -138,10 +138,10 @@ def row(found: Sequence[Measurement]) -> str:
 
 
 def largest_difference(records: Sequence[Record], expected: Sequence[Record]) -> float:
-    """The largest of all steps' relative differences of the loss.
+    """The largest relative difference of a step's loss between two runs.
 
     Raises:
-        ValueError: they are not of the same steps.
+        ValueError: the runs have not recorded the same steps.
     """
     losses, expected_losses = ([(r["step"], r["loss"]) for r in rs] for rs in (records, expected))
     if [step for step, _ in losses] != [step for step, _ in expected_losses]:

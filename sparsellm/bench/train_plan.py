@@ -1,7 +1,7 @@
-"""What `bench train` is asked for: combinations of GPUs, launch configuration and kernels.
+"""The plan of `bench train`: combinations of GPUs, launch configuration and kernels.
 
-One GPU alone is launched by launch/single.yaml, and is what each configuration's efficiency is
-measured against.
+A single GPU is launched by launch/single.yaml, and is the baseline of each configuration's scaling
+efficiency.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.training.launched import launch_config
 
 SINGLE = "single"  # the launch configuration of one GPU
-KERNELS = ("dense", "sparse", "auto")  # in the order of the runs: dense is what others are held to
+KERNELS = ("dense", "sparse", "auto")  # in the order of the runs: dense, the baseline, comes first
 MIN_STEPS = 2 * MIN_STEADY
 QUIET = ["checkpoint.every_steps=0", "validation.every_steps=0", "evaluation.every_steps=0"]
 QUIET += ["logging.wandb=disabled"]
@@ -38,7 +38,7 @@ class Side(NamedTuple):
 
     @property
     def variant(self) -> str:
-        """Kernels, and whatever else is not the usual."""
+        """The kernels, and all other settings that are not the defaults."""
         parts = [self.kernels]
         parts += [self.format] if self.format != "union" else []
         parts += [f"order-{self.token_order}"] if self.token_order else []
@@ -47,7 +47,7 @@ class Side(NamedTuple):
 
     @property
     def baseline(self) -> Side:
-        """The dense run that it is held against."""
+        """The dense run that is its baseline."""
         return self._replace(kernels="dense", format="union", token_order=None)
 
     def __str__(self) -> str:
@@ -56,19 +56,19 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for."""
+    """What to measure."""
 
-    recipe: str  # name or file
+    recipe: str  # bundled name or file
     overrides: list[str]  # of every run
     sides: list[Side]
     steps: int  # of each measured run
     folder: Path  # of all runs
     init_from: Path | None = None
     settle_steps: int = 0
-    settle_overrides: tuple[str, ...] = ()  # of the settling run alone
+    settle_overrides: tuple[str, ...] = ()  # of the settling run only
     settle_gpus: int | None = None  # None: as many as the largest measured run
     settle_config: str = "ddp8"  # a file of launch/, for a settling run on several GPUs
-    tokens_per_gpu: int | None = None  # a step; None: the recipe's global batch for any number
+    tokens_per_gpu: int | None = None  # per step; None: the recipe's global batch
     energy: bool = False
     kill: bool = False
     forward: bool = False
@@ -77,11 +77,11 @@ class Plan:
     seconds: float | None = None  # no run is started later than this
 
     def resolved(self, side: Side) -> Recipe:
-        """What a measured run computes."""
+        """The recipe of a measured run."""
         return load_recipe(self.recipe, self.run_overrides(side, "checked", self.folder))
 
     def run_overrides(self, side: Side, name: str, folder: Path) -> list[str]:
-        """A measured run's: what the user gives overrides what is only off by default."""
+        """Overrides of a measured run: the plan's win over the user's, these over the defaults."""
         hold = HOLD if self.init_from or self.settle_steps else []
         wanted = [*QUIET, *hold, *self.overrides, f"ffn.kernels={side.kernels}"]
         if side.format != "union":
@@ -105,7 +105,7 @@ def combinations(
     token_orders: Sequence[str | None] = (None,),
     micro_batch_sizes: Sequence[int | None] = (None,),
 ) -> list[Side]:
-    """All of them, what others are held against first; dense has no format and no order."""
+    """All combinations, baselines first; dense ones have no format and no token order."""
     return [
         Side(number, config, kind, name, order, size)
         for number in sorted(set(gpus))
@@ -119,10 +119,10 @@ def combinations(
 
 
 def check(plan: Plan) -> None:
-    """Refuses what cannot be, before anything is started.
+    """Refuses an impossible plan before anything is started.
 
     Raises:
-        ValueError: says what, and what to do.
+        ValueError: the plan is impossible; the message says why and what to do.
     """
     on_gpu = torch.cuda.is_available()
     most = max(side.gpus for side in plan.sides)
@@ -141,5 +141,5 @@ def check(plan: Plan) -> None:
     for side in plan.sides:
         path = launch_config(side.config)
         if not on_gpu and "fsdp_config" in path.read_text(encoding="utf-8"):
-            raise ValueError(f"--config {side.config}: accelerate shards over CUDA devices alone")
+            raise ValueError(f"--config {side.config}: accelerate shards over CUDA devices only")
         plan.resolved(side).accumulation_steps(side.gpus)

@@ -1,13 +1,13 @@
 """Whole training runs through `accelerate launch`: rate, memory, energy, scaling, kill and resume.
 
-Every combination of GPUs, launch configuration and kernels is a run of its own that starts from the
-same weights, whose sparsity has settled: a given checkpoint, or that of a settling run, dense. The
-runs hold these weights by a tiny constant learning rate: a fresh optimizer at the recipe's own, or
-its warm-up, would move what is to be measured. Runs on one GPU can be measured at once.
+Every combination of GPUs, launch configuration and kernels is a separate run. All start from the
+same weights, whose sparsity has settled: a given checkpoint, or that of a dense settling run. A
+tiny constant learning rate keeps these weights: with a fresh optimizer at the recipe's learning
+rate, or during its warm-up, the sparsity would change. Runs on one GPU can be measured in parallel.
 
-What was measured is kept in the folder: the same command goes on where it was ended.
+Results are kept in the folder, so the same command resumes where it was interrupted.
 
-`train_figures` says how a run's records become figures, and what they are held against.
+`train_figures` turns a run's records into figures and compares them with their baselines.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from sparsellm.training.launched import (
 
 
 def run(plan: Plan) -> Iterator[list[Measurement] | str]:
-    """Measures run by run; what is yielded is final, sentences are for people.
+    """Measures run by run; each yielded result is final, and strings are messages to print.
 
     Raises:
         ValueError: the plan cannot be carried out here, or some of it failed.
@@ -73,7 +73,7 @@ def run(plan: Plan) -> Iterator[list[Measurement] | str]:
 
 
 class TrainingRunBench:
-    """Carries a plan out."""
+    """Carries out a plan."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -90,7 +90,7 @@ class TrainingRunBench:
             self.counters = [EnergyCounter(device) for device in devices]
 
     def jobs(self) -> Generator[tuple[str, Callable[[], list[Measurement]]], None, None]:
-        """What there is to measure, by name; closing it ends what is being measured."""
+        """The measurements to make, by name; closing the generator ends the running ones."""
         alone = [side for side in self.plan.sides if self.plan.parallel and side.gpus == 1]
         with at_once(max(len(self.gpus), 1)) as submit:
             futures = {side: submit(partial(self.measure, side)) for side in alone}
@@ -107,7 +107,7 @@ class TrainingRunBench:
             yield "--forward", self.forward
 
     def settle(self) -> str:
-        """Trains the weights that all measured runs begin with, unless they are there already.
+        """Trains the weights that all measured runs start from, unless they exist already.
 
         Raises:
             ValueError: the launch fails.
@@ -121,7 +121,7 @@ class TrainingRunBench:
         overrides += [*plan.overrides, *plan.settle_overrides, f"train.steps={steps}"]
         overrides += [f"checkpoint.every_steps={steps}", f"logging.run_dir={plan.folder}"]
         words = train_command(config, gpus, plan.recipe, overrides, plan.init_from)
-        # Another command is another run; the same one is not done again.
+        # A different command is a different run; the same one is not repeated.
         which = hashlib.sha256(repr(words).encode()).hexdigest()[:8]
         name = f"settled-{load_recipe(plan.recipe, plan.overrides).name}-{which}"
         overrides.append(f"name={name}")
@@ -133,13 +133,15 @@ class TrainingRunBench:
         *_, records = watch(words, path)
         self.start = checkpoint.latest(path / "checkpoints")
         nnz = statistics.mean(records[-1]["sparsity"]["nnz_mean"])
-        return f"settled: {nnz:.1f} non-zeros a token, loss {records[-1]['loss']:.3f}: {self.start}"
+        return (
+            f"settled: {nnz:.1f} non-zeros per token, loss {records[-1]['loss']:.3f}: {self.start}"
+        )
 
     def measure(self, side: Side, gpu: int) -> tuple[Figures, list[Record]]:
-        """One combination, on the GPU of this number and those after it; or what it was before.
+        """Measures one combination on the GPUs from this number on, or returns its kept figures.
 
         Raises:
-            ValueError: the launch fails, sparsity has not settled, or the time is over.
+            ValueError: the launch fails, sparsity has not settled, or the time limit has passed.
         """
         plan, recipe = self.plan, self.plan.resolved(side)
         wanted = plan.run_overrides(side, "", Path())
@@ -150,7 +152,7 @@ class TrainingRunBench:
             with contextlib.suppress(FileNotFoundError):  # its run was deleted
                 return Figures(**before["figures"]), train_records(Path(before["run_path"]))
         if plan.seconds is not None and time.monotonic() - self.began > plan.seconds:
-            raise ValueError("not started, the time is over (--seconds)")
+            raise ValueError("not started: the time limit has passed (--seconds)")
         run_path, command = self._run(side, "")
         counters, energy = self.counters[gpu : gpu + side.gpus], {}
         for records in watch(command, run_path, self.gpus[gpu : gpu + side.gpus]):
@@ -164,14 +166,14 @@ class TrainingRunBench:
         return found, records
 
     def held(self, side: Side, measured: tuple[Figures, list[Record]]) -> list[Measurement]:
-        """The figures of a combination, held against those of others that came before."""
+        """The measurements of a combination, relative to its baselines, which came before."""
         self.found[side] = measured
         dense = self._figures(side.baseline) if side.kernels != "dense" else None
         alone = self._figures(side._replace(gpus=1, config=SINGLE)) if side.gpus > 1 else None
         return measurements(self._case(side), measured[0], dense, alone)
 
     def kill(self) -> list[Measurement]:
-        """The last combination that was measured once more, killed in the middle and resumed."""
+        """Runs the last measured combination once more, kills it in the middle and resumes it."""
         side = self._last()
         every = self.plan.steps // 2
         kill_at = min(every + 2, self.plan.steps - 1)
@@ -185,7 +187,7 @@ class TrainingRunBench:
         lost = before[-1]
         seconds = None
         for records in watch(command, run_path):
-            # A record's `seconds` count from the start of its process: it was made again.
+            # A record's `seconds` count from the start of its process: the step was repeated.
             again = [r for r in records if r["step"] == lost["step"]]
             if seconds is None and again and again[0]["seconds"] != lost["seconds"]:
                 seconds = time.perf_counter() - began
@@ -199,7 +201,7 @@ class TrainingRunBench:
         ]
 
     def loader(self) -> list[Measurement]:
-        """What the data loader of the last combination makes, beside what training takes."""
+        """The rate of the last combination's data loader, compared with the rate of training."""
         from sparsellm.bench import loader_rate
 
         side = self._last()
@@ -219,7 +221,7 @@ class TrainingRunBench:
         return [Measurement("train", case, "loader", made, unit, needed, made / needed)]
 
     def forward(self) -> list[Measurement]:
-        """The settled model's forward on one GPU."""
+        """Measures the settled model's forward on one GPU."""
         from sparsellm.bench import model_forward
 
         assert self.start is not None
@@ -228,7 +230,7 @@ class TrainingRunBench:
         return [m for found in measured for m in found]
 
     def _run(self, side: Side, suffix: str, *overrides: str) -> tuple[Path, list[str]]:
-        """Folder and command of a measured run."""
+        """The folder and command of a measured run."""
         name = f"{side.config}-{side.gpus}-{side.variant}{suffix}"
         wanted = [*self.plan.run_overrides(side, name, self.folder), *overrides]
         command = train_command(side.config, side.gpus, self.plan.recipe, wanted, self.start)

@@ -142,7 +142,7 @@ def _sparsity(pretrained: Pretrained, records: list[dict[str, Any]], width: int)
 
 
 def _window_nnz(path: Path) -> list[float]:
-    """Each layer's mean non-zeros a token from the checkpoint's own windows, if it has any."""
+    """Each layer's mean non-zeros per token from the checkpoint's own windows, if it has any."""
     has_stats = checkpoint.has_kind(path, checkpoint.STATS)
     stats = checkpoint.read_kind(path, checkpoint.STATS) if has_stats else {}
     if not stats or not int(stats["activity_tokens"]):

@@ -127,7 +127,7 @@ function addLastRecordCharts() {
     note: "Means over stretches that double in length; a point stands at the first position of its stretch.",
     xLabel: "position in the sequence, from 1",
     xUnit: "(position)",
-    yLabel: "non-zeros a token",
+    yLabel: "non-zeros per token",
     yFromZero: true,
     series: (run, options) => byLayer(run, run.position, options.layer),
     layers: true,

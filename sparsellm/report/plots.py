@@ -52,7 +52,7 @@ def _training_figure(recipe: Recipe, train: Records, validation: Records) -> Fig
         points = [(r["tokens"], r["loss"]) for r in validation]
         loss.plot(*zip(*points, strict=True), "o-", label="validation")
     loss.legend()
-    drawing.label(loss, "Cross-entropy", "training tokens", "nats a token")
+    drawing.label(loss, "Cross-entropy", "training tokens", "nats per token")
 
     n = recipe.model.intermediate_size
     nnz = [_mean(r["sparsity"]["nnz_mean"]) for r in train]
@@ -71,7 +71,7 @@ def _training_figure(recipe: Recipe, train: Records, validation: Records) -> Fig
 
     speed.plot(tokens, [r["tokens_per_second"] / 1e3 for r in train])
     speed.set_ylim(bottom=0)
-    drawing.label(speed, "Throughput, all ranks", "training tokens", "thousand tokens a second")
+    drawing.label(speed, "Throughput, all ranks", "training tokens", "thousand tokens per second")
     return figure
 
 
@@ -81,7 +81,7 @@ def _sparsity_figure(recipe: Recipe, train: Records) -> Figure:
     )
     tokens = [r["tokens"] for r in train]
     _heatmap(figure, nnz, tokens, [r["sparsity"]["nnz_mean"] for r in train], log=True)
-    drawing.label(nnz, "Non-zeros a token", "training tokens", "layer")
+    drawing.label(nnz, "Non-zeros per token", "training tokens", "layer")
     dead_percent = [[100 * v for v in r["sparsity"]["dead_fraction"]] for r in train]
     _heatmap(figure, dead, tokens, dead_percent, log=False)
     drawing.label(dead, "Dead neurons, %", "training tokens", "layer")
@@ -96,7 +96,7 @@ def _sparsity_figure(recipe: Recipe, train: Records) -> Figure:
     drawing.log_scale(position.xaxis)
     drawing.log_scale(position.yaxis, linear_below=1)
     title = "By position, last record (a line per layer)"
-    drawing.label(position, title, "position in the sequence, from 1", "non-zeros a token")
+    drawing.label(position, title, "position in the sequence, from 1", "non-zeros per token")
 
     edges = nnz_bucket_edges(recipe.model.intermediate_size)
     counts = train[-1]["sparsity"]["nnz_histogram"]

@@ -24,7 +24,7 @@ Line = dict[str, list[Any]]  # x and y, equally long
 def run_series(run: RunData) -> dict[str, Any]:
     """All data of one run: lines over tokens, heatmaps, and curves of its last record.
 
-    Keys are read by charts.js, main.js; shares are fractions, sizes GiB, rates tokens a second.
+    Keys are read by charts.js, main.js; shares are fractions, sizes GiB, rates tokens per second.
     """
     last = run.train[-1]
     return {

@@ -24,7 +24,7 @@ HEAD = [
     "Group",
     "Seeds",
     "λ at the end",
-    "Non-zeros a token",
+    "Non-zeros per token",
     "Zeros",
     "Dead",
     "Held-out loss",
@@ -35,8 +35,8 @@ HEAD = [
     "Mean task score",
 ]
 NOTE = (
-    "Non-zeros: last tenth of the steps, mean over layers. Loss: nats a token, mean of the seeds ± "
-    "half their range. The paper's 1.5B (arXiv 2603.23198): dense ReLU 911 of 5,632 non-zeros, "
+    "Non-zeros: last tenth of the steps, mean over layers. Loss: nats per token, mean of the seeds "
+    "± half their range. The paper's 1.5B (arXiv 2603.23198): dense ReLU 911 of 5,632 non-zeros, "
     "cross-entropy 2.255; SiLU 2.240 (−0.7%); λ 2e-5 29 non-zeros (99.5% zeros), 2.297 (+1.9%), "
     "forward 1.18 × dense. Its vocabulary is another one, so only ratios compare."
 )

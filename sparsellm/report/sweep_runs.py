@@ -34,12 +34,12 @@ class Group:
 
     @property
     def losses(self) -> list[float]:
-        """The last held-out loss of each seed, nats a token."""
+        """The last held-out loss of each seed, nats per token."""
         return [run.validation[-1]["loss"] for run in self.runs if run.validation]
 
     @property
     def nnz(self) -> float:
-        """Non-zeros a token over the last tenth of the steps, mean over layers and seeds."""
+        """Non-zeros per token over the last tenth of the steps, mean over layers and seeds."""
         return statistics.fmean(last_nnz(run) for run in self.runs)
 
     @property
@@ -142,7 +142,7 @@ def read_sweep(folder: Path) -> SweepData:
 
 
 def last_nnz(run: RunData) -> float:
-    """Non-zeros a token over the last tenth of a run's steps, mean over layers."""
+    """Non-zeros per token over the last tenth of a run's steps, mean over layers."""
     end = run.train[-1]["step"] * (1 - _LAST_SHARE)
     late = [r for r in run.train if r["step"] > end] or run.train[-1:]
     return statistics.fmean(statistics.fmean(r["sparsity"]["nnz_mean"]) for r in late)

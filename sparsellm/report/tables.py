@@ -26,11 +26,11 @@ def summary_table(runs: list[RunData]) -> str:
         "L1 coefficient λ": lambda r: f"{r.recipe.sparsity.l1_coefficient:g}",
         "Step": lambda r: f"{r.train[-1]['step']:,} of {r.recipe.train.steps:,}",
         "Training tokens": lambda r: f"{r.train[-1]['tokens']:,}",
-        "Training loss, nats a token": lambda r: f"{r.train[-1]['loss']:.4f}",
-        "Validation loss, nats a token": _validation,
-        "Non-zeros a token, mean over layers": _nnz,
+        "Training loss, nats per token": lambda r: f"{r.train[-1]['loss']:.4f}",
+        "Validation loss, nats per token": _validation,
+        "Non-zeros per token, mean over layers": _nnz,
         "Dead neurons": lambda r: f"{statistics.fmean(_last(r)['dead_fraction']):.1%}",
-        "Tokens a second, median": lambda r: (
+        "Tokens per second, median": lambda r: (
             f"{statistics.median(x['tokens_per_second'] for x in r.train):,.0f}"
         ),
         "FFN kernels, format, token order": lambda r: (
@@ -121,7 +121,7 @@ def layer_tables(runs: list[RunData]) -> str:
             mean, *rest = (form.format(v) for form, v in zip(formats, values, strict=True))
             rows.append([str(layer), mean, f"{values[0] / width:.2%}", *rest])
         head = ["Layer", "Mean", f"Of {width:,}", "Median", "99th percentile", "Maximum", "Dead"]
-        title = f"Non-zeros a token by layer, {run.label}, step {run.train[-1]['step']:,}"
+        title = f"Non-zeros per token by layer, {run.label}, step {run.train[-1]['step']:,}"
         parts.append(
             f"<details><summary>{escape(title)}</summary>{html_table(title, head, rows)}</details>"
         )

@@ -29,7 +29,7 @@ def position_bucket_starts(context_length: int) -> list[int]:
 
 
 def nnz_bucket_edges(intermediate_size: int) -> list[int]:
-    """Left edges of the histogram of non-zeros a token: exact to 8, then four an octave."""
+    """Left edges of the histogram of non-zeros per token: exact to 8, then four an octave."""
     edges = list(range(min(8, intermediate_size) + 1))
     while edges[-1] < intermediate_size:
         edges.append(min(max(edges[-1] + 1, round(edges[-1] * 2**0.25)), intermediate_size))
@@ -45,7 +45,7 @@ class StepStats:
     nnz_p50: list[int]
     nnz_p99: list[int]
     dead_fraction: list[float]
-    nnz_by_position: list[list[float]]  # L × P, mean non-zeros a token
+    nnz_by_position: list[list[float]]  # L × P, mean non-zeros per token
     nnz_histogram: list[int]  # tokens in each of `nnz_bucket_edges`, summed over layers
 
 
@@ -86,7 +86,7 @@ class ValidationRecord:
 
     step: int
     tokens: int
-    loss: float  # nats a token
+    loss: float  # nats per token
     num_targets: int  # held-out tokens it is the mean of
     by_corpus: dict[str, float] = field(default_factory=dict)  # of a mixture: each one's loss
 

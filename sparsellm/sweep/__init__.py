@@ -1,4 +1,4 @@
-"""`sparsellm sweep`: many runs of one recipe, several at once, with one report of all.
+"""`sparsellm sweep`: many runs of one recipe, several in parallel, with one report.
 
 May import `report`, `training` and `runs`; imported by the command line.
 """

@@ -12,23 +12,27 @@ def add_sweep_parser(commands: Any) -> None:
     """Adds ``sweep`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "sweep",
-        help="train the runs of an experiment, several at once, with one report",
+        help="train the runs of an experiment, several in parallel, with one report",
         description="Trains every run of a sweep (recipes/sweeps/) and reports them together. The "
-        "same command resumes: finished runs are skipped, others go on from their checkpoint.",
+        "same command resumes: finished runs are skipped, others resume from their checkpoint.",
     )
     parser.add_argument("sweep", metavar="SWEEP", help="bundled name or a YAML file")
     parser.add_argument(
-        "--jobs", type=positive_int, default=1, help="runs at once on each GPU (default: 1)"
+        "--jobs", type=positive_int, default=1, help="parallel runs on each GPU (default: 1)"
     )
     parser.add_argument(
-        "--gpus", nargs="+", default=[], metavar="GPU", help="such as 0 1 (default: the first)"
+        "--gpus",
+        nargs="+",
+        default=[],
+        metavar="GPU",
+        help="GPU numbers such as 0 1 (default: the first)",
     )
     parser.add_argument(
         "--gpus-per-run",
         type=positive_int,
         default=1,
         metavar="N",
-        help="each run on N of them, by accelerate launch (default: 1)",
+        help="GPUs per run, by accelerate launch (default: 1)",
     )
     parser.add_argument(
         "--config",
@@ -44,7 +48,7 @@ def add_sweep_parser(commands: Any) -> None:
         help="override a recipe key in all runs; may be repeated",
     )
     parser.add_argument("--seconds", type=float, help="start no run later than this")
-    parser.add_argument("--list", action="store_true", help="show the runs and do nothing")
+    parser.add_argument("--list", action="store_true", help="list the runs without training")
     parser.set_defaults(run=_sweep)
 
 

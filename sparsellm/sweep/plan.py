@@ -18,23 +18,25 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class Variant(StrictModel):
-    """One setting, or one for each combination of values; every seed is a run."""
+    """One setting, or one per combination of values; every seed is a run."""
 
-    name: str = Field(pattern=NAME, description="Name of the runs; values of `each` are added")
+    name: str = Field(
+        pattern=NAME, description="Name of the runs; the values of `each` are appended"
+    )
     set: dict[str, Any] = Field({}, description="Recipe keys, such as sparsity.l1_coefficient: 0")
     each: dict[str, list[Any]] = Field({}, description="Recipe keys with several values each")
-    seeds: list[NonNegativeInt] | None = Field(None, description="In place of the sweep's seeds")
+    seeds: list[NonNegativeInt] | None = Field(None, description="Replaces the sweep's seeds")
 
 
 class Sweep(StrictModel):
     """An experiment."""
 
     name: str = Field(pattern=NAME, description="Folder of its runs, in the recipe's run_dir")
-    description: str = Field("", description="One sentence for people")
-    recipe: str = Field(description="Bundled recipe or a YAML file, base of every run")
-    set: dict[str, Any] = Field({}, description="Recipe keys that all runs have")
-    seeds: list[NonNegativeInt] = Field([0], min_length=1, description="Runs a variant")
-    runs: list[Variant] = Field(min_length=1, description="What is compared")
+    description: str = Field("", description="One sentence that describes it")
+    recipe: str = Field(description="Bundled recipe or YAML file, the base of every run")
+    set: dict[str, Any] = Field({}, description="Recipe keys for all runs")
+    seeds: list[NonNegativeInt] = Field([0], min_length=1, description="Seeds of each variant")
+    runs: list[Variant] = Field(min_length=1, description="The settings that are compared")
 
     @model_validator(mode="after")
     def _leaves_names_alone(self) -> Self:
@@ -48,7 +50,7 @@ class Sweep(StrictModel):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run. Runs of one group differ in their seed alone."""
+    """One run. Runs of a group differ only in their seed."""
 
     name: str
     group: str
@@ -67,7 +69,7 @@ class SweepPlan:
 
 
 def sweep_path(name_or_path: str) -> Path:
-    """The file of a bundled sweep's name or of a path.
+    """The file of a bundled sweep, or of a path.
 
     Raises:
         FileNotFoundError: neither exists; the message lists the bundled names.
@@ -84,14 +86,14 @@ def sweep_path(name_or_path: str) -> Path:
 
 
 def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPlan:
-    """Reads a sweep and resolves every run's recipe, so that a wrong key is found before the first.
+    """Reads a sweep and resolves all recipes, so that a wrong key is found before any run starts.
 
     Args:
         name_or_path: bundled sweep or file.
-        overrides: ``section.key=value`` for all runs, over what the file says.
+        overrides: ``section.key=value`` for all runs; they override the file.
 
     Raises:
-        FileNotFoundError: no such sweep or recipe.
+        FileNotFoundError: the sweep or recipe does not exist.
         ValueError: an unknown key, values that contradict one another, or two runs of one name.
     """
     path = sweep_path(name_or_path)

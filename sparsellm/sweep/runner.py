@@ -1,9 +1,9 @@
 """Runs a plan: worker processes take one run after another; finished runs are skipped.
 
-A worker trains its runs in one process, one after another: imports and compiled code are then paid
-once. Where a run takes several GPUs, the worker starts it by `accelerate launch`. Everything about
-a run's state lies in its folder, so the same command resumes the sweep, also where only the folders
-without checkpoints were kept.
+A worker trains its runs in one process, one after another, so that imports and compilation happen
+only once. If a run needs several GPUs, the worker starts it by `accelerate launch`. A run's folder
+holds all of its state, so the same command resumes the sweep. Folders whose checkpoints were
+deleted still count as finished.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sparsellm.training.launched import (
 )
 
 LOG_FILE = "train.log"
-# Graphs of one block: gated or not, with or without gradients, dense or sparse, by shape.
+# Compiled graphs of one block: gated or not, with or without gradients, dense or sparse, by shape.
 _COMPILED_VARIANTS = 64
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -63,16 +63,16 @@ def run_sweep(
 
     Args:
         plan: what to run.
-        jobs: runs at once on each GPU, or on each group of them (without a GPU: in all).
-        gpus: values of CUDA_VISIBLE_DEVICES; none leaves it alone.
-        gpus_per_run: above 1, each run is started by `accelerate launch` on so many of them.
+        jobs: parallel runs on each GPU or group of GPUs (without a GPU: in total).
+        gpus: values of CUDA_VISIBLE_DEVICES; if empty, the variable is not changed.
+        gpus_per_run: above 1, each run is started by `accelerate launch` on so many GPUs.
         config: a file of launch/, for such runs.
         seconds: no run is started later than this after the first.
-        say: where a line for each run goes.
+        say: prints a line for each run.
 
     Raises:
-        ValueError: a run's folder has a run of another recipe, the GPUs cannot be shared so, or
-            what the benchmarks need is missing.
+        ValueError: a run's folder has a run of another recipe, the GPUs cannot be divided this way,
+            or a requirement of the benchmarks is missing.
     """
     places = _places(gpus, gpus_per_run)
     for run in plan.runs:
@@ -95,8 +95,8 @@ def run_sweep(
         while todo or running:
             late = seconds is not None and time.monotonic() - begun > seconds
             while todo and late:
-                say(f"{_at(begun)} | {todo.popleft().name}: not started, the time is over")
-            # No more than are at work: a worker that was stopped must not find another run.
+                say(f"{_at(begun)} | {todo.popleft().name}: not started: the time limit has passed")
+            # Submit no more runs than workers: a stopped worker must not start another run.
             while todo and len(running) < workers:
                 run = todo.popleft()
                 running[pool.submit(job, run.recipe)] = run
@@ -105,12 +105,12 @@ def run_sweep(
                 run = running.pop(future)
                 done |= {run.name} if _report(run, future, begun, say) else set()
                 if isinstance(future.exception(), BrokenProcessPool):
-                    todo.clear()  # the pool takes none any more
+                    todo.clear()  # the pool accepts no further runs
     return [run.name for run in plan.runs if run.name not in done]
 
 
 def _places(gpus: Sequence[str], gpus_per_run: int) -> list[str | None]:
-    """What each run at a time sees; None leaves it what this process does.
+    """CUDA_VISIBLE_DEVICES of each parallel run; None keeps that of this process.
 
     Raises:
         ValueError: the number of GPUs is not a multiple of a run's.
@@ -130,7 +130,7 @@ def _places(gpus: Sequence[str], gpus_per_run: int) -> list[str | None]:
 def _pool(
     jobs: int, gpus: Sequence[str | None], most: int
 ) -> Iterator[tuple[ProcessPoolExecutor, int]]:
-    """The workers and their number. A signal asks those that train to save and leave."""
+    """The workers and their number. On a signal, those that train save and stop."""
     context = multiprocessing.get_context("spawn")
     places = context.Queue()
     for _ in range(jobs):
@@ -152,7 +152,7 @@ def _pool(
 
 
 def is_finished(recipe: Recipe) -> bool:
-    """Whether a run's records reach its last step, with what is measured there.
+    """Whether a run's records reach its last step, including the final measurements.
 
     Raises:
         ValueError: the folder's run has another recipe.
@@ -174,7 +174,7 @@ def is_finished(recipe: Recipe) -> bool:
 
 
 def train_one(recipe: Recipe) -> float:
-    """In a worker: trains one run; its seconds."""
+    """Trains one run, in a worker; returns its seconds."""
     import torch
 
     from sparsellm.training.loop import train
@@ -202,10 +202,10 @@ def train_one(recipe: Recipe) -> float:
 
 
 def train_launched(recipe: Recipe, gpus: int, config: str) -> float:
-    """In a worker: trains one run on several of the GPUs that it sees; its seconds.
+    """Trains one run on several of the worker's GPUs, in a worker; returns its seconds.
 
     Raises:
-        ValueError: the launch failed; with its reason.
+        ValueError: the launch failed; the message gives the reason.
     """
     begun = time.monotonic()
     recipe.run_path.mkdir(parents=True, exist_ok=True)
@@ -220,7 +220,7 @@ def train_launched(recipe: Recipe, gpus: int, config: str) -> float:
         def stop(number: int, frame: object) -> None:
             try:
                 ask_to_stop(recipe.run_path)
-            except ValueError:  # it has not begun: there is nothing to save
+            except ValueError:  # training has not begun: there is nothing to save
                 kill(process)
 
         for number in _STOP_SIGNALS:
@@ -236,22 +236,22 @@ def train_launched(recipe: Recipe, gpus: int, config: str) -> float:
 
 
 def _begin_worker(places: Any) -> None:
-    """Before anything of CUDA is loaded: the GPU that this worker sees."""
+    """Sets the GPU that this worker sees, before CUDA is loaded."""
     place = places.get()
     if place is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place
 
 
 def _report(run: PlannedRun, future: Future[float], begun: float, say: Any) -> bool:
-    """A line about a run that has ended; whether it is finished."""
+    """Prints a line about a run that has ended; returns whether it is finished."""
     at, log = f"{_at(begun)} | {run.name}", run.recipe.run_path / LOG_FILE
     error = future.exception()
     if isinstance(error, BrokenProcessPool):
-        say(f"{at}: its worker died ({log}); the same command goes on from there")
-    elif error is not None:  # one run's failure does not end the others
+        say(f"{at}: its worker died ({log}); the same command resumes it")
+    elif error is not None:  # one run's failure must not end the others
         say(f"{at}: failed: {type(error).__name__}: {error} ({log})")
     elif not is_finished(run.recipe):
-        say(f"{at}: stopped before its last step; the same command goes on from there")
+        say(f"{at}: stopped before its last step; the same command resumes it")
     else:
         say(f"{at}: {_summary(run.recipe)}, {future.result():.0f} s")
         return True
@@ -279,7 +279,7 @@ def _describe(plan: SweepPlan) -> dict[str, Any]:
 
 
 def _comparable(recipe: Recipe) -> dict[str, Any]:
-    """What must not change between two starts of a run, section by section."""
+    """The settings that must not change when a run is resumed, by section."""
     content = recipe.model_dump(mode="json", exclude={"description", "logging", "checkpoint"})
     return {k: v if isinstance(v, dict) else {"": v} for k, v in content.items()}
 

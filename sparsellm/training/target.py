@@ -31,7 +31,7 @@ LEAD = 3.0  # of what the error changes between slow and fast, 15 steps
 FAST, SLOW = 0.2, 0.05  # weights of the newest step
 MAX_ERROR = 0.6  # natural logarithm
 MAX_FACTOR = 1e4  # of λ from where it started
-_FEWEST = 1e-3  # non-zeros a token: a layer that fires nothing has a logarithm too
+_FEWEST = 1e-3  # non-zeros per token: a layer that fires nothing has a logarithm too
 
 
 class TargetController:
@@ -63,7 +63,7 @@ class TargetController:
         return found * (self._num_layers // len(found))
 
     def observe(self, step: int, nnz_L: list[float]) -> None:
-        """Moves λ after a step, from the mean non-zeros a token of each layer in it."""
+        """Moves λ after a step, from the mean non-zeros per token of each layer in it."""
         if step < self._dense_steps:
             return
         measured = nnz_L if len(self._log_l1) > 1 else [sum(nnz_L) / len(nnz_L)]

@@ -39,7 +39,7 @@ class ValidationSet:
         accelerator: Accelerator,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> tuple[float, int]:
-        """Mean cross-entropy over all ranks' targets (nats a token), and their number.
+        """Mean cross-entropy over all ranks' targets (nats per token), and their number.
 
         Args:
             objective: `Objective`, wrapped or not; is in training mode before and after.

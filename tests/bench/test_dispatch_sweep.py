@@ -74,11 +74,11 @@ def test_a_wrong_point_is_skipped_and_no_crossover_is_made_up(measured_costs, mo
         _run()
 
     def refused(*_):
-        raise ValueError("y is 9% off dense")
+        raise ValueError("y differs from dense by 9%")
 
     monkeypatch.setattr(dispatch_sweep.FFNTrainBench, "checked_steps", refused)
     _, *skipped = _run()
-    assert [one.why for one in skipped] == ["y is 9% off dense"] * 3
+    assert [one.why for one in skipped] == ["y differs from dense by 9%"] * 3
 
 
 def test_where_the_rule_switches():
@@ -124,7 +124,7 @@ def test_the_command_prints_a_table_and_records(measured_costs, monkeypatch, tmp
     assert first.split()[:2] == ["skewed", "2"]
     assert first.endswith("  sparse")
     assert last.endswith("  dense")
-    assert end.startswith("skewed: equal at a union of ")
+    assert end.startswith("skewed: equal times at a union of ")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {line["bench"] for line in lines} == {"dispatch"}
     found = listing(lines)
@@ -140,4 +140,4 @@ def test_a_recipe_gives_the_shape(measured_costs, monkeypatch, capsys):
     assert seen == [((2048, 5632, True), 32_768, CPU)]
     assert "no case was measured" in capsys.readouterr().err
     assert cli.main(["bench", "dispatch", "--recipe", "0.5b", "--M", "64"]) == 1
-    assert "leave out --shape and --M" in capsys.readouterr().err
+    assert "omit --shape and --M" in capsys.readouterr().err

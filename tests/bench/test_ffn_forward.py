@@ -206,7 +206,7 @@ def test_energy_is_of_few_cases(clock, monkeypatch, traces):
     energy = found[2][0]
     assert (energy.value, energy.unit, energy.baseline, energy.ratio) == (2.0, "mJ", 3.0, 1.5)
     assert energy.case == found[1][0].case
-    assert "2.0000 mJ a token, dense 3.0000: 1.50×" in ffn_records.rows(found[2])[0]
+    assert "2.0000 mJ per token, dense 3.0000: 1.50×" in ffn_records.rows(found[2])[0]
     layers = 2
     energy = _run([Case(100, GATED, "trace", None)], with_energy=True, traces=traces)[-1][0]
     assert (energy.case["layer"], energy.value, energy.baseline) == ("mean", 2.0, 3.0)
@@ -226,7 +226,7 @@ def test_what_is_skipped_says_why(clock, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     cases = [Case(128, GATED, name, nnz) for name, nnz in [("trace", None), ("uniform", 20)]]
     _, skipped, found = _run(cases)
-    why = "there is no benchmarks/traces/sample.npz; give --traces FILE"
+    why = "benchmarks/traces/sample.npz does not exist; give --traces FILE"
     assert (skipped.case, skipped.why) == (cases[0], why)
     assert found[0].metric == "ms"
 
@@ -242,7 +242,7 @@ def test_a_wrong_result_has_no_time(clock, monkeypatch):
     monkeypatch.setattr(SparseFFN, "forward", lambda self, x: forward(self, x) * 1.1)
     monkeypatch.setattr(ffn_forward.sparsellm, "accelerate", lambda *_, **__: Acceleration())
     _, skipped = _run([Case(128, GATED, "uniform", 20)])
-    assert skipped.why == "ours (union) is 10.0% off dense: no time is worth that"
+    assert skipped.why == "ours (union) differs from dense by 10.0%; wrong results are not timed"
 
 
 def test_the_sides_alternate_over_the_copies():
@@ -297,7 +297,7 @@ def test_the_command_records_case_by_case(clock, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(ffn_forward, "MAX_DIFFERENCE", -1.0)
     assert cli.main([*command, "--pattern", "uniform"]) == 1
     captured = capsys.readouterr()
-    assert "skipped: M 128 64/256 uniform nnz 20: ours (union) is" in captured.out
+    assert "skipped: M 128 64/256 uniform nnz 20: ours (union) differs" in captured.out
     assert captured.err == "error: no case was measured; the reasons are above\n"
 
 

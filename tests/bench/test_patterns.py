@@ -91,5 +91,5 @@ def test_a_gate_reproduces_a_real_pattern_exactly(test_data, layer):
 
 def test_an_impossible_pattern_is_said_to_be():
     pattern = torch.rand(512, 512, generator=torch.Generator().manual_seed(0)) < 0.5
-    with pytest.raises(ValueError, match="take a sparser pattern or a larger hidden_size"):
+    with pytest.raises(ValueError, match="use a sparser pattern or a larger hidden_size"):
         fit_gate(pattern, k=8, max_steps=50)

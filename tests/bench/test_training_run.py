@@ -70,7 +70,7 @@ def test_sparsity_that_changes_is_refused():
         figures(falling, {}, 100)
     assert figures(falling, {}, 100, settles=False).tokens_per_ms == 1.0
     flapping = [record(step, sparse=(step % 2 == 0, False)) for step in range(1, 9)]
-    with pytest.raises(ValueError, match="of the last 4 steps only 0 took the paths"):
+    with pytest.raises(ValueError, match="only 0 of the last 4 steps took the same paths"):
         figures(flapping, {}, 100)
 
 
@@ -207,7 +207,7 @@ def test_one_failure_leaves_the_others_their_figures(tmp_path, monkeypatch):
     settled = plan(tmp_path, sides=[Side(1, "single", "dense")], settle_steps=5)
     first, *_ = training_run.run(settled)
     second, *_ = training_run.run(settled)
-    assert first.startswith("settled: 20.0 non-zeros a token, loss 3.000: ")
+    assert first.startswith("settled: 20.0 non-zeros per token, loss 3.000: ")
     assert second == f"settled before: {first.rpartition(' ')[2]}"
     assert commands[-1][-2:] == ["--init-from", first.rpartition(" ")[2]]
     assert len(commands) == 4 + 2 + 1
@@ -238,7 +238,7 @@ def test_runs_at_once_have_a_gpu_each_and_are_not_measured_again(tmp_path, monke
     assert (again, places) == (sparse, [])
     late = dataclasses.replace(asked, overrides=["seed=3"], seconds=-1.0)
     found = training_run.run(late)
-    assert "not started, the time is over" in next(found) + next(found)
+    assert "not started: the time limit has passed" in next(found) + next(found)
     with pytest.raises(ValueError, match="2 failed"):
         next(found)
 

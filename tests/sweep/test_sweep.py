@@ -93,7 +93,7 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     command = ["sweep", str(sweep_file(runs=runs)), "--set", f"logging.run_dir={tmp_path}"]
     late = cli_here(*command, "--seconds", "-1")
     assert late.returncode == 1
-    assert late.stdout.count("not started, the time is over") == 2
+    assert late.stdout.count("not started: the time limit has passed") == 2
     assert "2 of 2 runs are not finished: dense-relu-seed0, l1-0.1-seed0" in late.stderr
     done = cli_here(*command)
     assert done.returncode == 0, done.stderr

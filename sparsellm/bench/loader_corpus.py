@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -16,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparsellm.cores import usable_cores
 from sparsellm.data.corpus import Corpus, load_corpus
 from sparsellm.data.held_out import documents_in_order
 from sparsellm.data.tokenize_corpus import tokenize
-from sparsellm.data.workers import worker_context
+from sparsellm.data.workers import begin_worker, worker_context
 
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "tokens")
 ROW_GROUP = 1000  # documents per row group, as in the hub's files
@@ -51,7 +51,7 @@ def rewrite(
     Raises:
         FileNotFoundError, ValueError: the corpus cannot be read.
     """
-    processes = os.cpu_count() or 1
+    processes = usable_cores()
     options: dict[str, Any] = {"num_shards": num_shards, "copies": copies}
     options["document_characters"] = document_characters
     if kind == "tokens":
@@ -63,7 +63,7 @@ def rewrite(
         work = partial(_write, corpus, kind, own, copies, document_characters)
         num_parts = min(processes, num_shards)
         parts = [range(part, num_shards, num_parts) for part in range(num_parts)]
-        with ProcessPoolExecutor(num_parts, worker_context()) as pool:
+        with ProcessPoolExecutor(num_parts, worker_context(), begin_worker) as pool:
             list(pool.map(work, parts, repeat(num_shards)))
         (own / "done").touch()
     return load_corpus("local", files=[str(own / f"*.{kind}")])

@@ -10,7 +10,6 @@ per millisecond each); the loader should deliver ten times that on the 16 cores 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
@@ -23,6 +22,7 @@ import psutil
 
 from sparsellm.bench.loader_corpus import rewrite
 from sparsellm.bench.record import Measurement
+from sparsellm.cores import usable_cores
 from sparsellm.data import TokenLoader, load_corpora, load_tokenizer
 from sparsellm.data.corpus import Corpus
 
@@ -98,7 +98,7 @@ def run(
             )
             found = (written,)
         ranks = _run_ranks(case | {"resume_after": resume_after}, found, seconds)
-    case["cores"] = os.cpu_count()
+    case["cores"] = usable_cores()
     rate = sum(rank["rate"] for rank in ranks)
     figures = [
         ("throughput", rate, "tokens/s"),

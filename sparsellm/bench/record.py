@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import platform
 import shlex
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsellm.cores import usable_cores
 from sparsellm.runs.files import read_json_lines
 from sparsellm.runs.session import commit
 
@@ -69,9 +69,9 @@ def hardware() -> str:
 
     if torch.cuda.is_available():
         return (
-            f"{torch.cuda.device_count()}× {torch.cuda.get_device_name()}, {os.cpu_count()} cores"
+            f"{torch.cuda.device_count()}× {torch.cuda.get_device_name()}, {usable_cores()} cores"
         )
-    return f"{platform.machine()}, {os.cpu_count()} cores"
+    return f"{platform.machine()}, {usable_cores()} cores"
 
 
 def read(path: Path = RESULTS) -> list[dict[str, Any]]:

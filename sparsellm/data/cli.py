@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsellm.arguments import check_out, positive_int
+from sparsellm.cores import usable_cores
 
 if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
     from sparsellm.data.corpus import Corpus
@@ -41,7 +41,10 @@ def add_data_parser(commands: Any) -> None:
     tokenize.add_argument("out", type=Path, metavar="DIR", help="where to")
     _add_source_arguments(tokenize)
     tokenize.add_argument(
-        "--workers", type=positive_int, default=os.cpu_count(), help="processes (default: a core)"
+        "--workers",
+        type=positive_int,
+        default=usable_cores(),
+        help="processes (default: one per core)",
     )
     tokenize.set_defaults(run=_tokenize)
 

@@ -19,7 +19,7 @@ from sparsellm.data.shards import Shard, identity, read_about
 from sparsellm.data.stream import MOST_DOCUMENTS, with_eot
 from sparsellm.data.token_shards import TokenWriter
 from sparsellm.data.tokenizer import load_tokenizer
-from sparsellm.data.workers import worker_context
+from sparsellm.data.workers import begin_worker, worker_context
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _run(
         for shard, path in wanted:
             yield work(shard, path)
         return
-    with ProcessPoolExecutor(num_workers, mp_context=worker_context()) as pool:
+    with ProcessPoolExecutor(num_workers, worker_context(), begin_worker) as pool:
         futures: list[Future[Tokenised]] = [pool.submit(work, *pair) for pair in wanted]
         try:
             for future in as_completed(futures):

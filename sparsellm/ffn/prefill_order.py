@@ -10,8 +10,9 @@ from torch.utils.hooks import RemovableHandle
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.types import TokenOrder
 
-# Fewer tokens, such as those of decoding steps, are hardly worth a sort.
-MIN_TOKENS = 1024
+# Fewer tokens are not worth the sort and the permutation. At 16,384 tokens an FFN of 2048/5632
+# takes 0.744 ms in token order and 0.802 ms without, at 2,048 tokens more than without (H200).
+MIN_TOKENS = 8192
 
 
 class PrefillOrder:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from sparsellm import __version__
+from sparsellm.cores import usable_cores
 from sparsellm.estimate import count_parameters, estimate_memory, train_flops_per_token
 from sparsellm.recipe import Recipe
 
@@ -36,8 +37,7 @@ class Machine:
     def present(cls) -> Machine:
         """This machine; GPUs as CUDA_VISIBLE_DEVICES leaves them."""
         names, memory = _gpus_by_nvml() or (_gpus_by_driver(), None)
-        cores = len(psutil.Process().cpu_affinity() or []) or os.cpu_count() or 1
-        return cls(names, memory if names else None, cores, psutil.virtual_memory().total)
+        return cls(names, memory if names else None, usable_cores(), psutil.virtual_memory().total)
 
 
 @dataclass(frozen=True)

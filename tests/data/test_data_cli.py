@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from itertools import islice
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -161,3 +165,31 @@ def test_inspect_counts(texts, capsys):
     assert "--- sample 1 ---\ndocument 1 of 0" in shown
     assert main([*command, "--limit", "10", "--files", *files]) == 0
     assert "(the first 10)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_processes_that_tokenize_die_with_a_killed_command(tmp_path):
+    text = json.dumps({"text": "a document " * 400}) + "\n"
+    for shard in range(4):
+        (tmp_path / f"{shard}.jsonl").write_text(text * 20_000)
+    command = [
+        sys.executable,
+        "-m",
+        "sparsellm",
+        "data",
+        "tokenize",
+        "local",
+        str(tmp_path / "out"),
+    ]
+    command += ["--files", f"{tmp_path}/*.jsonl", "--tokenizer", "bytes", "--workers", "2"]
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children, deadline = [], time.monotonic() + 60
+    # The resource tracker, the server of processes and two of these.
+    while len(children) < 4 and time.monotonic() < deadline:
+        children = process.children(recursive=True)
+        time.sleep(0.05)
+    assert len(children) >= 4
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive

@@ -26,6 +26,13 @@ def test_the_citation_has_the_packages_version():
     assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
+def test_the_changelog_starts_with_the_packages_version():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+)", text, re.MULTILINE)
+    assert newest
+    assert newest[1] == sparsellm.__version__
+
+
 def test_public_names_are_there_and_need_no_torch_to_be_listed():
     assert sorted(sparsellm.__all__) == ["__version__", "accelerate", "restore"]
     assert all(hasattr(sparsellm, name) for name in sparsellm.__all__)

@@ -32,8 +32,8 @@ class Activity:
     """How often each neuron fired over a window of training tokens."""
 
     fired_LN: Tensor  # int64: tokens for which it was not zero
-    tokens: int  # length of the window
-    step: int  # of the checkpoint
+    tokens: int  # length of the window in tokens
+    step: int  # step of the checkpoint
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RunData:
     """The data of one run that the report shows."""
 
     path: Path
-    label: str  # the folder's name, longer where two runs share it
+    label: str  # the folder's name, with parent folders if two runs share it
     recipe: Recipe
     train: Records  # at least one
     validation: Records
@@ -49,12 +49,12 @@ class RunData:
     activity: Activity | None  # None without a checkpoint, or before any neuron was counted
     costs: Costs | None  # of a layer's FFN per micro-batch, ms; None where none were measured
     analysis: dict[str, Any] | None  # `sparsellm analyze`'s statistics, of the newest
-    sessions: Records  # its processes, by their start; none in runs that did not record them
-    session_ends: dict[str, dict[str, Any]]  # by the session's id
+    sessions: Records  # its processes in order of their start; empty if the run did not record them
+    session_ends: dict[str, dict[str, Any]]  # by session id
 
     @property
     def resumed_at(self) -> list[int]:
-        """First recorded steps of later processes."""
+        """The first recorded step of each process after the first."""
         if self.sessions:
             later = [session["step"] for session in self.sessions[1:]]
             firsts = [next((r["step"] for r in self.train if r["step"] > s), None) for s in later]
@@ -63,7 +63,7 @@ class RunData:
 
     @property
     def seconds(self) -> float:
-        """Wall time of all its processes up to their end, or their last record."""
+        """Wall time of all processes, each up to its end or its last record."""
         if self.sessions:
             return sum(self._session_seconds(session) for session in self.sessions)
         ends = [early["seconds"] for early, _ in self._restarts()]
@@ -72,7 +72,7 @@ class RunData:
     def _session_seconds(self, session: dict[str, Any]) -> float:
         if session["id"] in self.session_ends:
             return self.session_ends[session["id"]]["seconds"]
-        # It is training, or was killed and nothing came after it.
+        # The process is still training, or was killed and none came after it.
         own = self.train[-1] if self.train[-1]["step"] > session["step"] else None
         return session["startup_seconds"] + (own["seconds"] if own else 0.0)
 
@@ -102,7 +102,7 @@ def without_records(run_path: Path) -> str | None:
 
 
 def _labels(paths: list[Path]) -> list[str]:
-    """Folder names: `train --fresh` leaves two runs of one recipe name. Longer where they clash."""
+    """Folder names; with parent folders if they clash, as after `train --fresh`."""
     whole = [path.resolve() for path in paths]
     labels = [path.name for path in whole]
     for depth in range(2, max(len(path.parts) for path in whole) + 1):

@@ -1,7 +1,7 @@
-"""How every figure is drawn: colours, axes, and SVG that reads on light and dark pages.
+"""How every figure is drawn: colours, axes, and SVG that is legible on light and dark pages.
 
-A figure is drawn and saved within `style`. Colours are those of style.css; series take them in
-turn, with a marker of their own once they begin again.
+A figure is drawn and saved within `style`. Colours are those of style.css; series use them in turn,
+with a different marker each time the colours repeat.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SERIES = (
     "#773300",
     "#553355",
 )
-# What each becomes where the reader prefers a dark page.
+# The replacement of each colour if the reader prefers dark pages.
 DARK = {
     PAGE: "#14171b",
     TEXT: "#e8ebef",
@@ -54,7 +54,7 @@ _STYLE: dict[str, Any] = {
     "axes.prop_cycle": f"cycler('color', {list(SERIES)})",
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,  # 4.3706, not 7.25 beside 1e-6 + 4.37061
+    "axes.formatter.useoffset": False,  # 4.3706, not 7.25 with an offset of 1e-6 + 4.37061
     "grid.color": GRID,
     "legend.facecolor": PAGE,
     "legend.edgecolor": LINE,
@@ -66,15 +66,15 @@ _STYLE: dict[str, Any] = {
     "ytick.color": MUTED,
     "xtick.labelcolor": TEXT,
     "ytick.labelcolor": TEXT,
-    "font.family": ["DejaVu Sans"],  # it comes with matplotlib: the same layout everywhere
+    "font.family": ["DejaVu Sans"],  # matplotlib includes it: the same layout everywhere
     "svg.fonttype": "none",  # text stays text: small files that can be searched
-    "svg.hashsalt": "sparsellm",  # the same bytes from the same figure
+    "svg.hashsalt": "sparsellm",  # the same figure always gives the same bytes
 }
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Within it, figures get the colours and sizes of this module."""
+    """Context in which figures get the colours and sizes of this module."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
@@ -156,12 +156,12 @@ def color(index: int) -> str:
 
 
 def marker(index: int) -> str:
-    """Of the series with this number; with its colour no other of the first 24 has it."""
+    """Marker of the series with this number; among the first 24, no two share marker and colour."""
     return _MARKERS[index % len(_MARKERS)]
 
 
 def points_style(index: int) -> dict[str, Any]:
-    """Markers without a line, of the series with this number."""
+    """Style of markers without a line, for the series with this number."""
     return {
         "color": color(index),
         "marker": marker(index),
@@ -182,7 +182,7 @@ def svg_text(figure: Figure, title: str, caption: str = "") -> str:
 
     Args:
         figure: drawn within `style`, in which this is called too.
-        title: what a screen reader says of it.
+        title: description for screen readers.
         caption: a line below the figure, such as hardware and commit.
     """
     if caption:
@@ -191,12 +191,12 @@ def svg_text(figure: Figure, title: str, caption: str = "") -> str:
     figure.savefig(out, format="svg", metadata={"Title": title, "Date": None, "Creator": None})
     text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
     text = text.replace("</style>", f"{_dark_rules()}</style>", 1)
-    # Readers that lack the font take one as wide, or narrower.
+    # Viewers without the font use one that is as wide or narrower.
     return text.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
 
 
 def _dark_rules() -> str:
-    """A program without media queries shows the light colours: those stand in the elements."""
+    """CSS for dark pages; elements have the light colours, for viewers without media queries."""
     rules = [
         f'[style*="{kind}: {light}"] {{ {kind}: {dark} !important }}'
         for light, dark in DARK.items()

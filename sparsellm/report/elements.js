@@ -1,7 +1,7 @@
 // Building blocks of the page: elements, a chart's frame, its controls, tooltip and table.
 
 const SVG = "http://www.w3.org/2000/svg";
-// With the colour, the dashes tell the runs apart; they also outlive a copier.
+// Dashes tell runs apart in addition to colour, also on black-and-white prints.
 const DASHES = ["", "7 3", "2 2", "9 3 2 3", "12 4", "4 4", "1 3", "9 2 2 2 2 2"];
 const COLORS = 8;
 
@@ -28,7 +28,7 @@ function swatch(attributes) {
   return svg("svg", { width: 26, height: 12, "aria-hidden": "true" }, line);
 }
 
-// A figure with title, note, controls, plot and folded table; `draw` fills `plot` at its width.
+// A figure with title, note, controls, plot and collapsed table; `draw` fills `plot` at its width.
 class Chart {
   constructor(host, spec, state) {
     this.spec = spec;
@@ -61,7 +61,7 @@ class Chart {
         this.details,
       ),
     );
-    // After a tap the values stay, until the next tap elsewhere.
+    // After a tap the values stay visible until the next tap elsewhere.
     this.plot.addEventListener("pointerleave", (event) => {
       if (event.pointerType !== "touch") this.hideTooltip();
     });
@@ -99,7 +99,7 @@ class Chart {
     return this.state.runs.filter((run) => this.state.visible.has(run.index));
   }
 
-  // Begins a drawing: the plot is emptied, the width is what the page gives, at least a phone's.
+  // Starts a drawing: empties the plot and takes the page's width, at least that of a phone.
   begin() {
     this.hideTooltip();
     const width = Math.max(240, Math.floor(this.state.printWidth || this.plot.clientWidth || 480));
@@ -117,11 +117,11 @@ class Chart {
     this.end();
   }
 
-  // `x` and `y` in pixels of the plot; the box stays inside it.
+  // `x` and `y` are pixels of the plot; the tooltip stays inside it.
   showTooltip(x, y, title, rows) {
     this.tooltip.replaceChildren(html("strong", {}, title), ...rows);
     this.tooltip.hidden = false;
-    this.tooltip.style.left = "0"; // its width is measured where nothing squeezes it
+    this.tooltip.style.left = "0"; // its width is measured where it has room
     const { offsetWidth: width, offsetHeight: height } = this.tooltip;
     const left = x + 14 + width > this.plot.clientWidth ? x - 14 - width : x + 14;
     this.tooltip.style.left = `${Math.max(0, Math.min(left, this.plot.clientWidth - width))}px`;

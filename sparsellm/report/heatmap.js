@@ -1,4 +1,4 @@
-// Layers over training tokens, one picture a run, all on one colour scale.
+// Layers over training tokens: one image per run, all on one colour scale.
 
 const VIRIDIS = [
   "440154",
@@ -54,7 +54,7 @@ class HeatChart extends Chart {
       "aria-label": this.summary(run),
     });
     const end = x.at(run.heat.x[run.heat.x.length - 1]) * box.width;
-    // Layer l fills from l - ½ to l + ½, the first one at the bottom.
+    // Layer l covers l - ½ to l + ½; the first layer is at the bottom.
     const y = makeScale("linear", [], { domain: [-0.5, run.layers - 0.5] });
     y.ticks = () =>
       linearTicks(0, run.layers - 1, Math.min(rows / 20, run.layers)).filter(Number.isInteger);
@@ -76,7 +76,7 @@ class HeatChart extends Chart {
     this.plot.append(image);
   }
 
-  // One pixel a layer and screen column; a column shows the record nearest to it.
+  // One pixel per layer and screen column; a column shows the nearest record.
   pixels(run, x, end, boxWidth) {
     const canvas = html("canvas", { width: Math.max(1, Math.round(end)), height: run.layers });
     const context = canvas.getContext("2d");
@@ -151,7 +151,7 @@ class HeatChart extends Chart {
     return `${this.spec.title}, ${run.label}: ${run.layers} layers over ${format(run.heat.x[run.heat.x.length - 1])} training tokens. At the end ${this.text(low)} to ${this.text(high)} (${this.spec.unit}).`;
   }
 
-  // Layers down, five records across.
+  // Rows are layers, columns five records.
   rows() {
     const head = ["run and layer"];
     const lines = [];

@@ -3,7 +3,7 @@
 const HEIGHT = 280;
 const PRINT_HEIGHT = 215;
 const TABLE_ROWS = 60;
-const MANY = 10; // lines: the tooltip then names only those nearest to the pointer
+const MANY = 10; // with more lines, the tooltip names only those nearest to the pointer
 
 class LineChart extends Chart {
   constructor(host, spec, state) {
@@ -109,7 +109,7 @@ class LineChart extends Chart {
     }
   }
 
-  // Dashes of a line that goes up and down all the time are no pattern any more.
+  // Dashes are not recognisable on a line that goes up and down all the time.
   isNoisy(line) {
     let climbed = 0;
     for (let i = 1; i < line.y.length; i++) {

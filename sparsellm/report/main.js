@@ -1,4 +1,4 @@
-// The page: which charts there are, the legend, and when to draw.
+// The page: its charts, the legend, and when to draw.
 
 const { runs, lines: METRICS, heatmaps: LAYER_METRICS } = JSON.parse(
   document.getElementById("data").textContent,
@@ -20,7 +20,7 @@ function lineChart(host, spec) {
   charts.push(new LineChart(document.getElementById(host), { ...spec, options }, state));
 }
 
-// A chart of one or more of the recorded lines; one that no run has is left out.
+// A chart of one or more recorded lines; omitted if no run has them.
 function overTokens(host, id, title, yLabel, names, spec = {}) {
   const lines = Object.entries(names);
   const least = spec.least || 1;
@@ -97,7 +97,7 @@ function addTrainingCharts() {
       least: 2,
       yFormat: percent,
       note: limited.length
-        ? `The first rows of each task only, no result to report: ${limited.map((run) => run.label).join(", ")}.`
+        ? `Only the first rows of each task, not a result to report: ${limited.map((run) => run.label).join(", ")}.`
         : "",
     },
   );
@@ -124,7 +124,7 @@ function addLastRecordCharts() {
   lineChart("now", {
     id: "position",
     title: "Non-zeros by position",
-    note: "Means over stretches that double in length; a point stands at the first position of its stretch.",
+    note: "Means over stretches that double in length; a point is drawn at the first position of its stretch.",
     xLabel: "position in the sequence, from 1",
     xUnit: "(position)",
     yLabel: "non-zeros per token",
@@ -142,8 +142,8 @@ function addLastRecordCharts() {
     ...counts,
     id: "distribution",
     title: "Distribution over tokens",
-    note: "All layers together. On a log axis the lower edge stands for zero.",
-    yLabel: "share of tokens a non-zero",
+    note: "All layers together. On a log axis the lower edge means zero.",
+    yLabel: "share of tokens per non-zero",
     yFormat: percent,
     series: (run) => ({
       run,
@@ -158,7 +158,7 @@ function addLastRecordCharts() {
     ...counts,
     id: "tail",
     title: "Tail of the distribution",
-    note: "How many tokens have at least so many non-zeros: what a packed format must hold.",
+    note: "Share of tokens with at least x non-zeros: the capacity that a packed format needs.",
     yLabel: "share of tokens with at least x",
     yFormat: percent,
     series: (run) => ({
@@ -230,7 +230,7 @@ function redrawOnResize() {
     cancelAnimationFrame(waiting);
     waiting = requestAnimationFrame(drawAll);
   });
-  // Half of a page in two columns, so that text keeps its size on paper.
+  // Half of a page, in two columns, so that text keeps its size in print.
   const print = (printWidth) => () => {
     state.printWidth = printWidth;
     drawAll();

@@ -21,11 +21,11 @@ def render_page(runs: list[RunData], sweep: tuple[str, str] | None = None) -> st
     """The HTML of the report, which loads nothing else from network or disk.
 
     Args:
-        runs: what is shown.
-        sweep: heading and HTML of the sweep that they are of.
+        runs: the runs to show.
+        sweep: heading and HTML of the runs' sweep, if there is one.
     """
     names = ", ".join(run.label for run in runs)
-    # One scope for all scripts: no names leak into the page.
+    # One function scope for all scripts: no global names.
     script = "\n".join(_file(name) for name in _SCRIPTS)
     parts = {
         "TITLE": escape(f"{names}: sparsellm report"),
@@ -42,12 +42,12 @@ def render_page(runs: list[RunData], sweep: tuple[str, str] | None = None) -> st
         "DATA": json_for_script({"runs": [run_series(run) for run in runs], **chart_specs(runs)}),
         "SCRIPT": f'(() => {{\n"use strict";\n{script}\n}})();',
     }
-    # One pass: what is put in is not searched again.
+    # A single pass: inserted text is not searched for placeholders.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], _file("page.html"))
 
 
 def json_for_script(content: Any) -> str:
-    """JSON that cannot end the ``<script>`` element it stands in, nor open a comment there."""
+    """JSON that can neither end the ``<script>`` element around it nor open a comment there."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

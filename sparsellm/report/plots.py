@@ -21,8 +21,8 @@ def plot_run(run_path: Path) -> list[Path]:
     """Writes ``<run>/plots/training.png`` and ``sparsity.png``.
 
     Raises:
-        FileNotFoundError: the folder is not a run, or has lost its recipe.
-        ValueError: it has no record yet, or a file of it is damaged.
+        FileNotFoundError: the folder is not a run, or its recipe is missing.
+        ValueError: the run has no record yet, or a file of it is damaged.
     """
     records = read_metrics(run_path)
     train = [r for r in records if r["kind"] == "train"]
@@ -107,7 +107,7 @@ def _sparsity_figure(recipe: Recipe, train: Records) -> Figure:
     drawing.log_scale(histogram.xaxis, linear_below=1)
     drawing.log_scale(histogram.yaxis)
     title = "Tokens by non-zeros, last record, all layers"
-    drawing.label(histogram, title, "non-zeros of a token", "share a non-zero")
+    drawing.label(histogram, title, "non-zeros per token", "share per non-zero")
     return figure
 
 
@@ -118,7 +118,7 @@ def _heatmap(
 
     layers = list(range(len(rows[0])))
     values = [[row[layer] for row in rows] for layer in layers]
-    if len(tokens) == 1:  # a mesh needs two columns
+    if len(tokens) == 1:  # a mesh needs at least two columns
         tokens, values = [0, *tokens], [[v[0], v[0]] for v in values]
     norm: Normalize = Normalize(0, max(1.0, *map(max, values)))
     if log:
@@ -132,7 +132,7 @@ def _heatmap(
 
 
 def _named_layers(count: int) -> set[int]:
-    """Up to eight layers for a legend, the first and the last among them."""
+    """Up to eight layers for a legend, including the first and the last."""
     most = min(count, 8)
     return {round(i * (count - 1) / max(most - 1, 1)) for i in range(most)}
 

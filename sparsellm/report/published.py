@@ -1,4 +1,4 @@
-"""Published figures that ours are shown beside.
+"""Published figures with which ours are compared.
 
 Paper: arXiv 2603.23198, its λ = 2e-5, per GPU of a node of eight H100 (its energy implies SXM),
 1,048,576 tokens per step.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Sides(NamedTuple):
-    """The same quantity of the dense and of the sparse model."""
+    """One quantity for the dense and the sparse model."""
 
     dense: float
     sparse: float
@@ -22,7 +22,7 @@ class Sides(NamedTuple):
 
 
 class PaperModel(NamedTuple):
-    """A size of the paper's, per GPU."""
+    """A model size of the paper; figures per GPU."""
 
     name: str
     layers: int
@@ -80,7 +80,7 @@ PAPER_WIDTH = 5632  # neurons of a gated FFN
 
 
 class PaperRun(NamedTuple):
-    """A 1.5B model of the paper's."""
+    """A 1.5B model of the paper."""
 
     name: str
     nnz: float  # mean non-zeros per token
@@ -96,12 +96,12 @@ PAPER_RUNS = (
     PaperRun("λ 2e-5, re-initialised", 29, 2.298, 46.6, 1.191),
     PaperRun("SiLU", 5632, 2.240, 47.1, None),
 )
-PAPER_CORRELATION = -0.996  # of a layer's mean non-zeros with its speed-up
+PAPER_CORRELATION = -0.996  # correlation of a layer's mean non-zeros with its speed-up
 PAPER_DEAD = 0.30  # at λ 2e-5: over this share of the neurons
 
 
 class KernelTimes(NamedTuple):
-    """The kernels that the paper's authors published, run once for this project beside dense."""
+    """Times of the kernels that the paper's authors published, measured once beside dense."""
 
     pattern: str
     nnz: int

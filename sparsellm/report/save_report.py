@@ -1,4 +1,4 @@
-"""Writes the report: the page and each run's PNGs."""
+"""Writes the report: the page and the PNGs of each run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> list[Path]:
     """Writes the page of these runs and the PNGs of each; returns the files, the page first.
 
     Args:
-        run_paths: run folders; one that is named twice counts once.
+        run_paths: run folders; duplicates are ignored.
         out: the page; by default ``report.html`` in the run's folder, or in the working
             directory if there are several runs.
 

@@ -3,7 +3,7 @@
 const TRANSFORMS = {
   linear: { to: (v) => v, from: (p) => p },
   log: { to: (v) => Math.log10(v), from: (p) => 10 ** p },
-  // Counts: zero has a place, large values are as on a log scale.
+  // For counts: zero is shown, large values are as on a log scale.
   log1p: { to: (v) => Math.log10(1 + v), from: (p) => 10 ** p - 1 },
 };
 
@@ -35,7 +35,7 @@ function makeScale(kind, values, { fromZero = false, domain = null, pad = 0 } = 
     kind,
     low: from(begin),
     high: from(end),
-    // What a log scale cannot show lies on its lower edge.
+    // Values that a log scale cannot show are drawn at its lower edge.
     at: (v) => (kind === "log" && v <= 0 ? 0 : (to(v) - begin) / (end - begin)),
     value: (share) => from(begin + share * (end - begin)),
     ticks: (count) => ticks(kind, from(begin), from(end), count),
@@ -71,7 +71,7 @@ function linearTicks(low, high, count) {
   return found;
 }
 
-// 1, 2, 5 of each decade where they fit, else whole decades, else every second, third, …
+// 1, 2, 5 of each decade if they fit, or whole decades, or every second, third, …
 function decadeTicks(low, high, count) {
   const first = Math.floor(Math.log10(low));
   const last = Math.ceil(Math.log10(high));
@@ -104,7 +104,7 @@ function format(value, thousands = 1e4) {
   return String(Number(value.toPrecision(4)));
 }
 
-// The numbers of one axis: all of them with k where one has it.
+// The numbers of one axis: if one uses k, all do.
 function tickTexts(values, write = format) {
   const thousands = extent(values)[1] >= 1e4 ? 1e3 : 1e4;
   return values.map((value) => write(value, thousands));

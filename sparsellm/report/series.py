@@ -46,7 +46,7 @@ def run_series(run: RunData) -> dict[str, Any]:
 
 
 def chart_specs(runs: list[RunData]) -> dict[str, list[dict[str, Any]]]:
-    """What main.js draws of `METRICS` as lines and of `LAYER_METRICS` as heatmaps, in order."""
+    """The charts that main.js draws: lines of `METRICS`, heatmaps of `LAYER_METRICS`, in order."""
 
     def is_drawn(metric: LayerMetric) -> bool:
         if not metric.if_different:
@@ -158,7 +158,7 @@ def thin(points: list[tuple[int, float]], limit: int) -> list[tuple[int, float]]
 
 def _heat(train: Records) -> dict[str, Any]:
     columns = min(len(train), MAX_COLUMNS)
-    # Evenly over the records, both ends included.
+    # Evenly spaced records, including both ends.
     chosen = [train[round(i * (len(train) - 1) / max(columns - 1, 1))] for i in range(columns)]
     heat = {
         m.name: [_rounded(m.values(record)) for record in chosen]

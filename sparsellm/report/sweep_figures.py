@@ -1,4 +1,4 @@
-"""A sweep's figures: those of the paper that its records and analyses can make."""
+"""A sweep's figures: those of the paper for which it has records and analyses."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class SweepFigure(NamedTuple):
     name: str  # of its file
     title: str
     svg: str | None  # None: none of its panels could be drawn
-    missing: list[str]  # a sentence for each panel that could not
+    missing: list[str]  # a sentence for each panel that could not be drawn
 
 
 def sweep_figures(sweep: SweepData) -> Iterator[SweepFigure]:
-    """Draws what there are records and analyses for."""
+    """Draws the figures for which there are records and analyses."""
     with drawing.style():
         for name, (title, of_figure) in FIGURES.items():
             yield _drawn(sweep, name, title, of_figure)
@@ -72,7 +72,7 @@ def _drawn(sweep: SweepData, name: str, title: str, of_figure: list[Panel]) -> S
             missing.append(reason)
     if not drawn:
         return SweepFigure(name, title, None, missing)
-    # Room for those that stayed: the grid was made for all of them.
+    # Resize to the remaining panels: the grid was made for all of them.
     columns = len(drawn) if len(drawn) <= 3 else 2 if len(drawn) == 4 else 3
     rows = -(-len(drawn) // columns)
     grid = figure.add_gridspec(rows, columns)

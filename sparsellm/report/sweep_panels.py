@@ -1,7 +1,7 @@
 """Panels of a sweep's figures with a marker per group: against non-zeros, λ, target and size.
 
-A panel draws on axes that it is handed; one that lacks what it needs returns a sentence that says
-so. Groups keep their colour and marker in all panels.
+A panel draws on the given axes; if its data is missing, it returns a sentence that says so.
+Groups keep their colour and marker in all panels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparsellm.report.sweep_runs import Group, SweepData, last_nnz
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Panel = Callable[[SweepData, "Axes"], str | None]  # the sentence, where it draws nothing
+Panel = Callable[[SweepData, "Axes"], str | None]  # the reason, if nothing was drawn
 Points = Callable[[Group], Sequence[tuple[float, float]]]
 
 NNZ = "non-zeros per token, mean over layers"
@@ -33,7 +33,7 @@ _NO_FORWARD = "no forward was measured (`sparsellm bench forward RUN… --record
 NO_LAYERS = _NO_FORWARD.replace("--record", "--layers --record")
 
 
-# Of the paper's runs of 1.5B, and of its sizes.
+# Values of the paper's 1.5B runs, and of its model sizes.
 _RUNS, _SIZES = "*X+x", "1234"
 
 

@@ -43,10 +43,10 @@ NOTE = (
 
 
 def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
-    """Writes page, summary and figures into the sweep's folder; returns them, the page first.
+    """Writes page, summary and figures into the sweep's folder; returns the files, the page first.
 
     Raises:
-        FileNotFoundError: the folder is not a sweep's.
+        FileNotFoundError: the folder is not a sweep.
         ValueError: a file is damaged, or the page cannot be written.
     """
     out = out or folder / REPORT_FILE
@@ -61,7 +61,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
             write_atomically(path, figure.svg)
             images.append(path)
         else:
-            path.unlink(missing_ok=True)  # of an earlier state of the sweep
+            path.unlink(missing_ok=True)  # figures of an earlier state of the sweep
         shown.append(_shown(figure))
     rows = [_row(sweep, group) for group in sweep.groups]
     write_atomically(folder / SUMMARY_FILE, json.dumps(summary(sweep), indent=1) + "\n")
@@ -78,7 +78,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
 
 
 def summary(sweep: SweepData) -> list[dict[str, Any]]:
-    """A group an entry, plain numbers."""
+    """One entry per group, as plain numbers."""
     return [
         {
             "group": g.name,
@@ -133,7 +133,7 @@ def _markdown(rows: list[list[str]]) -> str:
 
 
 def _shown(figure: SweepFigure) -> str:
-    """The figure with its title, and sentences on what could not be drawn."""
+    """The figure with its title, and notes on panels that could not be drawn."""
     title = escape(figure.title)
     image = ""
     if figure.svg is not None:

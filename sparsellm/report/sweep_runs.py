@@ -1,4 +1,4 @@
-"""Reads a sweep's folder: its runs by group, and what each group came to."""
+"""Reads a sweep's folder: its runs by group, and the results of each group."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from sparsellm.runs.files import read_json_lines, read_model
 
 SWEEP_FILE = "sweep.json"
 BENCH_FILE = "bench.jsonl"  # `sparsellm bench forward RUN… --record <sweep>/bench.jsonl`
-_LAST_SHARE = 0.1  # of a run's steps: non-zeros of one step are noisy
+_LAST_SHARE = 0.1  # share of a run's steps that is averaged: non-zeros of one step are noisy
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     name: str
     runs: list[RunData]
-    bench: list[dict[str, Any]] = field(default_factory=list)  # recorded lines about these runs
+    bench: list[dict[str, Any]] = field(default_factory=list)  # benchmark records about these runs
 
     @property
     def recipe(self) -> Any:
-        """Of the first run; the others' but for the seed."""
+        """The recipe of the first run; the others' differ only in the seed."""
         return self.runs[0].recipe
 
     @property
@@ -51,7 +51,7 @@ class Group:
 
     @property
     def l1_coefficient(self) -> float:
-        """λ at the end: where a controller moved it, where it came to."""
+        """λ at the end of the run, also if a controller moved it."""
         return statistics.fmean(run.train[-1]["l1_coefficient"] for run in self.runs)
 
     @property
@@ -69,13 +69,13 @@ class Group:
         return [evaluation.mean.value for evaluation in newest if evaluation.mean]
 
     def measured(self, bench: str, metric: str) -> list[dict[str, Any]]:
-        """What a benchmark recorded of the group's checkpoints."""
+        """Values that a benchmark recorded for the group's checkpoints."""
         return [r for r in self.bench if (r["bench"], r["metric"]) == (bench, metric)]
 
 
 @dataclass(frozen=True)
 class SweepData:
-    """A sweep as far as it has been run."""
+    """A sweep, as far as it has run."""
 
     name: str
     description: str
@@ -84,7 +84,7 @@ class SweepData:
 
     @property
     def taken_on(self) -> str:
-        """Devices and commits of the runs' processes, as figures say them."""
+        """Devices and commits of the runs' processes, as figures state them."""
         sessions = [s for g in self.groups for run in g.runs for s in run.sessions]
         devices = dict.fromkeys(f"{s['ranks']}× {s['device']}" for s in sessions)
         commits = dict.fromkeys(s["commit"] for s in sessions if s["commit"])
@@ -93,7 +93,7 @@ class SweepData:
 
     @property
     def dense_relu(self) -> float | None:
-        """Mean held-out loss of gated ReLU without L1: what zeros are compared with."""
+        """Mean held-out loss of gated ReLU without L1, the baseline of sparse runs."""
         return self._mean_loss(lambda r: r.ffn.activation == "relu" and r.ffn.gated and _no_l1(r))
 
     @property
@@ -110,14 +110,14 @@ def read_sweep(folder: Path) -> SweepData:
     """Reads every run that has begun.
 
     Raises:
-        FileNotFoundError: the folder is not a sweep's, or none of its runs has begun.
+        FileNotFoundError: the folder is not a sweep, or none of its runs has begun.
         ValueError: a file is damaged.
     """
     path = folder / SWEEP_FILE
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} is not a sweep: it has no {SWEEP_FILE}; give such as runs/quality, which "
-            "`sparsellm sweep` writes"
+            f"{folder} is not a sweep: it has no {SWEEP_FILE}; give a folder that "
+            "`sparsellm sweep` wrote, such as runs/quality"
         )
     content = read_model(path, _SweepFile, "run the sweep again")
     bench_lines = _lines(folder / BENCH_FILE)
@@ -149,7 +149,7 @@ def last_nnz(run: RunData) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half the range of a few seeds; 0 of one."""
+    """Half the range over the seeds; 0 for one seed."""
     return (max(values) - min(values)) / 2 if values else math.nan
 
 

@@ -16,7 +16,7 @@ _NOT_COMPARED = ("name", "description", "logging.run_dir")
 
 
 def summary_table(runs: list[RunData]) -> str:
-    """One row a quantity, one column a run."""
+    """One row per quantity, one column per run."""
     rows: dict[str, Callable[[RunData], str]] = {
         "Parameters": lambda r: f"{count_parameters(r.recipe).total:,}",
         "Layers × neurons": lambda r: (
@@ -55,14 +55,14 @@ def _processes(run: RunData) -> str:
 
 
 def _each(values: Iterable[str]) -> str:
-    """The distinct ones, in order."""
+    """The distinct values, in order."""
     return ", ".join(dict.fromkeys(value for value in values if value)) or "not recorded"
 
 
 def difference_table(runs: list[RunData]) -> str:
     """The recipe keys that differ between the runs."""
     if len(runs) == 1:
-        return "<p>One run, so there is nothing to compare; its whole recipe stands below.</p>"
+        return "<p>One run, so there is nothing to compare; its whole recipe is below.</p>"
     flat = [flatten(run.recipe.model_dump(mode="json")) for run in runs]
     keys = dict.fromkeys(key for recipe in flat for key in recipe)
     rows = []
@@ -71,12 +71,12 @@ def difference_table(runs: list[RunData]) -> str:
         if key not in _NOT_COMPARED and len(set(values)) > 1:
             rows.append([key, *values])
     if not rows:
-        return "<p>The recipes are equal but for name, description and folder.</p>"
+        return "<p>The recipes differ only in name, description and folder.</p>"
     return html_table("Recipe keys that differ", ["Key", *(run.label for run in runs)], rows)
 
 
 def recipes(runs: list[RunData]) -> str:
-    """Each run's whole recipe, folded."""
+    """Each run's whole recipe, collapsed."""
     return "\n".join(
         f"<details><summary>Recipe of {escape(run.label)}</summary>"
         f"<pre>{escape(run.recipe.to_yaml())}</pre></details>"
@@ -110,7 +110,7 @@ def evaluation_table(runs: list[RunData]) -> str:
 
 
 def layer_tables(runs: list[RunData]) -> str:
-    """Each run's layers at its last record, folded."""
+    """Each run's layers at its last record, collapsed."""
     parts = []
     for run in runs:
         stats, width = _last(run), run.recipe.model.intermediate_size
@@ -129,7 +129,7 @@ def layer_tables(runs: list[RunData]) -> str:
 
 
 def analysis_tables(runs: list[RunData]) -> str:
-    """What `sparsellm analyze` found: unions by layer, and the tokens that fire least and most."""
+    """Results of `sparsellm analyze`: unions by layer, and the least and most active tokens."""
     parts = []
     for run in runs:
         if run.analysis is None:
@@ -151,7 +151,7 @@ def analysis_tables(runs: list[RunData]) -> str:
             for number, layer in enumerate(run.analysis["layers"])
         ]
         head = ["Layer", "Non-zeros", "99th percentile", "Union of 64", "128", "256"]
-        head += ["Most in a tile of 256", "Of all in the 256 most active", "Never fired"]
+        head += ["Most in a tile of 256", "Share of the 256 most active", "Never fired"]
         ends = [
             [end, ", ".join(f"{t['text']!r} {t['nnz_mean']:.1f}" for t in found[:12])]
             for end, found in run.analysis["tokens_by_nnz"].items()
@@ -197,7 +197,7 @@ def _value(value: Any) -> str:
 
 
 def html_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Row and column heads are marked as such; a wide table scrolls in its own box."""
+    """A table with marked row and column headers; wide tables scroll in their own box."""
     columns = "".join(f"<th scope='col'>{escape(cell)}</th>" for cell in head)
     lines = [
         f"<tr><th scope='row'>{escape(row[0])}</th>"

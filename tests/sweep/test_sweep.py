@@ -258,11 +258,13 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     assert main(["report", "--sweep", str(tmp_path)]) == 0
     capsys.readouterr()
     assert main(["report", "--sweep", str(tmp_path), str(tmp_path / "l1")]) == 1
-    assert "name runs, or one sweep" in capsys.readouterr().err
+    assert "give run folders, or one sweep" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_sweep_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"has no sweep.json; give such as runs/quality"):
+    with pytest.raises(
+        FileNotFoundError, match=r"has no sweep.json; give a folder that `sparsellm sweep` wrote"
+    ):
         read_sweep(tmp_path)
     (tmp_path / "sweep.json").write_text('{"name": "x", "description": "", "runs": []}')
     with pytest.raises(FileNotFoundError, match=r"none of its runs has a record yet"):

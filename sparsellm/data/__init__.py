@@ -44,7 +44,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What `__all__` names, imported when it is asked for: `sparsellm --help` takes no pyarrow."""
+    """Imports names of `__all__` on first use: `sparsellm --help` needs no pyarrow."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -39,20 +39,20 @@ class ShardReader(Protocol):
 
     @property
     def num_blocks(self) -> int | None:
-        """None for a stream, which is read from front to back."""
+        """Number of blocks; None for a stream, which is read from front to back."""
         ...
 
     @property
     def next_block(self) -> int | None:
-        """Of a stream: the only block that can be read now; None: any can."""
+        """The only block that a stream can read now; None if any block can be read."""
         ...
 
     def read(self, block: int) -> Block | None:
-        """A block; None past the end of a stream.
+        """Reads a block; None past the end of a stream.
 
         Raises:
             FileNotFoundError, ValueError, ConnectionError: the shard is gone or damaged, or the
-                network failed; names the shard and the place.
+                network failed; the message names the shard and the place.
         """
         ...
 
@@ -66,7 +66,7 @@ class TextColumn:
 
     Args:
         column: strings, or null.
-        where: what an error calls it, such as ``a.parquet: row group 3``.
+        where: its name in errors, such as ``a.parquet: row group 3``.
         field: name of the column.
     """
 
@@ -87,16 +87,16 @@ class TextColumn:
             return self._column[row].as_py() or ""
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{self._where}, row {row}: {self._field!r} is not UTF-8 ({error}); mend or remove "
-                "the row, or take the shard out of the corpus"
+                f"{self._where}, row {row}: {self._field!r} is not UTF-8 ({error}); repair or "
+                "remove the row, or take the shard out of the corpus"
             ) from error
 
 
 def check_text_column(schema: pa.Schema, shard: Shard) -> None:
-    """Whether a table has the shard's text field, and text in it.
+    """Checks that a table has the shard's text field, with text in it.
 
     Raises:
-        ValueError: it does not; names the columns that there are.
+        ValueError: it does not; the message lists the existing columns.
     """
     field = shard.text_field
     if field not in schema.names:

@@ -12,12 +12,12 @@ from sparsellm.data.tokenizer import Tokens
 # Lanes of one worker read neighbouring blocks of the same shards, or each its own shard.
 MOST_BYTES = 512 * 2**20
 MOST_READERS = 128
-# Of one stream: a lane far behind the others (a huge document) reads from a place of its own.
+# Readers per stream: a lane far behind the others (a huge document) needs its own position.
 MOST_READERS_PER_STREAM = 4
 
 
 class BlockCache:
-    """Documents by shard, block and row; keeps the blocks used last, up to ``most_bytes``.
+    """Documents by shard, block and row; keeps the most recently used blocks, up to ``most_bytes``.
 
     A stream (a compressed file) is read from front to back; it is reopened when an earlier block is
     needed again.
@@ -28,10 +28,10 @@ class BlockCache:
         self._bytes = 0
         self._readers: OrderedDict[str, list[ShardReader]] = OrderedDict()
         self._blocks: OrderedDict[tuple[str, int], Block] = OrderedDict()
-        self._num_blocks: dict[str, int] = {}  # of streams that were read to their end
+        self._num_blocks: dict[str, int] = {}  # of streams that were read to the end
 
     def num_blocks(self, shard: Shard) -> int | None:
-        """Its number of blocks, or None for a stream.
+        """A shard's number of blocks, or None for a stream.
 
         Raises:
             FileNotFoundError, ValueError, ConnectionError: as `open_shard`.

@@ -27,7 +27,7 @@ def add_data_parser(commands: Any) -> None:
     fetch.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
     fetch.add_argument("out", type=Path, metavar="DIR", help="where to")
     fetch.add_argument("--shards", type=positive_int, help="training files (default: all)")
-    fetch.add_argument("--workers", type=positive_int, default=8, help="downloads at once")
+    fetch.add_argument("--workers", type=positive_int, default=8, help="parallel downloads")
     fetch.set_defaults(run=_fetch)
 
     tokenize = actions.add_parser(
@@ -44,7 +44,7 @@ def add_data_parser(commands: Any) -> None:
         "--workers",
         type=positive_int,
         default=usable_cores(),
-        help="processes (default: one per core)",
+        help="parallel processes (default: one per core)",
     )
     tokenize.set_defaults(run=_tokenize)
 
@@ -65,10 +65,12 @@ def add_data_parser(commands: Any) -> None:
 
 def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--files", nargs="+", help="globs or folders in place of the corpus's files"
+        "--files", nargs="+", help="globs or folders that replace the corpus's files"
     )
-    parser.add_argument("--validation-files", nargs="+", help="the same for held-out files")
-    parser.add_argument("--text-field", help="column or key of the text")
+    parser.add_argument(
+        "--validation-files", nargs="+", help="globs or folders that replace its held-out files"
+    )
+    parser.add_argument("--text-field", help="column or key that holds the text")
     parser.add_argument(
         "--tokenizer", default="gpt2", help="gpt2 (default), bytes or hf:ID_OR_PATH"
     )

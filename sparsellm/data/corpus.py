@@ -25,7 +25,7 @@ class Corpus:
     name: str
     train: tuple[Shard, ...]
     validation: tuple[Shard, ...]
-    weight: float = 1.0  # its share of the tokens, beside the other corpora's
+    weight: float = 1.0  # its share of the tokens, relative to the other corpora's weights
 
     @cached_property
     def fingerprint(self) -> str:
@@ -34,7 +34,7 @@ class Corpus:
 
     @cached_property
     def witness(self) -> str | None:
-        """Changes, too, where an edit leaves the fingerprint as it is; see witness.py."""
+        """Changes also on edits that leave the fingerprint unchanged; see witness.py."""
         return witness(self.train)
 
 
@@ -53,7 +53,7 @@ class HubCorpus(StrictModel):
 
 
 class FilesCorpus(StrictModel):
-    """Files of text or of tokens, here or at an address."""
+    """Files of text or tokens, local or at an address."""
 
     description: str = Field("", description="One sentence for people")
     source: Literal["files"]
@@ -73,8 +73,10 @@ class StdlibCorpus(StrictModel):
 
     description: str = Field("", description="One sentence for people")
     source: Literal["stdlib"]
-    validation_percent: float = Field(2, gt=0, lt=50, description="Files held out, % (by hash)")
-    num_shards: PositiveInt = Field(16, description="Groups the training files are dealt into")
+    validation_percent: float = Field(
+        2, gt=0, lt=50, description="Percentage of files held out (by hash)"
+    )
+    num_shards: PositiveInt = Field(16, description="Number of groups of training files")
 
 
 class MixtureCorpus(StrictModel):
@@ -115,7 +117,7 @@ def corpus_path(name_or_path: str) -> Path:
 def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
     """The datasets of the hub that a recipe's corpus, or mixture of corpora, reads.
 
-    A corpus whose file is gone, as on another machine than the one that trained, is left out.
+    A corpus whose file is missing, as on another machine than the one that trained, is omitted.
     """
     found: list[HubCorpus] = []
     for name in [corpus] if isinstance(corpus, str) else corpus:
@@ -138,7 +140,7 @@ def load_corpora(
     validation_files: list[str] | None = None,
     text_field: str | None = None,
 ) -> tuple[Corpus, ...]:
-    """The corpora of a run with their weights; one, unless it is a mixture.
+    """The corpora of a run with their weights; a single one unless it is a mixture.
 
     Args:
         corpus: a name or file as for `load_corpus`, or the weight of each by name or file.
@@ -165,8 +167,8 @@ def load_corpora(
         weights = corpus
     if files or validation_files or text_field:
         raise ValueError(
-            "data.files, data.validation_files and data.text_field are of one corpus; in a mixture "
-            "give each a YAML file of its own"
+            "data.files, data.validation_files and data.text_field apply to a single corpus; in a "
+            "mixture give each a YAML file of its own"
         )
     corpora = tuple(replace(load_corpus(name), weight=w) for name, w in weights.items())
     names = [c.name for c in corpora]
@@ -185,13 +187,13 @@ def load_corpus(
     """Reads a corpus's YAML and finds its shards (hub: one request to the hub).
 
     Args:
-        name_or_path: a file of ``data/`` by name, or a path.
-        files: globs that replace the YAML's ``files``, and its ``validation_files`` by none.
+        name_or_path: name of a file of ``data/``, or a path.
+        files: globs that replace the YAML's ``files`` and drop its ``validation_files``.
         validation_files: globs that replace its ``validation_files``.
         text_field: replaces its ``text_field``.
 
     Raises:
-        FileNotFoundError: no such corpus, or a glob matches nothing.
+        FileNotFoundError: the corpus does not exist, or a glob matches nothing.
         ValueError: a wrong key, an unset environment variable, an unknown file format.
     """
     path = corpus_path(name_or_path)
@@ -211,7 +213,7 @@ def load_corpus(
         return _files(name, config, path)
     if isinstance(config, StdlibCorpus):
         return _stdlib(name, config)
-    raise ValueError(f"{path} is a mixture of corpora, and here one corpus is read; name one of it")
+    raise ValueError(f"{path} is a mixture of corpora; name a single corpus of it here")
 
 
 def _hub(name: str, config: HubCorpus) -> Corpus:

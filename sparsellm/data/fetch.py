@@ -17,17 +17,17 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
     stopped. The mirror has the shards in the same order.
 
     Args:
-        name: of the corpus in data/, or a path to its YAML.
-        folder: an existing one, or a new one.
-        num_shards: training files, the first in order; None is all.
-        num_workers: downloads at once.
+        name: name of the corpus in data/, or a path to its YAML.
+        folder: target folder, which may exist.
+        num_shards: number of training files, the first in order; None: all.
+        num_workers: parallel downloads.
 
     Returns:
         The YAML file, for `data.corpus`.
 
     Raises:
-        FileNotFoundError, ValueError, ConnectionError: no such corpus, it is not of the hub, or the
-            hub cannot be reached.
+        FileNotFoundError, ValueError, ConnectionError: the corpus does not exist or is not on the
+            hub, or the hub cannot be reached.
     """
     from huggingface_hub import snapshot_download
 
@@ -37,7 +37,7 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
     content = load_yaml(path)
     if content.get("source") != "hub":
         raise ValueError(
-            f"{path}: its source is {content.get('source')!r}; only a hub's is fetched"
+            f"{path}: its source is {content.get('source')!r}; only hub corpora can be fetched"
         )
     config = validate(HubCorpus, content, str(path), path)
     assert isinstance(config, HubCorpus)
@@ -57,7 +57,7 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
     )
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
-        raise FileNotFoundError(f"{config.repo}: {missing[0]} did not come; run it again")
+        raise FileNotFoundError(f"{config.repo}: {missing[0]} was not downloaded; run it again")
     held_out = len(corpus.validation)
     mirror = {
         "description": f"{corpus.name}: {config.repo} at {config.revision}, {len(train)} files",

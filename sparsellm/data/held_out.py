@@ -56,17 +56,17 @@ def validation_batches(
     """The held-out sequences of this rank, in order: number i belongs to rank i % world_size.
 
     Yields int64 (at most micro_batch_size, context_length + 1); stops at ``num_tokens`` targets
-    over all ranks, rounded down to whole sequences, or at the end of the held-out text. A rank that
-    has none yields one batch of none.
+    over all ranks, rounded down to whole sequences, or at the end of the held-out text. A rank
+    without sequences yields one empty batch.
 
     Raises:
-        ValueError: the corpus has no held-out text, or not one sequence of it.
+        ValueError: the corpus has no held-out text, or less than one sequence.
     """
     if not corpus.validation:
         raise ValueError(
             f"corpus {corpus.name} has no held-out text: give some with data.validation_files (the "
-            "YAML's is not used beside data.files), set validation_shards in its YAML, or do "
-            "without: validation.every_steps=0"
+            "YAML's is not used together with data.files), set validation_shards in its YAML, or "
+            "do without: validation.every_steps=0"
         )
     import torch
 
@@ -94,7 +94,7 @@ def validation_batches(
             num_tokens,
         )
     own = sequences[rank::world_size]
-    if not own:  # the other ranks' shape, for it pads to their number of batches
+    if not own:  # same shape as on other ranks, since this rank pads to their number of batches
         yield torch.empty(0, context_length + 1, dtype=torch.int64)
     for first in range(0, len(own), micro_batch_size):
         yield torch.from_numpy(np.stack(own[first : first + micro_batch_size])).long()

@@ -25,7 +25,7 @@ class Contents:
 
     documents: int = 0
     empty: int = 0
-    tokens: list[int] = field(default_factory=list)  # of each document, end of document included
+    tokens: list[int] = field(default_factory=list)  # per document, including its end token
     hashes: list[int] = field(default_factory=list)
     samples: list[str] = field(default_factory=list)
 
@@ -34,13 +34,13 @@ def inspect(corpus: Corpus, tokenizer: Tokenizer, limit: int | None, num_samples
     """A report: documents, tokens, their lengths, duplicates, overlap with held-out text, samples.
 
     Args:
-        corpus: of text or of tokens.
-        tokenizer: counts and decodes.
-        limit: documents of each split, the first in order; None is all.
-        num_samples: documents of the training split to show the beginning of.
+        corpus: a corpus of text or tokens.
+        tokenizer: counts tokens and decodes them.
+        limit: number of documents per split, the first in order; None: all.
+        num_samples: number of training documents whose beginning is shown.
 
     Raises:
-        FileNotFoundError, ValueError, ConnectionError: as reading does.
+        FileNotFoundError, ValueError, ConnectionError: the corpus cannot be read.
     """
     splits = {"train": corpus.train, "held out": corpus.validation}
     found = {

@@ -1,4 +1,4 @@
-"""JSON Lines shards: by ranges of bytes, or as a stream where they are compressed.
+"""JSON Lines shards: read by byte ranges, or as a stream if they are compressed.
 
 Only the text field is parsed, so other fields may have any type in each line, and errors name their
 line.
@@ -24,7 +24,7 @@ BLOCK_BYTES = 4 * 2**20
 
 
 class JsonLinesReader:
-    """An uncompressed file: block i has the lines that begin in its i-th `BLOCK_BYTES` bytes."""
+    """An uncompressed file: block i has the lines that start in the i-th `BLOCK_BYTES` bytes."""
 
     next_block = None
 
@@ -63,12 +63,12 @@ class JsonLinesReader:
         return data
 
     def _line_number(self, begin: int) -> int:
-        """Number of the first line of a block, from 1; read only where an error needs it."""
+        """Number of the first line of a block, from 1; counted only for an error message."""
         self._file.seek(0)
         before = sum(
             self._file.read(BLOCK_BYTES).count(b"\n") for _ in range(0, begin, BLOCK_BYTES)
         )
-        # The line that the byte before `begin` belongs to is the earlier block's.
+        # The line that contains the byte before `begin` belongs to the earlier block.
         self._file.seek(max(begin - 1, 0))
         return before + (2 if begin and self._file.read(1) != b"\n" else 1)
 
@@ -105,7 +105,7 @@ class JsonLinesStream:
         return _Lines(data, self._shard, lambda: first)
 
     def _next_data(self) -> bytes:
-        """Whole lines of at least `BLOCK_BYTES` bytes, but for the last."""
+        """Whole lines of at least `BLOCK_BYTES` bytes in total; the last may be shorter."""
         parts: list[bytes | memoryview[int]] = [self._rest]
         size, end, part = len(self._rest), -1, b""
         while not self._ended and (size < BLOCK_BYTES or end < 0):
@@ -125,7 +125,7 @@ class JsonLinesStream:
         try:
             return self._stream.read(BLOCK_BYTES)
         except (pa.ArrowException, OSError, EOFError) as error:
-            if is_transient(error):  # the source has said why, and tried again
+            if is_transient(error):  # the error is clear already, and reading was retried
                 raise
             raise ValueError(
                 f"{self._shard.url} is damaged after line {self._line - 1} ({one_line(error)}); "
@@ -146,7 +146,7 @@ class _Lines:
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:
-        """Of each line, its line feed; line feeds alone: `splitlines` would also cut elsewhere."""
+        """The position of each line feed; `splitlines` would also split at other characters."""
         ends = np.flatnonzero(np.frombuffer(self._data, np.uint8) == ord("\n"))
         if self._data and not self._data.endswith(b"\n"):
             ends = np.append(ends, len(self._data))
@@ -171,7 +171,7 @@ class _Lines:
             document = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise self._error(
-                row, f" is not JSON ({one_line(error)}); mend or remove the line"
+                row, f" is not JSON ({one_line(error)}); repair or remove the line"
             ) from error
         if not isinstance(document, dict) or not isinstance(document.get(field), str | None):
             raise self._error(row, f": {field!r} is not text")

@@ -2,7 +2,7 @@
 
 Sequences are numbered from 0 over the whole run. Number s comes from lane ``s % num_lanes``, and a
 step trains on the next ``global_batch_tokens / context_length`` numbers; rank r of W takes every
-W-th of them. A lane (stream.py) is a logical stream with a position of its own, so a run can go on
+W-th of them. A lane (stream.py) is a logical stream with its own position, so a run can resume
 with any other division of the lanes: the state of the global stream is its position and that of
 each lane. Where W divides `NUM_LANES`, each lane is read by one rank alone; where it does not,
 several ranks read a lane and skip what is not theirs.
@@ -42,7 +42,7 @@ class StreamConfig:
     context_length: int
     seed: int
     num_lanes: int = NUM_LANES
-    fixed_groups: tuple[int | None, ...] = ()  # of each corpus, where a saved position has them
+    fixed_groups: tuple[int | None, ...] = ()  # groups per corpus, if a saved position has them
 
     def lane(self, corpus: int, lane: int) -> LaneConfig:
         """Everything that determines a lane's documents of a corpus."""
@@ -99,10 +99,10 @@ def make(
     """The sequences of a share, in order, endlessly.
 
     Args:
-        config: what decides them.
-        tokenizer: of the texts.
-        share: which of them.
-        lanes: where each lane is; one that is missing begins at its beginning.
+        config: determines the sequences.
+        tokenizer: tokenizes the texts.
+        share: selects the sequences.
+        lanes: position of each lane; a missing one starts at its beginning.
 
     Raises:
         ValueError, OSError: a shard cannot be read; names the shard.
@@ -119,7 +119,7 @@ def make(
             if number < lane.next:
                 continue
             tokens_T1 = lane.make(picks.corpus(number))
-            # What is another rank's is made and thrown away: the lane goes on after it.
+            # Sequences of other ranks are made and discarded, since the lane continues after them.
             if number >= share.first and (number - share.first) % share.world_size == 0:
                 yield Made(tokens_T1, LaneState(number, tuple(lane.cursors)))
 
@@ -150,7 +150,7 @@ class _Lane:
 
 
 class Picks:
-    """Which corpus a sequence is of."""
+    """Picks the corpus of each sequence."""
 
     def __init__(self, corpora: tuple[Corpus, ...], seed: int) -> None:
         weights = np.array([corpus.weight for corpus in corpora])
@@ -176,9 +176,9 @@ class Picks:
 
 
 def choose_num_lanes(corpora: tuple[Corpus, ...]) -> int:
-    """`NUM_LANES`, or a divisor of it where the corpora are too small to keep all lanes busy.
+    """`NUM_LANES`, or a divisor of it if the corpora are too small to keep all lanes busy.
 
-    Reads as many documents as decide it.
+    Reads only as many documents as needed to decide.
 
     Raises:
         ValueError: a corpus has no document with text.

@@ -47,15 +47,15 @@ class TokenLoader:
     """An endless iterator of ``tokens_BT1``, int64 (micro_batch_size, context_length + 1).
 
     Args:
-        corpora: what is read, in proportion to their weights.
-        tokenizer: how.
+        corpora: corpora to read, in proportion to their weights.
+        tokenizer: tokenizes them.
         context_length: T, tokens.
         micro_batch_size: B, sequences.
-        seed: of the order of shards and documents.
+        seed: seed of the order of shards and documents.
         rank: this rank; its sequences are disjoint from the others'.
         world_size: number of ranks.
         num_workers: background processes of this rank; 0 tokenises in this process.
-        prefetch_batches: micro-batches that are kept ready.
+        prefetch_batches: number of micro-batches that are made in advance.
 
     Raises:
         ValueError: a corpus has no document, or was tokenised by another tokenizer.
@@ -94,7 +94,7 @@ class TokenLoader:
         """The next micro-batch.
 
         Raises:
-            ValueError, OSError: the error of a worker, naming the shard; or that it was killed.
+            ValueError, OSError: a worker failed (the message names the shard) or was killed.
         """
         if self._source is None:
             self._source = self._start()
@@ -145,11 +145,11 @@ class TokenLoader:
 
     @property
     def num_corpora(self) -> int:
-        """More than one is a mixture."""
+        """Number of corpora; more than one is a mixture."""
         return len(self._config.corpora)
 
     def tokens(self) -> dict[str, int]:
-        """Tokens of each corpus that all ranks have trained on, where all are at one step."""
+        """Tokens of each corpus that all ranks have trained on, if all are at the same step."""
         return self._advanced().tokens
 
     def _advanced(self) -> Position:
@@ -160,7 +160,7 @@ class TokenLoader:
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Continues from the merged states of all ranks, on any number of ranks and workers.
 
-        Returns sentences on changes since then that do not matter.
+        Returns sentences about harmless changes since then.
 
         Raises:
             DataStateMismatch: it was taken with another seed, tokenizer or other data.
@@ -188,7 +188,7 @@ class TokenLoader:
         return notes
 
     def resize(self, micro_batch_size: int) -> None:
-        """The next micro-batches have so many sequences; which ones come is the same."""
+        """Sets the size of the next micro-batches; the order of the sequences does not change."""
         self.close()
         self._micro_batch_size = micro_batch_size
 
@@ -200,7 +200,7 @@ class TokenLoader:
 
 
 class _InLine:
-    """Makes micro-batches in this process, when they are asked for."""
+    """Makes micro-batches in this process, on demand."""
 
     def __init__(self, made: Iterator[Made], micro_batch_size: int) -> None:
         self._made, self._micro_batch_size = made, micro_batch_size
@@ -214,7 +214,7 @@ class _InLine:
         return []
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Does nothing: there are no workers."""
 
 
 class _Background:
@@ -245,13 +245,13 @@ class _Background:
     def next(self) -> _Batch:
         batch = self._ready.get()
         if isinstance(batch, Exception):
-            self._ready.put(batch)  # and again, to whoever asks again
+            self._ready.put(batch)  # kept, so that later calls raise it again
             raise batch
         return batch
 
     def _run(self, device: int | None) -> None:
         try:
-            if device is not None:  # a thread begins with device 0, and pinning is of a device
+            if device is not None:  # a new thread uses device 0; pinned memory belongs to a device
                 import torch
 
                 torch.cuda.set_device(device)
@@ -263,14 +263,14 @@ class _Background:
 
     @property
     def pids(self) -> list[int]:
-        """Of its workers."""
+        """Process numbers of its workers."""
         return [worker.pid for worker in self._workers]
 
     def close(self) -> None:
         self._closed = True
         for worker in self._workers:
             worker.kill()
-        while self._thread.is_alive():  # it may wait for room for a micro-batch
+        while self._thread.is_alive():  # the thread may be waiting for space in the queue
             with contextlib.suppress(queue.Empty):
                 self._ready.get(timeout=0.01)
         for worker in self._workers:
@@ -280,8 +280,8 @@ class _Background:
 def _assemble(made: list[Made]) -> _Batch:
     """A micro-batch, int64 and pinned.
 
-    From pageable memory more than 64 KB would be copied to the GPU after all that it still has to
-    do, and each micro-batch would find it idle.
+    A copy of more than 64 KB from pageable memory would wait for all work queued on the GPU, which
+    would then be idle before each micro-batch.
     """
     import torch
 

@@ -32,7 +32,7 @@ class ParquetReader:
 
         def read() -> pa.ChunkedArray:
             try:
-                # Arrow would start a thread a core in every worker; the workers are the threads.
+                # Arrow would start a thread per core in every worker; workers are parallel already.
                 table = self._file.read_row_group(
                     block, columns=[self._shard.text_field], use_threads=False
                 )
@@ -42,7 +42,7 @@ class ParquetReader:
                 column.validate()  # offsets that lead outside the data would crash
                 return column
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                # pyarrow reports corrupt pages as OSError too; what the network does is retried.
+                # pyarrow reports corrupt pages as OSError, too; network errors are retried.
                 if is_transient(error):
                     self._file = self._open()
                     raise
@@ -65,6 +65,6 @@ class ParquetReader:
 
 def _damaged(where: str, error: Exception) -> ValueError:
     return ValueError(
-        f"{where} is damaged or no Parquet ({one_line(error)}); fetch the file again, or take it "
+        f"{where} is damaged or not Parquet ({one_line(error)}); fetch the file again, or take it "
         "out of the corpus"
     )

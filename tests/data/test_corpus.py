@@ -118,8 +118,8 @@ def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda p: p.write_bytes(b"no parquet at all"), r"damaged or no Parquet"),
-        (lambda p: p.write_bytes(_parquet(p).read_bytes()[:-20]), r"damaged or no Parquet"),
+        (lambda p: p.write_bytes(b"no parquet at all"), r"damaged or not Parquet"),
+        (lambda p: p.write_bytes(_parquet(p).read_bytes()[:-20]), r"damaged or not Parquet"),
         (lambda p: _parquet(p, column="body"), r"no column 'text'; it has body"),
         (lambda p: pq.write_table(pa.table({"text": [1, 2]}), p), r"column 'text' holds int64"),
     ],
@@ -143,7 +143,7 @@ def test_corrupt_page_is_named(tmp_path):
 def test_row_that_is_not_utf8_is_named(tmp_path):
     texts = pa.array([b"fine", b"caf\xe9"]).view(pa.string())
     pq.write_table(pa.table({"text": texts}), tmp_path / "latin.parquet")
-    with pytest.raises(ValueError, match=r"latin\.parquet: row group 0, row 1.*mend or remove"):
+    with pytest.raises(ValueError, match=r"latin\.parquet: row group 0, row 1.*repair or remove"):
         _read_all(tmp_path / "latin.parquet", "parquet")
 
 

@@ -23,7 +23,7 @@ def pick_device(name: str | None) -> torch.device:
         if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
             raise ValueError(
                 f"--device {name}: PyTorch {torch.__version__} finds no CUDA device (nvidia-smi "
-                "lists those of the driver); leave --device out to use the CPU"
+                "lists those of the driver); omit --device to use the CPU"
             ) from error
         reason = str(error).splitlines()[0]
         raise ValueError(f"--device {name}: {reason}; give cpu, cuda or cuda:N") from error

@@ -134,7 +134,7 @@ __device__ void grad_weights(GemmShared& shared, const Sizes& size, const elemen
 }
 }  // namespace
 
-// A few registers more than two blocks on a multiprocessor would leave.
+// A few registers more than two blocks per multiprocessor would allow.
 extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
     dense_rows_grad(const element* x_MK, const element* dy_MK, const element* first_NK,
                     const element* b_first_N, const element* second_NK, const element* b_second_N,

@@ -22,7 +22,7 @@ __device__ __forceinline__ void await_previous_kernel() {
 #endif
 }
 
-// Lets the next kernel's blocks come up as this one's leave; for kernels whose blocks all fit at
+// Lets the next kernel's blocks start as this one's end; for kernels whose blocks all fit at
 // once, lest those take their places.
 __device__ __forceinline__ void admit_next_kernel() {
 #if __CUDA_ARCH__ >= 900

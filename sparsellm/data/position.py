@@ -1,4 +1,4 @@
-"""The saved position of the global stream, and what it is only valid for."""
+"""The saved position of the global stream, and the data for which it is valid."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class DataStateMismatch(ValueError):
 
 @dataclass(frozen=True)
 class Position:
-    """What all ranks together have handed out so far.
+    """The sequences that all ranks together have returned so far.
 
-    A rank knows the lanes that it has read; `merge` puts the ranks' positions together.
+    A rank knows the lanes that it has read; `merge` combines the ranks' positions.
     """
 
     num_lanes: int
@@ -53,7 +53,9 @@ class Position:
 def saved_groups(state: dict[str, Any], config: StreamConfig) -> tuple[int | None, ...]:
     """The groups of lanes that a saved position was made with; None for a corpus that is new."""
     groups = state.get("groups")
-    if groups is None:  # before, a lane had whole shards of its own or shared all with all lanes
+    if (
+        groups is None
+    ):  # earlier, a lane had its own whole shards, or shared all shards with all lanes
         lanes = state["num_lanes"]
         groups = {
             corpus.name: lanes if len(corpus.train) >= MIN_UNITS_PER_LANE * lanes else 1
@@ -114,7 +116,7 @@ def _check_format(state: dict[str, Any]) -> None:
 
 
 def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One state of those of all ranks, saved at the same step.
+    """Combines the states of all ranks, saved at the same step, into one.
 
     Raises:
         DataStateMismatch: they were saved by a version before `FORMAT`.

@@ -1,4 +1,4 @@
-"""From globs, folders and addresses to shards, and what tells one file from another."""
+"""Turns globs, folders and addresses into shards; fingerprints that tell files apart."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Shard:
 
 
 def expand(patterns: list[str], source: str, key: str) -> dict[str, str]:
-    """The files that globs, folders and addresses mean, in the order of their paths.
+    """The files to which globs, folders and addresses refer, in the order of their paths.
 
     Args:
         patterns: ``${NAME}`` and ``~`` are expanded; a folder stands for every file below it whose
             format is known; ``scheme://…`` goes through fsspec.
-        source, key: what an error calls them.
+        source, key: their names in errors.
 
     Returns:
         the path of each file by what it is once links are followed.

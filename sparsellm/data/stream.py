@@ -42,7 +42,7 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True)
 class LaneConfig:
-    """What decides a lane's documents and their order."""
+    """Everything that determines a lane's documents and their order."""
 
     shards: tuple[Shard, ...]
     lane: int
@@ -153,7 +153,7 @@ def _contents(
 
 
 def name_some(shards: tuple[Shard, ...]) -> str:
-    """How many files, and the first of them."""
+    """The number of files, and the names of the first ones."""
     names = ", ".join(shard.url for shard in shards[:3])
     return f"{len(shards)} files ({names}{', …' if len(shards) > 3 else ''})"
 

@@ -1,4 +1,4 @@
-"""The loader's worker processes: what they send, which signals they outlive, when they end.
+"""The loader's worker processes: the data they send, and how they handle signals and exit.
 
 Parcels of sequences travel through pipes, so nothing is taken of /dev/shm, and a worker that is
 killed is noticed by the end of its pipe.
@@ -26,7 +26,7 @@ from sparsellm.data.lanes import LaneState, Made, Share, StreamConfig, make
 from sparsellm.data.stream import Cursor
 from sparsellm.data.tokenizer import load_tokenizer
 
-# To the whole process group they ask the main process to save; what serves it must live on.
+# Sent to the whole process group, they ask the main process to save, which needs its workers.
 _GROUP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
 PARCEL_TOKENS = 32_768
 MOST_SEQUENCES = 64
@@ -35,7 +35,7 @@ PARCELS_AHEAD = 4  # that a worker keeps ready beside what its pipe holds
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker makes."""
+    """The task of a worker."""
 
     config: StreamConfig
     tokenizer: str
@@ -124,7 +124,7 @@ def _send(parcels: queue.Queue[bytes], connection: Connection) -> None:
         parcel = parcels.get()
         try:
             connection.send_bytes(parcel)
-        except OSError:  # the main process is gone
+        except OSError:  # the main process has ended
             os._exit(1)
         parcels.task_done()
 
@@ -174,8 +174,8 @@ def worker_context() -> Any:
     once a rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    # The server inherits the mask: without it workers leave, since it is their parent. Not ignored
-    # but blocked: any thread may do that, and what comes meanwhile still reaches this process.
+    # The server inherits the mask: if it ended, its workers would end, too. The signals are blocked
+    # instead of ignored: any thread may block, and signals meanwhile still reach this process.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
     try:
         resource_tracker.ensure_running()

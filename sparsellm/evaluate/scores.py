@@ -143,7 +143,7 @@ def table(scores: Scores, suite: Suite) -> str:
             "and lost their beginning"
         )
     if any(score.num_rows < score.num_rows_total for score in scores.tasks.values()):
-        lines.append("limited to the first rows of each task: no result to report")
+        lines.append("limited to the first rows of each task: not a result to report")
     return "\n".join(lines)
 
 

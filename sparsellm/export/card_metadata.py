@@ -28,7 +28,7 @@ def metadata(recipe: Recipe, evaluation: Evaluation | None, license_name: str | 
 
     Args:
         recipe: of the model.
-        evaluation: its scores; left out where a limit was set, which gives no result to report.
+        evaluation: its scores; omitted if a limit was set, since such scores are not reported.
         license_name: the hub's identifier; None where nobody said.
     """
     sources = [] if recipe.data.files else hub_sources(recipe.data.corpus)

@@ -37,9 +37,9 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 STATS_FILE = "stats.safetensors"
 TRAINER_FILE = "trainer.json"
 RECIPE_FILE = "recipe.yaml"
-# Of trainer.json's "format". From 2 on there is a manifest.
+# The "format" in trainer.json; since 2 there is a manifest.
 FORMAT = 2
-STEP_FOLDERS = "step_" + "[0-9]" * 8  # and not a copy that somebody put beside them
+STEP_FOLDERS = "step_" + "[0-9]" * 8  # not a copy that somebody placed beside them
 REMEDY = "resume from an older checkpoint"
 
 
@@ -49,7 +49,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class RankState:
-    """The state that each rank has for itself."""
+    """The state that each rank has of its own."""
 
     data: dict[str, Any]
     rng: dict[str, Tensor]
@@ -77,7 +77,7 @@ class SavedState:
     trainer: dict[str, Any]
     recipe_yaml: str
     rank: RankState  # empty for a rank that did not exist when it was saved
-    has_optimizer: bool  # False for what was imported
+    has_optimizer: bool  # False for an imported checkpoint
     manifest: Manifest | None  # None for one of an earlier version
 
 
@@ -138,19 +138,19 @@ def read_position(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
         FileNotFoundError, ValueError: the file is missing or damaged; names it, the line and key.
     """
     content = read_json(path, remedy)
-    # What earlier versions saved has other keys: `merge` says so.
+    # Positions of earlier versions have other keys, which `merge` reports.
     if content.get("format") == position.FORMAT:
         check_model(position.SavedPosition, content, path, remedy)
     return content
 
 
 def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
-    """Reads what one rank needs of a checkpoint, but for its large tensors.
+    """Reads what one rank needs of a checkpoint, without its large tensors.
 
-    Verifies the files' hashes: each of ``world_size`` ranks its share of them.
+    Verifies the files' hashes; each of ``world_size`` ranks verifies its share.
 
     Raises:
-        FileNotFoundError: no checkpoint there, or a file of it is missing.
+        FileNotFoundError: there is no checkpoint, or a file of it is missing.
         ValueError: a file is truncated or damaged; the message offers an older checkpoint.
     """
     if not (path / TRAINER_FILE).is_file():
@@ -215,7 +215,7 @@ def _older_whole(path: Path) -> Path | None:
 
 
 def check_files(path: Path, names: list[str], remedy: str = REMEDY) -> None:
-    """Verifies some files of a checkpoint, where it has a manifest.
+    """Verifies some files of a checkpoint, if it has a manifest.
 
     Raises:
         FileNotFoundError, ValueError: one is missing or damaged.

@@ -31,9 +31,9 @@ from sparsellm.runs.records import (
 
 WANDB_ID_FILE = "wandb_id"
 SENT_FILE = "wandb_sent.json"  # the last step of each kind of record that wandb has
-START_SECONDS = 30  # that wandb may take to answer
+START_SECONDS = 30  # in which wandb must answer
 RETRY_SECONDS = 60.0  # doubled up to ten minutes
-CLOSE_SECONDS = 60.0  # that the end of a run waits for what is still to be sent
+CLOSE_SECONDS = 60.0  # for which the end of a run waits for unsent records
 
 
 class _Sent(RootModel[dict[str, int]]):
@@ -41,7 +41,7 @@ class _Sent(RootModel[dict[str, int]]):
 
 
 def read_sent(file: Path) -> dict[str, int]:
-    """The last step of each kind of record that wandb has; empty where nothing was sent.
+    """The last step of each kind of record that wandb has; empty if nothing was sent.
 
     Raises:
         ValueError: the file is damaged.
@@ -52,11 +52,11 @@ def read_sent(file: Path) -> dict[str, int]:
 
 
 class Dashboard:
-    """Sends records from a thread of its own; where wandb fails, they wait and are sent later.
+    """Sends records from a separate thread; while wandb fails, they are queued and sent later.
 
     Args:
         recipe: the run; its folder gets wandb's files.
-        written: the records that metrics.jsonl has already; those that wandb has not are sent now.
+        written: the records already in metrics.jsonl; those that wandb lacks are sent now.
         branch: the run goes on from before what wandb has, on purpose: a new wandb run, with all
             records. Else steps that are computed again, to the same numbers, are not sent again.
     """
@@ -78,7 +78,7 @@ class Dashboard:
         self._thread.start()
 
     def send(self, record: Record) -> None:
-        """Returns at once."""
+        """Queues a record; returns at once."""
         self._queue.put(record)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Dashboard:
                 _warn(f"wandb did not end well ({type(error).__name__}: {error})")
 
     def _take(self) -> bool:
-        """Moves records from the queue to those that wait; True at the end of the run."""
+        """Moves queued records to the unsent ones; True at the end of the run."""
         wait = max(self._next_try - time.monotonic(), 0.05) if self._waiting else None
         try:
             record = self._queue.get(timeout=wait)
@@ -149,7 +149,7 @@ class Dashboard:
 
 
 def _end_wandb() -> None:
-    """Ends wandb's own process: it would refuse to start the same run again."""
+    """Ends wandb's process, which would otherwise refuse to start the same run again."""
     if wandb := sys.modules.get("wandb"):
         with contextlib.suppress(Exception):
             wandb.teardown()
@@ -192,7 +192,7 @@ def start_wandb(recipe: Recipe, mode: str | None = None) -> Any:
             project=recipe.logging.wandb_project,
             name=recipe.name,
             id=id_file.read_text(encoding="utf-8").strip(),
-            resume="allow",  # the same run goes on after a restart
+            resume="allow",  # a restart continues the same wandb run
             mode=mode or recipe.logging.wandb,  # type: ignore[arg-type]
             dir=str(recipe.run_path),
             config=recipe.model_dump(mode="json"),

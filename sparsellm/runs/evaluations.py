@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from sparsellm.runs.files import read_model
 
-_COUNTS = ("shots", "num_rows", "num_rows_total")  # numbers of a task that are no metrics
+_COUNTS = ("shots", "num_rows", "num_rows_total")  # numbers of a task that are not metrics
 _PERCENT = ("acc", "exact_match", "f1")
 
 
@@ -26,7 +26,7 @@ class Score:
     in_mean: bool = False
 
     def text(self, metric: str) -> str:
-        """The value as text: accuracies in percent, with ``*`` where it enters the mean."""
+        """The value as text: accuracies in percent, with ``*`` if it enters the mean."""
         scale, digits = (100, 2) if metric.startswith(_PERCENT) else (1, 4)
         error = "" if self.stderr is None else f" ± {scale * self.stderr:.{digits}f}"
         return f"{scale * self.value:.{digits}f}{error}{'*' if self.in_mean else ''}"
@@ -47,7 +47,7 @@ class Evaluation:
         """A remark that must accompany the scores; empty for whole tasks."""
         if self.limit is None:
             return ""
-        return f"only the first {self.limit:,} rows of each task, no result to report"
+        return f"only the first {self.limit:,} rows of each task, not a result to report"
 
 
 class _TaskScores(BaseModel):

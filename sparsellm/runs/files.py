@@ -57,7 +57,7 @@ def read_model(path: Path, model: type[BaseModel], remedy: str = _REMEDY) -> dic
 
 
 def check_model(model: type[BaseModel], content: dict[str, Any], path: Path, remedy: str) -> None:
-    """Raises ValueError where what was read from ``path`` has not the keys of ``model``."""
+    """Raises ValueError if an object read from ``path`` does not have the keys of ``model``."""
     try:
         validate(model, content, str(path), path)
     except ValueError as error:
@@ -89,7 +89,7 @@ class _OriginState(BaseModel):
 
 
 class TrainerState(BaseModel):
-    """What the readers of a ``trainer.json`` rely on; earlier versions wrote fewer keys."""
+    """The keys of a ``trainer.json`` that readers use; earlier versions wrote fewer."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -19,7 +19,7 @@ ABANDONED = "abandoned"
 
 
 def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
-    """Sets aside what does not belong to the branch that continues from a checkpoint.
+    """Sets aside checkpoints and records outside the branch that continues from a checkpoint.
 
     A checkpoint of ``abandoned/`` is restored with its records. A kill in between loses nothing:
     the rest is done at the next start.
@@ -86,7 +86,7 @@ def _set_records_aside(run_path: Path) -> list[str]:
     if not records.is_file():
         return []
     lines = whole_lines(records)
-    # What its processes were stays true, and is no reason to set anything aside.
+    # Records of its processes remain valid and are no reason to set anything aside.
     sessions = [line for line, record in lines if record["kind"].startswith("session")]
     if len(sessions) == len(lines):
         return []

@@ -26,7 +26,7 @@ _WATCH_SECONDS = 1.0
 
 
 class RunLock:
-    """Held from `acquire` to `release`; the lock of a dead process is taken by the next one.
+    """Held from `acquire` to `release`; the next process takes over the lock of a dead one.
 
     Args:
         run_path: the run's folder.
@@ -66,7 +66,7 @@ class RunLock:
         self._thread.start()
 
     def release(self) -> None:
-        """Gives it back; another training's lock is left as it is."""
+        """Removes the lock; another training's lock is left unchanged."""
         if self._thread is None:
             return
         self._ended.set()
@@ -79,7 +79,7 @@ class RunLock:
             self._run_path.rmdir()  # where nothing was written
 
     def moved(self, aside: Path, say: Callable[[str], None]) -> None:
-        """The folder was renamed to ``aside``, with the lock: takes that of a new folder."""
+        """Takes the lock of the new folder after the old one was renamed with its lock."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -119,9 +119,9 @@ class RunLock:
         return True
 
     def _take_away(self, seen: tuple[bytes, int]) -> None:
-        """Removes the lock that was seen, and no other that came in its place.
+        """Removes the lock that was read, but not another one that replaced it.
 
-        Of several that found it dead, the one that makes the file ``taking`` does so.
+        Of several processes that found it dead, the one that creates the file ``taking`` does so.
         """
         taking = self._run_path / f".tmp-taking-{hashlib.sha256(seen[0]).hexdigest()[:16]}"
         try:
@@ -139,7 +139,7 @@ class RunLock:
     def _wait_for(taking: Path) -> None:
         end = time.monotonic() + STALE_SECONDS
         while taking.exists():
-            if time.monotonic() > end:  # who made it is dead, too
+            if time.monotonic() > end:  # the process that made it is dead, too
                 taking.unlink(missing_ok=True)
             time.sleep(0.02)
 

@@ -24,13 +24,13 @@ class Metric:
 
     Args:
         name: its key in metrics.jsonl.
-        title: for people, where it is drawn.
-        unit: of its values.
+        title: heading where it is drawn.
+        unit: unit of its values.
         of: derives it from a line and the recipe; None: the line has it under ``name``.
-        wandb: its key there; None is ``train/<name>``.
-        progress: how the progress line shows a value, such as ``loss {:.4f}``; "" is not at all.
-        section: of the report, which draws it over the training tokens; "" is not drawn.
-        scale: of its axis.
+        wandb: its key in wandb; None: ``train/<name>``.
+        progress: how the progress line shows a value, such as ``loss {:.4f}``; "": not shown.
+        section: section of the report that draws it over the training tokens; "": not drawn.
+        scale: scale of its axis.
         from_zero: the axis begins at zero.
     """
 

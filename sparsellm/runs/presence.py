@@ -46,7 +46,7 @@ class Presence:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Description for messages."""
         since = datetime.fromtimestamp(self.created).strftime("%Y-%m-%d %H:%M:%S")
         return f"process {self.pid} on host {self.host}, begun {since}"
 
@@ -65,7 +65,7 @@ class Presence:
 class _PresenceFile(StrictModel):
     host: str
     pid: int = Field(ge=1, le=2**31 - 1)
-    created: float = Field(ge=0, le=1e11)  # what a date can be made of
+    created: float = Field(ge=0, le=1e11)  # a value from which a date can be made
     namespace: str = ""
     id: str = ""
 

@@ -130,7 +130,7 @@ def load_recipe_of(path: Path) -> Recipe:
 
 @dataclass(frozen=True)
 class Weights:
-    """What ``train --init-from`` begins with, on the CPU and in the type it was stored in."""
+    """Weights for ``train --init-from``, on the CPU and in their stored type."""
 
     path: Path
     recipe: Recipe  # that they were trained with

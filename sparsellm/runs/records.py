@@ -54,8 +54,8 @@ class KernelStats:
     """How a step was computed; lists run over layers."""
 
     sparse: list[bool]  # by the sparse kernels
-    union_mean: list[float]  # neurons that a block of 64 tokens fires between them
-    overflows: int  # patterns that backward computed again, of layers × micro-batches × ranks
+    union_mean: list[float]  # neurons that fire for any of 64 neighbouring tokens
+    overflows: int  # patterns recomputed in backward, out of layers × micro-batches × ranks
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ValidationRecord:
     step: int
     tokens: int
     loss: float  # nats per token
-    num_targets: int  # held-out tokens it is the mean of
+    num_targets: int  # number of held-out tokens in the mean
     by_corpus: dict[str, float] = field(default_factory=dict)  # of a mixture: each one's loss
 
     kind: ClassVar[str] = "validation"
@@ -119,7 +119,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """A validation or evaluation that failed, where training went on."""
+    """A validation or evaluation that failed while training continued."""
 
     step: int
     tokens: int
@@ -137,7 +137,7 @@ class FailureRecord:
 class SessionRecord:
     """One process of the main rank, from its start to its end."""
 
-    step: int  # that it goes on from
+    step: int  # from which it starts or resumes
     tokens: int
     id: str
     started: str  # ISO 8601, UTC
@@ -157,7 +157,7 @@ class SessionRecord:
 
 @dataclass(frozen=True)
 class SessionEndRecord:
-    """The end of a session: written by itself, or, where it was killed, by the next one."""
+    """The end of a session: written by itself, or by the next one if it was killed."""
 
     step: int  # of its last record
     tokens: int
@@ -218,7 +218,7 @@ def whole_lines(path: Path, whole: bool = False) -> list[tuple[str, dict[str, An
     found = []
     for number, line in enumerate(lines, 1):
         if line[-1] != "\n":
-            continue  # a kill can leave half a last line
+            continue  # a kill can truncate the last line
         source, remedy = f"{path}, line {number}", "delete that line"
         record = parse_json(line, source, remedy)
         try:

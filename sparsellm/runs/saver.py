@@ -77,7 +77,7 @@ class _HostStager(AsyncStager):
         """What torch calls after a save; see `release`."""
 
     def release(self) -> None:
-        """Gives the host memory back; the stager cannot be used any more."""
+        """Frees the host memory; the stager cannot be used afterwards."""
         self._copier.close()
 
 
@@ -85,10 +85,10 @@ class Saver:
     """Saves one checkpoint at a time.
 
     Args:
-        folder: of the checkpoints; made if need be.
-        keep: newest checkpoints of the present branch that stay.
-        lineage: of the checkpoint that the run continues.
-        group: CPU processes that save together, for this alone; None for one process.
+        folder: folder of the checkpoints; created if missing.
+        keep: number of newest checkpoints of the current branch to keep.
+        lineage: lineage of the checkpoint that the run continues.
+        group: CPU process group used only for saving; None for one process.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Saver:
         self._folder, self._keep, self._group = folder, keep, group
         self._rank = dist.get_rank(group) if group else 0
         self._world_size = dist.get_world_size(group) if group else 1
-        # Memory of the host that the GPU copies to, pinned, is made at the first save and kept.
+        # Pinned host memory that the GPU copies to: allocated by the first save and kept.
         self._stager = _HostStager(pinned=torch.cuda.is_available())
         self._pending: tuple[Path, Future[Any]] | None = None
 
@@ -118,12 +118,12 @@ class Saver:
         return bool(self._pending and self._pending[1].done() and not self.failed)
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Starts to write ``step_…``, from all ranks together; waits for the save before.
+        """Starts to write ``step_…``; all ranks call it. Waits for the previous save first.
 
         The caller may change the tensors as soon as it returns.
 
         Raises:
-            CheckpointError: the save before has failed.
+            CheckpointError: the previous save has failed.
         """
         self.wait()
         texts, small = _texts(snapshot, self._rank), _small_tensors(snapshot, self._rank)
@@ -178,7 +178,7 @@ class Saver:
         self._stager.release()
 
     def _own_tensors(self, snapshot: Snapshot) -> dict[str, Tensor]:
-        """What this rank copies and writes, by ``<kind>/<tensor>``."""
+        """The tensors that this rank copies and writes, by ``<kind>/<tensor>``."""
         tensors = {
             f"{kind}/{name}": tensor
             for kind, content in ((MODEL, snapshot.model), (OPTIMIZER, snapshot.optimizer))
@@ -232,7 +232,7 @@ def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
 
 
 def _share_out(tensors: dict[str, Tensor], world_size: int) -> dict[str, int]:
-    """The rank that saves each tensor that all ranks have whole: about the same bytes for each."""
+    """Assigns each tensor that all ranks have whole to a rank, with about equal bytes per rank."""
     load = [0] * world_size
     owners = {}
     whole = [name for name, tensor in tensors.items() if not isinstance(tensor, DTensor)]
@@ -329,5 +329,5 @@ def _failure_message(folder: Path, final: Path, failure: Exception) -> str:
     kept = f"{previous} is intact" if previous else "there is no earlier checkpoint"
     who = "".join(f" ({note})" for note in getattr(failure, "__notes__", []))
     full = isinstance(failure, OSError) and failure.errno in _FULL
-    remedy = "Free space" if full else "Mend that"
+    remedy = "Free space" if full else "Fix that"
     return f"checkpoint {final} was not written: {failure}{who}; {kept}. {remedy} and start again"

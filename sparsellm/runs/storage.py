@@ -58,11 +58,11 @@ class CheckpointWriter(StorageWriter):
     """Writes this rank's parts, and on the coordinator publishes the checkpoint.
 
     Args:
-        folder: that the coordinator makes by ``prepare``.
-        rank: of this process.
+        folder: the folder, which the coordinator creates by ``prepare``.
+        rank: rank of this process.
         world_size: number of ranks.
         prepare: called on the coordinator before any rank writes.
-        write_own: writes what else is this rank's and returns those files.
+        write_own: writes this rank's other files and returns them.
         publish: called on the coordinator with all files, once every rank has written.
     """
 
@@ -81,7 +81,7 @@ class CheckpointWriter(StorageWriter):
         self._prepare, self._write_own, self._publish = prepare, write_own, publish
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept from save to save."""
+        """Does nothing: no state is kept between saves."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Everything is known already."""
@@ -96,7 +96,7 @@ class CheckpointWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes one file of each kind; several threads, of which most wait for the disk."""
+        """Writes one file per kind in parallel threads, most of which wait for the disk."""
         kinds: dict[str, dict[str, Part]] = defaultdict(dict)
         for item in plan.items:
             data = planner.resolve_data(item)
@@ -135,8 +135,8 @@ class CheckpointReader(StorageReader):
 
     Args:
         folder: the checkpoint.
-        kinds: those that are looked for.
-        remedy: for a damaged file.
+        kinds: kinds of tensors to read.
+        remedy: advice if a file is damaged.
 
     Raises:
         FileNotFoundError: there is no file of a kind.
@@ -158,7 +158,7 @@ class CheckpointReader(StorageReader):
         return {name: (_whole_shape(parts), parts[0].dtype) for name, parts in self._parts.items()}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept from load to load."""
+        """Does nothing: no state is kept between loads."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The tensors, and the parts in which they are stored."""

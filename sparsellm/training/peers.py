@@ -1,13 +1,13 @@
-"""The ranks of a run watch one another, so that one that fails does not leave the others waiting.
+"""The ranks of a run watch one another, so that a failed rank does not leave the others waiting.
 
-Each rank has a thread that looks once a second into the launcher's key-value store. It works while
-the main thread waits in a collective, under gloo and NCCL alike, and sees to it that
+A thread of each rank polls the launcher's key-value store once a second, also while the main thread
+waits in a collective (gloo or NCCL). It ensures that
 
-- an error is told once, by the rank that met it, and the others end within seconds;
-- a rank that was killed is missed by its neighbour;
-- a signal to one rank stops all;
-- ranks that keep the others waiting are named, before a collective's timeout ends the run;
-- ranks end when their launcher is gone.
+- an error is reported once, by the rank where it occurred, and the others end within seconds;
+- a killed rank is noticed by its neighbour;
+- a signal to one rank stops all ranks;
+- ranks that keep the others waiting are named before a collective's timeout ends the run;
+- ranks end when their launcher has died.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from sparsellm.ranks import (
 from sparsellm.training.signals import StopRequest
 
 POLL_SECONDS = 1.0
-GRACE_SECONDS = 3.0  # that a rank has to end by itself after another one failed
-SILENT_SECONDS = 60.0  # without a sign of life, on another host
-EARLY_SECONDS = 30.0  # before a collective's timeout, whose error would name nobody
-REPORT_SECONDS = 60.0  # that a step may last before those it waits for are named
-_TIMEOUT_WORDS = ("timed out waiting", "application timeout")  # of gloo's errors
+GRACE_SECONDS = 3.0  # in which a rank must end by itself after another one failed
+SILENT_SECONDS = 60.0  # without a heartbeat from a rank on another host
+EARLY_SECONDS = 30.0  # before a collective's timeout, whose error would name no rank
+REPORT_SECONDS = 60.0  # that a step may last before the ranks it waits for are named
+_TIMEOUT_WORDS = ("timed out waiting", "application timeout")  # in gloo's errors
 WAITS = ("computing", "summing over ranks")  # phases that wait for other ranks
 
 
 @dataclass
 class RankActivity:
-    """What the main thread of a rank is doing; read by its watching thread."""
+    """What the main thread of a rank is doing, for the watching thread."""
 
     phase: str = "starting"
     step: int = 0
     since: float = field(default_factory=time.monotonic)
-    longest: float = 0.0  # seconds of the longest phase so far, but for the first step's
+    longest: float = 0.0  # seconds of the longest phase so far, without the first step
 
     def begin(self, phase: str, step: int) -> None:
-        """The main thread goes on to ``phase`` of the step after ``step`` finished ones."""
+        """The main thread begins ``phase`` of the step that follows ``step`` finished ones."""
         now = time.monotonic()
         if self.phase in WAITS and self.step > 1:
             self.longest = max(self.longest, now - self.since)
@@ -68,19 +68,19 @@ class RankActivity:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the phase began."""
         return time.monotonic() - self.since
 
 
 @dataclass(frozen=True)
 class _Beat:
-    """A rank's sign of life."""
+    """A rank's heartbeat."""
 
     rank: int
     count: int
     host: str
     pid: int
-    namespace: str  # of process numbers
+    namespace: str  # namespace of process numbers
     phase: str
     step: int
     seconds: float
@@ -90,7 +90,7 @@ class _Beat:
         return f"rank {self.rank} ({self.host}, process {self.pid})"
 
     def is_dead(self, here: _Beat) -> bool:
-        """Whether its process is seen to have ended, which only its own host can."""
+        """Whether its process has ended, which only its own host can tell."""
         if (self.host, self.namespace) != (here.host, here.namespace):
             return False
         try:
@@ -100,14 +100,14 @@ class _Beat:
 
 
 class Peers:
-    """Entered when the process group is up, left when the run has ended, well or not.
+    """A context around the run: entered when the process group is up, left when the run has ended.
 
     Args:
-        accelerator: of the ranks.
-        stop: is asked for a stop where another rank got a signal.
-        activity: of this rank.
-        timeout_minutes: of a collective; a little before, the run is ended with the names of those
-            it waited for.
+        accelerator: the accelerator of the ranks.
+        stop: receives a stop request if another rank got a signal.
+        activity: activity of this rank.
+        timeout_minutes: timeout of a collective; shortly before it, the run is ended and the ranks
+            that it waited for are named.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Peers:
         self._timeout_minutes = timeout_minutes
         self._closed = threading.Event()
         self._count = 0
-        self._neighbour: tuple[int, float] | None = None  # its last count, and when it was new
+        self._neighbour: tuple[int, float] | None = None  # its last count, and when it changed
         self._next_report = REPORT_SECONDS
         self._namespace = ""
         with contextlib.suppress(OSError):
@@ -151,7 +151,7 @@ class Peers:
                 raise told from None
             return
         if error is None:
-            self._accelerator.wait_for_everyone()  # or a slower rank would miss this one
+            self._accelerator.wait_for_everyone()  # else a slower rank would report this one dead
         self._close()
 
     def _close(self) -> None:
@@ -159,11 +159,11 @@ class Peers:
         self._thread.join()
 
     def _tell_others(self, error: Exception) -> Exception:
-        """Claims the right to speak; returns the error to end with."""
+        """Claims the right to report; returns the error to end with."""
         if isinstance(error, EndedByAnother):
             return error
         lost = _is_lost_contact(error)
-        if lost:  # whoever caused it may be about to say so
+        if lost:  # the rank that caused it may be about to report it
             self._wait_for_failure(5 * POLL_SECONDS)
         with contextlib.suppress(Exception):
             if self._store.add("claims", 1) > 1:
@@ -204,7 +204,7 @@ class Peers:
         while not self._closed.wait(POLL_SECONDS):
             if launcher_is_gone():
                 self._end(
-                    "the launcher of this rank is gone, so the rank ends; the same command resumes"
+                    "the launcher of this rank has died, so the rank ends; the same command resumes"
                 )
             if self._store is None:
                 continue
@@ -220,7 +220,7 @@ class Peers:
 
     def _poll(self) -> None:
         if self._store.check(["failed"]):
-            # The others' main threads hear of it in collectives, or not at all.
+            # Main threads of other ranks notice it only in collectives, or not at all.
             if not self._closed.wait(GRACE_SECONDS):
                 follow()
             return
@@ -263,7 +263,7 @@ class Peers:
         return [beat for beat in found if beat is not None]
 
     def _miss_neighbour(self) -> None:
-        """A rank that was killed said nothing; the one before it in the ring notices."""
+        """Notices that the next rank in the ring was killed without reporting an error."""
         beat = self._read_beat((self._rank + 1) % self._world_size)
         if beat is None:
             return
@@ -272,7 +272,7 @@ class Peers:
             self._neighbour = (beat.count, now)
         silent = now - self._neighbour[1] > SILENT_SECONDS
         if beat.is_dead(self._own_beat()) or silent:
-            self._wait_for_failure(2 * POLL_SECONDS)  # it may have ended because of another
+            self._wait_for_failure(2 * POLL_SECONDS)  # it may have ended because another one failed
             how = (
                 f"gave no sign of life for {SILENT_SECONDS:.0f} s"
                 if silent
@@ -281,7 +281,7 @@ class Peers:
             self._fail(f"{beat.name} {how}; the other ranks end too. The same command resumes")
 
     def _watch_progress(self) -> None:
-        """Names those whom a step waits for; ends it shortly before a collective would time out."""
+        """Names the ranks that a step waits for; ends it shortly before a collective times out."""
         activity = self._activity
         if activity.phase not in (*WAITS, "reading data"):
             self._next_report = REPORT_SECONDS
@@ -310,7 +310,7 @@ class Peers:
             groups[beat.step, doing].append(beat)
         usual = Counter({key: len(beats) for key, beats in groups.items()}).most_common(1)[0][0]
         parts = []
-        # Those who keep the others waiting come first.
+        # Ranks that keep the others waiting come first.
         for key, beats in sorted(groups.items(), key=lambda i: (i[0][1] == waiting, len(i[1]))):
             who = ", ".join(b.name for b in beats[:4]) + (", …" if len(beats) > 4 else "")
             if key == usual and len(beats) > 4:
@@ -321,7 +321,7 @@ class Peers:
         )
 
     def _fail(self, message: str) -> None:
-        """Ends all ranks, unless one of them has told something else already."""
+        """Ends all ranks, unless one of them has reported another error already."""
         if self._store.check(["failed"]):
             return
         if self._store.add("claims", 1) > 1:
@@ -337,7 +337,7 @@ class Peers:
 
 
 def _connect(accelerator: Accelerator) -> Any:
-    """A connection of its own to the store that the process group met at."""
+    """A separate connection to the store of the process group's rendezvous."""
     prefix = [secrets.token_hex(4)]
     broadcast_object_list(prefix)
     store = dist.TCPStore(
@@ -351,7 +351,7 @@ def _connect(accelerator: Accelerator) -> Any:
 
 
 def _is_lost_contact(error: Exception) -> bool:
-    """Whether a collective failed because of another rank: gloo and NCCL say so in many words."""
+    """Whether a collective failed because of another rank, from the wording of gloo and NCCL."""
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
         return True
     if type(error) is RuntimeError and any(w in str(error).lower() for w in _TIMEOUT_WORDS):

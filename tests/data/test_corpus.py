@@ -83,7 +83,7 @@ def test_globs_environment_and_held_out_shards(tmp_path, monkeypatch):
 def test_mistakes_are_named(tmp_path, content, error, message):
     path = tmp_path / "bad.yaml"
     path.write_text(content)
-    with pytest.raises(error, match=r"bad\.yaml: .*" + message):
+    with pytest.raises(error, match=r"bad\.yaml(, line \d+)?: .*" + message):
         load_corpus(str(path))
 
 

@@ -317,14 +317,14 @@ def test_card_has_the_scores_of_its_own_step(trained, test_data, tmp_path, capsy
     (run_path / "metrics.jsonl").write_text("".join(lines))
     assert "| sciq | acc | 25.00 ± 1.00 |" in exported()
     assert "| mean of the suite |  | 50.00 |" in exported()
-    assert "Only the first 3 rows of each task, no result to report." in exported()
+    assert "Only the first 3 rows of each task, not a result to report." in exported()
     assert "boolq" not in exported()
 
     command = ["eval", str(trained), "--data-dir", str(test_data / "eval"), "--tasks", "piqa"]
     assert main([*command, "--limit", "4"]) == 0
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("piqa"))
     assert f"| piqa | acc | {row.split('  ')[-2].strip()} |" in exported()
-    assert "Only the first 4 rows of each task, no result to report." in exported()
+    assert "Only the first 4 rows of each task, not a result to report." in exported()
 
 
 def test_card_reads_the_checkpoints_window(tiny, tmp_path):

@@ -310,6 +310,8 @@ def test_a_folder_that_ranks_do_not_share_is_found_out(tmp_path, monkeypatch):
         return written | {"rank_00001.json": written["rank_00000.json"]}  # on a disk of its own
 
     monkeypatch.setattr(saver, "_write_small", elsewhere)
-    with pytest.raises(CheckpointError, match=r"rank_00001.json, .* that all ranks share; .*Mend"):
+    with pytest.raises(
+        CheckpointError, match=r"rank_00001.json, .* that all ranks share; .*Fix that"
+    ):
         saver.save(tmp_path, _snapshot(2), keep=1)
     assert _names(tmp_path) == ["latest", "step_00000001"]

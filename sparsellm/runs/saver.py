@@ -9,10 +9,8 @@ shard.
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import secrets
-import sys
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,14 +36,13 @@ from sparsellm.runs.checkpoint import (
     TRAINER_FILE,
     CheckpointError,
     Snapshot,
-    is_complete,
     latest,
     rank_name,
-    replaced_name,
 )
 from sparsellm.runs.files import fsync, write_atomically
-from sparsellm.runs.lineage import Lineage, attempt, prune, remove
+from sparsellm.runs.lineage import Lineage, prune, remove
 from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_hashed, write_manifest
+from sparsellm.runs.partial_folder import check_arrived, make_way, prepare, warn
 from sparsellm.runs.storage import CheckpointWriter, engine_errors
 from sparsellm.runs.tensor_files import Part, file_name, write_parts
 
@@ -133,7 +130,7 @@ class Saver:
             partial,
             self._rank,
             self._world_size,
-            prepare=lambda: _prepare(self._folder, partial),
+            prepare=lambda: prepare(self._folder, partial),
             write_own=lambda: _write_small(partial, texts, small),
             publish=lambda files: self._publish(partial, final, snapshot.step, files),
         )
@@ -174,7 +171,7 @@ class Saver:
         try:
             self.wait()
         except CheckpointError as error:
-            _warn(str(error))
+            warn(str(error))
         self._stager.release()
 
     def _own_tensors(self, snapshot: Snapshot) -> dict[str, Tensor]:
@@ -190,7 +187,7 @@ class Saver:
         }
 
     def _publish(self, partial: Path, final: Path, step: int, files: dict[str, FileEntry]) -> None:
-        _check_arrived(partial, files)
+        check_arrived(partial, files)
         identity = secrets.token_hex(8)
         manifest = Manifest(
             id=identity,
@@ -202,7 +199,7 @@ class Saver:
         )
         write_manifest(partial, manifest)
         fsync(partial)
-        _make_way(final)
+        make_way(final)
         partial.rename(final)
         fsync(self._folder)
         write_atomically(self._folder / LATEST, final.name + "\n")
@@ -210,7 +207,7 @@ class Saver:
         try:
             prune(self._folder, final, manifest, self._keep)
         except OSError as error:  # what was to be saved is saved
-            _warn(f"an old checkpoint stays: {error}")
+            warn(f"an old checkpoint stays: {error}")
 
 
 def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
@@ -241,49 +238,6 @@ def _share_out(tensors: dict[str, Tensor], world_size: int) -> dict[str, int]:
         owners[name] = rank
         load[rank] += tensors[name].nbytes
     return owners
-
-
-def _prepare(folder: Path, partial: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob(".tmp-step_*"):  # of a run that was killed while it wrote
-        failure = attempt(remove, stale)
-        if failure is not None:
-            _warn(f"what a killed run left stays: {failure}")
-            if stale == partial:
-                stale.rename(_unused(folder, f".tmp-stale-{partial.name}"))
-    partial.mkdir()
-
-
-def _check_arrived(partial: Path, files: dict[str, FileEntry]) -> None:
-    for name, entry in files.items():
-        path = partial / name
-        if not path.is_file() or path.stat().st_size != entry.size:
-            raise FileNotFoundError(
-                f"{path}, which some rank has written, is not seen by the main rank: the run's "
-                "folder must be on a file system that all ranks share"
-            )
-
-
-def _make_way(final: Path) -> None:
-    """Replaces a checkpoint of the same step; a path that is not a checkpoint is renamed."""
-    if not (final.exists() or final.is_symlink()):
-        return
-    if not final.is_symlink() and is_complete(final):
-        remove(replaced_name(final))
-        final.rename(replaced_name(final))
-        return
-    aside = _unused(final.parent, f"{final.name}.stray")
-    final.rename(aside)
-    _warn(f"{final} was no complete checkpoint of this run; it is {aside} now")
-
-
-def _unused(folder: Path, name: str) -> Path:
-    places = (folder / f"{name}{i or ''}" for i in itertools.count())
-    return next(place for place in places if not (place.exists() or place.is_symlink()))
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _texts(snapshot: Snapshot, rank: int) -> dict[str, str]:

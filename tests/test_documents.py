@@ -42,7 +42,7 @@ def test_every_block_has_a_language():
 
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
-def test_every_command_is_one_that_there_is(block):
+def test_every_command_exists(block):
     bash = ["bash", "-n"]
     subprocess.run(bash, input=block.text, text=True, check=True)
     for words in commands_in(block.text):
@@ -50,7 +50,7 @@ def test_every_command_is_one_that_there_is(block):
 
 
 @pytest.mark.parametrize("path", COMMENTED, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_command_in_a_comment_is_one_that_there_is(path):
+def test_every_command_in_a_comment_exists(path):
     for words in commands_in(commented_commands(path)):
         check_command(words)
 

@@ -166,7 +166,7 @@ exit $status
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_node_that_is_killed_and_comes_back_goes_on_from_the_last_checkpoint(
+def test_a_node_that_is_killed_and_comes_back_resumes_from_the_last_checkpoint(
     tiny_overrides, tmp_path
 ):
     stubs = {

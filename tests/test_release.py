@@ -54,7 +54,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_workflows_run_what_there_is(path):
+def test_workflows_run_existing_commands(path):
     jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
     scripts = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     assert scripts
@@ -68,7 +68,7 @@ def test_the_site_is_published_for_tags_alone():
     assert docs["jobs"]["deploy"]["needs"] == "build"
 
 
-def test_the_image_installs_and_starts_what_there_is():
+def test_the_image_installs_and_starts_existing_commands():
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     steps = [line.split(maxsplit=1) for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
     commands = [words for name, rest in steps if name == "RUN" for words in commands_in(rest)]

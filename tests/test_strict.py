@@ -31,7 +31,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("\0", "not valid YAML"),
     ],
 )
-def test_yaml_that_is_no_configuration(tmp_path, text, reason):
+def test_yaml_that_is_not_a_configuration(tmp_path, text, reason):
     path = tmp_path / "odd.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=reason) as caught:
@@ -64,7 +64,7 @@ def test_numbers_of_a_recipe_are_finite(value):
         ('{"step": "x", "tokens": 0}', "key 'step'"),
     ],
 )
-def test_json_that_is_no_state(tmp_path, text, reason):
+def test_json_that_is_not_a_state(tmp_path, text, reason):
     path = tmp_path / "trainer.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=reason) as caught:
@@ -91,7 +91,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
         ('{"step": 1', "line 2 is damaged: not JSON"),
     ],
 )
-def test_a_line_of_metrics_that_is_no_record_is_named(tmp_path, line, reason):
+def test_a_line_of_metrics_that_is_not_a_record_is_named(tmp_path, line, reason):
     good = '{"kind": "validation", "step": 1, "tokens": 2, "loss": 3.0, "num_targets": 4}\n'
     (tmp_path / METRICS_FILE).write_text(f"{good}{line}\n{good}", encoding="utf-8")
     with pytest.raises(ValueError, match=reason) as caught:

@@ -204,7 +204,7 @@ def test_a_corpus_can_join_and_leave(tmp_path):
     ]
 
 
-def test_a_position_from_before_lanes_had_groups_goes_on_in_its_order(tmp_path):
+def test_a_position_from_before_lanes_had_groups_continues_in_its_order(tmp_path):
     _corpus(tmp_path, "a", 600)
     lines = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
     for index in range(8):

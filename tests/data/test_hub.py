@@ -143,7 +143,7 @@ def test_one_rank_lists_the_hub_for_all_ranks_and_workers(corpus_file, tmp_path)
 
 
 @pytest.mark.slow
-def test_fetch_makes_a_mirror_in_the_same_order_and_goes_on(corpus_file, tmp_path):
+def test_fetch_makes_a_mirror_in_the_same_order_and_continues(corpus_file, tmp_path):
     def fetch(hub):
         command = [sys.executable, "-m", "sparsellm", "data", "fetch", str(corpus_file)]
         command += [str(tmp_path / "mirror"), "--shards", "3", "--workers", "1"]

@@ -158,7 +158,7 @@ def test_cursor_restores_after_any_sequence_again_and_again(
             assert cursor == expected_cursor
 
 
-def test_a_lane_with_nothing_in_an_epoch_goes_on_to_the_next(tmp_path):
+def test_a_lane_with_nothing_in_an_epoch_continues_to_the_next(tmp_path):
     shards = _write(tmp_path, [1], row_group_size=1)
     starts = [
         next(documents(LaneConfig(shards, lane, 3, seed=0), BlockCache(), Cursor())).start.epoch

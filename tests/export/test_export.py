@@ -406,7 +406,7 @@ def test_a_folder_without_our_recipe_needs_one(exported, tmp_path, tiny):
     assert load_pretrained(written).recipe.name == "mine"
 
 
-def test_training_goes_on_from_it_at_step_0(tiny, trained, exported, tmp_path):
+def test_training_starts_from_it_at_step_0(tiny, trained, exported, tmp_path):
     imported, _ = import_export(exported, tmp_path / "imported")
     outcomes = []
     for name, source in (("a", trained), ("b", exported), ("c", imported)):
@@ -469,7 +469,7 @@ def _error(capsys, *arguments):
     return line
 
 
-def test_a_folder_that_is_no_checkpoint(tmp_path, capsys):
+def test_a_folder_that_is_not_a_checkpoint(tmp_path, capsys):
     line = _error(capsys, "export", tmp_path / "nothing", tmp_path / "out")
     assert "nothing is not a checkpoint" in line
     line = _error(capsys, "import", tmp_path, tmp_path / "run")

@@ -86,7 +86,7 @@ def write_run(recipe, records):
 
 
 @pytest.mark.parametrize("command", [["report"], ["plot"], ["bench", "run"]])
-def test_what_is_no_whole_run_gives_one_line(command, tiny, tmp_path, capsys):
+def test_what_is_not_a_complete_run_gives_one_line(command, tiny, tmp_path, capsys):
     def error(path):
         assert main([*command, str(path)]) == 1
         return capsys.readouterr().err

@@ -81,7 +81,7 @@ def test_a_copy_beside_them_is_left_alone(tmp_path):
     assert checkpoint.latest(tmp_path).name == "step_00000003"
 
 
-def test_an_old_one_that_cannot_be_deleted_is_no_failure(tmp_path, monkeypatch, capsys):
+def test_an_old_one_that_cannot_be_deleted_is_not_a_failure(tmp_path, monkeypatch, capsys):
     saver.save(tmp_path, _snapshot(1), keep=1)
 
     def refused(path, **options):
@@ -158,7 +158,7 @@ def test_missing_file_is_named(tmp_path):
         checkpoint.load(path, 0)
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is not a checkpoint: it has no trainer.json"):
         checkpoint.load(tmp_path, 0)
 

@@ -270,7 +270,7 @@ def test_sessions_are_kept_and_a_killed_one_gets_its_end_from_the_next(tiny):
     assert ends["a"]["step"] == 3
 
 
-def test_a_folder_without_metrics_is_no_run(tmp_path):
+def test_a_folder_without_metrics_is_not_a_run(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is not a run: it has no metrics.jsonl"):
         read_metrics(tmp_path)
 
@@ -312,7 +312,7 @@ def _settled_records(run_path):
 
 
 @pytest.mark.slow
-def test_offline_wandb_run_holds_the_same_numbers_and_goes_on_after_resume(tiny, monkeypatch):
+def test_offline_wandb_run_holds_the_same_numbers_and_continues_after_resume(tiny, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     recipe = tiny("logging.wandb=offline")
     _write(recipe, [1, 2, 3])

@@ -261,7 +261,7 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     assert "give run folders, or one sweep" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_sweep_is_named(tmp_path):
+def test_a_folder_that_is_not_a_sweep_is_named(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"has no sweep.json; give a folder that `sparsellm sweep` wrote"
     ):

@@ -169,7 +169,7 @@ def test_every_path_is_warmed_up_and_the_choice_stays():
     assert len(list(each_path(_ffns("dense")))) == 1
 
 
-def test_a_resumed_run_goes_on_with_the_choice_and_the_costs_of_before():
+def test_a_resumed_run_continues_with_the_choice_and_the_costs_of_before():
     ffns = _ffns()
     ffns[1].path = "sparse"
     state = json.loads(json.dumps(kernels_state(ffns, CPU)))

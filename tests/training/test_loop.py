@@ -170,7 +170,7 @@ def test_divergence_stops_with_the_last_good_checkpoint_named(tiny_overrides, cl
     assert all(bool(w.isfinite().all()) for w in weights)
 
 
-def test_resume_says_what_the_recipe_changed_and_goes_on(tiny_overrides, cli_here):
+def test_resume_says_what_the_recipe_changed_and_continues(tiny_overrides, cli_here):
     def train(*overrides):
         return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
 
@@ -274,7 +274,7 @@ def test_mistakes_are_one_line_and_exit_1(capsys, tmp_path, monkeypatch, argumen
     assert len(printed.strip().splitlines()) == 1
 
 
-def test_ctrl_c_is_no_traceback(cli_here, monkeypatch):
+def test_ctrl_c_prints_no_traceback(cli_here, monkeypatch):
     def interrupted(name):
         raise KeyboardInterrupt
 

@@ -45,7 +45,7 @@ def _raise(error):
     raise error
 
 
-def test_a_failed_validation_is_logged_and_training_goes_on(train, monkeypatch):
+def test_a_failed_validation_is_logged_and_training_continues(train, monkeypatch):
     error = RuntimeError("CUDA out of memory")
     _at_call(monkeypatch, ValidationSet, "_batch", 2, lambda: _raise(error))
     result = train("validation.every_steps=2")

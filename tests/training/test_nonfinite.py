@@ -63,7 +63,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(train, nan_at, tiny_ov
     assert stats["silent_tokens_LN"].max() <= 5 * 256  # in it no neuron was silent
 
 
-def test_the_data_goes_on_behind_it(tiny, nan_at):
+def test_the_data_continues_after_it(tiny, nan_at):
     nan_at(1)
     stop = loop.StopRequest()
     runs = [build_run(tiny(f"train.on_nonfinite={choice}")) for choice in ("skip", "stop")]

@@ -86,7 +86,7 @@ def test_without_a_place_for_files_it_is_compiled_in_memory(tmp_path, node, monk
         pass
 
 
-def test_who_waits_too_long_says_so_and_goes_on(tmp_path, monkeypatch, capfd):
+def test_a_process_that_waits_too_long_says_so_and_continues(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(compile_cache, "_node_folder", lambda: tmp_path)
     monkeypatch.setattr(compile_cache, "WAIT_SECONDS", 0.2)
     with compile_cache.compiled_once(STEM, "source", ()):

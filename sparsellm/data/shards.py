@@ -200,7 +200,7 @@ class _About(BaseModel):
 
 
 def content_identity(url: str) -> str:
-    """What changes with the content of a file, wherever it lies."""
+    """An identity that changes with a file's content and does not depend on its path."""
     if re.search(r"@[0-9a-f]{40}/", url):
         return url
     if "://" in url:

@@ -161,7 +161,7 @@ class ByteTokenizer:
 
 
 class HFTokenizer:
-    """A ``tokenizer.json`` as it stands, but for special tokens: none is added, and one that is
+    """A ``tokenizer.json`` used unchanged except for special tokens: none is added, and one that is
     spelt out in a text is ordinary text. Its end-of-document token stands between documents.
 
     Raises:

@@ -126,7 +126,7 @@ class Dispatch:
 
     @staticmethod
     def _takes_dense_turn(state: _State) -> bool:
-        """Counts a call of a layer that runs dense, but for the one that tries sparse."""
+        """Counts a call of a layer that runs dense, except the call that tries sparse."""
         if state.path == "sparse" or state.until_probe <= 1:
             return False
         state.until_probe -= 1

@@ -109,7 +109,7 @@ def _hybrid_of(
     gated: bool,
     like: Tensor,
 ) -> tuple[Hybrid, _Counts]:
-    """The hybrid format of a gate in TwELL, but for what is computed later, and its statistics."""
+    """The hybrid format of a gate in TwELL, without what is computed later; and its statistics."""
     (m, _, twell_width), n = gate.word.shape, num_neurons
     blocks = -(-m // BLOCK_TOKENS)
 

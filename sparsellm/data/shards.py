@@ -200,7 +200,7 @@ class _About(BaseModel):
 
 
 def content_identity(url: str) -> str:
-    """An identity that changes with a file's content and does not depend on its path."""
+    """An identity that changes with the content of a file: local, on the hub, or at an address."""
     if re.search(r"@[0-9a-f]{40}/", url):
         return url
     if "://" in url:

@@ -53,9 +53,13 @@ def first_to_speak() -> bool:
 
 def tell(message: str) -> None:
     """Prints this rank's error and passes it to the launcher, which names it as the root cause."""
-    with contextlib.suppress(OSError):  # a log on a disk that is full
-        print(message, file=sys.stderr, flush=True)
     _write_error_file(message, time.time())
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        raise  # its reader has left, and so does the command
+    except OSError:
+        pass  # a log on a disk that is full
 
 
 def _write_error_file(message: str, when: float) -> None:

@@ -156,6 +156,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _train(options: argparse.Namespace) -> None:
     from sparsellm.training.signals import StopRequest
 
+    ranks.watch_launcher()
     with StopRequest() as stop:  # before torch is imported, which takes seconds
         _train_until(options, stop)
 

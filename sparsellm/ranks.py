@@ -7,15 +7,18 @@ error (``TORCHELASTIC_ERROR_FILE``), in a folder per launch, node and attempt.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NoReturn
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
+_POLL_SECONDS = 1.0
 _PARENT = os.getppid()  # as early as can be: a launcher that dies during imports is noticed too
 
 
@@ -31,9 +34,27 @@ def several() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def launcher_is_gone() -> bool:
-    """Whether a launcher started this process and has ended since."""
-    return any(name in os.environ for name in _LAUNCHED_BY) and os.getppid() != _PARENT
+@functools.cache
+def watch_launcher() -> None:
+    """Ends this process, from now on, as soon as the launcher that started it is gone.
+
+    Called first thing: while ranks are still looking for one another, nothing else ends them for
+    minutes. A process without a launcher is left alone.
+    """
+    if any(name in os.environ for name in _LAUNCHED_BY):
+        threading.Thread(target=_end_with_launcher, daemon=True).start()
+
+
+def _end_with_launcher() -> None:
+    while os.getppid() == _PARENT:
+        time.sleep(_POLL_SECONDS)
+    if first_to_speak():
+        with contextlib.suppress(BrokenPipeError):
+            tell(
+                "error: the launcher of this rank has died, so the rank ends; the same command "
+                "resumes"
+            )
+    leave(1)
 
 
 def first_to_speak() -> bool:

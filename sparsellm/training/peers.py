@@ -6,8 +6,7 @@ waits in a collective (gloo or NCCL). It ensures that
 - an error is reported once, by the rank where it occurred, and the others end within seconds;
 - a killed rank is noticed by its neighbour;
 - a signal to one rank stops all ranks;
-- ranks that keep the others waiting are named before a collective's timeout ends the run;
-- ranks end when their launcher has died.
+- ranks that keep the others waiting are named before a collective's timeout ends the run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from sparsellm.ranks import (
     EndedByAnother,
     first_to_speak,
     follow,
-    launcher_is_gone,
     leave,
     tell,
 )
@@ -202,10 +200,6 @@ class Peers:
     def _watch(self) -> None:
         lost = 0
         while not self._closed.wait(POLL_SECONDS):
-            if launcher_is_gone():
-                self._end(
-                    "the launcher of this rank has died, so the rank ends; the same command resumes"
-                )
             if self._store is None:
                 continue
             try:

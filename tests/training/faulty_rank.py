@@ -88,6 +88,10 @@ if __name__ == "__main__":
         spoil(lambda step: step % 37 == 0)
     if kind == "differ":
         arguments += ["--set", "seed=1"] if own_rank == rank else []
+    elif kind == "early-launcher":
+        time.sleep(5)  # until both have begun
+        if own_rank == rank:
+            KINDS["launcher"]()
     elif kind != "none" and own_rank == rank:
         inject(kind, int(steps))
     sys.exit(main(arguments))

@@ -78,13 +78,15 @@ def test_a_validation_that_fails_on_one_rank_leaves_none_waiting(tiny_overrides)
 
 
 @pytest.mark.slow
-def test_ranks_end_when_their_launcher_is_gone(tiny_overrides):
-    failed = _launch(tiny_overrides, "launcher")
+@pytest.mark.parametrize("kind", ["launcher", "early-launcher"])
+def test_ranks_end_when_their_launcher_is_gone(tiny_overrides, kind):
+    """At the start, too, when they would look for one another in a store that is no more."""
+    failed = _launch(tiny_overrides, kind)
     assert failed.returncode == -9
     end = time.monotonic() + 20
-    while time.monotonic() < end and _left("name=launcher"):
+    while time.monotonic() < end and _left(f"name={kind}"):
         time.sleep(0.2)
-    assert not _left("name=launcher")
+    assert not _left(f"name={kind}")
 
 
 def _left(word):

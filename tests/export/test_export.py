@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -560,3 +561,49 @@ def test_the_commands(tiny_overrides, tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.out.startswith("import ")
     assert "nnz" in captured.err
+
+
+def test_importing_a_folder_with_code_of_its_own_neither_asks_nor_runs_it(
+    exported, tmp_path, monkeypatch
+):
+    config = json.loads((exported / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (exported / "config.json").write_text(json.dumps(config))
+    ran = tmp_path / "ran"
+    (exported / "own.py").write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\n")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    assert main(["import", str(exported), str(tmp_path / "imported")]) == 0
+    assert not ran.exists()
+    found = load_pretrained(tmp_path / "imported").model.state_dict()
+    assert all(
+        torch.equal(found[name], w)
+        for name, w in load_pretrained(exported).model.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_all_files_have_the_modes_of_new_files(tiny, tmp_path, mask):
+    """safetensors makes files that only their owner can read."""
+    before = os.umask(mask)
+    try:
+        path = _checkpoint(tiny())
+        export(path, tmp_path / "exported")
+    finally:
+        os.umask(before)
+    files = [*path.iterdir(), path.parent / "latest", *(tmp_path / "exported").iterdir()]
+    modes = {file.name: oct(file.stat().st_mode & 0o777) for file in files}
+    assert set(modes.values()) == {oct(0o666 & ~mask)}, modes
+
+
+def test_what_users_wrote_is_escaped_in_the_card(tiny, tmp_path):
+    recipe = tiny("description=a | b <script>alert(1)</script> [x](y) `z`\n# title")
+    path = _checkpoint(recipe)
+    scores = {"results": {"my|task<b>": {"alias": "my|task<b>", "acc,none": 0.5}}}
+    (path / "eval_own.json").write_text(json.dumps(scores))
+    export(path, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    text = card.split("```")[0]  # the recipe itself stands in a block of code further down
+    assert "<script>" not in text
+    assert "[x](y)" not in text
+    assert "\n# title" not in text
+    assert "my\\|task&lt;b>" in card

@@ -60,7 +60,7 @@ __device__ __forceinline__ void list_few(Shared& shared, const Input& in,
   }
 }
 
-// `num` of the neurons that fire, from `start` on, wherever they are.
+// Lists `num` of the neurons that fire, from the `start`-th on.
 __device__ __forceinline__ void list_many(Shared& shared, const Input& in, uint32 start, int num) {
 #pragma unroll 2
   for (int i = threadIdx.x; i < num; i += block_threads) {

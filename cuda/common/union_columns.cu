@@ -14,8 +14,8 @@ constexpr int batch = 16, steps = batch / groups;
 
 using Shared = StripScratch<threads>;
 
-// Which of a lane's eight values fire: bits 0 to 3 and 8 to 11 are their tokens, but for lane % 2 * 4
-// (token_at). Adds them to `count`: of each word's values, the first in the low half.
+// Which of a lane's eight values fire: bits 0 to 3 and 8 to 11 stand for their tokens, to which
+// lane % 2 * 4 is added (token_at). Adds them to `count`: of each word's values, the first in the low half.
 __device__ __forceinline__ uint32 fired_tokens(const uint4& eight, uint32 (&count)[4]) {
   uint32 word[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll

@@ -188,11 +188,11 @@ def sparse_ffn_backward(  # noqa: PLR0917
 ) -> Gradients:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
 
-    Args: dy (contiguous, of x's type, by token) and d_l1 (); what forward was given but for the
+    Args: dy (contiguous, of x's type, by token) and d_l1 (); what forward was given, without the
     capacity and the sums; the columns that it returned.
 
     Returns:
-        Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for what there is not.
+        Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for an absent one.
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
     ready = ready_weights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)

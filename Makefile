@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 COMPILERS := .venv/nvrtc/.ready
 
-.PHONY: help quickstart quickstart-gpu test lint docs bench clean
+.PHONY: help quickstart quickstart-gpu test test-long lint docs bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ quickstart-gpu: $(READY) ## train the pilot on DATA=/path/to/parquet, dense and 
 
 test: $(READY) $(COMPILERS) ## the whole suite, without a GPU
 	$(BIN)/python -m pytest -n 2
+
+test-long: $(READY) $(COMPILERS) ## the tests that take most of a minute each, which `make test` leaves out
+	$(BIN)/python -m pytest -n 2 -m long
 
 lint: $(READY) ## format, lint and types, as pre-commit and CI do
 	$(BIN)/ruff format --check .

@@ -164,6 +164,7 @@ exit $status
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_node_that_is_killed_and_comes_back_resumes_from_the_last_checkpoint(

@@ -86,6 +86,7 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path):
             assert same["gradient_storages"] == (0 if num_processes == 1 else 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
     tiny_overrides, tmp_path
@@ -114,6 +115,7 @@ def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
         assert len({same["gathers"] for _, same in found_of_splits}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_shards_within_nodes_and_replicas_across_compute_the_gradient_of_one_process(
     tiny_overrides, tmp_path
@@ -141,7 +143,9 @@ def test_shards_within_nodes_and_replicas_across_compute_the_gradient_of_one_pro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
+@pytest.mark.parametrize(
+    "config", ["ddp8.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.long)]
+)
 def test_several_processes_resume_to_the_same_bits(tiny_overrides, config):
     # A constant learning rate: the halves then do not know how long they will be.
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
@@ -165,6 +169,7 @@ def test_several_processes_resume_to_the_same_bits(tiny_overrides, config):
     assert [step for step, _ in losses("straight")] == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):
     """After a first step gradients lie in DDP's buckets, to which several micro-batches add."""

@@ -44,6 +44,7 @@ def test_one_rank_tells_its_error_and_the_others_end(tiny_overrides, kind, messa
     assert ("saved" in failed.stdout) == (kind == "data")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sleep", "freeze"])
 def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(

@@ -139,6 +139,7 @@ def _limit(monkeypatch, too_large):
     monkeypatch.setattr(Objective, "forward", forward)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["ddp8.yaml", "fsdp2.yaml"])
 def test_ranks_agree_though_one_has_less_memory(tiny_overrides, config):

@@ -50,6 +50,7 @@ def test_averages_are_those_of_the_steps_so_far():
     assert restored.state_dict() == averages.state_dict()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "on_nonfinite"), [(1, "stop"), (2, "skip")])
 def test_a_damaged_batch_is_skipped_and_counted(tiny_overrides, ranks, on_nonfinite):

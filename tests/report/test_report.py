@@ -287,7 +287,8 @@ def test_what_was_cut_short_is_marked(tiny):
     path = write_run(recipe, [record(recipe, 1), logged | {"tasks": tasks}])
     [run] = read_runs([path])
     assert [evaluation.limit for evaluation in run.evaluations] == [5]
-    assert "debug: only the first 5 rows of each task, not a result to report" in evaluation_table([run])
+    told = "debug: only the first 5 rows of each task, not a result to report"
+    assert told in evaluation_table([run])
     lines = run_series(run)["lines"]
     assert lines["evaluation"] == {"x": [], "y": []}
     assert lines["evaluation_limited"] == {"x": [256], "y": [0.4]}

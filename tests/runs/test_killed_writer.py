@@ -12,6 +12,7 @@ from conftest import ROOT, process_env
 WORKER = Path(__file__).with_name("killed_writer.py")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_killed_at_every_operation_of_two_saves(tmp_path):
     result = subprocess.run(

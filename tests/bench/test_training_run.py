@@ -251,6 +251,7 @@ def test_resumed_losses_are_compared_step_by_step():
         largest_difference(resumed[1:], straight)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_real_runs_killed_and_resumed(tiny_overrides, tmp_path, monkeypatch, cli_here):
     quiet = ("checkpoint.", "validation.every", "logging.")

@@ -89,7 +89,8 @@ def _lm_eval(stock: Path, tasks: Path, dtype: str, *arguments: str) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "context_length", "limit"), [("float32", 64, 12), ("bfloat16", 64, 12)]
+    ("dtype", "context_length", "limit"),
+    [("float32", 64, 12), pytest.param("bfloat16", 64, 12, marks=pytest.mark.long)],
 )
 def test_scores_are_those_of_lm_evals_own_command(  # noqa: PLR0917
     pair, data_dir, tmp_path, dtype, context_length, limit
@@ -320,6 +321,7 @@ def test_a_failed_or_interrupted_evaluation_does_not_end_the_run(
     assert kinds() == [*trained, ("evaluation", 4)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_scores_go_to_the_wandb_run_of_the_training(tiny_overrides, cli, data_dir, tmp_path):
     online = [*tiny_overrides, "logging.wandb=offline", "validation.every_steps=0"]

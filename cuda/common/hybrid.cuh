@@ -75,16 +75,6 @@ __device__ __forceinline__ void each_entry(List& list, const Ell& ell, const Use
   }
 }
 
-// What a block of threads computes: rows, and a slice of the columns. Rows vary fastest, so that all
-// blocks of threads that run at a time are at the same slice.
-struct Share {
-  int row_block, slice;
-
-  __device__ __forceinline__ Share(int rows_each, int m)
-      : row_block(blockIdx.x % ((m + rows_each - 1) / rows_each)),
-        slice(blockIdx.x / ((m + rows_each - 1) / rows_each)) {}
-};
-
 // Rows of a matrix in the order of the tokens, where rows are in a token order.
 struct RowsByToken {
   const int* token;  // or null

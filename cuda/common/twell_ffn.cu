@@ -107,31 +107,31 @@ __device__ __forceinline__ void multiply_by_gate(List& list, int total, const el
 }
 }  // namespace
 
-// parts: 1: the non-zeros of the gate become those of h, in place; 2: y from those of h. Each part reads
+// part: 1: the non-zeros of the gate become those of h, in place; 2: y from those of h. Each part reads
 // one weight matrix, which L2 then holds; two matrices would evict one another (H200, rows of 4 KiB at
 // random: 9.1 TB/s from 22 MiB, 6.5 TB/s from 44 MiB). Part 2 is all there is without W_up; it has
 // `slices` of the columns, each with blocks of threads for all rows.
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
-    twell_ffn(int parts, const element* x_MK, uint32* word, int width, int tiles_n, int rows_each,
+    twell_ffn(int part, const element* x_MK, uint32* word, int width, int tiles_n, int rows_each,
               const element* w_up_NK, const element* b_up_N, const element* w_down_NK,
               const element* b_down_K, int m, int k, int slices, int relu_up, uint32* control,
               uint32* overflowed, uint32* observed, element* y_MK) {
   __shared__ Shared shared;
   await_previous_kernel();
-  const int row_blocks = (m + rows_each - 1) / rows_each, slice = blockIdx.x / row_blocks;
-  const int first_row = blockIdx.x % row_blocks * rows_each;
-  const ColumnRange range = columns_of(slice, slices, k);
+  const Share share(rows_each, m);
+  const int first_row = share.row_block * rows_each;
+  const ColumnRange range = columns_of(share.slice, slices, k);
   const uint64 row_words = static_cast<uint64>(tiles_n) * width;
   const Twell twell{word + first_row * row_words, static_cast<uint32>(width), tiles_n,
                     min(rows_each, m - first_row)};
   count_rows(shared, twell);
-  if (slice == 0 && (parts == 1 || w_up_NK == nullptr))
-    report(shared, twell, first_row, m, row_blocks, control, overflowed, observed);
+  if (share.slice == 0 && (part == 1 || w_up_NK == nullptr))
+    report(shared, twell, first_row, m, share.row_blocks, control, overflowed, observed);
   for (int row = 0; row < twell.rows;) {
     const int end = concatenate_rows(shared, twell, row);
     const int rows = end - row;
     const auto at = [&](int own) { return static_cast<uint64>(first_row + row + own); };
-    if (parts == 1) {
+    if (part == 1) {
       dot_rows(shared.list, rows, x_MK, at, w_up_NK, k);
       __syncthreads();
       multiply_by_gate(shared.list, shared.list.first[rows], b_up_N, relu_up != 0);

@@ -201,13 +201,23 @@ __device__ __forceinline__ void sum_row(const Entry* entry, int entries, const e
   }
 }
 
+// What a block of threads computes: rows, and a slice of the columns. Rows vary fastest, so that all
+// blocks of threads that run at a time are at the same slice.
+struct Share {
+  int row_blocks, row_block, slice;
+
+  __device__ __forceinline__ Share(int rows_each, int m)
+      : row_blocks((m + rows_each - 1) / rows_each),
+        row_block(blockIdx.x % row_blocks),
+        slice(blockIdx.x / row_blocks) {}
+};
+
 // The columns of a product that a launch computes; a warp takes `sum_columns` of a row at a time.
 struct ColumnRange {
   int first, end;
 };
 
-// Part `slice` of `slices` of k columns. What a launch reads of the weights then fits L2, where all
-// blocks of threads are at the same slice (blockIdx.x counts rows fastest).
+// Part `slice` of `slices` of k columns: L2 then holds what is read of the weights at a time.
 __device__ __forceinline__ ColumnRange columns_of(int slice, int slices, int k) {
   const int pieces = (k + sum_columns - 1) / sum_columns, each = (pieces + slices - 1) / slices;
   return {slice * each * sum_columns, min(k, (slice + 1) * each * sum_columns)};

@@ -48,13 +48,7 @@ def watch_launcher() -> None:
 def _end_with_launcher() -> None:
     while os.getppid() == _PARENT:
         time.sleep(_POLL_SECONDS)
-    if first_to_speak():
-        with contextlib.suppress(BrokenPipeError):
-            tell(
-                "error: the launcher of this rank has died, so the rank ends; the same command "
-                "resumes"
-            )
-    leave(1)
+    end_once("the launcher of this rank has died, so the rank ends; the same command resumes")
 
 
 def first_to_speak() -> bool:
@@ -95,6 +89,20 @@ def follow() -> NoReturn:
     """Ends this process because another rank failed."""
     # The launcher takes the earliest failure for the cause, by whole seconds.
     _write_error_file("ended because another rank failed", time.time() + 60)
+    leave(1)
+
+
+def end_with(message: str) -> NoReturn:
+    """Ends the process, from any of its threads, with an error that may have no reader."""
+    with contextlib.suppress(BrokenPipeError):
+        tell(f"error: {message}")
+    leave(1)
+
+
+def end_once(message: str) -> NoReturn:
+    """As `end_with`, but silently if another rank of this launch and node has reported an error."""
+    if first_to_speak():
+        end_with(message)
     leave(1)
 
 

@@ -30,13 +30,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from sparsellm.ranks import (
-    EndedByAnother,
-    first_to_speak,
-    follow,
-    leave,
-    tell,
-)
+from sparsellm.ranks import EndedByAnother, end_once, end_with, follow
 from sparsellm.training.signals import StopRequest
 
 POLL_SECONDS = 1.0
@@ -198,10 +192,10 @@ class Peers:
     # --- the watching thread ---
 
     def _watch(self) -> None:
+        if self._store is None:
+            return  # a single rank has no peers
         lost = 0
         while not self._closed.wait(POLL_SECONDS):
-            if self._store is None:
-                continue
             try:
                 self._poll()
                 lost = 0
@@ -210,7 +204,7 @@ class Peers:
                 lost += 1
                 if lost * POLL_SECONDS >= 5 and not self._closed.is_set():
                     reason = " ".join(str(error).split())[:200]
-                    self._end(f"the main rank is gone ({reason}); the same command resumes")
+                    end_once(f"the main rank is gone ({reason}); the same command resumes")
 
     def _poll(self) -> None:
         if self._store.check(["failed"]):
@@ -321,13 +315,7 @@ class Peers:
         if self._store.add("claims", 1) > 1:
             return
         self._store.set("failed", str(self._rank))
-        tell(f"error: {message}")
-        leave(1)
-
-    def _end(self, message: str) -> None:
-        if first_to_speak():
-            tell(f"error: {message}")
-        leave(1)
+        end_with(message)
 
 
 def _connect(accelerator: Accelerator) -> Any:

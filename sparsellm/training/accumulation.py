@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from sparsellm.training.distributed import (
-    accumulating,
-)
+from sparsellm.training.distributed import accumulating
+from sparsellm.training.objective import total_loss
 from sparsellm.training.run import Run
 
 
@@ -24,6 +23,16 @@ def accumulation(run: Run, rounds: int) -> Iterator[None]:
     yield
     for ffn in run.ffns:
         ffn.end_step()
+
+
+def rehearse(run: Run) -> None:
+    """Forward and backward of one micro-batch of zeros, whose gradients are to be discarded."""
+    accelerator = run.accelerator
+    shape = (run.micro_batch.size, run.recipe.model.context_length)
+    tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
+    with accelerator.autocast():
+        sums = run.objective(tokens_BT, tokens_BT)
+    accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes))
 
 
 class MicroBatchReader:

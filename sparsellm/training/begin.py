@@ -5,20 +5,15 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import torch
-
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.history import begin_branch
 from sparsellm.runs.lock import RunLock
 from sparsellm.runs.presence import PRESENCE_FILE
-from sparsellm.training.accumulation import accumulation
+from sparsellm.training.accumulation import accumulation, rehearse
 from sparsellm.training.consensus import agreed_checkpoint
-from sparsellm.training.distributed import (
-    clear_gradients,
-)
+from sparsellm.training.distributed import clear_gradients
 from sparsellm.training.fit import fit_again
 from sparsellm.training.kernel_policy import each_path
-from sparsellm.training.objective import total_loss
 from sparsellm.training.run import Run
 from sparsellm.training.run_state import initialise_run, restore_run
 
@@ -70,9 +65,6 @@ def warm_up(run: Run) -> None:
     buckets after its first backward pass: afterwards every step sums over ranks in the same order,
     and a resumed run equals an uninterrupted one to the last bit.
     """
-    recipe, accelerator = run.recipe, run.accelerator
-    shape = (run.micro_batch.size, recipe.model.context_length)
-    tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
     run.activity.begin("compiling", run.step)
     several = run.rounds > 1
     for _ in each_path(run.ffns):
@@ -80,8 +72,5 @@ def warm_up(run: Run) -> None:
         # gradients go through autograd. Dense ones are all alike.
         sparse = any(ffn.path == "sparse" for ffn in run.ffns)
         for _ in accumulation(run, 2 if several and sparse else 1):
-            with accelerator.autocast():
-                sums = run.objective(tokens_BT, tokens_BT)
-            loss = total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes)
-            accelerator.backward(loss)
+            rehearse(run)
     clear_gradients(run.optimizer, run.objective)

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from sparsellm.training import micro_batch
+from sparsellm.training.accumulation import rehearse
 from sparsellm.training.distributed import accumulating, any_rank, clear_gradients
 from sparsellm.training.kernel_policy import each_path
-from sparsellm.training.objective import total_loss
 from sparsellm.training.run import Run, resize
 
 # Graphs that torch compiles of a block: three of each size, and those of validation.
@@ -149,19 +149,14 @@ def _drops_gradients(run: Run) -> bool:
 
 
 def _one_micro_batch(run: Run) -> None:
-    accelerator = run.accelerator
-    shape = (run.micro_batch.size, run.recipe.model.context_length)
-    tokens_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
     moments = []
     if not run.optimizer.state:  # AdamW's two moments, which are made at the first step
         moments = [torch.empty_like(p) for p in run.objective.parameters() for _ in range(2)]
     for _ in each_path(run.ffns):
         for ffn in run.ffns:
             ffn.begin_step(run.compute_dtype, accumulate=True)
-        with accumulating(accelerator, run.objective):
-            with accelerator.autocast():
-                sums = run.objective(tokens_BT, tokens_BT)
-            accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), 1))
+        with accumulating(run.accelerator, run.objective):
+            rehearse(run)
         for ffn in run.ffns:
             ffn.end_accumulation()
             ffn.end_step()

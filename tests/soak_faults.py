@@ -39,11 +39,17 @@ def _injected(kind: str, expected: str = "") -> Fault:
     return fault
 
 
+def _somewhere(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """A session at a random moment, and what was wrong by then."""
+    session = _start(folder)
+    problem = session.until_training(chance)
+    time.sleep(chance.uniform(0, 6))
+    return session, problem
+
+
 def _killed(who: str) -> Fault:
     def fault(folder: Path, chance: random.Random) -> tuple[Session, str]:
-        session = _start(folder)
-        problem = session.until_training(chance)
-        time.sleep(chance.uniform(0, 6))
+        session, problem = _somewhere(folder, chance)
         ranks = session.ranks()
         if who != "rank" or not ranks:
             session.kill_launcher()
@@ -58,9 +64,7 @@ def _signalled(name: str) -> Fault:
     """One rank gets it, or both."""
 
     def fault(folder: Path, chance: random.Random) -> tuple[Session, str]:
-        session = _start(folder)
-        problem = session.until_training(chance)
-        time.sleep(chance.uniform(0, 6))
+        session, problem = _somewhere(folder, chance)
         ranks = session.ranks()
         one = chance.random() < 0.5
         session.signal(getattr(signal, name), [chance.choice(ranks)] if ranks and one else ranks)

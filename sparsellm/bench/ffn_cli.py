@@ -157,6 +157,17 @@ def _add_format_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _how_measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `ffn_forward.run` and `ffn_train.run` alike."""
+    return {
+        "traces": options.traces,
+        "ids": options.ids,
+        "seconds": options.seconds,
+        "with_energy": options.energy,
+        "formats": list(dict.fromkeys(options.format)),
+    }
+
+
 def _ffn(options: argparse.Namespace) -> None:
     from sparsellm.bench import ffn_cases, ffn_forward, ffn_records
 
@@ -164,12 +175,8 @@ def _ffn(options: argparse.Namespace) -> None:
     found = ffn_forward.run(
         _cases(options, ffn_cases.TOKENS),
         output.gpu("ffn"),
-        traces=options.traces,
-        ids=options.ids,
         kernels=options.kernels,
-        formats=list(dict.fromkeys(options.format)),
-        seconds=options.seconds,
-        with_energy=options.energy,
+        **_how_measured(options),
     )
     output.follow(found, ffn_records.rows, options.record)
 
@@ -181,11 +188,7 @@ def _ffn_train(options: argparse.Namespace) -> None:
     found = ffn_train.run(
         _cases(options, ffn_train.TRAIN_TOKENS),
         output.gpu("ffn-train"),
-        traces=options.traces,
-        ids=options.ids,
-        seconds=options.seconds,
-        with_energy=options.energy,
-        formats=list(dict.fromkeys(options.format)),
+        **_how_measured(options),
     )
     output.follow(found, ffn_records.rows, options.record)
 

@@ -64,26 +64,23 @@ def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
     """
     if shared.sums is None:
         return shared
-    _take_over(w.gate_NK, shared.sums.gate_NK)
-    _take_over(w.up_NK, shared.sums.up_NK)
-    down = w.down_KN
-    total_KN = _transposed(shared.sums.down_NK, torch.float32)
-    if down.grad is None:
-        down.grad = total_KN
-    else:  # of DDP: a view of its buckets
-        down.grad.add_(total_KN)
+    sums = shared.sums
+    for parameter, total in ((w.gate_NK, sums.gate_NK), (w.up_NK, sums.up_NK)):
+        if parameter is not None and total is not None:
+            _add_to_gradient(parameter, total)
+    _add_to_gradient(w.down_KN, _transposed(sums.down_NK, torch.float32))
     return shared._replace(sums=None)
 
 
-def _take_over(parameter: Tensor | None, total: Tensor | None) -> None:
+def _add_to_gradient(parameter: Tensor, total: Tensor) -> None:
     """Adds a sum to the parameter's gradient, unless the sum is that gradient.
 
     DDP rebuilds its buckets in the forward pass after its first backward pass: the gradient, still
     zero, has then moved since `begin_step`.
     """
-    if parameter is None or total is None or parameter.grad is None:
-        return
-    if parameter.grad.data_ptr() != total.data_ptr():
+    if parameter.grad is None:
+        parameter.grad = total
+    elif parameter.grad.data_ptr() != total.data_ptr():
         parameter.grad.add_(total)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 from pydantic import NonNegativeInt, PositiveInt
 
+from sparsellm.cores import usable_cores
 from sparsellm.runs.files import damaged, fsync, read_json
 from sparsellm.strict import StrictModel, validate
 
@@ -146,7 +147,7 @@ def verify(folder: Path, manifest: Manifest, names: Iterable[str], remedy: str) 
         if size != entry.size:
             raise damaged(path, f"{size:,} bytes for the {entry.size:,} written", remedy)
         jobs += [(path, index, digest) for index, digest in enumerate(entry.xxh3_128)]
-    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(_MAX_THREADS, usable_cores())) as pool:
         for (path, index, digest), found in zip(jobs, pool.map(_chunk_hash, jobs), strict=True):
             if found != digest:
                 first = index * CHUNK_BYTES

@@ -16,6 +16,7 @@ from sparsellm.runs import checkpoint
 
 Fault = Callable[[Path, random.Random], tuple[Session, str]]
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
+_EARLY = 100  # by this step a run may begin anew; later it is to keep its records to the end
 NO_WANDB = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
 
 
@@ -110,19 +111,26 @@ def _validation(folder: Path, chance: random.Random) -> tuple[Session, str]:
 
 def _bit_flip(folder: Path, chance: random.Random) -> tuple[Session, str]:
     """Of any file of the newest checkpoint; what the refusal offers is resumed from."""
-    newest = checkpoint.latest(folder / "soak" / "checkpoints")
+    saved, step = folder / "soak" / "checkpoints", last_step(folder / "soak")
+    newest = checkpoint.latest(saved)
     if newest is None:
         return _stop(_start(folder), chance)
     file = chance.choice([path for path in sorted(newest.iterdir()) if path.stat().st_size])
-    content = bytearray(file.read_bytes())
+    good = file.read_bytes()
+    content = bytearray(good)
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     file.write_bytes(content)
     refused, problem = _refused(_start(folder), re.escape(str(file)))
     refused.all_end()
     offered = re.search(r"add (--resume) (\S+)", refused.said)
-    if problem or offered is None:  # nothing older: as a user would, start anew
+    if offered and not problem:
+        return _stop(_start(folder, *offered.groups()), chance)
+    if any(_is_whole(path) for path in checkpoint.checkpoints_in(saved) if path != newest):
+        problem = problem or "an older checkpoint is whole, and was not offered"
+    if step <= _EARLY:  # as a user would, start anew
         return _stop(_start(folder, "--fresh"), chance, problem)
-    return _stop(_start(folder, *offered.groups()), chance)
+    file.write_bytes(good)
+    return _stop(_start(folder), chance, problem)
 
 
 def _second(folder: Path, chance: random.Random) -> tuple[Session, str]:
@@ -164,12 +172,12 @@ def _is_whole(path: Path) -> bool:
 def _purge(folder: Path, chance: random.Random) -> tuple[Session, str]:
     """All checkpoints are gone, the records are not. Late in the soak only the oldest are."""
     folder_of, step = folder / "soak" / "checkpoints", last_step(folder / "soak")
-    if step > 100:
+    if step > _EARLY:
         shutil.rmtree(checkpoint.checkpoints_in(folder_of)[0])
     elif step:
         shutil.rmtree(folder_of)
     session, problem = _stop(_start(folder), chance)
-    if 0 < step <= 100 and "records are set aside" not in session.said:
+    if 0 < step <= _EARLY and "records are set aside" not in session.said:
         problem = problem or "records were overwritten without a word"
     return session, problem
 

@@ -54,8 +54,8 @@ __device__ __forceinline__ void add_entries(Sums& sum, const uint32* source, uin
         const uint64 token = __shfl_sync(~0u, own_token, at + i);
         of_x[i] = of_dy[i] = make_uint4(0, 0, 0, 0);
         if (at + i < entries && column < k) {
-          of_x[i] = load_once(x + row * k + column);
-          of_dy[i] = load_once(dy + token * k + column);
+          of_x[i] = load_early(x + row * k + column);
+          of_dy[i] = load_early(dy + token * k + column);
         }
       }
 #pragma unroll

@@ -24,10 +24,12 @@ struct List {
   uint32 first[max_rows + 1];  // of each row, and the end
 };
 
-// Loads that bypass L1, since each block reads a weight row once.
-__device__ __forceinline__ uint4 load_once(const element* from) {
+// Volatile, so that the loads of several rows are all under way before the first is used. Without
+// `L1::no_allocate`, though nothing is read twice from L1: with it L2 drops the rows first too, and half
+// of the sectors come from device memory (H200, M 16,384, 2048/5632, 30 non-zeros: 1.24 → 0.97 ms).
+__device__ __forceinline__ uint4 load_early(const element* from) {
   uint4 value;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(from));
   return value;
@@ -42,7 +44,7 @@ __device__ __forceinline__ void load_row(uint4 (&to)[chunks], const element* fro
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     to[c] = make_uint4(0, 0, 0, 0);
-    if (whole || c * chunk_columns < columns) to[c] = load_once(from + c * chunk_columns);
+    if (whole || c * chunk_columns < columns) to[c] = load_early(from + c * chunk_columns);
   }
 }
 

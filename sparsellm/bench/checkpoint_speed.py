@@ -51,12 +51,21 @@ def run(recipe: Recipe) -> list[Measurement]:
 
 def _measure(training: Run) -> list[Measurement]:
     accelerator, recipe = training.accelerator, training.recipe
+
+    def say(what: str) -> None:
+        accelerator.print(f"{time.perf_counter() - start:.0f} s: {what}", flush=True)
+
+    start = time.perf_counter()
     warm_up(training)
     train_step(training, StopRequest())
     idle = median(_step(training) for _ in range(_IDLE_STEPS))
-    first, _, _ = _save(training)
+    say(f"trained {1 + _IDLE_STEPS} steps")
+    first, saved, _ = _save(training)
+    say(f"the first save blocked a step for {first:.2f} s and took {saved:.1f} s")
     blocked, saved, steps = _save(training)
+    say(f"the second save blocked a step for {blocked:.2f} s and took {saved:.1f} s")
     throughout = _save_and_wait(training)
+    say(f"a save that training waits for took {throughout:.1f} s")
     path = checkpoint.latest(training.checkpoints)
     assert path is not None
     accelerator.wait_for_everyone()
@@ -64,6 +73,7 @@ def _measure(training: Run) -> list[Measurement]:
     checkpoint.load(path, accelerator.process_index, accelerator.num_processes)
     accelerator.wait_for_everyone()
     verified = time.perf_counter()
+    say(f"verified in {verified - began:.1f} s")
     state.restore(training.model, training.optimizer, path, training.group)
     _wait(training)
     restored = time.perf_counter()

@@ -105,7 +105,10 @@ def combinations(
     token_orders: Sequence[str | None] = (None,),
     micro_batch_sizes: Sequence[int | None] = (None,),
 ) -> list[Side]:
-    """All combinations, baselines first; dense ones have no format and no token order."""
+    """All combinations, baselines first.
+
+    Dense ones have no format and no token order; TwELL has no order, since it makes no difference.
+    """
     return [
         Side(number, config, kind, name, order, size)
         for number in sorted(set(gpus))
@@ -113,7 +116,9 @@ def combinations(
         for kind in KERNELS
         if kind in kernels
         for name in (dict.fromkeys(formats) if kind != "dense" else ["union"])
-        for order in (dict.fromkeys(token_orders) if kind != "dense" else [None])
+        for order in (
+            dict.fromkeys(token_orders) if kind != "dense" and name != "twell" else [None]
+        )
         for size in dict.fromkeys(micro_batch_sizes)
     ]
 

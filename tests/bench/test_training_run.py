@@ -101,11 +101,13 @@ def test_what_others_are_held_against_comes_first():
 
 
 def test_each_format_is_a_run_and_dense_has_none(tmp_path):
-    sides = combinations([1], ["ddp8"], ["auto", "dense"], ["union", "twell"])
+    orders = [None, "auto"]
+    sides = combinations([1], ["ddp8"], ["auto", "dense"], ["union", "twell"], token_orders=orders)
     names = [str(side) for side in sides]
-    assert names == ["single × 1, dense", "single × 1, auto", "single × 1, auto-twell"]
+    sparse = ["auto", "auto-order-auto", "auto-twell"]  # TwELL has no order
+    assert names == [f"single × 1, {variant}" for variant in ("dense", *sparse)]
     formats = [plan(tmp_path).resolved(side).ffn.format for side in sides]
-    assert formats == ["union", "union", "twell"]
+    assert formats == ["union", "union", "union", "twell"]
 
 
 def test_orders_and_sizes_are_runs_with_the_dense_run_of_their_size_as_baseline(tmp_path):

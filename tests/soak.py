@@ -147,7 +147,9 @@ def main() -> int:
     print(*soak.problems, sep="\n")
     case = {"ranks": 2, "kinds": len(soak.faults), "seed": options.seed}
     if options.record:
-        append([Measurement("soak", case, n, float(v), u) for n, v, u in figures], options.record)
+        command = f"python tests/soak.py --minutes {options.minutes:g} --seed {options.seed}"
+        found = [Measurement("soak", case, n, float(v), u) for n, v, u in figures]
+        append(found, options.record, {"command": command})
     if not soak.problems:
         shutil.rmtree(folder)
     else:

@@ -21,10 +21,10 @@ from sparsellm.bench.record import Measurement
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint, state
 from sparsellm.training.begin import warm_up
-from sparsellm.training.loop import train_step
 from sparsellm.training.run import Run, build_run, close_run
 from sparsellm.training.run_state import begin_save
 from sparsellm.training.signals import StopRequest
+from sparsellm.training.step import train_step
 
 _IDLE_STEPS = 4
 

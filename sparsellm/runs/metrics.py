@@ -1,6 +1,6 @@
 """The metrics of a training step: one entry each, from which everything that shows it follows.
 
-A metric is a number that `training.loop.train_step` or `training.meter.Meter` puts under its name
+A metric is a number that `training.step.train_step` or `training.meter.Meter` puts under its name
 into the step's values, or one that is derived from a record. Its entry makes it part of wandb, of
 the progress line and of the report's charts.
 """

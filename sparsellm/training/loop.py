@@ -1,4 +1,5 @@
-"""The training loop, to be read from top to bottom: `train` is the main path of a run.
+"""The training loop, to be read from top to bottom: `train` is the main path of a run, and
+`step.train_step` what it repeats.
 
 `accelerate launch -m sparsellm train …` starts one process per GPU. Each process holds a `Run` and
 performs the same steps. The recipe alone decides what is computed (recipe.py); it does not depend
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs.dashboard import check_wandb
@@ -19,32 +19,21 @@ from sparsellm.runs.lock import RunLock
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import FailureRecord
 from sparsellm.runs.session import this_session
-from sparsellm.training.accumulation import MicroBatchReader, accumulation
 from sparsellm.training.banner import Machine, unused_gpus
 from sparsellm.training.begin import begin_records, first_state, move_aside, warm_up
 from sparsellm.training.consensus import compare_environments, locked
-from sparsellm.training.distributed import (
-    FailedTogether,
-    all_reduce_sum,
-    any_rank,
-    cause_of,
-    clear_gradients,
-)
+from sparsellm.training.distributed import FailedTogether, any_rank, cause_of
 from sparsellm.training.evaluation import PeriodicEvaluation, check_evaluation
 from sparsellm.training.fit import fit_first, grow, may_shrink, shrink_after_failure
-from sparsellm.training.kernel_policy import choose_kernels
 from sparsellm.training.measure import Due, is_due, measure
 from sparsellm.training.meter import Meter, StepTotals
-from sparsellm.training.nonfinite import check_finite, reason_to_skip, skip_step
-from sparsellm.training.objective import LossSums, total_loss
-from sparsellm.training.optimizer import reinit_dead_neurons
+from sparsellm.training.nonfinite import check_finite
 from sparsellm.training.peers import Peers, RankActivity
 from sparsellm.training.progress import progress_line
 from sparsellm.training.run import Run, build_accelerator, build_run, close_run
 from sparsellm.training.run_state import begin_save
-from sparsellm.training.schedule import l1_coefficient, learning_rate
 from sparsellm.training.signals import StopRequest
-from sparsellm.training.step_sums import StepSums
+from sparsellm.training.step import train_step
 from sparsellm.training.waiting import waiting
 
 
@@ -259,111 +248,3 @@ def _is_whole(run: Run, error: Exception) -> bool:
     if isinstance(error, FloatingPointError):  # with these weights it would fail again
         return False
     return isinstance(error, FailedTogether) or run.accelerator.num_processes == 1
-
-
-def train_step(run: Run, stop: StopRequest) -> StepTotals:
-    """One optimizer step over `global_batch_tokens`.
-
-    Raises:
-        FloatingPointError: loss or gradient norm is not finite; weights are then unchanged.
-        FailedTogether: some rank could not read its data; weights are then unchanged.
-    """
-    recipe, accelerator = run.recipe, run.accelerator
-    lr = learning_rate(recipe.optimizer, run.step, recipe.train.steps)
-    for group in run.optimizer.param_groups:
-        group["lr"] = lr
-    l1_L = l1_by_layer(run)
-    l1_weight: float | torch.Tensor = l1_L[0]
-    if len(set(l1_L)) > 1:
-        l1_weight = torch.tensor(l1_L).to(accelerator.device, non_blocking=True)
-
-    sums = StepSums(run.ffns, run.micro_batch_tokens, accelerator.device)
-    rounds = run.rounds
-    reader = MicroBatchReader(run)
-    for _ in accumulation(run, rounds):
-        run.activity.begin("reading data", run.step)
-        tokens_BT1 = reader.next().to(accelerator.device, non_blocking=True)
-        run.activity.begin("computing", run.step)
-        sums.add(_micro_batch(run, tokens_BT1, l1_weight))
-    run.activity.begin("summing over ranks", run.step)
-    asked = stop.received is not None or run.saver.failed
-    step = sums.read(asked, reader.error is not None)
-    if step.failed:
-        raise FailedTogether(reader.error)
-    tokens = recipe.train.global_batch_tokens
-    loss = step.cross_entropy_sum / tokens
-    l1 = step.l1_sum / (tokens * recipe.model.num_hidden_layers)
-
-    grad_norm = _clip_gradients(run)
-    watched = {"loss": loss, "L1": l1, "gradient norm": grad_norm}
-    skip = reason_to_skip(run, watched)
-    if skip is not None:
-        skip_step(run)
-        return StepTotals({}, l1_L, None, step.kernels, step.stop, skipped=skip)
-    run.averages.add(watched)
-    run.skipped_in_a_row = 0
-    run.between_steps = False
-    run.optimizer.step()
-    clear_gradients(run.optimizer, run.objective)
-    run.step += 1
-    run.tokens += tokens
-    choose_kernels(run.ffns, step, tokens)
-    if run.target:
-        run.target.observe(run.step - 1, [nnz / tokens for nnz in step.nnz_sum_L])
-    logged = is_due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
-    sparsity = run.stats.finish_step(all_reduce_sum, summarise=logged)
-    run.activity.begin("between steps", run.step)
-    if recipe.sparsity.reinit_rate:
-        reinit_dead_neurons(
-            run.ffns,
-            run.stats.dead_LN(),
-            rate=recipe.sparsity.reinit_rate,
-            std=recipe.model.initializer_range,
-            seed=recipe.seed,
-            step=run.step,
-        )
-    values: dict[str, float | None] = {
-        "loss": loss,
-        "l1": l1,
-        "l1_coefficient": sum(l1_L) / len(l1_L),
-        "target_error": run.target.error if run.target else None,
-        "learning_rate": lr,
-        "grad_norm": grad_norm,
-        "micro_batch_size": run.micro_batch.size,
-        "skipped_steps": run.skipped,
-    }
-    run.between_steps = True
-    return StepTotals(values, l1_L, sparsity, step.kernels, step.stop)
-
-
-def l1_by_layer(run: Run) -> list[float]:
-    """λ of each layer at the present step: by the controller, or by the schedule."""
-    if run.target:
-        return run.target.l1_by_layer(run.step)
-    recipe = run.recipe
-    return [l1_coefficient(recipe.sparsity, run.step)] * recipe.model.num_hidden_layers
-
-
-def _micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float | torch.Tensor) -> LossSums:
-    """Forward and backward of one micro-batch; returns the sums of this rank."""
-    accelerator = run.accelerator
-    with accelerator.autocast():
-        sums = run.objective(tokens_BT1[:, :-1], tokens_BT1[:, 1:])
-    loss = total_loss(
-        sums,
-        l1_weight,
-        run.recipe.train.global_batch_tokens,
-        accelerator.num_processes,
-        run.recipe.sparsity.union_coefficient,
-    )
-    accelerator.backward(loss)
-    run.stats.update(sums.nnz_LBT, sums.fired_LN)
-    return sums
-
-
-def _clip_gradients(run: Run) -> float:
-    norm = run.accelerator.clip_grad_norm_(
-        run.objective.parameters(), run.recipe.optimizer.clip_norm
-    )
-    assert norm is not None
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

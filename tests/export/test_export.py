@@ -23,10 +23,10 @@ from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import CheckpointError
 from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 from sparsellm.training import loop
-from sparsellm.training.loop import train_step
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.run_state import save_run
 from sparsellm.training.signals import StopRequest
+from sparsellm.training.step import train_step
 
 VARIANTS = {
     "relu": [],

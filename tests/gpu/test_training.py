@@ -17,9 +17,9 @@ from sparsellm.model import build_model, prepare_blocks
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.records import read_metrics
-from sparsellm.training.loop import _micro_batch
 from sparsellm.training.objective import Objective, build_loss, total_loss
 from sparsellm.training.run import build_run, close_run
+from sparsellm.training.step import micro_batch
 
 pytestmark = pytest.mark.gpu
 WORKER = ROOT / "tests" / "training" / "gradient_worker.py"
@@ -134,7 +134,7 @@ def test_the_host_runs_ahead_of_the_gpu(tiny_overrides, kernels, request):
             for _ in range(2):
                 tokens_BT1 = next(run.loader).to(run.accelerator.device, non_blocking=True)
                 assert tokens_BT1.nbytes > 2**16  # what CUDA would copy at once
-                _micro_batch(run, tokens_BT1, l1_weight=0.1)
+                micro_batch(run, tokens_BT1, l1_weight=0.1)
             was_ahead = not busy.query()
         assert was_ahead
     finally:

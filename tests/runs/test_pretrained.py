@@ -7,10 +7,10 @@ import torch
 
 from sparsellm.runs import state
 from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
-from sparsellm.training.loop import train_step
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.run_state import save_run
 from sparsellm.training.signals import StopRequest
+from sparsellm.training.step import train_step
 
 
 @pytest.fixture

@@ -13,27 +13,28 @@ from collections.abc import Callable
 import torch
 
 from sparsellm.cli import main
-from sparsellm.training import loop
+from sparsellm.training import accumulation, loop
+from sparsellm.training import step as step_module
 
 
 def damage(is_damaged: Callable[[int], bool]) -> None:
     """Has the loop read the batches of some steps as damaged."""
-    real = loop.MicroBatchReader.next
+    real = accumulation.MicroBatchReader.next
 
-    def next_batch(reader: loop.MicroBatchReader) -> torch.Tensor:
+    def next_batch(reader: accumulation.MicroBatchReader) -> torch.Tensor:
         tokens_BT1 = real(reader)
         return torch.full_like(tokens_BT1, 255) if is_damaged(reader._run.step + 1) else tokens_BT1
 
-    loop.MicroBatchReader.next = next_batch
+    accumulation.MicroBatchReader.next = next_batch
 
 
 def spoil(is_spoilt: Callable[[int], bool]) -> None:
     """Makes the loss, and with it every gradient, NaN in some steps."""
-    real_step, real_loss = loop.train_step, loop.total_loss
+    real_step, real_loss = loop.train_step, step_module.total_loss
 
     def train_step(run, stop):
         spoilt = is_spoilt(run.step + 1)
-        loop.total_loss = (lambda *a: real_loss(*a) * math.nan) if spoilt else real_loss
+        step_module.total_loss = (lambda *a: real_loss(*a) * math.nan) if spoilt else real_loss
         return real_step(run, stop)
 
     loop.train_step = train_step

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.state import gather_model
-from sparsellm.training.loop import train_step
 from sparsellm.training.run import build_run
 from sparsellm.training.signals import StopRequest
+from sparsellm.training.step import train_step
 
 
 class FixedBatch:

@@ -7,10 +7,10 @@ import pytest
 from sparsellm.runs import checkpoint
 from sparsellm.training import consensus
 from sparsellm.training.consensus import agreed_checkpoint, compare_environments, differences
-from sparsellm.training.loop import train_step
 from sparsellm.training.run import build_accelerator, build_run, close_run
 from sparsellm.training.run_state import save_run
 from sparsellm.training.signals import StopRequest
+from sparsellm.training.step import train_step
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.records import read_metrics
 from sparsellm.training import loop, nonfinite
+from sparsellm.training import step as step_module
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.run_state import save_run
 
@@ -33,8 +34,8 @@ def nan_at(monkeypatch):
         def step(run, stop):
             with monkeypatch.context() as patch:
                 if run.step + 1 in steps:
-                    total = loop.total_loss
-                    patch.setattr(loop, "total_loss", lambda *a: total(*a) * math.nan)
+                    total = step_module.total_loss
+                    patch.setattr(step_module, "total_loss", lambda *a: total(*a) * math.nan)
                 return real(run, stop)
 
         monkeypatch.setattr(loop, "train_step", step)

@@ -9,9 +9,9 @@ from torch import Tensor
 from sparsellm.ffn.reference import block_norm_sum
 from sparsellm.ffn.types import BLOCK_TOKENS
 from sparsellm.recipe_sections import UNION_TOKENS
-from sparsellm.training.loop import train_step
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.signals import StopRequest
+from sparsellm.training.step import train_step
 
 
 def test_it_is_the_norm_of_every_column_of_a_block():

@@ -1,0 +1,149 @@
+"""One optimizer step, to be read from top to bottom: `train_step`.
+
+Shapes: B sequences of T tokens in a micro-batch, L layers. A step is ``run.rounds`` micro-batches
+on each rank; their gradients add up to that of the whole global batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from sparsellm.training.accumulation import MicroBatchReader, accumulation
+from sparsellm.training.distributed import FailedTogether, all_reduce_sum, clear_gradients
+from sparsellm.training.kernel_policy import choose_kernels
+from sparsellm.training.measure import is_due
+from sparsellm.training.meter import StepTotals
+from sparsellm.training.nonfinite import reason_to_skip, skip_step
+from sparsellm.training.objective import LossSums, total_loss
+from sparsellm.training.optimizer import reinit_dead_neurons
+from sparsellm.training.run import Run
+from sparsellm.training.schedule import l1_coefficient, learning_rate
+from sparsellm.training.signals import StopRequest
+from sparsellm.training.step_sums import StepReading, StepSums
+
+
+def train_step(run: Run, stop: StopRequest) -> StepTotals:
+    """One optimizer step over `global_batch_tokens`.
+
+    Raises:
+        FloatingPointError: loss or gradient norm is not finite; weights are then unchanged.
+        FailedTogether: some rank could not read its data; weights are then unchanged.
+    """
+    recipe = run.recipe
+    lr = learning_rate(recipe.optimizer, run.step, recipe.train.steps)
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr
+    l1_L = l1_by_layer(run)
+
+    step = _compute_gradients(run, stop, l1_L)
+    tokens = recipe.train.global_batch_tokens
+    watched = {
+        "loss": step.cross_entropy_sum / tokens,
+        "L1": step.l1_sum / (tokens * recipe.model.num_hidden_layers),
+        "gradient norm": _clip_gradients(run),
+    }
+    skip = reason_to_skip(run, watched)
+    if skip is not None:
+        skip_step(run)
+        return StepTotals({}, l1_L, None, step.kernels, step.stop, skipped=skip)
+    run.averages.add(watched)
+    run.skipped_in_a_row = 0
+
+    run.between_steps = False
+    _update(run, step)
+    logged = is_due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
+    sparsity = run.stats.finish_step(all_reduce_sum, summarise=logged)
+    run.activity.begin("between steps", run.step)
+    _reinit_dead(run)
+    run.between_steps = True
+    values: dict[str, float | None] = {
+        "loss": watched["loss"],
+        "l1": watched["L1"],
+        "l1_coefficient": sum(l1_L) / len(l1_L),
+        "target_error": run.target.error if run.target else None,
+        "learning_rate": lr,
+        "grad_norm": watched["gradient norm"],
+        "micro_batch_size": run.micro_batch.size,
+        "skipped_steps": run.skipped,
+    }
+    return StepTotals(values, l1_L, sparsity, step.kernels, step.stop)
+
+
+def l1_by_layer(run: Run) -> list[float]:
+    """λ of each layer at the present step: by the controller, or by the schedule."""
+    if run.target:
+        return run.target.l1_by_layer(run.step)
+    recipe = run.recipe
+    return [l1_coefficient(recipe.sparsity, run.step)] * recipe.model.num_hidden_layers
+
+
+def _compute_gradients(run: Run, stop: StopRequest, l1_L: list[float]) -> StepReading:
+    """Forward and backward of all micro-batches; their sums over all ranks."""
+    device = run.accelerator.device
+    l1_weight: float | torch.Tensor = l1_L[0]
+    if len(set(l1_L)) > 1:
+        l1_weight = torch.tensor(l1_L).to(device, non_blocking=True)
+    sums = StepSums(run.ffns, run.micro_batch_tokens, device)
+    reader = MicroBatchReader(run)
+    for _ in accumulation(run, run.rounds):
+        run.activity.begin("reading data", run.step)
+        tokens_BT1 = reader.next().to(device, non_blocking=True)
+        run.activity.begin("computing", run.step)
+        sums.add(micro_batch(run, tokens_BT1, l1_weight))
+    run.activity.begin("summing over ranks", run.step)
+    asked = stop.received is not None or run.saver.failed
+    step = sums.read(asked, reader.error is not None)
+    if step.failed:
+        raise FailedTogether(reader.error)
+    return step
+
+
+def micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float | torch.Tensor) -> LossSums:
+    """Forward and backward of one micro-batch; returns the sums of this rank."""
+    accelerator = run.accelerator
+    with accelerator.autocast():
+        sums = run.objective(tokens_BT1[:, :-1], tokens_BT1[:, 1:])
+    loss = total_loss(
+        sums,
+        l1_weight,
+        run.recipe.train.global_batch_tokens,
+        accelerator.num_processes,
+        run.recipe.sparsity.union_coefficient,
+    )
+    accelerator.backward(loss)
+    run.stats.update(sums.nnz_LBT, sums.fired_LN)
+    return sums
+
+
+def _clip_gradients(run: Run) -> float:
+    norm = run.accelerator.clip_grad_norm_(
+        run.objective.parameters(), run.recipe.optimizer.clip_norm
+    )
+    assert norm is not None
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _update(run: Run, step: StepReading) -> None:
+    """Changes the weights, and what adapts to the step's activations: kernels and λ."""
+    tokens = run.recipe.train.global_batch_tokens
+    run.optimizer.step()
+    clear_gradients(run.optimizer, run.objective)
+    run.step += 1
+    run.tokens += tokens
+    choose_kernels(run.ffns, step, tokens)
+    if run.target:
+        run.target.observe(run.step - 1, [nnz / tokens for nnz in step.nnz_sum_L])
+
+
+def _reinit_dead(run: Run) -> None:
+    recipe = run.recipe
+    if recipe.sparsity.reinit_rate:
+        reinit_dead_neurons(
+            run.ffns,
+            run.stats.dead_LN(),
+            rate=recipe.sparsity.reinit_rate,
+            std=recipe.model.initializer_range,
+            seed=recipe.seed,
+            step=run.step,
+        )

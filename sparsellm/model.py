@@ -20,6 +20,7 @@ from transformers import PreTrainedModel as HFModel
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.operator_tools import operators_digest
 from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
+from sparsellm.liger import check_liger, use_liger_norm
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
 
@@ -122,10 +123,22 @@ def use_sparse_ffn(model: HFModel) -> HFModel:
 def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
     """Compiles each block and recomputes it in the backward pass, as the recipe asks.
 
+    With `runtime.norm: liger` the norms are Liger's.
+
     Compiling a block, not the model, keeps compile time independent of depth and leaves module
     hooks (FSDP2) outside the graph; checkpointing goes around the compiled block, so that what
     is recomputed is the same compiled code.
+
+    Raises:
+        ValueError: Liger is asked for and not installed, or there is no GPU for it.
     """
+    if runtime.norm == "liger":
+        check_liger("runtime.norm")
+        norms = [model.model.norm]
+        for layer in model.model.layers:
+            norms += [layer.input_layernorm, layer.post_attention_layernorm]
+        for norm in norms:
+            use_liger_norm(norm)
     if runtime.compile:
         # torch's cache of compiled graphs on disk does not see what operators say of their results:
         # after an update it would hand out graphs that expect other shapes.

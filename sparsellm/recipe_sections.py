@@ -257,6 +257,11 @@ class RuntimeConfig(StrictModel):
         description="Cross-entropy over materialised logits, or Liger's fused linear "
         "cross-entropy (GPU, fp32 accumulation, no logits in memory)",
     )
+    norm: Literal["torch", "liger"] = Field(
+        "torch",
+        description="RMSNorm as torch compiles it, fused with its neighbours, or Liger's kernels "
+        "(GPU)",
+    )
     timeout_minutes: PositiveInt = Field(
         30,
         ge=2,

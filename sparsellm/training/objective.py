@@ -12,7 +12,7 @@ from transformers import PreTrainedModel as HFModel
 
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.types import TokenOrder
-from sparsellm.paths import how_to_install
+from sparsellm.liger import check_liger
 from sparsellm.recipe_sections import RuntimeConfig
 
 # PyTorch's and Liger's default `ignore_index`.
@@ -146,14 +146,9 @@ def logits_cross_entropy(x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tenso
 
 
 def _liger_loss() -> LossFunction:
-    if not torch.cuda.is_available():
-        raise ValueError("runtime.loss: liger needs a CUDA device; set runtime.loss=torch")
-    try:
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-    except ImportError as error:
-        raise ValueError(
-            f"runtime.loss: liger needs `{how_to_install('liger')}`; or set runtime.loss=torch"
-        ) from error
+    check_liger("runtime.loss")
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
     # The gradient of the vocabulary matrix is summed over chunks of tokens in fp32, as it would be
     # without chunks.
     fused = LigerFusedLinearCrossEntropyLoss(reduction="sum", accum_dtype=torch.float32)

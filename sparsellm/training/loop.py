@@ -25,10 +25,11 @@ from sparsellm.training.consensus import compare_environments, locked
 from sparsellm.training.distributed import FailedTogether, any_rank, cause_of
 from sparsellm.training.evaluation import PeriodicEvaluation, check_evaluation
 from sparsellm.training.fit import fit_first, grow, may_shrink, shrink_after_failure
+from sparsellm.training.heartbeat import RankActivity
 from sparsellm.training.measure import Due, is_due, measure
 from sparsellm.training.meter import Meter, StepTotals
 from sparsellm.training.nonfinite import check_finite
-from sparsellm.training.peers import Peers, RankActivity
+from sparsellm.training.peers import Peers
 from sparsellm.training.progress import progress_line
 from sparsellm.training.run import Run, build_accelerator, build_run, close_run
 from sparsellm.training.run_state import begin_save

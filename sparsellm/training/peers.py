@@ -12,25 +12,20 @@ waits in a collective (gloo or NCCL). It ensures that
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
-import socket
 import threading
 import time
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from sparsellm.ranks import EndedByAnother, end_once, end_with, follow
+from sparsellm.training.heartbeat import WAITS, Heartbeats, RankActivity, describe_progress
 from sparsellm.training.signals import StopRequest
 
 POLL_SECONDS = 1.0
@@ -39,56 +34,6 @@ SILENT_SECONDS = 60.0  # without a heartbeat from a rank on another host
 EARLY_SECONDS = 30.0  # before a collective's timeout, whose error would name no rank
 REPORT_SECONDS = 60.0  # that a step may last before the ranks it waits for are named
 _TIMEOUT_WORDS = ("timed out waiting", "application timeout")  # in gloo's errors
-WAITS = ("computing", "summing over ranks")  # phases that wait for other ranks
-
-
-@dataclass
-class RankActivity:
-    """What the main thread of a rank is doing, for the watching thread."""
-
-    phase: str = "starting"
-    step: int = 0
-    since: float = field(default_factory=time.monotonic)
-    longest: float = 0.0  # seconds of the longest phase so far, without the first step
-
-    def begin(self, phase: str, step: int) -> None:
-        """The main thread begins ``phase`` of the step that follows ``step`` finished ones."""
-        now = time.monotonic()
-        if self.phase in WAITS and self.step > 1:
-            self.longest = max(self.longest, now - self.since)
-        self.phase, self.step, self.since = phase, step, now
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the phase began."""
-        return time.monotonic() - self.since
-
-
-@dataclass(frozen=True)
-class _Beat:
-    """A rank's heartbeat."""
-
-    rank: int
-    count: int
-    host: str
-    pid: int
-    namespace: str  # namespace of process numbers
-    phase: str
-    step: int
-    seconds: float
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank} ({self.host}, process {self.pid})"
-
-    def is_dead(self, here: _Beat) -> bool:
-        """Whether its process has ended, which only its own host can tell."""
-        if (self.host, self.namespace) != (here.host, here.namespace):
-            return False
-        try:
-            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return True
 
 
 class Peers:
@@ -114,16 +59,14 @@ class Peers:
         self._stop, self._activity = stop, activity
         self._timeout_minutes = timeout_minutes
         self._closed = threading.Event()
-        self._count = 0
         self._neighbour: tuple[int, float] | None = None  # its last count, and when it changed
         self._next_report = REPORT_SECONDS
-        self._namespace = ""
-        with contextlib.suppress(OSError):
-            self._namespace = str(Path("/proc/self/ns/pid").readlink())
         self._store: Any = None
         if self._world_size > 1:
             self._store = _connect(accelerator)
-            self._beat()
+        self._beats = Heartbeats(self._store, self._rank, self._world_size, activity)
+        if self._store is not None:
+            self._beats.send()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
@@ -172,11 +115,11 @@ class Peers:
                 time.sleep(0.1)
 
     def _describe_loss(self, error: Exception) -> str:
-        here, beats = self._own_beat(), self._beats()
+        here, beats = self._beats.own(), self._beats.all()
         gone = [beat for beat in beats if beat.is_dead(here)]
         if not gone:
             time.sleep(4 * POLL_SECONDS)
-            later = {beat.rank: beat.count for beat in self._beats()}
+            later = {beat.rank: beat.count for beat in self._beats.all()}
             gone = [beat for beat in beats if later.get(beat.rank) == beat.count]
         doing = f"step {self._activity.step + 1}, {self._activity.phase}"
         if gone:
@@ -213,7 +156,7 @@ class Peers:
                 follow()
             return
         self._pass_on_stop()
-        self._beat()
+        self._beats.send()
         self._miss_neighbour()
         self._watch_progress()
 
@@ -224,42 +167,16 @@ class Peers:
         elif self._store.check(["stop"]):
             self._stop.ask(self._store.get("stop").decode())
 
-    def _beat(self) -> None:
-        self._count += 1
-        self._store.set(f"beat/{self._rank}", json.dumps(self._own_beat().__dict__))
-
-    def _own_beat(self) -> _Beat:
-        activity = self._activity
-        return _Beat(
-            rank=self._rank,
-            count=self._count,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            namespace=self._namespace,
-            phase=activity.phase,
-            step=activity.step,
-            seconds=activity.seconds,
-        )
-
-    def _read_beat(self, rank: int) -> _Beat | None:
-        if not self._store.check([f"beat/{rank}"]):
-            return None
-        return _Beat(**json.loads(self._store.get(f"beat/{rank}")))
-
-    def _beats(self) -> list[_Beat]:
-        found = (self._read_beat(rank) for rank in range(self._world_size))
-        return [beat for beat in found if beat is not None]
-
     def _miss_neighbour(self) -> None:
         """Notices that the next rank in the ring was killed without reporting an error."""
-        beat = self._read_beat((self._rank + 1) % self._world_size)
+        beat = self._beats.of((self._rank + 1) % self._world_size)
         if beat is None:
             return
         now = time.monotonic()
         if self._neighbour is None or self._neighbour[0] != beat.count:
             self._neighbour = (beat.count, now)
         silent = now - self._neighbour[1] > SILENT_SECONDS
-        if beat.is_dead(self._own_beat()) or silent:
+        if beat.is_dead(self._beats.own()) or silent:
             self._wait_for_failure(2 * POLL_SECONDS)  # it may have ended because another one failed
             how = (
                 f"gave no sign of life for {SILENT_SECONDS:.0f} s"
@@ -291,22 +208,8 @@ class Peers:
         )
 
     def _describe_progress(self, seconds: float) -> str:
-        waiting = "waiting for others"
-        groups: defaultdict[tuple[int, str], list[_Beat]] = defaultdict(list)
-        for beat in self._beats():
-            doing = waiting if beat.phase in WAITS else beat.phase
-            groups[beat.step, doing].append(beat)
-        usual = Counter({key: len(beats) for key, beats in groups.items()}).most_common(1)[0][0]
-        parts = []
-        # Ranks that keep the others waiting come first.
-        for key, beats in sorted(groups.items(), key=lambda i: (i[0][1] == waiting, len(i[1]))):
-            who = ", ".join(b.name for b in beats[:4]) + (", …" if len(beats) > 4 else "")
-            if key == usual and len(beats) > 4:
-                who = f"{len(beats)} ranks"
-            parts.append(f"{who}: {key[1]} for {max(b.seconds for b in beats):.0f} s")
-        return f"step {self._activity.step + 1} has not ended after {seconds:.0f} s. " + "; ".join(
-            parts
-        )
+        doing = describe_progress(self._beats.all())
+        return f"step {self._activity.step + 1} has not ended after {seconds:.0f} s. {doing}"
 
     def _fail(self, message: str) -> None:
         """Ends all ranks, unless one of them has reported another error already."""

@@ -25,6 +25,7 @@ from sparsellm.model import HFModel, build_model, prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
 from sparsellm.training.distributed import checkpoint_group, from_first_rank
+from sparsellm.training.heartbeat import RankActivity
 from sparsellm.training.kernel_policy import (
     described_costs,
     set_up_kernels,
@@ -32,7 +33,6 @@ from sparsellm.training.kernel_policy import (
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
-from sparsellm.training.peers import RankActivity
 from sparsellm.training.spikes import MovingAverages
 from sparsellm.training.statistics import SparsityStats
 from sparsellm.training.target import TargetController

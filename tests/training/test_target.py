@@ -51,6 +51,15 @@ def test_it_lands_within_a_tenth_and_stays_there(steps, noise):
         assert max(changes) <= GAIN * MAX_ERROR * 1.001  # smooth
 
 
+@pytest.mark.parametrize(("steps", "warmup", "within"), [(300, 30, 0.05), (200, 40, 0.15)])
+def test_short_runs_get_there_before_the_learning_rate_is_gone(steps, warmup, within):
+    """Settling for a benchmark takes 300 steps; a look-ahead of 45 steps ended 10 to 70% off."""
+    for slope, lag, off in itertools.product((0.5, 1.0, 1.8), (5, 20, 40), (-0.7, 0, 0.7)):
+        found = _simulated(slope, lag, off, steps=steps, noise=0.03, warmup=warmup)
+        mean = statistics.fmean(ratio for ratio, _ in found[-steps // 10 :])
+        assert abs(mean - 1) < within, (slope, lag, off, mean)
+
+
 @pytest.mark.parametrize("slope", [0.5, 1.0])
 @pytest.mark.parametrize("lag", [5, 20])
 def test_a_long_warm_up_does_not_take_it_far_beyond(slope, lag):

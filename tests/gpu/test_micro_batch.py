@@ -13,6 +13,7 @@ from sparsellm.training import micro_batch
 
 pytestmark = pytest.mark.gpu
 
+WARMUP = 4
 SIZE = [
     "model.hidden_size=512",
     "model.intermediate_size=2048",
@@ -22,7 +23,7 @@ SIZE = [
     "model.context_length=1024",
     "train.global_batch_tokens=65536",
     "train.steps=90",
-    "optimizer.warmup_steps=4",
+    f"optimizer.warmup_steps={WARMUP}",
     "optimizer.min_lr_ratio=1",
     "sparsity.l1_coefficient=0.03",
     "sparsity.dead_window_tokens=65536",
@@ -61,8 +62,14 @@ def test_the_memory_that_sparse_layers_leave_is_used(tiny_overrides, cli_here, m
     sizes = [record["micro_batch_size"] for record in found]
     assert sizes[-1] > sizes[0]
     assert sizes == sorted(sizes)
+    # Another split adds up in another order. While the learning rate warms up that is all that
+    # losses differ by; at this high rate training then amplifies it (1.4% was seen on an H200).
+    # That no data is lost where the size grows is tested sharply on a CPU.
     for own, usual in zip(found, fixed, strict=True):
-        assert own["loss"] == pytest.approx(usual["loss"], rel=1e-2)
+        early = own["step"] <= WARMUP
+        assert own["loss"] == pytest.approx(usual["loss"], rel=1e-3 if early else 0.05)
+    ends = [sum(record["loss"] for record in run[-30:]) / 30 for run in (found, fixed)]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-2)
     rates = {size: [] for size in sizes}
     for record, size in zip(found, sizes, strict=True):
         rates[size].append(record["tokens_per_second"])

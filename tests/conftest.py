@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -111,6 +111,14 @@ def cli_here(
         return subprocess.CompletedProcess(arguments, status, printed.out, printed.err)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _any_precision() -> Iterator[None]:
+    """accelerate keeps the precision of a process's first training; tests use several."""
+    yield
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state()
 
 
 # The sparse path trains on a CPU here, by `ffn.reference`; users are told to take `auto`.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 from conftest import ROOT, TINY, process_env, set_arguments
+from rank_processes import ranks_of
 
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import METRICS_FILE
@@ -98,12 +99,7 @@ class Session:
 
     def ranks(self) -> list[psutil.Process]:
         """The processes that train, of this session and of others in the folder."""
-        found = []
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or []
-            if self._mark in words and "accelerate.commands.launch" not in words:
-                found.append(process)
-        return found
+        return ranks_of(self._mark)
 
     def until_training(self, chance: random.Random, early: float = 0.2) -> str:
         """Waits until it records steps, or, by chance, a few seconds; returns what is wrong."""

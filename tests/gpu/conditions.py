@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,9 +15,15 @@ from sparsellm.ffn.kernels.gpu_architecture import FORCED, architecture_of, unsu
 
 def need_kernels() -> None:
     """Skips, by name, where the kernels cannot run."""
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    if reason := unsupported(torch.cuda.current_device()):
+    if reason := why_no_kernels():
         pytest.skip(reason)
+
+
+def why_no_kernels() -> str | None:
+    """Why the kernels cannot run here, or None."""
+    if find_spec("cupy") is None:
+        return "CuPy is not installed"
+    return unsupported(torch.cuda.current_device())
 
 
 def may_go_either_way(

@@ -6,10 +6,10 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 import torch
 from conftest import ROOT, process_env, set_arguments
+from rank_processes import processes_with
 from training.test_peers import FAULTY
 
 from sparsellm.recipe import load_recipe
@@ -57,14 +57,9 @@ def test_all_ranks_end_with_one_message(tiny_overrides, monkeypatch, kind, confi
         assert told.count(MESSAGES[kind]) == 1, told
         assert told.count("error:") + told.count("error (rank") == 1, told
     assert told.count("Traceback") == (kind == "raise"), told
-    left = [p.pid for p in psutil.process_iter(["cmdline"]) if _is_of(p, name)]
-    assert not left
+    assert not processes_with(f"name={name}")
 
 
 def _last_record(overrides, name) -> float:
     run_path = load_recipe("debug", [*overrides, f"name={name}"]).run_path
     return (run_path / METRICS_FILE).stat().st_mtime
-
-
-def _is_of(process, name) -> bool:
-    return f"name={name}" in (process.info["cmdline"] or [])

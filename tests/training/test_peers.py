@@ -6,9 +6,9 @@ import re
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from conftest import set_arguments
+from rank_processes import processes_with
 
 from training.test_distributed import launch
 
@@ -85,10 +85,6 @@ def test_ranks_end_when_their_launcher_is_gone(tiny_overrides, kind):
     failed = _launch(tiny_overrides, kind)
     assert failed.returncode == -9
     end = time.monotonic() + 20
-    while time.monotonic() < end and _left(f"name={kind}"):
+    while time.monotonic() < end and processes_with(f"name={kind}"):
         time.sleep(0.2)
-    assert not _left(f"name={kind}")
-
-
-def _left(word):
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if word in (p.info["cmdline"] or [])]
+    assert not processes_with(f"name={kind}")

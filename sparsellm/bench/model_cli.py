@@ -1,4 +1,4 @@
-"""Options of ``sparsellm bench loss``, ``checkpoint``, ``forward``, ``run`` and ``sweep``."""
+"""Options of the benchmarks of a model: ``block``, ``loss``, ``forward`` and others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,32 @@ def add_model_parsers(names: Any) -> list[argparse.ArgumentParser]:
     )
     sweep.add_argument("folder", type=Path, metavar="SWEEP", help="folder such as runs/quality")
     sweep.set_defaults(run=_sweep)
-    return [loss, _add_checkpoint_parser(names), _add_forward_parser(names), run, sweep]
+    block = _add_block_parser(names)
+    return [block, loss, _add_checkpoint_parser(names), _add_forward_parser(names), run, sweep]
+
+
+def _add_block_parser(names: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = names.add_parser(
+        "block",
+        help="RMSNorm and RoPE, compiled by torch and of Liger (GPU)",
+        description="Times forward and backward of a block's norms, with and without token order, "
+        "and of RoPE. The defaults are the widths of the recipes 0.5b to 2b.",
+    )
+    parser.add_argument(
+        "--sequences",
+        type=positive_int,
+        nargs="+",
+        default=[4, 8, 16],
+        help="of a micro-batch (default: 4 8 16)",
+    )
+    parser.add_argument("--context-length", type=positive_int, default=2048)
+    parser.add_argument("--hidden-size", type=positive_int, default=2048)
+    parser.add_argument("--heads", type=positive_int, default=32)
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="of timing per operation (default: 1)"
+    )
+    parser.set_defaults(run=_block)
+    return parser
 
 
 def _add_checkpoint_parser(names: Any) -> argparse.ArgumentParser:
@@ -85,6 +110,20 @@ def _add_forward_parser(names: Any) -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds of timing (default: 2)")
     parser.set_defaults(run=_forward)
     return parser
+
+
+def _block(options: argparse.Namespace) -> None:
+    from sparsellm.bench import block
+
+    for found in block.run(
+        options.sequences,
+        hidden_size=options.hidden_size,
+        num_heads=options.heads,
+        context_length=options.context_length,
+        device=output.gpu("block"),
+        seconds=options.seconds,
+    ):
+        output.report(found, options.record)
 
 
 def _loss(options: argparse.Namespace) -> None:

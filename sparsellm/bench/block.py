@@ -1,0 +1,228 @@
+"""RMSNorm and RoPE of a block, forward and backward: compiled by torch, and of Liger.
+
+`ratio` is torch over the other side: above 1 the other side is better. Sides alternate in one
+process on the same inputs; times are medians, each call queued behind other work, so that the
+host's time is not what is measured. `copy_rate` is the bytes that must be moved at least, per
+second, over the rate of a large copy on the same GPU: 1 is the bound.
+
+The operations, with the activations in bf16 and the weight in fp32 as under autocast:
+
+- ``norm``: (M, K) → (M, K), as before attention and before the head.
+- ``add_norm``: the addition to the residual stream and the norm before a dense FFN.
+- ``add_norm_ordered``: the same before a sparse FFN, written in token order.
+- ``rope``: of queries and keys.
+
+The sides: ``torch`` is compiled as in training; ``two_reductions`` the same without Inductor's
+fusion of a norm's two backward reductions (torch 2.10 and newer); ``liger`` is compiled with
+Liger's kernels as with `runtime.norm: liger`; RoPE has Liger's own autograd function.
+
+Shapes: M tokens, K hidden_size, B sequences, T context_length, H heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from sparsellm.bench import timing
+from sparsellm.bench.ffn_sides import relative_difference
+from sparsellm.bench.record import Measurement
+from sparsellm.ffn.token_order import in_order
+from sparsellm.ffn.types import TokenOrder
+from sparsellm.liger import use_liger_norm
+
+EPS = 1e-5
+_WARM_UP = 3
+
+Outputs = tuple[Tensor, ...]
+
+
+class Implementation(NamedTuple):
+    """One implementation."""
+
+    forward: Callable[..., Outputs]
+    weights: list[Tensor]  # its own, of equal values
+
+
+class Operation(NamedTuple):
+    """An operation with its inputs."""
+
+    inputs: list[Tensor]
+    d_outputs: Outputs
+    num_bytes: int  # that forward and backward must move: each input and output once
+    sides: dict[str, Implementation]
+
+    def step(self, name: str) -> Outputs:
+        """Forward and backward of a side: outputs, and gradients of inputs and weights."""
+        forward, weights = self.sides[name]
+        outputs = forward(*self.inputs)
+        gradients = torch.autograd.grad(outputs, [*self.inputs, *weights], self.d_outputs)
+        return (*(output.detach() for output in outputs), *gradients)
+
+
+def run(
+    sequences: Sequence[int],
+    *,
+    hidden_size: int,
+    num_heads: int,
+    context_length: int,
+    device: torch.device,
+    seconds: float,
+) -> Iterator[list[Measurement]]:
+    """Measures each operation at each number of sequences; each yielded result is final.
+
+    Args:
+        sequences: B, of a micro-batch.
+        hidden_size: K.
+        num_heads: H, of queries and of keys.
+        context_length: T.
+        device: a CUDA device.
+        seconds: seconds of timing per operation.
+    """
+    rate = timing.ceilings(device).gbytes_per_s
+    lead = timing.other_work(device)
+    for batch in sequences:
+        tokens = batch * context_length
+        made = operations(batch, context_length, hidden_size, num_heads, device)
+        for name, operation in made:
+            case: dict[str, Any] = {"operation": name, "M": tokens, "K": hidden_size}
+            if name == "rope":
+                case |= {"heads": num_heads}
+            yield _measured(operation, case, seconds, rate, lead)
+
+
+def _measured(
+    operation: Operation, case: dict[str, Any], seconds: float, rate: float, lead: timing.Call
+) -> list[Measurement]:
+    # Liger's RoPE overwrites its inputs: torch, the first side, has read them before.
+    results = {name: operation.step(name) for name in operation.sides}
+    differences = {
+        name: max(map(relative_difference, result, results["torch"]))
+        for name, result in results.items()
+    }
+    for _ in range(_WARM_UP):
+        for name in operation.sides:
+            operation.step(name)
+    calls = {name: [partial(operation.step, name)] for name in operation.sides}
+    ms, found = timing.interleaved(calls, seconds, lead), []
+    for name in operation.sides:
+        own, other = case | {"side": name}, name != "torch"
+        baseline = (ms["torch"], ms["torch"] / ms[name]) if other else (None, None)
+        found.append(Measurement("block", own, "forward_backward", ms[name], "ms", *baseline))
+        share = operation.num_bytes / ms[name] / 1e6 / rate
+        found.append(Measurement("block", own, "copy_rate", share, "of a large copy's"))
+        if other:
+            unit = "relative to torch, largest of outputs and gradients"
+            found.append(Measurement("block", own, "difference", differences[name], unit))
+    return found
+
+
+def operations(
+    batch: int, context_length: int, hidden_size: int, num_heads: int, device: torch.device
+) -> Iterator[tuple[str, Operation]]:
+    """The operations by name, made one after the other."""
+    tokens = batch * context_length
+    generator = torch.Generator(device).manual_seed(0)
+
+    def matrix() -> Tensor:
+        shape = (tokens, hidden_size)
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+    num_bytes = 2 * tokens * hidden_size  # of one activation
+
+    def norm_operation(
+        function: Callable[..., Outputs], num_inputs: int, num_tensors: int
+    ) -> Operation:
+        # Dynamo counts the graphs of a function; beyond a limit it would run it uncompiled.
+        torch._dynamo.reset()
+        inputs = [matrix().requires_grad_() for _ in range(num_inputs)]
+        d_outputs = tuple(matrix() for _ in range(num_inputs))
+        sides = {
+            name: Implementation(_compiled(partial(function, norm), name), [norm.weight])
+            for name, norm in _norms(hidden_size, device).items()
+        }
+        return Operation(inputs, d_outputs, num_tensors * num_bytes, sides)
+
+    yield "norm", norm_operation(_norm, 1, num_tensors=5)
+    yield "add_norm", norm_operation(_add_norm, 2, num_tensors=8)
+    row_M = torch.randperm(tokens, generator=generator, device=device)
+    order = TokenOrder(row_M.argsort().int(), row_M)
+    yield "add_norm_ordered", norm_operation(partial(_add_norm, order=order), 2, num_tensors=8)
+
+    shape = (batch, context_length, num_heads, hidden_size // num_heads)
+    inputs = [matrix().view(shape).requires_grad_() for _ in range(2)]
+    d_outputs = tuple(matrix().view(shape).transpose(1, 2) for _ in range(2))
+    rotary = _rotary(context_length, shape[-1], device)
+    torch._dynamo.reset()
+    sides = {"torch": Implementation(_compiled(partial(_rope, rotary), "torch"), [])}
+    if _has_liger():
+        sides["liger"] = Implementation(partial(_liger_rope, rotary), [])
+    yield "rope", Operation(inputs, d_outputs, 8 * num_bytes, sides)
+
+
+def _norms(hidden_size: int, device: torch.device) -> dict[str, Any]:
+    norms = {"torch": LlamaRMSNorm(hidden_size, EPS)}
+    if _can_split_reductions():
+        norms["two_reductions"] = LlamaRMSNorm(hidden_size, EPS)
+    if _has_liger():
+        norms["liger"] = LlamaRMSNorm(hidden_size, EPS)
+        use_liger_norm(norms["liger"])
+    return {name: norm.to(device) for name, norm in norms.items()}
+
+
+def _has_liger() -> bool:
+    return torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
+
+
+def _can_split_reductions() -> bool:
+    from torch._inductor import config
+
+    return getattr(config.triton, "mix_order_reduction", False)
+
+
+def _compiled(function: Callable[..., Outputs], name: str) -> Callable[..., Outputs]:
+    options: dict[str, Any] = {"triton.mix_order_reduction": False}
+    split = options if name == "two_reductions" else None
+    return torch.compile(function, dynamic=False, options=split)
+
+
+def _norm(norm: Any, x_MK: Tensor) -> Outputs:
+    # Autocast casts the fp32 result for the matrix product that follows.
+    return (norm(x_MK).to(x_MK.dtype),)
+
+
+def _add_norm(
+    norm: Any, residual_MK: Tensor, attended_MK: Tensor, order: TokenOrder | None = None
+) -> Outputs:
+    sum_MK = residual_MK + attended_MK
+    normed_MK = norm(sum_MK).to(sum_MK.dtype)
+    return sum_MK, normed_MK if order is None else in_order(normed_MK, order)
+
+
+def _rotary(context_length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (1, T, D) in bf16, as `LlamaRotaryEmbedding` makes them."""
+    frequencies = 1e4 ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
+    angles = torch.arange(context_length, device=device)[:, None] * frequencies
+    angles = torch.cat((angles, angles), dim=-1)[None]
+    return angles.cos().bfloat16(), angles.sin().bfloat16()
+
+
+def _rope(rotary: tuple[Tensor, Tensor], q_BTHD: Tensor, k_BTHD: Tensor) -> Outputs:
+    found: Outputs = apply_rotary_pos_emb(q_BTHD.transpose(1, 2), k_BTHD.transpose(1, 2), *rotary)
+    return found
+
+
+def _liger_rope(rotary: tuple[Tensor, Tensor], q_BTHD: Tensor, k_BTHD: Tensor) -> Outputs:
+    """Overwrites queries and keys, and in the backward pass their gradients."""
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    found: Outputs = LigerRopeFunction.apply(
+        q_BTHD.transpose(1, 2), k_BTHD.transpose(1, 2), *rotary
+    )
+    return found

@@ -32,7 +32,8 @@ def add_model_parsers(names: Any) -> list[argparse.ArgumentParser]:
     sweep.add_argument("folder", type=Path, metavar="SWEEP", help="folder such as runs/quality")
     sweep.set_defaults(run=_sweep)
     block = _add_block_parser(names)
-    return [block, loss, _add_checkpoint_parser(names), _add_forward_parser(names), run, sweep]
+    trained = [_add_checkpoint_parser(names), _add_idle_parser(names), _add_forward_parser(names)]
+    return [block, loss, *trained, run, sweep]
 
 
 def _add_block_parser(names: Any) -> argparse.ArgumentParser:
@@ -70,6 +71,30 @@ def _add_checkpoint_parser(names: Any) -> argparse.ArgumentParser:
     parser.add_argument("--recipe", required=True, help="bundled name or a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.set_defaults(run=_checkpoint)
+    return parser
+
+
+def _add_idle_parser(names: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = names.add_parser(
+        "idle",
+        help="share of a training step in which the GPU is idle, and time by kernel (GPU)",
+        description="Trains a recipe for some steps, profiles a few more, and prints which kernels "
+        "take how long. Checkpoints, validation and wandb are off unless --set turns them on.",
+    )
+    parser.add_argument("--recipe", required=True, help="bundled name or a YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="checkpoint with settled weights, which a tiny learning rate then keeps",
+    )
+    parser.add_argument("--warm-up", type=positive_int, default=8, help="steps before (default: 8)")
+    parser.add_argument("--steps", type=positive_int, default=3, help="measured (default: 3)")
+    parser.add_argument(
+        "--kernel-times", type=positive_int, default=25, metavar="N", help="printed (default: 25)"
+    )
+    parser.set_defaults(run=_idle)
     return parser
 
 
@@ -138,6 +163,20 @@ def _checkpoint(options: argparse.Namespace) -> None:
 
     found = checkpoint_speed.run(load_recipe(options.recipe, options.overrides))
     if int(os.environ.get("RANK", "0")) == 0:
+        output.report(found, options.record)
+
+
+def _idle(options: argparse.Namespace) -> None:
+    from sparsellm.bench import gpu_idle
+    from sparsellm.bench.train_plan import HOLD, QUIET
+    from sparsellm.recipe import load_recipe
+
+    hold = HOLD if options.init_from else []
+    recipe = load_recipe(options.recipe, [*QUIET, *hold, *options.overrides])
+    found, kernels = gpu_idle.run(recipe, options.init_from, options.warm_up, options.steps)
+    if int(os.environ.get("RANK", "0")) == 0:
+        for kernel in kernels[: options.kernel_times]:
+            print(f"{kernel.ms:9.2f} ms {kernel.launches:9,.0f} launches a step  {kernel.name}")
         output.report(found, options.record)
 
 

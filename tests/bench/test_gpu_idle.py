@@ -1,0 +1,80 @@
+"""Idle time: its arithmetic on made-up intervals, and a real profile of CPU operators."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import set_arguments
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
+
+from sparsellm.bench import gpu_idle
+from sparsellm.bench.gpu_idle import Interval, KernelTime, busy_us, by_name
+from sparsellm.training.run import build_run, close_run
+
+
+def _intervals(*bounds):
+    return [Interval("a", start, end) for start, end in bounds]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "busy"),
+    [
+        ([], 0),
+        ([(1, 3), (5, 9)], 6),
+        ([(5, 9), (1, 3)], 6),  # in any order
+        ([(1, 3), (2, 6)], 5),  # overlap
+        ([(1, 9), (2, 3), (4, 5)], 8),  # within another
+        ([(1, 9), (2, 3), (8, 10)], 9),
+        ([(1, 3), (3, 4)], 3),  # next to each other
+        ([(1, 3), (1, 3)], 2),
+        ([(2, 2), (-4, -1)], 3),
+    ],
+)
+def test_the_gpu_is_busy_while_any_kernel_runs(bounds, busy):
+    assert busy_us(_intervals(*bounds)) == busy
+
+
+def test_kernels_are_summed_by_name_without_template_arguments():
+    intervals = [
+        Interval("void gemm<bf16, 64>(float*)", 0, 3000),
+        Interval("void gemm<fp32>(float*)", 1000, 2000),
+        Interval("triton_per_fused_add_0", 0, 500),
+        Interval("gate_union", 0, 9000),
+    ]
+    assert by_name(intervals, steps=2) == [
+        KernelTime("gate_union", 4.5, 0.5),
+        KernelTime("gemm", 2.0, 1.0),
+        KernelTime("triton_per_fused_add_0", 0.25, 0.5),
+    ]
+
+
+def test_steps_are_timed_before_they_are_profiled(tiny, monkeypatch):
+    # CPU operators in place of kernels: they nest, so that their sum exceeds their union.
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(gpu_idle, "ProfilerActivity", SimpleNamespace(CUDA=ProfilerActivity.CPU))
+    monkeypatch.setattr(gpu_idle, "DeviceType", SimpleNamespace(CUDA=DeviceType.CPU))
+    trained, train = [], gpu_idle._train
+    monkeypatch.setattr(gpu_idle, "_train", lambda run, n: (trained.append(n), train(run, n))[1])
+    training = build_run(tiny())
+    try:
+        found, kernels = gpu_idle.measure(training, warm_up_steps=1, steps=2)
+    finally:
+        close_run(training)
+    assert trained == [1, 2, 2]
+    by_metric = {m.metric: m.value for m in found}
+    assert by_metric["step"] > 0
+    assert by_metric["gpu_idle"] == pytest.approx(1 - by_metric["busy"] / by_metric["step"])
+    assert 0 < by_metric["busy"] < sum(kernel.ms for kernel in kernels)
+    assert any("mm" in kernel.name for kernel in kernels)
+    assert found[0].case["micro_batch_size"] == 2
+
+
+def test_without_a_gpu_it_says_so(cli_here, tiny_overrides):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    found = cli_here("bench", "idle", "--recipe", "debug", *set_arguments(tiny_overrides))
+    assert found.returncode == 1
+    assert "bench idle measures a GPU and needs a CUDA device" in found.stderr

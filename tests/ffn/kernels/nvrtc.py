@@ -40,6 +40,13 @@ def library(version: str) -> Path | None:
     return next(iter((FOLDER / version).rglob("libnvrtc.so.12")), None)
 
 
+def targets_of(nvrtc: Path) -> set[int]:
+    """The compute capabilities that a compiler knows, such as 90."""
+    command = [sys.executable, __file__, "targets", str(nvrtc)]
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(json.loads(child.stdout))
+
+
 class Job(NamedTuple):
     """A source to compile; one of its options stands for the headers that it includes."""
 
@@ -72,6 +79,14 @@ def compile_all(nvrtc: Path, jobs: Iterable[Job], cache: Path) -> dict[str, Path
         )
         assert child.returncode == 0, child.stdout + child.stderr
     return compiled
+
+
+def _print_targets(nvrtc: str) -> None:
+    functions, count = ctypes.CDLL(nvrtc), ctypes.c_int()
+    functions.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    targets = (ctypes.c_int * count.value)()
+    functions.nvrtcGetSupportedArchs(targets)
+    print(json.dumps(list(targets)))
 
 
 def _compile_here(nvrtc: str) -> None:
@@ -199,7 +214,10 @@ def _constant(elf: bytes, symbol: str) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["fetch"]:
-        fetch()
-    else:
-        _compile_here(sys.argv[2])
+    match sys.argv[1:]:
+        case ["fetch"]:
+            fetch()
+        case ["targets", library_path]:
+            _print_targets(library_path)
+        case ["compile", library_path]:
+            _compile_here(library_path)

@@ -21,18 +21,33 @@ pathfinder = pytest.importorskip("cuda.pathfinder", reason="CuPy is not installe
 STEMS = list(compile.sources())
 # What there is since Ampere, and the shared memory in KiB that a block of threads can have there.
 SHARED_KIB = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_120": 99}
-NEWEST = "13"
+OLDEST, NEWEST = "12.4", "13"
+BEFORE_BLACKWELL = ("sm_80", "sm_86", "sm_89", "sm_90a")
+TARGETS = {
+    **dict.fromkeys((OLDEST, "12.6"), BEFORE_BLACKWELL),
+    **dict.fromkeys(("12.8", "12.9", NEWEST), tuple(SHARED_KIB)),
+}
 BF16, FP16 = torch.bfloat16, torch.float16
-# The newest compiles for all of them; sm_89 has the code of sm_86. What an older one does not take,
-# it takes for no target, so those between get one of the targets each, and stop at PTX.
+# What `make test` compiles. A compiler that rejects a source mostly rejects it for every target, so
+# one target is enough for each, and PTX for all but the newest.
+QUICK = [
+    (OLDEST, "compute_80", BF16),
+    ("12.6", "compute_90a", BF16),
+    ("12.8", "compute_120", BF16),
+    ("12.9", "compute_100", BF16),
+    *((NEWEST, target, BF16) for target in ("sm_80", "sm_90a", "sm_120")),
+    *((NEWEST, target, FP16) for target in ("sm_80", "sm_90a")),
+]
+# What `make test-long` compiles: machine code for every target that a compiler knows.
+EVERY = [
+    (version, target, element)
+    for version, targets in TARGETS.items()
+    for element in ((BF16, FP16) if version in {OLDEST, NEWEST} else (BF16,))
+    for target in targets
+]
 COMPILATIONS = [
-    ("12.4", "sm_80", BF16),
-    ("12.4", "sm_90a", BF16),
-    ("12.6", "compute_80", BF16),
-    ("12.8", "compute_120", BF16),  # the first to know Blackwell
-    ("12.9", "compute_90a", BF16),
-    *((NEWEST, target, BF16) for target in ("sm_90a", "sm_80", "sm_86", "sm_100", "sm_120")),
-    *((NEWEST, target, FP16) for target in ("sm_90a", "sm_80", "sm_100", "sm_120")),
+    *QUICK,
+    *(pytest.param(*job, marks=pytest.mark.long) for job in EVERY if job not in QUICK),
 ]
 # What an FFN runs at inference, in either type.
 INFERENCE = {
@@ -54,7 +69,10 @@ def _runs_on(stem: str, target: str) -> bool:
 
 def _library(version: str) -> Path:
     if version == NEWEST:
-        return Path(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+        installed = Path(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+        if not installed.name.endswith(f".{NEWEST}"):
+            pytest.skip(f"{installed} is not of CUDA {NEWEST}")
+        return installed
     path = nvrtc.library(version)
     if path is None:
         pytest.skip(f"NVRTC {version} is not there: `make test` fetches it")
@@ -80,6 +98,13 @@ def compiled(request):
         return nvrtc.compile_all(_library(version), jobs, cache)
 
     return compile_under
+
+
+@pytest.mark.parametrize("version", TARGETS)
+def test_every_target_that_a_compiler_knows_is_compiled(version):
+    known = nvrtc.targets_of(_library(version))
+    assert {t for t in SHARED_KIB if int(re.sub(r"\D", "", t)) in known} == set(TARGETS[version])
+    assert {target for v, target, _ in EVERY if v == version} == set(TARGETS[version])
 
 
 @pytest.mark.timeout(900)  # ten seconds to thirty, where the cores are free

@@ -12,7 +12,7 @@ import pytest
 from conftest import process_env
 from filelock import FileLock
 
-from sparsellm.ffn.kernels import compile_cache
+from sparsellm.ffn.kernels import compile, compile_cache
 
 pytest.importorskip("cuda.pathfinder", reason="CuPy is not installed")
 WORKER = Path(__file__).with_name("compile_worker.py")
@@ -27,8 +27,8 @@ def node(tmp_path):
     return process_env(**folders)
 
 
-def _start(tmp_path, node, *kind):
-    command = [sys.executable, str(WORKER), STEM, str(tmp_path / "log"), *kind]
+def _start(tmp_path, node, *kind, stems=STEM):
+    command = [sys.executable, str(WORKER), stems, str(tmp_path / "log"), *kind]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=node
     )
@@ -50,6 +50,16 @@ def test_four_processes_compile_a_kernel_once(tmp_path, node):
     said = _all_have_it([_start(tmp_path, node) for _ in range(4)])
     assert _compilations(tmp_path) == 1
     assert said == ""
+
+
+@pytest.mark.long
+def test_the_installed_cupy_compiles_every_kernel(tmp_path, node):
+    """With the NVRTC that it finds: CI runs this with CuPy for CUDA 12 too."""
+    stems = list(compile.sources())
+    process = _start(tmp_path, node, stems=",".join(stems))
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert printed.count("bytes of machine code") == _compilations(tmp_path) == len(stems)
 
 
 def test_the_lock_of_a_process_that_died_is_free(tmp_path, node):

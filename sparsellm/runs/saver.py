@@ -52,6 +52,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class _HostStager(AsyncStager):
     """Copies a state dict to host memory, which is kept from one save to the next.
 
+    The first save of a launch allocates that memory, pinned, while training waits: 10 s at 2B on
+    one H200, 6 s on two, where later saves block for 0.5 s. A thread that did so earlier would gain
+    little: the optimizer's tensors, by which torch's copier knows its memory, exist only after the
+    first step, and by CUDA's programming guide no two streams run across an allocation of pinned
+    memory, so the steps meanwhile would wait.
+
     torch's `DefaultStager` is good for a single save below torch 2.13: it closes the copier within
     `stage` (2.11), after which the next `stage` fails.
     """

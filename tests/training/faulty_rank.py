@@ -1,6 +1,7 @@
 """`sparsellm` with a fault in one rank: ``faulty_rank.py KIND RANK STEPS train …``.
 
-The fault comes once, when the process has done so many steps; ``none`` is none.
+The fault comes once, when the process has done so many steps, that of ``kill-save`` after so many
+saves; ``none`` is none.
 
 With ``SPARSELLM_TEST_PATIENCE`` ranks wait so many seconds for one another where they would for
 minutes; `runtime.timeout_minutes` must be 2, the least. With ``SPARSELLM_TEST_DAMAGE`` every 37th
@@ -18,6 +19,7 @@ import time
 from damaged_batch import damage, spoil
 
 from sparsellm.cli import main
+from sparsellm.runs.storage import CheckpointWriter
 from sparsellm.training import loop, peers, validation
 
 
@@ -66,6 +68,19 @@ def inject(kind: str, steps: int) -> None:
     loop.train_step = train_step
 
 
+def _kill_in_save(saves: int) -> None:
+    """While it writes the checkpoint that follows so many, in the background."""
+    real, done = CheckpointWriter.write_data, []
+
+    def write_data(self, plan, planner):
+        if len(done) == saves:
+            KINDS["kill"]()
+        done.append(self)
+        return real(self, plan, planner)
+
+    CheckpointWriter.write_data = write_data
+
+
 def _break_loader(loader) -> None:
     def fail(self):
         raise FileNotFoundError("shard 7 is missing; restore it")
@@ -92,6 +107,8 @@ if __name__ == "__main__":
         time.sleep(5)  # until both have begun
         if own_rank == rank:
             KINDS["launcher"]()
+    elif kind == "kill-save" and own_rank == rank:
+        _kill_in_save(int(steps))
     elif kind != "none" and own_rank == rank:
         inject(kind, int(steps))
     sys.exit(main(arguments))

@@ -10,6 +10,9 @@ import pytest
 from conftest import set_arguments
 from rank_processes import processes_with
 
+from sparsellm.recipe import load_recipe
+from sparsellm.runs import checkpoint
+from sparsellm.runs.records import METRICS_FILE
 from training.test_distributed import launch
 
 FAULTY = Path(__file__).with_name("faulty_rank.py")
@@ -42,6 +45,29 @@ def test_one_rank_tells_its_error_and_the_others_end(tiny_overrides, kind, messa
     assert message in failed.stderr
     # What was whole when the data ended is saved; a rank that is gone leaves nothing to save.
     assert ("saved" in failed.stdout) == (kind == "data")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_killed_while_it_saves_ends_the_others(tiny_overrides, rank):
+    """The others train on meanwhile, and a thread of each waits for all parts to be written."""
+    own = [*tiny_overrides, "train.steps=100000", "train.micro_batch_size=1", "name=killed"]
+    own += ["validation.every_steps=0"]  # saves after every second step
+    program = [str(FAULTY), "kill-save", str(rank), "1", "train", "--recipe", "debug"]
+    failed = launch(2, *program, *set_arguments(own))
+    ended = time.time()
+    assert failed.returncode == 1
+    # torchrun repeats the line in its own summary, indented.
+    [line] = [line for line in failed.stderr.splitlines() if line.startswith("error")]
+    assert f"rank {rank} (" in line
+    assert "ended without a word (killed, or out of memory?)" in line
+    assert failed.stderr.count("Traceback") == 1  # the launcher's own
+    run_path = load_recipe("debug", own).run_path
+    assert ended - (run_path / METRICS_FILE).stat().st_mtime < 30
+    assert not processes_with(f"logging.run_dir={run_path.parent}")
+    # The save before is whole, and no trace of the other is taken for one.
+    path = checkpoint.latest(run_path / "checkpoints")
+    assert checkpoint.load(path).step == 2
 
 
 @pytest.mark.long

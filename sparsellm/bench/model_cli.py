@@ -174,7 +174,7 @@ def _idle(options: argparse.Namespace) -> None:
     hold = HOLD if options.init_from else []
     recipe = load_recipe(options.recipe, [*QUIET, *hold, *options.overrides])
     found, kernels = gpu_idle.run(recipe, options.init_from, options.warm_up, options.steps)
-    if int(os.environ.get("RANK", "0")) == 0:
+    if int(os.environ.get("RANK", "0")) == 0:  # the figures of its own GPU
         for kernel in kernels[: options.kernel_times]:
             print(f"{kernel.ms:9.2f} ms {kernel.launches:9,.0f} launches a step  {kernel.name}")
         output.report(found, options.record)

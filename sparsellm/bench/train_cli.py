@@ -121,6 +121,12 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="also measure the data loader's rate, to compare with training's",
     )
+    parser.add_argument(
+        "--idle",
+        action="store_true",
+        help="also profile each combination, in a run of its own: the share of a step in which the "
+        "GPU is idle",
+    )
     parser.set_defaults(run=_train)
     return parser
 
@@ -166,6 +172,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
         kill=options.kill,
         forward=options.forward,
         loader=options.loader,
+        idle=options.idle,
         parallel=options.parallel,
         seconds=options.seconds,
     )

@@ -73,6 +73,7 @@ class Plan:
     kill: bool = False
     forward: bool = False
     loader: bool = False
+    idle: bool = False
     parallel: bool = False  # runs on one GPU at once, one on each
     seconds: float | None = None  # no run is started later than this
 
@@ -134,8 +135,8 @@ def check(plan: Plan) -> None:
     most = max(most, plan.settle_gpus or 1)
     if on_gpu and most > torch.cuda.device_count():
         raise ValueError(f"--gpus {most}: this machine has {torch.cuda.device_count()}")
-    if not on_gpu and (plan.energy or plan.forward):
-        raise ValueError("--energy and --forward need a CUDA device")
+    if not on_gpu and (plan.energy or plan.forward or plan.idle):
+        raise ValueError("--energy, --forward and --idle need a CUDA device")
     if plan.steps < MIN_STEPS:
         raise ValueError(f"--steps {plan.steps}: at least {MIN_STEPS} are needed")
     if plan.forward and not (plan.init_from or plan.settle_steps):

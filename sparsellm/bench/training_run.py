@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 from sparsellm.bench.energy import EnergyCounter
-from sparsellm.bench.record import Measurement
+from sparsellm.bench.record import Measurement, read
 from sparsellm.bench.train_figures import (
     Figures,
     figures,
@@ -43,6 +44,8 @@ from sparsellm.runs.session import commit
 from sparsellm.training.launched import (
     Record,
     at_once,
+    failure_reason,
+    on_gpus,
     train_command,
     train_records,
     visible_gpus,
@@ -105,6 +108,9 @@ class TrainingRunBench:
             yield "--loader", self.loader
         if self.plan.forward:
             yield "--forward", self.forward
+        if self.plan.idle:
+            for side in list(self.found):
+                yield f"--idle, {side}", partial(self.idle, side)
 
     def settle(self) -> str:
         """Trains the weights that all measured runs start from, unless they exist already.
@@ -228,6 +234,27 @@ class TrainingRunBench:
         recipe, device = load_recipe(self.plan.recipe, self.plan.overrides), torch.device("cuda", 0)
         measured = model_forward.run(self.start, recipe, device, self.plan.energy)
         return [m for found in measured for m in found]
+
+    def idle(self, side: Side) -> list[Measurement]:
+        """The share of a step in which the main rank's GPU is idle, in a run of its own.
+
+        Raises:
+            ValueError: the launch fails.
+        """
+        _, command = self._run(side, "-idle")
+        verb, records = command.index("train"), self.folder / f"idle-{side.gpus}-{side.variant}"
+        command[verb : verb + 1] = ["bench", "idle", "--record", str(records)]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=on_gpus(self.gpus[: side.gpus]),
+        )
+        if done.returncode:
+            raise ValueError(f"the launch failed: {failure_reason(done.stdout + done.stderr)}")
+        [found] = [r for r in read(records) if r["metric"] == "gpu_idle"]
+        return [Measurement("train", self._case(side), "gpu_idle", found["value"], found["unit"])]
 
     def _run(self, side: Side, suffix: str, *overrides: str) -> tuple[Path, list[str]]:
         """The folder and command of a measured run."""

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from conftest import set_arguments
 
 from sparsellm.bench import model_forward, timing, train_plan, training_run
 from sparsellm.bench.listing import listing
-from sparsellm.bench.record import read
+from sparsellm.bench.record import Measurement, append, read
 from sparsellm.bench.train_figures import figures, largest_difference, measurements, row
 from sparsellm.bench.train_plan import Plan, Side, combinations
+from sparsellm.cli import make_parser
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.pretrained import find_checkpoint
 
@@ -154,6 +156,7 @@ def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
             "--config ddp: no such file.*fsdp2, hsdp, single",
         ),
         ({"energy": True}, "need a CUDA device"),
+        ({"idle": True}, "--idle need a CUDA device"),
         ({"sides": [Side(3, "ddp8", "dense")]}, "is not a multiple of 3 ranks"),
     ],
 )
@@ -213,6 +216,37 @@ def test_one_failure_leaves_the_others_their_figures(tmp_path, monkeypatch):
     assert second == f"settled before: {first.rpartition(' ')[2]}"
     assert commands[-1][-2:] == ["--init-from", first.rpartition(" ")[2]]
     assert len(commands) == 4 + 2 + 1
+
+
+def test_idle_time_is_measured_in_a_run_of_its_own(tmp_path, monkeypatch):
+    commands = []
+
+    def watch(command, run_path, gpus=()):
+        yield [record(s) for s in range(1, 9)]
+
+    def run(command, *, env, **_):
+        commands.append(command)
+        file = Path(command[command.index("--record") + 1])
+        append([Measurement("idle", {}, "busy", 9.0, "ms"),
+                Measurement("idle", {}, "gpu_idle", 0.03, "of a step")], file)  # fmt: skip
+        fails = "ffn.kernels=auto" in command
+        return types.SimpleNamespace(returncode=int(fails), stdout="", stderr="error: no memory")
+
+    monkeypatch.setattr(training_run, "watch", watch)
+    monkeypatch.setattr(training_run, "subprocess", types.SimpleNamespace(run=run))
+    monkeypatch.setattr(training_run, "check", lambda plan: None)
+    sides = combinations([1], ["ddp8"], ["dense", "auto"])
+    found = training_run.run(plan(tmp_path, sides=sides, idle=True, overrides=["seed=3"]))
+    _, _, idle, failure = (next(found) for _ in range(4))
+    assert [(m.bench, m.metric, m.value) for m in idle] == [("train", "gpu_idle", 0.03)]
+    assert idle[0].case["kernels"] == "dense"
+    assert failure == "failed: --idle, single × 1, auto: the launch failed: error: no memory"
+    # It is a command as a user types it.
+    for command in commands:
+        words = command[command.index("sparsellm") + 1 :]
+        options = make_parser().parse_args(words)
+        assert options.recipe == "debug"
+        assert "seed=3" in options.overrides
 
 
 def test_runs_at_once_have_a_gpu_each_and_are_not_measured_again(tmp_path, monkeypatch):

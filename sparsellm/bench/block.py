@@ -1,4 +1,4 @@
-"""RMSNorm and RoPE of a block, forward and backward: compiled by torch, and of Liger.
+"""RMSNorm, RoPE and sums of gradients of a block: as training computes them, and by fused kernels.
 
 `ratio` is torch over the other side: above 1 the other side is better. Sides alternate in one
 process on the same inputs; times are medians, each call queued behind other work, so that the
@@ -11,10 +11,13 @@ The operations, with the activations in bf16 and the weight in fp32 as under aut
 - ``add_norm``: the addition to the residual stream and the norm before a dense FFN.
 - ``add_norm_ordered``: the same before a sparse FFN, written in token order.
 - ``rope``: of queries and keys.
+- ``gradient_sum``: the gradient of a (K, K) weight such as attention's, added to that of earlier
+  micro-batches; a matrix product, so without `copy_rate`.
 
 The sides: ``torch`` is compiled as in training; ``two_reductions`` the same without Inductor's
 fusion of a norm's two backward reductions (torch 2.10 and newer); ``liger`` is compiled with
 Liger's kernels as with `runtime.norm: liger`; RoPE has Liger's own autograd function.
+``addmm`` adds in the matrix product, in fp32, where ``torch`` casts a bf16 gradient and adds it.
 
 Shapes: M tokens, K hidden_size, B sequences, T context_length, H heads, D head_dim.
 """
@@ -66,6 +69,20 @@ class Operation(NamedTuple):
         return (*(output.detach() for output in outputs), *gradients)
 
 
+class GradientSum(NamedTuple):
+    """The gradient of a linear layer's weight, added to a sum."""
+
+    x_MK: Tensor
+    dy_MK: Tensor
+    sums: dict[str, Tensor]  # of each side, (K, K) fp32
+    sides: dict[str, Callable[[Tensor, Tensor, Tensor], object]]
+
+    def step(self, name: str) -> Outputs:
+        """Adds to the sum of a side; returns it."""
+        self.sides[name](self.sums[name], self.dy_MK, self.x_MK)
+        return (self.sums[name],)
+
+
 def run(
     sequences: Sequence[int],
     *,
@@ -98,7 +115,11 @@ def run(
 
 
 def _measured(
-    operation: Operation, case: dict[str, Any], seconds: float, rate: float, lead: timing.Call
+    operation: Operation | GradientSum,
+    case: dict[str, Any],
+    seconds: float,
+    rate: float,
+    lead: timing.Call,
 ) -> list[Measurement]:
     # Liger's RoPE overwrites its inputs: torch, the first side, has read them before.
     results = {name: operation.step(name) for name in operation.sides}
@@ -114,9 +135,11 @@ def _measured(
     for name in operation.sides:
         own, other = case | {"side": name}, name != "torch"
         baseline = (ms["torch"], ms["torch"] / ms[name]) if other else (None, None)
-        found.append(Measurement("block", own, "forward_backward", ms[name], "ms", *baseline))
-        share = operation.num_bytes / ms[name] / 1e6 / rate
-        found.append(Measurement("block", own, "copy_rate", share, "of a large copy's"))
+        metric = "forward_backward" if isinstance(operation, Operation) else "backward"
+        found.append(Measurement("block", own, metric, ms[name], "ms", *baseline))
+        if isinstance(operation, Operation):
+            share = operation.num_bytes / ms[name] / 1e6 / rate
+            found.append(Measurement("block", own, "copy_rate", share, "of a large copy's"))
         if other:
             unit = "relative to torch, largest of outputs and gradients"
             found.append(Measurement("block", own, "difference", differences[name], unit))
@@ -125,7 +148,7 @@ def _measured(
 
 def operations(
     batch: int, context_length: int, hidden_size: int, num_heads: int, device: torch.device
-) -> Iterator[tuple[str, Operation]]:
+) -> Iterator[tuple[str, Operation | GradientSum]]:
     """The operations by name, made one after the other."""
     tokens = batch * context_length
     generator = torch.Generator(device).manual_seed(0)
@@ -164,6 +187,22 @@ def operations(
     if _has_liger():
         sides["liger"] = Implementation(partial(_liger_rope, rotary), [])
     yield "rope", Operation(inputs, d_outputs, 8 * num_bytes, sides)
+
+    adding: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {"torch": _add_cast}
+    if device.type == "cuda" and hasattr(torch.ops.aten.addmm, "dtype_out"):
+        adding["addmm"] = _add_in_product
+    size = (hidden_size, hidden_size)
+    sums = {name: torch.zeros(size, device=device) for name in adding}
+    yield "gradient_sum", GradientSum(matrix(), matrix(), sums, adding)
+
+
+def _add_cast(sum_KK: Tensor, dy_MK: Tensor, x_MK: Tensor) -> None:
+    # As a compiled block and autograd's accumulation do: a cast and an addition.
+    sum_KK += (dy_MK.t() @ x_MK).float()
+
+
+def _add_in_product(sum_KK: Tensor, dy_MK: Tensor, x_MK: Tensor) -> None:
+    torch.addmm(sum_KK, dy_MK.t(), x_MK, out_dtype=torch.float32, out=sum_KK)
 
 
 def _norms(hidden_size: int, device: torch.device) -> dict[str, Any]:

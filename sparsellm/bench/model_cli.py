@@ -39,9 +39,10 @@ def add_model_parsers(names: Any) -> list[argparse.ArgumentParser]:
 def _add_block_parser(names: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = names.add_parser(
         "block",
-        help="RMSNorm and RoPE, compiled by torch and of Liger (GPU)",
+        help="norms, RoPE and sums of gradients: compiled, and by fused kernels (GPU)",
         description="Times forward and backward of a block's norms, with and without token order, "
-        "and of RoPE. The defaults are the widths of the recipes 0.5b to 2b.",
+        "of RoPE, and the addition of a weight's gradient. The defaults are the widths of the "
+        "recipes 0.5b to 2b.",
     )
     parser.add_argument(
         "--sequences",

@@ -75,6 +75,16 @@ def test_rope_is_that_of_the_model(made):
     _check(operation, lambda q, k: block._rope(rotary, q, k), num_weights=0)
 
 
+def test_gradients_are_added_up(made):
+    operation = made["gradient_sum"]
+    [found] = operation.step("torch")
+    expected = operation.dy_MK.double().t() @ operation.x_MK.double()
+    assert block.relative_difference(found, expected) < 0.01
+    [again] = operation.step("torch")
+    assert block.relative_difference(again, 2 * expected) < 0.01
+    assert found.dtype == torch.float32
+
+
 def test_sides_are_measured_against_torch_and_the_rate_of_a_copy(monkeypatch):
     compiled = []
 
@@ -95,8 +105,8 @@ def test_sides_are_measured_against_torch_and_the_rate_of_a_copy(monkeypatch):
     shape = {"hidden_size": HIDDEN, "num_heads": HEADS, "context_length": CONTEXT}
     found = list(block.run([1, 2], **shape, device=CPU, seconds=0.5))
     names = [measured[0].case["operation"] for measured in found]
-    assert names == 2 * ["norm", "add_norm", "add_norm_ordered", "rope"]
-    assert [measured[0].case["M"] for measured in found] == 4 * [CONTEXT] + 4 * [2 * CONTEXT]
+    assert names == 2 * ["norm", "add_norm", "add_norm_ordered", "rope", "gradient_sum"]
+    assert [measured[0].case["M"] for measured in found] == 5 * [CONTEXT] + 5 * [2 * CONTEXT]
     by_name = {(m.case["side"], m.metric): m for m in found[0]}
     assert by_name["torch", "forward_backward"].ratio is None
     slow = by_name["two_reductions", "forward_backward"]
@@ -105,6 +115,7 @@ def test_sides_are_measured_against_torch_and_the_rate_of_a_copy(monkeypatch):
     assert by_name["torch", "copy_rate"].value == pytest.approx(num_bytes / 2e-3 / 1e6)
     assert by_name["two_reductions", "difference"].value == 0
     assert found[3][0].case["heads"] == HEADS
+    assert [m.metric for m in found[4]] == ["backward"]
     two = {"dynamic": False, "options": {"triton.mix_order_reduction": False}}
     assert compiled[:2] == [{"dynamic": False, "options": None}, two]
 

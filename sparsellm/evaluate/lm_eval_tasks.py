@@ -7,6 +7,7 @@ and metrics are its own.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,13 +40,15 @@ def build_other_tasks(names: Sequence[str], known: Iterable[str]) -> OtherTasks:
     if not names:
         return OtherTasks()
     require_lm_eval()
-    files = {name: Path(name).resolve() for name in names if _is_file(name)}
+    files = {name: Path(name).resolve() for name in names if _is_yaml(name)}
+    for name, path in files.items():
+        if not path.is_file():
+            raise ValueError(f"--tasks: there is no file {name}")
     groups = {name: group for name, path in files.items() if (group := _group_in(path))}
     with quiet():
-        from lm_eval.tasks import TaskManager
-
         # lm-eval loads a task by its file, and a group by name from a folder that it searches.
-        manager = TaskManager(include_path=[files[name].parent for name in groups])
+        folders = tuple(sorted({files[name].parent for name in groups}))
+        manager = _task_manager(folders, own=bool(groups) or len(files) < len(names))
         for name in names:
             if name not in manager.task_index and name not in files:
                 raise ValueError(_unknown(name, [*known, *manager.all_tasks]))
@@ -66,8 +69,27 @@ def build_other_tasks(names: Sequence[str], known: Iterable[str]) -> OtherTasks:
     return found
 
 
-def _is_file(name: str) -> bool:
-    return name.endswith((".yaml", ".yml")) and Path(name).is_file()
+def _is_yaml(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
+def _task_manager(folders: tuple[Path, ...], own: bool) -> Any:
+    """lm-eval's index of the tasks in these folders, and of its own tasks where they may be named.
+
+    It reads thousands of files for those, which takes ten seconds: once in a process.
+    """
+    from lm_eval.tasks import TaskManager
+
+    if own and not folders:
+        return _stock_tasks()
+    return TaskManager(include_path=list(folders), include_defaults=own)
+
+
+@functools.cache
+def _stock_tasks() -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
 
 
 def _group_in(path: Path) -> str | None:
@@ -82,8 +104,6 @@ def _group_in(path: Path) -> str | None:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    if name.endswith((".yaml", ".yml")):
-        return f"--tasks: there is no file {name}"
     close = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=_MOST_SUGGESTIONS)
     meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     return (

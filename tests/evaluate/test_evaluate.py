@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,8 @@ import datasets
 import pytest
 import torch
 import yaml
-from conftest import process_env, set_arguments
+from conftest import set_arguments
+from lm_eval import __main__ as lm_eval_main
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
@@ -76,15 +76,21 @@ def _stock_tokenizer(cache: Path) -> GPT2TokenizerFast:
     )
 
 
-def _lm_eval(stock: Path, tasks: Path, dtype: str, *arguments: str) -> dict:
-    """The results file of lm-eval's own command."""
-    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu"]
-    command += ["--model_args", f"pretrained={stock},dtype={dtype}", "--tasks", ",".join(NAMES)]
-    command += ["--include_path", str(tasks), "--output_path", str(tasks / "out.json"), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=process_env())
-    assert result.returncode == 0, result.stderr[-3000:]
-    (found,) = tasks.glob("out*.json")
-    return json.loads(found.read_text(encoding="utf-8"))
+@pytest.fixture
+def lm_eval_command(monkeypatch):
+    """Runs lm-eval's own command, within this process, and reads its results file."""
+
+    def run(stock: Path, tasks: Path, dtype: str, *arguments: str) -> dict:
+        command = ["lm_eval", "--model", "hf", "--device", "cpu"]
+        command += ["--model_args", f"pretrained={stock},dtype={dtype}", "--tasks", ",".join(NAMES)]
+        command += ["--include_path", str(tasks), "--output_path", str(tasks / "out.json")]
+        monkeypatch.setattr(sys, "argv", [*command, *arguments])
+        monkeypatch.setattr(lm_eval_main, "setup_logging", lambda: None)  # of the whole process
+        lm_eval_main.cli_evaluate()
+        (found,) = tasks.glob("out*.json")
+        return json.loads(found.read_text(encoding="utf-8"))
+
+    return run
 
 
 @pytest.mark.slow
@@ -93,7 +99,7 @@ def _lm_eval(stock: Path, tasks: Path, dtype: str, *arguments: str) -> dict:
     [("float32", 64, 12), pytest.param("bfloat16", 64, 12, marks=pytest.mark.long)],
 )
 def test_scores_are_those_of_lm_evals_own_command(  # noqa: PLR0917
-    pair, data_dir, tmp_path, dtype, context_length, limit
+    pair, lm_eval_command, data_dir, tmp_path, dtype, context_length, limit
 ):
     gated = "true" if dtype == "float32" else "false"  # Llama and Arcee
     ours, tokenizer, stock = pair(getattr(torch, dtype), context_length, f"ffn.gated={gated}")
@@ -103,7 +109,7 @@ def test_scores_are_those_of_lm_evals_own_command(  # noqa: PLR0917
     sizes = ("--limit", str(limit), "--batch_size", "16")
     evaluation = Evaluator(data_dir=data_dir, limit=limit, batch_size=16)
     scores = evaluation.run(ours, tokenizer, context_length)
-    results = _lm_eval(stock, tasks, dtype, *sizes)
+    results = lm_eval_command(stock, tasks, dtype, *sizes)
     assert scores == from_lm_eval(results, SUITE, scores.num_requests, scores.num_cut)
     assert list(scores.tasks) == NAMES
     assert scores.num_requests > 7 * limit
@@ -198,13 +204,13 @@ def test_with_one_only_the_rows_come_from_elsewhere(name, tmp_path):
 
 @pytest.mark.slow
 def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
-    tiny_overrides, cli, cli_here, data_dir, tmp_path
+    tiny_overrides, cli_here, data_dir, tmp_path
 ):
     arguments = set_arguments([*tiny_overrides, "validation.every_steps=0"])
     assert cli_here("train", "--recipe", "debug", *arguments).returncode == 0
     run = tmp_path / "runs" / "debug"
     command = ["eval", str(run), "--data-dir", str(data_dir), "--limit", "9"]
-    result = cli(*command)
+    result = cli_here(*command)
     assert result.returncode == 0, result.stderr
     assert "kernels: dense" in result.stdout
     assert "mean of the 7 scores with *:" in result.stdout

@@ -90,6 +90,9 @@ def _print_targets(nvrtc: str) -> None:
 
 
 def _compile_here(nvrtc: str) -> None:
+    # Some versions look for their second half only where the system's libraries are.
+    for builtins in Path(nvrtc).parent.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(builtins))
     functions = ctypes.CDLL(nvrtc)
     for path, stem, source, options in json.load(sys.stdin):
         with FileLock(f"{path}.lock"):

@@ -266,15 +266,20 @@ def _assert_same_scores(found: dict, expected: dict) -> None:
 
 
 @pytest.mark.slow
-def test_training_evaluates_and_is_not_disturbed(tiny_overrides, data_dir, tmp_path):
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_training_evaluates_and_is_not_disturbed(
+    tiny_overrides, cli_here, data_dir, tmp_path, ranks
+):
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "validation.every_steps=0"]
     evaluation = ["evaluation.every_steps=3", f"evaluation.data_dir={data_dir}"]
     evaluation += ["evaluation.limit=5", "evaluation.batch_size=8"]
 
     def train(*further):
-        arguments = set_arguments([*overrides, *further])
-        program = ["-m", "sparsellm", "train", "--recipe", "debug", *arguments]
-        result = launch(2, *program, config="fsdp2.yaml")
+        program = ["train", "--recipe", "debug", *set_arguments([*overrides, *further])]
+        if ranks == 1:
+            result = cli_here(*program)
+        else:
+            result = launch(ranks, "-m", "sparsellm", *program, config="fsdp2.yaml")
         assert result.returncode == 0, result.stderr[-3000:]
 
     train("name=with", *evaluation)

@@ -65,7 +65,7 @@ def test_pushed_and_trained_on_by_name(hub, command, cli_here, tiny_overrides, t
     )
 
 
-def test_a_refused_push_keeps_the_folder(hub, command, cli_here, tiny_overrides, tmp_path):
+def test_a_refused_push_keeps_the_folder(command, cli_here, tiny_overrides, tmp_path):
     overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=1"]
     assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0
     exported = ["export", str(tmp_path / "runs" / "debug")]
@@ -76,13 +76,14 @@ def test_a_refused_push_keeps_the_folder(hub, command, cli_here, tiny_overrides,
     assert (tmp_path / "out" / "config.json").is_file()
     nobody = command(*exported, "other", "--push", "me/tiny", token=None)
     assert "you are not logged in" in nobody.stderr
+    other = str(tmp_path / "other")
+    assert "name the owner too" in cli_here(*exported, other, "--push", "tiny").stderr
+    assert "--license" in cli_here(*exported, other, "--license", "Apache 2").stderr
     assert not (tmp_path / "other").exists()
-    assert "name the owner too" in command(*exported, "other", "--push", "tiny").stderr
-    assert "--license" in command(*exported, "other", "--license", "Apache 2").stderr
 
 
 @pytest.mark.slow
-def test_another_dense_model_is_scored_by_its_name(hub, command, test_data, tmp_path):
+def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_data, tmp_path):
     words = {chr(value): value for value in range(256)}
     config = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     model = LlamaForCausalLM(
@@ -101,7 +102,7 @@ def test_another_dense_model_is_scored_by_its_name(hub, command, test_data, tmp_
     report = json.loads((tmp_path / "eval_them--dense_piqa_limit6.json").read_text())
     assert (report["checkpoint"], report["step"]) == ("them/dense", None)
     assert 0 <= report["tasks"]["piqa"]["acc"] <= 1
-    here = command("eval", str(tmp_path / "dense"), *data, "--out", "here.json")
+    here = cli_here("eval", str(tmp_path / "dense"), *data, "--out", str(tmp_path / "here.json"))
     assert here.returncode == 0, here.stderr
     assert json.loads((tmp_path / "here.json").read_text())["tasks"] == report["tasks"]
 

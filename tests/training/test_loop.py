@@ -70,7 +70,7 @@ def _assert_same(one, other):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides):
+def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1000"]
     overrides += ["data.num_workers=2", "sparsity.reinit_rate=0.1"]
     process = _start([*overrides, "name=stopped"])
@@ -85,13 +85,14 @@ def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides):
     resumed = _train([*overrides, "name=stopped"])
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming from" in resumed.stdout
-    assert _train([*overrides, "name=straight"]).returncode == 0
+    straight = cli_here("train", "debug", *set_arguments([*overrides, "name=straight"]))
+    assert straight.returncode == 0, straight.stderr
     _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=stopped"]))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sigkills_change_nothing(tiny_overrides):
+def test_sigkills_change_nothing(tiny_overrides, cli_here):
     """Bit-identical losses, statistics and weights after kills at random instants."""
     overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1"]
     overrides += ["validation.every_steps=7", "data.num_workers=1"]
@@ -110,7 +111,8 @@ def test_sigkills_change_nothing(tiny_overrides):
         assert process.wait() == -signal.SIGKILL, killed_at
     finished = _train([*overrides, "name=killed"])
     assert finished.returncode == 0, finished.stderr
-    assert _train([*overrides, "name=straight"]).returncode == 0
+    straight = cli_here("train", "debug", *set_arguments([*overrides, "name=straight"]))
+    assert straight.returncode == 0, straight.stderr
     _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=killed"]))
 
 

@@ -108,7 +108,8 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
         "--traces",
         type=Path,
         metavar="FILE",
-        help="real patterns from `sparsellm analyze` (default: benchmarks/traces/sample.npz)",
+        help="real patterns from `sparsellm analyze` (default: "
+        "benchmarks/traces/sample/traces.npz; without it, the commands that make it are told)",
     )
     parser.add_argument(
         "--ids",

@@ -15,6 +15,7 @@ import torch
 from sparsellm.analyze.trace import load_ids, load_traces
 from sparsellm.bench import energy
 from sparsellm.bench.ffn_cases import (
+    SAMPLE_COMMANDS,
     SAMPLE_TRACES,
     TRACED,
     TRACED_CONTEXT,
@@ -72,10 +73,10 @@ class FFNBench(ABC):
     ) -> None:
         self.device = device
         self.seconds = seconds
-        # None: those of the checkout in the working directory, if it has them.
+        # None: those in the working directory, if it has them.
         own = SAMPLE_TRACES if SAMPLE_TRACES.is_file() else None
         self.traces = traces = traces or own
-        self.named = {"traces": SAMPLE_TRACES.stem} if traces == SAMPLE_TRACES else {}
+        self.named = {"traces": "sample"} if traces == SAMPLE_TRACES else {}
         self.num_layers = (
             0 if traces is None else len(load_traces(traces, TRACED.intermediate_size))
         )
@@ -111,7 +112,11 @@ class FFNBench(ABC):
                 elif self.traces is not None:
                     yield from self._layers(case, self.traces)
                 else:
-                    yield Skipped(case, f"{SAMPLE_TRACES} does not exist; give --traces FILE")
+                    yield Skipped(
+                        case,
+                        f"{SAMPLE_TRACES} does not exist; give --traces FILE, or make it: "
+                        f"{SAMPLE_COMMANDS}",
+                    )
             except torch.OutOfMemoryError:
                 yield Skipped(case, "out of memory")
             except (ValueError, RuntimeError, ImportError) as error:

@@ -9,44 +9,35 @@ deleted still count as finished.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import multiprocessing
-import os
 import shlex
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.report.sweep_runs import SWEEP_FILE
 from sparsellm.runs.checkpoint import RECIPE_FILE
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.presence import ask_to_stop
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 from sparsellm.sweep.plan import PlannedRun, SweepPlan
-from sparsellm.training.evaluation import check_evaluation
-from sparsellm.training.launched import (
-    failure_reason,
-    kill,
-    launch_config,
-    train_command,
+from sparsellm.sweep.worker import (
+    LOG_FILE,
+    STOP_SIGNALS,
+    begin_worker,
+    train_launched,
+    train_one,
+    work,
 )
-
-LOG_FILE = "train.log"
-# Compiled graphs of one block: gated or not, with or without gradients, dense or sparse, by shape.
-_COMPILED_VARIANTS = 64
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from sparsellm.training.evaluation import check_evaluation
+from sparsellm.training.launched import launch_config
 
 
 def run_sweep(
@@ -99,7 +90,7 @@ def run_sweep(
             # Submit no more runs than workers: a stopped worker must not start another run.
             while todo and len(running) < workers:
                 run = todo.popleft()
-                running[pool.submit(job, run.recipe)] = run
+                running[pool.submit(work, job, run.recipe)] = run
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
                 run = running.pop(future)
@@ -137,13 +128,24 @@ def _pool(
         for gpu in gpus:
             places.put(gpu)
     workers = max(min(jobs * len(gpus), most), 1)
-    pool = ProcessPoolExecutor(workers, context, _begin_worker, (places,))
-    handlers = {n: signal.signal(n, signal.default_int_handler) for n in _STOP_SIGNALS}
+    pool = ProcessPoolExecutor(workers, context, begin_worker, (places,))
+
+    def pass_on(*_: object) -> None:
+        for child in multiprocessing.active_children():
+            child.terminate()
+
+    def stop(*_: object) -> None:
+        # A second KeyboardInterrupt would break off the shutdown of the pool, whose workers and
+        # this process would then wait for one another.
+        for number in STOP_SIGNALS:
+            signal.signal(number, pass_on)
+        raise KeyboardInterrupt
+
+    handlers = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         yield pool, workers
     except KeyboardInterrupt:
-        for child in multiprocessing.active_children():
-            child.terminate()
+        pass_on()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -171,75 +173,6 @@ def is_finished(recipe: Recipe) -> bool:
     kinds |= {"validation"} if recipe.validation.every_steps else set()
     kinds |= {"evaluation"} if recipe.evaluation.every_steps else set()
     return kinds <= {r["kind"] for r in read_metrics(path) if r["step"] == recipe.train.steps}
-
-
-def train_one(recipe: Recipe) -> float:
-    """Trains one run, in a worker; returns its seconds."""
-    import torch
-
-    from sparsellm.training.loop import train
-    from sparsellm.training.signals import StopRequest
-
-    begun = time.monotonic()
-    torch._dynamo.config.recompile_limit = _COMPILED_VARIANTS
-    recipe.run_path.mkdir(parents=True, exist_ok=True)
-    with (
-        (recipe.run_path / LOG_FILE).open("a", buffering=1, encoding="utf-8") as log,
-        contextlib.redirect_stdout(log),
-        contextlib.redirect_stderr(log),
-        StopRequest() as stop,
-    ):
-        try:
-            train(recipe, stop)
-        except BaseException:
-            traceback.print_exc()
-            raise
-        finally:
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-    return time.monotonic() - begun
-
-
-def train_launched(recipe: Recipe, gpus: int, config: str) -> float:
-    """Trains one run on several of the worker's GPUs, in a worker; returns its seconds.
-
-    Raises:
-        ValueError: the launch failed; the message gives the reason.
-    """
-    begun = time.monotonic()
-    recipe.run_path.mkdir(parents=True, exist_ok=True)
-    log = recipe.run_path / LOG_FILE
-    with tempfile.TemporaryDirectory(prefix="sparsellm-sweep-") as folder, log.open("ab") as file:
-        planned = Path(folder) / RECIPE_FILE
-        planned.write_text(recipe.to_yaml(), encoding="utf-8")
-        command = train_command(config, gpus, str(planned), [], None)
-        at = file.tell()
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-
-        def stop(number: int, frame: object) -> None:
-            try:
-                ask_to_stop(recipe.run_path)
-            except ValueError:  # training has not begun: there is nothing to save
-                kill(process)
-
-        for number in _STOP_SIGNALS:
-            signal.signal(number, stop)
-        try:
-            process.wait()
-        finally:
-            kill(process)
-    if process.returncode > 0:
-        said = log.read_bytes()[at:].decode(errors="replace")
-        raise ValueError(f"the launch failed: {failure_reason(said)}")
-    return time.monotonic() - begun
-
-
-def _begin_worker(places: Any) -> None:
-    """Sets the GPU that this worker sees, before CUDA is loaded."""
-    place = places.get()
-    if place is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = place
 
 
 def _report(run: PlannedRun, future: Future[float], begun: float, say: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 from sparsellm import cli
 from sparsellm.analyze.trace import load_traces
 from sparsellm.bench import ffn_cases, ffn_forward, ffn_records, ffn_sweep, timing
-from sparsellm.bench.ffn_cases import SHAPES, Case, grid, parse_nnz, parse_shape
+from sparsellm.bench.ffn_cases import SAMPLE_COMMANDS, SHAPES, Case, grid, parse_nnz, parse_shape
 from sparsellm.bench.timing import Ceilings
 from sparsellm.ffn.accelerate import Acceleration
 from sparsellm.ffn.module import SparseFFN
@@ -217,7 +217,7 @@ def test_without_other_traces_those_of_the_checkout_are_measured(clock, traces, 
     found = _run([Case(100, GATED, "trace", None)])
     *layers, means = (records for records in found if "layer" in records[0].case)
     assert [found[0].case["layer"] for found in layers] == [0, 1]
-    assert {found[0].case["traces"] for found in (*layers, means)} == {"traces"}
+    assert {found[0].case["traces"] for found in (*layers, means)} == {"sample"}
     named = _run([Case(100, GATED, "trace", None)], traces=traces.rename(traces.parent / "a.npz"))
     assert "traces" not in named[-1][0].case
 
@@ -226,8 +226,8 @@ def test_what_is_skipped_says_why(clock, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     cases = [Case(128, GATED, name, nnz) for name, nnz in [("trace", None), ("uniform", 20)]]
     _, skipped, found = _run(cases)
-    why = "benchmarks/traces/sample.npz does not exist; give --traces FILE"
-    assert (skipped.case, skipped.why) == (cases[0], why)
+    why = "benchmarks/traces/sample/traces.npz does not exist; give --traces FILE, or make it: "
+    assert (skipped.case, skipped.why) == (cases[0], why + SAMPLE_COMMANDS)
     assert found[0].metric == "ms"
 
     def full(*_):

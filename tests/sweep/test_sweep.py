@@ -117,20 +117,30 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
 
 
 @pytest.mark.slow
-def test_a_signal_saves_the_run_and_leaves_no_worker(sweep_file, tmp_path):
-    runs = [{"name": "long", "set": {"train.steps": 100_000}}, {"name": "never"}]
+@pytest.mark.parametrize("how", ["once", "twice, to all", "kill"])
+def test_a_signal_saves_the_runs_and_leaves_no_worker(sweep_file, tmp_path, how):
+    each = {"train.steps": 100_000}
+    runs = [{"name": "long", "set": each, "seeds": [0, 1]}, {"name": "never"}]
     command = [sys.executable, "-m", "sparsellm", "sweep", str(sweep_file(runs=runs))]
-    command += ["--set", f"logging.run_dir={tmp_path}"]
+    command += ["--set", f"logging.run_dir={tmp_path}", "--jobs", "2"]
+    logs = [tmp_path / "tiny" / f"long-seed{seed}" / "train.log" for seed in (0, 1)]
     with subprocess.Popen(command, env=process_env(), stderr=subprocess.PIPE, text=True) as sweep:
-        log = tmp_path / "tiny" / "long-seed0" / "train.log"
-        while not (log.is_file() and "step      2/" in log.read_text()):
+        while not all(log.is_file() and "step      2/" in log.read_text() for log in logs):
             assert sweep.poll() is None, sweep.stderr.read()
             time.sleep(0.1)
         workers = psutil.Process(sweep.pid).children(recursive=True)
-        sweep.terminate()  # and nothing is sent to its workers
-        assert sweep.wait() != 0
-    assert "the same command resumes here" in log.read_text()
-    assert not psutil.wait_procs(workers, timeout=10)[1]
+        if how == "kill":
+            sweep.kill()
+        else:
+            sweep.terminate()
+        if how == "twice, to all":  # as `timeout` and a terminal's Ctrl-C do
+            for process in [*workers, sweep]:
+                process.terminate()
+            time.sleep(0.2)
+            sweep.terminate()
+        assert sweep.wait(timeout=60) != 0
+    assert not psutil.wait_procs(workers, timeout=30)[1]
+    assert all("the same command resumes here" in log.read_text() for log in logs)
     assert not (tmp_path / "tiny" / "never-seed0").exists()
 
 

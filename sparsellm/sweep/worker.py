@@ -1,0 +1,132 @@
+"""What a worker process of a sweep does: it trains one run after another, and ends with the sweep.
+
+A stop signal while a run trains makes that run save. A signal between runs must not kill the
+worker, since it may hold a lock of the pool that the other workers wait for: it is noted instead,
+and the sweep submits nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sparsellm.recipe import Recipe
+from sparsellm.runs.checkpoint import RECIPE_FILE
+from sparsellm.runs.presence import ask_to_stop
+from sparsellm.training.launched import failure_reason, kill, train_command
+
+LOG_FILE = "train.log"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Compiled graphs of one block: gated or not, with or without gradients, dense or sparse, by shape.
+_COMPILED_VARIANTS = 64
+
+_training = threading.Lock()
+_asked_to_stop = threading.Event()
+
+
+def begin_worker(places: Any) -> None:
+    """Sets the GPU that this worker sees, before CUDA is loaded, and watches over the sweep."""
+    place = places.get()
+    if place is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = place
+    _note_signals()
+    threading.Thread(target=_end_with_sweep, daemon=True).start()
+
+
+def work(job: Callable[[Recipe], float], recipe: Recipe) -> float:
+    """Trains one run by ``job``, unless the worker was asked to stop; returns its seconds."""
+    with _training:
+        return 0.0 if _asked_to_stop.is_set() else job(recipe)
+
+
+def _note_signals() -> None:
+    # A function, since processes that this one starts would inherit SIG_IGN.
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: _asked_to_stop.set())
+
+
+def _end_with_sweep() -> None:
+    """Ends this worker after the death of the sweep, as by SIGKILL; its run saves before."""
+    sweep = multiprocessing.parent_process()
+    assert sweep is not None
+    sweep.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with _training:
+        os._exit(1)
+
+
+def train_one(recipe: Recipe) -> float:
+    """Trains one run, in a worker; returns its seconds."""
+    import torch
+
+    from sparsellm.training.loop import train
+    from sparsellm.training.signals import StopRequest
+
+    begun = time.monotonic()
+    torch._dynamo.config.recompile_limit = _COMPILED_VARIANTS
+    recipe.run_path.mkdir(parents=True, exist_ok=True)
+    with (
+        (recipe.run_path / LOG_FILE).open("a", buffering=1, encoding="utf-8") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+        StopRequest() as stop,
+    ):
+        try:
+            if not _asked_to_stop.is_set():  # while the imports above took their seconds
+                train(recipe, stop)
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    return time.monotonic() - begun
+
+
+def train_launched(recipe: Recipe, gpus: int, config: str) -> float:
+    """Trains one run on several of the worker's GPUs, in a worker; returns its seconds.
+
+    Raises:
+        ValueError: the launch failed; the message gives the reason.
+    """
+    begun = time.monotonic()
+    recipe.run_path.mkdir(parents=True, exist_ok=True)
+    log = recipe.run_path / LOG_FILE
+    with tempfile.TemporaryDirectory(prefix="sparsellm-sweep-") as folder, log.open("ab") as file:
+        planned = Path(folder) / RECIPE_FILE
+        planned.write_text(recipe.to_yaml(), encoding="utf-8")
+        command = train_command(config, gpus, str(planned), [], None)
+        at = file.tell()
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+
+        def stop(number: int, frame: object) -> None:
+            try:
+                ask_to_stop(recipe.run_path)
+            except ValueError:  # training has not begun: there is nothing to save
+                kill(process)
+
+        for number in STOP_SIGNALS:
+            signal.signal(number, stop)
+        if _asked_to_stop.is_set():
+            kill(process)
+        try:
+            process.wait()
+        finally:
+            kill(process)
+            _note_signals()
+    if process.returncode > 0:
+        said = log.read_bytes()[at:].decode(errors="replace")
+        raise ValueError(f"the launch failed: {failure_reason(said)}")
+    return time.monotonic() - begun

@@ -15,23 +15,19 @@ from torch import Tensor
 from sparsellm.ffn.inference_ops import check_order, check_weights
 from sparsellm.ffn.operator_tools import (
     Gradients,
-    cast_weights,
-    check_cuda,
     fake_backward,
     fake_backward_into,
-    for_kernels,
     in_own_types,
     of_present,
     present_gradients,
     ready_weights,
     without_biases,
 )
-from sparsellm.ffn.reference import sparse_backward, sparse_forward
 from sparsellm.ffn.token_order import in_order
+from sparsellm.ffn.training_paths import Forward, union_backward, union_forward
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     Columns,
-    FFNGradients,
     FFNStats,
     FFNWeights,
     GradientSums,
@@ -42,9 +38,6 @@ from sparsellm.ffn.types import (
 
 _DEVICES = ("cpu", "cuda")
 _CAPACITY = 8  # its place among the arguments of `sparse_ffn_forward`
-_Forward = tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
-]  # fmt: skip
 
 
 def sparse_ffn_training(
@@ -131,7 +124,7 @@ def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensor
     sum_gate_NK: Tensor | None = None,
     sum_up_NK: Tensor | None = None,
     sum_down_NK: Tensor | None = None,
-) -> _Forward:
+) -> Forward:
     """See `sparse_ffn_training`, which is what to call.
 
     Args: ``token_M``: (M,) int32, the token of each row of x; y and nnz are by token.
@@ -144,13 +137,11 @@ def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensor
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
     ready = ready_weights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
     _check(x_MK, w, token_M, capacity)
-    if x_MK.is_cuda and x_MK.shape[0] > 0:
-        return _forward_by_kernels(x_MK, w, ready, capacity, token_M)
-    return _plain_forward(x_MK, w, ready, capacity, token_M)
+    return union_forward(x_MK, w, ready, capacity, token_M)
 
 
 @sparse_ffn_forward.register_fake
-def _(x_MK: Tensor, w_gate_NK: Tensor | None, w_up_NK: Tensor, *further: Any) -> _Forward:
+def _(x_MK: Tensor, w_gate_NK: Tensor | None, w_up_NK: Tensor, *further: Any) -> Forward:
     capacity = further[_CAPACITY - 3]
     m, n = x_MK.shape[0], w_up_NK.shape[0]
     blocks = (m + BLOCK_TOKENS - 1) // BLOCK_TOKENS
@@ -196,7 +187,9 @@ def sparse_ffn_backward(  # noqa: PLR0917
     """
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
     ready = ready_weights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
-    return in_own_types(_backward(dy_MK, d_l1, x_MK, w, ready, Columns(*columns), token_M), x_MK, w)
+    return in_own_types(
+        union_backward(dy_MK, d_l1, x_MK, w, ready, Columns(*columns), token_M), x_MK, w
+    )
 
 
 sparse_ffn_backward.register_fake(fake_backward)
@@ -228,13 +221,13 @@ def sparse_ffn_backward_into(  # noqa: PLR0917
     ready = KernelWeights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
     w = without_biases(ready)
     sums = GradientSums(sum_gate_NK, sum_up_NK, sum_down_NK)
-    return _backward(dy_MK, d_l1, x_MK, w, ready, Columns(*columns), token_M, sums).x_MK
+    return union_backward(dy_MK, d_l1, x_MK, w, ready, Columns(*columns), token_M, sums).x_MK
 
 
 sparse_ffn_backward_into.register_fake(fake_backward_into)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: _Forward) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Forward) -> None:
     x_MK, *parameters, token_M, _ = inputs[: _CAPACITY + 1]
     kernels, sums = inputs[_CAPACITY + 1 : _CAPACITY + 4], inputs[_CAPACITY + 4 :]
     _, _, nnz_M, fired_N, *columns = output
@@ -257,77 +250,6 @@ def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) ->
 
 
 sparse_ffn_forward.register_autograd(_gradients, setup_context=_save)
-
-
-def _plain_forward(
-    x_MK: Tensor, w: FFNWeights, ready: KernelWeights | None, capacity: int, token_M: Tensor | None
-) -> _Forward:
-    # An operator's inside still sees autocast; here every type is chosen.
-    with torch.autocast(x_MK.device.type, enabled=False):
-        cast = cast_weights(w, x_MK.dtype, ready)
-        y_MK, stats, columns = sparse_forward(x_MK, cast, capacity, token_M)
-    return (y_MK, stats.l1_sum, stats.nnz_M, stats.fired_N, *columns)
-
-
-def _forward_by_kernels(
-    x_MK: Tensor, w: FFNWeights, ready: KernelWeights | None, capacity: int, token_M: Tensor | None
-) -> _Forward:
-    check_cuda(x_MK, w)
-    from sparsellm.ffn.kernels import union_training
-
-    with torch.cuda.device(x_MK.get_device()):
-        cast = for_kernels(w, x_MK.dtype, ready)
-        return union_training.forward(x_MK, cast, cast.down_KN.t(), capacity, token_M)
-
-
-def _backward(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
-    ready: KernelWeights | None,
-    saved: Columns,
-    token_M: Tensor | None,
-    sums: GradientSums | None = None,
-) -> FFNGradients:
-    """By kernels or in plain torch; with ``sums`` the matrices' gradients are added there."""
-    by_kernels = x_MK.is_cuda and x_MK.shape[0] > 0
-    compute = _backward_by_kernels if by_kernels else _plain_backward
-    return compute(dy_MK, d_l1, x_MK, w, ready, saved, token_M, sums)
-
-
-def _plain_backward(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
-    ready: KernelWeights | None,
-    saved: Columns,
-    token_M: Tensor | None,
-    sums: GradientSums | None,
-) -> FFNGradients:
-    with torch.autocast(x_MK.device.type, enabled=False):
-        cast = cast_weights(w, x_MK.dtype, ready)
-        found = sparse_backward(dy_MK, d_l1, x_MK, cast, saved, token_M)
-    return found if sums is None else found.added_to(sums)
-
-
-def _backward_by_kernels(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
-    ready: KernelWeights | None,
-    saved: Columns,
-    token_M: Tensor | None,
-    sums: GradientSums | None,
-) -> FFNGradients:
-    from sparsellm.ffn.kernels import union_training
-
-    with torch.cuda.device(x_MK.get_device()):
-        cast, own = for_kernels(w, x_MK.dtype, ready), w.up_NK.dtype
-        down_NK = cast.down_KN.t()
-        return union_training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, own, token_M, sums)
 
 
 def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, capacity: int) -> None:

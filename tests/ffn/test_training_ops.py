@@ -16,12 +16,11 @@ from torch.utils.checkpoint import checkpoint
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import columns_of, sparse_backward, sparse_forward
 from sparsellm.ffn.training_ops import (
-    _backward_by_kernels,
-    _forward_by_kernels,
     sparse_ffn_backward,
     sparse_ffn_forward,
     sparse_ffn_training,
 )
+from sparsellm.ffn.training_paths import _backward_by_kernels, _forward_by_kernels
 from sparsellm.ffn.types import Columns, FFNWeights
 
 VARIANTS = list(itertools.product((True, False), (True, False)))  # gated, biased

@@ -171,6 +171,7 @@ def test_gpus_that_make_no_groups_are_refused_before_anything_runs(sweep_file, t
     assert not (tmp_path / "tiny").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_signal_saves_a_launched_run(sweep_file, tmp_path):
     runs = [{"name": "long", "set": {"train.steps": 100_000}}]

@@ -31,7 +31,9 @@ def _launch(overrides, kind):
     [
         ("raise", "error (rank 1): RuntimeError: injected fault"),
         ("kill", "ended without a word (killed, or out of memory?); the other ranks end too"),
-        ("data", "error (rank 1): shard 7 is missing; restore it"),
+        pytest.param(
+            "data", "error (rank 1): shard 7 is missing; restore it", marks=pytest.mark.long
+        ),
     ],
 )
 def test_one_rank_tells_its_error_and_the_others_end(tiny_overrides, kind, message):
@@ -94,6 +96,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
         assert re.search(r"rank 1 \(\S+ process \d+\) gave no sign of life for 12 s", told)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_validation_that_fails_on_one_rank_leaves_none_waiting(tiny_overrides):
     own = [*tiny_overrides, "train.micro_batch_size=1", "name=validated"]

@@ -69,7 +69,10 @@ def test_memory_is_estimated_as_it_was_measured():
         if case["config"] == "ddp8" and r["commit"] in {"27db605", "318fe62"}:
             continue  # gradients still lay beside DDP's buckets
         keys = ("global_batch_tokens", "micro_batch_size")
-        recipe = load_recipe(case["recipe"], [f"train.{key}={case[key]}" for key in keys])
+        bytes_ = ["data.corpus=sample", "data.tokenizer=bytes"] if "vocab_size" in case else []
+        sizes = [f"train.{key}={case[key]}" for key in keys]
+        recipe = load_recipe(case["recipe"], [*bytes_, *sizes])
+        assert recipe.padded_vocab_size == case.get("vocab_size", 50_304)
         shards = case["gpus"] if case["config"] == "fsdp2" else 1
         estimate = estimate_memory(recipe, shards).total / 2**30
         # Allocator and communication come on top.

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sparsellm.bench.record import Measurement
+from sparsellm.bench.record import Measurement, vocabulary_key
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint, state
 from sparsellm.training.begin import warm_up
@@ -80,6 +80,7 @@ def _measure(training: Run) -> list[Measurement]:
     gib = _gib(path)
     case: dict[str, Any] = {
         "recipe": recipe.name,
+        **vocabulary_key(recipe),
         "layers": recipe.model.num_hidden_layers,
         "gpus": accelerator.num_processes,
         "sharded": bool(accelerator.is_fsdp2),

@@ -18,7 +18,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from sparsellm.bench.record import Measurement
+from sparsellm.bench.record import Measurement, vocabulary_key
 from sparsellm.recipe import Recipe
 from sparsellm.training.begin import warm_up
 from sparsellm.training.run import Run, build_run, close_run
@@ -136,6 +136,7 @@ def _measurements(
     recipe, busy = training.recipe, busy_us(intervals) / steps
     case = {
         "recipe": recipe.name,
+        **vocabulary_key(recipe),
         "layers": recipe.model.num_hidden_layers,
         "gpus": training.accelerator.num_processes,
         "kernels": recipe.ffn.kernels,

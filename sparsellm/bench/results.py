@@ -166,6 +166,8 @@ def train_pairs(lines: Sequence[Line]) -> list[TrainPair]:
     runs: dict[tuple[str, str, str], dict[tuple[str, bool] | None, Metrics]] = defaultdict(dict)
     cases = {}
     for line in _of(lines, "train", None):
+        if "vocab_size" in line["case"]:
+            continue  # another model
         case = {k: v for k, v in line["case"].items() if k not in (*_OF_SPARSE, *OUTCOMES)}
         key = (case_text(case), line["hardware"], line["commit"])
         cases[key] = case

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from sparsellm.bench.energy import EnergyCounter
-from sparsellm.bench.record import Measurement, read
+from sparsellm.bench.record import Measurement, read, vocabulary_key
 from sparsellm.bench.train_figures import (
     Figures,
     figures,
@@ -276,6 +276,7 @@ class TrainingRunBench:
         return {
             "recipe": load_recipe(self.plan.recipe, self.plan.overrides).name,
             "layers": recipe.model.num_hidden_layers,
+            **vocabulary_key(recipe),
             "gpus": side.gpus,
             "config": side.config,
             "kernels": side.kernels,

@@ -42,3 +42,8 @@ def how_to_install(extra: str) -> str:
     marker = re.compile(rf"extra\s*==\s*['\"]{extra}['\"]")
     found = [line.partition(";")[0].strip() for line in stated if marker.search(line)]
     return f"pip install {shlex.join(found)}" if found else f"pip install -e '.[{extra}]'"
+
+
+def how_to_install_cuda(cuda_version: str | None) -> str:
+    """The same for the CUDA kernels beside a torch built for ``cuda_version``, such as 12.8."""
+    return how_to_install("cuda12" if (cuda_version or "").startswith("12.") else "cuda")

@@ -12,6 +12,7 @@ from conftest import ROOT
 from documents import check_command, commands_in
 
 import sparsellm
+from sparsellm.paths import how_to_install_cuda
 
 YAML_FILES = [
     *ROOT.glob(".github/**/*.yml"),
@@ -85,3 +86,8 @@ def test_the_image_installs_and_starts_existing_commands():
     # The build needs what the wheel is made of: .dockerignore must not hide it.
     hidden = (ROOT / ".dockerignore").read_text().split()
     assert not {"README.md", "LICENSE", "cuda", "recipes", "sparsellm"} & set(hidden)
+
+
+@pytest.mark.parametrize(("cuda", "package"), [("12.8", "12x"), ("13.0", "13x"), (None, "13x")])
+def test_a_machine_without_cupy_is_told_the_package_for_its_cuda(cuda, package):
+    assert f"cupy-cuda{package}" in how_to_install_cuda(cuda)

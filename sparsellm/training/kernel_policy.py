@@ -18,7 +18,7 @@ from sparsellm.device import refuse_sparse_without_gpu
 from sparsellm.ffn.dispatch import RETURN, Costs
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.paths import how_to_install
+from sparsellm.paths import how_to_install_cuda
 from sparsellm.recipe import Recipe
 from sparsellm.training.distributed import all_reduce_sum, any_rank
 from sparsellm.training.step_sums import StepReading
@@ -75,7 +75,7 @@ def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:
     if reason := unsupported(device):
         return reason
     if importlib.util.find_spec("cupy") is None:
-        return f"the sparse kernels need CuPy: {how_to_install('cuda')}"
+        return f"the sparse kernels need CuPy: {how_to_install_cuda(torch.version.cuda)}"
     return beyond_limits(shape.hidden_size, shape.intermediate_size)
 
 

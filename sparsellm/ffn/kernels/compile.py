@@ -19,7 +19,7 @@ from sparsellm.ffn.kernels.compile_cache import compiled_once, prepare_cache
 from sparsellm.ffn.kernels.gpu_architecture import Source, target_of
 from sparsellm.ffn.kernels.launch import Layout, launch
 from sparsellm.ffn.kernels.signature import parameters_of
-from sparsellm.paths import bundled, how_to_install
+from sparsellm.paths import bundled, how_to_install_cuda
 
 
 def sources() -> dict[str, Path]:
@@ -115,9 +115,8 @@ def _module(stem: str, device_index: int, element: torch.dtype) -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise RuntimeError(
-            f"the CUDA kernels need CuPy: {how_to_install('cuda')}; or run without them"
-        ) from error
+        remedy = how_to_install_cuda(torch.version.cuda)
+        raise RuntimeError(f"the CUDA kernels need CuPy: {remedy}; or run without them") from error
     with cupy.cuda.Device(device_index) as device:
         major, minor = int(device.compute_capability[:-1]), int(device.compute_capability[-1])
         shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024

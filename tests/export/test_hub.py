@@ -39,6 +39,7 @@ def command(hub, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_pushed_and_trained_on_by_name(hub, command, cli_here, tiny_overrides, tmp_path):
     overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=2"]
     assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0

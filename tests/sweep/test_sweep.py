@@ -117,7 +117,10 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["once", "twice, to all", "kill"])
+@pytest.mark.parametrize(
+    "how",
+    [*(pytest.param(h, marks=pytest.mark.long) for h in ("once", "kill")), "twice, to all"],
+)
 def test_a_signal_saves_the_runs_and_leaves_no_worker(sweep_file, tmp_path, how):
     each = {"train.steps": 100_000}
     runs = [{"name": "long", "set": each, "seeds": [0, 1]}, {"name": "never"}]
@@ -145,6 +148,7 @@ def test_a_signal_saves_the_runs_and_leaves_no_worker(sweep_file, tmp_path, how)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_two_processes_computes_what_one_does(sweep_file, tmp_path, cli_here):
     runs = [{"name": "l1"}]
     command = ["sweep", str(sweep_file(runs=runs)), "--set", f"logging.run_dir={tmp_path}"]

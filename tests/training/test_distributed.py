@@ -199,6 +199,7 @@ def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_another_number_of_processes_continues_with_the_same_stream(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
     program = ["train", "--recipe", "debug"]

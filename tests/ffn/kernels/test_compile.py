@@ -35,8 +35,8 @@ QUICK = [
     ("12.6", "compute_90a", BF16),
     ("12.8", "compute_120", BF16),
     ("12.9", "compute_100", BF16),
-    *((NEWEST, target, BF16) for target in ("sm_80", "sm_90a", "sm_120")),
-    *((NEWEST, target, FP16) for target in ("sm_80", "sm_90a")),
+    *((NEWEST, target, BF16) for target in ("sm_80", "sm_90a", "sm_100", "sm_120")),
+    (NEWEST, "sm_90a", FP16),
 ]
 # What `make test-long` compiles: machine code for every target that a compiler knows.
 EVERY = [

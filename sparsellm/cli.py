@@ -192,7 +192,7 @@ def _say_what_is_trained(recipe: Recipe, options: argparse.Namespace) -> Callabl
     """Prints the banner on rank 0; returns what prints further lines there alone."""
     from sparsellm.training.banner import Launch, Machine, banner, beginning_of
 
-    if os.environ.get("RANK", "0") != "0":
+    if not ranks.is_main():
         return lambda line: None
     say = partial(print, flush=True)
     beginning = beginning_of(recipe, options.resume, options.fresh, options.init_from)

@@ -34,6 +34,11 @@ def several() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def is_main() -> bool:
+    """Whether this process is the main rank; also true without a launcher."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @functools.cache
 def watch_launcher() -> None:
     """Ends this process, from now on, as soon as the launcher that started it is gone.

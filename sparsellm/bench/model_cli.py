@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
+from sparsellm import ranks
 from sparsellm.arguments import positive_int
 from sparsellm.bench import output
 
@@ -69,8 +69,7 @@ def _add_checkpoint_parser(names: Any) -> argparse.ArgumentParser:
         "loads. Under `accelerate launch … -m sparsellm bench checkpoint` each rank writes its "
         "part. The run's folder must be new; it is deleted afterwards.",
     )
-    parser.add_argument("--recipe", required=True, help="bundled name or a YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    _add_recipe_arguments(parser)
     parser.set_defaults(run=_checkpoint)
     return parser
 
@@ -82,8 +81,7 @@ def _add_idle_parser(names: Any) -> argparse.ArgumentParser:
         description="Trains a recipe for some steps, profiles a few more, and prints which kernels "
         "take how long. Checkpoints, validation and wandb are off unless --set turns them on.",
     )
-    parser.add_argument("--recipe", required=True, help="bundled name or a YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    _add_recipe_arguments(parser)
     parser.add_argument(
         "--init-from",
         type=Path,
@@ -97,6 +95,11 @@ def _add_idle_parser(names: Any) -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=_idle)
     return parser
+
+
+def _add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--recipe", required=True, help="bundled name or a YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
 
 
 def _add_forward_parser(names: Any) -> argparse.ArgumentParser:
@@ -163,7 +166,7 @@ def _checkpoint(options: argparse.Namespace) -> None:
     from sparsellm.recipe import load_recipe
 
     found = checkpoint_speed.run(load_recipe(options.recipe, options.overrides))
-    if int(os.environ.get("RANK", "0")) == 0:
+    if ranks.is_main():
         output.report(found, options.record)
 
 
@@ -175,7 +178,7 @@ def _idle(options: argparse.Namespace) -> None:
     hold = HOLD if options.init_from else []
     recipe = load_recipe(options.recipe, [*QUIET, *hold, *options.overrides])
     found, kernels = gpu_idle.run(recipe, options.init_from, options.warm_up, options.steps)
-    if int(os.environ.get("RANK", "0")) == 0:  # the figures of its own GPU
+    if ranks.is_main():  # the figures of its own GPU
         for kernel in kernels[: options.kernel_times]:
             print(f"{kernel.ms:9.2f} ms {kernel.launches:9,.0f} launches a step  {kernel.name}")
         output.report(found, options.record)

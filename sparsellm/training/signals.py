@@ -11,6 +11,8 @@ import threading
 import time
 from types import FrameType
 
+from sparsellm import ranks
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 # A terminal and a launcher may both deliver one Ctrl-C: signals this close are the same request.
@@ -109,6 +111,6 @@ class StopRequest:
 
 
 def _say(line: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    if ranks.is_main():
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), f"{line}\n".encode())

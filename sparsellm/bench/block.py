@@ -24,7 +24,6 @@ Shapes: M tokens, K hidden_size, B sequences, T context_length, H heads, D head_
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -38,7 +37,7 @@ from sparsellm.bench.ffn_sides import relative_difference
 from sparsellm.bench.record import Measurement
 from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.types import TokenOrder
-from sparsellm.liger import use_liger_norm
+from sparsellm.liger import check_liger, use_liger_norm
 
 EPS = 1e-5
 _WARM_UP = 3
@@ -216,7 +215,11 @@ def _norms(hidden_size: int, device: torch.device) -> dict[str, Any]:
 
 
 def _has_liger() -> bool:
-    return torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
+    try:
+        check_liger("liger")
+    except ValueError:
+        return False
+    return True
 
 
 def _can_split_reductions() -> bool:

@@ -1,87 +1,71 @@
 """Cross-entropy of a large vocabulary: materialised logits (compiled) against Liger's fused one.
 
-`ratio` is torch over Liger: above 1 Liger is better. Both sides run on the same inputs in the
-same process; times are medians of CUDA-event timings.
+`ratio` is torch over Liger: above 1 Liger is better. Both sides alternate in one process on the
+same inputs; times are medians.
+
+Shapes: M tokens, C hidden_size, V vocab_size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsellm.bench import memory
+from sparsellm.bench import memory, timing
+from sparsellm.bench.ffn_sides import relative_difference
 from sparsellm.bench.record import Measurement
 from sparsellm.recipe_sections import RuntimeConfig
-from sparsellm.training.objective import build_loss
+from sparsellm.training.objective import LossFunction, build_loss
+
+_WARM_UP = 5
+_SECONDS = 2.0  # of timing
 
 
-def run(tokens: int, hidden_size: int, vocab_size: int) -> list[Measurement]:
+def run(tokens: int, hidden_size: int, vocab_size: int, device: torch.device) -> list[Measurement]:
     """Forward + backward ms and peak MiB above the inputs, both implementations.
 
     Args:
         tokens: M, the tokens of a micro-batch.
         hidden_size: C, the hidden size.
         vocab_size: V, the padded vocabulary size.
+        device: a CUDA device.
 
     Raises:
-        ValueError: no CUDA device, or Liger is not installed.
+        ValueError: Liger is not installed.
     """
-    if not torch.cuda.is_available():
-        raise ValueError("bench loss measures GPU kernels and needs a CUDA device")
     torch.manual_seed(0)
-    device = "cuda"
     x_MC = torch.randn(tokens, hidden_size, device=device, dtype=torch.bfloat16)
     w_VC = torch.randn(vocab_size, hidden_size, device=device) * 0.02
     targets_M = torch.randint(vocab_size, (tokens,), device=device)
-    measured = {}
-    for name in ("torch", "liger"):
-        loss = build_loss(RuntimeConfig(loss=name))
-
-        def step(
-            loss: Callable[[Tensor, Tensor, Tensor], Tensor] = loss,
-        ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-            x, w = x_MC.detach().requires_grad_(), w_VC.detach().requires_grad_()
-            with torch.autocast(device, torch.bfloat16):
-                value = loss(x, w, targets_M)
-            (value / tokens).backward()
-            return value.detach(), x.grad, w.grad
-
-        measured[name] = (_median_ms(step), memory.peak_mib(step), step())
-    (torch_ms, torch_mib, exact), (liger_ms, liger_mib, fused) = measured.values()
+    steps = {
+        name: partial(_step, build_loss(RuntimeConfig(loss=name)), x_MC, w_VC, targets_M)
+        for name in ("torch", "liger")
+    }
+    for _ in range(_WARM_UP):
+        for step in steps.values():
+            step()
+    ms = timing.interleaved({name: [step] for name, step in steps.items()}, _SECONDS)
+    mib = {name: memory.peak_mib(step) for name, step in steps.items()}
+    exact, fused = (step() for step in steps.values())
     case: dict[str, Any] = {"tokens": tokens, "hidden_size": hidden_size, "vocab_size": vocab_size}
     case |= {"loss": "liger", "precision": "bf16 autocast, fp32 weight"}
-    pairs = zip(exact, fused, strict=True)
-    errors = [_relative(a, b) for a, b in pairs]
     return [
-        Measurement("loss", case, "fwd_bwd", liger_ms, "ms", torch_ms, torch_ms / liger_ms),
+        Measurement("loss", case, metric, of["liger"], unit, of["torch"], of["torch"] / of["liger"])
+        for metric, of, unit in (("fwd_bwd", ms, "ms"), ("peak_memory", mib, "MiB"))
+    ] + [
         Measurement(
-            "loss", case, "peak_memory", liger_mib, "MiB", torch_mib, torch_mib / liger_mib
-        ),
-        *(
-            Measurement("loss", case, f"difference_{what}", error, "relative to torch")
-            for what, error in zip(("loss", "grad_x", "grad_w"), errors, strict=True)
-        ),
+            "loss", case, f"difference_{what}", relative_difference(a, b), "relative to torch"
+        )
+        for what, a, b in zip(("loss", "grad_x", "grad_w"), fused, exact, strict=True)
     ]
 
 
-def _relative(exact: Tensor | None, other: Tensor | None) -> float:
-    assert exact is not None
-    assert other is not None
-    return float((other - exact).float().norm() / exact.float().norm())
-
-
-def _median_ms(step: Callable[[], object], repeats: int = 20) -> float:
-    for _ in range(5):
-        step()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        step()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[repeats // 2]
+def _step(loss: LossFunction, x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> tuple[Tensor, ...]:
+    """Forward and backward: the mean loss and the gradients of x and of the weight."""
+    x_MC, w_VC = x_MC.detach().requires_grad_(), w_VC.detach().requires_grad_()
+    with torch.autocast(x_MC.device.type, torch.bfloat16):
+        value = loss(x_MC, w_VC, targets_M) / len(targets_M)
+    return value.detach(), *torch.autograd.grad(value, (x_MC, w_VC))

@@ -158,7 +158,8 @@ def _block(options: argparse.Namespace) -> None:
 def _loss(options: argparse.Namespace) -> None:
     from sparsellm.bench import loss
 
-    output.report(loss.run(options.tokens, options.hidden_size, options.vocab_size), options.record)
+    shape = (options.tokens, options.hidden_size, options.vocab_size)
+    output.report(loss.run(*shape, output.gpu("loss")), options.record)
 
 
 def _checkpoint(options: argparse.Namespace) -> None:

@@ -1,11 +1,11 @@
-"""`bench block` and `bench idle` on CUDA: that they measure what they say, at small sizes."""
+"""`bench block`, `loss` and `idle` on CUDA: that they measure what they say, at small sizes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from sparsellm.bench import block, gpu_idle
+from sparsellm.bench import block, gpu_idle, loss
 
 pytestmark = pytest.mark.gpu
 
@@ -21,6 +21,17 @@ def test_all_sides_compute_the_same():
     assert max(differences.values()) < 0.01, differences
     # A few MiB fit into L2, where a rate can exceed that of a copy of 1 GiB.
     assert all(0 < m.value < 20 for m in metrics if m.metric == "copy_rate")
+
+
+def test_the_fused_loss_is_that_of_torch_and_needs_less_memory():
+    pytest.importorskip("liger_kernel")
+    found = loss.run(4096, 512, 32_000, torch.device("cuda"))
+    by_metric = {m.metric: m for m in found}
+    assert by_metric["peak_memory"].ratio > 1
+    assert 0.1 < by_metric["fwd_bwd"].ratio < 10
+    assert by_metric["difference_loss"].value < 1e-4
+    assert by_metric["difference_grad_x"].value < 0.02
+    assert by_metric["difference_grad_w"].value < 0.02
 
 
 def test_idle_time_is_a_share_of_a_step(tiny):

@@ -53,7 +53,7 @@ def watch_launcher() -> None:
 def _end_with_launcher() -> None:
     while os.getppid() == _PARENT:
         time.sleep(_POLL_SECONDS)
-    end_once("the launcher of this rank has died, so the rank ends; the same command resumes")
+    end_once("the launcher of this rank has died, so the rank ends; start it again")
 
 
 def first_to_speak() -> bool:

@@ -163,6 +163,7 @@ def _loss(options: argparse.Namespace) -> None:
 
 
 def _checkpoint(options: argparse.Namespace) -> None:
+    ranks.watch_launcher()
     from sparsellm.bench import checkpoint_speed
     from sparsellm.recipe import load_recipe
 
@@ -172,6 +173,7 @@ def _checkpoint(options: argparse.Namespace) -> None:
 
 
 def _idle(options: argparse.Namespace) -> None:
+    ranks.watch_launcher()
     from sparsellm.bench import gpu_idle
     from sparsellm.bench.train_plan import HOLD, QUIET
     from sparsellm.recipe import load_recipe

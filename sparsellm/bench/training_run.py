@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -44,8 +43,7 @@ from sparsellm.runs.session import commit
 from sparsellm.training.launched import (
     Record,
     at_once,
-    failure_reason,
-    on_gpus,
+    run_to_end,
     train_command,
     train_records,
     visible_gpus,
@@ -241,18 +239,10 @@ class TrainingRunBench:
         Raises:
             ValueError: the launch fails.
         """
-        _, command = self._run(side, "-idle")
-        verb, records = command.index("train"), self.folder / f"idle-{side.gpus}-{side.variant}"
+        path, command = self._run(side, "-idle")
+        verb, records = command.index("train"), path.with_suffix(".jsonl")
         command[verb : verb + 1] = ["bench", "idle", "--record", str(records)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            env=on_gpus(self.gpus[: side.gpus]),
-        )
-        if done.returncode:
-            raise ValueError(f"the launch failed: {failure_reason(done.stdout + done.stderr)}")
+        run_to_end(command, path.with_suffix(".log"), self.gpus[: side.gpus])
         [found] = [r for r in read(records) if r["metric"] == "gpu_idle"]
         return [Measurement("train", self._case(side), "gpu_idle", found["value"], found["unit"])]
 

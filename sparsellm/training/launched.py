@@ -89,25 +89,49 @@ def watch(
     Raises:
         ValueError: it failed; with its reason.
     """
-    run_path.parent.mkdir(parents=True, exist_ok=True)
-    output = run_path.with_name(f"{run_path.name}.log")
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=on_gpus(gpus)
-        )
     seen = _version(run_path)  # of an earlier part of the run: nothing new
-    try:
+    with _launched(command, run_path.with_name(f"{run_path.name}.log"), gpus) as process:
         while process.poll() is None:
             if (version := _version(run_path)) != seen:
                 seen = version
                 yield train_records(run_path)
             time.sleep(POLL_SECONDS)
+    yield train_records(run_path)
+
+
+def run_to_end(command: Sequence[str], output: Path, gpus: Sequence[str] = ()) -> None:
+    """Runs a launch that keeps no records, and waits for its end.
+
+    Left by an exception, such as a signal's, it kills all that it has started.
+
+    Args:
+        command: see `train_command`.
+        output: file for what it prints.
+        gpus: those that it sees; none leaves it all.
+
+    Raises:
+        ValueError: it failed; with its reason.
+    """
+    with _launched(command, output, gpus) as process:
+        process.wait()
+
+
+@contextlib.contextmanager
+def _launched(
+    command: Sequence[str], output: Path, gpus: Sequence[str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=on_gpus(gpus)
+        )
+    try:
+        yield process
     finally:
         kill(process)
     if process.returncode:
         reason = failure_reason(output.read_text(encoding="utf-8", errors="replace"))
         raise ValueError(f"the launch failed: {reason} (all it said: {output})")
-    yield train_records(run_path)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import set_arguments
+from conftest import process_env, set_arguments
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
@@ -78,3 +80,26 @@ def test_without_a_gpu_it_says_so(cli_here, tiny_overrides):
     found = cli_here("bench", "idle", "--recipe", "debug", *set_arguments(tiny_overrides))
     assert found.returncode == 1
     assert "bench idle measures a GPU and needs a CUDA device" in found.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_ends_with_its_launcher():
+    rank = (
+        "import time\n"
+        "from sparsellm.bench import gpu_idle\n"
+        "from sparsellm.cli import main\n"
+        "gpu_idle.run = lambda *_: (print('begun', flush=True), time.sleep(60))\n"
+        "main(['bench', 'idle', '--recipe', 'debug'])\n"
+    )
+    launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    with subprocess.Popen(
+        [sys.executable, "-c", launcher, rank],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=process_env(LOCAL_RANK="0"),
+    ) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.kill()
+        _, said = process.communicate(timeout=30)  # its pipes are open until the rank has ended
+    assert said == "error: the launcher of this rank has died, so the rank ends; start it again\n"

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import sys
 import threading
 import time
 import types
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from conftest import set_arguments
+from rank_processes import wait_until_gone
 
 from sparsellm.bench import model_forward, timing, train_plan, training_run
 from sparsellm.bench.listing import listing
@@ -224,16 +229,16 @@ def test_idle_time_is_measured_in_a_run_of_its_own(tmp_path, monkeypatch):
     def watch(command, run_path, gpus=()):
         yield [record(s) for s in range(1, 9)]
 
-    def run(command, *, env, **_):
+    def run_to_end(command, output, gpus):
         commands.append(command)
         file = Path(command[command.index("--record") + 1])
         append([Measurement("idle", {}, "busy", 9.0, "ms"),
                 Measurement("idle", {}, "gpu_idle", 0.03, "of a step")], file)  # fmt: skip
-        fails = "ffn.kernels=auto" in command
-        return types.SimpleNamespace(returncode=int(fails), stdout="", stderr="error: no memory")
+        if "ffn.kernels=auto" in command:
+            raise ValueError("the launch failed: error: no memory")
 
     monkeypatch.setattr(training_run, "watch", watch)
-    monkeypatch.setattr(training_run, "subprocess", types.SimpleNamespace(run=run))
+    monkeypatch.setattr(training_run, "run_to_end", run_to_end)
     monkeypatch.setattr(training_run, "check", lambda plan: None)
     sides = combinations([1], ["ddp8"], ["dense", "auto"])
     found = training_run.run(plan(tmp_path, sides=sides, idle=True, overrides=["seed=3"]))
@@ -247,6 +252,35 @@ def test_idle_time_is_measured_in_a_run_of_its_own(tmp_path, monkeypatch):
         options = make_parser().parse_args(words)
         assert options.recipe == "debug"
         assert "seed=3" in options.overrides
+
+
+def test_a_bench_told_to_end_ends_what_measures_idle_time(tmp_path, monkeypatch):
+    started = tmp_path / "started"
+    child = (
+        f"import os, time; open({str(started)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(60)"
+    )
+    launcher = (  # as torchrun does, it gives its child a session of its own
+        "import subprocess, sys\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)\n"
+    )
+    command = [sys.executable, "-c", launcher, "train"]
+    monkeypatch.setattr(training_run, "train_command", lambda *_: command)
+
+    def end_the_bench():
+        while not (started.exists() and started.read_text().endswith(" ")):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    threading.Thread(target=end_the_bench, daemon=True).start()
+    bench = training_run.TrainingRunBench(plan(tmp_path))
+    try:
+        with pytest.raises(SystemExit):
+            bench.idle(Side(1, "single", "dense"))
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    left = [psutil.Process(pid) for pid in (int(started.read_text()),) if psutil.pid_exists(pid)]
+    assert not wait_until_gone(left, seconds=0)
 
 
 def test_runs_at_once_have_a_gpu_each_and_are_not_measured_again(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ import time
 
 import psutil
 
+from sparsellm.training.launched import lives
+
 LAUNCHER = "accelerate.commands.launch"
 
 
@@ -38,15 +40,8 @@ def processes_with(word: str) -> list[psutil.Process]:
 def wait_until_gone(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Those that are still alive after so many seconds; nobody need have waited for the others."""
     end = time.monotonic() + seconds
-    while (left := [process for process in processes if _lives(process)]) and (
+    while (left := [process for process in processes if lives(process)]) and (
         time.monotonic() < end
     ):
         time.sleep(0.02)
     return left
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

@@ -187,7 +187,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     _kill_all(family)
     process.wait()
-    while any(map(_lives, family)):
+    while any(map(lives, family)):
         time.sleep(POLL_SECONDS)
 
 
@@ -197,9 +197,10 @@ def _kill_all(processes: Sequence[psutil.Process]) -> None:
             process.kill()
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one that its parent has not waited for has."""
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

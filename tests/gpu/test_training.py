@@ -272,7 +272,9 @@ def test_sparse_kernels_train_to_the_losses_of_dense_ones(sparse_kernels, tiny_o
         for own, usual in zip(found, dense, strict=True):
             early = own["step"] <= 10
             assert own["loss"] == pytest.approx(usual["loss"], rel=1e-3 if early else 1e-2)
-            if own["kind"] == "train" and own["step"] <= 8:
+            # Then L1 has fallen from 16 to 0.4, and one more rounding changes it by some percent:
+            # on a CPU by 2% where the dense micro-batch is halved, by 3% with sparse operators.
+            if own["kind"] == "train" and own["step"] <= 5:
                 # Dense products count unions in the order of the text.
                 _assert_alike(own, usual, first=own["step"] == 1, sorted_tokens=order == "auto")
         trained = [record for record in found if record["kind"] == "train"]

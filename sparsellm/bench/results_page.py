@@ -137,20 +137,23 @@ def _whole_model(twell: TrainPair, pairs: Iterable[TrainPair]) -> tuple[str, lis
     unions = [
         p
         for p in pairs
-        if p.is_plain and (p.recipe, p.micro_batch_size) == (twell.recipe, twell.micro_batch_size)
+        if p.format == "union"
+        and (p.recipe, p.micro_batch_size) == (twell.recipe, twell.micro_batch_size)
     ]
-    rates = [f"TwELL {change(*twell.values('tokens_per_ms'))}"]
-    memory = [f"TwELL {change(*twell.values('memory_GiB'), less=True)}"]
-    used = twell.lines
-    for union in unions:
-        rates.insert(0, f"union {change(*union.values('tokens_per_ms'))}")
-        memory.insert(0, f"union {change(*union.values('memory_GiB'), less=True)}")
-        used = used + union.lines
+    rates, memory, used = [], [], []
+    for name, pair in [*((_union_name(union), union) for union in unions), ("TwELL", twell)]:
+        rates.append(f"{name} {change(*pair.values('tokens_per_ms'))}")
+        memory.append(f"{name} {change(*pair.values('memory_GiB'), less=True)}")
+        used += pair.lines
     sentence = (
         f"Training the whole {results.size_name(twell.recipe)} on one GPU, dense → sparse: "
         f"{', '.join(rates)} tokens/ms; peak {', '.join(memory)} GiB."
     )
     return sentence, used
+
+
+def _union_name(pair: TrainPair) -> str:
+    return "union in token order" if pair.in_token_order else "union"
 
 
 FORMAT_LEGEND = """

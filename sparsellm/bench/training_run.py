@@ -279,4 +279,5 @@ class TrainingRunBench:
 
 
 def _in_order(recipe: Recipe, side: Side) -> bool:
-    return side.kernels != "dense" and recipe.runtime.token_order == "auto"
+    sparse = side.kernels != "dense" and side.format != "twell"  # as in `train_plan.combinations`
+    return sparse and recipe.runtime.token_order == "auto"

@@ -159,7 +159,8 @@ def test_dense_and_sparse_of_one_commit_are_a_pair():
     page = results_page(lines)
     row = next(r for r in table_of(page, "Each model size, beside the paper") if r[0] == "0.5B")
     assert row[2:5] == ["100 → 150 (1.50×)", "", "200 → 300 (1.50×)"]
-    assert "union 100 → 150 (1.50×), TwELL 100 → 120 (1.20×) tokens/ms" in page
+    expected = "union 100 → 150 (1.50×), union in token order 100 → 130 (1.30×), TwELL 100 → 120"
+    assert f"{expected} (1.20×) tokens/ms" in page
 
 
 def test_seeds_of_a_sweep_are_one_row_of_their_newest_commit():

@@ -12,7 +12,7 @@ from sparsellm.ffn.capacity import Capacity
 from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path, check_format
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.hybrid_ops import hybrid_ffn_training
-from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
+from sparsellm.ffn.reference import dense_ffn
 from sparsellm.ffn.step_shared import begin_step, end_accumulation
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import (
@@ -198,7 +198,6 @@ class SparseFFN(nn.Module):
         compiled code that read them from the module would be recompiled for every new value.
         """
         x_MK = x.reshape(-1, x.shape[-1])
-        up, down = self.up_proj.weight, self.down_proj.weight
         if capacity is not None and self.format == "twell":
             y_MK, stats = hybrid_ffn_training(
                 x_MK, self._weights(), self.ell_width, capacity, order, shared
@@ -208,14 +207,15 @@ class SparseFFN(nn.Module):
             weights = self._weights()
             y_MK, stats = sparse_ffn_training(x_MK, weights, capacity, order, shared)
             return y_MK.reshape(x.shape), stats
-        token_M = None if order is None else order.token_M
-        if self.gated:
-            gate = self.gate_proj.weight
-            y_MK, stats = gated_ffn(
-                x_MK, gate, up, down, self.activation, token_M, self.block_norms
-            )
-        else:
-            y_MK, stats = non_gated_ffn(x_MK, up, down, self.activation, token_M, self.block_norms)
+        y_MK, stats = dense_ffn(
+            x_MK,
+            self.gate_proj if self.gated else None,
+            self.up_proj,
+            self.down_proj,
+            self.activation,
+            None if order is None else order.token_M,
+            self.block_norms,
+        )
         return y_MK.reshape(x.shape), stats
 
     def extra_repr(self) -> str:

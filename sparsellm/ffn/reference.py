@@ -7,6 +7,7 @@ them, (out, in): w_gate_NK, w_up_NK, w_down_KN.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.types import BLOCK_TOKENS, TOKEN_AT, Columns, FFNGradients, FFNStats, FFNWeights
+
+Product = Callable[[Tensor], Tensor]  # (M, in) → (M, out)
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
@@ -59,40 +62,53 @@ def block_norm_sum(h_MN: Tensor) -> Tensor:
     return torch.linalg.vector_norm(_blocks_of(h_MN).to(wide), dim=1).sum()
 
 
-def gated_ffn(  # noqa: PLR0917
+def dense_ffn(  # noqa: PLR0917
     x_MK: Tensor,
-    w_gate_NK: Tensor,
-    w_up_NK: Tensor,
-    w_down_KN: Tensor,
+    gate: Product | None,
+    up: Product,
+    down: Product,
     activation: str = "relu",
     token_M: Tensor | None = None,
     block_norms: bool = False,
 ) -> tuple[Tensor, FFNStats]:
     """``y = (act(x W_g) * (x W_u)) W_d`` (paper, section 2, eq. 1) with its statistics.
 
+    Without a gate ``y = act(x W_u) W_d`` (paper's non-gated variant): the up-projection is its own
+    gate.
+
+    Args:
+        x_MK: the tokens.
+        gate: computes ``x W_g``, such as an `nn.Linear`.
+        up: ``x W_u``.
+        down: ``h W_d``.
+        activation: a name of `architecture.ACTIVATIONS`.
+        token_M: see `ffn_stats`.
+        block_norms: see `ffn_stats`.
+
     Returns:
         y of shape (M, K) and `ffn_stats`.
     """
-    gate_MN = activation_function(activation)(F.linear(x_MK, w_gate_NK))
-    h_MN = gate_MN * F.linear(x_MK, w_up_NK)
-    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, gate_MN, token_M, block_norms)
+    gate_MN = activation_function(activation)((up if gate is None else gate)(x_MK))
+    h_MN = gate_MN if gate is None else gate_MN * up(x_MK)
+    return down(h_MN), ffn_stats(h_MN, gate_MN, token_M, block_norms)
 
 
-def non_gated_ffn(  # noqa: PLR0917
-    x_MK: Tensor,
-    w_up_NK: Tensor,
-    w_down_KN: Tensor,
-    activation: str = "relu",
-    token_M: Tensor | None = None,
-    block_norms: bool = False,
+def gated_ffn(
+    x_MK: Tensor, w_gate_NK: Tensor, w_up_NK: Tensor, w_down_KN: Tensor, activation: str = "relu"
 ) -> tuple[Tensor, FFNStats]:
-    """``y = act(x W_u) W_d`` (paper's non-gated variant) with its statistics.
+    """`dense_ffn` of three matrices."""
+    return dense_ffn(x_MK, _by(w_gate_NK), _by(w_up_NK), _by(w_down_KN), activation)
 
-    Returns:
-        y of shape (M, K) and `ffn_stats`; the up-projection is its own gate.
-    """
-    h_MN = activation_function(activation)(F.linear(x_MK, w_up_NK))
-    return F.linear(h_MN, w_down_KN), ffn_stats(h_MN, h_MN, token_M, block_norms)
+
+def non_gated_ffn(
+    x_MK: Tensor, w_up_NK: Tensor, w_down_KN: Tensor, activation: str = "relu"
+) -> tuple[Tensor, FFNStats]:
+    """`dense_ffn` of two matrices."""
+    return dense_ffn(x_MK, None, _by(w_up_NK), _by(w_down_KN), activation)
+
+
+def _by(weight: Tensor) -> Product:
+    return partial(F.linear, weight=weight)
 
 
 def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:

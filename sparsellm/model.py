@@ -19,10 +19,16 @@ from transformers import PreTrainedModel as HFModel
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.operator_tools import operators_digest
+from sparsellm.ffn.shared_linear import share_weights
 from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
 from sparsellm.liger import check_liger, use_liger_norm
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
+
+# Graphs that torch compiles of a block, beyond which it would run it uncompiled: six of each
+# micro-batch size (dense, sparse with two kinds of capacity; a step's last micro-batch and the
+# others), and those of validation.
+_COMPILED_VARIANTS = 32
 
 
 class SparseDecoderLayer(nn.Module):
@@ -123,7 +129,8 @@ def use_sparse_ffn(model: HFModel) -> HFModel:
 def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
     """Compiles each block and recomputes it in the backward pass, as the recipe asks.
 
-    With `runtime.norm: liger` the norms are Liger's.
+    With `runtime.norm: liger` the norms are Liger's; with `runtime.weight_gradients: fused` linear
+    layers are `SharedLinear`.
 
     Compiling a block, not the model, keeps compile time independent of depth and leaves module
     hooks (FSDP2) outside the graph; checkpointing goes around the compiled block, so that what
@@ -139,7 +146,13 @@ def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
             norms += [layer.input_layernorm, layer.post_attention_layernorm]
         for norm in norms:
             use_liger_norm(norm)
+    if runtime.weight_gradients == "fused":
+        for layer in model.model.layers:
+            share_weights(layer.self_attn)
+            share_weights(layer.mlp)
     if runtime.compile:
+        limit = torch._dynamo.config.recompile_limit
+        torch._dynamo.config.recompile_limit = max(_COMPILED_VARIANTS, limit)
         # torch's cache of compiled graphs on disk does not see what operators say of their results:
         # after an update it would hand out graphs that expect other shapes.
         torch.compiler.config.cache_key_tag = operators_digest()

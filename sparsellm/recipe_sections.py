@@ -262,6 +262,12 @@ class RuntimeConfig(StrictModel):
         description="RMSNorm as torch compiles it, fused with its neighbours, or Liger's kernels "
         "(GPU)",
     )
+    weight_gradients: Literal["autograd", "fused"] = Field(
+        "autograd",
+        description="Linear layers of attention and of dense FFNs: cast their fp32 weights and add "
+        "up their gradients in every micro-batch (autograd), or share one cast in a step and add "
+        "gradients within the matrix products (fused; FSDP2 stays with autograd)",
+    )
     timeout_minutes: PositiveInt = Field(
         30,
         ge=2,

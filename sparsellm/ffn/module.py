@@ -13,6 +13,7 @@ from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path, check_fo
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.hybrid_ops import hybrid_ffn_training
 from sparsellm.ffn.reference import dense_ffn
+from sparsellm.ffn.shared_linear import shared_linears
 from sparsellm.ffn.step_shared import begin_step, end_accumulation
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import (
@@ -142,19 +143,27 @@ class SparseFFN(nn.Module):
     def begin_step(self, dtype: torch.dtype, accumulate: bool) -> None:
         """Called before a step's first micro-batch: prepares what its micro-batches share.
 
-        See `step_shared.begin_step`. Weights must not change until `end_step`.
+        See `step_shared.begin_step`; on the dense path its `SharedLinear`, if it has any, prepare
+        themselves. Weights must not change until `end_step`.
         """
-        sparse = self.path == "sparse"
-        self.step_shared = begin_step(self._weights(), dtype, accumulate) if sparse else None
+        if self.path == "sparse":
+            self.step_shared = begin_step(self._weights(), dtype, accumulate)
+            return
+        for linear in shared_linears(self):
+            linear.begin_step(dtype, accumulate)
 
     def end_accumulation(self) -> None:
         """Called before a step's last micro-batch; see `step_shared.end_accumulation`."""
         if self.step_shared is not None:
             self.step_shared = end_accumulation(self._weights(), self.step_shared)
+        for linear in shared_linears(self):
+            linear.end_accumulation()
 
     def end_step(self) -> None:
         """Called after a step's last micro-batch."""
         self.step_shared = None
+        for linear in shared_linears(self):
+            linear.end_step()
 
     def _weights(self) -> FFNWeights:
         gate = self.gate_proj.weight if self.gated else None

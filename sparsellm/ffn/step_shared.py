@@ -49,11 +49,11 @@ def begin_step(w: FFNWeights, dtype: torch.dtype, accumulate: bool) -> StepShare
     if any(isinstance(p, DTensor) for p in matrices):
         return None
     weights = kernel_weights(w, dtype)
-    if not accumulate or any(not _summable(p) for p in matrices):
+    if not accumulate or any(not summable(p) for p in matrices):
         return StepShared(weights, None)
-    gate_NK = None if w.gate_NK is None else _gradient(w.gate_NK)
+    gate_NK = None if w.gate_NK is None else gradient_memory(w.gate_NK)
     down_NK = torch.zeros_like(weights.down_NK, dtype=torch.float32)
-    return StepShared(weights, GradientSums(gate_NK, _gradient(w.up_NK), down_NK))
+    return StepShared(weights, GradientSums(gate_NK, gradient_memory(w.up_NK), down_NK))
 
 
 @torch.no_grad()
@@ -67,12 +67,12 @@ def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
     sums = shared.sums
     for parameter, total in ((w.gate_NK, sums.gate_NK), (w.up_NK, sums.up_NK)):
         if parameter is not None and total is not None:
-            _add_to_gradient(parameter, total)
-    _add_to_gradient(w.down_KN, _transposed(sums.down_NK, torch.float32))
+            add_to_gradient(parameter, total)
+    add_to_gradient(w.down_KN, _transposed(sums.down_NK, torch.float32))
     return shared._replace(sums=None)
 
 
-def _add_to_gradient(parameter: Tensor, total: Tensor) -> None:
+def add_to_gradient(parameter: Tensor, total: Tensor) -> None:
     """Adds a sum to the parameter's gradient, unless the sum is that gradient.
 
     DDP rebuilds its buckets in the forward pass after its first backward pass: the gradient, still
@@ -84,13 +84,14 @@ def _add_to_gradient(parameter: Tensor, total: Tensor) -> None:
         parameter.grad.add_(total)
 
 
-def _summable(parameter: Tensor) -> bool:
+def summable(parameter: Tensor) -> bool:
+    """Whether micro-batches may add the gradient up outside autograd, in fp32."""
     return (
         parameter.dtype == torch.float32 and parameter.requires_grad and parameter.is_contiguous()
     )
 
 
-def _gradient(parameter: Tensor) -> Tensor:
+def gradient_memory(parameter: Tensor) -> Tensor:
     """The memory of the parameter's own gradient, in which micro-batches are added up.
 
     It is a tensor with its own storage. DDP's gradients are views of a few buckets, and a compiled

@@ -13,16 +13,16 @@ from sparsellm.training.run import Run
 
 def accumulation(run: Run, rounds: int) -> Iterator[None]:
     """Iterates over the micro-batches of a step; prepares what they share before the first one."""
-    for ffn in run.ffns:
-        ffn.begin_step(run.compute_dtype, accumulate=rounds > 1)
+    for part in run.sharing:
+        part.begin_step(run.compute_dtype, accumulate=rounds > 1)
     for _ in range(rounds - 1):
         with accumulating(run.accelerator, run.objective):
             yield
-    for ffn in run.ffns:
-        ffn.end_accumulation()
+    for part in run.sharing:
+        part.end_accumulation()
     yield
-    for ffn in run.ffns:
-        ffn.end_step()
+    for part in run.sharing:
+        part.end_step()
 
 
 def rehearse(run: Run) -> None:

@@ -68,9 +68,10 @@ def warm_up(run: Run) -> None:
     run.activity.begin("compiling", run.step)
     several = run.rounds > 1
     for _ in each_path(run.ffns):
-        # Of several micro-batches on the sparse path the last one is a graph of its own: its
-        # gradients go through autograd. Dense ones are all alike.
+        # Of several micro-batches that share weights the last one is a graph of its own: its
+        # gradients go through autograd. Without sharing they are all alike.
         sparse = any(ffn.path == "sparse" for ffn in run.ffns)
-        for _ in accumulation(run, 2 if several and sparse else 1):
+        shares = sparse or run.recipe.runtime.weight_gradients == "fused"
+        for _ in accumulation(run, 2 if several and shares else 1):
             rehearse(run)
     clear_gradients(run.optimizer, run.objective)

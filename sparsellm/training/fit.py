@@ -17,17 +17,11 @@ from sparsellm.training.distributed import accumulating, any_rank, clear_gradien
 from sparsellm.training.kernel_policy import each_path
 from sparsellm.training.run import Run, resize
 
-# Graphs that torch compiles of a block: three of each size, and those of validation.
-_COMPILED_VARIANTS = 32
-
 
 def fit_first(run: Run) -> None:
     """Before the first step: halves the size until it fits; all ranks call it."""
     if run.recipe.train.micro_batch_size != "auto":
         return
-    torch._dynamo.config.recompile_limit = max(
-        _COMPILED_VARIANTS, torch._dynamo.config.recompile_limit
-    )
     while not fits(run) and run.micro_batch.size > 1:
         _shrink(run, run.micro_batch.size // 2)
     say_size(run, "begins with")
@@ -153,19 +147,19 @@ def _one_micro_batch(run: Run) -> None:
     if not run.optimizer.state:  # AdamW's two moments, which are made at the first step
         moments = [torch.empty_like(p) for p in run.objective.parameters() for _ in range(2)]
     for _ in each_path(run.ffns):
-        for ffn in run.ffns:
-            ffn.begin_step(run.compute_dtype, accumulate=True)
+        for part in run.sharing:
+            part.begin_step(run.compute_dtype, accumulate=True)
         with accumulating(run.accelerator, run.objective):
             rehearse(run)
-        for ffn in run.ffns:
-            ffn.end_accumulation()
-            ffn.end_step()
+        for part in run.sharing:
+            part.end_accumulation()
+            part.end_step()
     del moments
 
 
 def _clean_up(run: Run) -> None:
-    for ffn in run.ffns:
-        ffn.end_step()
+    for part in run.sharing:
+        part.end_step()
     clear_gradients(run.optimizer, run.objective)
     if run.accelerator.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -21,6 +21,7 @@ from sparsellm.data import (
     validation_batches,
 )
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.model import HFModel, build_model, prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
@@ -79,6 +80,12 @@ class Run:
     def ffns(self) -> list[SparseFFN]:
         """The FFN of each layer."""
         return [layer.mlp for layer in self.model.model.layers]
+
+    @property
+    def sharing(self) -> list[SparseFFN | SharedLinear]:
+        """What the micro-batches of a step share weights in."""
+        layers = self.model.model.layers
+        return [*self.ffns, *(own for layer in layers for own in shared_linears(layer.self_attn))]
 
     @property
     def compute_dtype(self) -> torch.dtype:

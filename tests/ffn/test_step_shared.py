@@ -1,4 +1,7 @@
-"""What a step's micro-batches share changes none of its gradients; tests/gpu has the kernels."""
+"""What a step's micro-batches share changes none of its gradients; tests/gpu has the kernels.
+
+On the dense path, linear layers share as test_shared_linear.py has it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.shared_linear import share_weights, shared_linears
 from sparsellm.ffn.step_shared import kernel_weights
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.types import FFNWeights
@@ -20,9 +24,16 @@ K, N, TOKENS, ROUNDS = 16, 24, 130, 3
 CAPACITY = 3 * N
 
 
-def _ffn(gated):
+both_paths = pytest.mark.parametrize("kernels", ["sparse", "dense"])
+
+
+def _ffn(gated, kernels="sparse"):
     torch.manual_seed(0)
-    return SparseFFN(K, N, gated=gated, kernels="sparse")
+    ffn = SparseFFN(K, N, gated=gated, kernels=kernels)
+    if kernels == "dense":
+        share_weights(ffn)
+        assert len(shared_linears(ffn)) == 2 + gated
+    return ffn
 
 
 def _batches():
@@ -44,43 +55,60 @@ def _step(ffn, compute, *, shares):
         ffn.begin_step(torch.float32, accumulate=True)
     for index, (x, dy) in enumerate(_batches()):
         if shares and index == ROUNDS - 1:
-            assert ffn.step_shared.sums is not None
+            assert len(_sums(ffn)) == len(list(ffn.parameters()))
             ffn.end_accumulation()
+            assert not _sums(ffn)
         of_x.append(_backward(ffn, x, dy, compute))
     ffn.end_step()
     assert ffn.step_shared is None
+    assert all(linear.ready_NK is None for linear in shared_linears(ffn))
     return [*of_x, *(p.grad for p in ffn.parameters())]
 
 
+def _sums(ffn):
+    """The memory in which a step adds up gradients."""
+    if ffn.path == "sparse":
+        sums = ffn.step_shared.sums or ()
+    else:
+        sums = [linear.sum_NK for linear in shared_linears(ffn)]
+    return [total for total in sums if total is not None]
+
+
 def _compute(ffn, order=None):
-    return lambda x, shared: ffn.compute(x, CAPACITY, order, shared)
+    capacity = CAPACITY if ffn.path == "sparse" else None
+    return lambda x, shared: ffn.compute(x, capacity, order, shared)
 
 
+def _views_of_one_storage(ffn):
+    """Gradients as DDP keeps them: zeroed parts of a bucket."""
+    flat = torch.zeros(sum(p.numel() for p in ffn.parameters()))
+    parts = flat.split([p.numel() for p in ffn.parameters()])
+    for p, part in zip(ffn.parameters(), parts, strict=True):
+        p.grad = part.view_as(p)
+    return flat
+
+
+@both_paths
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("views", [True, False], ids=["gradients of DDP", "no gradients yet"])
-def test_gradients_are_those_of_autograd(gated, views):
-    expected, ffn = _ffn(gated), _ffn(gated)
-    if views:  # they persist, zeroed, and must stay the same tensors
-        flat = torch.zeros(sum(p.numel() for p in ffn.parameters()))
-        parts = flat.split([p.numel() for p in ffn.parameters()])
-        for p, part in zip(ffn.parameters(), parts, strict=True):
-            p.grad = part.view_as(p)
+def test_gradients_are_those_of_autograd(kernels, gated, views):
+    expected, ffn = _ffn(gated, kernels), _ffn(gated, kernels)
+    if views:  # they persist, and must stay the same tensors
+        flat = _views_of_one_storage(ffn)
     found = _step(ffn, _compute(ffn), shares=True)
     torch.testing.assert_close(found, _step(expected, _compute(expected), shares=False))
     if views:
         assert all(p.grad.untyped_storage().data_ptr() == flat.data_ptr() for p in ffn.parameters())
 
 
-def test_compiled_graphs_never_see_two_sums_in_one_storage():
-    ffn = _ffn(True)
-    flat = torch.zeros(sum(p.numel() for p in ffn.parameters()))
-    parts = flat.split([p.numel() for p in ffn.parameters()])
-    for p, part in zip(ffn.parameters(), parts, strict=True):
-        p.grad = part.view_as(p)
+@both_paths
+def test_compiled_graphs_never_see_two_sums_in_one_storage(kernels):
+    ffn = _ffn(True, kernels)
+    _views_of_one_storage(ffn)
     ffn.begin_step(torch.float32, accumulate=True)
-    sums = ffn.step_shared.sums
+    sums = _sums(ffn)
     assert all(t.untyped_storage().nbytes() == t.nbytes for t in sums)
-    assert sums.up_NK.data_ptr() == ffn.up_proj.weight.grad.data_ptr()
+    assert sums[1].data_ptr() == ffn.up_proj.weight.grad.data_ptr()
 
 
 class _OneFFN(nn.Module):
@@ -92,12 +120,13 @@ class _OneFFN(nn.Module):
         return _compute(self.ffn)(x, self.ffn.step_shared)
 
 
-def test_ddp_may_lay_out_its_buckets_anew_within_a_step(tmp_path):
+@both_paths
+def test_ddp_may_lay_out_its_buckets_anew_within_a_step(tmp_path, kernels):
     """It does in the forward pass after its first backward pass, when sums have been handed out."""
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        ffn, expected = _ffn(True), _ffn(True)
+        ffn, expected = _ffn(True, kernels), _ffn(True, kernels)
         # The first bucket is small: with it full, the layout changes.
         ddp = DistributedDataParallel(_OneFFN(ffn), gradient_as_bucket_view=True, bucket_cap_mb=1)
         for _ in range(3):
@@ -125,13 +154,14 @@ def test_ddp_may_lay_out_its_buckets_anew_within_a_step(tmp_path):
         dist.destroy_process_group()
 
 
-def test_under_checkpointing_and_in_an_order_of_the_tokens():
+@both_paths
+def test_under_checkpointing_and_in_an_order_of_the_tokens(kernels):
     ids = torch.randint(0, 7, (1, TOKENS))
     order = token_order(ids, 8)
-    expected, ffn = _ffn(True), _ffn(True)
+    expected, ffn = _ffn(True, kernels), _ffn(True, kernels)
 
     def recomputed(x, shared):
-        return checkpoint(ffn.compute, x, CAPACITY, order, shared, use_reentrant=False)
+        return checkpoint(_compute(ffn, order), x, shared, use_reentrant=False)
 
     found = _step(ffn, recomputed, shares=True)
     torch.testing.assert_close(found, _step(expected, _compute(expected, order), shares=False))
@@ -145,10 +175,11 @@ def test_compiled():
     torch.testing.assert_close(found, _step(expected, _compute(expected), shares=False))
 
 
-def test_a_dense_layer_shares_nothing_and_one_micro_batch_no_sums():
+def test_a_dense_layer_shares_only_where_asked_and_one_micro_batch_no_sums():
     ffn = SparseFFN(K, N, gated=True, kernels="dense")
     ffn.begin_step(torch.bfloat16, accumulate=True)
     assert ffn.step_shared is None
+    assert not shared_linears(ffn)
     ffn.end_accumulation()
     ffn = _ffn(True)
     ffn.begin_step(torch.bfloat16, accumulate=False)

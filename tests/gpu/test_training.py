@@ -147,6 +147,7 @@ def gradients(tmp_path_factory):
         [*UNEVEN, "runtime.precision=bf16", f"ffn.kernels={kernels}", f"{RECOMPUTE}={recomputed}"]
         for kernels, recomputed in (("dense", "false"), ("sparse", "false"), ("sparse", "true"))
     ]
+    bf16 += [[*split, "runtime.weight_gradients=fused"] for split in bf16[1:]]
     fp32 = [even, [*UNEVEN, "runtime.precision=fp32", "ffn.kernels=dense"]]
     launches = {("single.yaml", 1, "fp32"): fp32}
     for config in ("ddp8.yaml", "fsdp2.yaml"):

@@ -63,6 +63,7 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, ranks):
             for size in (8, 4, 2, 1)
             if size * num_processes <= 8
         ]
+        splits += [(*split, "runtime.weight_gradients=fused") for split in splits]
         out = tmp_path / f"{num_processes}"
         for (gradients, same), split in zip(
             _gradients(num_processes, out, common, splits), splits, strict=True
@@ -100,6 +101,7 @@ def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(
     splits = [("ffn.kernels=dense",), ("ffn.kernels=sparse",), ("ffn.kernels=sparse", recomputed)]
     splits.append(("ffn.kernels=sparse", recomputed, "runtime.token_order=auto"))
     splits.append(("ffn.kernels=dense", "train.micro_batch_size=4"))
+    splits.append(("ffn.kernels=dense", recomputed, "runtime.weight_gradients=fused"))
     # bf16: the gradient has the rounding of bf16 activations, but losses are summed in fp32 (in
     # bf16 they would be 2e-3 off).
     for precision, loss_tolerance, tolerance in (("fp32", 1e-6, 1e-4), ("bf16", 1e-4, 0.1)):

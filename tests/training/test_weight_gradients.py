@@ -1,0 +1,109 @@
+"""`runtime.weight_gradients: fused` changes how gradients are added up, and not what they are."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from conftest import set_arguments
+
+from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.records import read_metrics
+from sparsellm.training.accumulation import accumulation
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.step import micro_batch
+from training.gradient_worker import FixedBatch
+
+FUSED = "runtime.weight_gradients=fused"
+
+
+@pytest.fixture
+def gradients(tiny):
+    """By parameter, of a step of four micro-batches."""
+
+    def compute(*overrides):
+        run = build_run(tiny("validation.every_steps=0", *overrides))
+        run.loader.close()
+        run.loader = FixedBatch(run)
+        shared = []
+        try:
+            for _ in accumulation(run, run.rounds):
+                ready = [part for part in run.model.modules() if _shares(part)]
+                sums = [part for part in ready if part.sum_NK is not None]
+                shared.append((len(ready), len(sums)))
+                micro_batch(run, next(run.loader), l1_weight=0.5)
+            assert not any(map(_shares, run.model.modules()))
+            return {name: p.grad for name, p in run.model.named_parameters()}, shared
+        finally:
+            close_run(run)
+
+    return compute
+
+
+def _shares(module):
+    return isinstance(module, SharedLinear) and module.ready_NK is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_are_those_of_autograd(gradients, kernels, recomputed, compiled):
+    how = [f"ffn.kernels={kernels}", f"runtime.activation_checkpointing={recomputed}"]
+    expected, shared = gradients(*how)
+    assert shared == 4 * [(0, 0)]
+    found, shared = gradients(*how, f"runtime.compile={compiled}", FUSED)
+    # Two layers of four matrices of attention, and three of a dense FFN.
+    count = 14 if kernels == "dense" else 8
+    assert shared == [*3 * [(count, count)], (count, 0)]
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_under_autocast_they_differ_by_the_rounding_of_bf16(gradients):
+    bf16 = "runtime.precision=bf16"
+    (usual, _), (found, _) = gradients(bf16), gradients(bf16, FUSED)
+    for name, gradient in usual.items():
+        difference = (found[name] - gradient).norm() / gradient.norm()
+        assert difference < 0.01, name
+        assert (difference > 0) == ("_proj" in name), name  # nothing else is computed otherwise
+
+
+def test_a_micro_batch_that_is_the_whole_step_has_the_same_gradients(gradients):
+    whole = ["train.micro_batch_size=8", "runtime.precision=bf16"]
+    expected, _ = gradients(*whole)
+    found, shared = gradients(*whole, FUSED)
+    assert shared == [(14, 0)]
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_linear_layers_are_left_alone_by_default(tiny):
+    run = build_run(tiny("validation.every_steps=0"))
+    assert run.sharing == run.ffns
+    assert not any(shared_linears(layer.self_attn) for layer in run.model.model.layers)
+    close_run(run)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_to_the_same_bits_and_has_the_losses_of_autograd(tiny_overrides, cli_here):
+    common = [*tiny_overrides, "train.steps=8", "checkpoint.every_steps=4"]
+    common += ["sparsity.reinit_rate=0.1", "validation.every_steps=3"]
+
+    def train(name, *overrides):
+        own = [*common, f"name={name}", *overrides]
+        done = cli_here("train", "--recipe", "debug", *set_arguments(own))
+        assert done.returncode == 0, done.stderr
+        path = load_recipe("debug", own).run_path
+        return done.stdout, path, [r["loss"] for r in read_metrics(path) if "loss" in r]
+
+    _, path, straight = train("fused", FUSED)
+    assert len(straight) == 8 + 3
+    shutil.rmtree(path / "checkpoints" / "step_00000008")  # as if it had been killed before
+    said, _, resumed = train("fused", FUSED)
+    assert "resuming from" in said
+    assert resumed == straight
+    for overrides in ((), (FUSED, "train.micro_batch_size=auto")):
+        *_, losses = train(f"other{len(overrides)}", *overrides)
+        assert losses == pytest.approx(straight, rel=1e-5)

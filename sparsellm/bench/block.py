@@ -1,4 +1,4 @@
-"""RMSNorm, RoPE and sums of gradients of a block: as training computes them, and by fused kernels.
+"""RMSNorm, RoPE and linear layers of a block: as training computes them, and by fused kernels.
 
 `ratio` is torch over the other side: above 1 the other side is better. Sides alternate in one
 process on the same inputs; times are medians, each call queued behind other work, so that the
@@ -11,15 +11,19 @@ The operations, with the activations in bf16 and the weight in fp32 as under aut
 - ``add_norm``: the addition to the residual stream and the norm before a dense FFN.
 - ``add_norm_ordered``: the same before a sparse FFN, written in token order.
 - ``rope``: of queries and keys.
-- ``gradient_sum``: the gradient of a (K, K) weight such as attention's, added to that of earlier
-  micro-batches; a matrix product, so without `copy_rate`.
+- ``linear``: a (K, K) layer of attention in one of a step's micro-batches, whose gradient is added
+  to that of earlier ones; three matrix products, so without `copy_rate`.
+- ``linear_up`` and ``linear_down``: the same of a dense FFN's (N, K) and (K, N).
 
 The sides: ``torch`` is compiled as in training; ``two_reductions`` the same without Inductor's
 fusion of a norm's two backward reductions (torch 2.10 and newer); ``liger`` is compiled with
 Liger's kernels as with `runtime.norm: liger`; RoPE has Liger's own autograd function.
-``addmm`` adds in the matrix product, in fp32, where ``torch`` casts a bf16 gradient and adds it.
+Of a linear layer, ``torch`` casts the weight, and the gradient from bf16 before autograd adds it;
+``addmm`` is `runtime.weight_gradients: fused`: the weight is cast before (once a step), and the
+matrix product adds the gradient in fp32.
 
-Shapes: M tokens, K hidden_size, B sequences, T context_length, H heads, D head_dim.
+Shapes: M tokens, K hidden_size, N intermediate_size, B sequences, T context_length, H heads,
+D head_dim.
 """
 
 from __future__ import annotations
@@ -29,12 +33,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from sparsellm.bench import timing
 from sparsellm.bench.ffn_sides import relative_difference
 from sparsellm.bench.record import Measurement
+from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.types import TokenOrder
 from sparsellm.liger import check_liger, use_liger_norm
@@ -68,24 +73,30 @@ class Operation(NamedTuple):
         return (*(output.detach() for output in outputs), *gradients)
 
 
-class GradientSum(NamedTuple):
-    """The gradient of a linear layer's weight, added to a sum."""
+class LinearLayer(NamedTuple):
+    """A linear layer with a micro-batch."""
 
-    x_MK: Tensor
-    dy_MK: Tensor
-    sums: dict[str, Tensor]  # of each side, (K, K) fp32
-    sides: dict[str, Callable[[Tensor, Tensor, Tensor], object]]
+    x: Tensor
+    dy: Tensor
+    sides: dict[str, tuple[SharedLinear, Callable[[Tensor], Tensor]]]  # of equal weights
 
     def step(self, name: str) -> Outputs:
-        """Adds to the sum of a side; returns it."""
-        self.sides[name](self.sums[name], self.dy_MK, self.x_MK)
-        return (self.sums[name],)
+        """Forward and backward of a side: y, the gradient of x, and the weight's, added up."""
+        linear, forward = self.sides[name]
+        self.x.grad = None
+        with torch.autocast(self.x.device.type, torch.bfloat16):
+            y = forward(self.x)
+        y.backward(self.dy)
+        assert self.x.grad is not None
+        assert linear.weight.grad is not None
+        return y.detach(), self.x.grad, linear.weight.grad
 
 
 def run(
     sequences: Sequence[int],
     *,
     hidden_size: int,
+    intermediate_size: int,
     num_heads: int,
     context_length: int,
     device: torch.device,
@@ -96,6 +107,7 @@ def run(
     Args:
         sequences: B, of a micro-batch.
         hidden_size: K.
+        intermediate_size: N.
         num_heads: H, of queries and of keys.
         context_length: T.
         device: a CUDA device.
@@ -105,16 +117,18 @@ def run(
     lead = timing.other_work(device)
     for batch in sequences:
         tokens = batch * context_length
-        made = operations(batch, context_length, hidden_size, num_heads, device)
+        made = operations(batch, context_length, hidden_size, intermediate_size, num_heads, device)
         for name, operation in made:
             case: dict[str, Any] = {"operation": name, "M": tokens, "K": hidden_size}
             if name == "rope":
                 case |= {"heads": num_heads}
+            if name in ("linear_up", "linear_down"):
+                case |= {"N": intermediate_size}
             yield _measured(operation, case, seconds, rate, lead)
 
 
 def _measured(
-    operation: Operation | GradientSum,
+    operation: Operation | LinearLayer,
     case: dict[str, Any],
     seconds: float,
     rate: float,
@@ -134,8 +148,7 @@ def _measured(
     for name in operation.sides:
         own, other = case | {"side": name}, name != "torch"
         baseline = (ms["torch"], ms["torch"] / ms[name]) if other else (None, None)
-        metric = "forward_backward" if isinstance(operation, Operation) else "backward"
-        found.append(Measurement("block", own, metric, ms[name], "ms", *baseline))
+        found.append(Measurement("block", own, "forward_backward", ms[name], "ms", *baseline))
         if isinstance(operation, Operation):
             share = operation.num_bytes / ms[name] / 1e6 / rate
             found.append(Measurement("block", own, "copy_rate", share, "of a large copy's"))
@@ -145,15 +158,20 @@ def _measured(
     return found
 
 
-def operations(
-    batch: int, context_length: int, hidden_size: int, num_heads: int, device: torch.device
-) -> Iterator[tuple[str, Operation | GradientSum]]:
+def operations(  # noqa: PLR0917
+    batch: int,
+    context_length: int,
+    hidden_size: int,
+    intermediate_size: int,
+    num_heads: int,
+    device: torch.device,
+) -> Iterator[tuple[str, Operation | LinearLayer]]:
     """The operations by name, made one after the other."""
     tokens = batch * context_length
     generator = torch.Generator(device).manual_seed(0)
 
-    def matrix() -> Tensor:
-        shape = (tokens, hidden_size)
+    def matrix(width: int = hidden_size) -> Tensor:
+        shape = (tokens, width)
         return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
 
     num_bytes = 2 * tokens * hidden_size  # of one activation
@@ -187,21 +205,18 @@ def operations(
         sides["liger"] = Implementation(partial(_liger_rope, rotary), [])
     yield "rope", Operation(inputs, d_outputs, 8 * num_bytes, sides)
 
-    adding: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {"torch": _add_cast}
-    if device.type == "cuda" and hasattr(torch.ops.aten.addmm, "dtype_out"):
-        adding["addmm"] = _add_in_product
-    size = (hidden_size, hidden_size)
-    sums = {name: torch.zeros(size, device=device) for name in adding}
-    yield "gradient_sum", GradientSum(matrix(), matrix(), sums, adding)
-
-
-def _add_cast(sum_KK: Tensor, dy_MK: Tensor, x_MK: Tensor) -> None:
-    # As a compiled block and autograd's accumulation do: a cast and an addition.
-    sum_KK += (dy_MK.t() @ x_MK).float()
-
-
-def _add_in_product(sum_KK: Tensor, dy_MK: Tensor, x_MK: Tensor) -> None:
-    torch.addmm(sum_KK, dy_MK.t(), x_MK, out_dtype=torch.float32, out=sum_KK)
+    for name, num_in, num_out in (
+        ("linear", hidden_size, hidden_size),
+        ("linear_up", hidden_size, intermediate_size),
+        ("linear_down", intermediate_size, hidden_size),
+    ):
+        torch._dynamo.reset()
+        weight = torch.randn(num_out, num_in, generator=generator, device=device) / num_in**0.5
+        layers = {"torch": SharedLinear(nn.Parameter(weight.clone()))}
+        layers["addmm"] = SharedLinear(nn.Parameter(weight))
+        layers["addmm"].begin_step(torch.bfloat16, accumulate=True)
+        compiled = {own: (layer, _compiled(layer.forward, own)) for own, layer in layers.items()}
+        yield name, LinearLayer(matrix(num_in).requires_grad_(), matrix(num_out), compiled)
 
 
 def _norms(hidden_size: int, device: torch.device) -> dict[str, Any]:
@@ -228,7 +243,7 @@ def _can_split_reductions() -> bool:
     return getattr(config.triton, "mix_order_reduction", False)
 
 
-def _compiled(function: Callable[..., Outputs], name: str) -> Callable[..., Outputs]:
+def _compiled(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     options: dict[str, Any] = {"triton.mix_order_reduction": False}
     split = options if name == "two_reductions" else None
     return torch.compile(function, dynamic=False, options=split)

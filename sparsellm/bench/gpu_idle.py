@@ -18,7 +18,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from sparsellm.bench.record import Measurement, vocabulary_key
+from sparsellm.bench.record import Measurement, vocabulary_key, weight_gradients_key
 from sparsellm.recipe import Recipe
 from sparsellm.training.begin import warm_up
 from sparsellm.training.run import Run, build_run, close_run
@@ -141,6 +141,7 @@ def _measurements(
         "gpus": training.accelerator.num_processes,
         "kernels": recipe.ffn.kernels,
         "norm": recipe.runtime.norm,
+        **weight_gradients_key(recipe),
         "global_batch_tokens": recipe.train.global_batch_tokens,
         "micro_batch_size": training.micro_batch.size,
     }

@@ -39,10 +39,10 @@ def add_model_parsers(names: Any) -> list[argparse.ArgumentParser]:
 def _add_block_parser(names: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = names.add_parser(
         "block",
-        help="norms, RoPE and sums of gradients: compiled, and by fused kernels (GPU)",
+        help="norms, RoPE and linear layers: compiled, and by fused kernels (GPU)",
         description="Times forward and backward of a block's norms, with and without token order, "
-        "of RoPE, and the addition of a weight's gradient. The defaults are the widths of the "
-        "recipes 0.5b to 2b.",
+        "of RoPE, and of linear layers, whose weights' gradients are added up. The defaults are "
+        "the widths of the recipes 0.5b to 2b.",
     )
     parser.add_argument(
         "--sequences",
@@ -53,6 +53,7 @@ def _add_block_parser(names: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--context-length", type=positive_int, default=2048)
     parser.add_argument("--hidden-size", type=positive_int, default=2048)
+    parser.add_argument("--intermediate-size", type=positive_int, default=5632)
     parser.add_argument("--heads", type=positive_int, default=32)
     parser.add_argument(
         "--seconds", type=float, default=1.0, help="of timing per operation (default: 1)"
@@ -147,6 +148,7 @@ def _block(options: argparse.Namespace) -> None:
     for found in block.run(
         options.sequences,
         hidden_size=options.hidden_size,
+        intermediate_size=options.intermediate_size,
         num_heads=options.heads,
         context_length=options.context_length,
         device=output.gpu("block"),

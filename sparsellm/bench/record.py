@@ -114,3 +114,9 @@ def vocabulary_key(recipe: Recipe) -> dict[str, Any]:
     """The key of a case that tells a model with another vocabulary from the usual one."""
     size = recipe.padded_vocab_size
     return {} if size == _USUAL_VOCABULARY else {"vocab_size": size}
+
+
+def weight_gradients_key(recipe: Recipe) -> dict[str, Any]:
+    """The key of a case that tells fused additions of gradients from those of autograd."""
+    how = recipe.runtime.weight_gradients
+    return {} if how == "autograd" else {"weight_gradients": how}

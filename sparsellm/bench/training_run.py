@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from sparsellm.bench.energy import EnergyCounter
-from sparsellm.bench.record import Measurement, read, vocabulary_key
+from sparsellm.bench.record import Measurement, read, vocabulary_key, weight_gradients_key
 from sparsellm.bench.train_figures import (
     Figures,
     figures,
@@ -272,6 +272,7 @@ class TrainingRunBench:
             "kernels": side.kernels,
             **({} if side.format == "union" else {"format": side.format}),
             **({"token_order": "auto"} if _in_order(recipe, side) else {}),
+            **weight_gradients_key(recipe),
             "global_batch_tokens": recipe.train.global_batch_tokens,
             "micro_batch_size": recipe.train.micro_batch_size,
             "l1_coefficient": recipe.sparsity.l1_coefficient,

@@ -11,14 +11,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from sparsellm.bench import block, timing
 
 CPU = torch.device("cpu")
-BATCH, CONTEXT, HIDDEN, HEADS = 2, 24, 64, 4
+BATCH, CONTEXT, HIDDEN, INTERMEDIATE, HEADS = 2, 24, 64, 96, 4
 TOKENS = BATCH * CONTEXT
 
 
 @pytest.fixture
 def made(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    return dict(block.operations(BATCH, CONTEXT, HIDDEN, HEADS, CPU))
+    return dict(block.operations(BATCH, CONTEXT, HIDDEN, INTERMEDIATE, HEADS, CPU))
 
 
 def _exact(operation, function, num_weights):
@@ -75,14 +75,27 @@ def test_rope_is_that_of_the_model(made):
     _check(operation, lambda q, k: block._rope(rotary, q, k), num_weights=0)
 
 
-def test_gradients_are_added_up(made):
-    operation = made["gradient_sum"]
-    [found] = operation.step("torch")
-    expected = operation.dy_MK.double().t() @ operation.x_MK.double()
-    assert block.relative_difference(found, expected) < 0.01
-    [again] = operation.step("torch")
-    assert block.relative_difference(again, 2 * expected) < 0.01
-    assert found.dtype == torch.float32
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("linear", (HIDDEN, HIDDEN)),
+        ("linear_up", (INTERMEDIATE, HIDDEN)),
+        ("linear_down", (HIDDEN, INTERMEDIATE)),
+    ],
+)
+def test_sides_of_a_linear_layer_add_its_gradients_up(made, name, shape):
+    operation = made[name]
+    assert list(operation.sides) == ["torch", "addmm"]
+    x, dy = operation.x.detach().double(), operation.dy.double()
+    for side, (linear, _) in operation.sides.items():
+        assert linear.weight.shape == shape
+        assert (linear.sum_NK is not None) == (side == "addmm")
+        weight = linear.weight.detach().double()
+        for count in (1, 2):
+            exact = (x @ weight.t(), dy @ weight, count * dy.t() @ x)
+            for found, wanted in zip(operation.step(side), exact, strict=True):
+                assert block.relative_difference(found, wanted) < 0.01
+        assert found.dtype == torch.float32
 
 
 def test_sides_are_measured_against_torch_and_the_rate_of_a_copy(monkeypatch):
@@ -102,11 +115,13 @@ def test_sides_are_measured_against_torch_and_the_rate_of_a_copy(monkeypatch):
     monkeypatch.setattr(timing, "interleaved", interleaved)
     monkeypatch.setattr(timing, "other_work", lambda device: "lead")
     monkeypatch.setattr(timing, "ceilings", lambda device: timing.Ceilings(1.0, 0.001))
-    shape = {"hidden_size": HIDDEN, "num_heads": HEADS, "context_length": CONTEXT}
+    shape = {"hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE, "num_heads": HEADS}
+    shape |= {"context_length": CONTEXT}
     found = list(block.run([1, 2], **shape, device=CPU, seconds=0.5))
     names = [measured[0].case["operation"] for measured in found]
-    assert names == 2 * ["norm", "add_norm", "add_norm_ordered", "rope", "gradient_sum"]
-    assert [measured[0].case["M"] for measured in found] == 5 * [CONTEXT] + 5 * [2 * CONTEXT]
+    linear = ["linear", "linear_up", "linear_down"]
+    assert names == 2 * ["norm", "add_norm", "add_norm_ordered", "rope", *linear]
+    assert [measured[0].case["M"] for measured in found] == 7 * [CONTEXT] + 7 * [2 * CONTEXT]
     by_name = {(m.case["side"], m.metric): m for m in found[0]}
     assert by_name["torch", "forward_backward"].ratio is None
     slow = by_name["two_reductions", "forward_backward"]
@@ -115,7 +130,9 @@ def test_sides_are_measured_against_torch_and_the_rate_of_a_copy(monkeypatch):
     assert by_name["torch", "copy_rate"].value == pytest.approx(num_bytes / 2e-3 / 1e6)
     assert by_name["two_reductions", "difference"].value == 0
     assert found[3][0].case["heads"] == HEADS
-    assert [m.metric for m in found[4]] == ["backward"]
+    assert [m.metric for m in found[4]] == [*2 * ["forward_backward"], "difference"]
+    assert "N" not in found[4][0].case
+    assert found[5][0].case["N"] == INTERMEDIATE
     two = {"dynamic": False, "options": {"triton.mix_order_reduction": False}}
     assert compiled[:2] == [{"dynamic": False, "options": None}, two]
 

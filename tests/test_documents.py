@@ -29,7 +29,14 @@ from sparsellm.strict import all_keys
 BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 # Options of other programs that the text speaks of.
-FOREIGN_OPTIONS = {"--entrypoint", "--model", "--model-impl", "--model_args", "--requeue"}
+FOREIGN_OPTIONS = {
+    "--entrypoint",
+    "--model",
+    "--model-impl",
+    "--model_args",
+    "--num_processes",
+    "--requeue",
+}
 # What docs/extending.md has its reader write.
 TO_BE_WRITTEN = {"cuda/sm100/", "data/mine.yaml", "eval/tasks/boolq.yaml", "recipes/wide.yaml"}
 FOLDERS = "benchmarks|cuda|data|docs|eval|launch|recipes|sparsellm|tests"

@@ -22,8 +22,9 @@ TIMES = {"dense_eager": 3.0, "dense_compiled": 2.0, "union": 1.0, "twell": 1.25}
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(monkeypatch, tmp_path):
     """Every call of a side takes what TIMES says; the calls in a row, by side, are kept."""
+    monkeypatch.chdir(tmp_path)  # away from the checkout's own traces, which are wider
     rows = []
 
     def interleaved(sides, seconds):

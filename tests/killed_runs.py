@@ -10,8 +10,9 @@ times as much. The learning rate is small, so that training does not amplify suc
 
 Fails where a kill hit no rank, came after the run's end or left processes, where a step is missing
 or double, and where losses differ by more. Needs as many GPUs as ranks; without any, ``--config
-ddp8`` runs on CPUs over gloo. With ``--seconds`` it ends with status 75 where another launch would
-take longer, and the same command goes on from there: the kills made so far are in FOLDER.
+ddp8 --set ffn.kernels=auto`` runs on CPUs over gloo. With ``--seconds`` it ends with status 75
+where another launch would take longer, and the same command goes on from there: the kills made so
+far are in FOLDER.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from pydantic import (
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, Activation, Architecture
 from sparsellm.paths import bundled
 from sparsellm.recipe_sections import (
-    UNION_TOKENS,
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
@@ -36,6 +35,10 @@ from sparsellm.recipe_sections import (
 )
 from sparsellm.strict import StrictModel, load_yaml, parse_yaml, validate
 from sparsellm.vocabulary import vocab_size
+
+# Keys of earlier versions, each with the value at which it changed nothing. Recipes that were saved
+# with that value are read; any other value is refused, and so is the key in ``--set``.
+REMOVED_KEYS: dict[str, object] = {"sparsity.union_coefficient": 0.0}
 
 
 class Recipe(StrictModel):
@@ -73,23 +76,7 @@ class Recipe(StrictModel):
             gated = str(self.architecture.gated).lower()
             raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")
         self._check_target()
-        self._check_union()
         return self
-
-    def _check_union(self) -> None:
-        if not self.sparsity.union_coefficient:
-            return
-        if self.ffn.kernels == "sparse":
-            raise ValueError(
-                "sparsity.union_coefficient trains by dense products alone: set ffn.kernels to "
-                "auto or dense"
-            )
-        if self.model.context_length % UNION_TOKENS:
-            raise ValueError(
-                f"sparsity.union_coefficient needs a model.context_length that is a multiple of "
-                f"{UNION_TOKENS}, not {self.model.context_length}: a block must lie within a "
-                "sequence"
-            )
 
     def _check_target(self) -> None:
         sparsity, target = self.sparsity, self.sparsity.target_nnz
@@ -213,12 +200,23 @@ def load_recipe(name_or_path: str, overrides: list[str] | None = None) -> Recipe
         ValueError: unknown or mistyped key, or values that contradict one another.
     """
     path = recipe_path(name_or_path)
-    content = _with_base(path)
+    content = without_removed(_with_base(path))
     for override in overrides or []:
         _apply(content, override)
     source = str(path) + (f" with --set {' '.join(overrides)}" if overrides else "")
     overridden = {override.partition("=")[0].strip() for override in overrides or []}
-    return validate(Recipe, content, source, path, overridden)
+    return validate(Recipe, content, source, path, overridden, removed=REMOVED_KEYS)
+
+
+def without_removed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a recipe, without those of `REMOVED_KEYS` that changed nothing in it."""
+    kept = dict(content)
+    for key, unchanging in REMOVED_KEYS.items():
+        section, leaf = key.split(".")
+        values = kept.get(section)
+        if isinstance(values, dict) and values.get(leaf) == unchanging:
+            kept[section] = {name: value for name, value in values.items() if name != leaf}
+    return kept
 
 
 def _with_base(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:

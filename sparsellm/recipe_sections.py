@@ -18,8 +18,6 @@ from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
 from sparsellm.strict import Globs, StrictModel
 from sparsellm.vocabulary import check_name
 
-UNION_TOKENS = 64  # of a block whose neurons `sparsity.union_coefficient` shrinks
-
 
 def _known_family(name: str | None) -> str | None:
     if name is not None and name not in ARCHITECTURES:
@@ -114,12 +112,6 @@ class SparsityConfig(StrictModel):
     )
     target_per_layer: bool = Field(
         False, description="A λ for each layer, each to reach target_nnz; else one for their mean"
-    )
-    union_coefficient: float = Field(
-        0.0,
-        ge=0,
-        description="Weight of Σ_units ‖h over 64 neighbouring tokens‖₂, averaged over tokens and "
-        "layers: makes neighbours share neurons. Trains dense; 0 is off",
     )
     dead_window_tokens: PositiveInt = Field(
         1_048_576, description="A neuron silent for this many tokens (all ranks) is dead"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
@@ -169,6 +169,8 @@ def validate(
     source: str,
     file: Path | None = None,
     overridden: Collection[str] = (),
+    *,
+    removed: Mapping[str, object] = MappingProxyType({}),
 ) -> Model:
     """Builds ``model`` from ``content``; ``source`` begins every error line.
 
@@ -178,6 +180,7 @@ def validate(
         source: where from, such as a file.
         file: YAML or JSON in which the lines of keys are looked for.
         overridden: dotted keys whose values are not from there.
+        removed: dotted keys of earlier versions, each with the value that now always holds.
 
     Raises:
         ValueError: one line per wrong key, each naming source, line, key and remedy.
@@ -190,12 +193,17 @@ def validate(
             is_here = ".".join(map(str, item["loc"])) not in overridden
             number = line_of(file, item["loc"]) if file is not None and is_here else None
             where = source if number is None else f"{source}, line {number}"
-            lines.append(f"{where}: {_explain(model, item)}")
+            lines.append(f"{where}: {_explain(model, item, removed)}")
         raise ValueError("\n".join(lines)) from None
 
 
-def _explain(model: type[BaseModel], item: Any) -> str:
+def _explain(model: type[BaseModel], item: Any, removed: Mapping[str, object]) -> str:
     key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden" and key in removed:
+        return (
+            f"key '{key}' was removed, and is always {removed[key]} now: delete it; what was "
+            "trained with another value needs the version that trained it"
+        )
     if item["type"] == "extra_forbidden":
         return f"unknown key '{key}'{nearest(model, key)}"
     if item["type"] == "missing":

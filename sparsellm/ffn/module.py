@@ -58,7 +58,6 @@ class SparseFFN(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
         self._capacity: Capacity | None = None
         self.step_shared: StepShared | None = None
-        self.block_norms = False  # the dense path counts `FFNStats.block_norm_sum`
         self.use_kernels(kernels)
 
     @property
@@ -223,7 +222,6 @@ class SparseFFN(nn.Module):
             self.down_proj,
             self.activation,
             None if order is None else order.token_M,
-            self.block_norms,
         )
         return y_MK.reshape(x.shape), stats
 

@@ -25,14 +25,12 @@ def activation_function(name: str) -> Callable[[Tensor], Tensor]:
     return function
 
 
-def ffn_stats(
-    h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None, block_norms: bool = False
-) -> FFNStats:
+def ffn_stats(h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> FFNStats:
     """L1 of the hidden activations and the pattern of the gate.
 
     A neuron counts as active where its *gate* is non-zero: a sparse format stores that pattern, and
     it decides which columns of W_u and W_d are read. ``token_M``: the order of the tokens in which
-    blocks, and so unions, are formed. ``block_norms``: also compute `block_norm_sum`.
+    blocks, and so unions, are formed.
     """
     active_MN = gate_MN.detach() != 0
     # Counting by block first reads the pattern only once.
@@ -46,20 +44,7 @@ def ffn_stats(
         nnz_M=active_MN.sum(dim=1, dtype=torch.int32),
         fired_N=fired_BN.sum(dim=0, dtype=torch.int32),
         union_sum=(fired_BN > 0).sum(),
-        block_norm_sum=block_norm_sum(h_MN) if block_norms else None,
     )
-
-
-def block_norm_sum(h_MN: Tensor) -> Tensor:
-    """``Σ over blocks of 64 tokens and over neurons of ‖h‖₂ over the block's tokens``, () fp32.
-
-    The group lasso (Yuan and Lin, 2006) on what the sparse kernels pay for: a column of a block.
-    A neuron that one token of a block fires is pressed as hard as by L1, one that k of them fire
-    alike √k times less each, so that neighbours come to share neurons. BlockFFN (arXiv 2507.08771)
-    lowers the same union of a chunk by the probability that any of its tokens fires an expert.
-    """
-    wide = torch.promote_types(h_MN.dtype, torch.float32)
-    return torch.linalg.vector_norm(_blocks_of(h_MN).to(wide), dim=1).sum()
 
 
 def dense_ffn(  # noqa: PLR0917
@@ -69,7 +54,6 @@ def dense_ffn(  # noqa: PLR0917
     down: Product,
     activation: str = "relu",
     token_M: Tensor | None = None,
-    block_norms: bool = False,
 ) -> tuple[Tensor, FFNStats]:
     """``y = (act(x W_g) * (x W_u)) W_d`` (paper, section 2, eq. 1) with its statistics.
 
@@ -83,14 +67,13 @@ def dense_ffn(  # noqa: PLR0917
         down: ``h W_d``.
         activation: a name of `architecture.ACTIVATIONS`.
         token_M: see `ffn_stats`.
-        block_norms: see `ffn_stats`.
 
     Returns:
         y of shape (M, K) and `ffn_stats`.
     """
     gate_MN = activation_function(activation)((up if gate is None else gate)(x_MK))
     h_MN = gate_MN if gate is None else gate_MN * up(x_MK)
-    return down(h_MN), ffn_stats(h_MN, gate_MN, token_M, block_norms)
+    return down(h_MN), ffn_stats(h_MN, gate_MN, token_M)
 
 
 def gated_ffn(

@@ -27,14 +27,12 @@ TOKEN_AT = [
 
 
 class FFNStats(NamedTuple):
-    """Statistics of an FFN's activations. Gradients flow through sums of |h|, not counts."""
+    """Statistics of an FFN's activations. Only `l1_sum` carries a gradient."""
 
     l1_sum: Tensor  # () fp32, Σ over tokens and units of |h|
     nnz_M: Tensor  # (M,) int32, non-zero gate activations of each token
     fired_N: Tensor  # (N,) int32, tokens on which each neuron's gate was non-zero
     union_sum: Tensor  # () int64, Σ over blocks of 64 tokens of the neurons that any of them fires
-    # () fp32, see `reference.block_norm_sum`; None where it was not asked for.
-    block_norm_sum: Tensor | None = None
     # () int64, tokens that the backward pass computes again; None where `union_sum` says it all.
     recomputed: Tensor | None = None
 

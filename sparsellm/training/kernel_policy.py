@@ -68,8 +68,6 @@ def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:
     from sparsellm.ffn.kernels.gpu_architecture import unsupported
 
     shape = recipe.model
-    if recipe.sparsity.union_coefficient:
-        return "only the dense path computes the gradient of sparsity.union_coefficient"
     if recipe.runtime.precision != "bf16":
         return "the sparse kernels need runtime.precision=bf16"
     if reason := unsupported(device):

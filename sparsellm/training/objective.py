@@ -29,7 +29,6 @@ class LossSums(NamedTuple):
     nnz_LBT: Tensor  # (L, B, T) int32, active neurons of each token
     fired_LN: Tensor  # (L, N) int32, tokens on which each neuron fired
     union_L: Tensor  # (L,) int64, Σ over blocks of 64 tokens of the neurons that any of them fires
-    block_norm_sum: Tensor | None = None  # () fp32, Σ over layers; for `sparsity.union_coefficient`
     recomputed: Tensor | None = (
         None  # () int64, layers with tokens that backward computes again (TwELL)
     )
@@ -81,14 +80,14 @@ class Objective(nn.Module):
         if self.compiles_each_size:
             for tensor in (x_MC, targets_M):
                 torch._dynamo.mark_static(tensor)
+        recomputed = [s.recomputed > 0 for s in stats if s.recomputed is not None]
         return LossSums(
             cross_entropy_sum=self.loss_function(x_MC, self.model.lm_head.weight, targets_M),
             l1_sum_L=torch.stack([s.l1_sum for s in stats]),
             nnz_LBT=torch.stack([s.nnz_M for s in stats]).view(-1, *inputs_BT.shape),
             fired_LN=torch.stack([s.fired_N for s in stats]),
             union_L=torch.stack([s.union_sum for s in stats]),
-            block_norm_sum=_total([s.block_norm_sum for s in stats]),
-            recomputed=_total([None if s.recomputed is None else s.recomputed > 0 for s in stats]),
+            recomputed=torch.stack(recomputed).sum() if recomputed else None,
         )
 
     def _order(self, inputs_BT: Tensor) -> TokenOrder | None:
@@ -99,33 +98,20 @@ class Objective(nn.Module):
         return None
 
 
-def _total(parts: list[Tensor | None]) -> Tensor | None:
-    found = [part for part in parts if part is not None]
-    return torch.stack(found).sum() if found else None
-
-
 def total_loss(
-    sums: LossSums,
-    l1_coefficient: float | Tensor,
-    global_tokens: int,
-    world_size: int,
-    union_coefficient: float = 0.0,
+    sums: LossSums, l1_coefficient: float | Tensor, global_tokens: int, world_size: int
 ) -> Tensor:
     """This micro-batch's part of ``CE + λ·L1`` of the whole step, ready for `backward`.
 
     ``CE = Σ ce / tokens`` and ``L1 = Σ|h| / (tokens · layers)``, tokens being those of all ranks
     and micro-batches (``global_tokens``): neither depends on how the batch is split. The paper's
     eq. 2 takes the mean over the N hidden units too; λ here is N times smaller than λ there. Where
-    layers have a λ each, ``l1_coefficient`` is (L,) and the mean is of λ·L1. The union's term is
-    normalised as L1 is (`reference.block_norm_sum`).
+    layers have a λ each, ``l1_coefficient`` is (L,) and the mean is of λ·L1.
 
     DDP and FSDP2 average gradients over ranks; ``world_size`` turns their mean into the sum.
     """
     num_layers = sums.l1_sum_L.shape[0]
     penalty = (l1_coefficient * sums.l1_sum_L).sum() / num_layers
-    if union_coefficient:
-        assert sums.block_norm_sum is not None
-        penalty = penalty + union_coefficient / num_layers * sums.block_norm_sum
     return (sums.cross_entropy_sum + penalty) * (world_size / global_tokens)
 
 

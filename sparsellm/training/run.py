@@ -167,8 +167,6 @@ def build_run(
 
     model = build_model(recipe, tokenizer.eot_id).to(accelerator.device)
     model.train()
-    for layer in model.model.layers:
-        layer.mlp.block_norms = recipe.sparsity.union_coefficient > 0
     prepare_blocks(model, recipe.runtime)
     objective = Objective(model, recipe.runtime)
     objective.compiles_each_size = (

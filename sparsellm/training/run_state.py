@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsellm import __version__
 from sparsellm.data import DataStateMismatch, merge
-from sparsellm.recipe import Recipe
+from sparsellm.recipe import Recipe, without_removed
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.lineage import Lineage
 from sparsellm.runs.pretrained import read_weights
@@ -160,7 +160,7 @@ def _saved_recipe(saved: checkpoint.SavedState) -> dict[str, Any]:
     content = parse_yaml(saved.recipe_yaml, source)
     if not isinstance(content, dict):
         raise ValueError(f"{source} is damaged: no `key: value` lines; {checkpoint.REMEDY}")
-    return content
+    return without_removed(content)
 
 
 def _recipe_changes(saved_recipe: dict[str, Any], recipe: Recipe) -> list[str]:

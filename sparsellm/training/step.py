@@ -105,11 +105,7 @@ def micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float | torch.Ten
     with accelerator.autocast():
         sums = run.objective(tokens_BT1[:, :-1], tokens_BT1[:, 1:])
     loss = total_loss(
-        sums,
-        l1_weight,
-        run.recipe.train.global_batch_tokens,
-        accelerator.num_processes,
-        run.recipe.sparsity.union_coefficient,
+        sums, l1_weight, run.recipe.train.global_batch_tokens, accelerator.num_processes
     )
     accelerator.backward(loss)
     run.stats.update(sums.nnz_LBT, sums.fired_LN)

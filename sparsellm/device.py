@@ -1,11 +1,14 @@
-"""The device and type in which a trained model is used (``--device``)."""
+"""The device and type in which a trained model is used, and whether kernels can run there."""
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import torch
 from transformers import PreTrainedModel as HFModel
+
+from sparsellm.paths import how_to_install
 
 
 def pick_device(name: str | None) -> torch.device:
@@ -52,3 +55,19 @@ def refuse_sparse_without_gpu(asked: str, device: torch.device, remedy: str) -> 
     """Raises ValueError where sparse kernels were asked for and there is only a CPU."""
     if device.type == "cpu" and not os.environ.get(_REFERENCE_VARIABLE):
         raise ValueError(f"{asked} needs a GPU; on a CPU it would be slower than dense: {remedy}")
+
+
+def check_liger(key: str) -> None:
+    """Checks that Liger's kernels can run for a recipe key such as ``runtime.loss``.
+
+    Raises:
+        ValueError: there is no CUDA device, or Liger is not installed.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError(f"{key}: liger needs a CUDA device; set {key}=torch")
+    try:
+        importlib.import_module("liger_kernel.ops")
+    except ImportError as error:
+        raise ValueError(
+            f"{key}: liger needs `{how_to_install('liger')}`; or set {key}=torch"
+        ) from error

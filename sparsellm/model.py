@@ -21,7 +21,6 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.operator_tools import operators_digest
 from sparsellm.ffn.shared_linear import share_weights
 from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
-from sparsellm.liger import check_liger, use_liger_norm
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
 
@@ -129,23 +128,12 @@ def use_sparse_ffn(model: HFModel) -> HFModel:
 def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
     """Compiles each block and recomputes it in the backward pass, as the recipe asks.
 
-    With `runtime.norm: liger` the norms are Liger's; with `runtime.weight_gradients: fused` linear
-    layers are `SharedLinear`.
+    With `runtime.weight_gradients: fused` linear layers are `SharedLinear`.
 
     Compiling a block, not the model, keeps compile time independent of depth and leaves module
     hooks (FSDP2) outside the graph; checkpointing goes around the compiled block, so that what
     is recomputed is the same compiled code.
-
-    Raises:
-        ValueError: Liger is asked for and not installed, or there is no GPU for it.
     """
-    if runtime.norm == "liger":
-        check_liger("runtime.norm")
-        norms = [model.model.norm]
-        for layer in model.model.layers:
-            norms += [layer.input_layernorm, layer.post_attention_layernorm]
-        for norm in norms:
-            use_liger_norm(norm)
     if runtime.weight_gradients == "fused":
         for layer in model.model.layers:
             share_weights(layer.self_attn)

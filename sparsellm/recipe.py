@@ -38,7 +38,7 @@ from sparsellm.vocabulary import vocab_size
 
 # Keys of earlier versions, each with the value at which it changed nothing. Recipes that were saved
 # with that value are read; any other value is refused, and so is the key in ``--set``.
-REMOVED_KEYS: dict[str, object] = {"sparsity.union_coefficient": 0.0}
+REMOVED_KEYS: dict[str, object] = {"runtime.norm": "torch", "sparsity.union_coefficient": 0.0}
 
 
 class Recipe(StrictModel):

@@ -249,11 +249,6 @@ class RuntimeConfig(StrictModel):
         description="Cross-entropy over materialised logits, or Liger's fused linear "
         "cross-entropy (GPU, fp32 accumulation, no logits in memory)",
     )
-    norm: Literal["torch", "liger"] = Field(
-        "torch",
-        description="RMSNorm as torch compiles it, fused with its neighbours, or Liger's kernels "
-        "(GPU)",
-    )
     weight_gradients: Literal["autograd", "fused"] = Field(
         "autograd",
         description="Linear layers of attention and of dense FFNs: cast their fp32 weights and add "

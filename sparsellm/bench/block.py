@@ -16,8 +16,8 @@ The operations, with the activations in bf16 and the weight in fp32 as under aut
 - ``linear_up`` and ``linear_down``: the same of a dense FFN's (N, K) and (K, N).
 
 The sides: ``torch`` is compiled as in training; ``two_reductions`` the same without Inductor's
-fusion of a norm's two backward reductions (torch 2.10 and newer); ``liger`` is compiled with
-Liger's kernels as with `runtime.norm: liger`; RoPE has Liger's own autograd function.
+fusion of a norm's two backward reductions (torch 2.10 and newer); ``liger`` is Liger's RoPE.
+Liger's RMSNorm was slower in compiled blocks and is not measured any more: benchmarks/LOG.md.
 Of a linear layer, ``torch`` casts the weight, and the gradient from bf16 before autograd adds it;
 ``addmm`` is `runtime.weight_gradients: fused`: the weight is cast before (once a step), and the
 matrix product adds the gradient in fp32.
@@ -39,10 +39,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from sparsellm.bench import timing
 from sparsellm.bench.ffn_sides import relative_difference
 from sparsellm.bench.record import Measurement
+from sparsellm.device import check_liger
 from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.types import TokenOrder
-from sparsellm.liger import check_liger, use_liger_norm
 
 EPS = 1e-5
 _WARM_UP = 3
@@ -223,9 +223,6 @@ def _norms(hidden_size: int, device: torch.device) -> dict[str, Any]:
     norms = {"torch": LlamaRMSNorm(hidden_size, EPS)}
     if _can_split_reductions():
         norms["two_reductions"] = LlamaRMSNorm(hidden_size, EPS)
-    if _has_liger():
-        norms["liger"] = LlamaRMSNorm(hidden_size, EPS)
-        use_liger_norm(norms["liger"])
     return {name: norm.to(device) for name, norm in norms.items()}
 
 

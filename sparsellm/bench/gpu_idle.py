@@ -140,7 +140,6 @@ def _measurements(
         "layers": recipe.model.num_hidden_layers,
         "gpus": training.accelerator.num_processes,
         "kernels": recipe.ffn.kernels,
-        "norm": recipe.runtime.norm,
         **weight_gradients_key(recipe),
         "global_batch_tokens": recipe.train.global_batch_tokens,
         "micro_batch_size": training.micro_batch.size,

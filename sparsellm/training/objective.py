@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel as HFModel
 
+from sparsellm.device import check_liger
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.types import TokenOrder
-from sparsellm.liger import check_liger
 from sparsellm.recipe_sections import RuntimeConfig
 
 # PyTorch's and Liger's default `ignore_index`.

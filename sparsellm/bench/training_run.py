@@ -275,7 +275,8 @@ class TrainingRunBench:
             **weight_gradients_key(recipe),
             "global_batch_tokens": recipe.train.global_batch_tokens,
             "micro_batch_size": recipe.train.micro_batch_size,
-            "l1_coefficient": recipe.sparsity.l1_coefficient,
+            "l1_coefficient": recipe.sparsity.l1_coefficient,  # with a target, only its first value
+            **({"target_nnz": target} if (target := recipe.sparsity.target_nnz) else {}),
         }
 
 

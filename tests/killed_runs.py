@@ -196,7 +196,7 @@ def main() -> None:
         f"undisturbed run, another undisturbed one within {usual:.2e}"
     )
     if made != options.kills or found != made or not any(resumed):
-        sys.exit(f"error: {options.kills} kills were planned, but the sessions ended so: {ends}")
+        sys.exit(f"error: {made} of {options.kills} kills were made; the sessions ended so: {ends}")
     if apart > TOLERANCE * usual + ROUNDING:
         sys.exit(f"error: more than {TOLERANCE} times as far apart as two undisturbed runs")
 

@@ -101,5 +101,5 @@ def test_a_killed_run_ends_as_one_left_alone(tmp_path):
     # More kills than were made cannot be claimed once the run has ended.
     more = call("--kills=3")
     assert more.returncode == 1
-    assert "2 kills were made" in more.stderr
+    assert "2 of 3 kills were made" in more.stderr
     assert "3 kills" not in more.stdout

@@ -222,12 +222,14 @@ def _dispatch(options: argparse.Namespace) -> None:
 def _token_order(options: argparse.Namespace) -> None:
     from sparsellm.analyze.trace import load_ids, load_traces
     from sparsellm.bench import order_study, record
+    from sparsellm.bench.ffn_cases import SAMPLE_TRACES
 
     traces = load_traces(options.traces, options.neurons)
     ids_BT = load_ids(options.ids or options.traces, options.context_length)
     if ids_BT is None:
         raise ValueError(f"{options.traces} has no token ids; give --ids FILE")
-    for found in order_study.run(traces, ids_BT, options.traces.stem):
+    name = "sample" if options.traces == SAMPLE_TRACES else options.traces.stem
+    for found in order_study.run(traces, ids_BT, name):
         print("\n".join(order_study.rows(found)), flush=True)
         if options.record:
             record.append(found, options.record)

@@ -30,6 +30,7 @@ from sparsellm.ffn.operator_tools import (
     of_present,
     present_gradients,
     ready_weights,
+    runs_kernels,
     without_biases,
 )
 from sparsellm.ffn.token_order import in_order
@@ -120,7 +121,7 @@ def hybrid_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensor
     w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
     ready = ready_weights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
     _check(x_MK, w, token_M, width)
-    if x_MK.is_cuda and x_MK.shape[0] > 0:
+    if runs_kernels(x_MK):
         check_cuda(x_MK, w)
         from sparsellm.ffn.kernels import hybrid
 
@@ -229,7 +230,7 @@ def _backward(  # noqa: PLR0917
     sums: GradientSums | None,
 ) -> FFNGradients:
     """By kernels or in plain torch; with ``sums`` the matrices' gradients are added there."""
-    if x_MK.is_cuda and x_MK.shape[0] > 0:
+    if runs_kernels(x_MK):
         from sparsellm.ffn.kernels import hybrid
 
         with torch.cuda.device(x_MK.get_device()):

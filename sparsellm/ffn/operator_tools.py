@@ -77,6 +77,11 @@ def in_own_types(gradients: FFNGradients, x_MK: Tensor, w: FFNWeights) -> Gradie
     return (gradients.x_MK, *cast)  # type: ignore[return-value]
 
 
+def runs_kernels(x_MK: Tensor) -> bool:
+    """Whether an operator computes by kernels; without any token it needs none."""
+    return x_MK.is_cuda and x_MK.shape[0] > 0
+
+
 def for_kernels(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
     """All in ``dtype``, and the matrices as the kernels read them: ``ready``, or made so here."""
     return cast_weights(w, dtype, kernel_weights(w, dtype) if ready is None else ready)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.operator_tools import cast_weights, check_cuda, for_kernels
+from sparsellm.ffn.operator_tools import cast_weights, check_cuda, for_kernels, runs_kernels
 from sparsellm.ffn.reference import sparse_backward, sparse_forward
 from sparsellm.ffn.types import Columns, FFNGradients, FFNWeights, GradientSums, KernelWeights
 
@@ -24,9 +24,18 @@ def union_forward(
 
     ``ready``: the matrices as the kernels read them, where the step shares them.
     """
-    by_kernels = x_MK.is_cuda and x_MK.shape[0] > 0
-    compute = _forward_by_kernels if by_kernels else _plain_forward
-    return compute(x_MK, w, ready, capacity, token_M)
+    if runs_kernels(x_MK):
+        check_cuda(x_MK, w)
+        from sparsellm.ffn.kernels import union_training
+
+        with torch.cuda.device(x_MK.get_device()):
+            cast = for_kernels(w, x_MK.dtype, ready)
+            return union_training.forward(x_MK, cast, cast.down_KN.t(), capacity, token_M)
+    # An operator's inside still sees autocast; here every type is chosen.
+    with torch.autocast(x_MK.device.type, enabled=False):
+        cast = cast_weights(w, x_MK.dtype, ready)
+        y_MK, stats, columns = sparse_forward(x_MK, cast, capacity, token_M)
+    return (y_MK, stats.l1_sum, stats.nnz_M, stats.fired_N, *columns)
 
 
 def union_backward(  # noqa: PLR0917
@@ -43,61 +52,16 @@ def union_backward(  # noqa: PLR0917
 
     With ``sums`` those of the matrices are added there.
     """
-    by_kernels = x_MK.is_cuda and x_MK.shape[0] > 0
-    compute = _backward_by_kernels if by_kernels else _plain_backward
-    return compute(dy_MK, d_l1, x_MK, w, ready, saved, token_M, sums)
+    if runs_kernels(x_MK):
+        from sparsellm.ffn.kernels import union_training
 
-
-def _plain_forward(
-    x_MK: Tensor, w: FFNWeights, ready: KernelWeights | None, capacity: int, token_M: Tensor | None
-) -> Forward:
-    # An operator's inside still sees autocast; here every type is chosen.
-    with torch.autocast(x_MK.device.type, enabled=False):
-        cast = cast_weights(w, x_MK.dtype, ready)
-        y_MK, stats, columns = sparse_forward(x_MK, cast, capacity, token_M)
-    return (y_MK, stats.l1_sum, stats.nnz_M, stats.fired_N, *columns)
-
-
-def _forward_by_kernels(
-    x_MK: Tensor, w: FFNWeights, ready: KernelWeights | None, capacity: int, token_M: Tensor | None
-) -> Forward:
-    check_cuda(x_MK, w)
-    from sparsellm.ffn.kernels import union_training
-
-    with torch.cuda.device(x_MK.get_device()):
-        cast = for_kernels(w, x_MK.dtype, ready)
-        return union_training.forward(x_MK, cast, cast.down_KN.t(), capacity, token_M)
-
-
-def _plain_backward(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
-    ready: KernelWeights | None,
-    saved: Columns,
-    token_M: Tensor | None,
-    sums: GradientSums | None,
-) -> FFNGradients:
+        with torch.cuda.device(x_MK.get_device()):
+            cast, own = for_kernels(w, x_MK.dtype, ready), w.up_NK.dtype
+            down_NK = cast.down_KN.t()
+            return union_training.backward(
+                dy_MK, d_l1, x_MK, cast, down_NK, saved, own, token_M, sums
+            )
     with torch.autocast(x_MK.device.type, enabled=False):
         cast = cast_weights(w, x_MK.dtype, ready)
         found = sparse_backward(dy_MK, d_l1, x_MK, cast, saved, token_M)
     return found if sums is None else found.added_to(sums)
-
-
-def _backward_by_kernels(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
-    ready: KernelWeights | None,
-    saved: Columns,
-    token_M: Tensor | None,
-    sums: GradientSums | None,
-) -> FFNGradients:
-    from sparsellm.ffn.kernels import union_training
-
-    with torch.cuda.device(x_MK.get_device()):
-        cast, own = for_kernels(w, x_MK.dtype, ready), w.up_NK.dtype
-        down_NK = cast.down_KN.t()
-        return union_training.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, own, token_M, sums)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
+from sparsellm.ffn import training_paths
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import columns_of, sparse_backward, sparse_forward
 from sparsellm.ffn.training_ops import (
@@ -20,7 +21,7 @@ from sparsellm.ffn.training_ops import (
     sparse_ffn_forward,
     sparse_ffn_training,
 )
-from sparsellm.ffn.training_paths import _backward_by_kernels, _forward_by_kernels
+from sparsellm.ffn.training_paths import union_backward, union_forward
 from sparsellm.ffn.types import Columns, FFNWeights
 
 VARIANTS = list(itertools.product((True, False), (True, False)))  # gated, biased
@@ -304,15 +305,15 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     x_MK = x_MK.detach().bfloat16()
     inputs = (x_MK, *(None if t is None else t.detach() for t in w[:6]))
     bare, token_M = FFNWeights(*inputs[1:], 0.0), torch.randperm(70, dtype=torch.int32)
-    on_gpu = _forward_by_kernels(x_MK, bare, None, 20, token_M)
     on_cpu = sparse_ffn_forward(*inputs, token_M, 20)
-    assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
     y_MK, l1_sum, _, _, *columns = on_cpu
-    saved = Columns(*columns)
-    found = _backward_by_kernels(y_MK, l1_sum, x_MK, bare, None, saved, token_M, None)
-    on_gpu = [x_MK.new_empty(0) if g is None else g for g in found]
-    on_cpu = sparse_ffn_backward(y_MK, l1_sum, *inputs, token_M, list(columns))
+    gradients = sparse_ffn_backward(y_MK, l1_sum, *inputs, token_M, list(columns))
+    monkeypatch.setattr(training_paths, "runs_kernels", lambda x_MK: True)
+    on_gpu = union_forward(x_MK, bare, None, 20, token_M)
     assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
+    found = union_backward(y_MK, l1_sum, x_MK, bare, None, Columns(*columns), token_M)
+    on_gpu = [x_MK.new_empty(0) if g is None else g for g in found]
+    assert all(torch.equal(a, b) for a, b in zip(on_gpu, gradients, strict=True))
     assert all(a.is_contiguous() and a.dtype == torch.float32 for a in on_gpu[1:4] if a.numel())
 
 
@@ -344,8 +345,9 @@ def test_bias_gradients_are_sums_over_what_fires(gated):
         ({"n": 12}, "must be multiples of 8"),
     ],
 )
-def test_what_kernels_cannot_do_is_said(inputs, message):
+def test_what_kernels_cannot_do_is_said(inputs, message, monkeypatch):
+    monkeypatch.setattr(training_paths, "runs_kernels", lambda x_MK: True)
     options = {"m": 70, "k": 8, "n": 16, "dtype": torch.bfloat16} | inputs
     x_MK, w = _inputs(**options)
     with pytest.raises(ValueError, match=message):
-        _forward_by_kernels(x_MK, w, None, 20, None)
+        union_forward(x_MK, w, None, 20, None)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from training.gradient_worker import FixedBatch
+from training.gradient_worker import accumulated_gradients
 
 from gpu.conditions import poisoned
 from sparsellm.ffn.shared_linear import SharedLinear, add_weight_gradient
-from sparsellm.training.accumulation import accumulation
-from sparsellm.training.run import build_run, close_run
-from sparsellm.training.step import micro_batch
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
@@ -106,15 +103,7 @@ def test_a_step_has_the_gradients_of_autograd(random, compiled):
 def test_a_compiled_model_comes_as_near_to_fp32_as_autograd(tiny, recomputed):
     def gradients(*overrides):
         size = ["model.hidden_size=256", "model.intermediate_size=768", "ffn.kernels=dense"]
-        run = build_run(tiny(*size, "validation.every_steps=0", *overrides))
-        run.loader.close()
-        run.loader = FixedBatch(run)
-        try:
-            for _ in accumulation(run, run.rounds):
-                micro_batch(run, next(run.loader).to(DEVICE), l1_weight=0.5)
-            return {name: p.grad for name, p in run.model.named_parameters()}
-        finally:
-            close_run(run)
+        return accumulated_gradients(tiny(*size, "validation.every_steps=0", *overrides))
 
     how = ["runtime.precision=bf16", "runtime.compile=true"]
     how += [f"runtime.activation_checkpointing={recomputed}"]

@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.state import gather_model
-from sparsellm.training.run import build_run
+from sparsellm.training.accumulation import accumulation
+from sparsellm.training.run import build_run, close_run
 from sparsellm.training.signals import StopRequest
-from sparsellm.training.step import train_step
+from sparsellm.training.step import micro_batch, train_step
 
 
 class FixedBatch:
@@ -42,6 +43,21 @@ class FixedBatch:
 
     def __next__(self):
         return next(self._micro_batches)
+
+
+def accumulated_gradients(recipe, each_round=lambda run: None):
+    """By parameter, of one process's step that goes no further; ``each_round`` is called before
+    each micro-batch, and gets the run."""
+    run = build_run(recipe)
+    run.loader.close()
+    run.loader = FixedBatch(run)
+    try:
+        for _ in accumulation(run, run.rounds):
+            each_round(run)
+            micro_batch(run, next(run.loader).to(run.accelerator.device), l1_weight=0.5)
+        return {name: p.grad for name, p in run.model.named_parameters()}
+    finally:
+        close_run(run)
 
 
 class Gathers(TorchDispatchMode):

@@ -11,10 +11,8 @@ from conftest import set_arguments
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.records import read_metrics
-from sparsellm.training.accumulation import accumulation
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.step import micro_batch
-from training.gradient_worker import FixedBatch
+from training.gradient_worker import accumulated_gradients
 
 FUSED = "runtime.weight_gradients=fused"
 
@@ -24,20 +22,17 @@ def gradients(tiny):
     """By parameter, of a step of four micro-batches."""
 
     def compute(*overrides):
-        run = build_run(tiny("validation.every_steps=0", *overrides))
-        run.loader.close()
-        run.loader = FixedBatch(run)
         shared = []
-        try:
-            for _ in accumulation(run, run.rounds):
-                ready = [part for part in run.model.modules() if _shares(part)]
-                sums = [part for part in ready if part.sum_NK is not None]
-                shared.append((len(ready), len(sums)))
-                micro_batch(run, next(run.loader), l1_weight=0.5)
-            assert not any(map(_shares, run.model.modules()))
-            return {name: p.grad for name, p in run.model.named_parameters()}, shared
-        finally:
-            close_run(run)
+
+        def count(run):
+            runs.append(run)
+            ready = [part for part in run.model.modules() if _shares(part)]
+            shared.append((len(ready), sum(part.sum_NK is not None for part in ready)))
+
+        recipe, runs = tiny("validation.every_steps=0", *overrides), []
+        found = accumulated_gradients(recipe, count)
+        assert not any(map(_shares, runs[0].model.modules()))
+        return found, shared
 
     return compute
 

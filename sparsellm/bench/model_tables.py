@@ -54,15 +54,16 @@ def _own_cells(pair: TrainPair | None, forward: Line | None) -> list[str]:
         return ["", "", "", ""]
     nnz = pair.values("nnz")[1]
     return [
-        f"{pair.micro_batch_size}; {nnz:.0f}{_order(pair)}" if nnz is not None else "",
+        f"{pair.micro_batch_size}; {nnz:.0f}{_variant(pair)}" if nnz is not None else "",
         change(*pair.values("tokens_per_ms")),
         change(*pair.values("memory_GiB"), less=True),
         change(forward["baseline"], forward["value"]) if forward else "",
     ]
 
 
-def _order(pair: TrainPair) -> str:
-    return ", token order" if pair.in_token_order else ""
+def _variant(pair: TrainPair) -> str:
+    order = ", token order" if pair.in_token_order else ""
+    return f"{order}, fused gradients" if pair.fused_gradients else order
 
 
 def _arrow(sides: Sides) -> str:
@@ -89,7 +90,7 @@ def scaling_table(lines: Sequence[Line]) -> Made | None:
         [
             results.size_name(p.recipe),
             p.gpus,
-            f"{p.config}{_order(p)}",
+            f"{p.config}{_variant(p)}",
             f"{p.micro_batch_size}; {p.global_batch_tokens:,}",
             change(*p.values("tokens_per_ms")),
             _efficiency(p),

@@ -139,13 +139,14 @@ class TrainPair(NamedTuple):
     global_batch_tokens: int
     format: str  # of the sparse side
     in_token_order: bool  # likewise
+    fused_gradients: bool  # runtime.weight_gradients of both sides
     dense: Metrics
     sparse: Metrics
 
     @property
     def is_plain(self) -> bool:
-        """The union in the order of the text."""
-        return self.format == "union" and not self.in_token_order
+        """The union in the order of the text, with autograd's weight gradients."""
+        return self.format == "union" and not self.in_token_order and not self.fused_gradients
 
     @property
     def lines(self) -> list[Line]:
@@ -162,7 +163,7 @@ _OF_SPARSE = ("kernels", "format", "token_order")  # keys in which dense runs do
 
 
 def train_pairs(lines: Sequence[Line]) -> list[TrainPair]:
-    """The newest pair per recipe, GPUs, launch configuration, micro-batch and sparse variant."""
+    """The newest pair per recipe, GPUs, launch configuration, micro-batch and variant."""
     runs: dict[tuple[str, str, str], dict[tuple[str, bool] | None, Metrics]] = defaultdict(dict)
     cases = {}
     for line in _of(lines, "train", None):
@@ -187,13 +188,14 @@ def train_pairs(lines: Sequence[Line]) -> list[TrainPair]:
                     case["micro_batch_size"],
                     case["global_batch_tokens"],
                     *side,
+                    case.get("weight_gradients") == "fused",
                     dense,
                     sparse,
                 )
-                found[*pair[:4], side] = pair  # whatever the tokens per step
+                found[*pair[:4], *pair[5:8]] = pair  # whatever the tokens per step
     return sorted(
         found.values(),
-        key=lambda p: (size_of(p.recipe), p.gpus, p.config, p.micro_batch_size, p[5:7]),
+        key=lambda p: (size_of(p.recipe), p.gpus, p.config, p.micro_batch_size, p[5:8]),
     )
 
 

@@ -139,6 +139,7 @@ def _whole_model(twell: TrainPair, pairs: Iterable[TrainPair]) -> tuple[str, lis
         for p in pairs
         if p.format == "union"
         and (p.recipe, p.micro_batch_size) == (twell.recipe, twell.micro_batch_size)
+        and p.fused_gradients == twell.fused_gradients
     ]
     rates, memory, used = [], [], []
     for name, pair in [*((_union_name(union), union) for union in unions), ("TwELL", twell)]:

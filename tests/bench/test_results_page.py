@@ -150,15 +150,21 @@ def test_dense_and_sparse_of_one_commit_are_a_pair():
         train("auto", 120.0, commit="new", format="twell"),
         train("auto", 130.0, commit="new", token_order="auto"),
         train("auto", 999.0, commit="alone"),  # without a dense run beside it
+        train("dense", 110.0, commit="new", weight_gradients="fused"),
+        train("auto", 176.0, commit="new", weight_gradients="fused"),
         line("model_forward", "tokens_per_ms", 300.0, 200.0, layers=8, M=1, ratio=1.5),
     ]
     pairs = results.train_pairs(lines)
+    [fused] = [p for p in pairs if p.fused_gradients]
+    assert fused.values("tokens_per_ms") == (110.0, 176.0)
+    pairs.remove(fused)
     found = {(p.format, p.in_token_order): p.values("tokens_per_ms")[1] for p in pairs}
     assert found == {("union", False): 150.0, ("union", True): 130.0, ("twell", False): 120.0}
     assert {p.values("tokens_per_ms")[0] for p in pairs} == {100.0}
     page = results_page(lines)
-    row = next(r for r in table_of(page, "Each model size, beside the paper") if r[0] == "0.5B")
-    assert row[2:5] == ["100 → 150 (1.50×)", "", "200 → 300 (1.50×)"]
+    sizes = [r for r in table_of(page, "Each model size, beside the paper") if r[0] == "0.5B"]
+    assert sizes[0][2:5] == ["100 → 150 (1.50×)", "", "200 → 300 (1.50×)"]
+    assert [r[2] for r in sizes[1:]] == ["110 → 176 (1.60×)", "100 → 130 (1.30×)"]
     expected = "union 100 → 150 (1.50×), union in token order 100 → 130 (1.30×), TwELL 100 → 120"
     assert f"{expected} (1.20×) tokens/ms" in page
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparsellm.bench import results
-from sparsellm.bench.results import FFNSetting, Line, SweepGroup, TrainPair
+from sparsellm.bench import results, sweep_results, train_results
+from sparsellm.bench.results import FFNSetting, Line
+from sparsellm.bench.sweep_results import SweepGroup
+from sparsellm.bench.train_results import TrainPair
 from sparsellm.report import drawing
 from sparsellm.report.published import PAPER_MODELS, PUBLISHED_KERNELS
 
@@ -113,9 +117,9 @@ def _speed_points(
 def _model_sizes(lines: Sequence[Line]) -> Drawn | None:
     """Training rate and peak memory of each size on one GPU, beside the paper's."""
     pairs: dict[str, TrainPair] = {}
-    for pair in results.train_pairs(lines):
-        if pair.gpus == 1 and pair.is_plain:  # the smallest micro-batch comes first
-            pairs.setdefault(results.size_name(pair.recipe), pair)
+    for pair in train_results.default_pairs(lines):
+        if pair.gpus == 1:  # the smallest micro-batch comes first
+            pairs.setdefault(train_results.size_name(pair.recipe), pair)
     if not pairs:
         return None
     figure, panels = drawing.new_figure(2, size=(12, 4.5))
@@ -147,7 +151,7 @@ def _model_sizes(lines: Sequence[Line]) -> Drawn | None:
 
 def _scaling(lines: Sequence[Line]) -> Drawn | None:
     """Scaling efficiency (rate per GPU over that of one GPU in the same run), and the rates."""
-    pairs = [p for p in results.train_pairs(lines) if p.is_plain and _usual(p) and p.gpus > 1]
+    pairs = [p for p in train_results.default_pairs(lines) if _usual(p) and p.gpus > 1]
     recipes = list(dict.fromkeys(p.recipe for p in pairs))
     if not recipes:
         return None
@@ -158,7 +162,9 @@ def _scaling(lines: Sequence[Line]) -> Drawn | None:
         for place, count in enumerate(counts):
             _efficiency_bars(axes, place, [p for p in own if p.gpus == count])
         axes.set_xticks(range(len(counts)), [str(count) for count in counts])
-        drawing.label(axes, results.size_name(recipe), "GPUs", "% of one GPU times their number")
+        drawing.label(
+            axes, train_results.size_name(recipe), "GPUs", "% of one GPU times their number"
+        )
         axes.grid(visible=False, axis="x")
         axes.set_ylim(0, 118)
     figure.suptitle("Training over the GPUs of one node: efficiency, and tokens/ms of all GPUs")
@@ -190,39 +196,63 @@ def _efficiency_bars(axes: Axes, place: int, pairs: list[TrainPair]) -> None:
 
 # --- sweeps ---------------------------------------------------------------------------------------
 
+_L1 = "L1, λ as written"  # the runs with a constant λ
+_SERIES = {_L1: 0, "dense-relu": 1, "dense-silu": 2, "target-30": 3}  # numbers of their styles
+
 
 def _quality(lines: Sequence[Line]) -> Drawn | None:
-    """Held-out loss and training rate against non-zeros; a row for each size of model."""
-    groups = [g for g in results.sweep_groups(lines) if g.nnz and g.losses]
-    sizes = sorted({g.size for g in groups})
+    """Held-out loss and training rate against non-zeros, of the size that has the most runs."""
+    groups = [g for g in sweep_results.sweep_groups(lines) if g.nnz and g.losses]
+    sizes = Counter(g.size for g in groups)
     if not sizes:
         return None
-    dense = results.dense_relu_losses(groups)
-    figure, panels = drawing.new_figure(2, len(sizes))
-    for row, size in enumerate(sizes):
-        own = [g for g in groups if g.size == size]
-        _quality_row(panels[2 * row], panels[2 * row + 1], own, dense.get(size))
-    drawing.legend_beside(figure, panels)
-    return figure, [line for g in groups for line in g.lines]
-
-
-def _quality_row(loss: Axes, rate: Axes, groups: list[SweepGroup], dense: float | None) -> None:
-    names = [g.name for g in groups]
-    for index, g in enumerate(groups):
-        name = g.name if names.count(g.name) == 1 else f"{g.name} ({g.sweep})"
-        style = drawing.points_style(index)
-        loss.plot(g.nnz, g.losses, label=name, **style)
-        rate.plot(g.nnz, [value / 1e3 for value in g.rates], **style)
+    [(size, _)] = sizes.most_common(1)
+    dense = sweep_results.dense_relu_losses(groups).get(size)
+    groups = [g for g in groups if g.size == size]
+    figure, (loss, rate) = drawing.new_figure(2)
+    for name, own in _series(groups).items():
+        style = drawing.points_style(_SERIES.get(name, len(_SERIES) + len(loss.lines)))
+        if name == _L1:
+            style["linestyle"] = "-"
+            for g in own:
+                _annotate(loss, f"{g.case['l1_coefficient']:.0e}", g.nnz[0], g.losses[0])
+        loss.plot(*_points(own, lambda g: g.losses), label=name, **style)
+        rate.plot(*_points(own, lambda g: [r / 1e3 for r in g.rates]), **style)
     if dense:
         loss.axhline(dense, linestyle=":", color=drawing.MUTED, label="dense ReLU, mean")
         loss.axhline(dense * 1.01, linestyle="--", color=drawing.MUTED, label="… and 1%")
-    layers, width, tokens = groups[0].size
+    layers, width, tokens = size
     of = f"{layers} layers of {width}, {tokens / 1e6:,.0f}M tokens"
     drawing.label(loss, f"Held-out loss: {of}", _NNZ, "nats per token")
     drawing.label(rate, "Training", _NNZ, "thousand tokens/s")
-    rate.set_ylim(bottom=0)
+    rate.set_ylim(0, 1.03 * rate.get_ylim()[1])
     for axes in (loss, rate):
         drawing.log_scale(axes.xaxis)
+    drawing.legend_beside(figure, [loss, rate])
+    return figure, [line for g in groups for line in g.lines]
+
+
+def _series(groups: Sequence[SweepGroup]) -> dict[str, list[SweepGroup]]:
+    """Groups by the name in the legend: those with a constant λ are one series, by non-zeros."""
+    found: dict[str, list[SweepGroup]] = {_L1: []}
+    for g in groups:
+        found.setdefault(_L1 if re.fullmatch(r"l1-[\d.e-]+", g.name) else g.name, []).append(g)
+    found[_L1].sort(key=lambda g: g.nnz)
+    return {name: own for name, own in found.items() if own}
+
+
+def _points(
+    groups: Iterable[SweepGroup], values: Callable[[SweepGroup], list[float]]
+) -> tuple[list[float], list[float]]:
+    """Non-zeros and values of every seed that has both."""
+    pairs = [pair for g in groups for pair in zip(g.nnz, values(g), strict=False)]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _annotate(axes: Axes, text: str, x: float, y: float) -> None:
+    axes.annotate(
+        text.replace("e-0", "e-"), (x, y), fontsize=7, xytext=(6, 3), textcoords="offset points"
+    )
 
 
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {

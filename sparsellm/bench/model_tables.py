@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from sparsellm.bench import results
+from sparsellm.bench import sweep_results, train_results
 from sparsellm.bench.listing import cell, markdown_table
-from sparsellm.bench.results import Line, Metrics, TrainPair
+from sparsellm.bench.results import Line, Metrics
+from sparsellm.bench.train_results import TrainPair
 from sparsellm.report.published import PAPER_MODELS, Sides
 
 Made = tuple[str, list[Line]]  # Markdown, and the records that it shows
+_TEXT_ORDER = ", text order"  # the mark of what was measured without a token order
 
 
 def change(dense: float | None, sparse: float | None, *, less: bool = False) -> str:
@@ -27,19 +29,17 @@ def _three(value: float) -> float:
 
 def size_table(lines: Sequence[Line]) -> Made | None:
     """Training, memory and forward on one GPU; one row per size of the paper."""
-    pairs = [p for p in results.train_pairs(lines) if p.gpus == 1 and p.format == "union"]
+    pairs = [p for p in train_results.default_pairs(lines) if p.gpus == 1]
     if not pairs:
         return None
-    forwards = results.model_forwards(lines)
+    forwards = train_results.model_forwards(lines)
     rows, shown = [], []
     for model in PAPER_MODELS:
         own: list[TrainPair | None] = [
-            p for p in pairs if results.size_name(p.recipe) == model.name
+            p for p in pairs if train_results.size_name(p.recipe) == model.name
         ]
         for pair in own or [None]:
-            forward = None
-            if pair and pair.is_plain:
-                forward = forwards.get(model.name, {}).get("tokens_per_ms")
+            forward = forwards.get(model.name, {}).get("tokens_per_ms") if pair else None
             shown += [*(pair.lines if pair else []), *([forward] if forward else [])]
             peak = f"{model.peak_gb.dense:g} → {model.peak_gb.sparse:g}"
             paper = [_arrow(model.training), peak, _arrow(model.forward)]
@@ -57,12 +57,17 @@ def _own_cells(pair: TrainPair | None, forward: Line | None) -> list[str]:
         f"{pair.micro_batch_size}; {nnz:.0f}{_variant(pair)}" if nnz is not None else "",
         change(*pair.values("tokens_per_ms")),
         change(*pair.values("memory_GiB"), less=True),
-        change(forward["baseline"], forward["value"]) if forward else "",
+        _forward(forward) if forward else "",
     ]
 
 
+def _forward(line: Line) -> str:
+    order = "" if "token_order" in line["case"] else _TEXT_ORDER
+    return change(line["baseline"], line["value"]) + order
+
+
 def _variant(pair: TrainPair) -> str:
-    order = ", token order" if pair.in_token_order else ""
+    order = "" if pair.in_token_order else _TEXT_ORDER
     return f"{order}, fused gradients" if pair.fused_gradients else order
 
 
@@ -71,24 +76,24 @@ def _arrow(sides: Sides) -> str:
 
 
 SIZE_LEGEND = """
-Whole models on one GPU, dense → sparse (`ffn.kernels: auto`), from weights whose sparsity has
-settled; medians over the second half of the steps. In brackets: gain; above 1 is better. Paper:
-arXiv 2603.23198 at its λ = 2e-5 (39, 29 and 24 non-zeros at 0.5B, 1.5B and 2B), one GPU of a node
-of eight H100; its sparse 2B has a larger micro-batch. Commands: `sparsellm bench train`, `sparsellm
-bench forward`.
+Whole models on one GPU, dense → sparse (`ffn.kernels: auto`, in token order unless the table says
+otherwise), from weights whose sparsity has settled; medians over the second half of the steps. In
+brackets: gain; above 1 is better. Paper: arXiv 2603.23198 at its λ = 2e-5 (39, 29 and 24 non-zeros
+at 0.5B, 1.5B and 2B), one GPU of a node of eight H100; its sparse 2B has a larger micro-batch.
+Commands: `sparsellm bench train`, `sparsellm bench forward`.
 """
 
 
 def scaling_table(lines: Sequence[Line]) -> Made | None:
     """Rate, efficiency, memory and energy of each recipe that was trained on several GPUs."""
-    pairs = [p for p in results.train_pairs(lines) if p.format == "union"]
+    pairs = train_results.default_pairs(lines)
     several = {p.recipe for p in pairs if p.gpus > 1}
     pairs = [p for p in pairs if p.recipe in several]
     if not pairs:
         return None
     rows = [
         [
-            results.size_name(p.recipe),
+            train_results.size_name(p.recipe),
             p.gpus,
             f"{p.config}{_variant(p)}",
             f"{p.micro_batch_size}; {p.global_batch_tokens:,}",
@@ -112,9 +117,10 @@ def _efficiency(pair: TrainPair) -> str:
 
 
 SCALING_LEGEND = """
-Whole trainings through `accelerate launch` on GPUs of one node, dense → sparse, from settled
-weights. Efficiency: rate per GPU over that of one GPU with the same kernels, in the same run.
-Energy is of all GPUs while training. Command: `sparsellm bench train`.
+Whole trainings through `accelerate launch` on GPUs of one node, dense → sparse (in token order
+unless the table says otherwise), from settled weights. Efficiency: rate per GPU over that of one
+GPU with the same kernels, in the same run. Energy is of all GPUs while training. Command:
+`sparsellm bench train`.
 """
 
 # --- quality --------------------------------------------------------------------------------------
@@ -122,10 +128,10 @@ Energy is of all GPUs while training. Command: `sparsellm bench train`.
 
 def quality_table(lines: Sequence[Line]) -> Made | None:
     """Loss and rate of each group of runs of a sweep."""
-    groups = [g for g in results.sweep_groups(lines) if g.losses and g.nnz]
+    groups = [g for g in sweep_results.sweep_groups(lines) if g.losses and g.nnz]
     if not groups:
         return None
-    dense = results.dense_relu_losses(groups)
+    dense = sweep_results.dense_relu_losses(groups)
     rows = []
     for g in groups:
         nnz, loss = statistics.fmean(g.nnz), statistics.fmean(g.losses)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsellm.bench import model_tables, results
+from sparsellm.bench import model_tables, results, train_results
 from sparsellm.bench.listing import cell, markdown_table
 from sparsellm.bench.model_tables import Made, change
-from sparsellm.bench.results import FFNSetting, Line, TrainPair
+from sparsellm.bench.results import FFNSetting, Line
+from sparsellm.bench.train_results import TrainPair
 from sparsellm.report.published import PUBLISHED_KERNELS
 
 PAGE = Path("benchmarks/RESULTS.md")
@@ -119,7 +120,7 @@ def _format_table(lines: Sequence[Line]) -> Made | None:
             shown += [line for line in both if line is not None]
             cells += map(with_ratio, both)
         rows.append(cells)
-    whole = [p for p in results.train_pairs(lines) if p.gpus == 1]
+    whole = [p for p in train_results.train_pairs(lines) if p.gpus == 1]
     sentences = []
     for twell in (p for p in whole if p.format == "twell"):
         sentence, used = _whole_model(twell, whole)
@@ -147,7 +148,7 @@ def _whole_model(twell: TrainPair, pairs: Iterable[TrainPair]) -> tuple[str, lis
         memory.append(f"{name} {change(*pair.values('memory_GiB'), less=True)}")
         used += pair.lines
     sentence = (
-        f"Training the whole {results.size_name(twell.recipe)} on one GPU, dense → sparse: "
+        f"Training the whole {train_results.size_name(twell.recipe)} on one GPU, dense → sparse: "
         f"{', '.join(rates)} tokens/ms; peak {', '.join(memory)} GiB."
     )
     return sentence, used

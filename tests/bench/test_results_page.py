@@ -9,7 +9,7 @@ import matplotlib
 import pytest
 from conftest import ROOT
 
-from sparsellm.bench import figures, record, results
+from sparsellm.bench import figures, record, results, train_results
 from sparsellm.bench.results_page import TABLES, results_page
 from sparsellm.cli import main
 
@@ -154,7 +154,7 @@ def test_dense_and_sparse_of_one_commit_are_a_pair():
         train("auto", 176.0, commit="new", weight_gradients="fused"),
         line("model_forward", "tokens_per_ms", 300.0, 200.0, layers=8, M=1, ratio=1.5),
     ]
-    pairs = results.train_pairs(lines)
+    pairs = train_results.train_pairs(lines)
     [fused] = [p for p in pairs if p.fused_gradients]
     assert fused.values("tokens_per_ms") == (110.0, 176.0)
     pairs.remove(fused)
@@ -163,8 +163,9 @@ def test_dense_and_sparse_of_one_commit_are_a_pair():
     assert {p.values("tokens_per_ms")[0] for p in pairs} == {100.0}
     page = results_page(lines)
     sizes = [r for r in table_of(page, "Each model size, beside the paper") if r[0] == "0.5B"]
-    assert sizes[0][2:5] == ["100 → 150 (1.50×)", "", "200 → 300 (1.50×)"]
-    assert [r[2] for r in sizes[1:]] == ["110 → 176 (1.60×)", "100 → 130 (1.30×)"]
+    assert [r[2:5] for r in sizes] == [["100 → 130 (1.30×)", "", "200 → 300 (1.50×), text order"]]
+    [nearest] = train_results.default_pairs(lines)
+    assert (nearest.in_token_order, nearest.fused_gradients) == (True, False)
     expected = "union 100 → 150 (1.50×), union in token order 100 → 130 (1.30×), TwELL 100 → 120"
     assert f"{expected} (1.20×) tokens/ms" in page
 
@@ -180,13 +181,16 @@ def test_seeds_of_a_sweep_are_one_row_of_their_newest_commit():
         run("dense", 0, "validation_loss", 9.0, commit="old"),
         *(run("dense", seed, "nnz", 40.0) for seed in (0, 1)),
         *(run("dense", seed, "validation_loss", 4.0 + seed) for seed in (0, 1)),
-        run("l1", 0, "nnz", 60.0, step=5, **sparse),
-        run("l1", 0, "nnz", 2.0, **sparse),
-        run("l1", 0, "throughput", 1000.0, **sparse),
-        run("l1", 0, "score_mean", 0.31, **sparse),
-        run("l1", 0, "score_mean", 0.99, limit=5, **sparse),
-        run("l1", 0, "validation_loss", 4.95, **sparse),
+        run("l1-0.1", 0, "nnz", 60.0, step=5, **sparse),
+        run("l1-0.1", 0, "nnz", 2.0, **sparse),
+        run("l1-0.1", 0, "throughput", 1000.0, **sparse),
+        run("l1-0.1", 0, "score_mean", 0.31, **sparse),
+        run("l1-0.1", 0, "score_mean", 0.99, limit=5, **sparse),
+        run("l1-0.1", 0, "validation_loss", 4.95, **sparse),
     ]
     rows = table_of(results_page(lines), "Quality against non-zeros")
     assert rows[2][:7] == ["x: dense", "2", "40.0 (60.0% zeros)", "", "4.000, 5.000", "+0.0%", ""]
-    assert rows[3] == ["x: l1", "1", "2.0 (98.0% zeros)", "", "4.950", "+10.0%", "31.0%", "1k"]
+    assert rows[3] == ["x: l1-0.1", "1", "2.0 (98.0% zeros)", "", "4.950", "+10.0%", "31.0%", "1k"]
+    svg = figures.draw_all(lines)["quality_and_speed.svg"]
+    assert ">L1, λ as written<" in svg
+    assert ">1e-1<" in svg

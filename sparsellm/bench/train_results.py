@@ -1,0 +1,117 @@
+"""Selects records of whole models: dense and sparse trainings of one run, and forwards."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from sparsellm.bench.record import OUTCOMES, case_text
+from sparsellm.bench.results import HIDDEN, Line, Metrics, of_bench
+from sparsellm.report.published import PAPER_MODELS
+
+
+class TrainPair(NamedTuple):
+    """A dense and a sparse training run of one commit and machine."""
+
+    recipe: str
+    gpus: int
+    config: str
+    micro_batch_size: int
+    global_batch_tokens: int
+    format: str  # of the sparse side
+    in_token_order: bool  # likewise
+    fused_gradients: bool  # runtime.weight_gradients of both sides
+    dense: Metrics
+    sparse: Metrics
+
+    @property
+    def lines(self) -> list[Line]:
+        """All its records."""
+        return [*self.dense.values(), *self.sparse.values()]
+
+    def values(self, metric: str) -> tuple[float | None, float | None]:
+        """Dense and sparse value of a metric; None if it was not measured."""
+        dense, sparse = (side.get(metric, {}).get("value") for side in (self.dense, self.sparse))
+        return dense, sparse
+
+
+_OF_SPARSE = ("kernels", "format", "token_order")  # keys in which dense runs do not differ
+
+
+def train_pairs(lines: Sequence[Line]) -> list[TrainPair]:
+    """The newest pair per recipe, GPUs, launch configuration, micro-batch and variant."""
+    runs: dict[tuple[str, str, str], dict[tuple[str, bool] | None, Metrics]] = defaultdict(dict)
+    cases = {}
+    for line in of_bench(lines, "train", None):
+        if "vocab_size" in line["case"]:
+            continue  # another model
+        case = {k: v for k, v in line["case"].items() if k not in (*_OF_SPARSE, *OUTCOMES)}
+        key = (case_text(case), line["hardware"], line["commit"])
+        cases[key] = case
+        side = None  # dense
+        if line["case"]["kernels"] != "dense":
+            side = (line["case"].get("format", "union"), line["case"].get("token_order") == "auto")
+        runs[key].setdefault(side, {})[line["metric"]] = line
+    found = {}
+    for key, sides in runs.items():
+        case, dense = cases[key], sides.get(None, {})
+        for side, sparse in sides.items():
+            if side and "tokens_per_ms" in dense and "tokens_per_ms" in sparse:
+                pair = TrainPair(
+                    case["recipe"],
+                    case["gpus"],
+                    case["config"],
+                    case["micro_batch_size"],
+                    case["global_batch_tokens"],
+                    *side,
+                    case.get("weight_gradients") == "fused",
+                    dense,
+                    sparse,
+                )
+                found[*pair[:4], *pair[5:8]] = pair  # whatever the tokens per step
+    return sorted(
+        found.values(),
+        key=lambda p: (size_of(p.recipe), p.gpus, p.config, p.micro_batch_size, p[5:8]),
+    )
+
+
+def default_pairs(lines: Sequence[Line]) -> list[TrainPair]:
+    """The union's pair of each recipe, GPUs, configuration and micro-batch nearest the defaults.
+
+    The defaults are token order and autograd's weight gradients.
+    """
+    unions = [pair for pair in train_pairs(lines) if pair.format == "union"]
+    unions.sort(key=lambda pair: (pair.in_token_order, not pair.fused_gradients))
+    nearest = {pair[:4]: pair for pair in unions}
+    return [pair for pair in train_pairs(lines) if nearest.get(pair[:4]) == pair]
+
+
+def model_forwards(lines: Iterable[Line]) -> dict[str, Metrics]:
+    """The newest forward of each of the paper's sizes on one GPU, in token order if measured."""
+    found: dict[tuple[str, bool], Metrics] = {}
+    last = ""
+    for line in of_bench(lines, "model_forward"):
+        case = line["case"]
+        sizes = {model.layers: model.name for model in PAPER_MODELS}
+        name = sizes.get(case["layers"]) if case.get("K", HIDDEN) == HIDDEN else None
+        if name is None or "format" in case:
+            continue
+        key = name, "token_order" in case
+        if case_text(case) != last:  # a new case begins: its metrics belong together
+            found.pop(key, None)
+        found.setdefault(key, {})[line["metric"]] = line
+        last = case_text(case)
+    return {name: found[name, in_order] for name, in_order in sorted(found)}
+
+
+def size_of(recipe: str) -> float:
+    """Billions of parameters from a recipe's name; infinite, hence last, if it has none."""
+    number = re.fullmatch(r"([\d.]+)b", recipe)
+    return float(number[1]) if number else float("inf")
+
+
+def size_name(recipe: str) -> str:
+    """The size in a recipe's name, such as ``0.5B``."""
+    return recipe[:-1] + "B" if size_of(recipe) < float("inf") else recipe

@@ -14,7 +14,13 @@ from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.evaluate.agreement import Agreement
 from sparsellm.evaluate.lm_eval_tasks import build_other_tasks
 from sparsellm.evaluate.scores import Scores, from_lm_eval
-from sparsellm.evaluate.suite import Suite, build_tasks, load_suite, quiet
+from sparsellm.evaluate.suite import (
+    Suite,
+    build_tasks,
+    load_suite,
+    quiet,
+    templates_compiled_once,
+)
 
 
 @dataclass
@@ -65,7 +71,7 @@ class Evaluator:
 
         from sparsellm.evaluate.lm import SparseLM
 
-        with quiet():
+        with quiet(), templates_compiled_once():
             lm = SparseLM(
                 model,
                 tokenizer,

@@ -256,3 +256,20 @@ def quiet() -> Iterator[None]:
         task.tqdm = tqdm
         if not bars:
             datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def templates_compiled_once() -> Iterator[None]:
+    """lm-eval compiles a prompt's template anew for every row, two to four times.
+
+    Without this, all but the model's part of an evaluation of the suite takes 19.0 s, with it 3.5
+    (2 CPU cores, lm-eval 0.4.13).
+    """
+    from lm_eval import utils
+
+    cached = functools.lru_cache(maxsize=256)(utils.env.from_string)
+    utils.env.from_string = cached  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del utils.env.from_string

@@ -15,6 +15,7 @@ import torch
 import yaml
 from conftest import set_arguments
 from lm_eval import __main__ as lm_eval_main
+from lm_eval import utils
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
@@ -28,7 +29,12 @@ from sparsellm.evaluate.cli import _beside
 from sparsellm.evaluate.evaluator import Evaluator
 from sparsellm.evaluate.lm import SparseLM
 from sparsellm.evaluate.scores import from_lm_eval, table, task_records
-from sparsellm.evaluate.suite import build_tasks, load_suite, write_tasks
+from sparsellm.evaluate.suite import (
+    build_tasks,
+    load_suite,
+    templates_compiled_once,
+    write_tasks,
+)
 from sparsellm.model import build_model, model_config
 from sparsellm.paths import bundled
 from sparsellm.runs import checkpoint, state
@@ -558,6 +564,15 @@ def test_tasks_of_ones_own_are_scored_and_recorded_as_the_suites(
     assert {("mine_rolling", "byte_perplexity"), ("mine_group", "acc")} <= evaluation.scores.keys()
     score = evaluation.scores["mine_writing", "exact_match (strict)"]
     assert score.stderr == tasks["mine_writing"]["exact_match_stderr (strict)"]
+
+
+def test_a_template_is_compiled_once_and_lm_eval_is_left_as_it_was():
+    with templates_compiled_once():
+        first, again, other = (utils.env.from_string(text) for text in ("{{a}}", "{{a}}", "{{b}}"))
+        assert first is again is not other
+        assert utils.apply_template("{{a}}", {"a": "x"}) == "x"
+        assert utils.apply_template("{{a}}", {"a": "y"}) == "y"
+    assert utils.env.from_string("{{a}}") is not utils.env.from_string("{{a}}")
 
 
 def test_an_unknown_task_says_what_was_meant():

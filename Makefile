@@ -38,8 +38,11 @@ docs: $(READY) ## build the documentation into site/, with every link checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo 'site/index.html'
 
-bench: $(READY) ## what can be measured on this machine
+bench: $(READY) ## the data loader and, on a GPU, the kernels of one FFN beside dense
 	$(BIN)/sparsellm bench loader --tokenizer bytes --num-workers 0 1
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  $(BIN)/sparsellm bench ffn && $(BIN)/sparsellm bench ffn-train; \
+	else echo 'no CUDA device: the kernels were not measured'; fi
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"sparsellm needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Set PYTHON=python3.12, say")'

@@ -15,6 +15,8 @@ MOST_READERS = 128
 # Readers per stream: a lane far behind the others (a huge document) needs its own position.
 MOST_READERS_PER_STREAM = 4
 
+_Column = tuple[str, str]  # address and text field
+
 
 class BlockCache:
     """Documents by shard, block and row; keeps the most recently used blocks, up to ``most_bytes``.
@@ -26,9 +28,9 @@ class BlockCache:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._bytes = 0
-        self._readers: OrderedDict[str, list[ShardReader]] = OrderedDict()
-        self._blocks: OrderedDict[tuple[str, int], Block] = OrderedDict()
-        self._num_blocks: dict[str, int] = {}  # of streams that were read to the end
+        self._readers: OrderedDict[_Column, list[ShardReader]] = OrderedDict()
+        self._blocks: OrderedDict[tuple[_Column, int], Block] = OrderedDict()
+        self._num_blocks: dict[_Column, int] = {}  # of streams that were read to the end
 
     def num_blocks(self, shard: Shard) -> int | None:
         """A shard's number of blocks, or None for a stream.
@@ -50,23 +52,24 @@ class BlockCache:
         return found.documents(rows)
 
     def _block(self, shard: Shard, index: int) -> Block | None:
-        key = (shard.url, index)
+        column = _column(shard)
+        key = (column, index)
         if key in self._blocks:
             self._blocks.move_to_end(key)
             return self._blocks[key]
-        if index >= self._num_blocks.get(shard.url, index + 1):
+        if index >= self._num_blocks.get(column, index + 1):
             return None
         reader = self._reader_at(shard, index)
         # Blocks that a stream passes are cached too, for lanes that are a little behind.
         for place in range(index if reader.next_block is None else reader.next_block, index + 1):
             block = reader.read(place)
             if block is None:
-                self._num_blocks[shard.url] = place
+                self._num_blocks[column] = place
                 return None
-            self._keep((shard.url, place), block)
+            self._keep((column, place), block)
         return self._blocks[key]
 
-    def _keep(self, key: tuple[str, int], block: Block) -> None:
+    def _keep(self, key: tuple[_Column, int], block: Block) -> None:
         if key in self._blocks:
             self._bytes -= self._blocks.pop(key).num_bytes
         self._blocks[key] = block
@@ -76,14 +79,15 @@ class BlockCache:
             self._bytes -= oldest.num_bytes
 
     def _readers_of(self, shard: Shard) -> list[ShardReader]:
-        if shard.url not in self._readers:
-            self._readers[shard.url] = [open_shard(shard)]
+        column = _column(shard)
+        if column not in self._readers:
+            self._readers[column] = [open_shard(shard)]
             if len(self._readers) > MOST_READERS:
                 _, oldest = self._readers.popitem(last=False)
                 for reader in oldest:
                     reader.close()
-        self._readers.move_to_end(shard.url)
-        return self._readers[shard.url]
+        self._readers.move_to_end(column)
+        return self._readers[column]
 
     def _reader_at(self, shard: Shard, index: int) -> ShardReader:
         """The reader that has the least to skip before block ``index``."""
@@ -98,3 +102,8 @@ class BlockCache:
         if len(readers) > MOST_READERS_PER_STREAM:
             readers.pop(0).close()
         return best
+
+
+def _column(shard: Shard) -> _Column:
+    # Two corpora of a mixture may read two columns of one file.
+    return shard.url, shard.text_field

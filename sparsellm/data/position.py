@@ -164,7 +164,7 @@ def compare_corpora(saved: dict[str, str], present: dict[str, str]) -> list[str]
         if saved[name] != present[name]:
             raise DataStateMismatch(
                 f"the files of corpus {name} are not those that the data position was saved with: "
-                "one was added, removed, renamed or changed"
+                "one was added, removed, renamed or changed, or another of its columns is the text"
             )
     added = [
         f"corpus {name} is new and begins at its beginning" for name in present if name not in saved

@@ -156,7 +156,7 @@ def fingerprint(shards: tuple[Shard, ...]) -> str:
 
 
 def identity(shard: Shard) -> str:
-    """What tells a shard from another, and from itself once it has changed.
+    """What tells a shard from another, and from itself once it or its text field has changed.
 
     Of a local file it takes name, size and 64 KB each of its begin, middle and end; of an address
     with a commit the address; of another what the server says of it (etag, checksum, time). Tokens
@@ -173,6 +173,8 @@ def identity(shard: Shard) -> str:
     digest = hashlib.sha256()
     for part in shard.members or (shard.url,):
         digest.update(f"{Path(part).name}\n{content_identity(part)}\n".encode())
+    if shard.text_field != "text" and shard.format != "sources":
+        digest.update(f"column {shard.text_field}\n".encode())
     return digest.hexdigest()[:32]
 
 

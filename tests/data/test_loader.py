@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import process_env
@@ -116,6 +120,41 @@ def test_another_text_of_the_same_name_and_size_is_refused(tmp_path):
     _loader(corpus).load_state_dict(merge(states[:1]))
     with pytest.raises(DataStateMismatch, match=r"files of corpus local are not those.*changed"):
         _loader(corpus).load_state_dict(merge(states[1:2]))
+
+
+def test_another_column_of_the_same_file_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"title": "a" * 9000, "text": "b" * 9000}) + "\n")
+    titles, texts = (load_corpus("local", files=[str(path)], text_field=f) for f in ("title", None))
+    state = merge([_loader(titles).state_dict()])
+    _loader(titles).load_state_dict(state)
+    with pytest.raises(DataStateMismatch, match=r"another of its columns is the text"):
+        _loader(texts).load_state_dict(state)
+
+
+@pytest.mark.parametrize("end", ["parquet", "jsonl", "jsonl.gz", "csv"])
+def test_a_mixture_of_two_columns_of_one_file_reads_both(tmp_path, end):
+    path = tmp_path / f"a.{end}"
+    table = pa.table({"title": ["a" * 100] * 99, "text": ["b" * 100] * 99})
+    if end == "parquet":
+        pq.write_table(table, path)
+    elif end == "csv":
+        rows = [("title", "text"), *zip(*table.to_pydict().values(), strict=True)]
+        path.write_text("".join(f"{title},{text}\n" for title, text in rows))
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode()
+        path.write_bytes(gzip.compress(lines) if end.endswith("gz") else lines)
+    for field in ("title", "text"):
+        (tmp_path / f"{field}.yaml").write_text(
+            f"source: files\nfiles: {path}\ntext_field: {field}\n"
+        )
+    corpora = load_corpora({str(tmp_path / f"{field}.yaml"): 1.0 for field in ("title", "text")})
+    loader = TokenLoader(
+        corpora, load_tokenizer("bytes"), seed=0, rank=0, world_size=1, num_workers=0, **SHAPE
+    )
+    seen = Counter(chr(token) for rows in islice(loader, 20) for token in rows[:, 5].tolist())
+    assert 20 <= seen["a"] <= 40
+    assert 20 <= seen["b"] <= 40
 
 
 def _edit_in_the_dark(path, letter):

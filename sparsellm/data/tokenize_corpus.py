@@ -21,6 +21,8 @@ from sparsellm.data.token_shards import TokenWriter
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.data.workers import begin_worker, worker_context
 
+_HERE = "${CORPUS_DIR}/"
+
 
 @dataclass(frozen=True)
 class Tokenised:
@@ -46,17 +48,21 @@ def tokenize(corpus: Corpus, tokenizer: str, folder: Path, num_workers: int) -> 
         The YAML file, for `data.corpus`.
 
     Raises:
-        FileNotFoundError, ValueError, ConnectionError: a shard is missing or damaged, or the
-            tokenizer cannot be had.
+        FileNotFoundError, ValueError, ConnectionError: a shard is missing or damaged, the tokenizer
+            cannot be had, or the folder holds another corpus.
     """
     encoder = load_tokenizer(tokenizer)
     if any(shard.format == "tokens" for shard in (*corpus.train, *corpus.validation)):
         raise ValueError(f"corpus {corpus.name} is tokenised already")
-    parts = {"train": corpus.train, "validation": corpus.validation}
+    if others := [p for p in folder.glob("*.yaml") if p.stem != corpus.name and _names_shards(p)]:
+        raise ValueError(
+            f"{folder} holds the tokens of another corpus ({others[0].name}), which those of "
+            f"corpus {corpus.name} would replace: give another folder, or delete that one"
+        )
     wanted = [
-        (shard, folder / part / f"{index:05d}.bin")
-        for part, shards in parts.items()
-        for index, shard in enumerate(shards)
+        (shard, folder / file)
+        for part, shards in _parts(corpus).items()
+        for shard, file in zip(shards, _files(part, shards), strict=True)
     ]
     for _, path in wanted:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,13 +146,28 @@ def is_whole(shard: Shard, path: Path, tokenizer: str) -> bool:
 
 
 def _write_yaml(corpus: Corpus, tokenizer: str, folder: Path) -> Path:
+    # Each file by its name: of an earlier call, for more text, there may be others.
+    named = {part: [_HERE + file for file in _files(part, s)] for part, s in _parts(corpus).items()}
     content: dict[str, object] = {
         "description": f"{corpus.name}, tokenised by {tokenizer} (sparsellm data tokenize)",
         "source": "files",
-        "files": ["${CORPUS_DIR}/train/*.bin"],
+        "files": named["train"],
     }
     if corpus.validation:
-        content["validation_files"] = ["${CORPUS_DIR}/validation/*.bin"]
+        content["validation_files"] = named["validation"]
     path = folder / f"{corpus.name}.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return path
+
+
+def _parts(corpus: Corpus) -> dict[str, tuple[Shard, ...]]:
+    return {"train": corpus.train, "validation": corpus.validation}
+
+
+def _files(part: str, shards: tuple[Shard, ...]) -> list[str]:
+    return [f"{part}/{index:05d}.bin" for index in range(len(shards))]
+
+
+def _names_shards(path: Path) -> bool:
+    """Whether a YAML file is one that `_write_yaml` wrote."""
+    return f"{_HERE}train/" in path.read_text(encoding="utf-8", errors="replace")

@@ -133,6 +133,30 @@ def test_whole_shards_are_kept_and_changed_ones_made_anew(texts, tmp_path, monke
     assert made == ["00001.bin", "00002.bin"]
 
 
+def test_of_an_earlier_call_for_other_text_nothing_is_read(texts, tmp_path):
+    assert _tokenize(texts, tmp_path) == 0
+    (folder,), held_out = texts
+    fewer = [f"{folder}/a.parquet"]
+    assert _tokenize((fewer, held_out), tmp_path) == 0
+    assert len(load_corpora(str(tmp_path / "local.yaml"))[0].train) == 1
+    rows = [{"text": f"text {i}", "title": f"title {i}"} for i in range(9)]
+    both = [[str(tmp_path / f"{part}.parquet")] for part in ("both", "held-both")]
+    for (path,) in both:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    for field in ("title", "text"):
+        assert _tokenize(both, tmp_path, "--text-field", field) == 0
+        ids = np.fromfile(tmp_path / "train" / "00000.bin", np.uint16)
+        assert ids[:5].tolist() == list(field[:5].ljust(5).encode())
+
+
+def test_the_folder_of_another_corpus_is_left_alone(texts, tmp_path, capsys):
+    assert _tokenize(texts, tmp_path) == 0
+    before = (tmp_path / "train" / "00000.bin").read_bytes()
+    assert main(["data", "tokenize", "sample", str(tmp_path), "--tokenizer", "bytes"]) == 1
+    assert "holds the tokens of another corpus (local.yaml)" in capsys.readouterr().err
+    assert (tmp_path / "train" / "00000.bin").read_bytes() == before
+
+
 def test_what_does_not_belong_together_is_refused(texts, tmp_path, gpt2_cache):
     assert _tokenize(texts, tmp_path) == 0
     tokens = load_corpora(str(tmp_path / "local.yaml"))

@@ -1,7 +1,7 @@
 """The documents of a shard by blocks: random access where the format has it, else a stream.
 
 A block is a Parquet row group, the lines that begin within a range of bytes of a JSON Lines file, a
-table of a stream, or a group of source files. `datasets` reads every other format; why not these:
+table of a stream, or a group of source files. `datasets` reads Arrow; why not the others:
 benchmarks/LOG.md.
 """
 

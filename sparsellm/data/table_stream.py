@@ -1,7 +1,8 @@
-"""Arrow and CSV files through `datasets`, as a stream of tables."""
+"""Arrow files through `datasets` and CSV files through pandas, as a stream of tables."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 from sparsellm.data.block_types import TextColumn, check_text_column
 from sparsellm.data.retry import is_transient, one_line, with_retries
 from sparsellm.data.shards import Shard
+from sparsellm.data.text_files import open_steady
 
 ROWS_PER_BLOCK = 1024
 
@@ -17,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class TableStream:
-    """One file, read from front to back by `datasets`' builder of its format."""
+    """One file, read from front to back."""
 
     num_blocks = None
 
@@ -27,6 +29,8 @@ class TableStream:
         self._tables = self._named(lambda: with_retries(self._open, shard.url))
 
     def _open(self) -> Iterator[pa.Table]:
+        if self._shard.format == "csv":
+            return self._open_csv()
         import datasets
 
         # It reads the beginning of the file for its columns.
@@ -37,6 +41,28 @@ class TableStream:
             streaming=True,
         )
         return iter(stream.with_format("arrow").iter(batch_size=ROWS_PER_BLOCK))
+
+    def _open_csv(self) -> Iterator[pa.Table]:
+        import pandas as pd
+
+        # Every field is text. By default pandas takes digits for numbers and NA for no text, block
+        # by block, and the first fields for the rows' names where rows have more than the header.
+        frames = pd.read_csv(
+            open_steady(self._shard.url),
+            dtype=str,
+            na_filter=False,
+            index_col=False,
+            chunksize=ROWS_PER_BLOCK,
+        )
+        while True:
+            try:
+                with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+                    frame = next(frames, None)
+            except pd.errors.ParserWarning as warning:  # of fields that it would leave out
+                raise ValueError("its rows have more fields than its header") from warning
+            if frame is None:
+                return
+            yield pa.Table.from_pandas(frame, preserve_index=False)
 
     def read(self, block: int) -> TextColumn | None:
         assert block == self.next_block
@@ -65,9 +91,12 @@ class TableStream:
                 raise ConnectionError(
                     f"{where}: the connection broke ({one_line(error)}); the run can be resumed"
                 ) from error
+            remedy = "fetch the file again, or take it out of the corpus"
+            if self._shard.format == "csv":
+                remedy = f"put texts with commas or line breaks in quotes; {remedy}"
             raise ValueError(
                 f"{where}: damaged, or not of format {self._shard.format} ({one_line(error)}); "
-                "fetch the file again, or take it out of the corpus"
+                f"{remedy}"
             ) from error
 
     def close(self) -> None:

@@ -59,6 +59,12 @@ def hf_file(name: str, file: str) -> Path:
     path = Path(where).expanduser()
     if path.is_file() and path.name == TOKENIZER_FILE:
         path = path.parent
+    elif path.is_file():
+        raise FileNotFoundError(
+            f"data.tokenizer {name}: {path} is not called {TOKENIZER_FILE}; name a folder with a "
+            f"{TOKENIZER_FILE} in Hugging Face's format, such as "
+            "`AutoTokenizer.from_pretrained(…).save_pretrained(…)` writes"
+        )
     if path.is_dir():
         if not (path / file).is_file():
             raise FileNotFoundError(

@@ -99,10 +99,11 @@ def check_text_column(schema: pa.Schema, shard: Shard) -> None:
         ValueError: it does not; the message lists the existing columns.
     """
     field = shard.text_field
-    if field not in schema.names:
+    if (count := schema.names.count(field)) != 1:
+        has = f"{count} columns" if count else "no column"
         raise ValueError(
-            f"{shard.url}: no column {field!r}; it has {', '.join(schema.names)}. Name its text "
-            "with data.text_field"
+            f"{shard.url}: {has} {field!r}; it has {name_keys(schema.names)}. Name its text with "
+            "data.text_field"
         )
     kind = schema.field(field).type
     is_text: tuple[Callable[[pa.DataType], bool], ...] = (
@@ -111,5 +112,16 @@ def check_text_column(schema: pa.Schema, shard: Shard) -> None:
         pa.types.is_string_view,
         pa.types.is_null,
     )
+    if pa.types.is_dictionary(kind):  # each text once, and its number in each row
+        kind = kind.value_type
     if not any(check(kind) for check in is_text):
-        raise ValueError(f"{shard.url}: column {field!r} holds {kind}, not text")
+        raise ValueError(
+            f"{shard.url}: column {field!r} holds {kind}, not text; it has "
+            f"{name_keys(schema.names)}. Name its text with data.text_field"
+        )
+
+
+def name_keys(names: list[str]) -> str:
+    """The first columns or keys, for an error: a file without a header has text for names."""
+    shown = ", ".join(name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20])
+    return f"{shown}, …" if len(names) > 20 else shown

@@ -205,6 +205,12 @@ def load_corpus(
     kind = content.get("source")
     if kind not in KINDS:
         raise ValueError(f"{path}: key 'source' is {kind!r}; valid are {', '.join(KINDS)}")
+    for key, value in overrides.items():
+        if value is not None and key not in KINDS[kind].model_fields:
+            raise ValueError(
+                f"data.{key} does not apply to data.corpus {name_or_path}, whose source is "
+                f"{kind!r}; to read files of your own set data.corpus to local"
+            )
     config = validate(KINDS[kind], content, str(path), path)
     name = Path(name_or_path).stem
     if isinstance(config, HubCorpus):

@@ -15,12 +15,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sparsellm.data.block_types import Rows
+from sparsellm.data.block_types import Rows, name_keys
 from sparsellm.data.retry import is_transient, one_line, with_retries
 from sparsellm.data.shards import Shard
 from sparsellm.data.text_files import open_file, open_steady
 
 BLOCK_BYTES = 4 * 2**20
+_ONE_OBJECT = 'each line must be an object with the text of one document, such as {"text": "…"}'
+_ONE_ARRAY = f"{_ONE_OBJECT}; `jq -c '.[]' FILE > FILE.jsonl` makes lines of an array"
+_JSON_TYPES: dict[type, str] = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+    dict: "an object",
+}
 
 
 class JsonLinesReader:
@@ -170,17 +181,25 @@ class _Lines:
         try:
             document = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise self._error(
-                row, f" is not JSON ({one_line(error)}); repair or remove the line"
-            ) from error
-        if not isinstance(document, dict) or not isinstance(document.get(field), str | None):
-            raise self._error(row, f": {field!r} is not text")
-        if field not in document:
-            keys = ", ".join(list(document)[:20])
-            raise self._error(
-                row, f" has no key {field!r}; it has {keys}. Name its text with data.text_field"
-            )
-        return document[field] or ""
+            begins_array = line.lstrip().startswith(b"[")
+            remedy = _ONE_ARRAY if begins_array else "repair or remove the line"
+            raise self._error(row, f" is not JSON ({one_line(error)}); {remedy}") from error
+        if isinstance(document, dict) and field in document:
+            text = document[field]
+            if isinstance(text, str | None):
+                return text or ""
+        raise self._error(row, _why_no_text(document, field))
 
     def _error(self, row: int, what: str) -> ValueError:
         return ValueError(f"{self._shard.url}: line {self._first_line() + row}{what}")
+
+
+def _why_no_text(document: object, field: str) -> str:
+    """The end of a sentence about a line."""
+    if not isinstance(document, dict):
+        remedy = _ONE_ARRAY if isinstance(document, list) else _ONE_OBJECT
+        return f" is {_JSON_TYPES[type(document)]}, not an object; {remedy}"
+    named = f"it has {name_keys(list(document))}. Name its text with data.text_field"
+    if field not in document:
+        return f" has no key {field!r}; {named}"
+    return f": {field!r} holds {_JSON_TYPES[type(document[field])]}, not text; {named}"

@@ -36,7 +36,8 @@ class ParquetReader:
                 table = self._file.read_row_group(
                     block, columns=[self._shard.text_field], use_threads=False
                 )
-                column = table.column(0)
+                # By its name: a struct's fields have dotted names, which `columns` takes, too.
+                column = table.column(self._shard.text_field)
                 if len(column) != self._sizes[block]:
                     raise pa.ArrowInvalid(f"{len(column)} rows for {self._sizes[block]}")
                 column.validate()  # offsets that lead outside the data would crash

@@ -61,7 +61,7 @@ def expand(patterns: list[str], source: str, key: str) -> dict[str, str]:
         the path of each file by what it is once links are followed.
 
     Raises:
-        FileNotFoundError: they match nothing.
+        FileNotFoundError: they match nothing, or one that is no glob does not exist.
         ValueError: an environment variable is not set, or one of them is not a regular file.
     """
     found: set[str] = set()
@@ -72,7 +72,15 @@ def expand(patterns: list[str], source: str, key: str) -> dict[str, str]:
                 f"{source}: {key} {pattern!r} names an environment variable that is not set; set "
                 f"it, or give globs with --set 'data.{key}=[…]'"
             )
-        found.update(_remote(expanded) if "://" in expanded else _local(expanded))
+        paths = _remote(expanded) if "://" in expanded else _local(expanded)
+        # Of several globs some may match nothing; a file that is named is one to read.
+        if not paths and not glob.has_magic(expanded):
+            is_folder = "://" in expanded or Path(expanded).expanduser().is_dir()
+            what = "has no file of a known format" if is_folder else "does not exist"
+            raise FileNotFoundError(
+                f"{source}: {key}: {expanded} {what}; correct the path, or leave it out"
+            )
+        found.update(paths)
     if not found:
         raise FileNotFoundError(f"{source}: {key} {patterns} match no file")
     by_file: dict[str, str] = {}

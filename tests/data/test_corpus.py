@@ -98,6 +98,23 @@ def test_unknown_format_overlap_and_nothing_left(tmp_path):
         load_corpus("nope")
 
 
+def test_a_path_that_is_not_there_is_named_beside_others_that_are(tmp_path):
+    there = str(_parquet(tmp_path / "a.parquet"))
+    corpus = load_corpus("local", files=[there, f"{tmp_path}/*.jsonl"])
+    assert len(corpus.train) == 1
+    with pytest.raises(FileNotFoundError, match=r"files: /.*/b\.parquet does not exist"):
+        load_corpus("local", files=[there, f"{tmp_path}/b.parquet"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"/empty has no file of a known format"):
+        load_corpus("local", files=[there, f"{tmp_path}/empty"])
+
+
+def test_files_for_a_corpus_that_has_none_name_the_remedy(tmp_path):
+    files = [str(_parquet(tmp_path / "a.parquet"))]
+    with pytest.raises(ValueError, match=r"data\.files does not apply to.*sample.*local"):
+        load_corpus("sample", files=files)
+
+
 def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):
     """``snapshots/<revision>/x.parquet`` leads to ``blobs/<sha>``, a name without a suffix."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
@@ -122,6 +139,11 @@ def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):
         (lambda p: p.write_bytes(_parquet(p).read_bytes()[:-20]), r"damaged or not Parquet"),
         (lambda p: _parquet(p, column="body"), r"no column 'text'; it has body"),
         (lambda p: pq.write_table(pa.table({"text": [1, 2]}), p), r"column 'text' holds int64"),
+        (
+            lambda p: pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), p),
+            r"2 columns 'text'",
+        ),
+        (lambda p: _parquet(p, column="x" * 99), r"it has x{40}…\. Name"),
     ],
 )
 def test_bad_parquet_is_named(tmp_path, write, message):
@@ -147,7 +169,11 @@ def test_row_that_is_not_utf8_is_named(tmp_path):
         _read_all(tmp_path / "latin.parquet", "parquet")
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
+    ids=str,
+)
 def test_every_kind_of_text_column_is_read(tmp_path, kind):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": pa.array(["a", None, "naïve"], kind)}), path)
@@ -168,8 +194,10 @@ def test_row_group_above_2_gib_is_read(tmp_path, monkeypatch):
     [
         ("{broken", r"line 3 is not JSON"),
         ('{"body": "x"}', r"line 3 has no key 'text'"),
-        ('{"text": 5}', r"line 3: 'text' is not text"),
-        ('["text"]', r"line 3: 'text' is not text"),
+        ('{"text": 5}', r"line 3: 'text' holds a number, not text; it has text"),
+        ('["text"]', r"line 3 is an array, not an object; each line must.*jq -c"),
+        ("[", r"line 3 is not JSON.*jq -c"),
+        ('"text"', r"line 3 is a string, not an object; each line must be"),
     ],
 )
 def test_bad_jsonl_line_is_numbered(tmp_path, line, message):

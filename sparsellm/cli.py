@@ -114,7 +114,11 @@ def make_parser() -> argparse.ArgumentParser:
 
     add_stop_parser(commands)
 
-    plot = commands.add_parser("plot", help="PNG plots of a run")
+    plot = commands.add_parser(
+        "plot",
+        help="PNG plots of a run",
+        description="Writes plots/training.png and plots/sparsity.png into the run's folder.",
+    )
     plot.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")
     plot.set_defaults(run=_plot)
 

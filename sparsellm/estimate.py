@@ -170,20 +170,20 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
         ("tokens in all", f"{recipe.train.steps * tokens:,}"),
         (
             "training FLOPs",
-            f"{flops / 1e9:.2f} G a token, {flops * tokens * recipe.train.steps:.2e}",
+            f"{flops / 1e9:.2f} G per token, {flops * tokens * recipe.train.steps:.2e} in all",
         ),
         (
             "λ in paper's eq. 2",
             f"{recipe.sparsity.l1_coefficient * recipe.model.intermediate_size:.3g}",
         ),
-        ("memory a GPU, DDP", _describe(estimate_memory(recipe))),
-        (f"memory a GPU, FSDP2 × {num_gpus}", _describe(estimate_memory(recipe, num_gpus))),
+        ("memory per GPU, DDP", _describe(estimate_memory(recipe))),
+        (f"memory per GPU, FSDP2 × {num_gpus}", _describe(estimate_memory(recipe, num_gpus))),
     ]
     nodes, rest = divmod(num_gpus, GPUS_PER_NODE)
     if nodes > 1 and not rest:
         sharded = estimate_memory(recipe, GPUS_PER_NODE, num_gpus)
-        rows.append((f"memory a GPU, HSDP {nodes} × {GPUS_PER_NODE}", _describe(sharded)))
-    return "\n".join(f"# {name:26} {value}" for name, value in rows)
+        rows.append((f"memory per GPU, HSDP {nodes} × {GPUS_PER_NODE}", _describe(sharded)))
+    return "\n".join(f"# {name:28} {value}" for name, value in rows)
 
 
 def _describe(memory: MemoryEstimate) -> str:

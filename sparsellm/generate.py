@@ -32,7 +32,9 @@ def add_generate_parser(commands: Any) -> None:
         description="Continues a prompt, which the model sees as the beginning of a document. The "
         "text goes to stdout, non-zeros and speed to stderr.",
     )
-    parser.add_argument("source", type=Path, metavar="CHECKPOINT", help="or run, exported folder")
+    parser.add_argument(
+        "source", type=Path, metavar="CHECKPOINT", help="checkpoint, run or exported folder"
+    )
     parser.add_argument("--prompt", required=True, help="text to continue")
     parser.add_argument(
         "--max-new-tokens",
@@ -112,7 +114,7 @@ class Report:
         return (
             f"{self.num_tokens} tokens, {self.tokens_per_second:.1f} tok/s after the first "
             f"({self.first_seconds:.2f} s) | nnz {nnz:.1f} of {intermediate_size:,} "
-            f"({nnz / intermediate_size:.2%}) a token, mean over {len(self.nnz_L)} layers and "
+            f"({nnz / intermediate_size:.2%}) per token, mean over {len(self.nnz_L)} layers and "
             f"{self.counted_tokens} tokens (prompt and new)"
         )
 

@@ -86,7 +86,7 @@ def test_memory_of_replicated_shards_is_that_of_one_group_of_them():
     assert nodes.total / 2**30 < 70 < estimate_memory(recipe).total / 2**30  # of 80 GB; not DDP
     once = load_recipe("8b", ["train.global_batch_tokens=262144"])
     assert estimate_memory(once, 8, 64).gradients == node.gradients // 8  # one round: sharded
-    assert "memory a GPU, HSDP 8 × 8   68.1 GiB" in summary(recipe, 64)
+    assert "memory per GPU, HSDP 8 × 8   68.1 GiB" in summary(recipe, 64)
 
 
 @pytest.mark.parametrize(

@@ -22,27 +22,40 @@ def add_analyze_parser(commands: Any) -> None:
         description="Runs held-out text through a model and writes statistics.json, and the "
         "patterns of its first tokens as traces.npz.",
     )
-    parser.add_argument("source", type=Path, metavar="CHECKPOINT", help="or run, exported folder")
+    parser.add_argument(
+        "source", type=Path, metavar="CHECKPOINT", help="checkpoint, run or exported folder"
+    )
     parser.add_argument(
         "--data", nargs="+", metavar="GLOB", help="Parquet or JSONL (default: the recipe's corpus)"
     )
     parser.add_argument(
-        "--tokens", type=positive_int, default=2**20, help="counted (default: 1,048,576)"
+        "--tokens",
+        type=positive_int,
+        default=2**20,
+        metavar="N",
+        help="tokens to count (default: 1,048,576)",
     )
     parser.add_argument(
         "--trace-tokens",
         type=positive_int,
         default=16_384,
-        help="whose patterns are kept, the first ones (default: 16,384)",
+        metavar="N",
+        help="keep the patterns of the first N of them (default: 16,384)",
     )
     parser.add_argument(
         "--trace-layers",
         type=int,
         nargs="+",
         metavar="LAYER",
-        help="whose patterns are kept, from 0 (default: all)",
+        help="keep the patterns of these layers only, counted from 0",
     )
-    parser.add_argument("--micro-batch-size", type=positive_int, default=4, help="sequences")
+    parser.add_argument(
+        "--micro-batch-size",
+        type=positive_int,
+        default=4,
+        metavar="N",
+        help="sequences (default: 4)",
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: analysis/ in the checkpoint's folder"
     )
@@ -84,7 +97,7 @@ def table(statistics: dict[str, Any]) -> str:
         f"{'union 64':>9} {'128':>7} {'256':>7} {'top 256':>8} {'512':>6} {'never':>6}"
     )
     lines = [
-        f"{statistics['tokens']:,} tokens, {statistics['intermediate_size']:,} neurons a layer",
+        f"{statistics['tokens']:,} tokens, {statistics['intermediate_size']:,} neurons per layer",
         heading,
     ]
     for number, layer in enumerate(statistics["layers"]):

@@ -109,7 +109,8 @@ def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="real patterns from `sparsellm analyze` (default: "
-        "benchmarks/traces/sample/traces.npz; without it, the commands that make it are told)",
+        "benchmarks/traces/sample/traces.npz; where it is missing, an error names the commands "
+        "that make it)",
     )
     parser.add_argument(
         "--ids",

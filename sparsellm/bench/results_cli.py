@@ -25,7 +25,9 @@ def add_results_parsers(names: Any) -> None:
     )
     table.set_defaults(run=_table)
     plots = names.add_parser(
-        "plots", help="benchmarks/figures/*.svg from results.jsonl: the newest record of each case"
+        "plots",
+        help="benchmarks/figures/*.svg from results.jsonl: the newest record of each case",
+        description="Draws benchmarks/figures/*.svg from benchmarks/results.jsonl.",
     )
     plots.set_defaults(run=_plots)
 

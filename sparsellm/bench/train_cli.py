@@ -66,14 +66,15 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds",
         type=float,
-        help="start no run later than this; to continue, give --folder and repeat the command",
+        help="start no run after this many seconds; to continue, give --folder and repeat the "
+        "command",
     )
     parser.add_argument(
         "--steps",
         type=positive_int,
         default=40,
-        help=f"of each run (default: 40; up to {SHRUNK_STEPS} the memory of sparse layers is not "
-        "recorded)",
+        help=f"of each run (default: 40; with {SHRUNK_STEPS} or fewer, the memory of sparse "
+        "layers is not recorded)",
     )
     parser.add_argument(
         "--tokens-per-gpu",

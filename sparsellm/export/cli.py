@@ -42,13 +42,14 @@ def add_export_parsers(commands: Any) -> None:
 def _add_drop_dead_arguments(export: argparse.ArgumentParser) -> None:
     group = export.add_argument_group(
         "dead neurons",
-        "Exact on the text that is measured; says how often a dropped neuron may fire on other.",
+        "The output is exact on the measured text; the command says how often a dropped neuron may "
+        "fire on other text.",
     )
     group.add_argument(
         "--drop-dead",
         action="store_true",
-        help="leave out FFN neurons that never fire on held-out text; the width of all layers is "
-        "what the liveliest needs, a multiple of 128",
+        help="leave out FFN neurons that never fire on held-out text; all layers get the "
+        "width that the layer with the most living neurons needs, a multiple of 128",
     )
     group.add_argument(
         "--drop-dead-tokens",

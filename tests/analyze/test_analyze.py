@@ -136,7 +136,7 @@ def test_traces_equal_the_statistics_of_the_model(checkpoint):
 def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert main(["analyze", str(checkpoint), "--tokens", "512"]) == 0
     printed = capsys.readouterr().out
-    assert "512 tokens, 64 neurons a layer" in printed
+    assert "512 tokens, 64 neurons per layer" in printed
     found = json.loads((checkpoint / "analysis" / "statistics.json").read_text())
     assert found["tokens"] == 512
     assert len(found["layers"]) == 2

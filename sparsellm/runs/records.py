@@ -135,7 +135,7 @@ class FailureRecord:
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """One process of the main rank, from its start to its end."""
+    """One process of the main rank, from its start to its end; in a sweep, its part for the run."""
 
     step: int  # from which it starts or resumes
     tokens: int

@@ -8,6 +8,7 @@ import secrets
 import socket
 import subprocess
 import time
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from importlib import metadata
 
@@ -21,9 +22,17 @@ from sparsellm.runs.records import SessionRecord
 _PACKAGES = ("torch", "accelerate", "transformers", "cupy-cuda13x", "cupy-cuda12x")
 
 
+_run_began = ContextVar("run_began", default=0.0)  # seconds since 1970; 0: with the process
+
+
+def begin_run() -> None:
+    """The next session begins now, not with the process: a sweep's worker trains several runs."""
+    _run_began.set(time.time())
+
+
 def this_session(step: int, tokens: int, ranks: int, device: torch.device) -> SessionRecord:
-    """The session of this process, which begins at a step."""
-    started = psutil.Process().create_time()
+    """The session of this process, or of its present run, which begins at a step."""
+    started = _run_began.get() or psutil.Process().create_time()
     return SessionRecord(
         step=step,
         tokens=tokens,

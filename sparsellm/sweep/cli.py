@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from sparsellm.arguments import positive_int
@@ -47,7 +48,7 @@ def add_sweep_parser(commands: Any) -> None:
         dest="overrides",
         help="override a recipe key in all runs; may be repeated",
     )
-    parser.add_argument("--seconds", type=float, help="start no run later than this")
+    parser.add_argument("--seconds", type=float, help="start no run after this many seconds")
     parser.add_argument("--list", action="store_true", help="list the runs without training")
     parser.set_defaults(run=_sweep)
 
@@ -70,6 +71,7 @@ def _sweep(options: argparse.Namespace) -> None:
         gpus_per_run=options.gpus_per_run,
         config=options.config,
         seconds=options.seconds,
+        say=partial(print, flush=True),  # also into a log file: a run may take hours
     )
     if len(unfinished) < len(plan.runs):
         from sparsellm.report.sweep_report import write_sweep_report

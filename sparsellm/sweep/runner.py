@@ -59,7 +59,7 @@ def run_sweep(
         gpus_per_run: above 1, each run is started by `accelerate launch` on so many GPUs.
         config: a file of launch/, for such runs.
         seconds: no run is started later than this after the first.
-        say: prints a line for each run.
+        say: prints a line when a run starts, and one when it ends.
 
     Raises:
         ValueError: a run's folder has a run of another recipe, the GPUs cannot be divided this way,
@@ -90,6 +90,8 @@ def run_sweep(
             # Submit no more runs than workers: a stopped worker must not start another run.
             while todo and len(running) < workers:
                 run = todo.popleft()
+                log = run.recipe.run_path / LOG_FILE
+                say(f"{_at(begun)} | {run.name}: started; its progress is in {log}")
                 running[pool.submit(work, job, run.recipe)] = run
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:

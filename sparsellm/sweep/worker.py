@@ -70,10 +70,12 @@ def train_one(recipe: Recipe) -> float:
     """Trains one run, in a worker; returns its seconds."""
     import torch
 
+    from sparsellm.runs.session import begin_run
     from sparsellm.training.loop import train
     from sparsellm.training.signals import StopRequest
 
     begun = time.monotonic()
+    begin_run()
     torch._dynamo.config.recompile_limit = _COMPILED_VARIANTS
     recipe.run_path.mkdir(parents=True, exist_ok=True)
     with (

@@ -99,7 +99,13 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tiny"
     assert done.stdout.count("held-out loss") == 2
+    started = f"l1-0.1-seed0: started; its progress is in {folder / 'l1-0.1-seed0' / 'train.log'}"
+    assert started in done.stdout
     assert str(folder / "report.html") in done.stdout
+    first, second = (read_metrics(folder / name) for name in ("dense-relu-seed0", "l1-0.1-seed0"))
+    end = first[0]["started_at"] + first[-1]["seconds"]
+    assert (first[-1]["kind"], first[0]["pid"]) == ("session_end", second[0]["pid"])
+    assert second[0]["started_at"] >= end  # its wall time is not that of the whole worker
     killed = folder / "l1-0.1-seed0"  # after step 3, whose last checkpoint is step 2's
     shutil.rmtree(killed / "checkpoints" / "step_00000004")
     (killed / "checkpoints" / "latest").write_text("step_00000002")

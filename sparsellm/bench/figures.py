@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,9 +163,10 @@ def _scaling(lines: Sequence[Line]) -> Drawn | None:
             _efficiency_bars(axes, place, [p for p in own if p.gpus == count])
         axes.set_xticks(range(len(counts)), [str(count) for count in counts])
         drawing.label(
-            axes, train_results.size_name(recipe), "GPUs", "% of one GPU times their number"
+            axes, train_results.size_name(recipe), "GPUs", "rate per GPU, % of one GPU's rate"
         )
         axes.grid(visible=False, axis="x")
+        axes.set_xlim(-0.5, len(counts) - 0.5)  # a configuration that was not run leaves a gap
         axes.set_ylim(0, 118)
     figure.suptitle("Training over the GPUs of one node: efficiency, and tokens/ms of all GPUs")
     drawing.legend_beside(figure, panels)
@@ -196,7 +197,7 @@ def _efficiency_bars(axes: Axes, place: int, pairs: list[TrainPair]) -> None:
 
 # --- sweeps ---------------------------------------------------------------------------------------
 
-_L1 = "L1, λ as written"  # the runs with a constant λ
+_L1 = "L1, λ at each point"  # the runs with a constant λ
 _SERIES = {_L1: 0, "dense-relu": 1, "dense-silu": 2, "target-30": 3}  # numbers of their styles
 
 
@@ -209,23 +210,21 @@ def _quality(lines: Sequence[Line]) -> Drawn | None:
     [(size, _)] = sizes.most_common(1)
     dense = sweep_results.dense_relu_losses(groups).get(size)
     groups = [g for g in groups if g.size == size]
-    figure, (loss, rate) = drawing.new_figure(2)
-    for name, own in _series(groups).items():
-        style = drawing.points_style(_SERIES.get(name, len(_SERIES) + len(loss.lines)))
-        if name == _L1:
-            style["linestyle"] = "-"
-            for g in own:
-                _annotate(loss, f"{g.case['l1_coefficient']:.0e}", g.nnz[0], g.losses[0])
-        loss.plot(*_points(own, lambda g: g.losses), label=name, **style)
-        rate.plot(*_points(own, lambda g: [r / 1e3 for r in g.rates]), **style)
+    figure, (loss, rate) = drawing.new_figure(2, size=(9, 4.2))  # legible in a README
+    for place, (name, own) in enumerate(_series(groups).items()):
+        index = _SERIES.get(name, len(_SERIES) + place)
+        texts = [drawing.exponent(g.case["l1_coefficient"]) if name == _L1 else "" for g in own]
+        losses = [_points(g, g.losses) for g in own]
+        drawing.series(loss, name, list(zip(texts, losses, strict=True)), index)
+        rates = [_points(g, [r / 1e3 for r in g.rates]) for g in own]
+        drawing.series(rate, name, list(zip(texts, rates, strict=True)), index)
     if dense:
-        loss.axhline(dense, linestyle=":", color=drawing.MUTED, label="dense ReLU, mean")
-        loss.axhline(dense * 1.01, linestyle="--", color=drawing.MUTED, label="… and 1%")
+        drawing.dense_lines(loss, dense)
     layers, width, tokens = size
     of = f"{layers} layers of {width}, {tokens / 1e6:,.0f}M tokens"
     drawing.label(loss, f"Held-out loss: {of}", _NNZ, "nats per token")
     drawing.label(rate, "Training", _NNZ, "thousand tokens/s")
-    rate.set_ylim(0, 1.03 * rate.get_ylim()[1])
+    drawing.from_zero(rate)
     for axes in (loss, rate):
         drawing.log_scale(axes.xaxis)
     drawing.legend_beside(figure, [loss, rate])
@@ -233,26 +232,16 @@ def _quality(lines: Sequence[Line]) -> Drawn | None:
 
 
 def _series(groups: Sequence[SweepGroup]) -> dict[str, list[SweepGroup]]:
-    """Groups by the name in the legend: those with a constant λ are one series, by non-zeros."""
-    found: dict[str, list[SweepGroup]] = {_L1: []}
+    """Groups by the name in the legend: those with a constant λ are one series."""
+    found: dict[str, list[SweepGroup]] = defaultdict(list)
     for g in groups:
-        found.setdefault(_L1 if re.fullmatch(r"l1-[\d.e-]+", g.name) else g.name, []).append(g)
-    found[_L1].sort(key=lambda g: g.nnz)
-    return {name: own for name, own in found.items() if own}
+        found[_L1 if re.fullmatch(r"l1-[\d.e-]+", g.name) else g.name].append(g)
+    return found
 
 
-def _points(
-    groups: Iterable[SweepGroup], values: Callable[[SweepGroup], list[float]]
-) -> tuple[list[float], list[float]]:
-    """Non-zeros and values of every seed that has both."""
-    pairs = [pair for g in groups for pair in zip(g.nnz, values(g), strict=False)]
-    return [x for x, _ in pairs], [y for _, y in pairs]
-
-
-def _annotate(axes: Axes, text: str, x: float, y: float) -> None:
-    axes.annotate(
-        text.replace("e-0", "e-"), (x, y), fontsize=7, xytext=(6, 3), textcoords="offset points"
-    )
+def _points(group: SweepGroup, values: Sequence[float]) -> list[drawing.Point]:
+    """Non-zeros and value of every seed that has both."""
+    return list(zip(group.nnz, values, strict=False))
 
 
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {

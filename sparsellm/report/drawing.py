@@ -6,9 +6,10 @@ with a different marker each time the colours repeat.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ DARK = {
     "#773300": "#dd0099",
     "#553355": "#ffbb99",
 }
+Point = tuple[float, float]
 _MARKERS = "osD^vP*Xp<>h"
 _STYLE: dict[str, Any] = {
     "figure.facecolor": PAGE,
@@ -138,6 +140,50 @@ def plain_numbers(axis: Axis) -> None:
     axis.set_minor_formatter(Minor(minor_thresholds=(1.0, 0.4)))
 
 
+def from_zero(axes: Axes) -> None:
+    """A linear y axis from zero, with room above the highest marker."""
+    axes.set_ylim(0, 1.08 * axes.dataLim.y1)
+
+
+def series(
+    axes: Axes, name: str, members: Sequence[tuple[str, Sequence[Point]]], index: int
+) -> None:
+    """Markers of every seed of one or more settings; several settings are joined by a line.
+
+    Args:
+        axes: what to draw on.
+        name: in the legend.
+        members: of each setting the text beside it, or none, and the x and y of each seed.
+        index: number of the series, which decides its style.
+    """
+    members = sorted((m for m in members if m[1]), key=lambda m: fmean(x for x, _ in m[1]))
+    if not members:
+        return
+    means = [(fmean(x for x, _ in points), fmean(y for _, y in points)) for _, points in members]
+    style = points_style(index)
+    if len(members) > 1:
+        axes.plot(*zip(*means, strict=True), color=style["color"])
+    points = [point for _, own in members for point in own]
+    axes.plot(*zip(*points, strict=True), label=name, **style)
+    for (text, _), (x, y), (_, after) in zip(members, means, [*means[1:], means[-1]], strict=True):
+        # Beside the line to the next point, not on it.
+        offset, side = ((5, 3), "bottom") if after <= y else ((5, -3), "top")
+        axes.annotate(text, (x, y), xytext=offset, textcoords="offset points", fontsize=8, va=side)
+
+
+def exponent(value: float) -> str:
+    """3e-4, where Python writes 0.0003."""
+    import numpy as np
+
+    return np.format_float_scientific(value, trim="-", exp_digits=1)
+
+
+def dense_lines(axes: Axes, loss: float) -> None:
+    """The held-out loss of dense ReLU, and 1% more."""
+    axes.axhline(loss, linestyle=":", color=MUTED, label="dense ReLU, mean")
+    axes.axhline(loss * 1.01, linestyle="--", color=MUTED, label="1% above it")
+
+
 def legend_beside(figure: Figure, axes: list[Axes]) -> None:
     """One legend to the right of all axes, each name once; the figure grows by its width."""
     entries: dict[str, Any] = {}
@@ -167,6 +213,7 @@ def points_style(index: int) -> dict[str, Any]:
         "marker": marker(index),
         "linestyle": "none",
         "markersize": 7,
+        "clip_on": False,  # whole markers at a limit such as 0
     }
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsellm import __version__
 from sparsellm.report import tables
@@ -17,22 +17,30 @@ _FOLDER = Path(__file__).parent
 _SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
 
 
-def render_page(runs: list[RunData], sweep: tuple[str, str] | None = None) -> str:
+class SweepSection(NamedTuple):
+    """What a page about a sweep begins with."""
+
+    name: str
+    description: str
+    html: str
+
+
+def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
     """The HTML of the report, which loads nothing else from network or disk.
 
     Args:
         runs: the runs to show.
-        sweep: heading and HTML of the runs' sweep, if there is one.
+        sweep: of the runs, if there is one.
     """
-    names = ", ".join(run.label for run in runs)
+    names = sweep.name if sweep else ", ".join(run.label for run in runs)
     # One function scope for all scripts: no global names.
     script = "\n".join(_file(name) for name in _SCRIPTS)
     parts = {
         "TITLE": escape(f"{names}: sparsellm report"),
         "STYLE": _file("style.css"),
-        "HEADING": escape(names if len(runs) <= 3 else f"{len(runs)} runs"),
-        "DESCRIPTION": escape(_description(runs)),
-        "SWEEP": _sweep_section(*sweep) if sweep else "",
+        "HEADING": escape(names if sweep or len(runs) <= 3 else f"{len(runs)} runs"),
+        "DESCRIPTION": escape(sweep.description if sweep else _description(runs)),
+        "SWEEP": _sweep_section(sweep.html, len(runs)) if sweep else "",
         "SUMMARY": tables.summary_table(runs),
         "EVALUATION": tables.evaluation_table(runs),
         "LAYERS": tables.layer_tables(runs) + tables.analysis_tables(runs),
@@ -52,8 +60,8 @@ def json_for_script(content: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _sweep_section(heading: str, content: str) -> str:
-    head = f"<h2 id='head-sweep'>{escape(heading)}</h2>"
+def _sweep_section(content: str, num_runs: int) -> str:
+    head = f"<h2 id='head-sweep'>The sweep: {num_runs} runs</h2>"
     return f"<section aria-labelledby='head-sweep'>\n{head}\n{content}\n</section>"
 
 

@@ -62,16 +62,16 @@ def sweep_figures(sweep: SweepData) -> Iterator[SweepFigure]:
 
 def _drawn(sweep: SweepData, name: str, title: str, of_figure: list[Panel]) -> SweepFigure:
     figure, axes = drawing.new_figure(len(of_figure))
-    missing, drawn = [], []
+    missing, drawn = dict[str, None](), []  # panels may share a reason
     for draw, own in zip(of_figure, axes, strict=True):
         reason = draw(sweep, own)
         if reason is None:
             drawn.append(own)
         else:
             own.remove()
-            missing.append(reason)
+            missing[reason] = None
     if not drawn:
-        return SweepFigure(name, title, None, missing)
+        return SweepFigure(name, title, None, list(missing))
     # Resize to the remaining panels: the grid was made for all of them.
     columns = len(drawn) if len(drawn) <= 3 else 2 if len(drawn) == 4 else 3
     rows = -(-len(drawn) // columns)
@@ -80,4 +80,4 @@ def _drawn(sweep: SweepData, name: str, title: str, of_figure: list[Panel]) -> S
         own.set_subplotspec(grid[divmod(place, columns)])
     figure.set_size_inches(4.5 * columns, 3.8 * rows)
     drawing.legend_beside(figure, drawn)
-    return SweepFigure(name, title, drawing.svg_text(figure, title, sweep.taken_on), missing)
+    return SweepFigure(name, title, drawing.svg_text(figure, title, sweep.taken_on), list(missing))

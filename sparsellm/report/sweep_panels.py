@@ -6,6 +6,7 @@ Groups keep their colour and marker in all panels.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,24 +47,34 @@ def against(
     *,
     log_x: bool = True,
     from_zero: bool = False,
+    name_l1: bool = True,
     further: Callable[[SweepData, Axes], None] | None = None,
 ) -> Panel:
-    """A panel of one marker per group and seed; ``further`` adds what it is compared with."""
+    """A panel of one marker per group and seed; groups that differ in λ alone are one curve.
+
+    ``name_l1`` writes λ at its points; ``further`` adds what they are compared with.
+    """
 
     def draw(sweep: SweepData, axes: Axes) -> str | None:
-        found = [(i, g.name, list(points(g))) for i, g in enumerate(sweep.groups)]
-        if not any(values for _, _, values in found):
+        families = sweep.families()
+        if not any(points(g) for _, own in families for g in own):
             return f"{title}: {missing}."
-        for index, name, values in found:
-            if values:
-                axes.plot(*zip(*values, strict=True), label=name, **drawing.points_style(index))
+        for index, own in families:
+            several = name_l1 and len(own) > 1
+            texts = [drawing.exponent(g.l1_coefficient) if several else "" for g in own]
+            name = own[0].name
+            if len(own) > 1:
+                name = re.sub(r"-[\d.]+(e-?\d+)?$", "", name)  # the value that `each` appended
+                name += ", λ at each point" if name_l1 else ""
+            members = [(text, points(g)) for text, g in zip(texts, own, strict=True)]
+            drawing.series(axes, name, members, index)
         if further:
             further(sweep, axes)
         drawing.label(axes, title, x, y)
         if log_x:
             drawing.log_scale(axes.xaxis)
         if from_zero:
-            axes.set_ylim(bottom=0)
+            drawing.from_zero(axes)
         return None
 
     return draw
@@ -85,7 +96,11 @@ def losses(g: Group) -> list[tuple[float, float]]:
 
 def scores(g: Group) -> list[tuple[float, float]]:
     """Non-zeros and mean task score of each seed, %."""
-    return [(g.nnz, 100 * score) for score in g.scores]
+    return [
+        (last_nnz(run), 100 * run.evaluations[-1].mean.value)
+        for run in g.runs
+        if run.evaluations and run.evaluations[-1].mean
+    ]
 
 
 def rates(g: Group) -> list[tuple[float, float]]:
@@ -100,8 +115,7 @@ def forwards(g: Group) -> list[tuple[float, float]]:
 
 def _dense_lines(sweep: SweepData, axes: Axes) -> None:
     if sweep.dense_relu:
-        axes.axhline(sweep.dense_relu, linestyle=":", color=drawing.MUTED, label="dense ReLU")
-        axes.axhline(sweep.dense_relu * 1.01, linestyle="--", color=drawing.MUTED, label="… and 1%")
+        drawing.dense_lines(axes, sweep.dense_relu)
 
 
 loss_by_nnz = against("Held-out loss", NNZ, "nats per token", losses, NO_VALIDATION,
@@ -151,14 +165,10 @@ forward_beside_paper = against("Forward of the model", SHARE, "× dense", _by_sh
 # --- against a setting: λ, target, size -----------------------------------------------------------
 
 
-def _fixed(g: Group) -> bool:
-    return g.recipe.activation.exact_zeros and not g.recipe.sparsity.target_nnz
-
-
 def _setting(g: Group, name: str) -> float | None:
     """Of the axis ``name``; None where the group has no place on it."""
     if name == "λ":
-        return g.l1_coefficient if _fixed(g) else None
+        return g.l1_coefficient if g.has_constant_l1 else None
     if name == "target":
         return g.recipe.sparsity.target_nnz
     return count_parameters(g.recipe).total / 1e6
@@ -183,9 +193,10 @@ def by_setting(
     def draw(sweep: SweepData, axes: Axes) -> str | None:
         places = {_setting(g, name) for g in sweep.groups} - {None}
         if len(places) < 2:
-            what = {"λ": "fixed λ", "target": "target", "size": "size"}[name]
-            return f"{title} against {name}: the runs have fewer than two values of a {what}."
-        panel = against(title, _AXES[name], y, moved, missing, log_x=False, **options)
+            what = {"λ": "values of a constant λ", "target": "targets", "size": "sizes"}[name]
+            return f"Not drawn: the runs have fewer than two different {what}."
+        panel = against(title, _AXES[name], y, moved, missing, log_x=False, name_l1=name != "λ",
+                        **options)  # fmt: skip
         reason = panel(sweep, axes)
         positive = [place for place in places if place]
         if reason is None and positive:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsellm.arguments import check_out
-from sparsellm.report.page import render_page
+from sparsellm.report.page import SweepSection, render_page
 from sparsellm.report.save_report import REPORT_FILE
 from sparsellm.report.sweep_figures import SweepFigure, sweep_figures
 from sparsellm.report.sweep_runs import Group, SweepData, read_sweep, spread
@@ -65,15 +65,16 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
         shown.append(_shown(figure))
     rows = [_row(sweep, group) for group in sweep.groups]
     write_atomically(folder / SUMMARY_FILE, json.dumps(summary(sweep), indent=1) + "\n")
-    write_atomically(folder / TABLE_FILE, _markdown(rows))
+    note = " ".join([NOTE, *_caveats(sweep)])
+    write_atomically(folder / TABLE_FILE, _markdown(rows, note))
     parts = [
         html_table(f"Groups of the sweep {sweep.name}", HEAD, rows),
-        f"<p class='note'>{escape(NOTE)}</p>",
+        f"<p class='note'>{escape(note)}</p>",
         *shown,
     ]
     runs = [run for group in sweep.groups for run in group.runs]
-    heading = f"{sweep.name}: {sweep.description}" if sweep.description else sweep.name
-    write_atomically(out, render_page(runs, sweep=(heading, "\n".join(parts))))
+    section = SweepSection(sweep.name, sweep.description, "\n".join(parts))
+    write_atomically(out, render_page(runs, section))
     return [out, folder / TABLE_FILE, folder / SUMMARY_FILE, *images]
 
 
@@ -109,7 +110,7 @@ def _row(sweep: SweepData, g: Group) -> list[str]:
         f"{g.nnz:,.1f}",
         f"{1 - g.nnz / g.recipe.model.intermediate_size:.2%}",
         f"{g.dead:.1%}",
-        f"{loss:.4f}" + (f" ± {spread(g.losses):.4f}" if several else ""),
+        f"{loss:.4f}" + (f"\u00a0±\u00a0{spread(g.losses):.4f}" if several else ""),
         _against(loss, sweep.dense_relu),
         _against(loss, sweep.silu),
         f"{g.tokens_per_second:,.0f}",
@@ -124,12 +125,17 @@ def _forward(g: Group) -> float | None:
 
 
 def _against(loss: float, baseline: float | None) -> str:
-    return "–" if baseline is None else f"{loss / baseline - 1:+.2%}"
+    return "–" if baseline is None else f"{loss / baseline - 1:+.2%}".replace("-", "−")
 
 
-def _markdown(rows: list[list[str]]) -> str:
+def _caveats(sweep: SweepData) -> list[str]:
+    newest = [run.evaluations[-1] for g in sweep.groups for run in g.runs if run.evaluations]
+    return [f"Scores: {caveat}." for caveat in sorted({e.caveat for e in newest} - {""})]
+
+
+def _markdown(rows: list[list[str]], note: str) -> str:
     lines = [HEAD, ["---"] * len(HEAD), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + f"\n{NOTE}\n"
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + f"\n{note}\n"
 
 
 def _shown(figure: SweepFigure) -> str:
@@ -139,6 +145,6 @@ def _shown(figure: SweepFigure) -> str:
     if figure.svg is not None:
         content = base64.b64encode(figure.svg.encode()).decode()
         source = f"data:image/svg+xml;base64,{content}"
-        image = f"<img class='figure' alt='{title}' src='{source}'>"
+        image = f"<div class='figure'><img alt='{title}' src='{source}'></div>"
     notes = "".join(f"<p class='note'>{escape(text)}</p>" for text in figure.missing)
     return f"<figure class='chart'><figcaption><h3>{title}</h3></figcaption>{image}{notes}</figure>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -31,6 +32,11 @@ class Group:
     def recipe(self) -> Any:
         """The recipe of the first run; the others' differ only in the seed."""
         return self.runs[0].recipe
+
+    @property
+    def has_constant_l1(self) -> bool:
+        """Whether it makes exact zeros under a λ that no target moves."""
+        return bool(self.recipe.activation.exact_zeros) and not self.recipe.sparsity.target_nnz
 
     @property
     def losses(self) -> list[float]:
@@ -100,6 +106,16 @@ class SweepData:
     def silu(self) -> float | None:
         """Mean held-out loss of SiLU."""
         return self._mean_loss(lambda r: r.ffn.activation == "silu")
+
+    def families(self) -> list[tuple[int, list[Group]]]:
+        """Groups that differ in a constant λ above 0 alone, with the number of the first."""
+        found: dict[str, tuple[int, list[Group]]] = {}
+        for index, g in enumerate(self.groups):
+            recipe = g.recipe.model_dump(mode="json", exclude={"name", "seed", "description"})
+            moved = recipe["sparsity"].pop("l1_coefficient")
+            key = json.dumps(recipe) if g.has_constant_l1 and moved else g.name
+            found.setdefault(key, (index, []))[1].append(g)
+        return list(found.values())
 
     def _mean_loss(self, wanted: Any) -> float | None:
         losses = [loss for g in self.groups if wanted(g.recipe) for loss in g.losses]

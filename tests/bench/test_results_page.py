@@ -192,5 +192,5 @@ def test_seeds_of_a_sweep_are_one_row_of_their_newest_commit():
     assert rows[2][:7] == ["x: dense", "2", "40.0 (60.0% zeros)", "", "4.000, 5.000", "+0.0%", ""]
     assert rows[3] == ["x: l1-0.1", "1", "2.0 (98.0% zeros)", "", "4.950", "+10.0%", "31.0%", "1k"]
     svg = figures.draw_all(lines)["quality_and_speed.svg"]
-    assert ">L1, λ as written<" in svg
+    assert ">L1, λ at each point<" in svg
     assert ">1e-1<" in svg

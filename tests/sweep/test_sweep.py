@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -203,7 +204,7 @@ def _losses(run_path):
     return [(r["kind"], r["loss"]) for r in read_metrics(run_path) if "loss" in r]
 
 
-def _write_sweep(folder, tiny):
+def _write_sweep(folder, tiny, more=()):
     from report.test_report import record, write_run
 
     runs = []
@@ -211,6 +212,7 @@ def _write_sweep(folder, tiny):
         ("dense-relu-seed0", 0, 0.0, 5.0),
         ("dense-relu-seed1", 1, 0.0, 5.2),
         ("l1", 0, 0.02, 5.151),
+        *((name, 0, l1, loss) for name, l1, loss in more),
     ):
         recipe = tiny(
             f"name={name}",
@@ -261,13 +263,14 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     assert found["l1"]["forward_ratio"] == 1.25
     row = next(line for line in table.read_text().splitlines() if line.startswith("| l1 "))
     assert "| +1.00% |" in row  # of the two seeds' mean, 5.1
-    assert "5.1000 ± 0.1000" in table.read_text()
+    assert "5.1000\u00a0±\u00a00.1000" in table.read_text()
     assert {path.stem for path in figures} >= {"quality_and_speed", "layer_speed"}
     html = page.read_text()
     assert html.count("data:image/svg+xml;base64,") == len(figures)
     assert {path.stem for path in figures} >= {"against_lambda", "active_tokens", "training"}
     assert "Mean task score: no run has a mean task score" in html
-    assert "Non-zeros per token against target: the runs have fewer than two values" in html
+    assert html.count("Not drawn: the runs have fewer than two different targets.") == 1
+    assert "<h1>tiny</h1>" in html
     svg = (tmp_path / "figures" / "layer_speed.svg").read_text()
     assert "correlation −1.000 (paper −0.996)" in svg
     assert "prefers-color-scheme: dark" in svg
@@ -280,6 +283,24 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     capsys.readouterr()
     assert main(["report", "--sweep", str(tmp_path), str(tmp_path / "l1")]) == 1
     assert "give run folders, or one sweep" in capsys.readouterr().err
+
+
+def test_groups_that_differ_in_lambda_alone_are_one_curve(tiny, tmp_path):
+    _write_sweep(tmp_path, tiny, [("l1-1e-05", 1e-5, 5.3), ("l1-0.0003", 3e-4, 5.15)])
+    assert [(i, [g.name for g in own]) for i, own in read_sweep(tmp_path).families()] == [
+        (0, ["dense-relu"]),
+        (1, ["l1", "l1-1e-05", "l1-0.0003"]),
+    ]
+    write_sweep_report(tmp_path)
+    against_nnz, over_training = (
+        (tmp_path / "figures" / f"{name}.svg").read_text()
+        for name in ("quality_and_speed", "training")
+    )
+    shown = re.findall(r">([^<>]+)</text>", against_nnz)
+    assert shown.count("l1, λ at each point") == 1
+    assert {"2e-2", "1e-5", "3e-4"} <= set(shown)
+    assert "l1-0.0003" not in shown
+    assert "l1-0.0003" in over_training
 
 
 def test_a_folder_that_is_not_a_sweep_is_named(tmp_path):

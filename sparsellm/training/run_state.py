@@ -25,6 +25,7 @@ _CHANGED = "changed since the checkpoint: "
 # Keys that decide which function the same weights compute.
 _MODEL_KEYS = ("model.", "ffn.activation ", "ffn.gated ", "data.tokenizer ")
 _CHANGED_MODEL = tuple(f"{_CHANGED}{key}" for key in _MODEL_KEYS)
+_CHANGED_DATA = f"{_CHANGED}data."
 
 
 def begin_save(run: Run) -> None:
@@ -114,9 +115,12 @@ def restore_run(run: Run, path: Path) -> list[str]:
             f"{path} has weights and no optimizer state (it was imported) and cannot be resumed; "
             f"start a new run from it: --set name=NEW --init-from {path}"
         )
-    notes = _recipe_changes(_saved_recipe(saved), run.recipe)
-    notes += _rate_notes(saved, run.recipe)
-    state.restore(run.model, run.optimizer, path, run.group)
+    changes = _recipe_changes(_saved_recipe(saved), run.recipe)
+    notes = changes + _rate_notes(saved, run.recipe)
+    try:
+        state.restore(run.model, run.optimizer, path, run.group)
+    except ValueError as error:
+        raise ValueError(f"{error}{_cause(changes, _CHANGED_MODEL)}") from error
     run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
     run.step, run.tokens = saved.step, saved.trainer["tokens"]
     run.skipped = saved.trainer.get("skipped", 0)
@@ -137,8 +141,8 @@ def restore_run(run: Run, path: Path) -> list[str]:
     except DataStateMismatch as mismatch:
         if run.recipe.data.on_mismatch == "refuse":
             raise DataStateMismatch(
-                f"{mismatch}. Train as it was then, or let the data stream start over with "
-                "--set data.on_mismatch=restart"
+                f"{mismatch}{_cause(changes, _CHANGED_DATA)}. Train as it was then, or let the "
+                "data stream start over with --set data.on_mismatch=restart"
             ) from None
         notes.append(f"the data stream starts over from its beginning: {mismatch}")
     if saved.rank.rng:  # else there were fewer ranks: this one keeps its own
@@ -171,6 +175,12 @@ def _recipe_changes(saved_recipe: dict[str, Any], recipe: Recipe) -> list[str]:
         for key in sorted(saved.keys() | present.keys())
         if saved.get(key) != present.get(key)
     ]
+
+
+def _cause(changes: list[str], begins: str | tuple[str, ...]) -> str:
+    """What `_recipe_changes` gave of some keys, for the end of an error."""
+    found = [change.removeprefix(_CHANGED) for change in changes if change.startswith(begins)]
+    return f" ({_CHANGED}{', '.join(found)})" if found else ""
 
 
 def _rng_state() -> dict[str, Tensor]:

@@ -238,6 +238,16 @@ def test_fresh_moves_nothing_before_the_new_run_can_start(tiny_overrides, cli_he
     assert sorted(run_path.rglob("*")) == before
 
 
+def test_other_data_in_the_run_folder_is_refused_with_what_changed(tiny_overrides, cli_here):
+    own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
+    assert cli_here(*own).returncode == 0
+    files = [f"data.files={ROOT / 'README.md'}", "data.corpus=local", "validation.every_steps=0"]
+    other = cli_here(*own, *set_arguments([*files, "train.steps=9"]))
+    assert other.returncode == 1
+    assert "(changed since the checkpoint: data.corpus sample → local, data.files" in other.stderr
+    assert "validation" not in other.stderr
+
+
 def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
     own = ["train", "--recipe", "debug", *set_arguments(tiny_overrides)]
     wider = [*own, "--set", "model.intermediate_size=96"]
@@ -245,6 +255,7 @@ def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
     other = cli_here(*wider)
     assert other.returncode == 1
     assert "has shape (64, 32), the recipe's model (96, 32)" in other.stderr
+    assert "(changed since the checkpoint: model.intermediate_size 64 → 96)" in other.stderr
     fresh = cli_here(*wider, "--fresh")
     assert fresh.returncode == 0, fresh.stderr
     assert "the earlier run is now" in fresh.stdout

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import sysconfig
-from collections.abc import Iterable
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from sparsellm.data.shards import Shard, expand, fingerprint, to_shard
+from sparsellm.data.stdlib import stdlib_shards
 from sparsellm.data.witness import witness
 from sparsellm.paths import bundled
 from sparsellm.strict import Globs, StrictModel, load_yaml, validate
@@ -174,7 +173,25 @@ def load_corpora(
     names = [c.name for c in corpora]
     if len(set(names)) < len(names):
         raise ValueError(f"two corpora of the mixture are called {max(names, key=names.count)!r}")
+    _check_held_out(corpora)
     return corpora
+
+
+def _check_held_out(corpora: tuple[Corpus, ...]) -> None:
+    """Whether what one corpus of a mixture holds out is trained on with another."""
+    trained = {_text_of(shard): corpus.name for corpus in corpora for shard in corpus.train}
+    for corpus in corpora:
+        for shard in corpus.validation:
+            if other := trained.get(_text_of(shard)):
+                raise ValueError(
+                    f"{shard.url} is held out by corpus {corpus.name} and in the training files of "
+                    f"corpus {other}; take it out of one of them"
+                )
+
+
+def _text_of(shard: Shard) -> tuple[str, str]:
+    where = shard.url if "://" in shard.url else os.path.realpath(shard.url)
+    return where, shard.text_field
 
 
 def load_corpus(
@@ -218,7 +235,7 @@ def load_corpus(
     if isinstance(config, FilesCorpus):
         return _files(name, config, path)
     if isinstance(config, StdlibCorpus):
-        return _stdlib(name, config)
+        return Corpus(name, *stdlib_shards(config.validation_percent, config.num_shards))
     raise ValueError(f"{path} is a mixture of corpora; name a single corpus of it here")
 
 
@@ -267,36 +284,3 @@ def _hold_out(name: str, shards: list[Shard], count: int) -> Corpus:
         )
     split = len(shards) - count
     return Corpus(name, tuple(shards[:split]), tuple(shards[split:]))
-
-
-def _stdlib(name: str, config: StdlibCorpus) -> Corpus:
-    root = Path(sysconfig.get_path("stdlib"))
-    excluded = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
-    paths = sorted(
-        path
-        for path in root.rglob("*.py")
-        if not excluded & set(path.relative_to(root).parts) and path.stat().st_size
-    )
-    if len(paths) < 4 * config.num_shards:
-        raise FileNotFoundError(
-            f"{root} holds only {len(paths)} Python sources: this Python came without its standard "
-            "library's text. Use data.corpus=local with files of your own"
-        )
-    train: list[list[str]] = [[] for _ in range(config.num_shards)]
-    held_out = []
-    for path in paths:
-        digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
-        share = int.from_bytes(digest[:4], "big") / 2**32
-        if 100 * share < config.validation_percent:
-            held_out.append(str(path))
-        else:
-            train[digest[4] % config.num_shards].append(str(path))
-    return Corpus(
-        name,
-        tuple(_sources(f"stdlib-{i:02d}", members) for i, members in enumerate(train)),
-        (_sources("stdlib-validation", held_out),),
-    )
-
-
-def _sources(label: str, members: Iterable[str]) -> Shard:
-    return Shard(label, "sources", members=tuple(members))

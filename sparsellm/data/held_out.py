@@ -84,7 +84,8 @@ def validation_batches(
     if not sequences:
         raise ValueError(
             f"corpus {corpus.name}: the held-out text is shorter than one sequence of "
-            f"{context_length} tokens"
+            f"{context_length} tokens: give more with data.validation_files, or do without: "
+            "validation.every_steps=0"
         )
     if len(sequences) < wanted and rank == 0:
         logger.warning(

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsellm.data.corpus import KINDS, load_corpus
+from sparsellm.data.corpus import KINDS, load_corpora, load_corpus
 from sparsellm.data.readers import open_shard
 from sparsellm.data.shards import Shard
 from sparsellm.paths import bundled
@@ -113,6 +113,23 @@ def test_files_for_a_corpus_that_has_none_name_the_remedy(tmp_path):
     files = [str(_parquet(tmp_path / "a.parquet"))]
     with pytest.raises(ValueError, match=r"data\.files does not apply to.*sample.*local"):
         load_corpus("sample", files=files)
+
+
+def test_what_one_corpus_of_a_mixture_holds_out_no_other_trains_on(tmp_path):
+    for name in ("a", "b"):
+        _parquet(tmp_path / f"{name}.parquet")
+    (tmp_path / "link.parquet").symlink_to(tmp_path / "b.parquet")
+    (tmp_path / "one.yaml").write_text(
+        "source: files\nfiles: '${CORPUS_DIR}/a.parquet'\n"
+        "validation_files: '${CORPUS_DIR}/b.parquet'\n"
+    )
+    (tmp_path / "two.yaml").write_text("source: files\nfiles: '${CORPUS_DIR}/link.parquet'\n")
+    mixture = {str(tmp_path / f"{name}.yaml"): 1.0 for name in ("one", "two")}
+    with pytest.raises(ValueError, match=r"b\.parquet is held out by corpus one and .* corpus two"):
+        load_corpora(mixture)
+    with (tmp_path / "two.yaml").open("a") as file:
+        file.write("text_field: title\n")
+    assert len(load_corpora(mixture)) == 2
 
 
 def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):

@@ -245,6 +245,9 @@ def test_held_out_text_that_ends_early_is_a_warning(tmp_path, caplog):
     corpus = replace(corpus, validation=corpus.train)
     assert len(_held_out(corpus, 640)[0]) == 3
     assert "ends after 192 of the 640 tokens asked for" in caplog.text
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(ValueError, match=r"shorter than one sequence.*data\.validation_files"):
+        _held_out(corpus)
 
 
 def test_text_of_ones_own_needs_held_out_text_of_ones_own(tmp_path, monkeypatch):

@@ -163,6 +163,7 @@ def series(
     style = points_style(index)
     if len(members) > 1:
         axes.plot(*zip(*means, strict=True), color=style["color"])
+        axes.margins(y=0.1)  # room for the text
     points = [point for _, own in members for point in own]
     axes.plot(*zip(*points, strict=True), label=name, **style)
     for (text, _), (x, y), (_, after) in zip(members, means, [*means[1:], means[-1]], strict=True):

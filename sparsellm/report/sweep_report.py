@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import statistics
 from html import escape
 from pathlib import Path
@@ -146,5 +147,6 @@ def _shown(figure: SweepFigure) -> str:
         content = base64.b64encode(figure.svg.encode()).decode()
         source = f"data:image/svg+xml;base64,{content}"
         image = f"<div class='figure'><img alt='{title}' src='{source}'></div>"
-    notes = "".join(f"<p class='note'>{escape(text)}</p>" for text in figure.missing)
+    missing = [re.sub("`(.+?)`", r"<code>\1</code>", escape(text)) for text in figure.missing]
+    notes = "".join(f"<p class='note'>{text}</p>" for text in missing)
     return f"<figure class='chart'><figcaption><h3>{title}</h3></figcaption>{image}{notes}</figure>"

@@ -269,6 +269,7 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
     assert html.count("data:image/svg+xml;base64,") == len(figures)
     assert {path.stem for path in figures} >= {"against_lambda", "active_tokens", "training"}
     assert "Mean task score: no run has a mean task score" in html
+    assert "<code>sparsellm eval RUN</code>" in html
     assert html.count("Not drawn: the runs have fewer than two different targets.") == 1
     assert "<h1>tiny</h1>" in html
     svg = (tmp_path / "figures" / "layer_speed.svg").read_text()

@@ -85,7 +85,7 @@ def _commands_page() -> str:
 
 class _Wide(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=100)
+        super().__init__(prog, max_help_position=28, width=88)
 
 
 def _parsers(name: str, parser: Any) -> Iterator[tuple[str, argparse.ArgumentParser]]:

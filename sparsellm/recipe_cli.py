@@ -35,7 +35,12 @@ def add_recipe_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = recipe.add_subparsers(required=True, metavar="ACTION")
-    actions.add_parser("list", help="names of the bundled recipes").set_defaults(run=_list)
+    bundled = actions.add_parser(
+        "list",
+        help="names of the bundled recipes",
+        description="Lists the bundled recipes, each with a sentence on what it trains.",
+    )
+    bundled.set_defaults(run=_list)
     show = actions.add_parser(
         "show",
         help="resolved recipe, parameters, FLOPs, memory",
@@ -47,8 +52,18 @@ def add_recipe_parser(commands: Any) -> None:
         "--gpus", type=positive_int, help="number of GPUs (default: 8, if they divide)"
     )
     show.set_defaults(run=_show)
-    keys = actions.add_parser("keys", help="what each key means, with its unit and default")
-    keys.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="such as train")
+    keys = actions.add_parser(
+        "keys",
+        help="what each key means, with its unit and default",
+        description="Lists the keys of a recipe with type, default, meaning and unit.",
+    )
+    keys.add_argument(
+        "prefix",
+        nargs="?",
+        default="",
+        metavar="PREFIX",
+        help="only keys that begin so, such as train",
+    )
     keys.set_defaults(run=_keys)
 
 

@@ -24,9 +24,12 @@ def devices(line: Line) -> str:
 
 
 def taken_on(lines: Iterable[Line]) -> str:
-    """Hardware and commits of some lines, newest first."""
+    """GPUs that were used and commits of some lines, newest first."""
     found = sorted(lines, key=lambda line: line["date"], reverse=True)
-    counts = sorted({devices(line).partition(" ")[0] for line in found})
+    # A training on one GPU may have been recorded on a machine of several.
+    counts = sorted(
+        {f"{line['case'].get('gpus', devices(line).partition('×')[0])}×" for line in found}
+    )
     commits = list(dict.fromkeys(line["commit"] for line in found))
     many = "s" if commits[1:] else ""
     return f"{', '.join(counts)} {GPU} · commit{many} {', '.join(commits)}"

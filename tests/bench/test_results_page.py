@@ -194,3 +194,10 @@ def test_seeds_of_a_sweep_are_one_row_of_their_newest_commit():
     svg = figures.draw_all(lines)["quality_and_speed.svg"]
     assert ">L1, λ at each point<" in svg
     assert ">1e-1<" in svg
+
+
+def test_hardware_is_what_was_used_not_what_the_machine_has():
+    line = {"case": {"gpus": 1}, "hardware": "2× NVIDIA H200, 32 cores", "commit": "abc"}
+    lines = [line | {"date": "2026-11-21"}, line | {"case": {}, "date": "2026-11-22"}]
+    assert results.taken_on(lines[:1]) == "1× NVIDIA H200 · commit abc"
+    assert results.taken_on(lines) == "1×, 2× NVIDIA H200 · commit abc"

@@ -132,6 +132,7 @@ class TokenLoader:
             "format": FORMAT,
             "seed": self._config.seed,
             "tokenizer": self._tokenizer.identity,
+            "eot_id": self._tokenizer.eot_id,
             "corpora": {corpus.name: corpus.fingerprint for corpus in self._config.corpora},
         }
 
@@ -167,10 +168,12 @@ class TokenLoader:
         """
         own = self._identity()
         position = from_json(state, list(own["corpora"]))
-        for key in ("seed", "tokenizer"):
-            if state[key] != own[key]:
+        for key in ("seed", "tokenizer", "eot_id"):
+            saved = state.get(key, own[key])  # earlier versions had no eot_id
+            if saved != own[key]:
+                what = "end-of-document id" if key == "eot_id" else key
                 raise DataStateMismatch(
-                    f"the data position was saved with {key} {state[key]!r} and this run has "
+                    f"the data position was saved with {what} {saved!r} and this run has "
                     f"{own[key]!r}"
                 )
         notes = compare_corpora(state["corpora"], own["corpora"])

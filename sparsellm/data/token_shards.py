@@ -149,10 +149,16 @@ def check_tokenizer(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> None:
     for shard in shards:
         if shard.format != "tokens":
             continue
-        made_by = read_about(Path(shard.url))["tokenizer"]
+        about = read_about(Path(shard.url))
+        made_by, eot_id = about["tokenizer"], about.get("eot_id", tokenizer.eot_id)
         if made_by != tokenizer.identity:
             raise ValueError(
                 f"{shard.url} was tokenised by {made_by!r} and data.tokenizer is "
                 f"{tokenizer.identity!r}; set the one, or run `sparsellm data tokenize` with the "
                 "other"
+            )
+        if eot_id != tokenizer.eot_id:
+            raise ValueError(
+                f"{shard.url}: documents end with id {eot_id}, those of data.tokenizer now with "
+                f"{tokenizer.eot_id}: give the tokenizer the eos_token of then, or {TOKENIZE_AGAIN}"
             )

@@ -18,7 +18,7 @@ from sparsellm.data.corpus import Corpus
 from sparsellm.data.shards import Shard, identity, read_about
 from sparsellm.data.stream import MOST_DOCUMENTS, with_eot
 from sparsellm.data.token_shards import TokenWriter
-from sparsellm.data.tokenizer import load_tokenizer
+from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.data.workers import begin_worker, worker_context
 
 _HERE = "${CORPUS_DIR}/"
@@ -70,9 +70,7 @@ def tokenize(corpus: Corpus, tokenizer: str, folder: Path, num_workers: int) -> 
     bar = tqdm(total=len(wanted), unit="shard", desc=f"{corpus.name}, {tokenizer}")
     tokens = documents = 0
     with bar:
-        for made in _run(
-            work, [w for w in wanted if not is_whole(*w, encoder.identity)], num_workers
-        ):
+        for made in _run(work, [w for w in wanted if not is_whole(*w, encoder)], num_workers):
             tokens, documents = tokens + made.tokens, documents + made.documents
             bar.update()
             bar.set_postfix_str(f"{tokens:,} tokens, {documents:,} documents")
@@ -136,13 +134,15 @@ def tokenize_shard(tokenizer: str, shard: Shard, path: Path) -> Tokenised:
     return Tokenised(documents, tokens)
 
 
-def is_whole(shard: Shard, path: Path, tokenizer: str) -> bool:
+def is_whole(shard: Shard, path: Path, tokenizer: Tokenizer) -> bool:
     """Whether a shard was written by an earlier call, of the same text and tokenizer."""
     try:
         about = read_about(path)
     except (FileNotFoundError, ValueError):
         return False
-    return about["tokenizer"] == tokenizer and about["identity"] == identity(shard)
+    made_with = (about["tokenizer"], about.get("eot_id"))
+    same_ids = made_with == (tokenizer.identity, tokenizer.eot_id)
+    return same_ids and about["identity"] == identity(shard)
 
 
 def _write_yaml(corpus: Corpus, tokenizer: str, folder: Path) -> Path:

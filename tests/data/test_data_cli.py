@@ -18,9 +18,17 @@ import pytest
 import torch
 
 from sparsellm.cli import main
-from sparsellm.data import TokenLoader, load_corpora, load_tokenizer, merge, validation_batches
+from sparsellm.data import (
+    DataStateMismatch,
+    TokenLoader,
+    load_corpora,
+    load_tokenizer,
+    merge,
+    validation_batches,
+)
 from sparsellm.data import tokenize_corpus as tokenize_module
 from sparsellm.data.token_shards import read_index
+from sparsellm.runs.hf_tokenizer import build_tokenizer
 
 
 def _texts(shard):
@@ -147,6 +155,27 @@ def test_of_an_earlier_call_for_other_text_nothing_is_read(texts, tmp_path):
         assert _tokenize(both, tmp_path, "--text-field", field) == 0
         ids = np.fromfile(tmp_path / "train" / "00000.bin", np.uint16)
         assert ids[:5].tolist() == list(field[:5].ljust(5).encode())
+
+
+def test_another_end_of_document_token_is_another_tokenizer(texts, tmp_path):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    content = json.loads(build_tokenizer("bytes").to_str())
+    content["added_tokens"].append(content["added_tokens"][0] | {"id": 257, "content": "<eos>"})
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    name = f"hf:{folder}"
+    _tokenize(texts, tmp_path / "tokens", "--tokenizer", name)
+    files, held_out = texts
+    text = load_corpora("local", files=files, validation_files=held_out)
+    _, state = _stream(text, tokenizer=name)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    with pytest.raises(DataStateMismatch, match="end-of-document id 256 and this run has 257"):
+        _stream(text, state, tokenizer=name)
+    tokens = load_corpora(str(tmp_path / "tokens" / "local.yaml"))
+    with pytest.raises(ValueError, match=r"00000\.bin: documents end with id 256, .* with 257"):
+        _stream(tokens, tokenizer=name)
+    _tokenize(texts, tmp_path / "tokens", "--tokenizer", name)
+    assert _stream(tokens, tokenizer=name)[1]["eot_id"] == 257
 
 
 def test_the_folder_of_another_corpus_is_left_alone(texts, tmp_path, capsys):

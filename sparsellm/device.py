@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 
 import torch
 from transformers import PreTrainedModel as HFModel
 
+from sparsellm.ffn.reference import stands_in
 from sparsellm.paths import how_to_install
 
 
@@ -47,13 +47,9 @@ def place(model: HFModel, device: torch.device | str, dtype: torch.dtype) -> HFM
     return model.to(device).eval()
 
 
-# Tests set this variable: on a CPU the sparse path then computes by `ffn.reference`.
-_REFERENCE_VARIABLE = "SPARSELLM_REFERENCE_KERNELS"
-
-
 def refuse_sparse_without_gpu(asked: str, device: torch.device, remedy: str) -> None:
     """Raises ValueError where sparse kernels were asked for and there is only a CPU."""
-    if device.type == "cpu" and not os.environ.get(_REFERENCE_VARIABLE):
+    if device.type == "cpu" and not stands_in(device):
         raise ValueError(f"{asked} needs a GPU; on a CPU it would be slower than dense: {remedy}")
 
 

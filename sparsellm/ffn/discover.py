@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.kernels.gpu_architecture import unsupported
-from sparsellm.ffn.reference import activation_function
+from sparsellm.ffn.reference import activation_function, stands_in
 from sparsellm.ffn.types import ELEMENTS
 
 
@@ -167,6 +167,11 @@ def cannot_compute(ffn: Projections) -> str | None:
         reason = "its weights are offloaded"
     elif len({linear.weight.device for linear in ffn.present}) > 1:
         reason = "its weights are on several devices"
+    elif not weight.is_cuda and not stands_in(weight.device):
+        reason = (
+            f"its weights are on {weight.device}, where the kernels do not run; call accelerate "
+            "after model.cuda()"
+        )
     elif weight.is_cuda and (too_old := unsupported(weight.device)):
         reason = too_old
     elif not all(linear.weight.is_contiguous() for linear in ffn.present):

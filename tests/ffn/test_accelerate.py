@@ -178,6 +178,16 @@ def test_what_cannot_be_served_is_named_and_left_alone():
         sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM), kernels="fast")
 
 
+def test_a_model_that_is_not_on_a_gpu_is_left_alone(monkeypatch):
+    monkeypatch.delenv("SPARSELLM_REFERENCE_KERNELS")
+    model = _model(LlamaConfig, LlamaForCausalLM)
+    done = sparsellm.accelerate(model, kernels="auto")
+    assert not done.accelerated
+    assert "on cpu, where the kernels do not run" in done.left_alone["model.layers.1.mlp"]
+    assert "after model.cuda()" in str(done)
+    assert "forward" not in vars(model.model.layers[0].mlp)
+
+
 @torch.inference_mode()
 def test_a_deep_copy_computes_with_its_own_weights():
     model = _model(LlamaConfig, LlamaForCausalLM)

@@ -15,7 +15,7 @@ from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
 from sparsellm.runs.pretrained import Pretrained
-from sparsellm.runs.records import METRICS_FILE, read_metrics
+from sparsellm.runs.records import METRICS_FILE, l1_text, read_metrics
 
 CARD_FILE = "README.md"
 
@@ -103,16 +103,17 @@ In numbers: `{DROP_DEAD_FILE}`."""
 
 def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
     recipe, trainer = pretrained.recipe, pretrained.trainer
+    train = _last(records, "train")
     rows = [
         ("corpus", f"`{recipe.data.corpus_name}`"),
         ("steps", f"{trainer['step']:,} of {recipe.train.steps:,}"),
         ("tokens", f"{trainer['tokens']:,}"),
-        ("L1 coefficient (on Σ over hidden units)", f"{recipe.sparsity.l1_coefficient:g}"),
+        ("L1 coefficient (on Σ over hidden units)", l1_text(recipe.sparsity, train)),
     ]
     if origin := trainer.get("init_from"):
         before = f"`{origin['name']}` after {origin['tokens']:,} tokens, not counted above"
         rows.append(("initial weights", before))
-    if train := _last(records, "train"):
+    if train:
         rows.append((f"training loss at step {train['step']:,}", f"{train['loss']:.4f} nats"))
     if held_out := _last(records, "validation"):
         label = f"held-out loss at step {held_out['step']:,}"

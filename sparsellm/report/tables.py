@@ -10,6 +10,7 @@ from typing import Any
 from sparsellm.estimate import count_parameters
 from sparsellm.report.collect import RunData
 from sparsellm.runs.evaluations import Evaluation
+from sparsellm.runs.records import l1_text
 from sparsellm.strict import flatten
 
 _NOT_COMPARED = ("name", "description", "logging.run_dir")
@@ -23,7 +24,7 @@ def summary_table(runs: list[RunData]) -> str:
             f"{r.recipe.model.num_hidden_layers} × {r.recipe.model.intermediate_size:,}"
         ),
         "Corpus": lambda r: r.recipe.data.corpus_name,
-        "L1 coefficient λ": lambda r: f"{r.recipe.sparsity.l1_coefficient:g}",
+        "L1 coefficient λ": lambda r: l1_text(r.recipe.sparsity, r.train[-1]),
         "Step": lambda r: f"{r.train[-1]['step']:,} of {r.recipe.train.steps:,}",
         "Training tokens": lambda r: f"{r.train[-1]['tokens']:,}",
         "Training loss, nats per token": lambda r: f"{r.train[-1]['loss']:.4f}",

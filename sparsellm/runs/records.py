@@ -13,9 +13,19 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
+from sparsellm.recipe_sections import SparsityConfig
 from sparsellm.strict import parse_json, validate
 
 METRICS_FILE = "metrics.jsonl"
+
+
+def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
+    """λ for people: the recipe's, or where a controller moves it, that of the last train record."""
+    start = f"{config.l1_coefficient:g}"
+    if config.target_nnz is None:
+        return start
+    aim = f"moved from {start} towards {config.target_nnz:g} non-zeros per token"
+    return f"{last['l1_coefficient']:.3g} at step {last['step']:,}, {aim}" if last else aim
 
 
 def num_position_buckets(context_length: int) -> int:

@@ -242,6 +242,18 @@ def test_card_tells_the_run(tiny, tmp_path):
     assert recipe.to_yaml() in card
 
 
+def test_card_tells_the_coefficient_that_a_target_led_to(tiny, tmp_path):
+    recipe = tiny("sparsity.target_nnz=5")
+    train(recipe)
+    records = [json.loads(line) for line in (recipe.run_path / "metrics.jsonl").open()]
+    last = [record for record in records if record["kind"] == "train"][-1]["l1_coefficient"]
+    assert last != recipe.sparsity.l1_coefficient
+    export(recipe.run_path, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    begun = f"moved from {recipe.sparsity.l1_coefficient:g} towards 5 non-zeros per token"
+    assert f"(on Σ over hidden units) | {last:.3g} at step 4, {begun} |" in card
+
+
 def _head_of_card(folder):
     return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
 

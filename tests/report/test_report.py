@@ -203,6 +203,13 @@ def test_records_of_older_versions_are_drawn_without_newer_metrics(tiny):
     assert series["heat"]["union_mean"] == [[]]
 
 
+def test_the_summary_has_the_coefficient_that_a_target_led_to(tiny):
+    recipe = tiny("sparsity.target_nnz=5", "sparsity.l1_coefficient=1e-4")
+    [run] = read_runs([write_run(recipe, [record(recipe, 1)])])
+    text = "0.02 at step 1, moved from 0.0001 towards 5 non-zeros per token"
+    assert f"<td>{text}</td>" in summary_table([run])
+
+
 def test_popularity_is_the_share_of_the_most_active(tiny):
     recipe = tiny("model.num_hidden_layers=2")
     path = write_run(recipe, [record(recipe, 2)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sparsellm.arguments import check_out
 from sparsellm.export.save_export import refuse_occupied
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import RankState, Snapshot
@@ -35,6 +36,7 @@ def import_export(
         CheckpointError: the checkpoint could not be written.
     """
     refuse_occupied(run_path)
+    check_out(run_path, is_folder=True, option="RUN_DIR")
     loaded = load_export(source, recipe)
     written = save(run_path / "checkpoints", _snapshot(loaded), keep=1)
     write_atomically(run_path / checkpoint.RECIPE_FILE, loaded.recipe.to_yaml())

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from safetensors import SafetensorError
 
+from sparsellm.arguments import check_out
 from sparsellm.device import pick_device
 from sparsellm.export.card import CARD_FILE, model_card
 from sparsellm.export.card_metadata import check_license
@@ -64,6 +65,7 @@ def export(
     if license_name is not None:
         check_license(license_name)
     refuse_occupied(folder)
+    check_out(folder, is_folder=True, option="DIR")
     device = pick_device(drop_dead.device if drop_dead else "cpu")
     pretrained = load_pretrained(find_checkpoint(source), device, DTYPES[dtype])
     if odd := first_nonfinite(dict(pretrained.model.named_parameters())):

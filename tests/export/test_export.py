@@ -357,6 +357,12 @@ def test_a_folder_with_files_is_not_touched(trained, tmp_path):
     assert _files(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize("command", [("export", "--drop-dead"), ("import",)])
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(exported, command, capsys):
+    line = _error(capsys, *command, exported, exported / "config.json" / "out")
+    assert "config.json is not a folder); name another folder:" in line
+
+
 def test_a_failed_export_leaves_nothing(trained, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

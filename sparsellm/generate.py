@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -79,9 +80,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0:
+        if not 0 <= self.temperature < math.inf or self.top_k < 0:
             raise ValueError(
-                f"--temperature {self.temperature:g} and --top-k {self.top_k} must not be negative"
+                f"--temperature {self.temperature:g} must be finite, and neither it nor --top-k "
+                f"{self.top_k} may be negative"
             )
 
     def arguments(self) -> dict[str, Any]:

@@ -162,7 +162,9 @@ def test_command(checkpoint_path, capsys):
     ("arguments", "message"),
     [
         (["--device", "nonsense"], "--device nonsense: "),
-        (["--temperature", "-1"], "must not be negative"),
+        (["--temperature", "-1"], "may be negative"),
+        (["--temperature", "inf"], "--temperature inf must be finite"),
+        (["--temperature", "nan"], "--temperature nan must be finite"),
         (["--max-new-tokens", "32"], "--max-new-tokens is 32"),
     ],
 )

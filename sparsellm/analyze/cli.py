@@ -68,11 +68,12 @@ def _analyze(options: argparse.Namespace) -> None:
     from sparsellm.analyze.trace import save_traces
     from sparsellm.device import default_dtype, pick_device
     from sparsellm.runs.files import write_atomically
+    from sparsellm.runs.hub import results_place
     from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
     device = pick_device(options.device)
     path = find_checkpoint(options.source)
-    out = options.out or path / ANALYSIS_FOLDER
+    out = options.out or results_place(options.source, path) / ANALYSIS_FOLDER
     check_out(out, is_folder=True)
     pretrained = load_pretrained(path, device, default_dtype(device))
     count = pretrained.recipe.model.num_hidden_layers

@@ -96,7 +96,7 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     from sparsellm.evaluate.suite import load_suite
     from sparsellm.ffn.accelerate import accelerate_whole
     from sparsellm.runs.hf_folder import is_export, is_hugging_face
-    from sparsellm.runs.hub import local_copy
+    from sparsellm.runs.hub import local_copy, results_place
     from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
     folder = local_copy(options.checkpoint)  # before the tasks, which take longer
@@ -104,12 +104,7 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
     path = folder if foreign else find_checkpoint(folder)
     suite = load_suite()
     names = _names(options.tasks)
-    # Results do not belong into the hub's cache.
-    place = (
-        Path(options.checkpoint.as_posix().replace("/", "--"))
-        if folder != options.checkpoint
-        else path
-    )
+    place = results_place(options.checkpoint, path)
     out = options.out or _beside(place, suite, names, options.limit)
     check_out(out)
     device = accelerator.device if accelerator is not None else pick_device(options.device)
@@ -239,8 +234,9 @@ def _save_samples(folder: Path, evaluator: Evaluator) -> Path:
     folder = folder.with_name(f"{folder.name}_samples")
     folder.mkdir(parents=True, exist_ok=True)
     for task, rows in evaluator.samples.items():
+        in_order = sorted(rows, key=lambda row: row["doc_id"])  # of several processes, one by one
         lines = [
-            json.dumps(row, default=handle_non_serializable, ensure_ascii=False) for row in rows
+            json.dumps(row, default=handle_non_serializable, ensure_ascii=False) for row in in_order
         ]
         (folder / f"{task}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder

@@ -17,6 +17,12 @@ def hub_id(path: Path) -> str | None:
     return text if not local and _REPO.fullmatch(text) else None
 
 
+def results_place(given: Path, found: Path) -> Path:
+    """Where results of a model belong: with what was found, but not in the hub's cache."""
+    name = hub_id(given)
+    return found if name is None else Path(name.replace("/", "--"))
+
+
 def local_copy(path: Path) -> Path:
     """The path itself, or the folder of the cache that holds this model of the hub.
 

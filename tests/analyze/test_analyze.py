@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,6 +151,18 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert mean == pytest.approx([layer["nnz_mean"] for layer in found["layers"]])
 
 
+def test_results_of_a_model_on_the_hub_are_not_written_to_its_cache(
+    checkpoint, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(checkpoint))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["analyze", "me/model", "--tokens", "128"]) == 0
+    assert "wrote me--model/analysis/statistics.json" in capsys.readouterr().out
+    assert Path("me--model/analysis/traces.npz").is_file()
+    assert not (checkpoint / "analysis").exists()
+
+
 def test_some_layers_patterns_can_be_kept_alone(checkpoint, tmp_path, capsys):
     command = ["analyze", str(checkpoint), "--tokens", "128", "--out"]
     assert main([*command, str(tmp_path / "all")]) == 0
@@ -194,7 +207,7 @@ def test_without_held_out_text_the_remedy_is_an_option_of_the_command(tiny, tmp_
     with pytest.raises(ValueError, match=r"corpus local has no held-out text; name .* --data GLOB"):
         held_out_corpus(recipe, None)
     text.unlink()
-    with pytest.raises(ValueError, match=r"cannot be read .*match no file.* name .* --data GLOB"):
+    with pytest.raises(ValueError, match=r"cannot be read .*does not exist.* name .* --data GLOB"):
         held_out_corpus(recipe, None)
 
 

@@ -253,11 +253,14 @@ def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
     assert {"doc", "arguments", "resps", "acc"} <= rows[0].keys()
     assert "Yaml" not in logged.stdout  # what lm-eval says of a task that states no version
 
-    several = launch(2, "-m", "sparsellm", "eval", str(checkpoint), *command[2:], "--out", str(out))
+    command = ["eval", str(checkpoint), *command[2:], "--out", str(out), "--log-samples"]
+    several = launch(2, "-m", "sparsellm", *command)
     assert several.returncode == 0, several.stderr[-3000:]
     assert several.stdout.count("mean of the 7 scores") == 1  # one rank speaks
     assert json.loads(out.read_text())["processes"] == 2
     _assert_same_scores(json.loads(out.read_text()), json.loads(path.read_text()))
+    rows = (tmp_path / "two_samples" / "piqa.jsonl").read_text().splitlines()
+    assert [json.loads(line)["doc_id"] for line in rows] == list(range(9))
 
 
 def _assert_same_scores(found: dict, expected: dict) -> None:

@@ -159,7 +159,7 @@ def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, cap
 
     assert main(["import", out, run]) == 0
     assert main(["analyze", run, "--tokens", "256"]) == 0
-    assert "256 neurons a layer" in capsys.readouterr().out
+    assert "256 neurons per layer" in capsys.readouterr().out
     assert main(["generate", out, "--prompt", "def ", "--max-new-tokens", "2"]) == 0
     assert " of 256 " in capsys.readouterr().err
     # There is nothing left to drop.

@@ -94,8 +94,9 @@ def accelerate(
     Supported are gate/up/down with ReLU, FATReLU (its threshold is read from the module) or dReLU
     (``relu(gate) * relu(up)``), and up/down with ReLU or FATReLU, with or without biases. Names
     only propose an FFN: it is accepted if its own forward returns what our formula returns, on
-    random tokens. This is for inference: call it again after a weight has changed. Parameters and
-    state dict stay as they are; a transposed copy of W_d is kept.
+    random tokens. This is for inference. Parameters and state dict stay as they are; a transposed
+    copy of W_d is kept, which follows the weight: call it again only after a change through
+    ``.data``, to a compiled model, or of a module.
 
     Args:
         model: such as Llama, Qwen3, Arcee, OPT or T5 from transformers, in bf16 or fp16 on its GPU.

@@ -47,6 +47,7 @@ class _Serving(_Replaced):
     formula: Formula
     large: bool  # a GPU takes longer to read the weights than a host to queue the operator
     parameters: dict[str, Any]  # of the replaced forward, with their defaults
+    version: int | None  # of the W_d that was transposed, see `_version`
     prefill: PrefillOrder | None = None  # of the model
 
 
@@ -115,9 +116,22 @@ def _serve(
         formula,
         large,
         named,
+        _version(ffn.down.weight),
     )
     # A bound method, not a closure: a deep copy of the module then computes with its own weights.
     own["forward"] = MethodType(forward, module)
+
+
+def _version(weight: Tensor) -> int | None:
+    """Changes with the weight, except through ``.data``; None for a tensor of inference mode."""
+    return None if weight.is_inference() else weight._version
+
+
+def _transpose_again(down_NK: Tensor, down_KN: Tensor, serving: _Serving) -> None:
+    """After a step of an optimizer, say, or a `load_state_dict`."""
+    with torch.inference_mode():  # outside of which a buffer made in it cannot be written
+        down_NK.copy_(down_KN.t())
+    serving.version = _version(down_KN)
 
 
 def _drops(owner: nn.Module) -> bool:
@@ -231,6 +245,8 @@ def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
         return _few_dense(x, w)
     down_NK, handle = module._buffers[DOWN_NK], serving.dispatch.handle
     assert down_NK is not None
+    if not torch.compiler.is_compiling() and _version(w.down_KN) != serving.version:
+        _transpose_again(down_NK, w.down_KN, serving)
     x_MK = x if x.ndim == 2 and x.is_contiguous() else x.reshape(-1, x.shape[-1]).contiguous()
     token_M = None if serving.prefill is None else serving.prefill.token_M(x_MK)
     y_MK = sparse_ffn(x_MK, w, down_NK, handle, token_M)

@@ -233,7 +233,8 @@ def load_corpus(
     if isinstance(config, HubCorpus):
         return _hub(name, config)
     if isinstance(config, FilesCorpus):
-        return _files(name, config, path)
+        given = {f"data.{key}" for key, value in overrides.items() if value is not None}
+        return _files(name, config, path, given)
     if isinstance(config, StdlibCorpus):
         return Corpus(name, *stdlib_shards(config.validation_percent, config.num_shards))
     raise ValueError(f"{path} is a mixture of corpora; name a single corpus of it here")
@@ -253,17 +254,22 @@ def _hub(name: str, config: HubCorpus) -> Corpus:
     return _hold_out(name, shards, config.validation_shards)
 
 
-def _files(name: str, config: FilesCorpus, path: Path) -> Corpus:
+def _files(name: str, config: FilesCorpus, path: Path, given: set[str]) -> Corpus:
+    """``given``: the recipe's keys that replace those of the YAML at ``path``."""
+
+    def found(key: str, patterns: list[str]) -> dict[str, str]:
+        where = f"data.{key}" if f"data.{key}" in given else f"{path}: {key}"
+        return expand(_here(patterns, path), where, key)
+
     # Several globs may cover several layouts; together they must match something.
-    source = str(path)
-    train = expand(_here(config.files, path), source, "files")
+    train = found("files", config.files)
     shards = [to_shard(url, config.text_field) for url in train.values()]
     if config.validation_files:
-        held_out = expand(_here(config.validation_files, path), source, "validation_files")
+        held_out = found("validation_files", config.validation_files)
         overlap = held_out.keys() & train.keys()
         if overlap:
             both = min(held_out[file] for file in overlap)
-            raise ValueError(f"{source}: {both} is in files and in validation_files")
+            raise ValueError(f"{path}: {both} is in files and in validation_files")
         return Corpus(
             name,
             tuple(shards),

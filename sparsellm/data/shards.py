@@ -49,13 +49,13 @@ class Shard:
     members: tuple[str, ...] = ()
 
 
-def expand(patterns: list[str], source: str, key: str) -> dict[str, str]:
+def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
     """The files to which globs, folders and addresses refer, in the order of their paths.
 
     Args:
         patterns: ``${NAME}`` and ``~`` are expanded; a folder stands for every file below it whose
             format is known; ``scheme://…`` goes through fsspec.
-        source, key: their names in errors.
+        where, key: in errors, where they were given, and their key.
 
     Returns:
         the path of each file by what it is once links are followed.
@@ -69,7 +69,7 @@ def expand(patterns: list[str], source: str, key: str) -> dict[str, str]:
         expanded = os.path.expandvars(pattern)
         if re.search(r"\$\w|\$\{", expanded):
             raise ValueError(
-                f"{source}: {key} {pattern!r} names an environment variable that is not set; set "
+                f"{where}: {pattern!r} names an environment variable that is not set; set "
                 f"it, or give globs with --set 'data.{key}=[…]'"
             )
         paths = _remote(expanded) if "://" in expanded else _local(expanded)
@@ -78,11 +78,11 @@ def expand(patterns: list[str], source: str, key: str) -> dict[str, str]:
             is_folder = "://" in expanded or Path(expanded).expanduser().is_dir()
             what = "has no file of a known format" if is_folder else "does not exist"
             raise FileNotFoundError(
-                f"{source}: {key}: {expanded} {what}; correct the path, or leave it out"
+                f"{where}: {expanded} {what}; correct the path, or leave it out"
             )
         found.update(paths)
     if not found:
-        raise FileNotFoundError(f"{source}: {key} {patterns} match no file")
+        raise FileNotFoundError(f"{where}: {patterns} match no file")
     by_file: dict[str, str] = {}
     for path in sorted(found):
         by_file.setdefault(path if "://" in path else os.path.realpath(path), path)

@@ -22,7 +22,8 @@ def _bench(*arguments):
     ("arguments", "message"),
     [
         (["--corpus", "nope"], "corpus 'nope': no such file"),
-        (["--corpus", "local", "--files", "/nope"], "files ['/nope'] match no file"),
+        (["--corpus", "local", "--files", "/nope"], "data.files: /nope does not exist; correct"),
+        (["--corpus", "local", "--files", "/no*"], "data.files: ['/no*'] match no file"),
         (["--num-workers", "-1"], "--num-workers -1: give 0"),
     ],
 )

@@ -101,10 +101,7 @@ def check_text_column(schema: pa.Schema, shard: Shard) -> None:
     field = shard.text_field
     if (count := schema.names.count(field)) != 1:
         has = f"{count} columns" if count else "no column"
-        raise ValueError(
-            f"{shard.url}: {has} {field!r}; it has {name_keys(schema.names)}. Name its text with "
-            "data.text_field"
-        )
+        raise ValueError(f"{shard.url}: {has} {field!r}; {what_it_has(schema.names)}")
     kind = schema.field(field).type
     is_text: tuple[Callable[[pa.DataType], bool], ...] = (
         pa.types.is_string,
@@ -116,12 +113,15 @@ def check_text_column(schema: pa.Schema, shard: Shard) -> None:
         kind = kind.value_type
     if not any(check(kind) for check in is_text):
         raise ValueError(
-            f"{shard.url}: column {field!r} holds {kind}, not text; it has "
-            f"{name_keys(schema.names)}. Name its text with data.text_field"
+            f"{shard.url}: column {field!r} holds {kind}, not text; {what_it_has(schema.names)}"
         )
 
 
-def name_keys(names: list[str]) -> str:
-    """The first columns or keys, for an error: a file without a header has text for names."""
-    shown = ", ".join(name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20])
-    return f"{shown}, …" if len(names) > 20 else shown
+def what_it_has(names: list[str]) -> str:
+    """The end of an error: the first columns or keys, shortened, and how to name the right one.
+
+    A file without a header has text for names.
+    """
+    shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20]]
+    shown += ["…"] if len(names) > 20 else []
+    return f"it has {', '.join(shown)}. Name its text with data.text_field"

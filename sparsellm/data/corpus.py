@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from sparsellm.data.shards import Shard, expand, fingerprint, to_shard
+from sparsellm.data.shards import Shard, expand, fingerprint, real_place, to_shard
 from sparsellm.data.stdlib import stdlib_shards
 from sparsellm.data.witness import witness
 from sparsellm.paths import bundled
@@ -190,8 +190,7 @@ def _check_held_out(corpora: tuple[Corpus, ...]) -> None:
 
 
 def _text_of(shard: Shard) -> tuple[str, str]:
-    where = shard.url if "://" in shard.url else os.path.realpath(shard.url)
-    return where, shard.text_field
+    return real_place(shard.url), shard.text_field
 
 
 def load_corpus(
@@ -218,12 +217,13 @@ def load_corpus(
     if files is not None and "validation_files" in content:
         content["validation_files"] = []  # held out of other text
     overrides = {"files": files, "validation_files": validation_files, "text_field": text_field}
-    content |= {key: value for key, value in overrides.items() if value is not None}
+    given = {key: value for key, value in overrides.items() if value is not None}
+    content |= given
     kind = content.get("source")
     if kind not in KINDS:
         raise ValueError(f"{path}: key 'source' is {kind!r}; valid are {', '.join(KINDS)}")
-    for key, value in overrides.items():
-        if value is not None and key not in KINDS[kind].model_fields:
+    for key in given:
+        if key not in KINDS[kind].model_fields:
             raise ValueError(
                 f"data.{key} does not apply to data.corpus {name_or_path}, whose source is "
                 f"{kind!r}; to read files of your own set data.corpus to local"
@@ -233,8 +233,7 @@ def load_corpus(
     if isinstance(config, HubCorpus):
         return _hub(name, config)
     if isinstance(config, FilesCorpus):
-        given = {f"data.{key}" for key, value in overrides.items() if value is not None}
-        return _files(name, config, path, given)
+        return _files(name, config, path, given.keys())
     if isinstance(config, StdlibCorpus):
         return Corpus(name, *stdlib_shards(config.validation_percent, config.num_shards))
     raise ValueError(f"{path} is a mixture of corpora; name a single corpus of it here")
@@ -254,11 +253,11 @@ def _hub(name: str, config: HubCorpus) -> Corpus:
     return _hold_out(name, shards, config.validation_shards)
 
 
-def _files(name: str, config: FilesCorpus, path: Path, given: set[str]) -> Corpus:
-    """``given``: the recipe's keys that replace those of the YAML at ``path``."""
+def _files(name: str, config: FilesCorpus, path: Path, given: Set[str]) -> Corpus:
+    """``given``: the keys of the YAML at ``path`` that the recipe's ``data`` replaces."""
 
     def found(key: str, patterns: list[str]) -> dict[str, str]:
-        where = f"data.{key}" if f"data.{key}" in given else f"{path}: {key}"
+        where = f"data.{key}" if key in given else f"{path}: {key}"
         return expand(_here(patterns, path), where, key)
 
     # Several globs may cover several layouts; together they must match something.

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sparsellm.data.block_types import Rows, name_keys
+from sparsellm.data.block_types import Rows, what_it_has
 from sparsellm.data.retry import is_transient, one_line, with_retries
 from sparsellm.data.shards import Shard
 from sparsellm.data.text_files import open_file, open_steady
@@ -199,7 +199,7 @@ def _why_no_text(document: object, field: str) -> str:
     if not isinstance(document, dict):
         remedy = _ONE_ARRAY if isinstance(document, list) else _ONE_OBJECT
         return f" is {_JSON_TYPES[type(document)]}, not an object; {remedy}"
-    named = f"it has {name_keys(list(document))}. Name its text with data.text_field"
+    named = what_it_has(list(document))
     if field not in document:
         return f" has no key {field!r}; {named}"
     return f": {field!r} holds {_JSON_TYPES[type(document[field])]}, not text; {named}"

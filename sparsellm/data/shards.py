@@ -85,8 +85,13 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
         raise FileNotFoundError(f"{where}: {patterns} match no file")
     by_file: dict[str, str] = {}
     for path in sorted(found):
-        by_file.setdefault(path if "://" in path else os.path.realpath(path), path)
+        by_file.setdefault(real_place(path), path)
     return by_file
+
+
+def real_place(url: str) -> str:
+    """An address, or a local path once links are followed: equal for the same file."""
+    return url if "://" in url else os.path.realpath(url)
 
 
 def _remote(pattern: str) -> list[str]:

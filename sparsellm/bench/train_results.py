@@ -82,10 +82,14 @@ def default_pairs(lines: Sequence[Line]) -> list[TrainPair]:
 
     The defaults are token order and autograd's weight gradients.
     """
-    unions = [pair for pair in train_pairs(lines) if pair.format == "union"]
-    unions.sort(key=lambda pair: (pair.in_token_order, not pair.fused_gradients))
-    nearest = {pair[:4]: pair for pair in unions}
-    return [pair for pair in train_pairs(lines) if nearest.get(pair[:4]) == pair]
+    nearest: dict[tuple[object, ...], TrainPair] = {}
+    for pair in train_pairs(lines):
+        if pair.format == "union":
+            other = nearest.get(pair[:4], pair)
+            nearest[pair[:4]] = max(
+                other, pair, key=lambda p: (p.in_token_order, not p.fused_gradients)
+            )
+    return list(nearest.values())
 
 
 def model_forwards(lines: Iterable[Line]) -> dict[str, Metrics]:

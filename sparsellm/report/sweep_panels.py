@@ -18,7 +18,7 @@ from sparsellm.report.published import (
     PAPER_RUNS,
     PAPER_WIDTH,
 )
-from sparsellm.report.sweep_runs import Group, SweepData, last_nnz
+from sparsellm.report.sweep_runs import Group, SweepData, last_nnz, mean_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,11 +96,8 @@ def losses(g: Group) -> list[tuple[float, float]]:
 
 def scores(g: Group) -> list[tuple[float, float]]:
     """Non-zeros and mean task score of each seed, %."""
-    return [
-        (last_nnz(run), 100 * run.evaluations[-1].mean.value)
-        for run in g.runs
-        if run.evaluations and run.evaluations[-1].mean
-    ]
+    found = [(last_nnz(run), mean_score(run)) for run in g.runs]
+    return [(nnz, 100 * score) for nnz, score in found if score is not None]
 
 
 def rates(g: Group) -> list[tuple[float, float]]:

@@ -71,8 +71,7 @@ class Group:
     @property
     def scores(self) -> list[float]:
         """The newest mean task score of each seed that has one."""
-        newest = [run.evaluations[-1] for run in self.runs if run.evaluations]
-        return [evaluation.mean.value for evaluation in newest if evaluation.mean]
+        return [score for run in self.runs if (score := mean_score(run)) is not None]
 
     def measured(self, bench: str, metric: str) -> list[dict[str, Any]]:
         """Values that a benchmark recorded for the group's checkpoints."""
@@ -155,6 +154,12 @@ def read_sweep(folder: Path) -> SweepData:
         for name, members in groups.items()
     ]
     return SweepData(content["name"], content["description"], folder, found)
+
+
+def mean_score(run: RunData) -> float | None:
+    """The mean task score of the newest evaluation, if there is one."""
+    newest = run.evaluations[-1] if run.evaluations else None
+    return newest.mean.value if newest and newest.mean else None
 
 
 def last_nnz(run: RunData) -> float:

@@ -111,11 +111,14 @@ class SparsityStats:
         self.silent_tokens_LN = torch.where(silent, self.silent_tokens_LN + tokens, 0)
         self.window_fired_LN += fired_LN
         self.window_seen_tokens += tokens
-        if int(self.window_seen_tokens) >= self.window_tokens:
-            self.activity_LN.copy_(self.window_fired_LN)
-            self.activity_tokens.copy_(self.window_seen_tokens)
-            self.window_fired_LN.zero_()
-            self.window_seen_tokens.zero_()
+        # No branch: the host would wait here for the optimizer, and the GPU then for the host.
+        complete = self.window_seen_tokens >= self.window_tokens
+        for last, window in (
+            (self.activity_LN, self.window_fired_LN),
+            (self.activity_tokens, self.window_seen_tokens),
+        ):
+            last.copy_(torch.where(complete, window, last))
+            window.masked_fill_(complete, 0)
 
     def dead_LN(self) -> Tensor:
         """(L, N) bool: neurons that have been silent for at least `window_tokens`."""

@@ -41,7 +41,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     watched = {
         "loss": step.cross_entropy_sum / tokens,
         "L1": step.l1_sum / (tokens * recipe.model.num_hidden_layers),
-        "gradient norm": _clip_gradients(run),
+        "gradient norm": step.gradient_norm,
     }
     skip = reason_to_skip(run, watched)
     if skip is not None:
@@ -79,7 +79,7 @@ def l1_by_layer(run: Run) -> list[float]:
 
 
 def _compute_gradients(run: Run, stop: StopRequest, l1_L: list[float]) -> StepReading:
-    """Forward and backward of all micro-batches; their sums over all ranks."""
+    """Forward and backward of all micro-batches; clipped gradients, and the sums of all ranks."""
     device = run.accelerator.device
     l1_weight: float | torch.Tensor = l1_L[0]
     if len(set(l1_L)) > 1:
@@ -92,8 +92,9 @@ def _compute_gradients(run: Run, stop: StopRequest, l1_L: list[float]) -> StepRe
         run.activity.begin("computing", run.step)
         sums.add(micro_batch(run, tokens_BT1, l1_weight))
     run.activity.begin("summing over ranks", run.step)
+    norm = _clip_gradients(run)
     asked = stop.received is not None or run.saver.failed
-    step = sums.read(asked, reader.error is not None)
+    step = sums.read(norm, asked, reader.error is not None)
     if step.failed:
         raise FailedTogether(reader.error)
     return step
@@ -112,12 +113,13 @@ def micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float | torch.Ten
     return sums
 
 
-def _clip_gradients(run: Run) -> float:
+def _clip_gradients(run: Run) -> torch.Tensor:
+    """Returns their norm before; the host does not wait for it."""
     norm = run.accelerator.clip_grad_norm_(
         run.objective.parameters(), run.recipe.optimizer.clip_norm
     )
     assert norm is not None
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _update(run: Run, step: StepReading) -> None:

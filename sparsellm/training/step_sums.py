@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS
@@ -21,6 +22,7 @@ class StepReading:
 
     cross_entropy_sum: float
     l1_sum: float
+    gradient_norm: float  # before clipping
     stop: bool  # some rank was asked to stop
     failed: bool  # some rank had no data: there is no step
     kernels: KernelStats
@@ -64,11 +66,15 @@ class StepSums:
         self._largest_L = torch.maximum(self._largest_L, sums.union_L)
         self._blocks += self._blocks_each
 
-    def read(self, stop: bool, failed: bool = False) -> StepReading:
-        """Sums over ranks: the only place where a step waits for forward and backward."""
+    def read(self, gradient_norm: Tensor, stop: bool, failed: bool = False) -> StepReading:
+        """Sums over ranks: the only place where a step waits for the device.
+
+        ``gradient_norm``: (), the same on all ranks.
+        """
         self._sums[3], self._sums[4], self._sums[5] = self._blocks, stop, failed
         all_reduce_sum(self._sums)
-        values = torch.cat([self._sums, self._largest_L.double()]).tolist()
+        read = [self._sums, self._largest_L.double(), gradient_norm.double()[None]]
+        *values, norm = torch.cat(read).tolist()
         cross_entropy_sum, l1_sum, overflows, blocks, stops, failures = values[:6]
         num_layers = len(self._sparse)
         union_L, nnz_L, largest_L = (
@@ -78,6 +84,7 @@ class StepSums:
         return StepReading(
             cross_entropy_sum=cross_entropy_sum,
             l1_sum=l1_sum,
+            gradient_norm=norm,
             stop=stops > 0,
             failed=failures > 0,
             kernels=kernels,

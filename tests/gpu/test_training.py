@@ -6,6 +6,7 @@ import functools
 import json
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.records import read_metrics
 from sparsellm.training.objective import Objective, build_loss, total_loss
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.step import micro_batch
+from sparsellm.training.signals import StopRequest
+from sparsellm.training.step import micro_batch, train_step
 
 pytestmark = pytest.mark.gpu
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -134,6 +136,27 @@ def test_the_host_runs_ahead_of_the_gpu(tiny_overrides, kernels, request):
         assert was_ahead
     finally:
         close_run(run)
+
+
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+def test_a_step_waits_for_the_gpu_once(tiny_overrides, kernels, request):
+    if kernels == "sparse":
+        request.getfixturevalue("sparse_kernels")
+    overrides = [*tiny_overrides, f"ffn.kernels={kernels}", "logging.every_steps=100"]
+    overrides += ["model.hidden_size=64", "runtime.precision=bf16"]
+    run = build_run(load_recipe("debug", overrides))
+    try:
+        train_step(run, StopRequest())  # is logged, and makes the optimizer's state
+        train_step(run, StopRequest())
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            train_step(run, StopRequest())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        close_run(run)
+    said = [str(wait.message) for wait in waits]
+    assert sum("synchroniz" in message for message in said) == 1, said
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,34 @@
+"""One step: for what the host waits."""
+
+from __future__ import annotations
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.signals import StopRequest
+from sparsellm.training.step import train_step
+
+
+class _SingleValues(TorchDispatchMode):
+    """Counts the values that the host reads one by one, each of which waits for the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.read += operator.name() == "aten::_local_scalar_dense"
+        return operator(*args, **(kwargs or {}))
+
+
+def test_a_step_reads_its_sums_at_once_and_nothing_else(tiny):
+    run = build_run(
+        tiny("logging.every_steps=100", "sparsity.target_nnz=8", "runtime.compile=false")
+    )
+    try:
+        train_step(run, StopRequest())  # is logged
+        with _SingleValues() as values:
+            train_step(run, StopRequest())
+    finally:
+        close_run(run)
+    assert values.read == 0

@@ -1,23 +1,21 @@
-"""The share of a training step in which the GPU computes nothing, and what it computes else.
+"""The share of a training step in which the GPU computes nothing, and what it computes otherwise.
 
 `gpu_idle` is 1 − busy / step. `busy` is the time in which at least one kernel or copy runs, from
 torch.profiler over a few steps. `step` is the time of a step without the profiler, just before:
-the profiler makes each launch slower, and so a GPU that waits for its host idler.
+the profiler makes each launch slower, and so a GPU that waits for its host idler. The gaps of the
+timeline are those under the profiler.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from sparsellm.bench.gpu_timeline import Interval, Timeline, busy_us, timeline
 from sparsellm.bench.record import Measurement, vocabulary_key, weight_gradients_key
 from sparsellm.recipe import Recipe
 from sparsellm.training.begin import warm_up
@@ -26,54 +24,10 @@ from sparsellm.training.run_state import initialise_run
 from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
 
-_NAME_CHARACTERS = 60
-
-
-class Interval(NamedTuple):
-    """A kernel or copy on the GPU, in microseconds of any clock."""
-
-    name: str
-    start: float
-    end: float
-
-
-class KernelTime(NamedTuple):
-    """The kernels of one name in a step."""
-
-    name: str
-    ms: float
-    launches: float
-
-
-def busy_us(intervals: Iterable[Interval]) -> float:
-    """The length of the union of intervals, which may overlap, in microseconds."""
-    busy, end = 0.0, float("-inf")
-    for interval in sorted(intervals, key=lambda interval: interval.start):
-        busy += max(interval.end - max(interval.start, end), 0.0)
-        end = max(end, interval.end)
-    return busy
-
-
-def by_name(intervals: Iterable[Interval], steps: int) -> list[KernelTime]:
-    """Time and launches of each name per step, longest first.
-
-    Overlapping kernels count in full. Names are cut where their template arguments begin.
-    """
-    us: Counter[str] = Counter()
-    launches: Counter[str] = Counter()
-    for name, start, end in intervals:
-        short = re.split(r"[<(]", name.removeprefix("void "))[0][:_NAME_CHARACTERS]
-        us[short] += end - start  # type: ignore[assignment]
-        launches[short] += 1
-    return [
-        KernelTime(name, time / 1e3 / steps, launches[name] / steps)
-        for name, time in us.most_common()
-    ]
-
 
 def run(
     recipe: Recipe, init_from: Path | None, warm_up_steps: int, steps: int
-) -> tuple[list[Measurement], list[KernelTime]]:
+) -> tuple[list[Measurement], Timeline]:
     """Trains, times ``steps`` steps and profiles as many more. Nothing is saved.
 
     All ranks must call it; the figures are those of each rank's own GPU.
@@ -99,14 +53,12 @@ def run(
         close_run(training)
 
 
-def measure(
-    training: Run, warm_up_steps: int, steps: int
-) -> tuple[list[Measurement], list[KernelTime]]:
+def measure(training: Run, warm_up_steps: int, steps: int) -> tuple[list[Measurement], Timeline]:
     """`run`, of a run that has been built."""
     _train(training, warm_up_steps)
     step_us = _train(training, steps) / steps
     intervals = _profiled(training, steps)
-    return _measurements(training, step_us, intervals, steps), by_name(intervals, steps)
+    return _measurements(training, step_us, intervals, steps), timeline(intervals, steps)
 
 
 def _train(training: Run, steps: int) -> float:

@@ -80,7 +80,8 @@ def _add_idle_parser(names: Any) -> argparse.ArgumentParser:
         "idle",
         help="share of a training step in which the GPU is idle, and time by kernel (GPU)",
         description="Trains a recipe for some steps, profiles a few more, and prints which kernels "
-        "take how long. Checkpoints, validation and wandb are off unless --set turns them on.",
+        "take how long, and between which kernels the GPU waits. Checkpoints, validation and wandb "
+        "are off unless --set turns them on.",
     )
     _add_recipe_arguments(parser)
     parser.add_argument(
@@ -92,7 +93,11 @@ def _add_idle_parser(names: Any) -> argparse.ArgumentParser:
     parser.add_argument("--warm-up", type=positive_int, default=8, help="steps before (default: 8)")
     parser.add_argument("--steps", type=positive_int, default=3, help="measured (default: 3)")
     parser.add_argument(
-        "--kernel-times", type=positive_int, default=25, metavar="N", help="printed (default: 25)"
+        "--kernel-times",
+        type=positive_int,
+        default=25,
+        metavar="N",
+        help="kernels and waits printed (default: 25)",
     )
     parser.set_defaults(run=_idle)
     return parser
@@ -182,10 +187,15 @@ def _idle(options: argparse.Namespace) -> None:
 
     hold = HOLD if options.init_from else []
     recipe = load_recipe(options.recipe, [*QUIET, *hold, *options.overrides])
-    found, kernels = gpu_idle.run(recipe, options.init_from, options.warm_up, options.steps)
+    found, timeline = gpu_idle.run(recipe, options.init_from, options.warm_up, options.steps)
     if ranks.is_main():  # the figures of its own GPU
-        for kernel in kernels[: options.kernel_times]:
-            print(f"{kernel.ms:9.2f} ms {kernel.launches:9,.0f} launches a step  {kernel.name}")
+        for kernel in timeline.kernels[: options.kernel_times]:
+            print(f"{kernel.ms:9.2f} ms {kernel.launches:9,.0f} launches per step  {kernel.name}")
+        print(f"gaps under the profiler: {timeline.launch_gaps_ms:.2f} ms per step between kernels")
+        print("that were queued in time, and waits for the host:")
+        for wait in timeline.waits[: options.kernel_times]:
+            between = f"{wait.before} → {wait.after}"
+            print(f"{wait.ms:9.2f} ms {wait.times:9,.1f} waits per step  {between}")
         output.report(found, options.record)
 
 

@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from sparsellm.bench import gpu_idle
-from sparsellm.bench.gpu_idle import Interval, KernelTime, busy_us, by_name
+from sparsellm.bench.gpu_timeline import Gap, Interval, KernelTime, busy_us, by_name, timeline
 from sparsellm.training.run import build_run, close_run
 
 
@@ -53,6 +53,54 @@ def test_kernels_are_summed_by_name_without_template_arguments():
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>, "
+            "std::array<char*, 1ul> >(int, at::native::FillFunctor<int>, std::array<char*, 1ul>)",
+            "at::native::vectorized_elementwise_kernel FillFunctor",
+        ),
+        (
+            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda("
+            "at::TensorIteratorBase&)::{lambda()#3}::operator()() const>(int)",
+            "at::native::unrolled_elementwise_kernel direct_copy_kernel_cuda",
+        ),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, "
+            "at::native::func_wrapper_t<float, at::native::sum_functor<float>>>>(int)",
+            "at::native::reduce_kernel ReduceOp",
+        ),
+        ("at::native::multi_tensor()", "at::native::multi_tensor"),
+        ("gemm_ReduceOp<FillFunctor>(int)", "gemm_ReduceOp"),
+    ],
+)
+def test_kernels_of_torch_are_named_with_their_operation(name, short):
+    assert [kernel.name for kernel in by_name([Interval(name, 0, 1)], steps=1)] == [short]
+
+
+def test_gaps_are_summed_by_the_kernels_around_them():
+    intervals = [
+        Interval("up", 0, 1000),
+        Interval("down<64>", 900, 2000),
+        Interval("up", 1002, 1500),  # within `down`, which still runs
+        Interval("sum", 2003, 3000),  # queued in time
+        Interval("down<64>", 3500, 4000),
+        Interval("up", 4000, 4100),
+        Interval("down<32>", 5000, 5100),
+        Interval("sum", 5200, 5300),
+        Interval("down", 5900, 6000),
+    ]
+    found = timeline(intervals, steps=2)
+    assert found.waits == [
+        Gap("sum", "down", 0.55, 1.0),
+        Gap("up", "down", 0.45, 0.5),
+        Gap("down", "sum", 0.05, 0.5),
+    ]
+    assert found.launch_gaps_ms == pytest.approx(0.0015)
+    assert found.kernels == by_name(intervals, steps=2)
+
+
 def test_steps_are_timed_before_they_are_profiled(tiny, monkeypatch):
     # CPU operators in place of kernels: they nest, so that their sum exceeds their union.
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -62,15 +110,15 @@ def test_steps_are_timed_before_they_are_profiled(tiny, monkeypatch):
     monkeypatch.setattr(gpu_idle, "_train", lambda run, n: (trained.append(n), train(run, n))[1])
     training = build_run(tiny())
     try:
-        found, kernels = gpu_idle.measure(training, warm_up_steps=1, steps=2)
+        found, seen = gpu_idle.measure(training, warm_up_steps=1, steps=2)
     finally:
         close_run(training)
     assert trained == [1, 2, 2]
     by_metric = {m.metric: m.value for m in found}
     assert by_metric["step"] > 0
     assert by_metric["gpu_idle"] == pytest.approx(1 - by_metric["busy"] / by_metric["step"])
-    assert 0 < by_metric["busy"] < sum(kernel.ms for kernel in kernels)
-    assert any("mm" in kernel.name for kernel in kernels)
+    assert 0 < by_metric["busy"] < sum(kernel.ms for kernel in seen.kernels)
+    assert any("mm" in kernel.name for kernel in seen.kernels)
     assert found[0].case["micro_batch_size"] == 2
 
 

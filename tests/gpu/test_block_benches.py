@@ -38,9 +38,10 @@ def test_the_fused_loss_is_that_of_torch_and_needs_less_memory():
 
 def test_idle_time_is_a_share_of_a_step(tiny):
     recipe = tiny("train.global_batch_tokens=512", "runtime.precision=bf16")
-    found, kernels = gpu_idle.run(recipe, None, warm_up_steps=2, steps=2)
+    found, timeline = gpu_idle.run(recipe, None, warm_up_steps=2, steps=2)
     by_metric = {m.metric: m.value for m in found}
     assert 0.1 < by_metric["gpu_idle"] < 1  # a model this small waits for its host
     assert 0 < by_metric["busy"] < by_metric["step"]
-    assert by_metric["busy"] <= 1.001 * sum(kernel.ms for kernel in kernels)
+    assert by_metric["busy"] <= 1.001 * sum(kernel.ms for kernel in timeline.kernels)
+    assert timeline.waits  # of the host, which is slower than such small kernels
     assert by_metric["launches"] > 50

@@ -1,0 +1,110 @@
+"""What a GPU does over time: its kernels by name, and the gaps between them by their neighbours.
+
+A gap of a microsecond or two lies between any two kernels that the host has queued in time. Longer
+ones are waits for the host; the kernels around a gap tell what the host was doing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# Of a gap, in microseconds: up to here it is the GPU's own, not a wait for the host.
+LAUNCH_GAP_US = 5.0
+_NAME_CHARACTERS = 60
+_TORCH_OPERATION = re.compile(r"\w*([Ff]unctor|_kernel_cuda|[a-z]Ops?\b)\w*")
+
+
+class Interval(NamedTuple):
+    """A kernel or copy on the GPU, in microseconds of any clock."""
+
+    name: str
+    start: float
+    end: float
+
+
+class KernelTime(NamedTuple):
+    """The kernels of one name in a step."""
+
+    name: str
+    ms: float
+    launches: float
+
+
+class Gap(NamedTuple):
+    """The gaps between two names in a step."""
+
+    before: str  # the kernel that ends where the gap begins
+    after: str
+    ms: float
+    times: float
+
+
+class Timeline(NamedTuple):
+    """The steps that were profiled, each list longest first."""
+
+    kernels: list[KernelTime]
+    waits: list[Gap]  # gaps of more than `LAUNCH_GAP_US`
+    launch_gaps_ms: float  # of all other gaps, per step
+
+
+def timeline(intervals: Iterable[Interval], steps: int) -> Timeline:
+    """Kernels and gaps of so many steps, as means per step."""
+    found = list(intervals)
+    return Timeline(by_name(found, steps), *_gaps(found, steps))
+
+
+def busy_us(intervals: Iterable[Interval]) -> float:
+    """The length of the union of intervals, which may overlap, in microseconds."""
+    busy, end = 0.0, float("-inf")
+    for interval in sorted(intervals, key=lambda interval: interval.start):
+        busy += max(interval.end - max(interval.start, end), 0.0)
+        end = max(end, interval.end)
+    return busy
+
+
+def by_name(intervals: Iterable[Interval], steps: int) -> list[KernelTime]:
+    """Time and launches of each name per step, longest first.
+
+    Overlapping kernels count in full. Names are without template arguments.
+    """
+    us: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
+    for name, start, end in intervals:
+        us[_short(name)] += end - start  # type: ignore[assignment]
+        launches[_short(name)] += 1
+    return [
+        KernelTime(name, time / 1e3 / steps, launches[name] / steps)
+        for name, time in us.most_common()
+    ]
+
+
+def _gaps(intervals: Iterable[Interval], steps: int) -> tuple[list[Gap], float]:
+    """The waits by their neighbours, and the time in all shorter gaps, both per step."""
+    us: Counter[tuple[str, str]] = Counter()
+    times: Counter[tuple[str, str]] = Counter()
+    launch_gaps, last = 0.0, None
+    for interval in sorted(intervals, key=lambda interval: interval.start):
+        gap = 0.0 if last is None else interval.start - last.end
+        if last is not None and gap > LAUNCH_GAP_US:
+            between = _short(last.name), _short(interval.name)
+            us[between] += gap  # type: ignore[assignment]
+            times[between] += 1
+        else:
+            launch_gaps += max(gap, 0.0)
+        if last is None or interval.end > last.end:
+            last = interval
+    waits = [
+        Gap(*between, total / 1e3 / steps, times[between] / steps)
+        for between, total in us.most_common()
+    ]
+    return waits, launch_gaps / 1e3 / steps
+
+
+def _short(name: str) -> str:
+    """Without template arguments; of a kernel of torch with what it does to each element."""
+    kernel = re.split(r"[<(]", name.removeprefix("void "))[0]
+    operation = _TORCH_OPERATION.search(name, len(kernel)) if kernel.startswith("at::") else None
+    return f"{kernel} {operation[0]}" if operation else kernel[:_NAME_CHARACTERS]

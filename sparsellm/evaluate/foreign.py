@@ -28,7 +28,8 @@ def load_foreign(name: str, path: Path, device: torch.device, dtype: torch.dtype
     """Reads a Hugging Face folder without running code that lies in it.
 
     Raises:
-        ValueError: transformers cannot load it; the message says why.
+        ValueError: transformers cannot load it; the message says why. Or its tokenizer has no token
+            to put before a text without context.
     """
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False)
@@ -36,5 +37,11 @@ def load_foreign(name: str, path: Path, device: torch.device, dtype: torch.dtype
     except Exception as error:  # transformers raises many kinds, remote code among them
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"{name}: transformers cannot load it: {reason}") from error
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"{name}: its tokenizer has neither a beginning-of-text nor an end-of-text token, one "
+            "of which lm-eval puts before a text without context: name it as eos_token in "
+            f"{path / 'tokenizer_config.json'}"
+        )
     context = getattr(model.config, "max_position_embeddings", None) or _USUAL_CONTEXT
     return Foreign(name, path, model.to(device).eval(), tokenizer, int(context))

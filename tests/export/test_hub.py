@@ -106,6 +106,11 @@ def test_another_dense_model_is_scored_by_its_name(hub, command, cli_here, test_
     here = cli_here("eval", str(tmp_path / "dense"), *data, "--out", str(tmp_path / "here.json"))
     assert here.returncode == 0, here.stderr
     assert json.loads((tmp_path / "here.json").read_text())["tasks"] == report["tasks"]
+    PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(tmp_path / "dense")
+    unmarked = cli_here("eval", str(tmp_path / "dense"), *data, "--out", str(tmp_path / "no.json"))
+    assert unmarked.returncode == 1
+    assert "neither a beginning-of-text nor an end-of-text token" in unmarked.stderr
+    assert str(tmp_path / "dense" / "tokenizer_config.json") in unmarked.stderr
 
 
 def test_what_is_a_name_on_the_hub(tmp_path, monkeypatch):

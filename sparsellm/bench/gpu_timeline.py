@@ -14,7 +14,7 @@ from typing import NamedTuple
 # Of a gap, in microseconds: up to here it is the GPU's own, not a wait for the host.
 LAUNCH_GAP_US = 5.0
 _NAME_CHARACTERS = 60
-_TORCH_OPERATION = re.compile(r"\w*([Ff]unctor|_kernel_cuda|[a-z]Ops?\b)\w*")
+_TORCH_OPERATION = re.compile(r"(?!ReduceOp)\b\w*([Ff]unctor|_kernel_cuda|Ops?\b)\w*")
 
 
 class Interval(NamedTuple):

@@ -69,7 +69,12 @@ def test_kernels_are_summed_by_name_without_template_arguments():
         (
             "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, "
             "at::native::func_wrapper_t<float, at::native::sum_functor<float>>>>(int)",
-            "at::native::reduce_kernel ReduceOp",
+            "at::native::reduce_kernel sum_functor",
+        ),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, "
+            "at::native::NormTwoOps<float, float>, unsigned int, float, 4> >(int)",
+            "at::native::reduce_kernel NormTwoOps",
         ),
         ("at::native::multi_tensor()", "at::native::multi_tensor"),
         ("gemm_ReduceOp<FillFunctor>(int)", "gemm_ReduceOp"),

@@ -7,7 +7,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import regex
@@ -179,7 +180,7 @@ class HFTokenizer:
         self.identity = f"hf {digest.hexdigest()[:16]}"
         self.vocab_size = vocab_size(name)
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = tokenizers.Tokenizer.from_str(_definition(path, content))
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{path} is damaged ({error})") from error
         self._tokenizer.no_padding()
@@ -208,6 +209,22 @@ class HFTokenizer:
             _piece_bytes(self._tokenizer.id_to_token(token) or "", self._byte_level)
             for token in tokens
         )
+
+
+def _definition(path: Path, content: dict[str, Any]) -> str:
+    """The text of a ``tokenizer.json`` that finds no special token in a text.
+
+    `encode_special_tokens` keeps the library from looking for special tokens. But a Unigram model
+    has them among its pieces too; there they get a score that no split of a text would choose.
+    """
+    model = content["model"]
+    if model.get("type") != "Unigram":
+        return path.read_text(encoding="utf-8")
+    special = {
+        entry["content"] for entry in content.get("added_tokens", ()) if entry.get("special")
+    }
+    pieces = [[piece, -1e9 if piece in special else score] for piece, score in model["vocab"]]
+    return json.dumps(content | {"model": model | {"vocab": pieces}})
 
 
 def _piece_bytes(piece: str, byte_level: bool) -> bytes:

@@ -158,6 +158,24 @@ def test_a_sentence_piece_tokenizer_streams_spaces_and_bytes(tmp_path):
     assert tokenizer.decode_bytes([tokenizer._tokenizer.token_to_id("<0xF0>")]) == b"\xf0"
 
 
+def test_a_special_token_spelt_out_is_text_to_a_unigram_model_too(tmp_path):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=60, special_tokens=["<unk>", "</s>"], unk_token="<unk>"
+    )
+    tokenizer.train_from_iterator(["a cat < sat / on > the unk mats"] * 20, trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(f"hf:{tmp_path}")
+    text = "a </s> <unk> mat"
+    (tokens,) = ours.encode_batch([text])
+    assert ours.eot_id == tokenizer.token_to_id("</s>") == 1
+    assert set(tokens.tolist()).isdisjoint([0, 1])
+    assert ours.decode_bytes(tokens.tolist()).decode() == " " + text
+    (plain,) = ours.encode_batch(["the cat sat on mats"])  # scores of other pieces stay
+    assert plain.tolist() == tokenizer.encode("the cat sat on mats").ids
+
+
 def test_its_vocabulary_is_counted_by_the_largest_id(byte_level, tiny):
     content = json.loads((byte_level / "tokenizer.json").read_text())
     content["added_tokens"].append(content["added_tokens"][0] | {"id": 511, "content": "<far>"})

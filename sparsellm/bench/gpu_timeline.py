@@ -7,9 +7,11 @@ ones are waits for the host; the kernels around a gap tell what the host was doi
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
+
+Key = TypeVar("Key")
 
 # Of a gap, in microseconds: up to here it is the GPU's own, not a wait for the host.
 LAUNCH_GAP_US = 5.0
@@ -58,11 +60,11 @@ def timeline(intervals: Iterable[Interval], steps: int) -> Timeline:
 
 def busy_us(intervals: Iterable[Interval]) -> float:
     """The length of the union of intervals, which may overlap, in microseconds."""
-    busy, end = 0.0, float("-inf")
-    for interval in sorted(intervals, key=lambda interval: interval.start):
-        busy += max(interval.end - max(interval.start, end), 0.0)
-        end = max(end, interval.end)
-    return busy
+    lengths = (
+        own.end - (own.start if last is None else max(own.start, last.end))
+        for last, own in _in_order(intervals)
+    )
+    return sum((max(length, 0.0) for length in lengths), 0.0)
 
 
 def by_name(intervals: Iterable[Interval], steps: int) -> list[KernelTime]:
@@ -70,37 +72,39 @@ def by_name(intervals: Iterable[Interval], steps: int) -> list[KernelTime]:
 
     Overlapping kernels count in full. Names are without template arguments.
     """
-    us: Counter[str] = Counter()
-    launches: Counter[str] = Counter()
-    for name, start, end in intervals:
-        us[_short(name)] += end - start  # type: ignore[assignment]
-        launches[_short(name)] += 1
-    return [
-        KernelTime(name, time / 1e3 / steps, launches[name] / steps)
-        for name, time in us.most_common()
-    ]
+    found = _totals((_short(name), end - start) for name, start, end in intervals)
+    return [KernelTime(name, us / 1e3 / steps, times / steps) for name, us, times in found]
 
 
 def _gaps(intervals: Iterable[Interval], steps: int) -> tuple[list[Gap], float]:
     """The waits by their neighbours, and the time in all shorter gaps, both per step."""
-    us: Counter[tuple[str, str]] = Counter()
-    times: Counter[tuple[str, str]] = Counter()
-    launch_gaps, last = 0.0, None
-    for interval in sorted(intervals, key=lambda interval: interval.start):
-        gap = 0.0 if last is None else interval.start - last.end
+    waits, launch_gaps = [], 0.0
+    for last, own in _in_order(intervals):
+        gap = 0.0 if last is None else own.start - last.end
         if last is not None and gap > LAUNCH_GAP_US:
-            between = _short(last.name), _short(interval.name)
-            us[between] += gap  # type: ignore[assignment]
-            times[between] += 1
+            waits.append(((_short(last.name), _short(own.name)), gap))
         else:
             launch_gaps += max(gap, 0.0)
+    found = [Gap(*names, us / 1e3 / steps, times / steps) for names, us, times in _totals(waits)]
+    return found, launch_gaps / 1e3 / steps
+
+
+def _in_order(intervals: Iterable[Interval]) -> Iterator[tuple[Interval | None, Interval]]:
+    """Each by its start, with the one of those before it that ends last."""
+    last = None
+    for interval in sorted(intervals, key=lambda interval: interval.start):
+        yield last, interval
         if last is None or interval.end > last.end:
             last = interval
-    waits = [
-        Gap(*between, total / 1e3 / steps, times[between] / steps)
-        for between, total in us.most_common()
-    ]
-    return waits, launch_gaps / 1e3 / steps
+
+
+def _totals(found: Iterable[tuple[Key, float]]) -> list[tuple[Key, float, int]]:
+    """Sum and number of the times of each key, largest sum first."""
+    times: dict[Key, list[float]] = defaultdict(list)
+    for key, us in found:
+        times[key].append(us)
+    totals = [(key, sum(own), len(own)) for key, own in times.items()]
+    return sorted(totals, key=lambda total: total[1], reverse=True)
 
 
 def _short(name: str) -> str:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
 from sparsellm.ffn.token_order import token_order
-from sparsellm.model import SparseDecoderLayer, build_model, prepare_blocks
+from sparsellm.model import SparseDecoderLayer, build_model, build_zero_model, prepare_blocks
 from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.training import objective
 from sparsellm.training.objective import IGNORED_TARGET, Objective, total_loss
@@ -226,6 +226,21 @@ def test_weights_depend_on_the_seed_alone(tiny):
     assert not torch.equal(
         a["model.layers.0.mlp.up_proj.weight"], c["model.layers.0.mlp.up_proj.weight"]
     )
+
+
+@pytest.mark.parametrize("change", ["ffn.gated=true", "ffn.gated=false"])
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_a_zero_model_becomes_the_model_whose_weights_it_loads(tiny, change, tied):
+    recipe = tiny(change, f"model.tie_word_embeddings={tied}")
+    model = build_model(recipe, eos_token_id=256).eval()
+    before = torch.get_rng_state()
+    loaded = build_zero_model(recipe, eos_token_id=256).eval()
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(not p.any() and p.requires_grad for p in loaded.parameters())
+    assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in model.parameters())
+    loaded.load_state_dict(model.state_dict(), strict=True)
+    tokens_BT = torch.randint(0, 257, (2, 9))
+    assert torch.equal(loaded(tokens_BT).logits, model(tokens_BT).logits)
 
 
 def test_every_block_is_ours(tiny):

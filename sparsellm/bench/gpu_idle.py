@@ -43,7 +43,7 @@ def run(
     """
     if not torch.cuda.is_available():
         raise ValueError("bench idle measures a GPU and needs a CUDA device")
-    training = build_run(recipe)
+    training = build_run(recipe, random_weights=init_from is None)
     try:
         warm_up(training)
         if init_from is not None:

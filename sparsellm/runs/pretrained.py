@@ -13,7 +13,7 @@ from transformers import PreTrainedModel as HFModel
 from sparsellm.data import load_tokenizer
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.device import place
-from sparsellm.model import build_model
+from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint, hf_folder, state
 from sparsellm.runs.files import TrainerState, read_model
@@ -168,6 +168,6 @@ def _recipe_of(export: Path, recipe: str | None = None) -> Recipe:
 def _model(
     recipe: Recipe, tokenizer: Tokenizer, tensors: dict[str, Tensor], source: str
 ) -> HFModel:
-    model = build_model(recipe, tokenizer.eot_id)
+    model = build_zero_model(recipe, tokenizer.eot_id)
     state.restore_model(model, tensors, source, "give the recipe that it was trained with")
     return model

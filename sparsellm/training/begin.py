@@ -10,7 +10,6 @@ from sparsellm.runs.history import begin_branch
 from sparsellm.runs.lock import RunLock
 from sparsellm.runs.presence import PRESENCE_FILE
 from sparsellm.training.accumulation import accumulation, rehearse
-from sparsellm.training.consensus import agreed_checkpoint
 from sparsellm.training.distributed import clear_gradients
 from sparsellm.training.fit import fit_again
 from sparsellm.training.kernel_policy import each_path
@@ -18,24 +17,17 @@ from sparsellm.training.run import Run
 from sparsellm.training.run_state import initialise_run, restore_run
 
 
-def first_state(
-    run: Run, resume_from: Path | None, fresh: bool, init_from: Path | None
-) -> Path | None:
-    """Restores or initialises the run, without changing its folder.
-
-    Returns the checkpoint that it resumes from, or None.
-    """
+def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> None:
+    """Restores or initialises the run, without changing its folder."""
     say = run.accelerator.print
     run.activity.begin("loading", run.step)
-    path = agreed_checkpoint(run, resume_from, fresh)
-    if path is not None:
-        say(f"resuming from {path}")
-        for note in restore_run(run, path):
+    if resume_from is not None:
+        say(f"resuming from {resume_from}")
+        for note in restore_run(run, resume_from):
             say(f"  {note}")
         fit_again(run)
     elif init_from is not None:
         say("\n  ".join(initialise_run(run, init_from)))
-    return path
 
 
 def move_aside(run: Run, lock: RunLock) -> None:

@@ -27,7 +27,6 @@ from sparsellm.runs.presence import Presence
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.strict import flatten
 from sparsellm.training.distributed import together
-from sparsellm.training.run import Run
 
 _LIBRARIES = ("torch", "transformers", "accelerate", "safetensors", "triton")
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
@@ -79,7 +78,9 @@ def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
         )
 
 
-def agreed_checkpoint(run: Run, resume_from: Path | None, fresh: bool) -> Path | None:
+def agreed_checkpoint(
+    recipe: Recipe, accelerator: Accelerator, resume_from: Path | None, fresh: bool
+) -> Path | None:
     """The checkpoint from which all ranks resume, or None.
 
     Raises:
@@ -87,15 +88,15 @@ def agreed_checkpoint(run: Run, resume_from: Path | None, fresh: bool) -> Path |
         ValueError: ranks see different checkpoints; the message says which rank sees which.
     """
     path = None
-    with together(run.accelerator.device):
+    with together(accelerator.device):
         if resume_from is not None:
             path = find_checkpoint(resume_from)
         elif not fresh:
-            path = checkpoint.latest(run.checkpoints)
+            path = checkpoint.latest(recipe.run_path / "checkpoints")
         seen = "none" if path is None else _describe(path)
     _compare(
         {"the checkpoint": seen},
-        f"{run.recipe.run_path} must be on a file system that all ranks share",
+        f"{recipe.run_path} must be on a file system that all ranks share",
     )
     return path
 

@@ -15,7 +15,7 @@ from sparsellm.device import default_dtype, place
 from sparsellm.evaluate.evaluator import Evaluator
 from sparsellm.evaluate.scores import table, to_record
 from sparsellm.evaluate.suite import load_suite, require_lm_eval, write_tasks
-from sparsellm.model import HFModel, build_model
+from sparsellm.model import HFModel, build_zero_model
 from sparsellm.recipe import EvaluationConfig, Recipe
 from sparsellm.runs import state
 from sparsellm.runs.metrics_log import MetricsLog
@@ -125,8 +125,7 @@ class _Agreement:
 def _copy_model(run: Run, eot_id: int) -> HFModel:
     device = run.accelerator.device
     weights = state.gather_model(run.model)
-    # `build_model` seeds; CUDA's generators are saved with checkpoints and must not move.
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
-        model = build_model(run.recipe, eot_id)
+    with device:
+        model = build_zero_model(run.recipe, eot_id)
     state.restore_model(model, weights)
     return place(model, device, default_dtype(device))

@@ -21,7 +21,7 @@ from sparsellm.runs.records import FailureRecord
 from sparsellm.runs.session import this_session
 from sparsellm.training.banner import Machine, unused_gpus
 from sparsellm.training.begin import begin_records, first_state, move_aside, warm_up
-from sparsellm.training.consensus import compare_environments, locked
+from sparsellm.training.consensus import agreed_checkpoint, compare_environments, locked
 from sparsellm.training.distributed import FailedTogether, any_rank, cause_of
 from sparsellm.training.evaluation import PeriodicEvaluation, check_evaluation
 from sparsellm.training.fit import fit_first, grow, may_shrink, shrink_after_failure
@@ -64,10 +64,13 @@ def train(
     peers = Peers(accelerator, stop, activity, recipe.runtime.timeout_minutes)
     with peers, locked(recipe.run_path, accelerator) as lock:
         compare_environments(recipe, accelerator)
+        flag = "--fresh" if fresh else "--resume" if resume_from else None
+        resume_from = agreed_checkpoint(recipe, accelerator, resume_from, fresh)
         with waiting("reading data, building the model", accelerator.print):
-            run = build_run(recipe, accelerator, activity)
+            from_scratch = resume_from is None and init_from is None
+            run = build_run(recipe, accelerator, activity, random_weights=from_scratch)
         try:
-            _train(run, stop, lock, resume_from=resume_from, fresh=fresh, init_from=init_from)
+            _train(run, stop, lock, resume_from=resume_from, init_from=init_from, flag=flag)
         except Exception:
             if accelerator.num_processes == 1:
                 close_run(run)
@@ -82,9 +85,13 @@ def _train(
     lock: RunLock,
     *,
     resume_from: Path | None,
-    fresh: bool,
     init_from: Path | None,
+    flag: str | None,
 ) -> None:
+    """Loads or begins the run, and trains to its last step.
+
+    ``flag``: the option that would start it over, or back, if the same command were given again.
+    """
     recipe = run.recipe
     if run.accelerator.is_main_process:
         check_wandb(recipe)
@@ -93,7 +100,7 @@ def _train(
     with waiting(doing, run.accelerator.print):
         fit_first(run)
         warm_up(run)
-    resumed = first_state(run, resume_from, fresh, init_from)
+    first_state(run, resume_from, init_from)
     missing = Due.missing(run)
     if run.step >= recipe.train.steps and not missing:
         run.accelerator.print(
@@ -101,10 +108,9 @@ def _train(
             f"{recipe.train.steps}; raise it, or start over with --fresh or --set name=NEW"
         )
         return
-    if fresh:
+    if flag == "--fresh":
         move_aside(run, lock)
-    flag = "--fresh" if fresh else "--resume" if resume_from else None
-    begin_records(run, resumed)
+    begin_records(run, resume_from)
     _logged_loop(run, stop, evaluator, missing, flag)
 
 
@@ -115,7 +121,7 @@ def _logged_loop(
     missing: Due,
     flag: str | None,
 ) -> None:
-    """The loop with its log. ``flag``: the option that would restart the run if given again."""
+    """The loop with its log. ``flag``: see `_train`."""
     recipe, say = run.recipe, run.accelerator.print
     log = None
     if run.accelerator.is_main_process:

@@ -22,7 +22,7 @@ from sparsellm.data import (
 )
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
-from sparsellm.model import HFModel, build_model, prepare_blocks
+from sparsellm.model import HFModel, build_model, build_zero_model, prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
 from sparsellm.training.distributed import checkpoint_group, from_first_rank
@@ -135,9 +135,16 @@ def _find_corpora(recipe: Recipe) -> tuple[Corpus, ...]:
 
 
 def build_run(
-    recipe: Recipe, accelerator: Accelerator | None = None, activity: RankActivity | None = None
+    recipe: Recipe,
+    accelerator: Accelerator | None = None,
+    activity: RankActivity | None = None,
+    *,
+    random_weights: bool = True,
 ) -> Run:
-    """Builds a run at step 0, on this rank's device."""
+    """Builds a run at step 0, on this rank's device.
+
+    Without ``random_weights`` they are zero, which takes no time: for a run that loads others.
+    """
     accelerator = accelerator or build_accelerator(recipe)
     recipe.accumulation_steps(accelerator.num_processes)  # raises before anything is built
     micro_batch = first_micro_batch(recipe, accelerator)
@@ -165,7 +172,11 @@ def build_run(
                 accelerator.device,
             )
 
-    model = build_model(recipe, tokenizer.eot_id).to(accelerator.device)
+    if random_weights:
+        model = build_model(recipe, tokenizer.eot_id).to(accelerator.device)
+    else:
+        with accelerator.device:
+            model = build_zero_model(recipe, tokenizer.eot_id)
     model.train()
     prepare_blocks(model, recipe.runtime)
     objective = Objective(model, recipe.runtime)

@@ -82,14 +82,15 @@ def test_the_checkpoint_is_compared_by_its_id(tiny, another_rank):
     run = build_run(tiny())
     train_step(run, StopRequest())
     path = save_run(run)
-    assert agreed_checkpoint(run, None, fresh=False) == path
-    assert agreed_checkpoint(run, None, fresh=True) is None
+    recipe, accelerator = run.recipe, run.accelerator
+    assert agreed_checkpoint(recipe, accelerator, None, fresh=False) == path
+    assert agreed_checkpoint(recipe, accelerator, None, fresh=True) is None
     another_rank(the_checkpoint="none")
     identity = checkpoint.load(path).manifest.id
     with pytest.raises(
         ValueError, match=rf"step_00000001 \({identity}\) on rank 0 .*, none on rank 1"
     ):
-        agreed_checkpoint(run, None, fresh=False)
+        agreed_checkpoint(recipe, accelerator, None, fresh=False)
     with pytest.raises(FileNotFoundError, match=r"is not a checkpoint"):
-        agreed_checkpoint(run, path / "nowhere", fresh=False)
+        agreed_checkpoint(recipe, accelerator, path / "nowhere", fresh=False)
     close_run(run)

@@ -234,7 +234,8 @@ def _forward(options: argparse.Namespace) -> None:
 def _run(options: argparse.Namespace) -> None:
     from sparsellm.bench import run_summary
 
-    output.report(run_summary.run(options.run_path, options.name), options.record)
+    found, taken = run_summary.run(options.run_path, options.name)
+    output.report(found, options.record, taken)
 
 
 def _sweep(options: argparse.Namespace) -> None:

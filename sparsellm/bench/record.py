@@ -76,6 +76,16 @@ def hardware() -> str:
     return f"{platform.machine()}, {usable_cores()} cores"
 
 
+def taken_by(session: Mapping[str, Any]) -> dict[str, str]:
+    """Where and when a run was trained, for `append`: from the session that it recorded."""
+    device = "CPU" if session["device"] == "cpu" else session["device"]
+    where = device if device == "CPU" and session["ranks"] == 1 else f"{session['ranks']}× {device}"
+    if "cores" in session:  # not in those of older versions
+        where += f", {session['cores']} cores"
+    found = {"hardware": where, "date": session["started"][:10]}
+    return found | ({"commit": session["commit"]} if session["commit"] else {})
+
+
 def read(path: Path = RESULTS) -> list[dict[str, Any]]:
     """All recorded lines."""
     return read_json_lines(path, _Line, "delete that line, or restore the file")

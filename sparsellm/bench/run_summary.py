@@ -1,16 +1,23 @@
-"""A training run's curve as recorded figures: loss, non-zeros and dead neurons over steps."""
+"""A training run's curve as recorded figures: loss, non-zeros and dead neurons over steps.
+
+Hardware, commit and date are those that the run recorded: another machine may have trained it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from sparsellm.bench.record import Measurement
+from sparsellm.bench.record import Measurement, taken_by
 from sparsellm.report.collect import read_recipe
 from sparsellm.runs.records import read_metrics
 
 
-def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
+def run(
+    run_path: Path, bench: str, num_points: int = 12
+) -> tuple[list[Measurement], dict[str, str]]:
     """About ``num_points`` records of the run, evenly spaced, always with the first and last.
+
+    Also returns where they were measured.
 
     Raises:
         FileNotFoundError: the folder is not a run, or its recipe is missing.
@@ -50,4 +57,5 @@ def run(run_path: Path, bench: str, num_points: int = 12) -> list[Measurement]:
     for record in validation:
         case = base | {"step": record["step"], "tokens": record["tokens"]}
         found.append(Measurement(bench, case, "validation_loss", record["loss"], "nats per token"))
-    return found
+    sessions = [r for r in records if r["kind"] == "session"]
+    return found, taken_by(sessions[-1]) if sessions else {}

@@ -7,14 +7,12 @@ trained. Hardware, commit and command are also those that the runs recorded.
 from __future__ import annotations
 
 import json
-import platform
-import socket
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sparsellm.bench.record import Measurement, hardware
+from sparsellm.bench.record import Measurement, taken_by
 from sparsellm.report.collect import RunData
 from sparsellm.report.sweep_runs import SWEEP_FILE, last_nnz, read_sweep
 
@@ -112,15 +110,5 @@ def settled_step(train: list[dict[str, Any]], target: float) -> int | None:
 
 
 def _context(run: RunData, command: str | None) -> dict[str, str]:
-    context = {"command": command} if command else {}
-    if run.sessions:
-        last = run.sessions[-1]
-        _, _, cores = hardware().rpartition(", ")
-        device = platform.machine() if last["device"] == "cpu" else last["device"]
-        if last["ranks"] > 1 or device != platform.machine():
-            device = f"{last['ranks']}× {device}"
-        same = last["host"] == socket.gethostname()
-        context["hardware"] = f"{device}, {cores}" if same else device
-        context |= {"commit": last["commit"]} if last["commit"] else {}
-        context["date"] = last["started"][:10]
-    return context
+    taken = taken_by(run.sessions[-1]) if run.sessions else {}
+    return taken | ({"command": command} if command else {})

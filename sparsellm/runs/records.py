@@ -155,6 +155,7 @@ class SessionRecord:
     startup_seconds: float  # from its start to this record
     ranks: int
     device: str  # of the main rank, such as "NVIDIA H200" or "cpu"
+    cores: int  # that its process may use
     host: str
     pid: int
     commit: str  # of the code; "" where it was installed without its repository

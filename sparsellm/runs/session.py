@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from sparsellm import __version__
+from sparsellm.cores import usable_cores
 from sparsellm.paths import bundled
 from sparsellm.runs.records import SessionRecord
 
@@ -42,6 +43,7 @@ def this_session(step: int, tokens: int, ranks: int, device: torch.device) -> Se
         startup_seconds=max(time.time() - started, 0.0),
         ranks=ranks,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        cores=usable_cores(),
         host=socket.gethostname(),
         pid=os.getpid(),
         commit=commit(),

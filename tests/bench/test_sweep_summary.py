@@ -39,7 +39,7 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path,
     lines = [*trained, *validations, scores | {"tasks": {"piqa": task}}]
     session = {"kind": "session", "step": 0, "tokens": 0, "id": "a", "started": "2026-01-02T03:04"}
     session |= {"ranks": 2, "device": "NVIDIA H200", "host": "elsewhere", "commit": "abc"}
-    session |= {"started_at": 0.0, "startup_seconds": 1.0, "pid": 1, "versions": {}}
+    session |= {"started_at": 0.0, "startup_seconds": 1.0, "pid": 1, "versions": {}, "cores": 32}
     write_run(recipe, [session, *lines])
     runs = [{"name": "target-seed0", "group": "target", "seed": 0}]
     content = {"name": "x", "description": "", "command": "sparsellm sweep x", "runs": runs}
@@ -47,7 +47,7 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path,
     assert main(["bench", "sweep", str(folder), "--record", str(results)]) == 0, capsys.readouterr()
     rows = read(results)
     assert {(r["bench"], r["hardware"], r["commit"], r["date"], r["command"]) for r in rows} == {
-        ("sweep_x", "2× NVIDIA H200", "abc", "2026-01-02", "sparsellm sweep x")
+        ("sweep_x", "2× NVIDIA H200, 32 cores", "abc", "2026-01-02", "sparsellm sweep x")
     }
     assert {r["case"]["run"] for r in rows} == {"target-seed0"}
     by_metric = {(r["metric"], r["case"]["step"]): r["value"] for r in rows}
@@ -60,3 +60,9 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path,
     assert (by_metric["score_mean", 4], by_metric["acc", 4]) == (0.25, 0.25)
     [piqa] = [r for r in rows if r["metric"] == "acc"]
     assert piqa["case"]["task"] == "piqa"
+    results.unlink()
+    assert main(["bench", "run", str(recipe.run_path), "--record", str(results)]) == 0
+    rows = read(results)
+    assert {(r["hardware"], r["commit"], r["date"]) for r in rows} == {
+        ("2× NVIDIA H200, 32 cores", "abc", "2026-01-02")
+    }

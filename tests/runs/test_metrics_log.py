@@ -243,6 +243,7 @@ def _session(step, identity, started_at):
         startup_seconds=10.0,
         ranks=2,
         device="cpu",
+        cores=2,
         host="node1",
         pid=7,
         commit="abc1234",

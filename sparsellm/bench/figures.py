@@ -217,7 +217,8 @@ def _quality(lines: Sequence[Line]) -> Drawn | None:
         losses = [_points(g, g.losses) for g in own]
         drawing.series(loss, name, list(zip(texts, losses, strict=True)), index)
         rates = [_points(g, [r / 1e3 for r in g.rates]) for g in own]
-        drawing.series(rate, name, list(zip(texts, rates, strict=True)), index)
+        # Without texts: the points have the same x as on the left, and their texts would overlap.
+        drawing.series(rate, name, [("", points) for points in rates], index)
     if dense:
         drawing.dense_lines(loss, dense)
     layers, width, tokens = size

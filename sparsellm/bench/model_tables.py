@@ -132,6 +132,8 @@ def quality_table(lines: Sequence[Line]) -> Made | None:
     if not groups:
         return None
     dense = sweep_results.dense_relu_losses(groups)
+    sweeps = list(dict.fromkeys(g.sweep for g in groups))
+    groups.sort(key=lambda g: (sweeps.index(g.sweep), -statistics.fmean(g.nnz)))
     rows = []
     for g in groups:
         nnz, loss = statistics.fmean(g.nnz), statistics.fmean(g.losses)

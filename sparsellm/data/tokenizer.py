@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -175,14 +174,16 @@ class HFTokenizer:
         path = hf_file(name, TOKENIZER_FILE)
         self.name = name
         content = read_tokenizer(path)
-        decides = [content.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer")]
-        digest = hashlib.sha256(json.dumps([*decides, content["model"]]).encode())
-        self.identity = f"hf {digest.hexdigest()[:16]}"
         self.vocab_size = vocab_size(name)
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(_definition(path, content))
+            own = _without_special_pieces(content)
+            text = path.read_text(encoding="utf-8") if own is content else json.dumps(own)
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{path} is damaged ({error})") from error
+        decides = [own.get(key) for key in ("added_tokens", "normalizer", "pre_tokenizer", "model")]
+        digest = hashlib.sha256(json.dumps(decides).encode())
+        self.identity = f"hf {digest.hexdigest()[:16]}"
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
@@ -211,20 +212,20 @@ class HFTokenizer:
         )
 
 
-def _definition(path: Path, content: dict[str, Any]) -> str:
-    """The text of a ``tokenizer.json`` that finds no special token in a text.
+def _without_special_pieces(content: dict[str, Any]) -> dict[str, Any]:
+    """What a ``tokenizer.json`` holds, so that no special token is found in a text.
 
     `encode_special_tokens` keeps the library from looking for special tokens. But a Unigram model
     has them among its pieces too; there they get a score that no split of a text would choose.
     """
     model = content["model"]
     if model.get("type") != "Unigram":
-        return path.read_text(encoding="utf-8")
+        return content
     special = {
         entry["content"] for entry in content.get("added_tokens", ()) if entry.get("special")
     }
     pieces = [[piece, -1e9 if piece in special else score] for piece, score in model["vocab"]]
-    return json.dumps(content | {"model": model | {"vocab": pieces}})
+    return content | {"model": model | {"vocab": pieces}}
 
 
 def _piece_bytes(piece: str, byte_level: bool) -> bytes:

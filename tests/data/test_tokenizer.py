@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -174,6 +175,11 @@ def test_a_special_token_spelt_out_is_text_to_a_unigram_model_too(tmp_path):
     assert ours.decode_bytes(tokens.tolist()).decode() == " " + text
     (plain,) = ours.encode_batch(["the cat sat on mats"])  # scores of other pieces stay
     assert plain.tolist() == tokenizer.encode("the cat sat on mats").ids
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    # The identity is not that of the file, which would find them: shards made so are refused.
+    keys = ("added_tokens", "normalizer", "pre_tokenizer", "model")
+    digest = hashlib.sha256(json.dumps([content.get(key) for key in keys]).encode())
+    assert ours.identity != f"hf {digest.hexdigest()[:16]}"
 
 
 def test_its_vocabulary_is_counted_by_the_largest_id(byte_level, tiny):

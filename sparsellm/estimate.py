@@ -155,17 +155,19 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
     parameters = count_parameters(recipe)
     tokens = recipe.train.global_batch_tokens
     flops = train_flops_per_token(recipe)
-    auto = recipe.train.micro_batch_size == "auto"
+    rounds, sequence = recipe.accumulation_steps(num_gpus), recipe.model.context_length
+    if recipe.train.micro_batch_size == "auto":
+        step = f"{num_gpus} GPUs × {rounds} sequences × {sequence} tokens, as many at once as fit"
+    else:
+        sequences = recipe.micro_batch_sequences
+        step = (
+            f"{num_gpus} GPUs × {rounds} micro-batches × {sequences} sequences × {sequence} tokens"
+        )
     rows = [
         ("parameters", f"{parameters.total:,} ({parameters.ffn / parameters.total:.0%} in FFNs)"),
         ("vocabulary", f"{recipe.padded_vocab_size:,} rows, padded"),
         ("tokens per step", f"{tokens:,}"),
-        (
-            "a step is",
-            f"{num_gpus} GPUs × {recipe.accumulation_steps(num_gpus)} micro-batches × "
-            f"{recipe.micro_batch_sequences} sequences × {recipe.model.context_length} tokens"
-            + (" at first, and fewer of more where they fit (auto)" if auto else ""),
-        ),
+        ("a step is", step),
         ("steps", f"{recipe.train.steps:,}"),
         ("tokens in all", f"{recipe.train.steps * tokens:,}"),
         (
@@ -176,20 +178,25 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
             "λ in paper's eq. 2",
             f"{recipe.sparsity.l1_coefficient * recipe.model.intermediate_size:.3g}",
         ),
-        ("memory per GPU, DDP", _describe(estimate_memory(recipe))),
-        (f"memory per GPU, FSDP2 × {num_gpus}", _describe(estimate_memory(recipe, num_gpus))),
+        ("memory per GPU, DDP", _memory(recipe)),
+        (f"memory per GPU, FSDP2 × {num_gpus}", _memory(recipe, num_gpus)),
     ]
     nodes, rest = divmod(num_gpus, GPUS_PER_NODE)
     if nodes > 1 and not rest:
-        sharded = estimate_memory(recipe, GPUS_PER_NODE, num_gpus)
-        rows.append((f"memory per GPU, HSDP {nodes} × {GPUS_PER_NODE}", _describe(sharded)))
+        sharded = _memory(recipe, GPUS_PER_NODE, num_gpus)
+        rows.append((f"memory per GPU, HSDP {nodes} × {GPUS_PER_NODE}", sharded))
     return "\n".join(f"# {name:28} {value}" for name, value in rows)
 
 
-def _describe(memory: MemoryEstimate) -> str:
-    gib = 2**30
-    return (
-        f"{memory.total / gib:.1f} GiB (weights {memory.weights / gib:.1f}, "
-        f"gradients {memory.gradients / gib:.1f}, optimizer {memory.optimizer / gib:.1f}, "
-        f"activations {memory.activations / gib:.1f})"
+def _memory(recipe: Recipe, num_shards: int = 1, num_gpus: int | None = None) -> str:
+    """See `estimate_memory`. Of a micro-batch that fits itself to the memory: per sequence."""
+    memory, gib = estimate_memory(recipe, num_shards, num_gpus), 2**30
+    parts = (
+        f"weights {memory.weights / gib:.1f}, gradients {memory.gradients / gib:.1f}, "
+        f"optimizer {memory.optimizer / gib:.1f}"
     )
+    activations = f"{memory.activations / gib:.1f}"
+    if recipe.train.micro_batch_size == "auto":
+        fixed = (memory.total - memory.activations) / gib
+        return f"{fixed:.1f} GiB ({parts}) and {activations} for each sequence of a micro-batch"
+    return f"{memory.total / gib:.1f} GiB ({parts}, activations {activations})"

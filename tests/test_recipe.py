@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import yaml
@@ -87,6 +89,14 @@ def test_memory_of_replicated_shards_is_that_of_one_group_of_them():
     once = load_recipe("8b", ["train.global_batch_tokens=262144"])
     assert estimate_memory(once, 8, 64).gradients == node.gradients // 8  # one round: sharded
     assert "memory per GPU, HSDP 8 × 8   68.1 GiB" in summary(recipe, 64)
+
+
+def test_memory_of_a_micro_batch_that_grows_is_shown_per_sequence():
+    chosen = estimate_memory(load_recipe("2b", ["train.micro_batch_size=4"])).total / 2**30
+    shown = summary(load_recipe("2b"), 8)
+    assert "8 GPUs × 64 sequences × 2048 tokens, as many at once as fit" in shown
+    [fixed, each] = re.findall(r"DDP +([\d.]+) GiB \(.*\) and ([\d.]+) for each sequence", shown)[0]
+    assert float(fixed) + 4 * float(each) == pytest.approx(chosen, abs=0.3)
 
 
 @pytest.mark.parametrize(

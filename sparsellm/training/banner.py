@@ -161,7 +161,9 @@ def _short_of_memory(recipe: Recipe, machine: Machine, ranks: Launch) -> str | N
         needed, room, where = needed * ranks.on_this_node, machine.memory_bytes, "this machine has"
     if room is None or needed <= room:
         return None
-    remedy = "a smaller train.micro_batch_size or runtime.activation_checkpointing=true"
+    remedy = "runtime.activation_checkpointing=true"
+    if recipe.train.micro_batch_size != "auto":
+        remedy = f"a smaller train.micro_batch_size or {remedy}"
     more = "" if sharded or not machine.gpus else ", or launch/fsdp2.yaml on several GPUs"
     return (
         f"about {needed / GIB:.0f} GiB are needed and {where} {room / GIB:.0f}; try {remedy}{more} "

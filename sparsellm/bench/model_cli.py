@@ -129,7 +129,7 @@ def _add_forward_parser(names: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--sequences",
         type=positive_int,
-        help="sequences per forward (default: train.micro_batch_size)",
+        help="sequences per forward (default: train.micro_batch_size, or 16,384 tokens for auto)",
     )
     parser.add_argument(
         "--layers", action="store_true", help="also time every FFN on its own inputs"

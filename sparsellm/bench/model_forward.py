@@ -33,6 +33,7 @@ from sparsellm.runs.records import METRICS_FILE, read_metrics
 MAX_DIFFERENCE = 0.1
 # So many that the host cannot launch all of one side's work while the GPU computes the other's.
 IN_A_ROW = 4
+_TOKENS = 16_384  # of a forward, where `train.micro_batch_size` is ``auto``
 # Precise to a few percent with a counter that is updated every 100 ms (a 2B call takes 61 ms).
 SECONDS, ENERGY_SECONDS = 2.0, 6.0
 
@@ -141,17 +142,21 @@ def last_l1(path: Path, recipe: Recipe) -> float:
 def held_out(recipe: Recipe) -> Tensor:
     """A micro-batch of the recipe's validation text: tokens_BT, int64.
 
+    Where its size is ``auto``, 16,384 tokens.
+
     Raises:
         ValueError: there is not enough text.
     """
     data, size = recipe.data, recipe.micro_batch_sequences
+    if recipe.train.micro_batch_size == "auto":
+        size = max(_TOKENS // recipe.model.context_length, 1)
     corpus = load_corpora(**data.sources())[0]
     batches = validation_batches(
         corpus,
         load_tokenizer(data.tokenizer),
         context_length=recipe.model.context_length,
         micro_batch_size=size,
-        num_tokens=recipe.micro_batch_tokens,
+        num_tokens=size * recipe.model.context_length,
         rank=0,
         world_size=1,
     )

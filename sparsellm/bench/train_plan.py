@@ -148,4 +148,10 @@ def check(plan: Plan) -> None:
         path = launch_config(side.config)
         if not on_gpu and "fsdp_config" in path.read_text(encoding="utf-8"):
             raise ValueError(f"--config {side.config}: accelerate shards over CUDA devices only")
-        plan.resolved(side).accumulation_steps(side.gpus)
+        recipe = plan.resolved(side)
+        recipe.accumulation_steps(side.gpus)
+        if recipe.train.micro_batch_size == "auto":
+            raise ValueError(
+                f"train.micro_batch_size of {recipe.name} is auto, which grows while a run is "
+                "measured: give sizes, such as --micro-batch-size 4 8"
+            )

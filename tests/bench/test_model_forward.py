@@ -36,3 +36,13 @@ def test_every_block_is_compiled_also_those_of_a_second_checkpoint(deep, monkeyp
         assert found[-1].value < 0.02
         assert counters["frames"]["total"] > 10
         assert counters["frames"]["ok"] == counters["frames"]["total"]
+
+
+def test_an_automatic_micro_batch_is_as_many_sequences_as_the_ffn_benchmarks_have_tokens(
+    tiny, monkeypatch
+):
+    monkeypatch.setattr(model_forward, "_TOKENS", 100)
+    auto = tiny("train.micro_batch_size=auto")
+    context = auto.model.context_length
+    assert model_forward.held_out(auto).shape == (100 // context, context)
+    assert model_forward.held_out(tiny("train.micro_batch_size=1")).shape == (1, context)

@@ -163,6 +163,10 @@ def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
         ({"energy": True}, "need a CUDA device"),
         ({"idle": True}, "--idle need a CUDA device"),
         ({"sides": [Side(3, "ddp8", "dense")]}, "is not a multiple of 3 ranks"),
+        (
+            {"overrides": ["train.micro_batch_size=auto"], "sides": [Side(1, "single", "dense")]},
+            "is auto, which grows .* give sizes, such as --micro-batch-size 4 8",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(tmp_path, monkeypatch, values, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from sparsellm.ffn.operator_tools import operators_digest
 from sparsellm.recipe import Recipe, load_recipe
@@ -30,6 +32,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; this machine has none"))
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A gloo group of this process alone.
+
+    What the test wrapped in DDP is gone before the group is destroyed: were DDP's reducer the
+    group's last owner, it would join gloo's threads while holding the GIL, which one may wait for.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

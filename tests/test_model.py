@@ -6,7 +6,6 @@ import functools
 
 import pytest
 import torch
-from torch.distributed import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
@@ -156,6 +155,7 @@ def test_without_a_sparse_layer_tokens_are_not_sorted(tiny, monkeypatch):
     _loss_and_gradients(recipe, recipe.runtime, "dense")
 
 
+@pytest.mark.usefixtures("process_group")
 def test_ddp_does_not_cut_what_is_compiled(tiny, monkeypatch):
     graphs = []
 
@@ -169,14 +169,10 @@ def test_ddp_does_not_cut_what_is_compiled(tiny, monkeypatch):
     recipe = tiny(*wide, "model.num_hidden_layers=1")
     model = build_model(recipe, eos_token_id=256).train()
     prepare_blocks(model, recipe.runtime)
-    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        objective = DistributedDataParallel(Objective(model, recipe.runtime))
-        tokens = _tokens(recipe)
-        sums = objective(tokens[:, :-1], tokens[:, 1:])
-        total_loss(sums, 0.1, tokens[:, 1:].numel(), 1).backward()
-    finally:
-        torch.distributed.destroy_process_group()
+    objective = DistributedDataParallel(Objective(model, recipe.runtime))
+    tokens = _tokens(recipe)
+    sums = objective(tokens[:, :-1], tokens[:, 1:])
+    total_loss(sums, 0.1, tokens[:, 1:].numel(), 1).backward()
     assert len(graphs) == 2  # the block and the loss
 
 

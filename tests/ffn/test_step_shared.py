@@ -9,7 +9,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -121,37 +120,33 @@ class _OneFFN(nn.Module):
 
 
 @both_paths
-def test_ddp_may_lay_out_its_buckets_anew_within_a_step(tmp_path, kernels):
+@pytest.mark.usefixtures("process_group")
+def test_ddp_may_lay_out_its_buckets_anew_within_a_step(kernels):
     """It does in the forward pass after its first backward pass, when sums have been handed out."""
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        ffn, expected = _ffn(True, kernels), _ffn(True, kernels)
-        # The first bucket is small: with it full, the layout changes.
-        ddp = DistributedDataParallel(_OneFFN(ffn), gradient_as_bucket_view=True, bucket_cap_mb=1)
-        for _ in range(3):
-            before = [p.grad.data_ptr() for p in ffn.parameters() if p.grad is not None]
-            ffn.begin_step(torch.float32, accumulate=True)
-            for index, (x, dy) in enumerate(_batches()):
-                last = index == ROUNDS - 1
-                if last:
-                    ffn.end_accumulation()
-                with nullcontext() if last else ddp.no_sync():
-                    y, stats = ddp(x)
-                    ((y * dy).sum() + 0.1 * stats.l1_sum).backward()
-            ffn.end_step()
-            after = [p.grad.data_ptr() for p in ffn.parameters()]
-            moved = before not in ([], after)
-            _step(expected, _compute(expected), shares=False)
-            found, right = ([p.grad for p in f.parameters()] for f in (ffn, expected))
-            torch.testing.assert_close(found, right)
-            for p in (*ffn.parameters(), *expected.parameters()):
-                p.grad.zero_()
-            if moved:
-                break
-        assert moved, "DDP has not laid out its buckets anew: the test shows nothing"
-    finally:
-        dist.destroy_process_group()
+    ffn, expected = _ffn(True, kernels), _ffn(True, kernels)
+    # The first bucket is small: with it full, the layout changes.
+    ddp = DistributedDataParallel(_OneFFN(ffn), gradient_as_bucket_view=True, bucket_cap_mb=1)
+    for _ in range(3):
+        before = [p.grad.data_ptr() for p in ffn.parameters() if p.grad is not None]
+        ffn.begin_step(torch.float32, accumulate=True)
+        for index, (x, dy) in enumerate(_batches()):
+            last = index == ROUNDS - 1
+            if last:
+                ffn.end_accumulation()
+            with nullcontext() if last else ddp.no_sync():
+                y, stats = ddp(x)
+                ((y * dy).sum() + 0.1 * stats.l1_sum).backward()
+        ffn.end_step()
+        after = [p.grad.data_ptr() for p in ffn.parameters()]
+        moved = before not in ([], after)
+        _step(expected, _compute(expected), shares=False)
+        found, right = ([p.grad for p in f.parameters()] for f in (ffn, expected))
+        torch.testing.assert_close(found, right)
+        for p in (*ffn.parameters(), *expected.parameters()):
+            p.grad.zero_()
+        if moved:
+            break
+    assert moved, "DDP has not laid out its buckets anew: the test shows nothing"
 
 
 @both_paths

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 from sparsellm.data.shards import Shard
+
+_EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
 
 
 def stdlib_shards(
@@ -18,12 +22,7 @@ def stdlib_shards(
         FileNotFoundError: this Python has no sources of its library.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    excluded = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
-    paths = sorted(
-        path
-        for path in root.rglob("*.py")
-        if not excluded & set(path.relative_to(root).parts) and path.stat().st_size
-    )
+    paths = sorted(path for path in _sources(root) if path.stat().st_size)
     if len(paths) < 4 * num_shards:
         raise FileNotFoundError(
             f"{root} holds only {len(paths)} Python sources: this Python came without its standard "
@@ -42,3 +41,10 @@ def stdlib_shards(
         Shard(f"stdlib-{i:02d}", "sources", members=tuple(own)) for i, own in enumerate(train)
     )
     return tuple(shards), (Shard("stdlib-validation", "sources", members=tuple(held_out)),)
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for folder, subfolders, names in os.walk(root):
+        # Not even looked into: installed packages may be tens of thousands of files.
+        subfolders[:] = [name for name in subfolders if name not in _EXCLUDED]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))

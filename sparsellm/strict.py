@@ -84,9 +84,10 @@ def parse_yaml(text: str, source: str) -> Any:
             source and line.
     """
     try:
-        _refuse_bomb(yaml.compose(text, Loader=_UniqueKeyLoader))
-        # A SafeLoader subclass: it builds plain data only.
-        return yaml.load(text, Loader=_UniqueKeyLoader)
+        loader = _UniqueKeyLoader(text)  # a SafeLoader: it builds plain data only
+        node = loader.get_single_node()
+        _refuse_bomb(node)
+        return None if node is None else loader.construct_document(node)
     except RecursionError:
         raise ValueError(f"{source}: nested too deeply to be a configuration") from None
     except yaml.MarkedYAMLError as error:

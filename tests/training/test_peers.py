@@ -50,7 +50,7 @@ def test_one_rank_tells_its_error_and_the_others_end(tiny_overrides, kind, messa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_rank_killed_while_it_saves_ends_the_others(tiny_overrides, rank):
     """The others train on meanwhile, and a thread of each waits for all parts to be written."""
     own = [*tiny_overrides, "train.steps=100000", "train.micro_batch_size=1", "name=killed"]
@@ -108,7 +108,9 @@ def test_a_validation_that_fails_on_one_rank_leaves_none_waiting(tiny_overrides)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["launcher", "early-launcher"])
+@pytest.mark.parametrize(
+    "kind", ["launcher", pytest.param("early-launcher", marks=pytest.mark.long)]
+)
 def test_ranks_end_when_their_launcher_is_gone(tiny_overrides, kind):
     """At the start, too, when they would look for one another in a store that is no more."""
     failed = _launch(tiny_overrides, kind)

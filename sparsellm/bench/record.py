@@ -7,7 +7,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,11 @@ def hardware() -> str:
     return f"{platform.machine()}, {usable_cores()} cores"
 
 
-def taken_by(session: Mapping[str, Any]) -> dict[str, str]:
-    """Where and when a run was trained, for `append`: from the session that it recorded."""
+def taken_by(sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Where and when a run was trained, for `append`: from the last session that it recorded."""
+    if not sessions:
+        return {}
+    session = sessions[-1]
     device = "CPU" if session["device"] == "cpu" else session["device"]
     where = device if device == "CPU" and session["ranks"] == 1 else f"{session['ranks']}× {device}"
     if "cores" in session:  # not in those of older versions

@@ -57,5 +57,4 @@ def run(
     for record in validation:
         case = base | {"step": record["step"], "tokens": record["tokens"]}
         found.append(Measurement(bench, case, "validation_loss", record["loss"], "nats per token"))
-    sessions = [r for r in records if r["kind"] == "session"]
-    return found, taken_by(sessions[-1]) if sessions else {}
+    return found, taken_by([r for r in records if r["kind"] == "session"])

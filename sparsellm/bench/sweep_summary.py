@@ -29,9 +29,10 @@ def run(folder: Path) -> Iterator[tuple[list[Measurement], dict[str, str]]]:
     """
     sweep = read_sweep(folder)
     command = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8")).get("command")
+    by = {"command": command} if command else {}
     for group in sweep.groups:
         for of_run in group.runs:
-            yield _figures(f"sweep_{sweep.name}", of_run), _context(of_run, command)
+            yield _figures(f"sweep_{sweep.name}", of_run), taken_by(of_run.sessions) | by
 
 
 def _figures(bench: str, run: RunData) -> list[Measurement]:
@@ -107,8 +108,3 @@ def settled_step(train: list[dict[str, Any]], target: float) -> int | None:
         elif settled is None:
             settled = step
     return settled
-
-
-def _context(run: RunData, command: str | None) -> dict[str, str]:
-    taken = taken_by(run.sessions[-1]) if run.sessions else {}
-    return taken | ({"command": command} if command else {})

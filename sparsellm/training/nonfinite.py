@@ -3,6 +3,9 @@
 A step whose loss or gradient is not finite stops the run, or is skipped (``train.on_nonfinite``).
 A spike is skipped (``train.spike_threshold``). A skipped step changes neither weights nor optimizer
 nor statistics; training continues with the data after it.
+
+The device decides (`refuse`), so that the update can be queued before the host has read the values.
+The host then says why (`reason_to_skip`).
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from sparsellm.runs import checkpoint, state
-from sparsellm.training.distributed import any_rank, clear_gradients
+from sparsellm.training.distributed import all_reduce_sum, any_rank
 from sparsellm.training.run import Run
+from sparsellm.training.step_sums import StepSums
 
 MOST_SKIPPED = 20  # steps in a row: what goes on longer does not pass
 _SPIKE_KEY = "train.spike_threshold"
@@ -28,8 +34,32 @@ class Skip:
     key: str
 
 
-def reason_to_skip(run: Run, values: dict[str, float]) -> Skip | None:
-    """Why the step must be skipped, or None; called by all ranks.
+def refuse(run: Run, sums: StepSums) -> Tensor:
+    """Decides on the device whether the step must not be taken; called by all ranks.
+
+    Args:
+        run: as it was before the step.
+        sums: of the step, reduced.
+
+    Returns:
+        () fp32: 1 where a rank had no data, a value is not finite or is a spike; else 0. The host
+        does not wait for it.
+    """
+    loss_sum, l1_sum, norm = sums.cross_entropy_sum, sums.l1_sum, sums.gradient_norm
+    refused = (sums.failures > 0) | ~torch.stack([loss_sum, l1_sum, norm]).isfinite().all()
+    threshold = run.recipe.train.spike_threshold
+    if threshold is not None:
+        limits = run.averages.limits(threshold)
+        loss = loss_sum / run.recipe.train.global_batch_tokens
+        refused |= (loss > limits["loss"]) | (norm > limits["gradient norm"])
+    # Ranks have the same numbers; were one to differ, it would go on with other weights.
+    on_ranks = refused.float()
+    all_reduce_sum(on_ranks)
+    return (on_ranks > 0).float()
+
+
+def reason_to_skip(run: Run, values: dict[str, float]) -> Skip:
+    """Why a step was refused; called by all ranks.
 
     Args:
         run: as it was before the step.
@@ -40,7 +70,7 @@ def reason_to_skip(run: Run, values: dict[str, float]) -> Skip | None:
             were in a row.
     """
     found = _not_finite(run, values) or _spike(run, values)
-    if found is not None and run.skipped_in_a_row >= MOST_SKIPPED:
+    if run.skipped_in_a_row >= MOST_SKIPPED:
         otherwise = f", or raise {_SPIKE_KEY}" if found.key == _SPIKE_KEY else ""
         raise FloatingPointError(
             f"step {run.step + 1}: {found.why}, after {MOST_SKIPPED} skipped steps in a row; the "
@@ -62,21 +92,14 @@ def _not_finite(run: Run, values: dict[str, float]) -> Skip | None:
     return Skip(what, "train.on_nonfinite")
 
 
-def _spike(run: Run, values: dict[str, float]) -> Skip | None:
+def _spike(run: Run, values: dict[str, float]) -> Skip:
     threshold = run.recipe.train.spike_threshold
-    if threshold is None:
-        return None
-    spikes = run.averages.spikes(values, threshold)
-    # Ranks have the same numbers; were one to differ, it would go on with other weights.
-    if not any_rank(bool(spikes), run.accelerator.device):
-        return None
-    return Skip(", ".join(spikes) or "a spike on another rank", _SPIKE_KEY)
+    spikes = run.averages.spikes(values, threshold) if threshold else []
+    return Skip(", ".join(spikes) or "loss or gradient of another rank", _SPIKE_KEY)
 
 
 def skip_step(run: Run) -> None:
     """Records a skipped step, which changes nothing but the position in the data."""
-    clear_gradients(run.optimizer, run.objective)
-    run.stats.drop_step()
     run.step += 1
     run.tokens += run.recipe.train.global_batch_tokens
     run.skipped += 1

@@ -6,6 +6,7 @@ A damaged batch can raise both by orders of magnitude while they stay finite. Wi
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 WATCHED = ("loss", "gradient norm")
@@ -26,16 +27,21 @@ class MovingAverages:
         for name, value in self._sums.items():
             self._sums[name] = DECAY * value + (1 - DECAY) * values[name]
 
-    def spikes(self, values: dict[str, float], threshold: float) -> list[str]:
-        """What exceeds ``threshold`` times its average, as text."""
+    def limits(self, threshold: float) -> dict[str, float]:
+        """What a step must not exceed: ``threshold`` times the averages, once there are enough."""
         if self._steps < SETTLED_STEPS:
-            return []
+            return dict.fromkeys(WATCHED, math.inf)
         weight = 1 - DECAY**self._steps
-        means = {name: value / weight for name, value in self._sums.items()}
+        limits = {name: threshold * value / weight for name, value in self._sums.items()}
+        return {name: limit if limit > 0 else math.inf for name, limit in limits.items()}
+
+    def spikes(self, values: dict[str, float], threshold: float) -> list[str]:
+        """What exceeds its limit, as text."""
         return [
-            f"{name} {values[name]:.4g} is {values[name] / mean:.3g} times its average {mean:.4g}"
-            for name, mean in means.items()
-            if values[name] > threshold * mean > 0
+            f"{name} {values[name]:.4g} is {threshold * values[name] / limit:.3g} times its "
+            f"average {limit / threshold:.4g}"
+            for name, limit in self.limits(threshold).items()
+            if values[name] > limit
         ]
 
     def state_dict(self) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class SparsityStats:
         starts = torch.tensor(position_bucket_starts(context_length), device=device)
         positions = torch.arange(context_length, device=device)
         self._bucket_T = torch.bucketize(positions, starts, right=True) - 1
+        self._last: list[Tensor] = []  # of the last step, over all ranks
         # All steps, all ranks; saved with the checkpoint.
         self.silent_tokens_LN = zeros(*shape)
         self.window_fired_LN = zeros(*shape)
@@ -75,26 +76,31 @@ class SparsityStats:
         self._position_tokens_P.index_add_(0, self._bucket_T, per_position)
 
     @torch.no_grad()
-    def finish_step(self, all_reduce: AllReduce, summarise: bool) -> StepStats | None:
+    def finish_step(self, all_reduce: AllReduce, refused: Tensor | None = None) -> None:
         """Sums over ranks, advances the windows and empties the step's counters.
 
-        Returns the step's summary if asked: it costs a copy to the host.
+        A step that was ``refused`` (other than zero) counts for nothing.
         """
         step = self._step_counters()
         flat = torch.cat([counter.flatten() for counter in step])
         all_reduce(flat)
+        if refused is not None:
+            flat *= refused == 0
         sizes = [counter.numel() for counter in step]
-        reduced = [r.view_as(c) for r, c in zip(flat.split(sizes), step, strict=True)]
-        histogram_LC, fired_LN, position_nnz_LP, position_tokens_P = reduced
+        self._last = [r.view_as(c) for r, c in zip(flat.split(sizes), step, strict=True)]
         for counter in step:
             counter.zero_()
+        histogram_LC, fired_LN = self._last[:2]
         self._advance_windows(fired_LN, tokens=histogram_LC[0].sum())
-        if not summarise:
-            return None
+
+    @torch.no_grad()
+    def summary(self) -> StepStats:
+        """Of the last step, after `finish_step`; waits for the device."""
+        histogram_LC, _, position_nnz_LP, position_tokens_P = self._last
         return _summarise(histogram_LC, position_nnz_LP, position_tokens_P, self.dead_LN())
 
     def drop_step(self) -> None:
-        """Clears the step's counters after a skipped step; the windows stay."""
+        """Clears the counters of a step that did not come to its end; the windows stay."""
         for counter in self._step_counters():
             counter.zero_()
 

@@ -2,6 +2,10 @@
 
 Shapes: B sequences of T tokens in a micro-batch, L layers. A step is ``run.rounds`` micro-batches
 on each rank; their gradients add up to that of the whole global batch.
+
+The host waits for the device once per step, for the step's sums. The weights' update is queued
+before that, and the device refuses it where the sums say so (nonfinite.py): while it runs, the host
+prepares the next step. Waiting first left the GPU idle for 5 of 87 ms (recipe small, one H200).
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from sparsellm.training.distributed import FailedTogether, all_reduce_sum, clear
 from sparsellm.training.kernel_policy import choose_kernels
 from sparsellm.training.measure import is_due
 from sparsellm.training.meter import StepTotals
-from sparsellm.training.nonfinite import reason_to_skip, skip_step
+from sparsellm.training.nonfinite import reason_to_skip, refuse, skip_step
 from sparsellm.training.objective import LossSums, total_loss
-from sparsellm.training.optimizer import reinit_dead_neurons
+from sparsellm.training.optimizer import reinit_dead_neurons, update
 from sparsellm.training.run import Run
 from sparsellm.training.schedule import l1_coefficient, learning_rate
 from sparsellm.training.signals import StopRequest
@@ -36,24 +40,25 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
         group["lr"] = lr
     l1_L = l1_by_layer(run)
 
-    step = _compute_gradients(run, stop, l1_L)
-    tokens = recipe.train.global_batch_tokens
-    watched = {
-        "loss": step.cross_entropy_sum / tokens,
-        "L1": step.l1_sum / (tokens * recipe.model.num_hidden_layers),
-        "gradient norm": step.gradient_norm,
-    }
-    skip = reason_to_skip(run, watched)
-    if skip is not None:
+    sums, no_data = _compute_gradients(run, stop, l1_L)
+    refused = refuse(run, sums)
+    sums.send(refused)
+    run.between_steps = False
+    _update(run, refused)
+    step = sums.read()
+    run.between_steps = step.refused
+    if step.failed:
+        raise FailedTogether(no_data)
+    watched = _watched(run, step)
+    if step.refused:
+        skip = reason_to_skip(run, watched)
         skip_step(run)
         return StepTotals({}, l1_L, None, step.kernels, step.stop, skipped=skip)
     run.averages.add(watched)
     run.skipped_in_a_row = 0
-
-    run.between_steps = False
-    _update(run, step)
+    _adapt(run, step)
     logged = is_due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
-    sparsity = run.stats.finish_step(all_reduce_sum, summarise=logged)
+    sparsity = run.stats.summary() if logged else None
     run.activity.begin("between steps", run.step)
     _reinit_dead(run)
     run.between_steps = True
@@ -70,6 +75,16 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     return StepTotals(values, l1_L, sparsity, step.kernels, step.stop)
 
 
+def _watched(run: Run, step: StepReading) -> dict[str, float]:
+    """The values that make a step be skipped, where they are not finite, or spikes."""
+    recipe, tokens = run.recipe, run.recipe.train.global_batch_tokens
+    return {
+        "loss": step.cross_entropy_sum / tokens,
+        "L1": step.l1_sum / (tokens * recipe.model.num_hidden_layers),
+        "gradient norm": step.gradient_norm,
+    }
+
+
 def l1_by_layer(run: Run) -> list[float]:
     """λ of each layer at the present step: by the controller, or by the schedule."""
     if run.target:
@@ -78,8 +93,13 @@ def l1_by_layer(run: Run) -> list[float]:
     return [l1_coefficient(recipe.sparsity, run.step)] * recipe.model.num_hidden_layers
 
 
-def _compute_gradients(run: Run, stop: StopRequest, l1_L: list[float]) -> StepReading:
-    """Forward and backward of all micro-batches; clipped gradients, and the sums of all ranks."""
+def _compute_gradients(
+    run: Run, stop: StopRequest, l1_L: list[float]
+) -> tuple[StepSums, Exception | None]:
+    """Forward and backward of all micro-batches; clipped gradients, and the sums of all ranks.
+
+    Also returns why this rank had no data, if it had none.
+    """
     device = run.accelerator.device
     l1_weight: float | torch.Tensor = l1_L[0]
     if len(set(l1_L)) > 1:
@@ -94,10 +114,8 @@ def _compute_gradients(run: Run, stop: StopRequest, l1_L: list[float]) -> StepRe
     run.activity.begin("summing over ranks", run.step)
     norm = _clip_gradients(run)
     asked = stop.received is not None or run.saver.failed
-    step = sums.read(norm, asked, reader.error is not None)
-    if step.failed:
-        raise FailedTogether(reader.error)
-    return step
+    sums.reduce(norm, asked, reader.error is not None)
+    return sums, reader.error
 
 
 def micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float | torch.Tensor) -> LossSums:
@@ -122,11 +140,16 @@ def _clip_gradients(run: Run) -> torch.Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def _update(run: Run, step: StepReading) -> None:
-    """Changes the weights, and what adapts to the step's activations: kernels and λ."""
-    tokens = run.recipe.train.global_batch_tokens
-    run.optimizer.step()
+def _update(run: Run, refused: torch.Tensor) -> None:
+    """Changes weights and statistics on the device, unless the step is refused there."""
+    update(run.optimizer, refused)
     clear_gradients(run.optimizer, run.objective)
+    run.stats.finish_step(all_reduce_sum, refused)
+
+
+def _adapt(run: Run, step: StepReading) -> None:
+    """Counts the step, and changes what adapts to its activations: kernels and λ."""
+    tokens = run.recipe.train.global_batch_tokens
     run.step += 1
     run.tokens += tokens
     choose_kernels(run.ffns, step, tokens)

@@ -1,4 +1,8 @@
-"""The sums of one optimizer step: accumulated on the device, read by the host once."""
+"""The sums of one optimizer step: accumulated on the device, read by the host once.
+
+The copy to the host begins before the optimizer's update, and the host waits for it after: while
+the GPU updates the weights, the host has read the sums and prepares the next step.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ class StepReading:
     gradient_norm: float  # before clipping
     stop: bool  # some rank was asked to stop
     failed: bool  # some rank had no data: there is no step
+    refused: bool  # the weights stayed as they were
     kernels: KernelStats
     nnz_sum_L: list[float]  # non-zeros of all tokens
     largest_union_L: list[int]  # columns, of this rank's micro-batches
@@ -53,6 +58,7 @@ class StepSums:
         # Cross-entropy, L1, overflows, blocks, stop, failed; union and non-zeros of each layer.
         self._sums = torch.zeros(6 + 2 * len(ffns), dtype=torch.float64, device=device)
         self._largest_L = torch.zeros_like(self._capacity_L)
+        self._arrived: torch.cuda.Event | None = None
 
     @torch.no_grad()
     def add(self, sums: LossSums) -> None:
@@ -66,15 +72,50 @@ class StepSums:
         self._largest_L = torch.maximum(self._largest_L, sums.union_L)
         self._blocks += self._blocks_each
 
-    def read(self, gradient_norm: Tensor, stop: bool, failed: bool = False) -> StepReading:
-        """Sums over ranks: the only place where a step waits for the device.
+    def reduce(self, gradient_norm: Tensor, stop: bool, failed: bool = False) -> None:
+        """Sums over ranks, on the device.
 
-        ``gradient_norm``: (), the same on all ranks.
+        Args:
+            gradient_norm: () before clipping, the same on all ranks.
+            stop: this rank was asked to stop.
+            failed: this rank had no data.
         """
         self._sums[3], self._sums[4], self._sums[5] = self._blocks, stop, failed
         all_reduce_sum(self._sums)
-        read = [self._sums, self._largest_L.double(), gradient_norm.double()[None]]
-        *values, norm = torch.cat(read).tolist()
+        self.gradient_norm = gradient_norm.double()
+
+    @property
+    def cross_entropy_sum(self) -> Tensor:
+        """() float64, after `reduce`."""
+        return self._sums[0]
+
+    @property
+    def l1_sum(self) -> Tensor:
+        """() float64, after `reduce`."""
+        return self._sums[1]
+
+    @property
+    def failures(self) -> Tensor:
+        """() float64, after `reduce`: ranks that had no data."""
+        return self._sums[5]
+
+    def send(self, refused: Tensor) -> None:
+        """Begins the copy to the host, after `reduce`.
+
+        ``refused``: (), other than zero where the step leaves the weights as they are.
+        """
+        last = torch.stack([self.gradient_norm, refused.double()])
+        values = torch.cat([self._sums, self._largest_L.double(), last])
+        self._sent = values.to("cpu", non_blocking=True)  # into pinned memory
+        if self._sums.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def read(self) -> StepReading:
+        """What was sent: the only place where a step waits for the device."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        *values, norm, refused = self._sent.tolist()
         cross_entropy_sum, l1_sum, overflows, blocks, stops, failures = values[:6]
         num_layers = len(self._sparse)
         union_L, nnz_L, largest_L = (
@@ -87,6 +128,7 @@ class StepSums:
             gradient_norm=norm,
             stop=stops > 0,
             failed=failures > 0,
+            refused=refused != 0,
             kernels=kernels,
             nnz_sum_L=nnz_L,
             largest_union_L=[int(largest) for largest in largest_L],

@@ -88,7 +88,7 @@ def step(overrides: list[str], out: Path) -> None:
     before = gather_model(run.model)
     run.loader.close()
     run.loader = FixedBatch(run)
-    run.optimizer = torch.optim.SGD(run.objective.parameters())
+    run.optimizer = torch.optim.SGD(run.objective.parameters(), fused=True)
     with Gathers() as gathers:
         totals = train_step(run, StopRequest())
     after = gather_model(run.model)  # all ranks take part

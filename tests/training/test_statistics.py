@@ -39,7 +39,8 @@ def test_summary_equals_numpy(seed, density):
     active = _active(seed, density)
     stats = _stats()
     _feed(stats, active)
-    summary = stats.finish_step(_alone, summarise=True)
+    stats.finish_step(_alone)
+    summary = stats.summary()
     nnz = active.sum(-1).flatten(1).numpy()
     np.testing.assert_allclose(summary.nnz_mean, nnz.mean(1))
     np.testing.assert_array_equal(summary.nnz_max, nnz.max(1))
@@ -60,7 +61,8 @@ def test_split_into_micro_batches_and_ranks_changes_nothing():
     active = _active(seed=1, density=0.1)
     whole = _stats(window_tokens=B * T)
     _feed(whole, active)
-    expected = whole.finish_step(_alone, summarise=True)
+    whole.finish_step(_alone)
+    expected = whole.summary()
 
     ranks = [_stats(window_tokens=B * T) for _ in range(2)]
     for rank, stats in enumerate(ranks):
@@ -73,7 +75,8 @@ def test_split_into_micro_batches_and_ranks_changes_nothing():
         counters.append(torch.cat([c.flatten() for c in state]))
     total = counters[0] + counters[1]
     for stats in ranks:
-        summary = stats.finish_step(lambda flat: flat.copy_(total), summarise=True)
+        stats.finish_step(lambda flat: flat.copy_(total))
+        summary = stats.summary()
         assert summary == expected
         for name, value in whole.state_dict().items():
             torch.testing.assert_close(stats.state_dict()[name], value)
@@ -91,11 +94,11 @@ def test_dead_is_silence_for_the_whole_window_and_ends_with_one_activation():
         (L * N - 1, quiet),
     ):
         _feed(stats, active)
-        stats.finish_step(_alone, summarise=False)
+        stats.finish_step(_alone)
         assert int(stats.dead_LN().sum()) == expected_dead
     assert not stats.dead_LN()[1, 4]
     _feed(stats, quiet)
-    stats.finish_step(_alone, summarise=False)
+    stats.finish_step(_alone)
     assert stats.dead_LN()[1, 4]
 
 
@@ -104,7 +107,7 @@ def test_activity_is_that_of_the_last_complete_window():
     first, second, third = (_active(seed, 0.2) for seed in range(3))
     for active in (first, second, third):
         _feed(stats, active)
-        stats.finish_step(_alone, summarise=False)
+        stats.finish_step(_alone)
     torch.testing.assert_close(stats.activity_LN, (first.long() + second).sum((1, 2)))
     assert int(stats.activity_tokens) == 2 * B * T
     torch.testing.assert_close(stats.window_fired_LN, third.long().sum((1, 2)))
@@ -114,12 +117,12 @@ def test_state_restores_exactly():
     stats = _stats(window_tokens=3 * B * T)
     for seed in range(4):
         _feed(stats, _active(seed, 0.01))
-        stats.finish_step(_alone, summarise=False)
+        stats.finish_step(_alone)
     restored = _stats(window_tokens=3 * B * T)
     restored.load_state_dict(stats.state_dict())
     for each in (stats, restored):
         _feed(each, _active(9, 0.01))
-        each.finish_step(_alone, summarise=False)
+        each.finish_step(_alone)
     for name, value in stats.state_dict().items():
         torch.testing.assert_close(restored.state_dict()[name], value)
 

@@ -43,6 +43,14 @@ class _Batch(NamedTuple):
     lanes: list[LaneState]  # after each of its sequences
 
 
+class Bookmark(NamedTuple):
+    """A position that is cheap to keep in every step; `TokenLoader.state_dict` spells it out."""
+
+    lanes: dict[int, LaneState]
+    handed_out: int
+    counted: Position
+
+
 class TokenLoader:
     """An endless iterator of ``tokens_BT1``, int64 (micro_batch_size, context_length + 1).
 
@@ -113,17 +121,22 @@ class TokenLoader:
         made = make(self._config, self._tokenizer, share, dict(self._position.lanes))
         return _InLine(made, self._micro_batch_size)
 
-    def state_dict(self) -> dict[str, Any]:
+    def bookmark(self) -> Bookmark:
+        """The position after the last micro-batch that was handed out."""
+        return Bookmark(dict(self._position.lanes), self._handed_out, self._counted)
+
+    def state_dict(self, at: Bookmark | None = None) -> dict[str, Any]:
         """JSON-serialisable: the position after the last micro-batch that was handed out.
 
         It covers the lanes that this rank has read; `sparsellm.data.merge` merges those of all
-        ranks.
+        ranks. With a bookmark it is the position there, if no state was loaded since.
         """
+        at = at or self._count()
         names = [corpus.name for corpus in self._config.corpora]
         return (
             self._identity()
             | {"groups": self._config.groups, "witnesses": self._witnesses()}
-            | to_json(self._advanced(), names)
+            | to_json(replace(self._advanced(at), lanes=at.lanes), names)
         )
 
     def _identity(self) -> dict[str, Any]:
@@ -151,12 +164,16 @@ class TokenLoader:
 
     def tokens(self) -> dict[str, int]:
         """Tokens of each corpus that all ranks have trained on, if all are at the same step."""
-        return self._advanced().tokens
+        return self._count().counted.tokens
 
-    def _advanced(self) -> Position:
-        number = self._position.number + self._handed_out * self._world_size
-        self._counted = advance(self._counted, number, self._config)
-        return replace(self._counted, lanes=self._position.lanes)
+    def _count(self) -> Bookmark:
+        """Here, with the tokens counted up to here, so that none is counted twice."""
+        self._counted = self._advanced(self.bookmark())
+        return self.bookmark()
+
+    def _advanced(self, at: Bookmark) -> Position:
+        number = self._position.number + at.handed_out * self._world_size
+        return advance(at.counted, number, self._config)
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Continues from the merged states of all ranks, on any number of ranks and workers.

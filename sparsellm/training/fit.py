@@ -5,12 +5,11 @@ Only for ``train.micro_batch_size: auto``; `micro_batch` decides what is tried, 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from sparsellm.data.loader import Bookmark
 from sparsellm.training import micro_batch
 from sparsellm.training.accumulation import rehearse
 from sparsellm.training.distributed import accumulating, any_rank, clear_gradients
@@ -77,16 +76,16 @@ def may_shrink(run: Run) -> bool:
     return alone and auto and run.micro_batch.size > 1
 
 
-def shrink_after_failure(run: Run, position: dict[str, Any]) -> None:
+def shrink_after_failure(run: Run, before: Bookmark) -> None:
     """After a step that ran out of memory: undoes what it did, and halves the size for good.
 
     Args:
         run: for which `may_shrink` holds.
-        position: of the data, before the step.
+        before: position of the data before the step.
     """
     _clean_up(run)
     run.stats.drop_step()
-    run.loader.load_state_dict(position)
+    run.loader.load_state_dict(run.loader.state_dict(before))
     _shrink(run, run.micro_batch.size // 2)
     say_size(run, "ran out of memory, and is done again with")
 

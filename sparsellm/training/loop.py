@@ -9,10 +9,10 @@ on how the ranks divide the work (objective.py).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from sparsellm.data.loader import Bookmark
 from sparsellm.recipe import Recipe
 from sparsellm.runs.dashboard import check_wandb
 from sparsellm.runs.lock import RunLock
@@ -212,23 +212,23 @@ def _step_or_save(
     run: Run, log: MetricsLog | None, stop: StopRequest, saved_step: int
 ) -> StepTotals:
     """One step; if it fails, the state before it is saved."""
-    position = run.loader.state_dict()
+    before = run.loader.bookmark()
     try:
         return train_step(run, stop)
     except Exception as error:
         if not (isinstance(error, torch.OutOfMemoryError) and may_shrink(run)):
-            _save_what_is_whole(run, log, error, saved_step, position)
+            _save_what_is_whole(run, log, error, saved_step, before)
             raise cause_of(error) from None
     # The frames of that step, which hold its tensors, are gone here.
-    shrink_after_failure(run, position)
+    shrink_after_failure(run, before)
     return _step_or_save(run, log, stop, saved_step)
 
 
 def _save_what_is_whole(
-    run: Run, log: MetricsLog | None, error: Exception, saved_step: int, position: dict[str, Any]
+    run: Run, log: MetricsLog | None, error: Exception, saved_step: int, before: Bookmark
 ) -> None:
     if run.step > saved_step and _is_whole(run, error):
-        run.loader.load_state_dict(position)
+        run.loader.load_state_dict(run.loader.state_dict(before))
         _save(run, log)
         _say_saved(run)
 

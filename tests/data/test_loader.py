@@ -67,6 +67,18 @@ def test_state_restores_exactly_twice_in_a_row(num_workers):
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
+def test_a_bookmark_is_the_state_that_was_there():
+    loader = _loader(num_workers=1)
+    next(loader)
+    before, state = loader.bookmark(), loader.state_dict()
+    expected = next(loader)
+    loader.tokens()  # counts further
+    assert loader.state_dict(before) == state != loader.state_dict()
+    loader.load_state_dict(loader.state_dict(before))
+    assert torch.equal(next(loader), expected)
+    loader.close()
+
+
 def test_gpt2_on_real_parquet_resumes_across_epochs(test_data, gpt2_cache):
     files = [str(test_data / "corpus" / "validation.parquet")]
     corpus = load_corpus("local", files=files)

@@ -40,6 +40,7 @@ from sparsellm.bench import timing
 from sparsellm.bench.ffn_sides import relative_difference
 from sparsellm.bench.record import Measurement
 from sparsellm.device import check_liger
+from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.types import TokenOrder
@@ -214,7 +215,8 @@ def operations(  # noqa: PLR0917
         weight = torch.randn(num_out, num_in, generator=generator, device=device) / num_in**0.5
         layers = {"torch": SharedLinear(nn.Parameter(weight.clone()))}
         layers["addmm"] = SharedLinear(nn.Parameter(weight))
-        layers["addmm"].begin_step(torch.bfloat16, accumulate=True)
+        with Fills() as fills:
+            layers["addmm"].begin_step(torch.bfloat16, accumulate=True, fills=fills)
         compiled = {own: (layer, _compiled(layer.forward, own)) for own, layer in layers.items()}
         yield name, LinearLayer(matrix(num_in).requires_grad_(), matrix(num_out), compiled)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.capacity import Capacity
 from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path, check_format
+from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.hybrid_ops import hybrid_ffn_training
 from sparsellm.ffn.reference import dense_ffn
@@ -139,17 +140,17 @@ class SparseFFN(nn.Module):
         if self._capacity is not None:
             self._capacity.observe(largest)
 
-    def begin_step(self, dtype: torch.dtype, accumulate: bool) -> None:
+    def begin_step(self, dtype: torch.dtype, accumulate: bool, fills: Fills) -> None:
         """Called before a step's first micro-batch: prepares what its micro-batches share.
 
         See `step_shared.begin_step`; on the dense path its `SharedLinear`, if it has any, prepare
         themselves. Weights must not change until `end_step`.
         """
         if self.path == "sparse":
-            self.step_shared = begin_step(self._weights(), dtype, accumulate)
+            self.step_shared = begin_step(self._weights(), dtype, accumulate, fills)
             return
         for linear in shared_linears(self):
-            linear.begin_step(dtype, accumulate)
+            linear.begin_step(dtype, accumulate, fills)
 
     def end_accumulation(self) -> None:
         """Called before a step's last micro-batch; see `step_shared.end_accumulation`."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.inference_ops import MAX_TOKENS, beyond_limits
 from sparsellm.ffn.step_shared import kernel_weights
 from sparsellm.ffn.types import FFNGradients, FFNWeights, KernelWeights
@@ -84,7 +85,10 @@ def runs_kernels(x_MK: Tensor) -> bool:
 
 def for_kernels(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
     """All in ``dtype``, and the matrices as the kernels read them: ``ready``, or made so here."""
-    return cast_weights(w, dtype, kernel_weights(w, dtype) if ready is None else ready)
+    if ready is None:
+        with Fills() as fills:
+            ready = kernel_weights(w, dtype, fills)
+    return cast_weights(w, dtype, ready)
 
 
 def cast_weights(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:

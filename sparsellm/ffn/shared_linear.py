@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.step_shared import add_to_gradient, gradient_memory, summable
 
 
@@ -49,19 +50,19 @@ class SharedLinear(nn.Linear):
         self.sum_NK: Tensor | None = None  # fp32, to which backward passes add the gradient
 
     @torch.no_grad()
-    def begin_step(self, dtype: torch.dtype, accumulate: bool) -> None:
+    def begin_step(self, dtype: torch.dtype, accumulate: bool, fills: Fills) -> None:
         """Called before a step's first micro-batch. The weight must not change until `end_step`.
 
         Does nothing for a shard, and for weights that are frozen or not fp32.
 
         Args:
             dtype: in which the step computes.
-            accumulate: as in `step_shared.begin_step`.
+            accumulate, fills: as in `step_shared.begin_step`.
         """
         if isinstance(self.weight, DTensor) or not summable(self.weight):
             return
-        self.ready_NK = self.weight.detach().to(dtype)
-        self.sum_NK = gradient_memory(self.weight) if accumulate else None
+        self.ready_NK = fills.cast(self.weight, dtype)
+        self.sum_NK = gradient_memory(self.weight, fills) if accumulate else None
 
     @torch.no_grad()
     def end_accumulation(self) -> None:

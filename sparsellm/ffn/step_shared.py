@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.types import FFNWeights, GradientSums, KernelWeights, StepShared
 
 
-def kernel_weights(w: FFNWeights, dtype: torch.dtype) -> KernelWeights:
+def kernel_weights(w: FFNWeights, dtype: torch.dtype, fills: Fills) -> KernelWeights:
     """The matrices of ``w`` in ``dtype`` and contiguous; W_d transposed."""
-    gate_NK = None if w.gate_NK is None else w.gate_NK.to(dtype).contiguous()
-    return KernelWeights(gate_NK, w.up_NK.to(dtype).contiguous(), _transposed(w.down_KN, dtype))
+    gate_NK = None if w.gate_NK is None else fills.cast(w.gate_NK, dtype)
+    return KernelWeights(gate_NK, fills.cast(w.up_NK, dtype), _transposed(w.down_KN, dtype))
 
 
 def _transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
@@ -33,7 +34,9 @@ def _transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @torch.no_grad()
-def begin_step(w: FFNWeights, dtype: torch.dtype, accumulate: bool) -> StepShared | None:
+def begin_step(
+    w: FFNWeights, dtype: torch.dtype, accumulate: bool, fills: Fills
+) -> StepShared | None:
     """Before the first micro-batch of a step.
 
     Args:
@@ -41,6 +44,7 @@ def begin_step(w: FFNWeights, dtype: torch.dtype, accumulate: bool) -> StepShare
         dtype: in which the step computes.
         accumulate: the step has several micro-batches, and their gradients may be added up outside
             autograd, since nothing else reads them (no shards). `end_accumulation` must follow.
+        fills: of all layers; what is returned is filled when it ends.
 
     Returns:
         None for sharded parameters, of which this rank has only a part.
@@ -48,12 +52,12 @@ def begin_step(w: FFNWeights, dtype: torch.dtype, accumulate: bool) -> StepShare
     matrices = [p for p in (w.gate_NK, w.up_NK, w.down_KN) if p is not None]
     if any(isinstance(p, DTensor) for p in matrices):
         return None
-    weights = kernel_weights(w, dtype)
+    weights = kernel_weights(w, dtype, fills)
     if not accumulate or any(not summable(p) for p in matrices):
         return StepShared(weights, None)
-    gate_NK = None if w.gate_NK is None else gradient_memory(w.gate_NK)
-    down_NK = torch.zeros_like(weights.down_NK, dtype=torch.float32)
-    return StepShared(weights, GradientSums(gate_NK, gradient_memory(w.up_NK), down_NK))
+    gate_NK = None if w.gate_NK is None else gradient_memory(w.gate_NK, fills)
+    down_NK = fills.zeros_like(weights.down_NK, torch.float32)
+    return StepShared(weights, GradientSums(gate_NK, gradient_memory(w.up_NK, fills), down_NK))
 
 
 @torch.no_grad()
@@ -91,7 +95,7 @@ def summable(parameter: Tensor) -> bool:
     )
 
 
-def gradient_memory(parameter: Tensor) -> Tensor:
+def gradient_memory(parameter: Tensor, fills: Fills) -> Tensor:
     """The memory of the parameter's own gradient, in which micro-batches are added up.
 
     It is a tensor with its own storage. DDP's gradients are views of a few buckets, and a compiled
@@ -101,5 +105,5 @@ def gradient_memory(parameter: Tensor) -> Tensor:
     """
     assert isinstance(parameter, nn.Parameter)
     if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = fills.zeros_like(parameter)
     return torch.from_dlpack(parameter.grad)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from sparsellm.ffn.fills import Fills
 from sparsellm.training.distributed import accumulating
 from sparsellm.training.objective import total_loss
 from sparsellm.training.run import Run
@@ -13,8 +14,7 @@ from sparsellm.training.run import Run
 
 def accumulation(run: Run, rounds: int) -> Iterator[None]:
     """Iterates over the micro-batches of a step; prepares what they share before the first one."""
-    for part in run.sharing:
-        part.begin_step(run.compute_dtype, accumulate=rounds > 1)
+    begin_sharing(run, accumulate=rounds > 1)
     for _ in range(rounds - 1):
         with accumulating(run.accelerator, run.objective):
             yield
@@ -23,6 +23,13 @@ def accumulation(run: Run, rounds: int) -> Iterator[None]:
     yield
     for part in run.sharing:
         part.end_step()
+
+
+def begin_sharing(run: Run, accumulate: bool) -> None:
+    """Prepares what the micro-batches of a step share; ``accumulate``: there are several."""
+    with Fills() as fills:
+        for part in run.sharing:
+            part.begin_step(run.compute_dtype, accumulate, fills)
 
 
 def rehearse(run: Run) -> None:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from sparsellm.data.loader import Bookmark
 from sparsellm.training import micro_batch
-from sparsellm.training.accumulation import rehearse
+from sparsellm.training.accumulation import begin_sharing, rehearse
 from sparsellm.training.distributed import accumulating, any_rank, clear_gradients
 from sparsellm.training.kernel_policy import each_path
 from sparsellm.training.run import Run, resize
@@ -146,8 +146,7 @@ def _one_micro_batch(run: Run) -> None:
     if not run.optimizer.state:  # AdamW's two moments, which are made at the first step
         moments = [torch.empty_like(p) for p in run.objective.parameters() for _ in range(2)]
     for _ in each_path(run.ffns):
-        for part in run.sharing:
-            part.begin_step(run.compute_dtype, accumulate=True)
+        begin_sharing(run, accumulate=True)
         with accumulating(run.accelerator, run.objective):
             rehearse(run)
         for part in run.sharing:

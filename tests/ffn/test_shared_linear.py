@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import (
     SharedLinear,
@@ -27,7 +28,8 @@ def _step(linear, compute, dtype, *, shares=True):
     torch.manual_seed(1)
     found = []
     if shares:
-        linear.begin_step(dtype, accumulate=True)
+        with Fills() as fills:
+            linear.begin_step(dtype, accumulate=True, fills=fills)
     for index in range(ROUNDS):
         if index == ROUNDS - 1:
             linear.end_accumulation()
@@ -105,16 +107,19 @@ def test_what_shares():
     frozen.requires_grad_(False)
     half.bfloat16()
     for linear in (frozen, half):
-        linear.begin_step(torch.bfloat16, accumulate=True)
+        with Fills() as fills:
+            linear.begin_step(torch.bfloat16, accumulate=True, fills=fills)
         assert linear.ready_NK is linear.sum_NK is None
         x = torch.randn(2, K, dtype=linear.weight.dtype)
         assert torch.equal(linear(x), nn.functional.linear(x, linear.weight))
-    alone.begin_step(torch.bfloat16, accumulate=False)  # a step of one micro-batch
+    with Fills() as fills:  # a step of one micro-batch
+        alone.begin_step(torch.bfloat16, accumulate=False, fills=fills)
     assert alone.sum_NK is None
     assert torch.equal(alone.ready_NK, alone.weight.bfloat16())
     sparse = SparseFFN(K, N, gated=True, kernels="sparse")
     share_weights(sparse)
-    sparse.begin_step(torch.bfloat16, accumulate=True)  # its kernels share in their own way
+    with Fills() as fills:  # its kernels share in their own way
+        sparse.begin_step(torch.bfloat16, accumulate=True, fills=fills)
     assert all(linear.ready_NK is None for linear in shared_linears(sparse))
 
 

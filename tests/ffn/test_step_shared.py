@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import share_weights, shared_linears
 from sparsellm.ffn.step_shared import kernel_weights
@@ -51,7 +52,8 @@ def _step(ffn, compute, *, shares):
     """The gradients of x, and of the weights after a step of several micro-batches."""
     of_x = []
     if shares:
-        ffn.begin_step(torch.float32, accumulate=True)
+        with Fills() as fills:
+            ffn.begin_step(torch.float32, accumulate=True, fills=fills)
     for index, (x, dy) in enumerate(_batches()):
         if shares and index == ROUNDS - 1:
             assert len(_sums(ffn)) == len(list(ffn.parameters()))
@@ -104,7 +106,8 @@ def test_gradients_are_those_of_autograd(kernels, gated, views):
 def test_compiled_graphs_never_see_two_sums_in_one_storage(kernels):
     ffn = _ffn(True, kernels)
     _views_of_one_storage(ffn)
-    ffn.begin_step(torch.float32, accumulate=True)
+    with Fills() as fills:
+        ffn.begin_step(torch.float32, accumulate=True, fills=fills)
     sums = _sums(ffn)
     assert all(t.untyped_storage().nbytes() == t.nbytes for t in sums)
     assert sums[1].data_ptr() == ffn.up_proj.weight.grad.data_ptr()
@@ -128,7 +131,8 @@ def test_ddp_may_lay_out_its_buckets_anew_within_a_step(kernels):
     ddp = DistributedDataParallel(_OneFFN(ffn), gradient_as_bucket_view=True, bucket_cap_mb=1)
     for _ in range(3):
         before = [p.grad.data_ptr() for p in ffn.parameters() if p.grad is not None]
-        ffn.begin_step(torch.float32, accumulate=True)
+        with Fills() as fills:
+            ffn.begin_step(torch.float32, accumulate=True, fills=fills)
         for index, (x, dy) in enumerate(_batches()):
             last = index == ROUNDS - 1
             if last:
@@ -172,23 +176,27 @@ def test_compiled():
 
 def test_a_dense_layer_shares_only_where_asked_and_one_micro_batch_no_sums():
     ffn = SparseFFN(K, N, gated=True, kernels="dense")
-    ffn.begin_step(torch.bfloat16, accumulate=True)
+    with Fills() as fills:
+        ffn.begin_step(torch.bfloat16, accumulate=True, fills=fills)
     assert ffn.step_shared is None
     assert not shared_linears(ffn)
     ffn.end_accumulation()
     ffn = _ffn(True)
-    ffn.begin_step(torch.bfloat16, accumulate=False)
+    with Fills() as fills:
+        ffn.begin_step(torch.bfloat16, accumulate=False, fills=fills)
     assert ffn.step_shared.sums is None
     assert {w.dtype for w in ffn.step_shared.weights} == {torch.bfloat16}
     frozen = _ffn(True).requires_grad_(False)
-    frozen.begin_step(torch.bfloat16, accumulate=True)
+    with Fills() as fills:
+        frozen.begin_step(torch.bfloat16, accumulate=True, fills=fills)
     assert frozen.step_shared.sums is None
 
 
 def test_weights_for_kernels_are_contiguous_and_w_down_is_transposed():
     gate_NK, up_NK, down_KN = torch.randn(N, K), torch.randn(K, N).t(), torch.randn(K, N)
     w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
-    ready = kernel_weights(w, torch.bfloat16)
+    with Fills() as fills:
+        ready = kernel_weights(w, torch.bfloat16, fills)
     assert all(t.is_contiguous() for t in ready)
     for own, parameter in zip(ready, (gate_NK, up_NK, down_KN.t()), strict=True):
         assert torch.equal(own, parameter.bfloat16())

@@ -8,6 +8,7 @@ from torch import nn
 from training.gradient_worker import accumulated_gradients
 
 from gpu.conditions import poisoned
+from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.shared_linear import SharedLinear, add_weight_gradient
 
 pytestmark = pytest.mark.gpu
@@ -88,7 +89,8 @@ def test_a_step_has_the_gradients_of_autograd(random, compiled):
     )
     _, right = step(exact, exact, enabled=False)
     expected, rounded = step(usual, usual)
-    linear.begin_step(torch.bfloat16, accumulate=True)
+    with Fills() as fills:
+        linear.begin_step(torch.bfloat16, accumulate=True, fills=fills)
     torch._dynamo.reset()
     found, own = step(linear, torch.compile(linear.forward, fullgraph=True) if compiled else linear)
     for a, b in zip(found, expected, strict=True):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpu.conditions import poisoned
+from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.token_order import token_order
 
@@ -34,7 +35,8 @@ def _step(ffn, compute, *, shares):
     ids = torch.randint(0, 50, (1, TOKENS), generator=generator, device=DEVICE)
     order, found = token_order(ids, 64), []
     if shares:
-        ffn.begin_step(torch.bfloat16, accumulate=True)
+        with Fills() as fills:
+            ffn.begin_step(torch.bfloat16, accumulate=True, fills=fills)
     for index in range(ROUNDS):
         if shares and index == ROUNDS - 1:
             ffn.end_accumulation()

@@ -1,0 +1,52 @@
+"""Casts and zeros of many tensors by two calls.
+
+At the beginning of a step every layer needs its weights in bf16 and its gradients at zero. With one
+call per tensor the host took 1.3 ms, with the GPU waiting (recipe small: 5 layers, one H200).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+
+class Fills:
+    """Gives memory at once and fills all of it at the end of a ``with`` block."""
+
+    def __init__(self) -> None:
+        self._casts: list[tuple[Tensor, Tensor]] = []
+        self._zeros: list[Tensor] = []
+
+    def cast(self, source: Tensor, dtype: torch.dtype) -> Tensor:
+        """``source`` in ``dtype`` and contiguous; itself, without its graph, where it is so."""
+        if source.dtype == dtype and source.is_contiguous():
+            return source.detach()
+        target = torch.empty_like(source, dtype=dtype, memory_format=torch.contiguous_format)
+        self._casts.append((target, source.detach()))
+        return target
+
+    def zeros_like(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Zeros of the shape of ``tensor``, contiguous."""
+        zeros = torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
+        self._zeros.append(zeros)
+        return zeros
+
+    def __enter__(self) -> Fills:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            return
+        with torch.no_grad():
+            if self._casts:
+                targets, sources = zip(*self._casts, strict=True)
+                torch._foreach_copy_(targets, sources)
+            if self._zeros:
+                torch._foreach_zero_(self._zeros)

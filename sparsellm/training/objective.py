@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,7 @@ class Objective(nn.Module):
         # Where micro-batches change their size, torch would compile blocks for any size: slower
         # code than one graph for each of the few sizes that there are.
         self.compiles_each_size = False
+        self._rotary_by_kind: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def forward(self, inputs_BT: Tensor, targets_BT: Tensor) -> LossSums:
         """int64 token ids; targets of `IGNORED_TARGET` add nothing to the cross-entropy."""
@@ -58,8 +59,7 @@ class Objective(nn.Module):
             # with twice the bytes in every norm and addition. FSDP2's mixed precision makes it bf16
             # too.
             x_BTC = x_BTC.to(torch.get_autocast_dtype(x_BTC.device.type))
-        position_ids = torch.arange(inputs_BT.shape[1], device=x_BTC.device)[None]
-        rotary = backbone.rotary_emb(x_BTC, position_ids)
+        rotary = self._rotary(x_BTC)
         order = self._order(inputs_BT)
         stats = []
         for layer in backbone.layers:
@@ -89,6 +89,15 @@ class Objective(nn.Module):
             union_L=torch.stack([s.union_sum for s in stats]),
             recomputed=torch.stack(recomputed).sum() if recomputed else None,
         )
+
+    @torch.no_grad()
+    def _rotary(self, x_BTC: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions, computed once for each length and type."""
+        kind = (x_BTC.shape[1], x_BTC.dtype, x_BTC.device)
+        if kind not in self._rotary_by_kind:
+            position_ids = torch.arange(x_BTC.shape[1], device=x_BTC.device)[None]
+            self._rotary_by_kind[kind] = self.model.model.rotary_emb(x_BTC, position_ids)
+        return self._rotary_by_kind[kind]
 
     def _order(self, inputs_BT: Tensor) -> TokenOrder | None:
         """One order for all layers, forward and backward; None if no FFN uses it."""

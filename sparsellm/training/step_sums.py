@@ -80,7 +80,9 @@ class StepSums:
             stop: this rank was asked to stop.
             failed: this rank had no data.
         """
-        self._sums[3], self._sums[4], self._sums[5] = self._blocks, stop, failed
+        # Numbers that are assigned one by one would each wait for the device.
+        own = torch.tensor([self._blocks, stop, failed], dtype=torch.float64)
+        self._sums[3:6].copy_(own, non_blocking=True)
         all_reduce_sum(self._sums)
         self.gradient_norm = gradient_norm.double()
 

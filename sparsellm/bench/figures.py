@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparsellm.bench import results, sweep_results, train_results
-from sparsellm.bench.results import FFNSetting, Line
-from sparsellm.bench.sweep_results import SweepGroup
+from sparsellm.bench import results, sweep_figures, train_results
+from sparsellm.bench.results import Drawn, FFNSetting, Line
 from sparsellm.bench.train_results import TrainPair
 from sparsellm.report import drawing
 from sparsellm.report.published import PAPER_MODELS, PUBLISHED_KERNELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FOLDER = Path("benchmarks/figures")
-Drawn = tuple["Figure", list[Line]]  # and the records that it shows
 _NNZ = "non-zeros per token"
 
 
@@ -195,59 +190,16 @@ def _efficiency_bars(axes: Axes, place: int, pairs: list[TrainPair]) -> None:
             )  # fmt: skip
 
 
-# --- sweeps ---------------------------------------------------------------------------------------
-
-_L1 = "L1, λ at each point"  # the runs with a constant λ
-_SERIES = {_L1: 0, "dense-relu": 1, "dense-silu": 2, "target-30": 3}  # numbers of their styles
-
-
-def _quality(lines: Sequence[Line]) -> Drawn | None:
-    """Held-out loss and training rate against non-zeros, of the size that has the most runs."""
-    groups = [g for g in sweep_results.sweep_groups(lines) if g.nnz and g.losses]
-    sizes = Counter(g.size for g in groups)
-    if not sizes:
-        return None
-    [(size, _)] = sizes.most_common(1)
-    dense = sweep_results.dense_relu_losses(groups).get(size)
-    groups = [g for g in groups if g.size == size]
-    figure, (loss, rate) = drawing.new_figure(2, size=(9, 4.2))  # legible in a README
-    for place, (name, own) in enumerate(_series(groups).items()):
-        index = _SERIES.get(name, len(_SERIES) + place)
-        texts = [drawing.exponent(g.case["l1_coefficient"]) if name == _L1 else "" for g in own]
-        losses = [_points(g, g.losses) for g in own]
-        drawing.series(loss, name, list(zip(texts, losses, strict=True)), index)
-        rates = [_points(g, [r / 1e3 for r in g.rates]) for g in own]
-        # Without texts: the points have the same x as on the left, and their texts would overlap.
-        drawing.series(rate, name, [("", points) for points in rates], index)
-    if dense:
-        drawing.dense_lines(loss, dense)
-    layers, width, tokens = size
-    of = f"{layers} layers of {width}, {tokens / 1e6:,.0f}M tokens"
-    drawing.label(loss, f"Held-out loss: {of}", _NNZ, "nats per token")
-    drawing.label(rate, "Training", _NNZ, "thousand tokens/s")
-    drawing.from_zero(rate)
-    for axes in (loss, rate):
-        drawing.log_scale(axes.xaxis)
-    drawing.legend_beside(figure, [loss, rate])
-    return figure, [line for g in groups for line in g.lines]
-
-
-def _series(groups: Sequence[SweepGroup]) -> dict[str, list[SweepGroup]]:
-    """Groups by the name in the legend: those with a constant λ are one series."""
-    found: dict[str, list[SweepGroup]] = defaultdict(list)
-    for g in groups:
-        found[_L1 if re.fullmatch(r"l1-[\d.e-]+", g.name) else g.name].append(g)
-    return found
-
-
-def _points(group: SweepGroup, values: Sequence[float]) -> list[drawing.Point]:
-    """Non-zeros and value of every seed that has both."""
-    return list(zip(group.nnz, values, strict=False))
-
-
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {
     "ffn_speed": ("Speed of one FFN over dense, against non-zeros per token", _ffn_speed),
     "model_sizes": ("Training rate and memory at each model size, beside the paper", _model_sizes),
     "scaling": ("Training rate over the GPUs of one node", _scaling),
-    "quality_and_speed": ("Held-out loss and training speed against non-zeros", _quality),
+    "quality_and_speed": (
+        "Held-out loss and training speed against non-zeros",
+        sweep_figures.quality_and_speed,
+    ),
+    "score_and_forward": (
+        "Mean task score, and the forward pass's speed and energy, against non-zeros",
+        sweep_figures.score_and_forward,
+    ),
 }

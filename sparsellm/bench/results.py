@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Line = dict[str, Any]  # a line of results.jsonl
 Metrics = dict[str, Line]  # the newest line of each metric
+Drawn = tuple["Figure", list[Line]]  # a figure, and the records that it shows
 
 GPU = "NVIDIA H200"
 TOKENS, HIDDEN, WIDTH = 16_384, 2048, 5632  # of the FFN in figures and tables

@@ -30,12 +30,12 @@ by `sparsellm bench table --all BENCH`; without BENCH it lists the benchmarks.
 def results_page(lines: Sequence[Line]) -> str:
     """The page; a table without records is omitted together with its figure."""
     parts = [INTRODUCTION]
-    for title, figure, legend, table in TABLES:
+    for title, figures, legend, table in TABLES:
         made = table(lines)
         if made is None:
             continue
         text, shown = made
-        image = f"![{title}](figures/{figure}.svg)\n\n" if figure else ""
+        image = "".join(f"![{title}](figures/{figure}.svg)\n\n" for figure in figures)
         taken = results.taken_on(shown).replace(" · ", ". ").replace("commit", "Commit", 1)
         parts.append(f"## {title}\n\n{image}{text}\n{legend.strip()}\n\nHardware: {taken}.\n")
     return "\n".join(parts)
@@ -209,22 +209,22 @@ Forward of one FFN at other shapes and numbers of tokens; up to 64 tokens as a C
 weights no cache holds (decoding). `auto` chose the kernels. Command: `sparsellm bench ffn`.
 """
 
-# Title, figure, legend, and the function that makes the table.
-TABLES: tuple[tuple[str, str | None, str, Callable[[Sequence[Line]], Made | None]], ...] = (
-    ("One FFN", "ffn_speed", FFN_LEGEND, _ffn_table),
-    ("Union against TwELL", None, FORMAT_LEGEND, _format_table),
+# Title, figures, legend, and the function that makes the table.
+TABLES: tuple[tuple[str, tuple[str, ...], str, Callable[[Sequence[Line]], Made | None]], ...] = (
+    ("One FFN", ("ffn_speed",), FFN_LEGEND, _ffn_table),
+    ("Union against TwELL", (), FORMAT_LEGEND, _format_table),
     (
         "Each model size, beside the paper",
-        "model_sizes",
+        ("model_sizes",),
         model_tables.SIZE_LEGEND,
         model_tables.size_table,
     ),
-    ("Over several GPUs", "scaling", model_tables.SCALING_LEGEND, model_tables.scaling_table),
+    ("Over several GPUs", ("scaling",), model_tables.SCALING_LEGEND, model_tables.scaling_table),
     (
         "Quality against non-zeros",
-        "quality_and_speed",
+        ("quality_and_speed", "score_and_forward"),
         model_tables.QUALITY_LEGEND,
         model_tables.quality_table,
     ),
-    ("Other shapes, and decoding", None, SHAPES_LEGEND, _shapes_table),
+    ("Other shapes, and decoding", (), SHAPES_LEGEND, _shapes_table),
 )

@@ -84,3 +84,30 @@ def dense_relu_losses(groups: Iterable[SweepGroup]) -> dict[tuple[int, int, int]
         if group.is_dense_relu:
             losses[group.size] += group.losses
     return {size: statistics.fmean(values) for size, values in losses.items() if values}
+
+
+def forwards(lines: Iterable[Line], group: SweepGroup, metric: str) -> list[Line]:
+    """The newest records of `bench forward` for the group's runs.
+
+    Args:
+        lines: all records.
+        group: of a sweep.
+        metric: ``tokens_per_ms`` or ``mJ_per_token`` of the model, ``ms`` of each layer's FFN.
+    """
+    bench = "layer_forward" if metric == "ms" else "model_forward"
+    by_run: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        case = line["case"]
+        if (line["bench"], line["metric"]) != (bench, metric) or "run" not in case:
+            continue
+        # Runs of other sweeps may have the same name.
+        same_size = (case["layers"], case.get("K")) == group.size[:2]
+        if same_size and f"/{group.sweep}/{case['run']} " in line["command"]:
+            by_run[case["run"]].append(line)
+    runs = dict.fromkeys(line["case"]["run"] for line in group.lines)
+    return [line for run in runs for line in by_run[run] if _taken_with(line, by_run[run][-1])]
+
+
+def _taken_with(line: Line, newest: Line) -> bool:
+    orders = [one["case"].get("token_order") for one in (line, newest)]
+    return line["commit"] == newest["commit"] and orders[0] == orders[1]

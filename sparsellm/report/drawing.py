@@ -173,10 +173,10 @@ def series(
 
 
 def exponent(value: float) -> str:
-    """3e-4, where Python writes 0.0003."""
+    """3e-4, where Python writes 0.0003; to six digits, since a mean of λ is not exact."""
     import numpy as np
 
-    return np.format_float_scientific(value, trim="-", exp_digits=1)
+    return np.format_float_scientific(float(f"{value:.6g}"), trim="-", exp_digits=1)
 
 
 def dense_lines(axes: Axes, loss: float) -> None:

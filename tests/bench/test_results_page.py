@@ -9,7 +9,7 @@ import matplotlib
 import pytest
 from conftest import ROOT
 
-from sparsellm.bench import figures, record, results, train_results
+from sparsellm.bench import figures, record, results, sweep_results, train_results
 from sparsellm.bench.results_page import TABLES, results_page
 from sparsellm.cli import main
 
@@ -194,6 +194,23 @@ def test_seeds_of_a_sweep_are_one_row_of_their_newest_commit():
     svg = figures.draw_all(lines)["quality_and_speed.svg"]
     assert ">L1, λ at each point<" in svg
     assert ">1e-1<" in svg
+    shape = {"layers": 2, "K": 8, "run": "l1-0.1-seed0", "token_order": "auto"}
+    by = {"command": "sparsellm bench forward runs/x/l1-0.1-seed0 --layers"}
+    other = {"command": "sparsellm bench forward runs/y/l1-0.1-seed0 --layers"}
+    lines += [
+        line("model_forward", "tokens_per_ms", 9.0, ratio=9.0, measured_nnz=9, **shape, **other),
+        line("model_forward", "tokens_per_ms", 3.0, ratio=3.0, measured_nnz=2, commit="old",
+             **shape, **by),
+        line("model_forward", "tokens_per_ms", 1.5, ratio=1.5, measured_nnz=2, **shape, **by),
+        *(line("layer_forward", "ms", 1.0, 2.0 + i, measured_nnz=i + 1, layer=i, **shape, **by)
+          for i in range(2)),
+    ]  # fmt: skip
+    [group] = [g for g in sweep_results.sweep_groups(lines) if g.name == "l1-0.1"]
+    assert [r["ratio"] for r in sweep_results.forwards(lines, group, "tokens_per_ms")] == [1.5]
+    assert [r["ratio"] for r in sweep_results.forwards(lines, group, "ms")] == [2.0, 3.0]
+    svg = figures.draw_all(lines)["score_and_forward.svg"]
+    assert ">Mean task score (sweep x)<" in svg
+    assert ">L1, λ at each point<" in svg
 
 
 def test_hardware_is_what_was_used_not_what_the_machine_has():

@@ -5,7 +5,9 @@ M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, GPUArchitecture, ar
 from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, Splits
 from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS
 
+_MOST_ZEROED = 4  # arrays that union_entries fills with zeros
 MAX_GATHERED = 2**35 - 1  # 32-bit numbers of eight values, cuda/sm90/gate.cuh
 
 
@@ -82,17 +85,18 @@ def gate_union(  # noqa: PLR0917
     observed: int = 0,
     *,
     token_M: Tensor | None = None,
+    zeroed: Sequence[Tensor] = (),
 ) -> None:
     """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
 
-    ``observed`` as in `union_entries`. ``token_M``: (M,) int32, the row of x that each row of the
-    result comes from; None where it is the same; where `gathers` says so.
+    ``observed`` and ``zeroed`` as in `union_entries`. ``token_M``: (M,) int32, the row of x that
+    each row of the result comes from; None where it is the same; where `gathers` says so.
     """
     (m, k), n = x_MK.shape, w_NK.shape[0]
     architecture = _architecture(x_MK)
     if not architecture.makes_gate:
         assert token_M is None
-        pack_union(F.linear(x_MK, w_NK, bias_N), threshold, out, observed)
+        pack_union(F.linear(x_MK, w_NK, bias_N), threshold, out, observed, zeroed)
         return
     gate = architecture.gate
     pairs = -(-m // 256) * out.count.shape[1]  # of tiles, one for a cluster of two blocks
@@ -105,10 +109,16 @@ def gate_union(  # noqa: PLR0917
         *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
         *(out.count, out.neuron, out.value, out.control),
     )
-    union_entries(out, observed)
+    union_entries(out, observed, zeroed)
 
 
-def pack_union(gate_MN: Tensor, threshold: float, out: Union, observed: int = 0) -> None:
+def pack_union(
+    gate_MN: Tensor,
+    threshold: float,
+    out: Union,
+    observed: int = 0,
+    zeroed: Sequence[Tensor] = (),
+) -> None:
     """``out`` ← relu(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
     m, n = gate_MN.shape
     launch_for(
@@ -118,17 +128,20 @@ def pack_union(gate_MN: Tensor, threshold: float, out: Union, observed: int = 0)
         *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),
         *(out.count, out.neuron, out.value, out.control),
     )
-    union_entries(out, observed)
+    union_entries(out, observed, zeroed)
 
 
-def union_entries(union: Union, observed: int = 0) -> None:
+def union_entries(union: Union, observed: int = 0, zeroed: Sequence[Tensor] = ()) -> None:
     """Concatenates the members of each token block, from their counts and neurons.
 
     Args:
         union: as a gate kernel leaves it, ``control`` all zero.
         observed: address of an int32, pinned, for the mean number of members of a token block; 0
             for none.
+        zeroed: at most four tensors of 4 bytes or 8 per element, for the next kernels to count in.
     """
+    arrays = [*zeroed, *(None,) * (_MOST_ZEROED - len(zeroed))]
+    words = [(array, np.int32(0 if array is None else array.nbytes // 4)) for array in arrays]
     blocks, tiles = union.count.shape
     launch_for(
         "union_entries",
@@ -137,7 +150,7 @@ def union_entries(union: Union, observed: int = 0) -> None:
         *(union.count, union.neuron, np.int32(tiles), union.entry, union.total),
         *(union.unit, union.order),
         *(NO_SHARING if union.splits is None else union.splits.for_sharing()),
-        *(union.control, observed),
+        *(union.control, observed, *chain.from_iterable(words)),
     )
 
 

@@ -183,18 +183,18 @@ def _activations(
         mask=torch.empty(capacity, dtype=torch.int64, device=device),
         gate=x_MK.new_empty(capacity if gated else 0, BLOCK_TOKENS),
         up=x_MK.new_empty(capacity, BLOCK_TOKENS),
-        needed=torch.zeros(2, dtype=torch.int64, device=device),
+        needed=torch.empty(2, dtype=torch.int64, device=device),
     )
-    fired_N = torch.zeros(n, dtype=torch.int32, device=device)
-    nnz_M = torch.zeros(m, dtype=torch.int32, device=device)
+    fired_N, nnz_M = _ints(n, like=x_MK), _ints(m, like=x_MK)
+    zeroed = [columns.needed, fired_N, nnz_M]
     if w.gate_NK is None:
         warps = threads_of("union_columns", x_MK) // 32
         l1 = torch.empty(_columns_grid(scratch), warps, device=device)
-        union.gate_union(x_MK, w.up_NK, w.b_up_N, 0.0, scratch)
+        union.gate_union(x_MK, w.up_NK, w.b_up_N, 0.0, scratch, zeroed=zeroed)
         _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, l1)
     else:
-        l1 = torch.zeros(blocks, tiles, 8, device=device)
-        union.gate_union(x_MK, w.gate_NK, w.b_gate_N, 0.0, scratch)
+        l1 = torch.empty(blocks, tiles, 8, device=device)
+        union.gate_union(x_MK, w.gate_NK, w.b_gate_N, 0.0, scratch, zeroed=[*zeroed, l1])
         _columns(scratch, token_M, columns, columns.gate, fired_N, nnz_M, None)
         kept = union.Kept(columns.offset, columns.up, l1)
         union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)

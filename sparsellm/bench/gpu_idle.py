@@ -2,7 +2,9 @@
 
 `gpu_idle` is 1 − busy / step. `busy` is the time in which at least one kernel or copy runs, from
 torch.profiler over a few steps. `step` is the time of a step without the profiler, just before:
-the profiler makes each launch slower, and so a GPU that waits for its host idler. The gaps of the
+the profiler makes each launch slower, and so a GPU that waits for its host idler. It is taken from
+the end of one step on the host to that of a later one, each of which has waited for the GPU: to
+wait for all of its work, as at the beginning of a measurement, would make it idle. The gaps of the
 timeline are those under the profiler.
 """
 
@@ -56,24 +58,24 @@ def run(
 def measure(training: Run, warm_up_steps: int, steps: int) -> tuple[list[Measurement], Timeline]:
     """`run`, of a run that has been built."""
     _train(training, warm_up_steps)
-    step_us = _train(training, steps) / steps
+    step_us = _train(training, steps) / steps  # from where the warm-up ended
+    torch.cuda.synchronize()
     intervals = _profiled(training, steps)
     return _measurements(training, step_us, intervals, steps), timeline(intervals, steps)
 
 
 def _train(training: Run, steps: int) -> float:
-    """Microseconds of so many steps."""
-    torch.cuda.synchronize()
+    """Microseconds of so many steps on the host, which waits for the GPU in each."""
     began = time.perf_counter()
     for _ in range(steps):
         train_step(training, StopRequest())
-    torch.cuda.synchronize()
     return (time.perf_counter() - began) * 1e6
 
 
 def _profiled(training: Run, steps: int) -> list[Interval]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         _train(training, steps)
+        torch.cuda.synchronize()
     return [
         Interval(event.name, event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()

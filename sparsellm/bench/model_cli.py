@@ -91,7 +91,7 @@ def _add_idle_parser(names: Any) -> argparse.ArgumentParser:
         help="checkpoint with settled weights, which a tiny learning rate then keeps",
     )
     parser.add_argument("--warm-up", type=positive_int, default=8, help="steps before (default: 8)")
-    parser.add_argument("--steps", type=positive_int, default=3, help="measured (default: 3)")
+    parser.add_argument("--steps", type=positive_int, default=10, help="measured (default: 10)")
     parser.add_argument(
         "--kernel-times",
         type=positive_int,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparsellm.bench import results, sweep_figures, train_results
+from sparsellm.bench import quality_figures, results, train_results
 from sparsellm.bench.results import Drawn, FFNSetting, Line
 from sparsellm.bench.train_results import TrainPair
 from sparsellm.report import drawing
@@ -196,10 +196,10 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {
     "scaling": ("Training rate over the GPUs of one node", _scaling),
     "quality_and_speed": (
         "Held-out loss and training speed against non-zeros",
-        sweep_figures.quality_and_speed,
+        quality_figures.quality_and_speed,
     ),
     "score_and_forward": (
         "Mean task score, and the forward pass's speed and energy, against non-zeros",
-        sweep_figures.score_and_forward,
+        quality_figures.score_and_forward,
     ),
 }

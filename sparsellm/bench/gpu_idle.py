@@ -25,6 +25,7 @@ from sparsellm.training.run import Run, build_run, close_run
 from sparsellm.training.run_state import initialise_run
 from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
+from sparsellm.training.step_start import may_begin_next
 
 
 def run(
@@ -68,7 +69,7 @@ def _train(training: Run, steps: int) -> float:
     """Microseconds of so many steps on the host, which waits for the GPU in each."""
     began = time.perf_counter()
     for _ in range(steps):
-        train_step(training, StopRequest())
+        train_step(training, StopRequest(), begin_next=may_begin_next(training))
     return (time.perf_counter() - began) * 1e6
 
 

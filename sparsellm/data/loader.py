@@ -162,9 +162,9 @@ class TokenLoader:
         """Number of corpora; more than one is a mixture."""
         return len(self._config.corpora)
 
-    def tokens(self) -> dict[str, int]:
+    def tokens(self, at: Bookmark | None = None) -> dict[str, int]:
         """Tokens of each corpus that all ranks have trained on, if all are at the same step."""
-        return self._count().counted.tokens
+        return self._advanced(at).tokens if at else self._count().counted.tokens
 
     def _count(self) -> Bookmark:
         """Here, with the tokens counted up to here, so that none is counted twice."""

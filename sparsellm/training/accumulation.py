@@ -1,4 +1,4 @@
-"""The micro-batches of one step: what they share, and their data."""
+"""The micro-batches of one step, and what they share."""
 
 from __future__ import annotations
 
@@ -40,25 +40,3 @@ def rehearse(run: Run) -> None:
     with accelerator.autocast():
         sums = run.objective(tokens_BT, tokens_BT)
     accelerator.backward(total_loss(sums, 0.0, tokens_BT.numel(), accelerator.num_processes))
-
-
-class MicroBatchReader:
-    """Reads a step's micro-batches.
-
-    A rank that cannot read data continues with zeros and reports the error with the step's sums:
-    otherwise the other ranks would wait for it in their collectives until a timeout.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.error: Exception | None = None
-
-    def next(self) -> torch.Tensor:
-        if self.error is None:
-            try:
-                return next(self._run.loader)
-            except (ValueError, OSError) as error:
-                self.error = error
-        run = self._run
-        shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
-        return torch.zeros(shape, dtype=torch.int64)

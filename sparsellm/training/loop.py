@@ -35,6 +35,7 @@ from sparsellm.training.run import Run, build_accelerator, build_run, close_run
 from sparsellm.training.run_state import begin_save
 from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
+from sparsellm.training.step_start import may_begin_next
 from sparsellm.training.waiting import waiting
 
 
@@ -212,10 +213,11 @@ def _step_or_save(
     run: Run, log: MetricsLog | None, stop: StopRequest, saved_step: int
 ) -> StepTotals:
     """One step; if it fails, the state before it is saved."""
-    before = run.loader.bookmark()
+    before = run.data_position
     try:
-        return train_step(run, stop)
+        return train_step(run, stop, begin_next=may_begin_next(run))
     except Exception as error:
+        run.started = None  # its data comes again
         if not (isinstance(error, torch.OutOfMemoryError) and may_shrink(run)):
             _save_what_is_whole(run, log, error, saved_step, before)
             raise cause_of(error) from None

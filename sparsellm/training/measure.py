@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sparsellm.recipe import Recipe
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, whole_lines
 from sparsellm.training.distributed import FailedTogether, Interrupted, any_rank, cause_of
@@ -30,7 +31,11 @@ class Due:
     @classmethod
     def at(cls, run: Run) -> Due:
         """Those due after the step that the run has just done."""
-        recipe, step = run.recipe, run.step
+        return cls.after(run.recipe, run.step)
+
+    @classmethod
+    def after(cls, recipe: Recipe, step: int) -> Due:
+        """Those due after a step: 1 is the first."""
         last = step == recipe.train.steps
         return cls(
             validation=_falls(step, recipe.validation.every_steps, last),

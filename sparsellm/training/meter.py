@@ -70,7 +70,7 @@ class Meter:
             totals.l1_by_layer,
             totals.sparsity,
             totals.kernels,
-            run.loader.tokens() if run.loader.num_corpora > 1 else {},
+            run.loader.tokens(run.data_position) if run.loader.num_corpora > 1 else {},
         )
 
 

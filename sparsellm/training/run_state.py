@@ -58,7 +58,9 @@ def begin_save(run: Run) -> None:
                 "micro_batch": run.micro_batch.state_dict(),
             },
             recipe_yaml=recipe.to_yaml(),
-            rank=checkpoint.RankState(data=run.loader.state_dict(), rng=_rng_state()),
+            rank=checkpoint.RankState(
+                data=run.loader.state_dict(run.data_position), rng=_rng_state()
+            ),
         )
     )
 

@@ -18,6 +18,7 @@ from sparsellm.runs.records import (
     num_position_buckets,
     position_bucket_starts,
 )
+from sparsellm.training.host_copy import HostCopy
 
 AllReduce = Callable[[Tensor], None]  # sums a tensor over ranks, in place
 
@@ -94,10 +95,10 @@ class SparsityStats:
         self._advance_windows(fired_LN, tokens=histogram_LC[0].sum())
 
     @torch.no_grad()
-    def summary(self) -> StepStats:
-        """Of the last step, after `finish_step`; waits for the device."""
+    def summary(self) -> StepSummary:
+        """Of the last step, after `finish_step`."""
         histogram_LC, _, position_nnz_LP, position_tokens_P = self._last
-        return _summarise(histogram_LC, position_nnz_LP, position_tokens_P, self.dead_LN())
+        return StepSummary(histogram_LC, position_nnz_LP, position_tokens_P, self.dead_LN())
 
     def drop_step(self) -> None:
         """Clears the counters of a step that did not come to its end; the windows stay."""
@@ -149,29 +150,49 @@ _STATE = (
 )
 
 
-def _summarise(
-    histogram_LC: Tensor, position_nnz_LP: Tensor, position_tokens_P: Tensor, dead_LN: Tensor
-) -> StepStats:
-    counts_C = torch.arange(histogram_LC.shape[1], device=histogram_LC.device)
-    tokens = histogram_LC[0].sum()
-    cumulative_LC = histogram_LC.cumsum(1)
-    present_LC = histogram_LC > 0
-    edges = torch.tensor(nnz_bucket_edges(histogram_LC.shape[1] - 1), device=counts_C.device)
-    buckets_C = torch.bucketize(counts_C, edges, right=True) - 1
-    histogram = torch.zeros_like(edges).index_add_(0, buckets_C, histogram_LC.sum(0))
-    by_position = position_nnz_LP.double() / position_tokens_P.clamp(min=1)
-    return StepStats(
-        nnz_mean=((histogram_LC * counts_C).sum(1).double() / tokens).tolist(),
-        nnz_max=(present_LC * counts_C).amax(1).tolist(),
-        nnz_p50=_percentile(cumulative_LC, tokens, 50),
-        nnz_p99=_percentile(cumulative_LC, tokens, 99),
-        dead_fraction=dead_LN.double().mean(1).tolist(),
-        nnz_by_position=by_position.tolist(),
-        nnz_histogram=histogram.tolist(),
-    )
+class StepSummary:
+    """A step's statistics, computed on the device; `read` waits for them."""
+
+    def __init__(
+        self,
+        histogram_LC: Tensor,
+        position_nnz_LP: Tensor,
+        position_tokens_P: Tensor,
+        dead_LN: Tensor,
+    ) -> None:
+        counts_C = torch.arange(histogram_LC.shape[1], device=histogram_LC.device)
+        tokens = histogram_LC[0].sum()
+        cumulative_LC = histogram_LC.cumsum(1)
+        present_LC = histogram_LC > 0
+        edges = torch.tensor(nnz_bucket_edges(histogram_LC.shape[1] - 1))
+        edges = edges.to(counts_C.device, non_blocking=True)
+        buckets_C = torch.bucketize(counts_C, edges, right=True) - 1
+        self._values = HostCopy(
+            (histogram_LC * counts_C).sum(1).double() / tokens,
+            (present_LC * counts_C).amax(1),
+            _percentile(cumulative_LC, tokens, 50),
+            _percentile(cumulative_LC, tokens, 99),
+            dead_LN.double().mean(1),
+            position_nnz_LP.double() / position_tokens_P.clamp(min=1),
+            torch.zeros_like(edges).index_add_(0, buckets_C, histogram_LC.sum(0)),
+        )
+
+    def read(self) -> StepStats:
+        """The statistics as numbers."""
+        values = [value.tolist() for value in self._values.read()]
+        mean, most, median, high, dead, by_position, histogram = values
+        return StepStats(
+            nnz_mean=mean,
+            nnz_max=most,
+            nnz_p50=median,
+            nnz_p99=high,
+            dead_fraction=dead,
+            nnz_by_position=by_position,
+            nnz_histogram=histogram,
+        )
 
 
-def _percentile(cumulative_LC: Tensor, tokens: Tensor, percent: int) -> list[int]:
+def _percentile(cumulative_LC: Tensor, tokens: Tensor, percent: int) -> Tensor:
     """The smallest count that at least ``percent`` of the tokens do not exceed (nearest rank)."""
     rank = (tokens * percent + 99) // 100
-    return (cumulative_LC < rank).sum(1).tolist()
+    return (cumulative_LC < rank).sum(1)

@@ -4,8 +4,8 @@ Shapes: B sequences of T tokens in a micro-batch, L layers. A step is ``run.roun
 on each rank; their gradients add up to that of the whole global batch.
 
 The host waits for the device once per step, for the step's sums. The weights' update is queued
-before that, and the device refuses it where the sums say so (nonfinite.py): while it runs, the host
-prepares the next step. Waiting first left the GPU idle for 5 of 87 ms (recipe small, one H200).
+before that, and the device refuses it where the sums say so (nonfinite.py). The first forward pass
+of the next step is queued before it too (step_start.py), so that the GPU has work meanwhile.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
-from sparsellm.training.accumulation import MicroBatchReader, accumulation
+from sparsellm.training import step_start
 from sparsellm.training.distributed import FailedTogether, all_reduce_sum, clear_gradients
-from sparsellm.training.kernel_policy import choose_kernels
 from sparsellm.training.measure import is_due
 from sparsellm.training.meter import StepTotals
 from sparsellm.training.nonfinite import reason_to_skip, refuse, skip_step
@@ -24,11 +23,15 @@ from sparsellm.training.optimizer import reinit_dead_neurons, update
 from sparsellm.training.run import Run
 from sparsellm.training.schedule import l1_coefficient, learning_rate
 from sparsellm.training.signals import StopRequest
-from sparsellm.training.step_sums import StepReading, StepSums
+from sparsellm.training.started import StepStart
+from sparsellm.training.step_sums import StepReading
 
 
-def train_step(run: Run, stop: StopRequest) -> StepTotals:
+def train_step(run: Run, stop: StopRequest, *, begin_next: bool = False) -> StepTotals:
     """One optimizer step over `global_batch_tokens`.
+
+    With ``begin_next`` the first forward pass of the step after it is queued too (step_start.py);
+    then nothing may be done with the model before that step, which must follow on all ranks.
 
     Raises:
         FloatingPointError: loss or gradient norm is not finite; weights are then unchanged.
@@ -40,15 +43,22 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
         group["lr"] = lr
     l1_L = l1_by_layer(run)
 
-    sums, no_data = _compute_gradients(run, stop, l1_L)
-    refused = refuse(run, sums)
-    sums.send(refused)
+    start = step_start.the_started(run)
+    _compute_gradients(run, start, stop, l1_L)
+    refused = refuse(run, start.sums)
+    start.sums.send(refused)
     run.between_steps = False
     _update(run, refused)
-    step = sums.read()
+    number = run.step + 1
+    logged = is_due(number, recipe.logging.every_steps) or number in (1, recipe.train.steps)
+    summary = run.stats.summary() if logged else None
+    if begin_next:
+        step_start.begin_next(run)
+    run.activity.begin("summing over ranks", run.step)
+    step = start.sums.read()
     run.between_steps = step.refused
     if step.failed:
-        raise FailedTogether(no_data)
+        raise FailedTogether(start.reader.error)
     watched = _watched(run, step)
     if step.refused:
         skip = reason_to_skip(run, watched)
@@ -57,8 +67,6 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
     run.averages.add(watched)
     run.skipped_in_a_row = 0
     _adapt(run, step)
-    logged = is_due(run.step, recipe.logging.every_steps) or run.step in (1, recipe.train.steps)
-    sparsity = run.stats.summary() if logged else None
     run.activity.begin("between steps", run.step)
     _reinit_dead(run)
     run.between_steps = True
@@ -72,6 +80,7 @@ def train_step(run: Run, stop: StopRequest) -> StepTotals:
         "micro_batch_size": run.micro_batch.size,
         "skipped_steps": run.skipped,
     }
+    sparsity = summary.read() if summary else None
     return StepTotals(values, l1_L, sparsity, step.kernels, step.stop)
 
 
@@ -93,42 +102,28 @@ def l1_by_layer(run: Run) -> list[float]:
     return [l1_coefficient(recipe.sparsity, run.step)] * recipe.model.num_hidden_layers
 
 
-def _compute_gradients(
-    run: Run, stop: StopRequest, l1_L: list[float]
-) -> tuple[StepSums, Exception | None]:
-    """Forward and backward of all micro-batches; clipped gradients, and the sums of all ranks.
-
-    Also returns why this rank had no data, if it had none.
-    """
-    device = run.accelerator.device
+def _compute_gradients(run: Run, start: StepStart, stop: StopRequest, l1_L: list[float]) -> None:
+    """Forward and backward of all micro-batches; clipped gradients, and the sums of all ranks."""
     l1_weight: float | torch.Tensor = l1_L[0]
     if len(set(l1_L)) > 1:
-        l1_weight = torch.tensor(l1_L).to(device, non_blocking=True)
-    sums = StepSums(run.ffns, run.micro_batch_tokens, device)
-    reader = MicroBatchReader(run)
-    for _ in accumulation(run, run.rounds):
-        run.activity.begin("reading data", run.step)
-        tokens_BT1 = reader.next().to(device, non_blocking=True)
-        run.activity.begin("computing", run.step)
-        sums.add(micro_batch(run, tokens_BT1, l1_weight))
+        l1_weight = torch.tensor(l1_L).to(run.accelerator.device, non_blocking=True)
+    for sums in step_start.micro_batches(run, start):
+        backward(run, sums, l1_weight)
+        start.sums.add(sums)
     run.activity.begin("summing over ranks", run.step)
     norm = _clip_gradients(run)
     asked = stop.received is not None or run.saver.failed
-    sums.reduce(norm, asked, reader.error is not None)
-    return sums, reader.error
+    start.sums.reduce(norm, asked, start.reader.error is not None)
 
 
-def micro_batch(run: Run, tokens_BT1: torch.Tensor, l1_weight: float | torch.Tensor) -> LossSums:
-    """Forward and backward of one micro-batch; returns the sums of this rank."""
+def backward(run: Run, sums: LossSums, l1_weight: float | torch.Tensor) -> None:
+    """Backward of one micro-batch, of which `step_start.forward` gave the sums."""
     accelerator = run.accelerator
-    with accelerator.autocast():
-        sums = run.objective(tokens_BT1[:, :-1], tokens_BT1[:, 1:])
     loss = total_loss(
         sums, l1_weight, run.recipe.train.global_batch_tokens, accelerator.num_processes
     )
     accelerator.backward(loss)
     run.stats.update(sums.nnz_LBT, sums.fired_LN)
-    return sums
 
 
 def _clip_gradients(run: Run) -> torch.Tensor:
@@ -148,11 +143,14 @@ def _update(run: Run, refused: torch.Tensor) -> None:
 
 
 def _adapt(run: Run, step: StepReading) -> None:
-    """Counts the step, and changes what adapts to its activations: kernels and λ."""
+    """Counts the step, and changes what adapts to its activations: λ, and the
+    kernels of the next step that has not begun."""
     tokens = run.recipe.train.global_batch_tokens
     run.step += 1
     run.tokens += tokens
-    choose_kernels(run.ffns, step, tokens)
+    run.readings.append(step)
+    if run.started is None:
+        step_start.adapt_kernels(run)
     if run.target:
         run.target.observe(run.step - 1, [nnz / tokens for nnz in step.nnz_sum_L])
 

@@ -15,6 +15,7 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS
 from sparsellm.runs.records import KernelStats
 from sparsellm.training.distributed import all_reduce_sum
+from sparsellm.training.host_copy import HostCopy
 from sparsellm.training.objective import LossSums
 
 _NEVER = 2**62  # columns: what the dense path cannot overflow
@@ -58,7 +59,6 @@ class StepSums:
         # Cross-entropy, L1, overflows, blocks, stop, failed; union and non-zeros of each layer.
         self._sums = torch.zeros(6 + 2 * len(ffns), dtype=torch.float64, device=device)
         self._largest_L = torch.zeros_like(self._capacity_L)
-        self._arrived: torch.cuda.Event | None = None
 
     @torch.no_grad()
     def add(self, sums: LossSums) -> None:
@@ -108,16 +108,11 @@ class StepSums:
         """
         last = torch.stack([self.gradient_norm, refused.double()])
         values = torch.cat([self._sums, self._largest_L.double(), last])
-        self._sent = values.to("cpu", non_blocking=True)  # into pinned memory
-        if self._sums.is_cuda:
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
+        self._sent = HostCopy(values)
 
     def read(self) -> StepReading:
         """What was sent: the only place where a step waits for the device."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        *values, norm, refused = self._sent.tolist()
+        *values, norm, refused = self._sent.read()[0].tolist()
         cross_entropy_sum, l1_sum, overflows, blocks, stops, failures = values[:6]
         num_layers = len(self._sparse)
         union_L, nnz_L, largest_L = (

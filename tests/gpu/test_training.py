@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY, process_env, set_arguments
 from safetensors.torch import load_file
+from training.gradient_worker import micro_batch
 
 from gpu.conditions import need_kernels, why_no_kernels
 from sparsellm.model import build_model, prepare_blocks
@@ -23,7 +24,7 @@ from sparsellm.runs.records import read_metrics
 from sparsellm.training.objective import Objective, build_loss, total_loss
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.signals import StopRequest
-from sparsellm.training.step import micro_batch, train_step
+from sparsellm.training.step import train_step
 
 pytestmark = pytest.mark.gpu
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -146,8 +147,8 @@ def test_a_step_waits_for_the_gpu_once(tiny_overrides, kernels, request, monkeyp
     overrides += ["model.hidden_size=64", "runtime.precision=bf16"]
     run = build_run(load_recipe("debug", overrides))
     try:
-        train_step(run, StopRequest())  # is logged, and makes the optimizer's state
-        train_step(run, StopRequest())
+        for _ in range(3):  # the first one is logged, and makes the optimizer's state
+            train_step(run, StopRequest(), begin_next=True)
         real, events = torch.cuda.Event.synchronize, []  # torch does not warn of these
 
         def synchronize(event):
@@ -158,7 +159,7 @@ def test_a_step_waits_for_the_gpu_once(tiny_overrides, kernels, request, monkeyp
         torch.cuda.set_sync_debug_mode("warn")
         with warnings.catch_warnings(record=True) as waits:
             warnings.simplefilter("always")
-            train_step(run, StopRequest())
+            train_step(run, StopRequest(), begin_next=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
         close_run(run)

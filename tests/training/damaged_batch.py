@@ -13,29 +13,29 @@ from collections.abc import Callable
 import torch
 
 from sparsellm.cli import main
-from sparsellm.training import accumulation, loop
+from sparsellm.training import loop, started
 from sparsellm.training import step as step_module
 
 
 def damage(is_damaged: Callable[[int], bool]) -> None:
     """Has the loop read the batches of some steps as damaged."""
-    real = accumulation.MicroBatchReader.next
+    real = started.MicroBatchReader.next
 
-    def next_batch(reader: accumulation.MicroBatchReader) -> torch.Tensor:
+    def next_batch(reader: started.MicroBatchReader) -> torch.Tensor:
         tokens_BT1 = real(reader)
-        return torch.full_like(tokens_BT1, 255) if is_damaged(reader._run.step + 1) else tokens_BT1
+        return torch.full_like(tokens_BT1, 255) if is_damaged(reader.step) else tokens_BT1
 
-    accumulation.MicroBatchReader.next = next_batch
+    started.MicroBatchReader.next = next_batch
 
 
 def spoil(is_spoilt: Callable[[int], bool]) -> None:
     """Makes the loss, and with it every gradient, NaN in some steps."""
     real_step, real_loss = loop.train_step, step_module.total_loss
 
-    def train_step(run, stop):
+    def train_step(run, stop, **options):
         spoilt = is_spoilt(run.step + 1)
         step_module.total_loss = (lambda *a: real_loss(*a) * math.nan) if spoilt else real_loss
-        return real_step(run, stop)
+        return real_step(run, stop, **options)
 
     loop.train_step = train_step
 

@@ -56,14 +56,14 @@ def inject(kind: str, steps: int) -> None:
     """Has the loop meet the fault."""
     real, done = loop.train_step, []
 
-    def train_step(run, stop):
+    def train_step(run, stop, **options):
         if len(done) == steps:
             if kind == "data":
                 _break_loader(run.loader)
             else:
                 KINDS[kind]()
         done.append(run.step)
-        return real(run, stop)
+        return real(run, stop, **options)
 
     loop.train_step = train_step
 

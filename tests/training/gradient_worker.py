@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from accelerate import PartialState
@@ -23,7 +24,8 @@ from sparsellm.runs.state import gather_model
 from sparsellm.training.accumulation import accumulation
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.signals import StopRequest
-from sparsellm.training.step import micro_batch, train_step
+from sparsellm.training.step import backward, train_step
+from sparsellm.training.step_start import forward
 
 
 class FixedBatch:
@@ -41,8 +43,17 @@ class FixedBatch:
     def close(self):
         """Nothing runs in the background."""
 
+    def bookmark(self):
+        """It is not resumed."""
+
     def __next__(self):
         return next(self._micro_batches)
+
+
+def micro_batch(run, tokens_BT1, l1_weight):
+    """Forward and backward of one micro-batch."""
+    reader = SimpleNamespace(step=1, next=lambda: tokens_BT1)
+    backward(run, forward(run, reader), l1_weight)
 
 
 def accumulated_gradients(recipe, each_round=lambda run: None):

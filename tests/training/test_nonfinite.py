@@ -31,12 +31,12 @@ def nan_at(monkeypatch):
     real = loop.train_step
 
     def spoil(*steps):
-        def step(run, stop):
+        def step(run, stop, **options):
             with monkeypatch.context() as patch:
                 if run.step + 1 in steps:
                     total = step_module.total_loss
                     patch.setattr(step_module, "total_loss", lambda *a: total(*a) * math.nan)
-                return real(run, stop)
+                return real(run, stop, **options)
 
         monkeypatch.setattr(loop, "train_step", step)
 

@@ -40,7 +40,7 @@ def test_summary_equals_numpy(seed, density):
     stats = _stats()
     _feed(stats, active)
     stats.finish_step(_alone)
-    summary = stats.summary()
+    summary = stats.summary().read()
     nnz = active.sum(-1).flatten(1).numpy()
     np.testing.assert_allclose(summary.nnz_mean, nnz.mean(1))
     np.testing.assert_array_equal(summary.nnz_max, nnz.max(1))
@@ -62,7 +62,7 @@ def test_split_into_micro_batches_and_ranks_changes_nothing():
     whole = _stats(window_tokens=B * T)
     _feed(whole, active)
     whole.finish_step(_alone)
-    expected = whole.summary()
+    expected = whole.summary().read()
 
     ranks = [_stats(window_tokens=B * T) for _ in range(2)]
     for rank, stats in enumerate(ranks):
@@ -76,7 +76,7 @@ def test_split_into_micro_batches_and_ranks_changes_nothing():
     total = counters[0] + counters[1]
     for stats in ranks:
         stats.finish_step(lambda flat: flat.copy_(total))
-        summary = stats.summary()
+        summary = stats.summary().read()
         assert summary == expected
         for name, value in whole.state_dict().items():
             torch.testing.assert_close(stats.state_dict()[name], value)

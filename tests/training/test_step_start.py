@@ -1,0 +1,114 @@
+"""A step that begins within the one before changes no number, and loses nothing when it fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import set_arguments
+
+from sparsellm.recipe import load_recipe
+from sparsellm.runs import checkpoint
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.signals import StopRequest
+from sparsellm.training.started import MicroBatchReader
+from sparsellm.training.step import train_step
+from sparsellm.training.step_start import may_begin_next
+
+STEPS = 5
+
+
+@pytest.fixture
+def trained(tiny):
+    """The losses, weights, λ and data position of a short run."""
+
+    def train(*overrides, begin_next):
+        run = build_run(tiny("train.steps=20", "checkpoint.every_steps=0", *overrides))
+        try:
+            assert {ffn.path for ffn in run.ffns} == {run.recipe.ffn.kernels}
+            losses = []
+            for step in range(STEPS):
+                totals = train_step(run, StopRequest(), begin_next=begin_next and step + 1 < STEPS)
+                losses.append((totals.values["loss"], totals.sparsity, totals.l1_by_layer))
+                position = run.loader.state_dict(run.data_position)
+                assert run.loader.tokens(run.data_position) == position["tokens"]
+                losses.append(position)
+            weights = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+            return losses, weights, run.stats.state_dict()
+        finally:
+            close_run(run)
+
+    return train
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.micro_batch_size=8"],
+        ["train.micro_batch_size=2", "runtime.weight_gradients=fused"],
+        ["train.micro_batch_size=2", "sparsity.target_nnz=10", "sparsity.target_per_layer=true"],
+        ["train.micro_batch_size=4", "runtime.activation_checkpointing=true"],
+    ],
+)
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+def test_it_changes_no_bit(trained, overrides, kernels):
+    common = [*overrides, f"ffn.kernels={kernels}", "data.num_workers=0"]
+    together, apart = (trained(*common, begin_next=begin) for begin in (True, False))
+    assert together[0] == apart[0]
+    for found, expected in zip(together[1:], apart[1:], strict=True):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_kernels_are_chosen_by_every_step_that_was_read(tiny, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(
+        "sparsellm.training.step_start.choose_kernels",
+        lambda ffns, step, num_tokens: chosen.append(step.cross_entropy_sum),
+    )
+    run = build_run(tiny("checkpoint.every_steps=0"))
+    try:
+        losses = []
+        for step, begin_next in enumerate([True, True, False, False]):
+            totals = train_step(run, StopRequest(), begin_next=begin_next)
+            losses.append(totals.values["loss"] * run.recipe.train.global_batch_tokens)
+            assert len(chosen) == step if begin_next else step + 1
+    finally:
+        close_run(run)
+    assert chosen == pytest.approx(losses)
+
+
+def test_not_where_something_comes_between(tiny):
+    overrides = ["train.steps=12", "checkpoint.every_steps=5", "validation.every_steps=4"]
+    run = build_run(tiny(*overrides, "evaluation.every_steps=7"))
+    try:
+        begins = []
+        for step in range(12):
+            run.step = step
+            begins.append(may_begin_next(run))
+        assert [step + 1 for step in range(12) if not begins[step]] == [4, 5, 7, 8, 10, 12]
+    finally:
+        close_run(run)
+    for other in ("sparsity.reinit_rate=0.1", "train.micro_batch_size=auto"):
+        run = build_run(tiny("checkpoint.every_steps=0", other))
+        assert not may_begin_next(run)
+        close_run(run)
+
+
+def test_an_error_in_it_leaves_the_step_before_whole(tiny_overrides, cli_here, monkeypatch):
+    overrides = [*tiny_overrides, "train.steps=9", "checkpoint.every_steps=8"]
+    next_batch, failed = MicroBatchReader.next, []
+
+    def fail_in_step_4(reader):
+        if reader.step == 4 and not failed:
+            failed.append(reader.step)
+            raise RuntimeError("injected fault")
+        return next_batch(reader)
+
+    monkeypatch.setattr(MicroBatchReader, "next", fail_in_step_4)
+    with pytest.raises(RuntimeError, match="injected fault"):
+        cli_here("train", "--recipe", "debug", *set_arguments(overrides))
+    folder = load_recipe("debug", overrides).run_path / "checkpoints"
+    assert checkpoint.latest(folder) == folder / "step_00000003"
+    again = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
+    assert again.returncode == 0, again.stderr
+    assert "step_00000003" in again.stdout

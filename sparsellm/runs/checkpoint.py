@@ -17,6 +17,8 @@ On several nodes the run folder must be on a file system that all of them share.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,8 +157,26 @@ def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
     """
     if not (path / TRAINER_FILE).is_file():
         raise FileNotFoundError(f"{path} is not a checkpoint: it has no {TRAINER_FILE}")
-    try:
+    with _offering_older(path):
         return _load(path, rank, world_size, REMEDY)
+
+
+def identity(path: Path) -> str:
+    """By what ranks find out whether they see the same checkpoint.
+
+    Raises:
+        ValueError: the manifest is damaged; the message offers an older checkpoint.
+    """
+    with _offering_older(path):
+        manifest = read_manifest(path, REMEDY)
+    return path.name if manifest is None else f"{path.name} ({manifest.id})"
+
+
+@contextmanager
+def _offering_older(path: Path) -> Iterator[None]:
+    """Adds to an error of reading ``path`` which older checkpoint is whole."""
+    try:
+        yield
     except (FileNotFoundError, ValueError) as error:
         older = _older_whole(path)
         if older is None:

@@ -22,7 +22,6 @@ from sparsellm.ranks import leave, tell
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.lock import RunLock
-from sparsellm.runs.manifest import read_manifest
 from sparsellm.runs.presence import Presence
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.strict import flatten
@@ -93,17 +92,12 @@ def agreed_checkpoint(
             path = find_checkpoint(resume_from)
         elif not fresh:
             path = checkpoint.latest(recipe.run_path / "checkpoints")
-        seen = "none" if path is None else _describe(path)
+        seen = "none" if path is None else checkpoint.identity(path)
     _compare(
         {"the checkpoint": seen},
         f"{recipe.run_path} must be on a file system that all ranks share",
     )
     return path
-
-
-def _describe(path: Path) -> str:
-    manifest = read_manifest(path, "resume from an older checkpoint")
-    return path.name if manifest is None else f"{path.name} ({manifest.id})"
 
 
 def _library_versions() -> dict[str, str]:

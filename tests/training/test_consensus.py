@@ -94,3 +94,16 @@ def test_the_checkpoint_is_compared_by_its_id(tiny, another_rank):
     with pytest.raises(FileNotFoundError, match=r"is not a checkpoint"):
         agreed_checkpoint(recipe, accelerator, path / "nowhere", fresh=False)
     close_run(run)
+
+
+def test_a_damaged_list_of_files_names_the_older_checkpoint_that_is_whole(tiny):
+    run = build_run(tiny())
+    paths = []
+    for _ in range(2):
+        train_step(run, StopRequest())
+        paths.append(save_run(run))
+    listed = paths[1] / "manifest.json"
+    listed.write_bytes(listed.read_bytes().replace(b"0", b"1", 1))
+    with pytest.raises(ValueError, match=rf"manifest.json is .*; add --resume {paths[0]}$"):
+        agreed_checkpoint(run.recipe, run.accelerator, None, fresh=False)
+    close_run(run)

@@ -44,7 +44,10 @@ class _Batch(NamedTuple):
 
 
 class Bookmark(NamedTuple):
-    """A position that is cheap to keep in every step; `TokenLoader.state_dict` spells it out."""
+    """A position that is cheap to keep in every step; `TokenLoader.state_dict` spells it out.
+
+    It is valid until a state is loaded.
+    """
 
     lanes: dict[int, LaneState]
     handed_out: int
@@ -129,7 +132,7 @@ class TokenLoader:
         """JSON-serialisable: the position after the last micro-batch that was handed out.
 
         It covers the lanes that this rank has read; `sparsellm.data.merge` merges those of all
-        ranks. With a bookmark it is the position there, if no state was loaded since.
+        ranks. With a bookmark it is the position there.
         """
         at = at or self._count()
         names = [corpus.name for corpus in self._config.corpora]
@@ -138,6 +141,10 @@ class TokenLoader:
             | {"groups": self._config.groups, "witnesses": self._witnesses()}
             | to_json(replace(self._advanced(at), lanes=at.lanes), names)
         )
+
+    def go_back(self, to: Bookmark) -> None:
+        """Continues from a bookmark."""
+        self.load_state_dict(self.state_dict(to))
 
     def _identity(self) -> dict[str, Any]:
         """The settings for which a position is valid."""

@@ -6,8 +6,6 @@ call per tensor the host took 1.3 ms, with the GPU waiting (recipe small: 5 laye
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 from torch import Tensor
 
@@ -36,13 +34,8 @@ class Fills:
     def __enter__(self) -> Fills:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
             return
         with torch.no_grad():
             if self._casts:

@@ -85,7 +85,7 @@ def shrink_after_failure(run: Run, before: Bookmark) -> None:
     """
     _clean_up(run)
     run.stats.drop_step()
-    run.loader.load_state_dict(run.loader.state_dict(before))
+    run.loader.go_back(before)
     _shrink(run, run.micro_batch.size // 2)
     say_size(run, "ran out of memory, and is done again with")
 

@@ -217,7 +217,7 @@ def _step_or_save(
     try:
         return train_step(run, stop, begin_next=may_begin_next(run))
     except Exception as error:
-        run.started = None  # its data comes again
+        run.begun = None  # its data comes again
         if not (isinstance(error, torch.OutOfMemoryError) and may_shrink(run)):
             _save_what_is_whole(run, log, error, saved_step, before)
             raise cause_of(error) from None
@@ -230,7 +230,7 @@ def _save_what_is_whole(
     run: Run, log: MetricsLog | None, error: Exception, saved_step: int, before: Bookmark
 ) -> None:
     if run.step > saved_step and _is_whole(run, error):
-        run.loader.load_state_dict(run.loader.state_dict(before))
+        run.loader.go_back(before)
         _save(run, log)
         _say_saved(run)
 

@@ -36,7 +36,7 @@ from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
 from sparsellm.training.spikes import MovingAverages
-from sparsellm.training.started import FailedStart, StepStart
+from sparsellm.training.started import Begun
 from sparsellm.training.statistics import SparsityStats
 from sparsellm.training.step_sums import StepReading
 from sparsellm.training.target import TargetController
@@ -66,14 +66,14 @@ class Run:
     skipped: int = 0  # steps that were not taken: not finite, or a spike
     skipped_in_a_row: int = 0
     averages: MovingAverages = field(default_factory=MovingAverages)  # of the steps taken
-    started: StepStart | FailedStart | None = None  # the next step, if it has begun
+    begun: Begun | None = None  # the next step, if it has begun
     readings: list[StepReading] = field(default_factory=list)  # no kernels chosen by them yet
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
 
     @property
     def data_position(self) -> Bookmark:
         """Of the data after the last step."""
-        return self.started.position if self.started else self.loader.bookmark()
+        return self.begun.position if self.begun else self.loader.bookmark()
 
     @property
     def rounds(self) -> int:
@@ -240,7 +240,7 @@ def resize(run: Run, sequences: int) -> None:
 
 def close_run(run: Run) -> None:
     """Ends the data workers, the save in progress and the process group."""
-    run.started = None
+    run.begun = None
     run.loader.close()
     run.saver.close()
     # The wrapper is deleted before the process group: if DDP's reducer were the group's last owner,

@@ -1,4 +1,4 @@
-"""A step that has begun, or could not begin; step_start.py makes them."""
+"""What a step consists of when it begins; step_start.py makes it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class MicroBatchReader:
 class StepStart:
     """A step of which the first forward pass is queued."""
 
-    position: Bookmark  # of the data before it
     rounds: Iterator[None]  # `accumulation`, at its first micro-batch
     reader: MicroBatchReader
     sums: StepSums
@@ -47,8 +46,9 @@ class StepStart:
 
 
 @dataclass
-class FailedStart:
-    """A step that could not begin: it raises the error, so that the step before it stays whole."""
+class Begun:
+    """A step that has begun within the one before it, or what it raises when its turn comes: the
+    step before it stays whole."""
 
-    position: Bookmark
-    error: Exception
+    position: Bookmark  # of the data before it
+    start: StepStart | Exception

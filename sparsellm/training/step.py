@@ -54,7 +54,7 @@ def train_step(run: Run, stop: StopRequest, *, begin_next: bool = False) -> Step
     summary = run.stats.summary() if logged else None
     if begin_next:
         step_start.begin_next(run)
-    run.activity.begin("summing over ranks", run.step)
+        run.activity.begin("summing over ranks", run.step)
     step = start.sums.read()
     run.between_steps = step.refused
     if step.failed:
@@ -143,13 +143,12 @@ def _update(run: Run, refused: torch.Tensor) -> None:
 
 
 def _adapt(run: Run, step: StepReading) -> None:
-    """Counts the step, and changes what adapts to its activations: λ, and the
-    kernels of the next step that has not begun."""
+    """Counts the step; adapts λ, and the kernels of the next step that has not begun."""
     tokens = run.recipe.train.global_batch_tokens
     run.step += 1
     run.tokens += tokens
     run.readings.append(step)
-    if run.started is None:
+    if run.begun is None:
         step_start.adapt_kernels(run)
     if run.target:
         run.target.observe(run.step - 1, [nnz / tokens for nnz in step.nnz_sum_L])

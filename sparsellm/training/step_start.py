@@ -19,17 +19,19 @@ from sparsellm.training.kernel_policy import choose_kernels
 from sparsellm.training.measure import Due, is_due
 from sparsellm.training.objective import LossSums
 from sparsellm.training.run import Run
-from sparsellm.training.started import FailedStart, MicroBatchReader, StepStart
+from sparsellm.training.started import Begun, MicroBatchReader, StepStart
 from sparsellm.training.step_sums import StepSums
 
 
 def begin_next(run: Run) -> None:
     """Begins the step after the one of which the update has just been queued."""
     position = run.loader.bookmark()
+    start: StepStart | Exception
     try:
-        run.started = start_step(run, run.step + 2)
+        start = start_step(run, run.step + 2)
     except Exception as error:
-        run.started = FailedStart(position, error)
+        start = error
+    run.begun = Begun(position, start)
 
 
 def the_started(run: Run) -> StepStart:
@@ -38,21 +40,22 @@ def the_started(run: Run) -> StepStart:
     Raises:
         Exception: whatever kept it from beginning.
     """
-    start, run.started = run.started, None
-    if isinstance(start, FailedStart):
-        raise start.error
-    return start or start_step(run, run.step + 1)
+    begun, run.begun = run.begun, None
+    if begun is None:
+        return start_step(run, run.step + 1)
+    if isinstance(begun.start, Exception):
+        raise begun.start
+    return begun.start
 
 
 def start_step(run: Run, step: int) -> StepStart:
     """Begins ``step``: 1 is the first."""
     adapt_kernels(run)
-    position = run.loader.bookmark()
     shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
     sums = StepSums(run.ffns, run.micro_batch_tokens, run.accelerator.device)
     reader, rounds = MicroBatchReader(run.loader, shape, step), accumulation(run, run.rounds)
     next(rounds)
-    return StepStart(position, rounds, reader, sums, forward(run, reader))
+    return StepStart(rounds, reader, sums, forward(run, reader))
 
 
 def adapt_kernels(run: Run) -> None:

@@ -74,7 +74,7 @@ def test_a_bookmark_is_the_state_that_was_there():
     expected = next(loader)
     loader.tokens()  # counts further
     assert loader.state_dict(before) == state != loader.state_dict()
-    loader.load_state_dict(loader.state_dict(before))
+    loader.go_back(before)
     assert torch.equal(next(loader), expected)
     loader.close()
 

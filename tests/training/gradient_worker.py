@@ -43,9 +43,6 @@ class FixedBatch:
     def close(self):
         """Nothing runs in the background."""
 
-    def bookmark(self):
-        """It is not resumed."""
-
     def __next__(self):
         return next(self._micro_batches)
 

@@ -71,7 +71,7 @@ def test_kernels_are_chosen_by_every_step_that_was_read(tiny, monkeypatch):
         for step, begin_next in enumerate([True, True, False, False]):
             totals = train_step(run, StopRequest(), begin_next=begin_next)
             losses.append(totals.values["loss"] * run.recipe.train.global_batch_tokens)
-            assert len(chosen) == step if begin_next else step + 1
+            assert len(chosen) == (step if begin_next else step + 1)
     finally:
         close_run(run)
     assert chosen == pytest.approx(losses)

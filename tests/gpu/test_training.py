@@ -144,6 +144,7 @@ def test_a_step_waits_for_the_gpu_once(tiny_overrides, kernels, request, monkeyp
     if kernels == "sparse":
         request.getfixturevalue("sparse_kernels")
     overrides = [*tiny_overrides, f"ffn.kernels={kernels}", "logging.every_steps=100"]
+    overrides += ["train.steps=100"]  # the last step is logged too
     overrides += ["model.hidden_size=64", "runtime.precision=bf16"]
     run = build_run(load_recipe("debug", overrides))
     try:

@@ -173,6 +173,26 @@ def test_several_processes_resume_to_the_same_bits(tiny_overrides, config):
     assert losses() == straight
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config", ["ddp8.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.long)]
+)
+def test_steps_that_begin_early_change_no_bit_on_several_processes(tiny_overrides, config):
+    overrides = [*tiny_overrides, "train.micro_batch_size=1", "validation.every_steps=0"]
+
+    def losses(every_steps):
+        own = [*overrides, f"checkpoint.every_steps={every_steps}", f"name=saves-{every_steps}"]
+        arguments = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(own)]
+        result = launch(2, *arguments, config=config)
+        assert result.returncode == 0, result.stderr[-3000:]
+        records = read_metrics(load_recipe("debug", own).run_path)
+        return [(r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"]
+
+    early, after_saves = losses(0), losses(1)  # no step begins before a checkpoint is saved
+    assert len(early) == 4
+    assert early == after_saves
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):

@@ -134,12 +134,12 @@ class TokenLoader:
         It covers the lanes that this rank has read; `sparsellm.data.merge` merges those of all
         ranks. With a bookmark it is the position there.
         """
-        at = at or self._count()
+        at = at or self.bookmark()
         names = [corpus.name for corpus in self._config.corpora]
         return (
             self._identity()
             | {"groups": self._config.groups, "witnesses": self._witnesses()}
-            | to_json(replace(self._advanced(at), lanes=at.lanes), names)
+            | to_json(replace(self._count(at), lanes=at.lanes), names)
         )
 
     def go_back(self, to: Bookmark) -> None:
@@ -171,16 +171,13 @@ class TokenLoader:
 
     def tokens(self, at: Bookmark | None = None) -> dict[str, int]:
         """Tokens of each corpus that all ranks have trained on, if all are at the same step."""
-        return self._advanced(at).tokens if at else self._count().counted.tokens
+        return self._count(at or self.bookmark()).tokens
 
-    def _count(self) -> Bookmark:
-        """Here, with the tokens counted up to here, so that none is counted twice."""
-        self._counted = self._advanced(self.bookmark())
-        return self.bookmark()
-
-    def _advanced(self, at: Bookmark) -> Position:
+    def _count(self, at: Bookmark) -> Position:
+        """The position there, with its tokens. Later bookmarks count on from it, none twice."""
         number = self._position.number + at.handed_out * self._world_size
-        return advance(at.counted, number, self._config)
+        self._counted = advance(at.counted, number, self._config)
+        return self._counted
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Continues from the merged states of all ranks, on any number of ranks and workers.

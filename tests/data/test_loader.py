@@ -30,6 +30,7 @@ from sparsellm.data import (
     validation_batches,
 )
 from sparsellm.data import witness as witness_module
+from sparsellm.data.lanes import Picks
 from sparsellm.training.objective import IGNORED_TARGET
 from sparsellm.training.validation import ValidationSet
 
@@ -76,6 +77,26 @@ def test_a_bookmark_is_the_state_that_was_there():
     assert loader.state_dict(before) == state != loader.state_dict()
     loader.go_back(before)
     assert torch.equal(next(loader), expected)
+    loader.close()
+
+
+def test_no_sequence_is_counted_twice(monkeypatch):
+    real, counted = Picks.counts, []
+
+    def counts(picks, begin, end):
+        counted.extend(range(begin, end))
+        return real(picks, begin, end)
+
+    monkeypatch.setattr(Picks, "counts", counts)
+    loader = _loader()
+    for _ in range(3):
+        next(loader)
+        position = loader.bookmark()
+        next(loader)  # as where the next step has begun
+        loader.tokens(position)
+    loader.tokens()
+    loader.state_dict()
+    assert counted == list(range(6 * SHAPE["micro_batch_size"]))
     loader.close()
 
 

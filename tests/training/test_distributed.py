@@ -35,6 +35,15 @@ def launch(num_processes: int, *program: str, config: str = "") -> subprocess.Co
     )
 
 
+def _losses(overrides, config=""):
+    """Loss and gradient norm of each step of ``sparsellm train`` on two processes."""
+    program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(overrides)]
+    result = launch(2, *program, config=config)
+    assert result.returncode == 0, result.stderr[-3000:]
+    records = read_metrics(load_recipe("debug", overrides).run_path)
+    return [(r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"]
+
+
 def _gradients(num_processes, out, common, splits, config=""):
     """A step for each split, all in one launch: (gradient by parameter, numbers) of each."""
     words = [word for split in splits for word in ("--", *split)]
@@ -179,16 +188,10 @@ def test_several_processes_resume_to_the_same_bits(tiny_overrides, config):
 )
 def test_steps_that_begin_early_change_no_bit_on_several_processes(tiny_overrides, config):
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "validation.every_steps=0"]
-
-    def losses(every_steps):
-        own = [*overrides, f"checkpoint.every_steps={every_steps}", f"name=saves-{every_steps}"]
-        arguments = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(own)]
-        result = launch(2, *arguments, config=config)
-        assert result.returncode == 0, result.stderr[-3000:]
-        records = read_metrics(load_recipe("debug", own).run_path)
-        return [(r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"]
-
-    early, after_saves = losses(0), losses(1)  # no step begins before a checkpoint is saved
+    early, after_saves = (  # no step begins before a checkpoint is saved
+        _losses([*overrides, f"checkpoint.every_steps={every}", f"name=saves-{every}"], config)
+        for every in (0, 1)
+    )
     assert len(early) == 4
     assert early == after_saves
 
@@ -201,12 +204,7 @@ def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):
     overrides += ["validation.every_steps=0", "checkpoint.every_steps=0", "runtime.compile=false"]
 
     def losses(name, *further):
-        own = [*overrides, *further, f"name={name}"]
-        arguments = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(own)]
-        result = launch(2, *arguments)
-        assert result.returncode == 0, result.stderr[-3000:]
-        records = read_metrics(load_recipe("debug", own).run_path)
-        return [(r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"]
+        return _losses([*overrides, *further, f"name={name}"])
 
     sorted_tokens = "runtime.token_order=auto"
     as_read = losses("a", "runtime.token_order=none")

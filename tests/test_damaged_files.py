@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_strict import BOMB
 
 from sparsellm.analyze.trace import load_ids, load_traces
@@ -47,6 +49,12 @@ OBJECTS = {
     "format": b'{"format": 2, "lanes": {"x": 1}, "number": -1, "kind": "train", "runs": [1]}',
     "nulls": b'{"step": null, "kind": null, "tasks": null, "weight_map": null, "model": null}',
 }
+# That files of some kind have, and one that none has.
+KEYS = [
+    "step", "tokens", "format", "seed", "corpora", "number", "lanes", "num_lanes", "cursors",
+    "parts", "files", "kind", "pid", "host", "model", "vocab", "started", "tasks", "mean",
+    "created", "runs", "name", "recipe", "weight_map", "hidden_size", "what", "error", "other",
+]  # fmt: skip
 YAML = {
     "empty": b"",
     "list": b"- 1\n",
@@ -77,7 +85,7 @@ def _stop(path: Path) -> None:
 
 def _analysis(path: Path) -> None:
     folder = path.parent / collect.ANALYSIS_FOLDER
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     path.rename(folder / path.name)
     collect._analysis(path.parent)
 
@@ -138,44 +146,62 @@ def _refused(path: Path, read: Callable[[Path], object], content: bytes) -> str:
     return message
 
 
-@pytest.mark.parametrize("damage", JSON)
 @pytest.mark.parametrize("name", JSON_READERS)
-def test_json(tmp_path, name, damage):
-    _refused(tmp_path / name, JSON_READERS[name], JSON[damage])
+def test_what_is_no_json_object_is_refused(tmp_path, name):
+    for content in JSON.values():
+        _refused(tmp_path / name, JSON_READERS[name], content)
 
 
-@pytest.mark.parametrize("damage", OBJECTS)
-@pytest.mark.parametrize("name", JSON_READERS)
-def test_json_of_other_keys(tmp_path, name, damage):
-    path = tmp_path / name
-    path.write_bytes(OBJECTS[damage])
-    error: Exception | None = None
+def _taken_or_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
     try:
-        JSON_READERS[name](path)
-    except (ValueError, OSError) as met:
-        error = met
-    assert error is None or path.name in str(error) or "tokenizer" in str(error)
+        (JSON_READERS | LINE_READERS)[path.name](path)
+    except (ValueError, OSError) as error:
+        assert path.name in str(error) or "tokenizer" in str(error)  # noqa: PT017
 
 
-@pytest.mark.parametrize("damage", [kind for kind in JSON if kind != "empty"])
+@pytest.mark.parametrize("name", JSON_READERS)
+def test_objects_of_other_keys_are_taken_or_refused_by_name(tmp_path, name):
+    for content in OBJECTS.values():
+        _taken_or_refused(tmp_path / name, content)
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("name", [*JSON_READERS, *LINE_READERS])
+@settings(max_examples=30, deadline=None)
+@given(value=st.dictionaries(st.sampled_from(KEYS), ANY_JSON, max_size=6))
+def test_any_object_is_taken_or_refused_by_name(tmp_path_factory, name, value):
+    _taken_or_refused(tmp_path_factory.mktemp("any") / name, json.dumps(value).encode() + b"\n")
+
+
 @pytest.mark.parametrize("name", LINE_READERS)
-def test_lines(tmp_path, name, damage):
-    message = _refused(tmp_path / name, LINE_READERS[name], JSON[damage] + b"\n")
-    assert "line 1" in message or damage == "no text"
+def test_what_is_no_json_object_is_refused_with_its_line(tmp_path, name):
+    for damage, content in JSON.items():
+        if damage != "empty":
+            message = _refused(tmp_path / name, LINE_READERS[name], content + b"\n")
+            assert "line 1" in message or damage == "no text"
 
 
-@pytest.mark.parametrize("damage", YAML)
 @pytest.mark.parametrize("name", YAML_READERS)
-def test_yaml(tmp_path, name, damage):
-    message = _refused(tmp_path / name, YAML_READERS[name], YAML[damage])
-    if damage in ("cut", "digits", "date", "tag", "key", "twice"):
-        assert "line " in message, message
+def test_what_is_no_configuration_is_refused(tmp_path, name):
+    for damage, content in YAML.items():
+        message = _refused(tmp_path / name, YAML_READERS[name], content)
+        if damage in ("cut", "digits", "date", "tag", "key", "twice"):
+            assert "line " in message, message
 
 
-@pytest.mark.parametrize("damage", BYTES)
 @pytest.mark.parametrize("name", BYTE_READERS)
-def test_bytes(tmp_path, name, damage):
-    _refused(tmp_path / name, BYTE_READERS[name], BYTES[damage])
+def test_what_is_no_tensor_file_is_refused(tmp_path, name):
+    for content in BYTES.values():
+        _refused(tmp_path / name, BYTE_READERS[name], content)
 
 
 @pytest.mark.parametrize("value", [DIGITS, "[" * 3000 + "]" * 3000, "[1", "2020-13-45", "!!x y"])

@@ -16,8 +16,10 @@ struct Scratch {
 struct Backup {
   const element *gate, *up;
   int rows;
-};
 
+  // A round of which some row was not kept is recomputed whole.
+  __device__ bool holds(const Round& round) const { return round.first + round.rows <= rows; }
+};
 
 __device__ void recompute(GemmShared& shared, const Sizes& size, const Weights& w,
                               const element* x, const Round& round, int tile, const Scratch& to) {
@@ -62,7 +64,7 @@ __device__ void grad_activations(GemmShared& shared, const Sizes& size, const el
   });
   GemmSums d = {};
   multiply<false, false>(shared, size.k, rows, weights, d);
-  const bool gated = scratch.gate != nullptr, kept = round.first < backup.rows;
+  const bool gated = scratch.gate != nullptr, kept = backup.holds(round);
   each_pair(d, [&](int tile_row, int tile_column, float low, float high) {
     const int row = first_row + tile_row, neuron = first_neuron + tile_column;
     if (row >= round.rows || neuron >= size.n) return;
@@ -152,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
   const Sizes size{n, k};
   const Weights w{first_NK, b_first_N, second_NK, b_second_N, 0.0f, false};
   const Scratch scratch{gated ? scratch_gate : nullptr, scratch_up, scratch_h};
+  const Backup kept{gate, up, backup};
   const uint32 neurons = tile_width(gated), matrices = gated ? 3 : 2;
   const uint32 gate_tiles = (n + neurons - 1) / neurons;
   const uint32 neuron_tiles = (n + gemm_tile - 1) / gemm_tile;
@@ -173,11 +176,11 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
                                       : item < multiplied ? split
                                                           : multiplied);
     if (item < computed) {
-      if (round.first >= backup)
+      if (!kept.holds(round))
         recompute(shared, size, w, x_MK, round, item - begin, scratch);
     } else if (item < split) {
       grad_activations(shared, size, down_NK, dy_MK, token, round, item - computed, *l1,
-                       Backup{gate, up, backup}, scratch);
+                       kept, scratch);
     } else if (item < multiplied) {
       grad_x(shared, size, gated ? second_NK : first_NK, gated ? first_NK : nullptr, round,
              item - split, scratch, dx_MK);

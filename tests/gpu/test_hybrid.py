@@ -37,9 +37,9 @@ def wide(w: FFNWeights) -> FFNWeights:
     return FFNWeights(*(t.double() if isinstance(t, Tensor) else t for t in w))
 
 
-def check(kernels, x, w, width, *, choose):
+def check(kernels, x, w, width, backup_rows, *, choose):
     """Forward, the format that it keeps and backward, twice: the same bits."""
-    m, n, backup_rows = len(x), len(w.up_NK), backup_rows_for(len(x))
+    m, n = len(x), len(w.up_NK)
     dy, d_l1 = torch.randn_like(x), torch.tensor(0.3, device=x.device)
     token = torch.randperm(m, device=x.device).int() if choose.random() < 0.5 else None
     down_NK, dtype = w.down_KN.t().contiguous(), choose.choice([torch.float32, torch.bfloat16])
@@ -104,10 +104,11 @@ def test_fuzz(kernels, monkeypatch):
         monkeypatch.setattr(kernels.twell, "_L2_BYTES", choose.choice([2**14, 26 * 2**20]))
         monkeypatch.setattr(kernels, "ROUND_ROWS", choose.choice([128, 1024]))
         width = choose.choice([32, 128, 256])
+        rows = choose.choice([backup_rows_for(m), choose.randrange(m + 1)])
         try:
-            heavy += check(kernels, x, w, width, choose=choose)
+            heavy += check(kernels, x, w, width, rows, choose=choose)
         except AssertionError as failed:
-            raise AssertionError(f"case {case}: M {m} K {k} N {n} W {width}") from failed
+            raise AssertionError(f"case {case}: M {m} K {k} N {n} W {width} R {rows}") from failed
     print(f"hybrid: {FUZZ_CASES} cases, {heavy} rows in backups")
     assert heavy > 0
 
@@ -123,5 +124,16 @@ def test_at_the_papers_size(kernels, density):
     down = (torch.randn(k, n, device=device()) / n**0.5).bfloat16()
     bias = torch.full((n,), -level, device=device()).bfloat16()
     w = FFNWeights(gate, up, down, bias, None, None, 0.0)
-    heavy = check(kernels, x, w, 128, choose=random.Random(0))
+    heavy = check(kernels, x, w, 128, backup_rows_for(m), choose=random.Random(0))
     assert (heavy == 0, heavy == m) == (density == 0.003, density == 0.5)
+
+
+@pytest.mark.parametrize("backup_rows", [0, 1, 100, 200])
+def test_a_backup_that_ends_within_a_row_tile(kernels, backup_rows):
+    torch.manual_seed(0)
+    m, k, n = 300, 64, 1024
+    x = torch.randn(m, k, device=device()).bfloat16()
+    up = (torch.randn(n, k, device=device()) / k**0.5).bfloat16()
+    down = (torch.randn(k, n, device=device()) / n**0.5).bfloat16()
+    w = FFNWeights(None, up, down, None, None, None, 0.0)  # half of it fires: every row is heavy
+    assert check(kernels, x, w, 128, backup_rows, choose=random.Random(0)) == m

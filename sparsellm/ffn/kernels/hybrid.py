@@ -259,8 +259,9 @@ def _add_dense_rows(  # noqa: PLR0917
     gated = w.gate_NK is not None
     first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
     second = (w.up_NK, w.b_up_N) if gated else (None, None)
-    # A round is either kept whole or recomputed.
-    room = min(ROUND_ROWS, backup_rows)
+    # Rounds are whole row tiles; one that the backup does not hold to its end is recomputed.
+    tiles = max(-(-backup_rows // twell.GEMM_ROWS), 1)
+    room = min(ROUND_ROWS, tiles * twell.GEMM_ROWS)
     scratch = x_MK.new_empty(3, room, n)
     control = saved.length.new_zeros(8)
     launch_for(

@@ -1,4 +1,4 @@
-"""Options of ``sparsellm bench ffn``, ``ffn-train``, ``dispatch`` and ``token-order``."""
+"""Options of ``sparsellm bench ffn`` and ``ffn-train``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsellm.arguments import positive_int
 from sparsellm.bench import output
 
 if TYPE_CHECKING:  # imported only where needed, to keep `sparsellm --help` fast
@@ -46,60 +45,7 @@ def add_ffn_parsers(names: Any) -> list[argparse.ArgumentParser]:
     _add_format_argument(ffn_train)
     ffn_train.set_defaults(run=_ffn_train)
 
-    dispatch = _add_dispatch_parser(names)
-    return [ffn, ffn_train, dispatch, _add_token_order_parser(names)]
-
-
-def _add_dispatch_parser(names: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = names.add_parser(
-        "dispatch",
-        help="the density above which dense training is faster, measured and predicted (GPU)",
-        description="Times forward and backward of one FFN in training at rising density, "
-        "dense and sparse, beside what `ffn.kernels: auto` predicts and where it switches.",
-    )
-    parser.add_argument("--recipe", help="shape and micro-batch of this recipe (name or YAML)")
-    parser.add_argument("--M", type=int, metavar="TOKENS", help="default: 16384")
-    parser.add_argument("--shape", metavar="K/N[/non-gated]", help="default: 2048/5632")
-    parser.add_argument(
-        "--pattern", nargs="+", choices=("uniform", "skewed"), default=["uniform", "skewed"]
-    )
-    parser.add_argument(
-        "--nnz",
-        nargs="+",
-        metavar="NNZ",
-        help="non-zeros per token: numbers or percentages (default: 8 to 50%%)",
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=1.0, help="of timing per point (default: 1)"
-    )
-    parser.set_defaults(run=_dispatch)
-    return parser
-
-
-def _add_token_order_parser(names: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = names.add_parser(
-        "token-order",
-        help="unions of 64 tokens under several sort keys, on recorded traces (no GPU)",
-        description="Sorts the tokens of a trace by several keys and counts the neurons that fire "
-        "for any of 64 adjacent tokens: layer by layer, then the mean.",
-    )
-    parser.add_argument(
-        "--traces", type=Path, required=True, metavar="FILE", help="written by `sparsellm analyze`"
-    )
-    parser.add_argument(
-        "--ids", type=Path, metavar="FILE", help="token ids (.npy), if the traces have none"
-    )
-    parser.add_argument(
-        "--neurons", type=positive_int, default=5632, help="neurons of a layer (default: 5632)"
-    )
-    parser.add_argument(
-        "--context-length",
-        type=positive_int,
-        default=2048,
-        help="tokens per sequence, if ids are stored flat",
-    )
-    parser.set_defaults(run=_token_order)
-    return parser
+    return [ffn, ffn_train]
 
 
 def _add_grid_arguments(parser: argparse.ArgumentParser) -> None:
@@ -193,47 +139,6 @@ def _ffn_train(options: argparse.Namespace) -> None:
         **_how_measured(options),
     )
     output.follow(found, ffn_records.rows, options.record)
-
-
-def _dispatch(options: argparse.Namespace) -> None:
-    from sparsellm.bench import dispatch_sweep, ffn_cases
-    from sparsellm.recipe import load_recipe
-
-    shape = ffn_cases.parse_shape(options.shape) if options.shape else ffn_cases.SHAPES[0]
-    tokens = options.M or DEFAULT_TOKENS
-    if options.recipe:
-        if options.shape or options.M:
-            raise ValueError("--recipe gives the shape and M: omit --shape and --M")
-        recipe = load_recipe(options.recipe)
-        if not recipe.activation.kernels:
-            raise ValueError(f"--recipe {options.recipe}: ffn.activation must be relu")
-        tokens, sizes = recipe.micro_batch_tokens, recipe.model
-        shape = ffn_cases.Shape(sizes.hidden_size, sizes.intermediate_size, recipe.ffn.gated)
-    found = dispatch_sweep.run(
-        shape,
-        tokens,
-        output.gpu("dispatch"),
-        patterns=options.pattern,
-        nnz=options.nnz or dispatch_sweep.sweep(shape.intermediate_size),
-        seconds=options.seconds,
-    )
-    output.follow(found, dispatch_sweep.rows, options.record)
-
-
-def _token_order(options: argparse.Namespace) -> None:
-    from sparsellm.analyze.trace import load_ids, load_traces
-    from sparsellm.bench import order_study, record
-    from sparsellm.bench.ffn_cases import SAMPLE_TRACES
-
-    traces = load_traces(options.traces, options.neurons)
-    ids_BT = load_ids(options.ids or options.traces, options.context_length)
-    if ids_BT is None:
-        raise ValueError(f"{options.traces} has no token ids; give --ids FILE")
-    name = "sample" if options.traces == SAMPLE_TRACES else options.traces.stem
-    for found in order_study.run(traces, ids_BT, name):
-        print("\n".join(order_study.rows(found)), flush=True)
-        if options.record:
-            record.append(found, options.record)
 
 
 def _cases(options: argparse.Namespace, every_tokens: Sequence[int]) -> list[Case]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
-from pathlib import Path
 from typing import Any
 
 from sparsellm.arguments import positive_int
@@ -36,30 +34,6 @@ def add_loader_parser(names: Any) -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="tokens of all ranks after which to resume",
     )
-    parser.add_argument(
-        "--format",
-        nargs="+",
-        choices=("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "tokens"),
-        default=[None],
-        help="rewrite the text in this format first and read that (default: as it is)",
-    )
-    parser.add_argument(
-        "--work",
-        type=Path,
-        metavar="DIR",
-        help="folder that keeps the files of --format for further calls",
-    )
-    parser.add_argument(
-        "--shards", type=positive_int, default=16, help="number of files of --format"
-    )
-    parser.add_argument(
-        "--copies", type=positive_int, default=1, help="how often --format repeats the text"
-    )
-    parser.add_argument(
-        "--document-characters",
-        type=positive_int,
-        help="cut documents to so many characters in --format; FineWeb's have 3,000 on average",
-    )
     parser.set_defaults(run=_loader)
     return parser
 
@@ -69,7 +43,7 @@ def _loader(options: argparse.Namespace) -> None:
     from sparsellm.recipe import load_recipe
 
     recipe = load_recipe(options.recipe)
-    for kind, num_workers in itertools.product(options.format, options.num_workers):
+    for num_workers in options.num_workers:
         found = loader_rate.run(
             corpus=options.corpus,
             files=options.files,
@@ -80,10 +54,5 @@ def _loader(options: argparse.Namespace) -> None:
             micro_batch_size=options.micro_batch_size or recipe.micro_batch_sequences,
             seconds=options.seconds,
             resume_after=options.resume_after,
-            kind=kind,
-            folder=options.work,
-            num_shards=options.shards,
-            copies=options.copies,
-            document_characters=options.document_characters,
         )
         output.report(found, options.record)

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
-import tempfile
 import time
 from contextlib import closing
-from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any
 
 import psutil
 
-from sparsellm.bench.loader_corpus import rewrite
 from sparsellm.bench.record import Measurement
 from sparsellm.cores import usable_cores
 from sparsellm.data import TokenLoader, load_corpora, load_tokenizer
@@ -40,11 +37,6 @@ def run(
     micro_batch_size: int,
     seconds: float,
     resume_after: int = 0,
-    kind: str | None = None,
-    folder: Path | None = None,
-    num_shards: int = 16,
-    copies: int = 1,
-    document_characters: int | None = None,
 ) -> list[Measurement]:
     """Measures ``num_ranks`` processes at once, each with ``num_workers``, for ``seconds``.
 
@@ -53,10 +45,6 @@ def run(
         num_ranks: processes.
         seconds: how long the rate is measured.
         resume_after: tokens of all ranks after which the loader is resumed; 0: at the end.
-        kind: format in which the text is rewritten first (`loader_corpus.FORMATS`); None reads the
-            text as it is.
-        folder: where the rewritten text is kept; None: a temporary folder.
-        num_shards, copies, document_characters: arguments of `loader_corpus.rewrite`.
 
     Returns:
         tokens/s of all ranks together and of one worker, seconds until the slowest rank has its
@@ -77,27 +65,9 @@ def run(
         "num_workers": num_workers,
         "num_ranks": num_ranks,
     }
-    if kind:
-        case["format"] = kind
-        case["shards"] = num_shards
-        if document_characters:
-            case["document_characters"] = document_characters
     if resume_after:
         case["resume_after"] = resume_after
-    with tempfile.TemporaryDirectory() as temporary:
-        if kind:
-            kept = folder or Path(temporary)
-            written = rewrite(
-                found[0],
-                kind,
-                kept,
-                tokenizer,
-                num_shards=num_shards,
-                copies=copies,
-                document_characters=document_characters,
-            )
-            found = (written,)
-        ranks = _run_ranks(case | {"resume_after": resume_after}, found, seconds)
+    ranks = _run_ranks(case | {"resume_after": resume_after}, found, seconds)
     case["cores"] = usable_cores()
     rate = sum(rank["rate"] for rank in ranks)
     figures = [

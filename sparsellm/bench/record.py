@@ -15,14 +15,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from sparsellm.cores import usable_cores
-from sparsellm.recipe import Recipe
 from sparsellm.runs.files import read_json_lines
 from sparsellm.runs.session import commit
 
 RESULTS = Path("benchmarks/results.jsonl")
 # Keys of a case that describe its outcome and do not identify it.
 OUTCOMES = ("measured_nnz", "union_64", "path")
-_USUAL_VOCABULARY = 50_304  # GPT-2's, padded
 
 
 @dataclass(frozen=True)
@@ -121,15 +119,3 @@ def newest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def case_text(case: dict[str, Any]) -> str:
     """The case without its outcomes: equal for records of the same case."""
     return json.dumps({k: v for k, v in case.items() if k not in OUTCOMES}, sort_keys=True)
-
-
-def vocabulary_key(recipe: Recipe) -> dict[str, Any]:
-    """The key of a case that tells a model with another vocabulary from the usual one."""
-    size = recipe.padded_vocab_size
-    return {} if size == _USUAL_VOCABULARY else {"vocab_size": size}
-
-
-def weight_gradients_key(recipe: Recipe) -> dict[str, Any]:
-    """The key of a case that tells fused additions of gradients from those of autograd."""
-    how = recipe.runtime.weight_gradients
-    return {} if how == "autograd" else {"weight_gradients": how}

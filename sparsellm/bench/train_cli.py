@@ -109,25 +109,6 @@ def add_train_parser(names: Any) -> argparse.ArgumentParser:
         "reused (default: a temporary folder)",
     )
     parser.add_argument("--energy", action="store_true", help="also measure mJ per token")
-    parser.add_argument(
-        "--kill",
-        action="store_true",
-        help="run the last combination once more, kill it, and resume it",
-    )
-    parser.add_argument(
-        "--forward", action="store_true", help="also measure the settled model's forward on one GPU"
-    )
-    parser.add_argument(
-        "--loader",
-        action="store_true",
-        help="also measure the data loader's rate, to compare with training's",
-    )
-    parser.add_argument(
-        "--idle",
-        action="store_true",
-        help="also profile each combination, in a run of its own: the share of a step in which the "
-        "GPU is idle",
-    )
     parser.set_defaults(run=_train)
     return parser
 
@@ -170,10 +151,6 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
         settle_config=options.settle_config,
         tokens_per_gpu=options.tokens_per_gpu,
         energy=options.energy,
-        kill=options.kill,
-        forward=options.forward,
-        loader=options.loader,
-        idle=options.idle,
         parallel=options.parallel,
         seconds=options.seconds,
     )

@@ -135,16 +135,3 @@ def row(found: Sequence[Measurement]) -> str:
         ratio = "" if m.ratio is None else f" ({m.ratio:.2f}× of {m.baseline:,.4g})"
         parts.append(f"{m.metric} {m.value:,.4g}{ratio}")
     return f"{found[0].bench} {case}: {', '.join(parts)}"
-
-
-def largest_difference(records: Sequence[Record], expected: Sequence[Record]) -> float:
-    """The largest relative difference of a step's loss between two runs.
-
-    Raises:
-        ValueError: the runs have not recorded the same steps.
-    """
-    losses, expected_losses = ([(r["step"], r["loss"]) for r in rs] for rs in (records, expected))
-    if [step for step, _ in losses] != [step for step, _ in expected_losses]:
-        raise ValueError("the resumed run has not recorded the same steps as the uninterrupted one")
-    pairs = zip(losses, expected_losses, strict=True)
-    return max(abs(loss - wanted) / abs(wanted) for (_, loss), (_, wanted) in pairs)

@@ -70,10 +70,6 @@ class Plan:
     settle_config: str = "ddp8"  # a file of launch/, for a settling run on several GPUs
     tokens_per_gpu: int | None = None  # per step; None: the recipe's global batch
     energy: bool = False
-    kill: bool = False
-    forward: bool = False
-    loader: bool = False
-    idle: bool = False
     parallel: bool = False  # runs on one GPU at once, one on each
     seconds: float | None = None  # no run is started later than this
 
@@ -135,12 +131,10 @@ def check(plan: Plan) -> None:
     most = max(most, plan.settle_gpus or 1)
     if on_gpu and most > torch.cuda.device_count():
         raise ValueError(f"--gpus {most}: this machine has {torch.cuda.device_count()}")
-    if not on_gpu and (plan.energy or plan.forward or plan.idle):
-        raise ValueError("--energy, --forward and --idle need a CUDA device")
+    if not on_gpu and plan.energy:
+        raise ValueError("--energy needs a CUDA device")
     if plan.steps < MIN_STEPS:
         raise ValueError(f"--steps {plan.steps}: at least {MIN_STEPS} are needed")
-    if plan.forward and not (plan.init_from or plan.settle_steps):
-        raise ValueError("--forward needs weights: give --init-from or --settle-steps")
     if plan.init_from:
         find_checkpoint(plan.init_from)  # raises here, not in the first launch
     launch_config(plan.settle_config)

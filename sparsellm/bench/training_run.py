@@ -1,4 +1,4 @@
-"""Whole training runs through `accelerate launch`: rate, memory, energy, scaling, kill and resume.
+"""Whole training runs through `accelerate launch`: rate, memory, energy, scaling.
 
 Every combination of GPUs, launch configuration and kernels is a separate run. All start from the
 same weights, whose sparsity has settled: a given checkpoint, or that of a dense settling run. A
@@ -28,11 +28,10 @@ from typing import Any
 import torch
 
 from sparsellm.bench.energy import EnergyCounter
-from sparsellm.bench.record import Measurement, read, vocabulary_key, weight_gradients_key
+from sparsellm.bench.record import Measurement
 from sparsellm.bench.train_figures import (
     Figures,
     figures,
-    largest_difference,
     measurements,
 )
 from sparsellm.bench.train_plan import QUIET, SINGLE, Plan, Side, check
@@ -43,12 +42,13 @@ from sparsellm.runs.session import commit
 from sparsellm.training.launched import (
     Record,
     at_once,
-    run_to_end,
     train_command,
     train_records,
     visible_gpus,
     watch,
 )
+
+_USUAL_VOCABULARY = 50_304  # GPT-2's, padded
 
 
 def run(plan: Plan) -> Iterator[list[Measurement] | str]:
@@ -100,15 +100,6 @@ class TrainingRunBench:
         for side in self.plan.sides:
             if side not in futures:
                 yield str(side), lambda side=side: self.held(side, self.measure(side, 0))  # type: ignore[misc]
-        if self.plan.kill:
-            yield "--kill", self.kill
-        if self.plan.loader:
-            yield "--loader", self.loader
-        if self.plan.forward:
-            yield "--forward", self.forward
-        if self.plan.idle:
-            for side in list(self.found):
-                yield f"--idle, {side}", partial(self.idle, side)
 
     def settle(self) -> str:
         """Trains the weights that all measured runs start from, unless they exist already.
@@ -176,76 +167,6 @@ class TrainingRunBench:
         alone = self._figures(side._replace(gpus=1, config=SINGLE)) if side.gpus > 1 else None
         return measurements(self._case(side), measured[0], dense, alone)
 
-    def kill(self) -> list[Measurement]:
-        """Runs the last measured combination once more, kills it in the middle and resumes it."""
-        side = self._last()
-        every = self.plan.steps // 2
-        kill_at = min(every + 2, self.plan.steps - 1)
-        run_path, command = self._run(side, "-killed", f"checkpoint.every_steps={every}")
-        began = 0.0
-        with closing(watch(command, run_path)) as watched:
-            for before in watched:
-                began = time.perf_counter()
-                if before and before[-1]["step"] >= kill_at:
-                    break
-        lost = before[-1]
-        seconds = None
-        for records in watch(command, run_path):
-            # A record's `seconds` count from the start of its process: the step was repeated.
-            again = [r for r in records if r["step"] == lost["step"]]
-            if seconds is None and again and again[0]["seconds"] != lost["seconds"]:
-                seconds = time.perf_counter() - began
-        if seconds is None:
-            raise ValueError("the run had ended before it could be killed; give more --steps")
-        case, unit = self._case(side), "relative, largest of all steps"
-        difference = largest_difference(records, self.found[side][1])
-        return [
-            Measurement("train", case, "resume_difference", difference, unit),
-            Measurement("train", case, "resume_seconds", seconds, "s, from kill to the same step"),
-        ]
-
-    def loader(self) -> list[Measurement]:
-        """The rate of the last combination's data loader, compared with the rate of training."""
-        from sparsellm.bench import loader_rate
-
-        side = self._last()
-        recipe, needed = self.plan.resolved(side), self.found[side][0].tokens_per_ms
-        found = loader_rate.run(
-            corpus=recipe.data.corpus,
-            files=recipe.data.files,
-            tokenizer=recipe.data.tokenizer,
-            num_workers=recipe.data.num_workers,
-            num_ranks=side.gpus,
-            context_length=recipe.model.context_length,
-            micro_batch_size=recipe.micro_batch_sequences,
-            seconds=5.0,
-        )
-        made, unit = found[0].value / 1e3, "tokens/ms out of the loader"
-        case = self._case(side)
-        return [Measurement("train", case, "loader", made, unit, needed, made / needed)]
-
-    def forward(self) -> list[Measurement]:
-        """Measures the settled model's forward on one GPU."""
-        from sparsellm.bench import model_forward
-
-        assert self.start is not None
-        recipe, device = load_recipe(self.plan.recipe, self.plan.overrides), torch.device("cuda", 0)
-        measured = model_forward.run(self.start, recipe, device, self.plan.energy)
-        return [m for found in measured for m in found]
-
-    def idle(self, side: Side) -> list[Measurement]:
-        """The share of a step in which the main rank's GPU is idle, in a run of its own.
-
-        Raises:
-            ValueError: the launch fails.
-        """
-        path, command = self._run(side, "-idle")
-        verb, records = command.index("train"), path.with_suffix(".jsonl")
-        command[verb : verb + 1] = ["bench", "idle", "--record", str(records)]
-        run_to_end(command, path.with_suffix(".log"), self.gpus[: side.gpus])
-        [found] = [r for r in read(records) if r["metric"] == "gpu_idle"]
-        return [Measurement("train", self._case(side), "gpu_idle", found["value"], found["unit"])]
-
     def _run(self, side: Side, suffix: str, *overrides: str) -> tuple[Path, list[str]]:
         """The folder and command of a measured run."""
         name = f"{side.config}-{side.gpus}-{side.variant}{suffix}"
@@ -256,23 +177,19 @@ class TrainingRunBench:
     def _figures(self, side: Side) -> Figures | None:
         return self.found[side][0] if side in self.found else None
 
-    def _last(self) -> Side:
-        if not self.found:
-            raise ValueError("no combination was measured")
-        return list(self.found)[-1]
-
     def _case(self, side: Side) -> dict[str, Any]:
         recipe = self.plan.resolved(side)
+        vocabulary, gradients = recipe.padded_vocab_size, recipe.runtime.weight_gradients
         return {
             "recipe": load_recipe(self.plan.recipe, self.plan.overrides).name,
             "layers": recipe.model.num_hidden_layers,
-            **vocabulary_key(recipe),
+            **({} if vocabulary == _USUAL_VOCABULARY else {"vocab_size": vocabulary}),
             "gpus": side.gpus,
             "config": side.config,
             "kernels": side.kernels,
             **({} if side.format == "union" else {"format": side.format}),
             **({"token_order": "auto"} if _in_order(recipe, side) else {}),
-            **weight_gradients_key(recipe),
+            **({} if gradients == "autograd" else {"weight_gradients": gradients}),
             "global_batch_tokens": recipe.train.global_batch_tokens,
             "micro_batch_size": recipe.train.micro_batch_size,
             "l1_coefficient": recipe.sparsity.l1_coefficient,  # with a target, only its first value

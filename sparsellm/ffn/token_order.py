@@ -3,8 +3,8 @@ adjacent.
 
 An FFN computes each token independently, and the union of the neurons that 64 similar tokens fire
 is far smaller than that of 64 neighbours in the text; the cost of the sparse kernels is linear in
-that union. The sort key was chosen by measurement (``sparsellm bench token-order``,
-benchmarks/LOG.md).
+that union. The sort key was chosen by measurement
+(benchmarks/LOG.md).
 """
 
 from __future__ import annotations

@@ -99,23 +99,6 @@ def watch(
     yield train_records(run_path)
 
 
-def run_to_end(command: Sequence[str], output: Path, gpus: Sequence[str] = ()) -> None:
-    """Runs a launch that keeps no records, and waits for its end.
-
-    Left by an exception, such as a signal's, it kills all that it has started.
-
-    Args:
-        command: see `train_command`.
-        output: file for what it prints.
-        gpus: those that it sees; none leaves it all.
-
-    Raises:
-        ValueError: it failed; with its reason.
-    """
-    with _launched(command, output, gpus) as process:
-        process.wait()
-
-
 @contextlib.contextmanager
 def _launched(
     command: Sequence[str], output: Path, gpus: Sequence[str]

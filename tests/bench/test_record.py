@@ -8,7 +8,7 @@ import sys
 from conftest import ROOT
 
 from sparsellm.bench.listing import listing
-from sparsellm.bench.record import Measurement, append, read, weight_gradients_key
+from sparsellm.bench.record import Measurement, append, read
 
 KEYS = ["bench", "case", "metric", "value", "unit", "baseline", "ratio"]
 KEYS += ["hardware", "commit", "date", "command"]
@@ -33,9 +33,3 @@ def test_the_repositorys_records_are_whole():
     for record in records:
         assert list(record) == KEYS
         assert isinstance(record["case"], dict)
-
-
-def test_runs_that_add_gradients_up_otherwise_are_other_cases(tiny):
-    assert weight_gradients_key(tiny()) == {}
-    fused = tiny("runtime.weight_gradients=fused")
-    assert weight_gradients_key(fused) == {"weight_gradients": "fused"}

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
-import sys
 import threading
 import time
 import types
-from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from conftest import set_arguments
-from rank_processes import wait_until_gone
 
 from sparsellm.bench import model_forward, timing, train_plan, training_run
 from sparsellm.bench.listing import listing
-from sparsellm.bench.record import Measurement, append, read
-from sparsellm.bench.train_figures import figures, largest_difference, measurements, row
+from sparsellm.bench.record import read
+from sparsellm.bench.train_figures import figures, measurements, row
 from sparsellm.bench.train_plan import Plan, Side, combinations
-from sparsellm.cli import make_parser
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.pretrained import find_checkpoint
 
@@ -160,8 +153,7 @@ def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
             {"sides": [Side(2, "ddp", "dense")]},
             "--config ddp: no such file.*fsdp2, hsdp, single",
         ),
-        ({"energy": True}, "need a CUDA device"),
-        ({"idle": True}, "--idle need a CUDA device"),
+        ({"energy": True}, "needs a CUDA device"),
         ({"sides": [Side(3, "ddp8", "dense")]}, "is not a multiple of 3 ranks"),
         (
             {"overrides": ["train.micro_batch_size=auto"], "sides": [Side(1, "single", "dense")]},
@@ -181,8 +173,6 @@ def test_gpus_and_weights_must_be_there(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="--gpus 2: this machine has 1"):
         train_plan.check(plan(tmp_path))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match="--forward needs weights"):
-        train_plan.check(plan(tmp_path, forward=True))
     with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         train_plan.check(plan(tmp_path, init_from=tmp_path))
 
@@ -227,66 +217,6 @@ def test_one_failure_leaves_the_others_their_figures(tmp_path, monkeypatch):
     assert len(commands) == 4 + 2 + 1
 
 
-def test_idle_time_is_measured_in_a_run_of_its_own(tmp_path, monkeypatch):
-    commands = []
-
-    def watch(command, run_path, gpus=()):
-        yield [record(s) for s in range(1, 9)]
-
-    def run_to_end(command, output, gpus):
-        commands.append(command)
-        file = Path(command[command.index("--record") + 1])
-        append([Measurement("idle", {}, "busy", 9.0, "ms"),
-                Measurement("idle", {}, "gpu_idle", 0.03, "of a step")], file)  # fmt: skip
-        if "ffn.kernels=auto" in command:
-            raise ValueError("the launch failed: error: no memory")
-
-    monkeypatch.setattr(training_run, "watch", watch)
-    monkeypatch.setattr(training_run, "run_to_end", run_to_end)
-    monkeypatch.setattr(training_run, "check", lambda plan: None)
-    sides = combinations([1], ["ddp8"], ["dense", "auto"])
-    found = training_run.run(plan(tmp_path, sides=sides, idle=True, overrides=["seed=3"]))
-    _, _, idle, failure = (next(found) for _ in range(4))
-    assert [(m.bench, m.metric, m.value) for m in idle] == [("train", "gpu_idle", 0.03)]
-    assert idle[0].case["kernels"] == "dense"
-    assert failure == "failed: --idle, single × 1, auto: the launch failed: error: no memory"
-    # It is a command as a user types it.
-    for command in commands:
-        words = command[command.index("sparsellm") + 1 :]
-        options = make_parser().parse_args(words)
-        assert options.recipe == "debug"
-        assert "seed=3" in options.overrides
-
-
-def test_a_bench_told_to_end_ends_what_measures_idle_time(tmp_path, monkeypatch):
-    started = tmp_path / "started"
-    child = (
-        f"import os, time; open({str(started)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(60)"
-    )
-    launcher = (  # as torchrun does, it gives its child a session of its own
-        "import subprocess, sys\n"
-        f"subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)\n"
-    )
-    command = [sys.executable, "-c", launcher, "train"]
-    monkeypatch.setattr(training_run, "train_command", lambda *_: command)
-
-    def end_the_bench():
-        while not (started.exists() and started.read_text().endswith(" ")):
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    handler = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    threading.Thread(target=end_the_bench, daemon=True).start()
-    bench = training_run.TrainingRunBench(plan(tmp_path))
-    try:
-        with pytest.raises(SystemExit):
-            bench.idle(Side(1, "single", "dense"))
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    left = [psutil.Process(pid) for pid in (int(started.read_text()),) if psutil.pid_exists(pid)]
-    assert not wait_until_gone(left, seconds=0)
-
-
 def test_runs_at_once_have_a_gpu_each_and_are_not_measured_again(tmp_path, monkeypatch):
     places, together = [], threading.Barrier(2, timeout=10)
 
@@ -317,22 +247,15 @@ def test_runs_at_once_have_a_gpu_each_and_are_not_measured_again(tmp_path, monke
         next(found)
 
 
-def test_resumed_losses_are_compared_step_by_step():
-    straight = [record(step, loss=4.0) for step in (1, 2, 3)]
-    resumed = [record(1, loss=4.0), record(2, loss=4.0), record(3, loss=4.1)]
-    assert largest_difference(resumed, straight) == pytest.approx(0.025)
-    with pytest.raises(ValueError, match="not recorded the same steps"):
-        largest_difference(resumed[1:], straight)
-
-
 @pytest.mark.long
 @pytest.mark.slow
-def test_real_runs_killed_and_resumed(tiny_overrides, tmp_path, monkeypatch, cli_here):
+def test_a_real_run_and_its_checkpoints_forward(tiny_overrides, tmp_path, monkeypatch, cli_here):
     quiet = ("checkpoint.", "validation.every", "logging.")
     overrides = [o for o in tiny_overrides if not o.startswith(quiet)]
     folder, results = tmp_path / "bench", tmp_path / "results.jsonl"
     command = ["bench", "train", "--recipe", "debug"]
-    command += ["--kernels", "dense", "--steps", "60", "--kill", "--folder", str(folder)]
+    command += ["--kernels", "dense", "--steps", "60", "--folder", str(folder)]
+    command += ["--set", "checkpoint.every_steps=60"]
     command += [*set_arguments(overrides), "--record", str(results)]
     done = cli_here(*command)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -340,14 +263,11 @@ def test_real_runs_killed_and_resumed(tiny_overrides, tmp_path, monkeypatch, cli
     case = records["tokens_per_ms"]["case"]
     assert (case["gpus"], case["config"], case["kernels"]) == (1, "single", "dense")
     assert records["tokens_per_ms"]["value"] > 0
-    assert records["resume_difference"]["value"] == 0  # on a CPU to the bit
-    assert records["resume_seconds"]["value"] > 0.5
     assert "memory_GiB" not in records
     listed = listing(read(results))
     assert listed.startswith("## train\n")
-    assert "| resume_seconds |" in listed
+    assert "| tokens_per_ms |" in listed
     [runs] = folder.glob("runs-*")
-    assert not (runs / "single-1-dense" / "checkpoints").exists()
 
     # Its checkpoint's forward, timed by the wall: there are no CUDA events here.
     def interleaved(sides, seconds):
@@ -357,7 +277,7 @@ def test_real_runs_killed_and_resumed(tiny_overrides, tmp_path, monkeypatch, cli
 
     monkeypatch.setattr(timing, "interleaved", interleaved)
     monkeypatch.setattr(torch, "compile", lambda model: model)
-    path = find_checkpoint(runs / "single-1-dense-killed")
+    path = find_checkpoint(runs / "single-1-dense")
     recipe = load_recipe("debug", overrides)
     measured = model_forward.run(path, recipe, torch.device("cpu"), False, layers=True)
     found, [first], [second] = measured  # each is recorded before the next is measured

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 COMPILERS := .venv/nvrtc/.ready
 
-.PHONY: help quickstart quickstart-gpu test test-long lint docs bench clean
+.PHONY: help quickstart quickstart-gpu test test-long lint docs bench results clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ bench: $(READY) ## the data loader and, on a GPU, the kernels of one FFN beside 
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 	  $(BIN)/sparsellm bench ffn && $(BIN)/sparsellm bench ffn-train; \
 	else echo 'no CUDA device: the kernels were not measured'; fi
+
+results: $(READY) ## benchmarks/RESULTS.md and its figures, from benchmarks/results.jsonl
+	$(BIN)/python benchmarks/make_tables.py
+	$(BIN)/python benchmarks/make_figures.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"sparsellm needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Set PYTHON=python3.12, say")'

@@ -8,7 +8,6 @@ from typing import Any
 from sparsellm.bench.ffn_cli import add_ffn_parsers
 from sparsellm.bench.loader_cli import add_loader_parser
 from sparsellm.bench.model_cli import add_model_parsers
-from sparsellm.bench.results_cli import add_results_parsers
 from sparsellm.bench.train_cli import add_train_parser
 
 
@@ -21,4 +20,3 @@ def add_bench_parser(commands: Any) -> None:
         parser.add_argument(
             "--record", type=Path, metavar="FILE", help="append to FILE (benchmarks/results.jsonl)"
         )
-    add_results_parsers(names)

@@ -19,8 +19,6 @@ from sparsellm.runs.files import read_json_lines
 from sparsellm.runs.session import commit
 
 RESULTS = Path("benchmarks/results.jsonl")
-# Keys of a case that describe its outcome and do not identify it.
-OUTCOMES = ("measured_nnz", "union_64", "path")
 
 
 @dataclass(frozen=True)
@@ -105,17 +103,3 @@ class _Line(BaseModel):
     hardware: str
     commit: str
     command: str
-
-
-def newest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest record of each benchmark, case, metric and hardware, where the first stood."""
-    found = {}
-    for record in records:
-        which = (record["bench"], case_text(record["case"]), record["metric"], record["hardware"])
-        found[which] = record
-    return list(found.values())
-
-
-def case_text(case: dict[str, Any]) -> str:
-    """The case without its outcomes: equal for records of the same case."""
-    return json.dumps({k: v for k, v in case.items() if k not in OUTCOMES}, sort_keys=True)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from listing import listing
 from sparsellm import cli
 from sparsellm.bench import ffn_cases, ffn_records, ffn_sweep, ffn_train, memory, timing
 from sparsellm.bench.ffn_cases import Case
 from sparsellm.bench.ffn_records import StepTimes
-from sparsellm.bench.listing import listing
 from sparsellm.bench.memory import StepMemory
 from sparsellm.ffn.capacity import size_for
 from sparsellm.ffn.kernels.gpu_architecture import FORCED

@@ -7,7 +7,7 @@ import sys
 
 from conftest import ROOT
 
-from sparsellm.bench.listing import listing
+from listing import listing
 from sparsellm.bench.record import Measurement, append, read
 
 KEYS = ["bench", "case", "metric", "value", "unit", "baseline", "ratio"]

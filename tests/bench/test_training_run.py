@@ -12,8 +12,8 @@ import pytest
 import torch
 from conftest import set_arguments
 
+from listing import listing
 from sparsellm.bench import model_forward, timing, train_plan, training_run
-from sparsellm.bench.listing import listing
 from sparsellm.bench.record import read
 from sparsellm.bench.train_figures import figures, measurements, row
 from sparsellm.bench.train_plan import Plan, Side, combinations

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsellm.bench.results import GPU, Line, devices
+from results import GPU, Line, devices
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,23 @@
-"""The SVGs in benchmarks/figures/, which `sparsellm bench plots` draws from results.jsonl."""
+"""Draws figures/*.svg from the newest records in results.jsonl."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparsellm.bench import quality_figures, results, train_results
-from sparsellm.bench.results import Drawn, FFNSetting, Line
-from sparsellm.bench.train_results import TrainPair
+import quality_figures
+import results
+import train_results
+from results import Drawn, FFNSetting, Line
+from sparsellm.bench import record
 from sparsellm.report import drawing
 from sparsellm.report.published import PAPER_MODELS, PUBLISHED_KERNELS
+from train_results import TrainPair
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FOLDER = Path("benchmarks/figures")
+FOLDER = results.FOLDER / "figures"
 _NNZ = "non-zeros per token"
 
 
@@ -203,3 +205,19 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {
         quality_figures.score_and_forward,
     ),
 }
+
+
+def main() -> None:
+    """Writes the figures, and names those that have no records."""
+    drawn = draw_all(record.read(results.RECORDS))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in drawn.items():
+        (FOLDER / name).write_text(text, encoding="utf-8", newline="\n")
+        print(FOLDER / name)
+    for name in FIGURES:
+        if f"{name}.svg" not in drawn:
+            print(f"skipped {name}.svg: {results.RECORDS} has no records for it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,29 +1,35 @@
-"""benchmarks/RESULTS.md: at most six tables of at most eight columns, with their figures.
+"""Makes RESULTS.md from results.jsonl: at most six tables of at most eight columns, with figures.
 
-Every table states what was measured, on which hardware and at which commit; `listing` prints all
-records.
+Every table states what was measured, on which hardware and at which commit. With ``--all`` it lists
+the benchmarks that have records, and with ``--all BENCH`` it prints every case of one.
 """
 
 from __future__ import annotations
 
+import argparse
+import difflib
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from sparsellm.bench import model_tables, results, train_results
-from sparsellm.bench.listing import cell, markdown_table
-from sparsellm.bench.model_tables import Made, change
-from sparsellm.bench.results import FFNSetting, Line
-from sparsellm.bench.train_results import TrainPair
+import model_tables
+import results
+import train_results
+from listing import cell, listing, markdown_table
+from model_tables import Made, change
+from results import FFNSetting, Line
+from sparsellm.bench import record
 from sparsellm.report.published import PUBLISHED_KERNELS
+from train_results import TrainPair
 
-PAGE = Path("benchmarks/RESULTS.md")
+PAGE = results.FOLDER / "RESULTS.md"
 INTRODUCTION = """# Results
 
-Made from results.jsonl by `sparsellm bench table`, the figures by `sparsellm bench plots`; do not
-edit. Each table shows the newest record of a case. Everything else that was measured (decoding,
-dispatch, checkpoints, the data loader, token orders, accuracy against lm-eval and more) is printed
-by `sparsellm bench table --all BENCH`; without BENCH it lists the benchmarks.
+Made from results.jsonl by `make results`; do not edit. Each table shows the newest record of a case.
+Everything else that was measured (decoding, dispatch, checkpoints, the data loader, token orders,
+accuracy against lm-eval and more) is printed by `benchmarks/make_tables.py --all BENCH`; without
+BENCH it lists the benchmarks.
 """
 
 
@@ -228,3 +234,33 @@ TABLES: tuple[tuple[str, tuple[str, ...], str, Callable[[Sequence[Line]], Made |
     ),
     ("Other shapes, and decoding", (), SHAPES_LEGEND, _shapes_table),
 )
+
+
+def main(words: list[str] | None = None) -> None:
+    """Writes the page, or with ``--all`` prints records."""
+    parser = argparse.ArgumentParser(description="RESULTS.md from results.jsonl.")
+    parser.add_argument(
+        "--all",
+        nargs="?",
+        const="",
+        metavar="BENCH",
+        help="print all cases of this benchmark instead; without a name, list the benchmarks",
+    )
+    wanted = parser.parse_args(words).all
+    records = record.read(results.RECORDS)
+    count = Counter(line["bench"] for line in records)
+    if wanted is None:
+        PAGE.write_text(results_page(records), encoding="utf-8", newline="\n")
+        print(PAGE)
+    elif not wanted:
+        print("\n".join(f"{name:24} {number:6,} records" for name, number in sorted(count.items())))
+    elif wanted in count:
+        print(listing([line for line in records if line["bench"] == wanted]), end="")
+    else:
+        close = difflib.get_close_matches(wanted, count, n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        sys.exit(f"error: --all {wanted}: {results.RECORDS} has no such benchmark{meant}")
+
+
+if __name__ == "__main__":
+    main()

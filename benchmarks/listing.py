@@ -1,4 +1,4 @@
-"""Every record of a benchmark as one wide table, which `sparsellm bench table --all` prints."""
+"""Every record of a benchmark as one wide table, which `make_tables.py --all` prints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparsellm.bench.record import case_text, newest
+from results import case_text, newest
 
 FFN_LEGEND = """Times (ms of one FFN) and energy: in brackets baseline over value, the baseline \
 being dense under torch.compile; above 1 is better. Rates: in brackets the share of what a large \

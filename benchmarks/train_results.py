@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sparsellm.bench.record import OUTCOMES, case_text
-from sparsellm.bench.results import HIDDEN, Line, Metrics, of_bench
+from results import HIDDEN, OUTCOMES, Line, Metrics, case_text, of_bench
 from sparsellm.report.published import PAPER_MODELS
 
 

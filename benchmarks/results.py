@@ -7,8 +7,10 @@ are shown; those of other GPUs stay in the file. Figures and tables use the same
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -18,8 +20,26 @@ Line = dict[str, Any]  # a line of results.jsonl
 Metrics = dict[str, Line]  # the newest line of each metric
 Drawn = tuple["Figure", list[Line]]  # a figure, and the records that it shows
 
+# Keys of a case that describe its outcome and do not identify it.
+OUTCOMES = ("measured_nnz", "union_64", "path")
+FOLDER = Path(__file__).resolve().parent
+RECORDS = FOLDER / "results.jsonl"
 GPU = "NVIDIA H200"
 TOKENS, HIDDEN, WIDTH = 16_384, 2048, 5632  # of the FFN in figures and tables
+
+
+def newest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest record of each benchmark, case, metric and hardware, where the first stood."""
+    found = {}
+    for record in records:
+        which = (record["bench"], case_text(record["case"]), record["metric"], record["hardware"])
+        found[which] = record
+    return list(found.values())
+
+
+def case_text(case: dict[str, Any]) -> str:
+    """The case without its outcomes: equal for records of the same case."""
+    return json.dumps({k: v for k, v in case.items() if k not in OUTCOMES}, sort_keys=True)
 
 
 def devices(line: Line) -> str:

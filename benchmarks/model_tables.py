@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from sparsellm.bench import sweep_results, train_results
-from sparsellm.bench.listing import cell, markdown_table
-from sparsellm.bench.results import Line, Metrics
-from sparsellm.bench.train_results import TrainPair
+import sweep_results
+import train_results
+from listing import cell, markdown_table
+from results import Line, Metrics
 from sparsellm.report.published import PAPER_MODELS, Sides
+from train_results import TrainPair
 
 Made = tuple[str, list[Line]]  # Markdown, and the records that it shows
 _TEXT_ORDER = ", text order"  # the mark of what was measured without a token order

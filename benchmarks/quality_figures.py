@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparsellm.bench import sweep_results
-from sparsellm.bench.results import Drawn, Line
-from sparsellm.bench.sweep_results import SweepGroup
+import sweep_results
+from results import Drawn, Line
 from sparsellm.report import drawing
+from sweep_results import SweepGroup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

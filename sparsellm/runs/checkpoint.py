@@ -17,6 +17,7 @@ On several nodes the run folder must be on a file system that all of them share.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from sparsellm.data import position
 from sparsellm.runs.files import TrainerState, check_model, read_json, read_model, read_tensors
-from sparsellm.runs.manifest import MANIFEST_FILE, Manifest, read_manifest, verify
+from sparsellm.runs.manifest import MANIFEST_FILE, Manifest, files_like, read_manifest, verify
 from sparsellm.runs.storage import CheckpointReader, load_tensors
 from sparsellm.runs.tensor_files import files_of
 
@@ -42,6 +43,7 @@ RECIPE_FILE = "recipe.yaml"
 # The "format" in trainer.json; since 2 there is a manifest.
 FORMAT = 2
 STEP_FOLDERS = "step_" + "[0-9]" * 8  # not a copy that somebody placed beside them
+_NAME = re.compile(r"step_[\w.-]{1,100}")  # in `latest`: no path that leads elsewhere
 REMEDY = "resume from an older checkpoint"
 
 
@@ -93,44 +95,60 @@ def replaced_name(final: Path) -> Path:
     return final.with_name(f".tmp-replaced-{final.name}")
 
 
+def step_name(step: int) -> str:
+    """The name of a checkpoint's folder."""
+    return f"step_{step:08d}"
+
+
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The complete checkpoints by step, without links, copies of other names and partial ones."""
-    found = sorted(folder.glob(STEP_FOLDERS))
-    return [path for path in found if not path.is_symlink() and is_complete(path)]
+    """The complete checkpoints by step, without links and partial ones."""
+    return [path for _, path in steps_in(folder)]
 
 
-def is_complete(path: Path) -> bool:
-    """Whether all files of a checkpoint exist with the right size; their content is not read."""
-    if not (path / TRAINER_FILE).is_file():
-        return False
+def steps_in(folder: Path) -> list[tuple[int, Path]]:
+    """As `checkpoints_in`, with their steps; a copy by another name comes before its original."""
+    found = [(complete_step(path), path) for path in folder.glob(STEP_FOLDERS)]
+    whole = [(step, path) for step, path in found if step is not None and not path.is_symlink()]
+    return sorted(whole, key=lambda item: (item[0], item[1].name == step_name(item[0]), item[1]))
+
+
+def complete_step(path: Path) -> int | None:
+    """The step of a checkpoint, whatever its folder is called; None where it is not complete.
+
+    It is complete if all its files exist with the right size; their content is not read.
+    """
     try:
         manifest = read_manifest(path, REMEDY)
+        if manifest is None:  # of an earlier version, or made by hand
+            return int(read_model(path / TRAINER_FILE, TrainerState)["step"])
+        sizes = {name: (path / name).stat().st_size for name in manifest.files}
     except (ValueError, OSError):
-        return False
-    if manifest is None:
-        return True  # of an earlier version, or made by hand
-    sizes = {name: path / name for name in manifest.files}
-    return all(
-        file.is_file() and file.stat().st_size == manifest.files[name].size
-        for name, file in sizes.items()
-    )
+        return None
+    whole = all(sizes[name] == entry.size for name, entry in manifest.files.items())
+    return manifest.step if whole else None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is a checkpoint, which may be damaged."""
+    return any((path / name).is_file() for name in (TRAINER_FILE, MANIFEST_FILE))
 
 
 def latest(folder: Path) -> Path | None:
     """The checkpoint to resume from: what `latest` names, else the newest complete one."""
     pointer = folder / LATEST
     if pointer.is_file():
-        named = folder / pointer.read_text(encoding="utf-8", errors="replace").strip()
+        name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+        named = folder / name
         # A kill between the two renames of publishing leaves the replaced one alone.
-        for candidate in (named, replaced_name(named)):
-            if candidate.is_dir() and candidate != folder:
+        for candidate in (named, replaced_name(named)) if _NAME.fullmatch(name) else ():
+            if candidate.is_dir():
                 return candidate
-    return max(checkpoints_in(folder), default=None)
+    return next(reversed(checkpoints_in(folder)), None)
 
 
 def data_states(path: Path) -> list[dict[str, Any]]:
     """The data positions of all ranks that saved a checkpoint."""
-    return [read_position(file) for file in sorted(path.glob("rank_*.json"))]
+    return [read_position(file) for file in files_like(path, "rank_*.json", REMEDY)]
 
 
 def read_position(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
@@ -155,9 +173,9 @@ def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
         FileNotFoundError: there is no checkpoint, or a file of it is missing.
         ValueError: a file is truncated or damaged; the message offers an older checkpoint.
     """
-    if not (path / TRAINER_FILE).is_file():
-        raise FileNotFoundError(f"{path} is not a checkpoint: it has no {TRAINER_FILE}")
     with _offering_older(path):
+        if not (path / TRAINER_FILE).is_file():
+            raise FileNotFoundError(f"{path} is not a checkpoint: it has no {TRAINER_FILE}")
         return _load(path, rank, world_size, REMEDY)
 
 
@@ -194,7 +212,7 @@ def _load(path: Path, rank: int, world_size: int, remedy: str) -> SavedState:
         verify(path, manifest, dict.fromkeys(own), remedy)
     trainer = read_model(path / TRAINER_FILE, TrainerState, remedy)
     data_file = path / f"{rank_name(rank)}.json"
-    has_rank = data_file.is_file()
+    has_rank = data_file in files_like(path, data_file.name, remedy)
     rank_state = RankState(
         data=read_position(data_file, remedy) if has_rank else {},
         rng=read_tensors(data_file.with_suffix(".safetensors"), remedy) if has_rank else {},
@@ -225,7 +243,15 @@ def _format(trainer_file: Path, remedy: str) -> int:
 
 def _older_whole(path: Path) -> Path | None:
     """The newest earlier checkpoint that passes verification."""
-    for older in reversed([p for p in checkpoints_in(path.parent) if p.name < path.name]):
+    try:
+        manifest = read_manifest(path, REMEDY)
+    except ValueError:
+        manifest = None
+    number = re.search(r"step_(\d+)", path.name)
+    limit = manifest.step if manifest else int(number[1]) if number else -1
+    for step, older in reversed(steps_in(path.parent)):
+        if step > limit or older == path:
+            continue
         try:
             _load(older, 0, 1, REMEDY)
         except (FileNotFoundError, ValueError):
@@ -247,7 +273,7 @@ def check_files(path: Path, names: list[str], remedy: str = REMEDY) -> None:
 
 def has_kind(path: Path, kind: str) -> bool:
     """Whether a checkpoint has tensors of a kind."""
-    return bool(files_of(path, kind))
+    return bool(files_of(path, kind, REMEDY))
 
 
 def read_kind(path: Path, kind: str, remedy: str = REMEDY) -> dict[str, Tensor]:
@@ -257,7 +283,7 @@ def read_kind(path: Path, kind: str, remedy: str = REMEDY) -> dict[str, Tensor]:
         FileNotFoundError: there are none.
         ValueError: a file is damaged.
     """
-    check_files(path, [file.name for file in files_of(path, kind)], remedy)
+    check_files(path, [file.name for file in files_of(path, kind, remedy)], remedy)
     reader = CheckpointReader(path, [kind], remedy)
     shapes = reader.shapes()
     wholes = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsellm.runs.checkpoint import checkpoints_in
+from sparsellm.runs.checkpoint import step_name, steps_in
 from sparsellm.runs.manifest import Manifest, read_manifest
 
 _LONGEST = 1000  # ids that a manifest keeps
@@ -31,19 +31,26 @@ class Lineage:
         return Lineage((identity, *self.ids)[:_LONGEST])
 
 
-def prune(folder: Path, newest: Path, manifest: Manifest, keep: int) -> None:
+def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:
     """Deletes all but the ``keep`` newest checkpoints of the branch that ends in ``newest``.
 
-    Links, copies by other names and what belongs to another branch are left alone.
+    The checkpoints of ``skipped`` steps in a row hold the same weights: of them the newest alone is
+    kept, beside those of before. Links, copies by other names and what belongs to another branch
+    are left alone.
 
     Raises:
         OSError: something cannot be deleted; what can be is.
     """
-    branch = {manifest.id, *manifest.ancestors}
-    own = [path for path in checkpoints_in(folder) if _belongs(path, newest, branch)]
+    own = [
+        (step, path)
+        for step, path in steps_in(folder)
+        if path.name == step_name(step) and _belongs(step, path, newest)
+    ]
+    before = [path for step, path in own if step <= newest.step - skipped]
+    since = [path for step, path in own if step > newest.step - skipped]
     failures = [attempt(remove, doomed) for doomed in folder.glob(".tmp-pruned-*")]
     failures += [attempt(remove, doomed) for doomed in folder.glob(".tmp-replaced-*")]
-    for old in own[:-keep]:
+    for old in before[:-keep] + since[:-1]:
         # Renamed first: a kill while deleting leaves no half a checkpoint of that name.
         doomed = folder / f".tmp-pruned-{old.name}"
         failures.append(attempt(old.rename, doomed) or attempt(remove, doomed))
@@ -52,10 +59,10 @@ def prune(folder: Path, newest: Path, manifest: Manifest, keep: int) -> None:
             raise failure
 
 
-def _belongs(path: Path, newest: Path, branch: set[str]) -> bool:
+def _belongs(step: int, path: Path, newest: Manifest) -> bool:
     manifest = read_manifest(path, "")
     # Without a manifest it is of an earlier version, when there was one branch.
-    return path.name <= newest.name if manifest is None else manifest.id in branch
+    return step <= newest.step if manifest is None else manifest.id in newest.branch
 
 
 def remove(path: Path) -> None:

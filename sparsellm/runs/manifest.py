@@ -7,6 +7,7 @@ carries a hash of itself. Checkpoints written before there were manifests have n
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 from collections.abc import Iterable
@@ -43,6 +44,11 @@ class Manifest(StrictModel):
     created: str  # UTC, ISO 8601
     world_size: PositiveInt  # ranks that wrote it
     files: dict[str, FileEntry]  # by name
+
+    @property
+    def branch(self) -> set[str]:
+        """The ids of this checkpoint and of those that it continues."""
+        return {self.id, *self.ancestors}
 
 
 class HashedFile:
@@ -125,6 +131,17 @@ def read_manifest(folder: Path, remedy: str) -> Manifest | None:
     if not isinstance(content, dict) or content.pop("xxh3_128", None) != _own_hash(content):
         raise damaged(path, "its hash differs", remedy)
     return validate(Manifest, content, str(path))
+
+
+def files_like(folder: Path, pattern: str, remedy: str) -> list[Path]:
+    """The files of a checkpoint whose names match, in order; strays beside them do not count.
+
+    Raises:
+        ValueError: the manifest is damaged.
+    """
+    manifest = read_manifest(folder, remedy)
+    names = [path.name for path in folder.iterdir()] if manifest is None else manifest.files
+    return [folder / name for name in sorted(fnmatch.filter(names, pattern))]
 
 
 def _own_hash(content: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from sparsellm.runs.checkpoint import is_complete, replaced_name
+from sparsellm.runs.checkpoint import complete_step, replaced_name, step_name
 from sparsellm.runs.lineage import attempt, remove
 from sparsellm.runs.manifest import FileEntry
 
@@ -42,7 +42,8 @@ def make_way(final: Path) -> None:
     """Replaces a checkpoint of the same step; a path that is not a checkpoint is renamed."""
     if not (final.exists() or final.is_symlink()):
         return
-    if not final.is_symlink() and is_complete(final):
+    step = None if final.is_symlink() else complete_step(final)
+    if step is not None and final.name == step_name(step):
         remove(replaced_name(final))
         final.rename(replaced_name(final))
         return

@@ -44,7 +44,7 @@ def find_checkpoint(path: Path) -> Path:
         FileNotFoundError: there is none; the message says what was looked for.
     """
     path = local_copy(path)
-    if (path / checkpoint.TRAINER_FILE).is_file() or hf_folder.is_export(path):
+    if checkpoint.is_checkpoint(path) or hf_folder.is_export(path):
         return path
     for candidate in (path, path / "checkpoints"):
         if candidate.is_dir() and (found := checkpoint.latest(candidate)):

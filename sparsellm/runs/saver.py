@@ -38,6 +38,7 @@ from sparsellm.runs.checkpoint import (
     Snapshot,
     latest,
     rank_name,
+    step_name,
 )
 from sparsellm.runs.files import fsync, write_atomically
 from sparsellm.runs.lineage import Lineage, prune, remove
@@ -130,7 +131,8 @@ class Saver:
         """
         self.wait()
         texts, small = _texts(snapshot, self._rank), _small_tensors(snapshot, self._rank)
-        final = self._folder / f"step_{snapshot.step:08d}"
+        final = self._folder / step_name(snapshot.step)
+        skipped = int(snapshot.trainer.get("skipped_in_a_row", 0))
         partial = self._folder / f".tmp-{final.name}"
         writer = CheckpointWriter(
             partial,
@@ -138,7 +140,7 @@ class Saver:
             self._world_size,
             prepare=lambda: prepare(self._folder, partial),
             write_own=lambda: _write_small(partial, texts, small),
-            publish=lambda files: self._publish(partial, final, snapshot.step, files),
+            publish=lambda files: self._publish(partial, final, snapshot.step, skipped, files),
         )
         with engine_errors():
             future = dcp.async_save(
@@ -192,7 +194,9 @@ class Saver:
             name: t for name, t in tensors.items() if owners.get(name, self._rank) == self._rank
         }
 
-    def _publish(self, partial: Path, final: Path, step: int, files: dict[str, FileEntry]) -> None:
+    def _publish(
+        self, partial: Path, final: Path, step: int, skipped: int, files: dict[str, FileEntry]
+    ) -> None:
         check_arrived(partial, files)
         identity = secrets.token_hex(8)
         manifest = Manifest(
@@ -211,7 +215,7 @@ class Saver:
         write_atomically(self._folder / LATEST, final.name + "\n")
         self.lineage = self.lineage.continued_by(identity)
         try:
-            prune(self._folder, final, manifest, self._keep)
+            prune(self._folder, manifest, self._keep, skipped)
         except OSError as error:  # what was to be saved is saved
             warn(f"an old checkpoint stays: {error}")
 

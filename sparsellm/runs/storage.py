@@ -147,7 +147,7 @@ class CheckpointReader(StorageReader):
         self._folder, self._remedy = folder, remedy
         self._parts: dict[str, list[StoredPart]] = defaultdict(list)
         for kind in kinds:
-            paths = files_of(folder, kind)
+            paths = files_of(folder, kind, remedy)
             if not paths:
                 raise FileNotFoundError(f"{folder / f'{kind}.safetensors'} is missing; {remedy}")
             for part in (part for path in paths for part in stored_parts(path, remedy)):

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparsellm.runs.files import damaged
-from sparsellm.runs.manifest import FileEntry, write_pieces
+from sparsellm.runs.manifest import FileEntry, files_like, write_pieces
 from sparsellm.strict import parse_json
 
 _OFFSETS_KEY = "DCP_SHARDING_INFO"
@@ -72,10 +72,10 @@ def file_name(kind: str, rank: int, world_size: int) -> str:
     return f"{kind}-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
-def files_of(folder: Path, kind: str) -> list[Path]:
+def files_of(folder: Path, kind: str, remedy: str) -> list[Path]:
     """The files of a kind in a checkpoint, those of several ranks in their order."""
-    single = folder / f"{kind}.safetensors"
-    return [single] if single.is_file() else sorted(folder.glob(f"{kind}-*-of-*.safetensors"))
+    single = files_like(folder, f"{kind}.safetensors", remedy)
+    return single or files_like(folder, f"{kind}-*-of-*.safetensors", remedy)
 
 
 def write_parts(path: Path, parts: dict[str, Part]) -> FileEntry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from sparsellm.runs import checkpoint, saver, state
 from sparsellm.runs.checkpoint import CheckpointError, RankState, Snapshot
 from sparsellm.runs.files import read_tensors, write_atomically
+from sparsellm.runs.pretrained import find_checkpoint
 
 
 def _snapshot(step: int, size: int = 8) -> Snapshot:
@@ -79,6 +81,58 @@ def test_a_copy_beside_them_is_left_alone(tmp_path):
     assert _names(tmp_path) == ["latest", "step_00000001_keep", "step_00000003", "step_best"]
     (tmp_path / "latest").unlink()
     assert checkpoint.latest(tmp_path).name == "step_00000003"
+
+
+def test_the_step_decides_and_not_the_name_of_a_copy(tmp_path):
+    whole = saver.save(tmp_path, _snapshot(9), keep=1)
+    copies = [tmp_path / name for name in ("step_99999999", "step_00000012", "step_00000001")]
+    for copy in copies:
+        shutil.copytree(whole, copy)
+    path = saver.save(tmp_path, _snapshot(10), keep=1)
+    assert checkpoint.latest(tmp_path) == path
+    assert [p.name for p in checkpoint.checkpoints_in(tmp_path)] == [
+        *sorted(copy.name for copy in copies),
+        "step_00000010",
+    ]
+    saver.save(tmp_path, _snapshot(12), keep=1)  # where a copy of step 9 is
+    assert checkpoint.load(tmp_path / "step_00000012").step == 12
+    assert checkpoint.load(tmp_path / "step_00000012.stray").step == 9
+    (tmp_path / "latest").unlink()
+    assert checkpoint.latest(tmp_path).name == "step_00000012"
+
+
+def test_while_steps_are_skipped_the_checkpoints_from_before_stay(tmp_path):
+    for step in (2, 4):
+        saver.save(tmp_path, _snapshot(step), keep=2)
+    for step in (6, 8, 10):
+        skips = replace(_snapshot(step), trainer={"step": step, "skipped_in_a_row": step - 5})
+        saver.save(tmp_path, skips, keep=2)
+    kept = ["step_00000002", "step_00000004", "step_00000010"]
+    assert [p.name for p in checkpoint.checkpoints_in(tmp_path)] == kept
+    saver.save(tmp_path, _snapshot(12), keep=2)
+    kept = ["step_00000010", "step_00000012"]
+    assert [p.name for p in checkpoint.checkpoints_in(tmp_path)] == kept
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc", "..", ".", "", "step_0/../..", "n\0", "step_" + 999 * "9"]
+)
+def test_a_pointer_that_names_no_checkpoint_is_passed_over(tmp_path, name):
+    path = saver.save(tmp_path, _snapshot(1), keep=1)
+    (tmp_path / "latest").write_text(name)
+    assert checkpoint.latest(tmp_path) == path
+
+
+def test_strays_in_a_checkpoint_are_not_read(tmp_path):
+    path = saver.save(tmp_path, _snapshot(1), keep=1)
+    for name in ("rank_00001.json", "model-00001-of-00002.safetensors", "rank_00001.safetensors"):
+        (path / name).write_text("of another run")
+    assert checkpoint.data_states(path) == [{"cursor": 1}]
+    assert checkpoint.load(path, rank=1, world_size=2).rank.data == {}
+    assert list(checkpoint.read_kind(path, "model")) == ["w"]
+    (path / "stats.safetensors").rename(path / "stats-00001-of-00001.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"/stats.safetensors is missing"):
+        checkpoint.read_kind(path, "stats")
 
 
 def test_an_old_one_that_cannot_be_deleted_is_not_a_failure(tmp_path, monkeypatch, capsys):
@@ -156,6 +210,15 @@ def test_missing_file_is_named(tmp_path):
     (path / "optimizer.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"optimizer.safetensors is missing"):
         checkpoint.load(path, 0)
+
+
+def test_for_one_without_its_trainer_an_older_one_is_offered(tmp_path):
+    older, path = (saver.save(tmp_path, _snapshot(step), keep=2) for step in (1, 2))
+    shutil.copytree(path, tmp_path / "step_00000001_keep")
+    (path / "trainer.json").unlink()
+    assert find_checkpoint(path) == path
+    with pytest.raises(FileNotFoundError, match=rf"no trainer.json: {older} is whole and the newe"):
+        checkpoint.load(path)
 
 
 def test_a_folder_that_is_not_a_checkpoint_is_refused(tmp_path):

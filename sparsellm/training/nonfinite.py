@@ -133,13 +133,20 @@ def _way_back(run: Run) -> str:
     """
     if path := run.saver.wait():
         run.accelerator.print(f"saved {path}")
-    newest, first_bad = checkpoint.latest(run.checkpoints), run.step - run.skipped_in_a_row
-    saved = checkpoint.checkpoints_in(run.checkpoints)
-    good = [path for path in saved if path.name < f"step_{first_bad:08d}"]
-    if not good:
-        anew = "start anew by --fresh" if newest else "start again"
+    saved, first_bad = checkpoint.steps_in(run.checkpoints), run.step - run.skipped_in_a_row
+    if not saved:
         return (
-            f"There is no checkpoint from before it: {anew}, with a lower optimizer.learning_rate"
+            "There is no checkpoint from before it: start again, with a lower "
+            "optimizer.learning_rate"
         )
+    _, first = saved[0]
+    good = [path for step, path in saved if step < first_bad]
+    if not good:
+        return (
+            f"No checkpoint has earlier weights than {first}: resume from it (--resume {first}) if "
+            "the text or the machine was the cause and is mended, or start anew by --fresh with a "
+            "lower optimizer.learning_rate"
+        )
+    newest = checkpoint.latest(run.checkpoints)
     how = "The same command resumes" if good[-1] == newest else f"Resume (--resume {good[-1]})"
     return f"Last good checkpoint: {good[-1]}. {how} from it with a lower optimizer.learning_rate"

@@ -19,8 +19,9 @@ from sparsellm.training.run_state import save_run
 
 @pytest.fixture
 def train(tiny_overrides, cli_here):
-    def run(*overrides):
-        return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
+    def run(*overrides, resume=()):
+        sets = set_arguments([*tiny_overrides, *overrides])
+        return cli_here("train", "--recipe", "debug", *sets, *resume)
 
     return run
 
@@ -149,6 +150,26 @@ def test_the_way_back_is_before_the_first_step_that_was_skipped(
     again = train(*command)
     assert again.returncode == 1
     assert "step 8: loss " in again.stderr
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_skipped_steps_do_not_push_out_the_last_good_checkpoint(
+    train, nan_at, monkeypatch, tiny_overrides, keep
+):
+    monkeypatch.setattr(nonfinite, "MOST_SKIPPED", 6)
+    nan_at(*range(5, 12))
+    command = ("train.steps=12", "train.on_nonfinite=skip", f"checkpoint.keep={keep}")
+    result = train(*command)
+    assert result.returncode == 1
+    folder = load_recipe("debug", tiny_overrides).run_path / "checkpoints"
+    last = [f"step_{step:08d}" for step in (2, 4)][-keep:]
+    assert [p.name for p in checkpoint.checkpoints_in(folder)] == [*last, "step_00000010"]
+    first = folder / last[0]
+    advice = f"No checkpoint has earlier weights than {first}: resume from it (--resume {first})"
+    assert (advice if keep == 1 else f"Resume (--resume {first}) from it") in result.stderr
+    monkeypatch.undo()  # what was the cause is mended
+    again = train(*command, resume=("--resume", str(first)))
+    assert again.returncode == 0, again.stderr
 
 
 def test_without_a_checkpoint_the_run_starts_again(train, nan_at):

@@ -26,8 +26,8 @@ from train_results import TrainPair
 PAGE = results.FOLDER / "RESULTS.md"
 INTRODUCTION = """# Results
 
-Made from results.jsonl by `make results`; do not edit. Each table shows the newest record of a case.
-Everything else that was measured (decoding, dispatch, checkpoints, the data loader, token orders,
+Made from results.jsonl by `make results`; do not edit. Each table shows the newest record of a
+case. Everything else that was measured (decoding, dispatch, checkpoints, the data loader, token orders,
 accuracy against lm-eval and more) is printed by `benchmarks/make_tables.py --all BENCH`; without
 BENCH it lists the benchmarks.
 """

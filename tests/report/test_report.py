@@ -85,7 +85,7 @@ def write_run(recipe, records):
 # --- what is read ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [["report"], ["plot"], ["bench", "run"]])
+@pytest.mark.parametrize("command", [["report"], ["plot"]])
 def test_what_is_not_a_complete_run_gives_one_line(command, tiny, tmp_path, capsys):
     def error(path):
         assert main([*command, str(path)]) == 1

@@ -27,9 +27,9 @@ PAGE = results.FOLDER / "RESULTS.md"
 INTRODUCTION = """# Results
 
 Made from results.jsonl by `make results`; do not edit. Each table shows the newest record of a
-case. Everything else that was measured (decoding, dispatch, checkpoints, the data loader, token orders,
-accuracy against lm-eval and more) is printed by `benchmarks/make_tables.py --all BENCH`; without
-BENCH it lists the benchmarks.
+case. Everything else that was measured (decoding, dispatch, checkpoints, the data loader, token
+orders, accuracy against lm-eval and more) is printed by `benchmarks/make_tables.py --all BENCH`;
+without BENCH it lists the benchmarks.
 """
 
 

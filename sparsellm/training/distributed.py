@@ -157,8 +157,9 @@ def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 def reshard(model: nn.Module) -> None:
     """Reshards FSDP2's parameters; does nothing without FSDP2.
 
-    A backward pass does so by itself. After a forward pass alone the modules still hold gathered
-    parameters, which are not the objects that the optimizer has state for.
+    A backward pass does so by itself, and gathers them again where it needs them. After a forward
+    pass alone the modules still hold gathered parameters, which are not the objects that the
+    optimizer has state for.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):

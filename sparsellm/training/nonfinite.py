@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from sparsellm.runs import checkpoint, state
-from sparsellm.training.distributed import all_reduce_sum, any_rank
+from sparsellm.training.distributed import all_reduce_sum, any_rank, reshard
 from sparsellm.training.run import Run
 from sparsellm.training.step_sums import StepSums
 
@@ -112,6 +112,7 @@ def check_finite(run: Run) -> None:
     Raises:
         FloatingPointError: a weight or a moment of the optimizer is not finite, on some rank.
     """
+    reshard(run.objective)  # the next step's forward pass may have gathered its weights
     tensors = state.model_tensors(run.model)
     if run.optimizer.state:
         tensors |= state.optimizer_tensors(run.model, run.optimizer)

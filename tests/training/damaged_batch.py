@@ -1,6 +1,7 @@
-"""`sparsellm` with one damaged batch: ``damaged_batch.py RANK STEP train …``.
+"""`sparsellm` with one damaged batch: ``damaged_batch.py KIND RANK STEP train …``.
 
-On that rank every token that the step reads is the same byte, which text does not hold.
+On that rank every token that the step reads is the same byte, which text does not hold
+(``damage``), or its loss is NaN (``spoil``).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def spoil(is_spoilt: Callable[[int], bool]) -> None:
 
 
 if __name__ == "__main__":
-    rank, step, *arguments = sys.argv[1:]
+    kind, rank, step, *arguments = sys.argv[1:]
     if os.environ.get("RANK", "0") == rank:
-        damage(int(step).__eq__)
+        {"damage": damage, "spoil": spoil}[kind](int(step).__eq__)
     sys.exit(main(arguments))

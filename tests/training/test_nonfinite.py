@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from sparsellm.training import loop, nonfinite
 from sparsellm.training import step as step_module
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.run_state import save_run
+from training.test_distributed import launch
+
+DAMAGED = Path(__file__).with_name("damaged_batch.py")
 
 
 @pytest.fixture
@@ -80,6 +84,20 @@ def test_the_data_continues_after_it(tiny, nan_at):
     assert losses[0] == losses[1]
     for run in runs:
         close_run(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config", ["ddp8.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.long)]
+)
+def test_a_step_of_several_ranks_is_skipped_though_the_next_has_begun(tiny_overrides, config):
+    own = [*tiny_overrides, "train.on_nonfinite=skip", "checkpoint.every_steps=0"]
+    program = (str(DAMAGED), "spoil", "1", "3", "train", "--recipe", "debug")
+    result = launch(2, *program, *set_arguments(own), config=config)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "step 3 was skipped: loss " in result.stdout
+    records = read_metrics(load_recipe("debug", own).run_path)
+    assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 4]
 
 
 def test_too_many_in_a_row_stop(train, nan_at, monkeypatch):

@@ -55,7 +55,8 @@ def test_averages_are_those_of_the_steps_so_far():
 @pytest.mark.parametrize(("ranks", "on_nonfinite"), [(1, "stop"), (2, "skip")])
 def test_a_damaged_batch_is_skipped_and_counted(tiny_overrides, ranks, on_nonfinite):
     own = [*tiny_overrides, *OVERRIDES, f"train.on_nonfinite={on_nonfinite}"]
-    program = (str(DAMAGED), str(ranks - 1), str(BAD_STEP), "train", "--recipe", "debug")
+    rank, step = str(ranks - 1), str(BAD_STEP)
+    program = (str(DAMAGED), "damage", rank, step, "train", "--recipe", "debug")
 
     def train(name, *overrides):
         arguments = set_arguments([*own, f"name={name}", *overrides])

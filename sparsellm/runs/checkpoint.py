@@ -34,6 +34,7 @@ from sparsellm.runs.storage import CheckpointReader, load_tensors
 from sparsellm.runs.tensor_files import files_of
 
 LATEST = "latest"
+ABANDONED = "abandoned"  # folder of a run, see history.py
 MODEL, OPTIMIZER, STATS = "model", "optimizer", "stats"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"

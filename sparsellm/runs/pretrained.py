@@ -16,6 +16,7 @@ from sparsellm.device import place
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint, hf_folder, state
+from sparsellm.runs.checkpoint import ABANDONED
 from sparsellm.runs.files import TrainerState, read_model
 from sparsellm.runs.hf_tokenizer import check_tokenizer
 from sparsellm.runs.hub import local_copy
@@ -53,6 +54,11 @@ def find_checkpoint(path: Path) -> Path:
         raise FileNotFoundError(
             f"{path} has no {hf_folder.EXPORT_RECIPE_FILE}; `sparsellm import {path} RUN_DIR "
             "--recipe RECIPE` makes a checkpoint of it"
+        )
+    if ABANDONED in path.parts and not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist: a branch that was resumed is in checkpoints/ again; without "
+            "--resume the training command goes on from there"
         )
     raise FileNotFoundError(
         f"{path} is not a checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), a "

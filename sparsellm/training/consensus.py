@@ -21,11 +21,12 @@ import sparsellm
 from sparsellm.ranks import leave, tell
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
+from sparsellm.runs.history import finish_change
 from sparsellm.runs.lock import RunLock
 from sparsellm.runs.presence import Presence
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.strict import flatten
-from sparsellm.training.distributed import together
+from sparsellm.training.distributed import from_first_rank, together
 
 _LIBRARIES = ("torch", "transformers", "accelerate", "safetensors", "triton")
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
@@ -82,11 +83,18 @@ def agreed_checkpoint(
 ) -> Path | None:
     """The checkpoint from which all ranks resume, or None.
 
+    Finishes a change of branch that was killed. Where it brought ``resume_from`` back from
+    ``abandoned/``, that is the run's newest checkpoint now.
+
     Raises:
         FileNotFoundError: ``resume_from`` is not a checkpoint.
         ValueError: ranks see different checkpoints; the message says which rank sees which.
     """
     path = None
+    source = from_first_rank(partial(finish_change, recipe.run_path), accelerator.device)
+    if resume_from is not None and source and not resume_from.exists():
+        came_back = resume_from.resolve().is_relative_to(Path(source).resolve())
+        resume_from = recipe.run_path if came_back else resume_from
     with together(accelerator.device):
         if resume_from is not None:
             path = find_checkpoint(resume_from)

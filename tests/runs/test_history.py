@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from conftest import set_arguments
 
 from runs.test_checkpoint import _names, _snapshot
 from sparsellm.recipe import load_recipe
-from sparsellm.runs import checkpoint, saver
-from sparsellm.runs.history import begin_branch
+from sparsellm.runs import checkpoint, history, saver
+from sparsellm.runs.history import begin_branch, finish_change
 from sparsellm.runs.lineage import Lineage
 from sparsellm.runs.records import METRICS_FILE, whole_lines
 
@@ -79,32 +81,70 @@ def test_what_was_set_aside_is_brought_back(run_path):
     assert (run_path / "abandoned" / "1" / "step_00000040").is_dir()
 
 
-@pytest.mark.parametrize("moves", [0, 1, 2])
-def test_a_kill_while_setting_aside_loses_nothing(run_path, monkeypatch, moves):
-    folder = run_path / "checkpoints"
-    real = type(folder).rename
+class Killed(BaseException):
+    """In place of SIGKILL: nothing handles it."""
 
-    def rename(self, target):
-        nonlocal moves
-        if self.name.startswith("step_"):
-            if not moves:
-                raise KeyboardInterrupt
-            moves -= 1
-        return real(self, target)
 
-    monkeypatch.setattr(type(folder), "rename", rename)
-    if moves < 2:
-        with pytest.raises(KeyboardInterrupt):
-            begin_branch(run_path, folder / "step_00000030")
-    else:
-        begin_branch(run_path, folder / "step_00000030")
-    monkeypatch.undo()
-    assert checkpoint.latest(folder) == folder / "step_00000030"
-    begin_branch(run_path, checkpoint.latest(folder))
-    assert _names(folder) == ["latest", "step_00000030"]
-    kept = {p.name: p for p in run_path.glob("abandoned/*/step_*")}
-    assert sorted(kept) == ["step_00000035", "step_00000040"]
-    assert all(checkpoint.load(path).step == int(name[5:]) for name, path in kept.items())
+def _kill_at(monkeypatch, number):
+    """Kills at the given change of the file system."""
+    left = number
+
+    def dying(real):
+        def call(*arguments, **options):
+            nonlocal left
+            if not left:
+                raise Killed
+            left -= 1
+            return real(*arguments, **options)
+
+        return call
+
+    for name in ("rename", "replace", "unlink", "mkdir"):
+        monkeypatch.setattr(Path, name, dying(getattr(Path, name)))
+    monkeypatch.setattr(shutil, "rmtree", dying(shutil.rmtree))
+
+
+def _content(run_path):
+    """All files, with the text of those that a change of branch writes."""
+    texts = {".jsonl", ".yaml", ""}
+    return {
+        path.relative_to(run_path).as_posix(): path.read_text() if path.suffix in texts else None
+        for path in run_path.rglob("*")
+        if path.is_file() and ".tmp-" not in path.name
+    }
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["set aside", "brought back"])
+def test_a_kill_at_any_moment_leaves_weights_and_records_of_one_branch(
+    run_path, tmp_path, monkeypatch, back
+):
+    folder, resumed = run_path / "checkpoints", "checkpoints/step_00000030"
+    if back:
+        begin_branch(run_path, run_path / resumed)
+        _resume(folder, run_path / resumed, (32, 35))  # two of the same step, of either branch
+        _record(run_path, range(1, 36))
+        resumed = "abandoned/1/step_00000040"
+    whole = tmp_path / "whole"
+    shutil.copytree(run_path, whole)
+    begin_branch(whole, whole / resumed)
+    expected = _content(whole)
+    for number in range(100):
+        copy = tmp_path / str(number)
+        shutil.copytree(run_path, copy)
+        killed = False
+        with monkeypatch.context() as patch:
+            _kill_at(patch, number)
+            try:
+                begin_branch(copy, copy / resumed)
+            except Killed:
+                killed = True
+        begun = (copy / "branch.json").exists()
+        finish_change(copy)
+        assert _content(copy) == (expected if begun or not killed else _content(run_path))
+        if not killed:
+            break
+    assert number > 8
+    assert checkpoint.latest(copy / "checkpoints").name == Path(resumed).name
 
 
 def test_checkpoints_without_a_manifest_are_told_apart_by_their_step(run_path):
@@ -121,6 +161,38 @@ def test_another_runs_checkpoint_replaces_the_whole_history(run_path, tmp_path):
     assert checkpoint.checkpoints_in(run_path / "checkpoints") == []
     assert not (run_path / "metrics.jsonl").exists()
     assert _steps(run_path / "abandoned" / "1") == list(range(1, 41))
+
+
+def test_another_runs_checkpoint_does_not_continue_the_records_of_a_dead_run(tmp_path):
+    run_path, other = tmp_path / "run", saver.save(tmp_path / "other", _snapshot(7), keep=1)
+    run_path.mkdir()
+    _record(run_path, range(1, 6))  # killed before it saved anything
+    [note] = begin_branch(run_path, other)
+    aside = run_path / "abandoned" / "1"
+    assert f"of steps that {other} does not continue are set aside in {aside}" in note
+    assert not (run_path / "metrics.jsonl").exists()
+    assert _steps(aside) == [1, 2, 3, 4, 5]
+    assert begin_branch(run_path, other) == []
+
+
+def test_a_copy_outside_continues_the_records_of_its_run(run_path, tmp_path):
+    folder = run_path / "checkpoints"
+    shutil.copytree(folder / "step_00000030", tmp_path / "kept")
+    shutil.rmtree(folder / "step_00000030")  # as when it was pruned
+    [note] = begin_branch(run_path, tmp_path / "kept")
+    assert "training goes on from kept: step_00000035, step_00000040 and the records" in note
+    assert _steps(run_path) == list(range(1, 41))  # the log then drops those after step 30
+
+
+def test_a_fork_elsewhere_continues_the_records_up_to_where_it_began(run_path, tmp_path):
+    folder, fork = run_path / "checkpoints", tmp_path / "fork"
+    shutil.copytree(folder, fork)
+    _resume(fork, fork / "step_00000040", (42, 44))
+    _record(run_path, range(1, 43))  # steps 41 and 42 are others here
+    [note] = begin_branch(run_path, fork / "step_00000044")
+    assert "of steps that" in note
+    assert _steps(run_path) == list(range(1, 41))
+    assert _steps(run_path / "abandoned" / "1") == list(range(1, 43))
 
 
 def test_records_without_a_checkpoint_are_set_aside(run_path):
@@ -160,6 +232,37 @@ def test_training_goes_back_and_returns(tiny_overrides, cli_here):
     assert _names(folder) == ["latest", "step_00000006", "step_00000008", "step_00000009"]
     for name, tensor in checkpoint.read_kind(folder / "step_00000008", "model").items():
         assert tensor.equal(good[name])
+
+
+def test_returning_to_a_branch_goes_on_after_a_kill(tiny_overrides, cli_here, monkeypatch):
+    def train(*arguments, steps):
+        sets = set_arguments([*tiny_overrides, f"train.steps={steps}", "seed=1"])
+        return cli_here("train", "--recipe", "debug", *sets, *arguments)
+
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    assert train(steps=8).returncode == 0
+    rates = [r["seconds"] for r in _records(run_path) if r["kind"] == "train"]
+    folder = run_path / "checkpoints"
+    assert train("--resume", str(folder / "step_00000004"), steps=6).returncode == 0
+    back = ("--resume", str(run_path / "abandoned" / "1"))
+    real = history.write_atomically
+
+    def killed(path, text):
+        if path == run_path / "metrics.jsonl":
+            raise Killed
+        real(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "write_atomically", killed)
+        with pytest.raises(Killed):
+            train(*back, steps=8)
+    finished = train(*back, steps=10)
+    assert finished.returncode == 0, finished.stderr
+    train_records = [r for r in _records(run_path) if r["kind"] == "train"]
+    assert [r["step"] for r in train_records] == list(range(1, 11))
+    assert [r["seconds"] for r in train_records[:8]] == rates
+    gone = train(*back, steps=10)
+    assert "a branch that was resumed is in checkpoints/ again" in gone.stderr
 
 
 def _records(run_path):

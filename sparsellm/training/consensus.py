@@ -18,6 +18,9 @@ import xxhash
 from accelerate import Accelerator
 
 import sparsellm
+from sparsellm.data import Corpus
+from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.data.witness import seen_here
 from sparsellm.ranks import leave, tell
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
@@ -76,6 +79,35 @@ def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
             f"warning: the ranks differ in {_shown(differing)}. Training goes on; where it is slow "
             "or hangs, make them alike"
         )
+
+
+def compare_files(
+    corpora: Sequence[Corpus], tokenizer: Tokenizer, accelerator: Accelerator
+) -> None:
+    """Compares what the ranks see of the corpora's local files, held-out ones too.
+
+    Raises:
+        ValueError: some rank sees another file or tokenizer; the message says which rank sees what.
+    """
+    if accelerator.num_processes == 1:
+        return
+    contents, times = seen_here(shard for c in corpora for shard in (*c.train, *c.validation))
+    contents["the tokenizer"] = f"{tokenizer.identity}, end of document {tokenizer.eot_id}"
+    # Of many files the ranks exchange one hash, and the list only where that differs.
+    if _differing({"files": short_hash(contents)}):
+        _compare(contents, "give all nodes the same files, on a shared file system or as copies")
+    if _differing({"files": short_hash(times)}):
+        accelerator.print(
+            "warning: for some ranks the files of the corpora were written at other times: edited "
+            "or only copied? Their names, sizes, begins, middles and ends are the same, and the "
+            f"rest is too large to compare: {_shown(_differing(times))}. Training goes on; copies "
+            "that keep the time (cp -p, rsync -t) end this warning"
+        )
+
+
+def short_hash(values: dict[str, str]) -> str:
+    """Of all keys and values, in their order."""
+    return xxhash.xxh3_64_hexdigest(repr(values).encode())
 
 
 def agreed_checkpoint(

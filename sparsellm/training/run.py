@@ -26,6 +26,7 @@ from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.model import HFModel, build_model, build_zero_model, prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
+from sparsellm.training.consensus import compare_files
 from sparsellm.training.distributed import checkpoint_group, from_first_rank
 from sparsellm.training.heartbeat import RankActivity
 from sparsellm.training.kernel_policy import (
@@ -137,7 +138,7 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
 
 
 def _find_corpora(recipe: Recipe) -> tuple[Corpus, ...]:
-    """With what it takes a look at every file for: the other ranks have it from the first."""
+    """With their fingerprints, which the other ranks have from the first; see `compare_files`."""
     corpora = load_corpora(**recipe.data.sources())
     for corpus in corpora:
         _ = corpus.fingerprint, corpus.witness
@@ -160,6 +161,7 @@ def build_run(
     micro_batch = first_micro_batch(recipe, accelerator)
     corpora = from_first_rank(lambda: _find_corpora(recipe), accelerator.device)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
+    compare_files(corpora, tokenizer, accelerator)
     shape = {
         "context_length": recipe.model.context_length,
         "micro_batch_size": micro_batch.size,

@@ -1,7 +1,7 @@
 """`sparsellm` with a fault in one rank: ``faulty_rank.py KIND RANK STEPS train …``.
 
 The fault comes once, when the process has done so many steps, that of ``kill-save`` after so many
-saves; ``none`` is none.
+saves; ``none`` is none. With ``elsewhere`` the rank works in the folder STEPS.
 
 With ``SPARSELLM_TEST_PATIENCE`` ranks wait so many seconds for one another where they would for
 minutes; `runtime.timeout_minutes` must be 2, the least. With ``SPARSELLM_TEST_DAMAGE`` every 37th
@@ -103,6 +103,8 @@ if __name__ == "__main__":
         spoil(lambda step: step % 37 == 0)
     if kind == "differ":
         arguments += ["--set", "seed=1"] if own_rank == rank else []
+    elif kind == "elsewhere":
+        os.chdir(steps if own_rank == rank else ".")
     elif kind == "early-launcher":
         time.sleep(5)  # until both have begun
         if own_rank == rank:

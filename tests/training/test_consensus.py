@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+from conftest import set_arguments
+
+from sparsellm.data import load_corpora, load_tokenizer, witness
 from sparsellm.runs import checkpoint
 from sparsellm.training import consensus
-from sparsellm.training.consensus import agreed_checkpoint, compare_environments, differences
+from sparsellm.training.consensus import (
+    agreed_checkpoint,
+    compare_environments,
+    compare_files,
+    differences,
+)
 from sparsellm.training.run import build_accelerator, build_run, close_run
 from sparsellm.training.run_state import save_run
 from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
+from training.test_distributed import launch
 
 
 @pytest.fixture
@@ -76,6 +87,67 @@ def test_other_libraries_are_refused_and_other_settings_of_nccl_are_named(
     assert "NCCL_IB_DISABLE: nothing on rank 0 (" in said
     assert ", 1 on rank 1 (b)" in said
     assert "the driver: " in said
+
+
+@pytest.mark.slow
+def test_a_rank_that_sees_other_text_is_named_fresh_or_resumed(
+    tiny_overrides, tmp_path, monkeypatch
+):
+    """The edit keeps the size, and is where the samples of a fingerprint are not taken."""
+    text = json.dumps({"text": "some text " * 40_000}) + "\n"
+    other = tmp_path / "other"
+    other.mkdir()
+    corpus = {"files": "train", "validation_files": "held-out"}
+    for name in corpus.values():  # each rank finds there what lies where it works
+        (tmp_path / f"{name}.jsonl").symlink_to(f"/proc/self/cwd/{name}.txt")
+        for folder in (tmp_path, other):
+            (folder / f"{name}.txt").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    own = [*tiny_overrides, "train.micro_batch_size=1", "data.corpus=local", "data.tokenizer=bytes"]
+    own += [f"data.{key}=[{tmp_path}/{name}.jsonl]" for key, name in corpus.items()]
+    faulty = str(Path(__file__).with_name("faulty_rank.py"))
+
+    def train(folder):
+        program = [faulty, "elsewhere", "1", str(folder), "train", "--recipe", "debug"]
+        return launch(2, *program, *set_arguments(own))
+
+    for edited in corpus.values():
+        (other / f"{edited}.txt").write_text(text[:99_999] + "?" + text[100_000:])
+        refused = train(other)
+        assert refused.returncode == 1, refused.stdout
+        assert f"ranks differ in {tmp_path}/{edited}.jsonl: 400,013 bytes (" in refused.stderr
+        if edited == "train":  # a run to resume
+            assert train(tmp_path).returncode == 0
+            (other / f"{edited}.txt").write_text(text)
+
+
+def test_of_a_large_corpus_other_times_of_change_are_told(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(witness, "WHOLE_BYTES", 1000)
+    paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for path in paths:
+        path.write_text("x" * 2000)
+    corpora = load_corpora("local", files=[str(paths[0])], validation_files=[str(paths[1])])
+    shards = [*corpora[0].train, *corpora[0].validation]
+    contents, times = witness.seen_here(shards)
+    assert list(contents) == list(times) == [str(path) for path in paths]
+    paths[1].unlink()
+    assert witness.seen_here(shards)[0][str(paths[1])] == "No such file or directory"
+
+    def gather(own):
+        """The second rank's copy of the first file was written at another time."""
+        values = own[1]
+        if values.get("files") == consensus.short_hash(times):
+            return [own, ("b", {"files": "other"})]
+        return [own, ("b", values | ({str(paths[0]): "17"} if values == times else {}))]
+
+    paths[1].write_text("x" * 2000)
+    times |= {str(paths[1]): str(paths[1].stat().st_mtime_ns)}
+    monkeypatch.setattr(consensus, "_gather", gather)
+    accelerator = build_accelerator(tiny())
+    monkeypatch.setattr(type(accelerator), "num_processes", 2)
+    compare_files(corpora, load_tokenizer("bytes"), accelerator)
+    said = capsys.readouterr().out
+    assert f"too large to compare: {paths[0]}: {times[str(paths[0])]} on rank 0 (" in said
 
 
 def test_the_checkpoint_is_compared_by_its_id(tiny, another_rank):

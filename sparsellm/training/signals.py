@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -15,8 +16,9 @@ from sparsellm import ranks
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
-# A terminal and a launcher may both deliver one Ctrl-C: signals this close are the same request.
-ECHO_SECONDS = 2.0
+# What quits without saving: the same signal again, so many seconds after it first came, or later.
+# A terminal and a launcher may both deliver one Ctrl-C; a scheduler may send SIGTERM repeatedly.
+QUITS_AFTER = {signal.SIGINT: 2.0, signal.SIGTERM: 120.0}
 
 
 class StopRequest:
@@ -27,14 +29,14 @@ class StopRequest:
 
     - the first one prints one line; before the first step, where there is nothing to save, it ends
       the process with status 0;
-    - a later one quits at once with status 128 + its number. SIGUSR1 is an early warning: another
-      signal after it is still a first one.
+    - Ctrl-C again, or SIGTERM after two minutes, quits at once with status 128 + its number. Any
+      other later signal belongs to the same request: Slurm and systemd send several for one stop.
     """
 
     def __init__(self) -> None:
         self.received: str | None = None
         self._began = False  # a step has been taken: there is something to save
-        self._hard: tuple[int, float] | None = None  # last signal that must not come again, time
+        self._first: dict[signal.Signals, float] = {}  # when each signal came first
         self._previous: dict[int, object] = {}
         self._previous_fd = -1
         self._lock = threading.Lock()
@@ -84,22 +86,22 @@ class StopRequest:
     def _answer(self, sent: signal.Signals) -> None:
         now = time.monotonic()
         with self._lock:
-            first = self._hard is None or self._hard[0] == signal.SIGUSR1 != sent
-            if self._hard and now - self._hard[1] < ECHO_SECONDS:
-                return
-            self._hard = (sent, now)
+            is_first = not self._first
+            waited = now - self._first.setdefault(sent, now)
             self.received = self.received or sent.name
             began = self._began
-        if not first:
+        if is_first:
+            self._answer_first(sent.name, began)
+        elif waited >= QUITS_AFTER.get(sent, math.inf):
             _say(f"{sent.name} again: ends at once, without saving")
             self._leave(128 + sent)
-        self._answer_first(sent.name, began)
 
     def _answer_first(self, reason: str, began: bool) -> None:
         if not began:
             _say(f"{reason} before the first step: ends; there is nothing to save")
             self._leave(0)
-        _say(f"{reason}: saves after this step, then ends; a second signal ends at once")
+        again = "again" if reason == signal.SIGINT.name else "twice"
+        _say(f"{reason}: saves after this step, then ends; Ctrl-C {again} ends at once")
 
     @staticmethod
     def _leave(status: int) -> None:

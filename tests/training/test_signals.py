@@ -1,4 +1,4 @@
-"""Signals: one line at once, a clean end before the first step, a second signal that quits."""
+"""Signals: one line at once, a clean end before the first step, and which of several quit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from conftest import process_env
 
 # The main thread sits in C, as in a collective: no Python handler runs there.
 PROGRAM = """
-import ctypes, sys, time
+import ctypes, signal, sys, time
 from sparsellm.training import signals
-signals.ECHO_SECONDS = 0.3
+signals.QUITS_AFTER = {signal.SIGINT: 0.3, signal.SIGTERM: 1.5}
 with signals.StopRequest() as stop:
     if "began" in sys.argv:
         stop.begin()
@@ -51,12 +51,12 @@ def test_before_the_first_step_it_ends_at_once_and_says_so(number):
     assert errors == f"{number} before the first step: ends; there is nothing to save\n"
 
 
-def test_later_it_is_answered_at_once_and_a_second_one_quits():
+def test_later_it_is_answered_at_once_and_ctrl_c_again_quits():
     process = _start("began", "blocked")
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     first = process.stderr.readline()
-    assert first == "SIGTERM: saves after this step, then ends; a second signal ends at once\n"
-    process.send_signal(signal.SIGTERM)  # a launcher's echo of the same request
+    assert first == "SIGINT: saves after this step, then ends; Ctrl-C again ends at once\n"
+    process.send_signal(signal.SIGINT)  # a launcher's echo of the same request
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
@@ -65,16 +65,23 @@ def test_later_it_is_answered_at_once_and_a_second_one_quits():
     assert errors == "SIGINT again: ends at once, without saving\n"
 
 
-def test_a_warning_is_not_the_first_of_two():
+def test_signals_that_belong_to_one_stop_do_not_end_its_save():
+    """Slurm and systemd send several, and a launcher passes its own on."""
     process = _start("began")
-    process.send_signal(signal.SIGUSR1)
-    assert process.stdout.readline() == "received SIGUSR1\n"
-    time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    assert process.stdout.readline() == "received SIGTERM\n"
+    for number in ("SIGUSR1", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT"):
+        time.sleep(0.1)
+        process.send_signal(getattr(signal, number))
+    time.sleep(1)
     assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == 128 + signal.SIGTERM
+    process.send_signal(signal.SIGTERM)  # later than any save takes
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert errors == (
+        "SIGTERM: saves after this step, then ends; Ctrl-C twice ends at once\n"
+        "SIGTERM again: ends at once, without saving\n"
+    )
 
 
 def test_the_handlers_are_taken_away():

@@ -19,8 +19,8 @@ from transformers import PretrainedConfig
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.operator_tools import operators_digest
 from sparsellm.ffn.shared_linear import share_weights
+from sparsellm.ffn.training_ops import operators_digest
 from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig

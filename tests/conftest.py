@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparsellm.ffn.operator_tools import operators_digest
+from sparsellm.ffn.training_ops import operators_digest
 from sparsellm.recipe import Recipe, load_recipe
 
 # As `prepare_blocks` does, for tests that compile by themselves.

@@ -19,10 +19,12 @@ from torch import Tensor
 from sparsellm.ffn.reference import activations, gradients_on, output_of
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
+    CONTROL_WORDS,
     TILE_NEURONS,
     FFNGradients,
     FFNStats,
     FFNWeights,
+    Room,
 )
 
 COMPRESSIONS = (2, 4, 8)
@@ -112,19 +114,44 @@ class Hybrid(NamedTuple):
         """Rows that are not in the ELL matrix; waits for the GPU."""
         return int(self.counted[0])
 
+    @property
+    def recomputed(self) -> Tensor:
+        """() int64: rows that the backup has no room for, see `FFNStats`."""
+        return (self.counted[0] - self.backup_up.shape[0]).clamp(min=0).long()
 
-def hybrid_of(
-    gate_MN: Tensor | None, up_MN: Tensor, width: int, backup_rows: int, compression: int
-) -> Hybrid:
+
+def empty_hybrid(x_MK: Tensor, num_neurons: int, room: Room, *, gated: bool) -> Hybrid:
+    """Uninitialised memory for the pattern of these tokens; x's type is that of activations."""
+    m, n, (backup_rows, width) = x_MK.shape[0], num_neurons, room
+    blocks = (m + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+
+    def ints(*shape: int) -> Tensor:
+        return x_MK.new_empty(shape, dtype=torch.int32)
+
+    return Hybrid(
+        word=ints(m, width),
+        length=ints(m),
+        heavy=ints(2 * blocks),
+        row=ints(m),
+        counted=ints(CONTROL_WORDS),
+        gate=x_MK.new_empty(0 if x_MK.dtype == torch.bfloat16 else m, width),
+        up=x_MK.new_empty(m if gated else 0, width),
+        backup_gate=x_MK.new_empty(backup_rows if gated else 0, n),
+        backup_up=x_MK.new_empty(backup_rows, n),
+        table=x_MK.new_empty(blocks, n, dtype=torch.uint8),
+    )
+
+
+def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room, compression: int) -> Hybrid:
     """The hybrid format of a gate after its relu, and of up at its non-zeros.
 
     Args:
         gate_MN: None without a gate; the pattern is then that of ``up_MN``, after its relu.
         up_MN: x W_u + b_u.
-        width: W, of the ELL matrix.
-        backup_rows: R.
+        room: R and W.
         compression: of the TwELL in between.
     """
+    backup_rows, width = room
     pattern_MN = up_MN if gate_MN is None else gate_MN
     (m, n), device = pattern_MN.shape, up_MN.device
     active_MN = pattern_MN != 0
@@ -140,7 +167,7 @@ def hybrid_of(
     heavy_rows = heavy_M.nonzero().flatten()
     heavy = F.pad(heavy_M.long(), (0, blocks * BLOCK_TOKENS - m)).view(-1, 32)
     row = F.pad(heavy_rows, (0, m - len(heavy_rows)))
-    counted = torch.zeros(8, dtype=torch.int32, device=device)
+    counted = torch.zeros(CONTROL_WORDS, dtype=torch.int32, device=device)
     counted[0] = len(heavy_rows)
     kept = heavy_rows[:backup_rows]
 
@@ -196,18 +223,13 @@ def transposed_times(values_MW: Tensor, x_MK: Tensor, saved: Hybrid, num_neurons
     )
 
 
-def hybrid_forward(  # noqa: PLR0917
-    x_MK: Tensor,
-    w: FFNWeights,
-    width: int,
-    backup_rows: int,
-    compression: int,
-    token_M: Tensor | None = None,
+def hybrid_forward(
+    x_MK: Tensor, w: FFNWeights, room: Room, compression: int, token_M: Tensor | None = None
 ) -> tuple[Tensor, FFNStats, Hybrid]:
     """`reference.sparse_forward`, keeping the hybrid format; right whatever overflows."""
     gate_MN, up_MN = activations(x_MK, w)
     y_MK, stats = output_of(gate_MN, up_MN, w, token_M)
-    return y_MK, stats, hybrid_of(gate_MN, up_MN, width, backup_rows, compression)
+    return y_MK, stats, hybrid_of(gate_MN, up_MN, room, compression)
 
 
 def hybrid_backward(  # noqa: PLR0917

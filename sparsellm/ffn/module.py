@@ -12,7 +12,6 @@ from sparsellm.ffn.capacity import Capacity
 from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path, check_format
 from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
-from sparsellm.ffn.hybrid_ops import hybrid_ffn_training
 from sparsellm.ffn.reference import dense_ffn
 from sparsellm.ffn.shared_linear import shared_linears
 from sparsellm.ffn.step_shared import begin_step, end_accumulation
@@ -207,14 +206,10 @@ class SparseFFN(nn.Module):
         compiled code that read them from the module would be recompiled for every new value.
         """
         x_MK = x.reshape(-1, x.shape[-1])
-        if capacity is not None and self.format == "twell":
-            y_MK, stats = hybrid_ffn_training(
-                x_MK, self._weights(), self.ell_width, capacity, order, shared
-            )
-            return y_MK.reshape(x.shape), stats
         if capacity is not None:
-            weights = self._weights()
-            y_MK, stats = sparse_ffn_training(x_MK, weights, capacity, order, shared)
+            y_MK, stats = sparse_ffn_training(
+                x_MK, self._weights(), capacity, order, shared, self.format, self.ell_width
+            )
             return y_MK.reshape(x.shape), stats
         y_MK, stats = dense_ffn(
             x_MK,

@@ -15,7 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.architecture import ACTIVATIONS
-from sparsellm.ffn.types import BLOCK_TOKENS, TOKEN_AT, Columns, FFNGradients, FFNStats, FFNWeights
+from sparsellm.ffn.types import (
+    BLOCK_TOKENS,
+    TOKEN_AT,
+    Columns,
+    FFNGradients,
+    FFNStats,
+    FFNWeights,
+    Room,
+)
 
 # Tests set this variable: on a CPU these functions then stand in for the sparse kernels.
 _VARIABLE = "SPARSELLM_REFERENCE_KERNELS"
@@ -118,6 +126,22 @@ def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     return F.linear(h_MN, w.down_KN, w.b_down_K)
 
 
+def empty_columns(x_MK: Tensor, num_neurons: int, room: Room, *, gated: bool) -> Columns:
+    """Uninitialised columns for the pattern of these tokens."""
+    blocks, capacity = (x_MK.shape[0] + BLOCK_TOKENS - 1) // BLOCK_TOKENS, room.capacity
+    needed = torch.empty(2, dtype=torch.int64)
+    if capacity == blocks * num_neurons:  # enough for any pattern
+        needed = x_MK.new_empty(0, dtype=torch.int64)
+    return Columns(
+        offset=x_MK.new_empty(blocks + 1, dtype=torch.int32),
+        neuron=x_MK.new_empty(capacity, dtype=torch.int32),
+        mask=x_MK.new_empty(capacity, dtype=torch.int64),
+        gate=x_MK.new_empty(capacity if gated else 0, BLOCK_TOKENS),
+        up=x_MK.new_empty(capacity, BLOCK_TOKENS),
+        needed=needed,
+    )
+
+
 def columns_of(gate_MN: Tensor | None, up_MN: Tensor, capacity: int) -> Columns:
     """The pattern of a gate after its relu, and both activations on it, in C = ``capacity``
     columns.
@@ -130,6 +154,7 @@ def columns_of(gate_MN: Tensor | None, up_MN: Tensor, capacity: int) -> Columns:
     member_BN = active_BNP.any(2)
     offset = F.pad(member_BN.sum(1).cumsum(0), (1, 0)).int()
     block, neuron = (index[:capacity] for index in member_BN.nonzero(as_tuple=True))
+    needed = torch.stack([offset[-1], active_BNP.sum()])
 
     def filled(values: Tensor) -> Tensor:
         return F.pad(values, (0, 0) * (values.ndim - 1) + (0, capacity - len(values)))
@@ -144,7 +169,7 @@ def columns_of(gate_MN: Tensor | None, up_MN: Tensor, capacity: int) -> Columns:
         mask=filled((active_BNP[block, neuron] * bit_P).sum(1)),
         gate=gate_CP,
         up=filled(up_BNP[block, neuron]),
-        needed=torch.stack([offset[-1], active_BNP.sum()]),
+        needed=needed[: 2 if capacity < member_BN.numel() else 0],
     )
 
 

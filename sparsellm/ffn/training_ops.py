@@ -1,51 +1,49 @@
 """Training the FFN on its sparsity pattern: forward and backward as `torch.library` operators.
 
-Shapes: M tokens, K hidden_size, N intermediate_size, C capacity in columns. On a CPU the operators
-are the plain torch of reference.py. They hold no state: what they compute depends on their
-arguments alone, so compiling, recomputing and sharding need nothing special.
+The operators are the same for every format (training_formats.py). They hold no state: what they
+compute depends on their arguments alone, so compiling, recomputing and sharding need nothing
+special.
+
+Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparsellm.ffn import training_formats
+from sparsellm.ffn.formats import ELL_WIDTH
 from sparsellm.ffn.inference_ops import check_order, check_weights
-from sparsellm.ffn.operator_tools import (
-    Gradients,
-    fake_backward,
-    fake_backward_into,
-    in_own_types,
-    of_present,
-    present_gradients,
-    ready_weights,
-    without_biases,
-)
 from sparsellm.ffn.token_order import in_order
-from sparsellm.ffn.training_paths import Forward, union_backward, union_forward
+from sparsellm.ffn.training_formats import FORMATS
 from sparsellm.ffn.types import (
-    BLOCK_TOKENS,
-    Columns,
+    FFNGradients,
     FFNStats,
     FFNWeights,
+    Format,
     GradientSums,
     KernelWeights,
+    Room,
     StepShared,
     TokenOrder,
 )
 
 _DEVICES = ("cpu", "cuda")
-_CAPACITY = 8  # its place among the arguments of `sparse_ffn_forward`
 
 
-def sparse_ffn_training(
+def sparse_ffn_training(  # noqa: PLR0917
     x_MK: Tensor,
     w: FFNWeights,
     capacity: int,
     order: TokenOrder | None = None,
     shared: StepShared | None = None,
+    format: Format = "union",
+    ell_width: int = ELL_WIDTH,
 ) -> tuple[Tensor, FFNStats]:
     """``y = (relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d`` and its statistics, for training.
 
@@ -56,31 +54,37 @@ def sparse_ffn_training(
     Args:
         x_MK: the tokens; bf16 on a GPU.
         w: the FFN; its threshold must be 0 (ReLU).
-        capacity: columns that are kept for the backward pass (`reference.Columns`), of at most
-            ``blocks * N``; 0 where there will be none. The pattern did not fit where
-            ``stats.union_sum`` exceeds it.
+        capacity: what is reserved for the pattern until the backward pass, see `Room`; 0 where
+            there will be none. Columns of the union format are at most ``blocks * N``, and did not
+            suffice where ``stats.union_sum`` exceeds them. ``stats.recomputed`` counts the tokens
+            that the dense backup of the hybrid format had no row for.
         order: in which to compute; it changes ``stats.union_sum`` and the order of sums, and
             nothing else.
         shared: of this optimizer step. The matrices are then not cast and transposed here; with
             ``shared.sums`` the backward pass adds their gradients there, and autograd gets none.
+        format: in which the pattern is kept.
+        ell_width: of ``twell``; tokens with more non-zeros, or with a tile that overflows TwELL,
+            are dense.
 
     Raises:
-        ValueError: shapes, types, devices or a capacity that do not fit, by name.
+        ValueError: shapes, types, devices or a room that do not fit, by name.
     """
     device = x_MK.device.type
     if torch.is_autocast_enabled(device):
         x_MK = x_MK.to(torch.get_autocast_dtype(device))
-    if order is None:
-        return sparse_ffn_of_rows(x_MK.contiguous(), w, capacity, None, shared)
-    return sparse_ffn_of_rows(in_order(x_MK, order), w, capacity, order.token_M, shared)
+    rows_MK = x_MK.contiguous() if order is None else in_order(x_MK, order)
+    token_M = None if order is None else order.token_M
+    return sparse_ffn_of_rows(rows_MK, w, capacity, token_M, shared, format, ell_width)
 
 
-def sparse_ffn_of_rows(
+def sparse_ffn_of_rows(  # noqa: PLR0917
     x_MK: Tensor,
     w: FFNWeights,
     capacity: int,
     token_M: Tensor | None,
     shared: StepShared | None = None,
+    format: Format = "union",
+    ell_width: int = ELL_WIDTH,
 ) -> tuple[Tensor, FFNStats]:
     """`sparse_ffn_training` of tokens that are in order already.
 
@@ -90,177 +94,225 @@ def sparse_ffn_of_rows(
         capacity: as there.
         token_M: (M,) int32, the token of each row of x; y and nnz are by token.
         shared: as there.
+        format: as there.
+        ell_width: as there.
     """
-    y_MK, l1_sum, nnz_M, fired_N, offset, *_ = sparse_ffn_forward(
-        x_MK,
-        w.gate_NK,
-        w.up_NK,
-        w.down_KN,
-        w.b_gate_N,
-        w.b_up_N,
-        w.b_down_K,
-        token_M,
-        capacity,
-        *((None,) * 3 if shared is None else shared.weights),
-        *((None,) * 3 if shared is None or shared.sums is None else shared.sums),
+    none = (None,) * 3
+    ready, sums = (none, none) if shared is None else (shared.weights, shared.sums or none)
+    tensors = FFNTensors(x_MK, *w[:6], token_M, *ready, *sums)
+    found = sparse_ffn_forward(*tensors, capacity, ell_width, format)
+    y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = found
+    recomputed = FORMATS[format].saved(*saved).recomputed
+    return y_MK, FFNStats(l1_sum, nnz_M, fired_N, union_sum, recomputed)
+
+
+class FFNTensors(NamedTuple):
+    """The tensors that operators take, one by one."""
+
+    x_MK: Tensor
+    w_gate_NK: Tensor | None
+    w_up_NK: Tensor
+    w_down_KN: Tensor
+    b_gate_N: Tensor | None
+    b_up_N: Tensor | None
+    b_down_K: Tensor | None
+    token_M: Tensor | None  # (M,) int32, the token of each row of x
+    ready_gate_NK: Tensor | None  # `KernelWeights`, all or none
+    ready_up_NK: Tensor | None
+    ready_down_NK: Tensor | None
+    sum_gate_NK: Tensor | None  # `GradientSums`, all or none
+    sum_up_NK: Tensor | None
+    sum_down_NK: Tensor | None
+
+    @property
+    def differentiable(self) -> tuple[Tensor | None, ...]:
+        """x and the parameters, in the order of `FFNGradients`."""
+        return self[:7]
+
+    @property
+    def weights(self) -> FFNWeights:
+        """The parameters."""
+        return FFNWeights(*self[1:7], 0.0)
+
+    @property
+    def ready(self) -> KernelWeights | None:
+        """The matrices as kernels read them, where the step shares them."""
+        if self.ready_up_NK is None or self.ready_down_NK is None:
+            return None
+        return KernelWeights(self.ready_gate_NK, self.ready_up_NK, self.ready_down_NK)
+
+    @property
+    def sums(self) -> GradientSums | None:
+        """Where the gradients of the matrices are added up, where they are."""
+        if self.sum_up_NK is None or self.sum_down_NK is None:
+            return None
+        return GradientSums(self.sum_gate_NK, self.sum_up_NK, self.sum_down_NK)
+
+
+def _schema(sums: str) -> str:
+    return (
+        "Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, "
+        "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, Tensor? token_M, "
+        "Tensor? ready_gate_NK, Tensor? ready_up_NK, Tensor? ready_down_NK, " + sums
     )
-    return y_MK, FFNStats(l1_sum, nnz_M, fired_N, offset[-1].long())
 
 
-@torch.library.custom_op("sparsellm::sparse_ffn_forward", mutates_args=(), device_types=_DEVICES)
-def sparse_ffn_forward(  # noqa: PLR0917 - operators have no keyword-only tensors
-    x_MK: Tensor,
-    w_gate_NK: Tensor | None,
-    w_up_NK: Tensor,
-    w_down_KN: Tensor,
-    b_gate_N: Tensor | None,
-    b_up_N: Tensor | None,
-    b_down_K: Tensor | None,
-    token_M: Tensor | None,
-    capacity: int,
-    kernel_gate_NK: Tensor | None = None,
-    kernel_up_NK: Tensor | None = None,
-    kernel_down_NK: Tensor | None = None,
-    sum_gate_NK: Tensor | None = None,
-    sum_up_NK: Tensor | None = None,
-    sum_down_NK: Tensor | None = None,
-) -> Forward:
-    """See `sparse_ffn_training`, which is what to call.
+_READ = "Tensor? sum_gate_NK, Tensor? sum_up_NK, Tensor? sum_down_NK"
+_WRITTEN = "Tensor(a!)? sum_gate_NK, Tensor(b!)? sum_up_NK, Tensor(c!)? sum_down_NK"
 
-    Args: ``token_M``: (M,) int32, the token of each row of x; y and nnz are by token.
-    ``kernel_…``: `KernelWeights`, all or none. ``sum_…``: `GradientSums`, all or none.
+
+@torch.library.custom_op(
+    "sparsellm::sparse_ffn_forward",
+    mutates_args=(),
+    device_types=_DEVICES,
+    schema=f"({_schema(_READ)}, SymInt capacity, SymInt ell_width, str format) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor[])",
+)
+def sparse_ffn_forward(*arguments: Any) -> Any:
+    """See `sparse_ffn_training`, which is what to call. Takes `FFNTensors`, `Room` and the format.
 
     Returns:
-        y (M, K); l1_sum () fp32; nnz (M,) and fired (N,) int32; `reference.Columns` one by one.
-        Gradients flow through y and l1_sum.
+        y (M, K); l1_sum () fp32; nnz (M,) and fired (N,) int32; union_sum () int64; what the format
+        saves. Gradients flow through y and l1_sum.
     """
-    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
-    ready = ready_weights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
-    _check(x_MK, w, token_M, capacity)
-    return union_forward(x_MK, w, ready, capacity, token_M)
+    tensors, room, format = _split(arguments)
+    x_MK, w = tensors.x_MK, tensors.weights
+    _check(x_MK, w, tensors.token_M, room, format)
+    y_MK, stats, saved = training_formats.forward(
+        format, x_MK, w, tensors.ready, room, tensors.token_M
+    )
+    return y_MK, *stats[:4], list(saved)
+
+
+def _split(arguments: tuple[Any, ...]) -> tuple[FFNTensors, Room, Format]:
+    return FFNTensors(*arguments[:-3]), Room(*arguments[-3:-1]), arguments[-1]
 
 
 @sparse_ffn_forward.register_fake
-def _(x_MK: Tensor, w_gate_NK: Tensor | None, w_up_NK: Tensor, *further: Any) -> Forward:
-    capacity = further[_CAPACITY - 3]
-    m, n = x_MK.shape[0], w_up_NK.shape[0]
-    blocks = (m + BLOCK_TOKENS - 1) // BLOCK_TOKENS
-    device = x_MK.device if capacity == blocks * n else "cpu"  # of `Columns.needed`
+def _(*arguments: Any) -> Any:
+    tensors, room, format = _split(arguments)
+    x_MK, (m, n) = tensors.x_MK, (tensors.x_MK.shape[0], tensors.w_up_NK.shape[0])
+    gated = tensors.w_gate_NK is not None
     return (
         torch.empty_like(x_MK),
         x_MK.new_empty((), dtype=torch.promote_types(x_MK.dtype, torch.float32)),
         x_MK.new_empty(m, dtype=torch.int32),
         x_MK.new_empty(n, dtype=torch.int32),
-        x_MK.new_empty(blocks + 1, dtype=torch.int32),
-        x_MK.new_empty(capacity, dtype=torch.int32),
-        x_MK.new_empty(capacity, dtype=torch.int64),
-        x_MK.new_empty(0 if w_gate_NK is None else capacity, BLOCK_TOKENS),
-        x_MK.new_empty(capacity, BLOCK_TOKENS),
-        torch.empty(2, dtype=torch.int64, device=device),
+        x_MK.new_empty((), dtype=torch.int64),
+        list(FORMATS[format].empty(x_MK, n, room, gated=gated)),
     )
 
 
-@torch.library.custom_op("sparsellm::sparse_ffn_backward", mutates_args=(), device_types=_DEVICES)
-def sparse_ffn_backward(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w_gate_NK: Tensor | None,
-    w_up_NK: Tensor,
-    w_down_KN: Tensor,
-    b_gate_N: Tensor | None,
-    b_up_N: Tensor | None,
-    b_down_K: Tensor | None,
-    token_M: Tensor | None,
-    columns: list[Tensor],
-    kernel_gate_NK: Tensor | None = None,
-    kernel_up_NK: Tensor | None = None,
-    kernel_down_NK: Tensor | None = None,
-) -> Gradients:
+@torch.library.custom_op(
+    "sparsellm::sparse_ffn_backward",
+    mutates_args=(),
+    device_types=_DEVICES,
+    schema=f"(Tensor dy_MK, Tensor d_l1, Tensor[] saved, str format, {_schema(_READ)}) -> Tensor[]",
+)
+def sparse_ffn_backward(
+    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, *tensors: Tensor | None
+) -> list[Tensor]:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
 
-    Args: dy (contiguous, of x's type, by token) and d_l1 (); what forward was given, without the
-    capacity and the sums; the columns that it returned.
+    Args: dy (contiguous, of x's type, by token) and d_l1 (); what forward saved and was given, but
+    no sums.
 
     Returns:
         Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for an absent one.
     """
-    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, b_gate_N, b_up_N, b_down_K, 0.0)
-    ready = ready_weights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
-    return in_own_types(
-        union_backward(dy_MK, d_l1, x_MK, w, ready, Columns(*columns), token_M), x_MK, w
-    )
+    given = FFNTensors(*tensors)  # type: ignore[arg-type]
+    found, x_MK, own = _backward(dy_MK, d_l1, saved, format, given), given.x_MK, given.w_up_NK.dtype
+    return [found.x_MK, *(x_MK.new_empty(0) if g is None else g.to(own) for g in found[1:])]
 
 
-sparse_ffn_backward.register_fake(fake_backward)
+@sparse_ffn_backward.register_fake
+def _(
+    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, *tensors: Tensor | None
+) -> list[Tensor]:
+    x_MK, *parameters = FFNTensors(*tensors).differentiable  # type: ignore[arg-type]
+    assert x_MK is not None
+    empty = [x_MK.new_empty(0) if p is None else p.new_empty(p.shape) for p in parameters]
+    return [torch.empty_like(x_MK), *empty]
 
 
 @torch.library.custom_op(
     "sparsellm::sparse_ffn_backward_into",
     mutates_args=("sum_gate_NK", "sum_up_NK", "sum_down_NK"),
     device_types=_DEVICES,
+    schema=f"(Tensor dy_MK, Tensor d_l1, Tensor[] saved, str format, {_schema(_WRITTEN)}) "
+    "-> Tensor",
 )
-def sparse_ffn_backward_into(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    token_M: Tensor | None,
-    columns: list[Tensor],
-    kernel_gate_NK: Tensor | None,
-    kernel_up_NK: Tensor,
-    kernel_down_NK: Tensor,
-    sum_gate_NK: Tensor | None,
-    sum_up_NK: Tensor,
-    sum_down_NK: Tensor,
+def sparse_ffn_backward_into(
+    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, *tensors: Tensor | None
 ) -> Tensor:
     """`sparse_ffn_backward` of an FFN without biases that adds the matrices' gradients to the sums.
 
     Returns:
         The gradient of x.
     """
-    ready = KernelWeights(kernel_gate_NK, kernel_up_NK, kernel_down_NK)
-    w = without_biases(ready)
-    sums = GradientSums(sum_gate_NK, sum_up_NK, sum_down_NK)
-    return union_backward(dy_MK, d_l1, x_MK, w, ready, Columns(*columns), token_M, sums).x_MK
+    given = FFNTensors(*tensors)  # type: ignore[arg-type]
+    return _backward(dy_MK, d_l1, saved, format, given).x_MK
 
 
-sparse_ffn_backward_into.register_fake(fake_backward_into)
+@sparse_ffn_backward_into.register_fake
+def _(
+    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, x_MK: Tensor, *_: Any
+) -> Tensor:
+    return torch.empty_like(x_MK)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Forward) -> None:
-    x_MK, *parameters, token_M, _ = inputs[: _CAPACITY + 1]
-    kernels, sums = inputs[_CAPACITY + 1 : _CAPACITY + 4], inputs[_CAPACITY + 4 :]
-    _, _, nnz_M, fired_N, *columns = output
-    ctx.mark_non_differentiable(nnz_M, fired_N, *columns)
+def _backward(
+    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, given: FFNTensors
+) -> FFNGradients:
+    kept, x_MK, w = FORMATS[format].saved(*saved), given.x_MK, given.weights
+    return training_formats.backward(
+        format, dy_MK, d_l1, x_MK, w, given.ready, kept, given.token_M, given.sums
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    tensors, _, ctx.format = _split(inputs)
+    _, _, *counts, saved = output
+    ctx.mark_non_differentiable(*counts, *saved)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x_MK, token_M, *columns, *kernels, *parameters, *sums)
+    ctx.num_inputs = len(inputs)
+    ctx.save_for_backward(*tensors, *saved)
 
 
 def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) -> tuple[Any, ...]:
-    x_MK, token_M, *further = ctx.saved_tensors
-    columns, kernels = list(further[: len(Columns._fields)]), further[len(Columns._fields) : -9]
-    parameters, sums = further[-9:-3], further[-3:]
-    dy_MK, d_l1 = present_gradients(x_MK, dy_MK, d_l1)
-    rest = (None,) * 8  # token_M, capacity, kernels' weights and sums
-    if sums[1] is not None:
-        dx_MK = sparse_ffn_backward_into(dy_MK, d_l1, x_MK, token_M, columns, *kernels, *sums)
-        return (dx_MK, *(None,) * 6, *rest)
-    found = sparse_ffn_backward(dy_MK, d_l1, x_MK, *parameters, token_M, columns, *kernels)
-    return (*of_present([x_MK, *parameters], found), *rest)
+    kept, count = ctx.saved_tensors, len(FFNTensors._fields)
+    tensors, saved = FFNTensors(*kept[:count]), list(kept[count:])
+    x_MK = tensors.x_MK
+    # What the loss does not depend on has no gradient.
+    dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
+    if d_l1 is None:
+        d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
+    given = (dy_MK, d_l1, saved, ctx.format, *tensors)
+    found: list[Tensor | None]
+    if tensors.sums is None:
+        of_each = zip(tensors.differentiable, sparse_ffn_backward(*given), strict=True)
+        found = [None if tensor is None else gradient for tensor, gradient in of_each]
+    else:
+        found = [sparse_ffn_backward_into(*given)]
+    return (*found, *(None,) * (ctx.num_inputs - len(found)))
 
 
 sparse_ffn_forward.register_autograd(_gradients, setup_context=_save)
 
 
-def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, capacity: int) -> None:
+def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, room: Room, format: Format) -> None:
     if x_MK.ndim != 2 or w.up_NK.ndim != 2:
         raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
-    worst = -(-m // BLOCK_TOKENS) * n
-    if not 0 <= capacity <= worst:
-        raise ValueError(f"sparse_ffn: capacity {capacity:,} must be 0 to {worst:,} (blocks × N)")
-    if worst >= 2**31:
-        raise ValueError(f"sparse_ffn: {m:,} tokens × {n:,} neurons are over 2³¹ columns")
+    FORMATS[format].check(m, n, room)
     check_weights(w, k, n, w.up_NK.dtype, x_MK.device)
     if token_M is not None:
         check_order(token_M, m, x_MK.device)
+
+
+def operators_digest() -> str:
+    """Changes with the files of this folder: what graphs compiled with its operators depend on."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

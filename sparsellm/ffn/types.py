@@ -17,6 +17,7 @@ ELEMENTS = (torch.bfloat16, torch.float16)
 # (cuda/common/union.cuh), or as the paper does, each token for itself (cuda/common/twell.cuh).
 Format = Literal["union", "twell"]
 TILE_NEURONS = 256  # the column tile of the gate's GEMM, cuda/common/tiles.cuh
+CONTROL_WORDS = 8  # counters of a call
 
 
 # The token of a block at each place of a column, `token_at` of cuda/common/union.cuh.
@@ -80,6 +81,13 @@ class StepShared(NamedTuple):
     sums: GradientSums | None  # None: gradients go through autograd
 
 
+class Room(NamedTuple):
+    """What a forward pass reserves for its pattern until the backward pass."""
+
+    capacity: int  # columns of the union format; rows of the dense backup of the hybrid format
+    ell_width: int = 0  # of the hybrid format's ELL matrix
+
+
 class Columns(NamedTuple):
     """An activation pattern, compact: a column is 64 tokens × one neuron that any of them fires.
 
@@ -94,9 +102,13 @@ class Columns(NamedTuple):
     mask: Tensor  # (C,) int64, bit t: token t of the block fires the neuron
     gate: Tensor  # (C, 64), after relu; (0, 64) without W_g
     up: Tensor  # (C, 64), x W_u + b_u of every token; without W_g its relu, which is h
-    # (2,) int64: E once more, and the number of non-zeros. Of a GPU's columns it lies on the host
-    # where E may exceed C: backward must know before it launches. -1: still to be copied.
+    # Where E may exceed C: (2,) int64, E once more and the number of non-zeros, else (0,). Of a
+    # GPU's columns it lies on the host: backward must know before it launches. -1: still to come.
     needed: Tensor
+
+    @property
+    def recomputed(self) -> None:
+        """See `FFNStats`."""
 
 
 class FFNGradients(NamedTuple):

@@ -22,7 +22,7 @@ from sparsellm.ffn.formats import (
     unpack_twell,
 )
 from sparsellm.ffn.reference import activations
-from sparsellm.ffn.types import FFNWeights
+from sparsellm.ffn.types import FFNWeights, Room
 
 densities = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0])
 
@@ -87,6 +87,10 @@ class Case(NamedTuple):
     gated: bool
     seed: int
 
+    @property
+    def room(self):
+        return Room(self.backup_rows, self.width)
+
 
 hybrid_cases = st.builds(
     Case,
@@ -124,7 +128,7 @@ def test_the_hybrid_format_puts_each_row_where_it_belongs(case):
     x, _, w = _problem(case)
     gate, up = activations(x, w)
     pattern = up if gate is None else gate
-    saved = hybrid_of(gate, up, width, backup_rows, compression=8)
+    saved = hybrid_of(gate, up, Room(backup_rows, width), compression=8)
     heavy = []
     for row in range(m):
         neurons = pattern[row].nonzero().flatten().tolist()
@@ -154,7 +158,7 @@ def test_the_hybrid_format_puts_each_row_where_it_belongs(case):
 def test_products_on_the_ell_matrix(case):
     x, dy, w = _problem(case)
     gate, up = activations(x, w)
-    saved, n = hybrid_of(gate, up, case.width, case.backup_rows, compression=8), case.n
+    saved, n = hybrid_of(gate, up, case.room, compression=8), case.n
     held = on_neurons(torch.ones_like(saved.gate), saved, n)
     found = on_neurons(sampled(x, w.up_NK, saved), saved, n)
     torch.testing.assert_close(found, held * (x @ w.up_NK.t()))
@@ -180,7 +184,7 @@ def test_forward_and_backward_whatever_overflows(case):
     d_l1 = torch.tensor(0.3, dtype=torch.float64)
     expected = torch.autograd.grad((y * dy[token]).sum() + d_l1 * h.abs().sum(), leaves)
 
-    found_y, stats, saved = hybrid_forward(x, w, case.width, case.backup_rows, 8, token)
+    found_y, stats, saved = hybrid_forward(x, w, case.room, 8, token)
     torch.testing.assert_close(found_y[token.long()], y.detach())
     assert float(stats.l1_sum) == pytest.approx(float(h.detach().abs().sum()))
     found = hybrid_backward(dy, d_l1, x, w, saved, token)

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
-from sparsellm.ffn import training_paths
+from sparsellm.ffn import training_formats
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import columns_of, sparse_backward, sparse_forward
 from sparsellm.ffn.training_ops import (
     sparse_ffn_backward,
     sparse_ffn_forward,
+    sparse_ffn_of_rows,
     sparse_ffn_training,
 )
-from sparsellm.ffn.training_paths import union_backward, union_forward
-from sparsellm.ffn.types import Columns, FFNWeights
+from sparsellm.ffn.types import Columns, FFNWeights, Room
 
 VARIANTS = list(itertools.product((True, False), (True, False)))  # gated, biased
 IDS = ["gated, biased", "gated", "non-gated, biased", "non-gated"]
@@ -122,14 +122,17 @@ def test_gradients_in_float64(gated, biased, capacity):
 @pytest.mark.parametrize(("gated", "biased"), VARIANTS, ids=IDS)
 @pytest.mark.parametrize("capacity", [0, 7, 32])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_operators_are_what_they_say(gated, biased, capacity, ordered):
+@pytest.mark.parametrize("format", ["union", "twell"])
+def test_operators_are_what_they_say(gated, biased, capacity, ordered, format):
     x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
     token_M = torch.randperm(70, dtype=torch.int32) if ordered else None
-    arguments = (x_MK, *w[:6], token_M)
-    torch.library.opcheck(sparse_ffn_forward, (*arguments, capacity))
-    y_MK, l1_sum, _, _, *columns = sparse_ffn_forward(*arguments, capacity)
-    detached = [t.detach() if torch.is_tensor(t) else t for t in (y_MK, l1_sum, *arguments)]
-    torch.library.opcheck(sparse_ffn_backward, (*detached, columns))
+    operands = (x_MK, *w[:6], token_M, *(None,) * 6)
+    room = (capacity, 8, format)
+    torch.library.opcheck(sparse_ffn_forward, (*operands, *room))
+    y_MK, l1_sum, *_, saved = sparse_ffn_forward(*operands, *room)
+    detached = [t.detach() if torch.is_tensor(t) else t for t in operands]
+    given = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], format)
+    torch.library.opcheck(sparse_ffn_backward, (*given, *detached))
 
 
 def test_half_of_the_loss_and_half_of_the_weights():
@@ -241,7 +244,7 @@ def test_what_does_not_fit_is_named(change, message):
     change = {"x_MK": x_MK, "capacity": 48, "token_M": None} | change
     x_MK, capacity, token_M = (change.pop(name) for name in ("x_MK", "capacity", "token_M"))
     with pytest.raises(ValueError, match=message):
-        sparse_ffn_forward(x_MK, *w._replace(**change)[:6], token_M, capacity)
+        sparse_ffn_of_rows(x_MK, w._replace(**change), capacity, token_M)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -286,12 +289,11 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     """What the operators do around the CUDA kernels; the specification stands in for them."""
     from sparsellm.ffn.kernels import union_training
 
-    def forward(x_MK, w, down_NK, capacity, token_M):
+    def forward(x_MK, w, down_NK, room, token_M):
         assert down_NK.is_contiguous()
         assert torch.equal(down_NK.t(), w.down_KN)
         assert {t.dtype for t in w if torch.is_tensor(t)} == {torch.bfloat16}
-        y_MK, stats, columns = sparse_forward(x_MK, w, capacity, token_M)
-        return (y_MK, *stats[:3], *columns)
+        return sparse_forward(x_MK, w, room.capacity, token_M)
 
     def backward(dy_MK, d_l1, x_MK, w, down_NK, saved, dtype, token_M, sums):  # noqa: PLR0917
         assert dtype == torch.float32
@@ -303,18 +305,24 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
     x_MK = x_MK.detach().bfloat16()
-    inputs = (x_MK, *(None if t is None else t.detach() for t in w[:6]))
-    bare, token_M = FFNWeights(*inputs[1:], 0.0), torch.randperm(70, dtype=torch.int32)
-    on_cpu = sparse_ffn_forward(*inputs, token_M, 20)
-    y_MK, l1_sum, _, _, *columns = on_cpu
-    gradients = sparse_ffn_backward(y_MK, l1_sum, *inputs, token_M, list(columns))
-    monkeypatch.setattr(training_paths, "runs_kernels", lambda x_MK: True)
-    on_gpu = union_forward(x_MK, bare, None, 20, token_M)
-    assert all(torch.equal(a, b) for a, b in zip(on_gpu, on_cpu, strict=True))
-    found = union_backward(y_MK, l1_sum, x_MK, bare, None, Columns(*columns), token_M)
-    on_gpu = [x_MK.new_empty(0) if g is None else g for g in found]
-    assert all(torch.equal(a, b) for a, b in zip(on_gpu, gradients, strict=True))
-    assert all(a.is_contiguous() and a.dtype == torch.float32 for a in on_gpu[1:4] if a.numel())
+    bare = FFNWeights(*(None if t is None else t.detach() for t in w[:6]), 0.0)
+    token_M = torch.randperm(70, dtype=torch.int32)
+
+    def run():
+        given = ("union", x_MK, bare, None, Room(20), token_M)
+        y_MK, stats, saved = training_formats.forward(*given)
+        assert isinstance(saved, Columns)
+        given = ("union", y_MK, stats.l1_sum, x_MK, bare, None, saved, token_M)
+        gradients = [t for t in training_formats.backward(*given) if t is not None]
+        return [y_MK, *stats[:4], *saved], gradients
+
+    on_cpu = run()
+    monkeypatch.setattr(training_formats, "runs_kernels", lambda x_MK: True)
+    on_gpu = run()
+    for own, other in zip(on_gpu, on_cpu, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(own, other, strict=True))
+    matrices = on_gpu[1][1 : 4 if gated else 3]
+    assert all(a.is_contiguous() and a.dtype == torch.float32 for a in matrices)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -346,8 +354,8 @@ def test_bias_gradients_are_sums_over_what_fires(gated):
     ],
 )
 def test_what_kernels_cannot_do_is_said(inputs, message, monkeypatch):
-    monkeypatch.setattr(training_paths, "runs_kernels", lambda x_MK: True)
+    monkeypatch.setattr(training_formats, "runs_kernels", lambda x_MK: True)
     options = {"m": 70, "k": 8, "n": 16, "dtype": torch.bfloat16} | inputs
     x_MK, w = _inputs(**options)
     with pytest.raises(ValueError, match=message):
-        union_forward(x_MK, w, None, 20, None)
+        training_formats.forward("union", x_MK, w, None, Room(20), None)

@@ -16,7 +16,7 @@ from sparsellm.ffn.kernels.decode import MAX_TOKENS, decode_ffn
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.training_ops import sparse_ffn_training
-from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, TokenOrder
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, Room, TokenOrder
 from tests.gpu.conditions import forced
 
 
@@ -97,8 +97,8 @@ def train(m: int, k: int, n: int) -> None:
         leaves = [None if t is None else t.detach().to(dtype).requires_grad_() for t in weights]
         inputs = [x_MK.detach().requires_grad_(), *(t for t in leaves if t is not None)]
         w = FFNWeights(*weights, 0.0)
-        down_NK, backup_rows = down_KN.t().contiguous(), backup_rows_for(m)
-        _, _, saved = hybrid.forward(x_MK, w, down_NK, 32, backup_rows)
+        down_NK, room = down_KN.t().contiguous(), Room(backup_rows_for(m), 32)
+        _, _, saved = hybrid.forward(x_MK, w, down_NK, room)
         hybrid.backward(dy_MK, torch.ones((), device=x_MK.device), x_MK, w, down_NK, saved, dtype)
         y_MK, stats = sparse_ffn_training(inputs[0], FFNWeights(*leaves, 0.0), capacity, order)
         by_l1 = torch.ones_like(stats.l1_sum)

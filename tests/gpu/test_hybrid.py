@@ -14,7 +14,7 @@ from gpu.test_sparse_ffn import problem, shape
 from gpu.union_cases import device
 from sparsellm.ffn.formats import COMPRESSION, backup_rows_for, hybrid_of
 from sparsellm.ffn.reference import activations, gradients_on, output_of
-from sparsellm.ffn.types import FFNWeights, GradientSums
+from sparsellm.ffn.types import FFNWeights, GradientSums, Room
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +39,7 @@ def wide(w: FFNWeights) -> FFNWeights:
 
 def check(kernels, x, w, width, backup_rows, *, choose):
     """Forward, the format that it keeps and backward, twice: the same bits."""
-    m, n = len(x), len(w.up_NK)
+    m, n, room = len(x), len(w.up_NK), Room(backup_rows, width)
     dy, d_l1 = torch.randn_like(x), torch.tensor(0.3, device=x.device)
     token = torch.randperm(m, device=x.device).int() if choose.random() < 0.5 else None
     down_NK, dtype = w.down_KN.t().contiguous(), choose.choice([torch.float32, torch.bfloat16])
@@ -51,7 +51,7 @@ def check(kernels, x, w, width, backup_rows, *, choose):
         if adds:
             own = [t.clone() for t in before]
             sums = GradientSums(own[0] if gated else None, own[1], own[2])
-        y, stats, saved = kernels.forward(x, w, down_NK, width, backup_rows, token)
+        y, stats, saved = kernels.forward(x, w, down_NK, room, token)
         return y, stats, saved, kernels.backward(dy, d_l1, x, w, down_NK, saved, dtype, token, sums)
 
     with poisoned():
@@ -72,7 +72,7 @@ def check(kernels, x, w, width, backup_rows, *, choose):
     assert int(stats.nnz_M.sum()) == int(stats.fired_N.sum())
     assert int(stats.union_sum) == pytest.approx(int(right.union_sum), rel=1e-2, abs=3)
     pattern = up if gate is None else gate
-    expected = hybrid_of(gate, up, width, backup_rows, COMPRESSION)
+    expected = hybrid_of(gate, up, room, COMPRESSION)
     assert saved.num_heavy == pytest.approx(expected.num_heavy, rel=0.02, abs=2)
 
     by_row = dy if token is None else dy[token]

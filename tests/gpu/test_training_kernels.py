@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu.conditions import poisoned
 from sparsellm.ffn.reference import dense_of
-from sparsellm.ffn.types import TOKEN_AT, Columns, FFNWeights
+from sparsellm.ffn.types import TOKEN_AT, FFNWeights, Room
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 
@@ -92,10 +92,10 @@ def test_equal_float64_autograd_and_repeat_to_the_bit(case, ordered):
     token_M = _order(case, x_MK.device, ordered)
     rows_MK = x_MK if token_M is None else x_MK[token_M]
     with poisoned():
-        given = (rows_MK, w, down_NK, capacity, token_M)
-        y_MK, l1_sum, nnz_M, fired_N, *saved = union_training.forward(*given)
+        given = (rows_MK, w, down_NK, Room(capacity), token_M)
+        y_MK, (l1_sum, nnz_M, fired_N, *_), saved = union_training.forward(*given)
         assert torch.equal(union_training.forward(*given)[0], y_MK)
-        given = (dy_MK, d_l1, rows_MK, w, down_NK, Columns(*saved), torch.float32, token_M)
+        given = (dy_MK, d_l1, rows_MK, w, down_NK, saved, torch.float32, token_M)
         found, again = union_training.backward(*given), union_training.backward(*given)
 
     x, up, down = (t.double().requires_grad_() for t in (x_MK, w.up_NK, w.down_KN))
@@ -130,11 +130,13 @@ def test_statistics_are_those_of_the_columns_and_repeat_to_the_bit(case, ordered
     token_M = _order(case, x_MK.device, ordered)
     rows_MK = x_MK if token_M is None else x_MK[token_M]
     with poisoned():
-        given = (rows_MK, w, down_NK, blocks * case.n, token_M)
-        first, again = (union_training.forward(*given) for _ in range(2))
-    _, l1_sum, nnz_M, fired_N, *columns = first
-    saved = Columns(*columns)
+        given = (rows_MK, w, down_NK, Room(blocks * case.n), token_M)
+        (_, stats, saved), (_, other_stats, again) = (
+            union_training.forward(*given) for _ in range(2)
+        )
+    l1_sum, nnz_M, fired_N, union_sum, _ = stats
     used = int(saved.offset[-1])
+    assert int(union_sum) == used
     pattern_CP = (saved.gate if case.gated else saved.up) != 0
     active_MN = dense_of(saved, pattern_CP.int(), case.m, case.n) != 0
     assert used == int(F.pad(active_MN, (0, 0, 0, -case.m % 64)).view(blocks, 64, -1).any(1).sum())
@@ -147,8 +149,8 @@ def test_statistics_are_those_of_the_columns_and_repeat_to_the_bit(case, ordered
         loud = (saved.offset.diff() == case.n).sum()
         assert 1 <= loud <= -(-case.m // case.loud)
         assert ordered or loud == -(-case.m // case.loud)
-    assert torch.equal(l1_sum, again[1])
-    for own, repeated in zip(saved[:5], again[4:9], strict=True):
+    assert torch.equal(l1_sum, other_stats.l1_sum)
+    for own, repeated in zip(saved[:5], again[:5], strict=True):
         rows = used if own is not saved.offset else None
         assert torch.equal(own[:rows], repeated[:rows])
 
@@ -163,10 +165,9 @@ def test_nan_stays_with_its_token(gated):
     x_MK[70] = float("nan")
     down_NK, d_l1 = w.down_KN.t().contiguous(), torch.tensor(LAMBDA, device=x_MK.device)
     with poisoned():
-        y_MK, _, nnz_M, fired_N, *saved = union_training.forward(x_MK, w, down_NK, 4 * case.n)
-        found = union_training.backward(
-            dy_MK, d_l1, x_MK, w, down_NK, Columns(*saved), torch.float32
-        )
+        room = Room(4 * case.n)
+        y_MK, (_, nnz_M, fired_N, *_), saved = union_training.forward(x_MK, w, down_NK, room)
+        found = union_training.backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.float32)
     others = torch.arange(case.m, device=x_MK.device) != 70
     assert nnz_M[70] == case.n
     assert fired_N.min() >= 1

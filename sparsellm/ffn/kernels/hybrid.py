@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.formats import COMPRESSION, ROUND_ROWS, Hybrid
+from sparsellm.ffn.formats import COMPRESSION, ROUND_ROWS, Hybrid, empty_hybrid
 from sparsellm.ffn.kernels import twell
 from sparsellm.ffn.kernels.compile import grid_size, launch_for, threads_of
 from sparsellm.ffn.kernels.transpose import transposed
-from sparsellm.ffn.types import BLOCK_TOKENS, FFNGradients, FFNStats, FFNWeights, GradientSums
+from sparsellm.ffn.types import FFNGradients, FFNStats, FFNWeights, GradientSums, Room
 
 # cuda/common/walk.cuh: rows of a block of threads, of whose non-zeros it must hold all
 _LIST_CAPACITY, _MAX_ROWS_EACH = 1024, 4
@@ -38,25 +38,22 @@ def _blocks_of(num_tokens: int, width: int) -> _Blocks:
     return _Blocks(rows_each, -(-num_tokens // rows_each))
 
 
-def forward(  # noqa: PLR0917
-    x_MK: Tensor,
-    w: FFNWeights,
-    down_NK: Tensor,
-    width: int,
-    backup_rows: int,
-    token_M: Tensor | None = None,
+def forward(
+    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, room: Room, token_M: Tensor | None = None
 ) -> tuple[Tensor, FFNStats, Hybrid]:
     """y (M, K), statistics, and the input of `backward`; exact even if rows overflow.
 
     The memory of TwELL and of one round's dense activations is released when this returns.
     ``token_M``: (M,) int32, the token of each row of x; y and nnz are in the order of the tokens.
     """
-    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    (m, k), n, width = x_MK.shape, w.up_NK.shape[0], room.ell_width
     gated = w.gate_NK is not None
     gate = twell.empty_twell(m, n, COMPRESSION, x_MK.device)
     first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
     twell.gate_twell(x_MK, *first, 0.0, gate)  # type: ignore[arg-type]
-    saved, counts = _hybrid_of(gate, n, width, backup_rows, token_M, gated=gated, like=x_MK)
+    saved = empty_hybrid(x_MK, n, room, gated=gated)
+    saved = saved._replace(row=gate.overflowed, counted=gate.control)
+    kept = _fill(saved, gate, x_MK, n, token_M)
     blocks, y_MK = _blocks_of(m, width), torch.empty_like(x_MK)
     l1 = torch.empty(blocks.grid, device=x_MK.device)
     second = (w.up_NK, w.b_up_N) if gated else (None, None)
@@ -70,79 +67,40 @@ def forward(  # noqa: PLR0917
             *(np.int32(blocks.rows_each), *second, down_NK, w.b_down_K, np.int32(m), np.int32(k)),
             *(np.int32(slices), token_M, saved.up if gated else None, l1, y_MK),
         )
-    dense_l1 = twell.dense_rows(gate, x_MK, w, down_NK, y_MK, _kept(saved, counts, token_M, n))
+    dense_l1 = twell.dense_rows(gate, x_MK, w, down_NK, y_MK, kept)
     assert dense_l1 is not None
     l1_sum = l1.sum() + dense_l1.sum()
-    stats = FFNStats(l1_sum, counts.nnz_M, counts.fired_N, counts.union_sum)
-    return y_MK, stats, saved
+    return y_MK, FFNStats(l1_sum, kept.nnz_M, kept.fired_N, kept.union_sum), saved
 
 
-class _Counts(NamedTuple):
-    """The statistics of a pattern."""
-
-    nnz_M: Tensor  # (M,) int32
-    fired_N: Tensor  # (N,) int32
-    fired_bits: Tensor  # (blocks, N / 32) int32
-    union_sum: Tensor  # () int64
-
-
-def _kept(
-    saved: Hybrid, counts: _Counts, token_M: Tensor | None, num_neurons: int
+def _fill(
+    saved: Hybrid, gate: twell.Twell, x_MK: Tensor, num_neurons: int, token_M: Tensor | None
 ) -> twell.KeptRows:
-    return twell.KeptRows(
+    """Converts a gate in TwELL to its hybrid format, but for what is computed later; counts it."""
+    (m, _, twell_width), n, width = gate.word.shape, num_neurons, saved.word.shape[1]
+    blocks, device = len(saved.table), x_MK.device
+
+    def ints(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    kept = twell.KeptRows(
         gate=saved.backup_gate if len(saved.backup_gate) else None,
         up=saved.backup_up,
         token_M=token_M,
-        fired_N=counts.fired_N,
-        fired_bits=counts.fired_bits,
-        union_sum=counts.union_sum,
-    )
-
-
-def _hybrid_of(
-    gate: twell.Twell,
-    num_neurons: int,
-    width: int,
-    backup_rows: int,
-    token_M: Tensor | None,
-    *,
-    gated: bool,
-    like: Tensor,
-) -> tuple[Hybrid, _Counts]:
-    """The hybrid format of a gate in TwELL, without what is computed later; and its statistics."""
-    (m, _, twell_width), n = gate.word.shape, num_neurons
-    blocks = -(-m // BLOCK_TOKENS)
-
-    def ints(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=like.device)
-
-    saved = Hybrid(
-        word=ints(m, width),
-        length=ints(m),
-        heavy=ints(2 * blocks),
-        row=gate.overflowed,
-        counted=gate.control,
-        gate=like.new_empty(0, width),
-        up=like.new_empty(m if gated else 0, width),
-        backup_gate=like.new_empty(backup_rows if gated else 0, n),
-        backup_up=like.new_empty(backup_rows, n),
-        table=torch.empty(blocks, n, dtype=torch.uint8, device=like.device),
-    )
-    counts = _Counts(
         nnz_M=ints(m),
-        fired_N=torch.zeros(n, dtype=torch.int32, device=like.device),
+        fired_N=torch.zeros(n, dtype=torch.int32, device=device),
         fired_bits=ints(blocks, -(-n // 32)),
-        union_sum=torch.zeros((), dtype=torch.int64, device=like.device),
+        union_sum=torch.zeros((), dtype=torch.int64, device=device),
     )
     launch_for(
         "hybrid_rows",
-        like,
+        x_MK,
         blocks,
         *(gate.word, np.int32(twell_width), np.int32(m), np.int32(n), token_M, np.int32(width)),
         *(saved.word, saved.length, saved.heavy, saved.row, saved.counted),
-        *(counts.nnz_M, counts.fired_N, counts.fired_bits, counts.union_sum, saved.table),
+        *(kept.nnz_M, kept.fired_N, kept.fired_bits, kept.union_sum, saved.table),
     )
-    return saved, counts
+    return kept
 
 
 def backward(  # noqa: PLR0917

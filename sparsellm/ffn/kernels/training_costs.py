@@ -24,6 +24,7 @@ from sparsellm.ffn.types import (
     FFNStats,
     FFNWeights,
     Format,
+    Room,
 )
 
 # Standard deviations above which a normal gate lies for one token in 32, and in token order for one
@@ -65,8 +66,9 @@ def measure_costs(  # noqa: PLR0917
 
     def twell_step(biased: FFNWeights) -> Tensor:
         """Non-zeros of each token."""
-        down_NK, rows = transposed(down_KN, torch.bfloat16), backup_rows_for(num_tokens)
-        _, stats, saved = hybrid.forward(x_MK, biased, down_NK, ELL_WIDTH, rows)
+        down_NK = transposed(down_KN, torch.bfloat16)
+        room = Room(backup_rows_for(num_tokens), ELL_WIDTH)
+        _, stats, saved = hybrid.forward(x_MK, biased, down_NK, room)
         hybrid.backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
         return stats.nnz_M
 
@@ -78,7 +80,7 @@ def measure_costs(  # noqa: PLR0917
 
         def step() -> Columns:
             down_NK = transposed(down_KN, torch.bfloat16)
-            saved = Columns(*forward(x_MK, biased, down_NK, capacity, token_M)[4:])
+            _, _, saved = forward(x_MK, biased, down_NK, Room(capacity), token_M)
             backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16, token_M)
             return saved
 

@@ -126,11 +126,12 @@ def column_slices(*weights: Tensor) -> int:
 
 
 class KeptRows(NamedTuple):
-    """What training keeps from `dense_rows`, and the counts that it adds to (`kernels.hybrid`)."""
+    """What training keeps of the rows of `dense_rows`, and the statistics, which it completes."""
 
     gate: Tensor | None  # (R, N): of the first rows
     up: Tensor  # (R, N)
     token_M: Tensor | None  # (M,) int32: y is by token
+    nnz_M: Tensor  # (M,) int32, complete
     fired_N: Tensor  # (N,) int32
     fired_bits: Tensor  # (blocks, N / 32) int32
     union_sum: Tensor  # () int64

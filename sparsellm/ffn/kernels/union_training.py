@@ -18,12 +18,14 @@ from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, allocate_splits
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.kernels.weight_grad import Operands, weight_grads
+from sparsellm.ffn.reference import empty_columns
 from sparsellm.ffn.types import (
-    BLOCK_TOKENS,
     Columns,
     FFNGradients,
+    FFNStats,
     FFNWeights,
     GradientSums,
+    Room,
 )
 
 _UNIT_MEMBERS = 256  # cuda/common/union.cuh
@@ -31,27 +33,23 @@ _COLUMNS_BLOCKS, _COLUMNS_BATCH = 4, 16  # cuda/common/union_columns.cu
 
 _POLL_SECONDS = 2e-5
 
-Forward = tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
-]  # fmt: skip
-
 
 def forward(
-    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, capacity: int, token_M: Tensor | None = None
-) -> Forward:
-    """y (M, K), Σ|h| () fp32, nnz (M,) and fired (N,) int32, `Columns` one by one.
+    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, room: Room, token_M: Tensor | None = None
+) -> tuple[Tensor, FFNStats, Columns]:
+    """y (M, K), statistics, and the input of `backward`; exact at any capacity.
 
-    y and the statistics are exact at any capacity. The M × N scratch memory is released when this
-    returns; only the columns stay until the backward pass. ``token_M``: (M,) int32, the token of
-    each row of x; y and nnz are in the order of the tokens.
+    The M × N scratch memory is released when this returns; only the columns stay until the backward
+    pass. ``token_M``: (M,) int32, the token of each row of x; y and nnz are in the order of the
+    tokens.
     """
     m, n = len(x_MK), w.up_NK.shape[0]
     splits = None if token_M is None else allocate_splits(x_MK, n)
     gate = union.empty_union(m, n, x_MK.device, splits)
-    columns, l1_sum, nnz_M, fired_N = _activations(x_MK, w, capacity, gate, token_M)
+    columns, stats = _activations(x_MK, w, room, gate, token_M)
     y_MK = torch.empty_like(x_MK)
     union.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
-    return y_MK, l1_sum, nnz_M, fired_N, *columns
+    return y_MK, stats, columns
 
 
 def backward(  # noqa: PLR0917
@@ -82,7 +80,7 @@ def backward(  # noqa: PLR0917
         needed, num_nonzeros = _needed(saved, blocks * n)
         if needed > capacity:
             again = union.empty_union(m, n, x_MK.device)
-            saved, *_ = _activations(x_MK, w, needed, again, token_M)
+            saved, _ = _activations(x_MK, w, Room(needed), again, token_M)
             capacity = needed
     gate = None if w.gate_NK is None else saved.gate
     unit = _ints(capacity // _UNIT_MEMBERS + blocks, 2, like=saved.offset)
@@ -171,37 +169,29 @@ def _bias_grad(saved: Columns, d_CP: Tensor, num_neurons: int) -> Tensor:
 
 
 def _activations(
-    x_MK: Tensor, w: FFNWeights, capacity: int, scratch: union.Union, token_M: Tensor | None
-) -> tuple[Columns, Tensor, Tensor, Tensor]:
-    """h in ``scratch``; its columns, Σ|h|, nnz (M,) and fired (N,)."""
-    (m, n), device = (x_MK.shape[0], w.up_NK.shape[0]), x_MK.device
-    blocks, tiles = scratch.count.shape
-    gated = w.gate_NK is not None
-    columns = Columns(
-        offset=torch.empty(blocks + 1, dtype=torch.int32, device=device),
-        neuron=torch.empty(capacity, dtype=torch.int32, device=device),
-        mask=torch.empty(capacity, dtype=torch.int64, device=device),
-        gate=x_MK.new_empty(capacity if gated else 0, BLOCK_TOKENS),
-        up=x_MK.new_empty(capacity, BLOCK_TOKENS),
-        needed=torch.empty(2, dtype=torch.int64, device=device),
-    )
+    x_MK: Tensor, w: FFNWeights, room: Room, scratch: union.Union, token_M: Tensor | None
+) -> tuple[Columns, FFNStats]:
+    """h in ``scratch``; its columns and statistics."""
+    (m, n), (blocks, tiles) = (x_MK.shape[0], w.up_NK.shape[0]), scratch.count.shape
+    columns = empty_columns(x_MK, n, room, gated=w.gate_NK is not None)
     fired_N, nnz_M = _ints(n, like=x_MK), _ints(m, like=x_MK)
-    zeroed = [columns.needed, fired_N, nnz_M]
+    needed = torch.empty(2, dtype=torch.int64, device=x_MK.device)
+    zeroed = [needed, fired_N, nnz_M]
     if w.gate_NK is None:
         warps = threads_of("union_columns", x_MK) // 32
-        l1 = torch.empty(_columns_grid(scratch), warps, device=device)
+        l1 = torch.empty(_columns_grid(scratch), warps, device=x_MK.device)
         union.gate_union(x_MK, w.up_NK, w.b_up_N, 0.0, scratch, zeroed=zeroed)
-        _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, l1)
+        _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, needed, l1)
     else:
-        l1 = torch.empty(blocks, tiles, 8, device=device)
+        l1 = torch.empty(blocks, tiles, 8, device=x_MK.device)
         union.gate_union(x_MK, w.gate_NK, w.b_gate_N, 0.0, scratch, zeroed=[*zeroed, l1])
-        _columns(scratch, token_M, columns, columns.gate, fired_N, nnz_M, None)
+        _columns(scratch, token_M, columns, columns.gate, fired_N, nnz_M, needed, None)
         kept = union.Kept(columns.offset, columns.up, l1)
         union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)
-    if capacity < blocks * n:
-        columns = columns._replace(needed=_on_the_host(columns.needed))
+    if room.capacity < blocks * n:
+        columns = columns._replace(needed=_on_the_host(needed))
     # In two steps: a single reduction would run on one block of threads (H200: 12 µs).
-    return columns, l1.flatten(1).sum(1).sum(), nnz_M, fired_N
+    return columns, FFNStats(l1.flatten(1).sum(1).sum(), nnz_M, fired_N, union_sum=needed[0])
 
 
 def _on_the_host(counts: Tensor) -> Tensor:
@@ -219,6 +209,7 @@ def _columns(  # noqa: PLR0917
     values: Tensor,
     fired_N: Tensor,
     nnz_M: Tensor,
+    needed: Tensor,
     l1: Tensor | None,
 ) -> None:
     launch_for(
@@ -228,7 +219,7 @@ def _columns(  # noqa: PLR0917
         *(scratch.entry, scratch.total, scratch.value),
         *(np.int32(scratch.count.shape[1]), np.int32(len(nnz_M))),
         *(np.uint64(len(values)), columns.offset, columns.neuron, columns.mask, values),
-        *(fired_N, token_M, nnz_M, columns.needed, l1),
+        *(fired_N, token_M, nnz_M, needed, l1),
     )
 
 

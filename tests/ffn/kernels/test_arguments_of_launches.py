@@ -19,7 +19,7 @@ from sparsellm.ffn.kernels import (
     union_training,
 )
 from sparsellm.ffn.kernels.signature import parameters_of
-from sparsellm.ffn.types import BLOCK_TOKENS, Columns, FFNWeights, GradientSums
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, GradientSums, Room
 
 M, K, N = 2048, 64, 1024  # as many tokens and neurons as heavy blocks and long groups need
 
@@ -95,9 +95,9 @@ def _launch_all(gated, biased, ordered, dtype, added):
         sums = GradientSums(*(torch.zeros(N, K) if some else None for some in (gated, True, True)))
     plain = w._replace(b_gate_N=None, b_up_N=None)  # their gradients read what kernels compute
     capacity = M // BLOCK_TOKENS * N
-    saved = Columns(*union_training.forward(x_MK, w, down_NK, capacity, token_M)[4:])
+    _, _, saved = union_training.forward(x_MK, w, down_NK, Room(capacity), token_M)
     union_training.backward(x_MK, d_l1, x_MK, plain, down_NK, saved, dtype, token_M, sums)
-    _, _, saved = hybrid.forward(x_MK, w, down_NK, 128, M // 8, token_M)
+    _, _, saved = hybrid.forward(x_MK, w, down_NK, Room(M // 8, 128), token_M)
     hybrid.backward(x_MK, d_l1, x_MK, plain, down_NK, saved, dtype, token_M, sums)
 
 

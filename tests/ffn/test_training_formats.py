@@ -7,7 +7,6 @@ import torch
 from torch.autograd import gradcheck
 
 from sparsellm.ffn.formats import backup_rows_for
-from sparsellm.ffn.hybrid_ops import hybrid_ffn_training
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights, GradientSums, KernelWeights, StepShared, TokenOrder
@@ -39,6 +38,10 @@ def leaves_of(x, w):
     return inputs, FFNWeights(*(None if t is None else next(rest) for t in w[:6]), 0.0)
 
 
+def hybrid_ffn(x, w, width, backup_rows, order=None, shared=None):  # noqa: PLR0917
+    return sparse_ffn_training(x, w, backup_rows, order, shared, "twell", width)
+
+
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("backup_rows", [1, 128])
 def test_gradients_of_output_and_l1_in_float64(gated, backup_rows):
@@ -47,7 +50,7 @@ def test_gradients_of_output_and_l1_in_float64(gated, backup_rows):
     def run(*tensors):
         rest = iter(tensors[1:])
         own = FFNWeights(*(None if t is None else next(rest) for t in w[:6]), 0.0)
-        y, stats = hybrid_ffn_training(tensors[0], own, 20, backup_rows)
+        y, stats = hybrid_ffn(tensors[0], own, 20, backup_rows)
         return y, stats.l1_sum
 
     assert gradcheck(run, leaves_of(x, w)[0])
@@ -64,7 +67,7 @@ def test_computes_what_the_union_format_computes(gated, dtype):
     found = []
     for run in (
         lambda x, w: sparse_ffn_training(x, w, 3 * 96, order),
-        lambda x, w: hybrid_ffn_training(x, w, 40, 8, order),
+        lambda x, w: hybrid_ffn(x, w, 40, 8, order),
     ):
         inputs, own = leaves_of(x, w)
         y, stats = run(inputs[0], own)
@@ -83,12 +86,12 @@ def test_adds_to_the_sums_of_a_step():
     x, w = problem(70, 16, 96, gated=True, dtype=torch.float32)
     w = w._replace(b_gate_N=None, b_up_N=None, b_down_K=None)
     inputs, own = leaves_of(x, w)
-    y, _ = hybrid_ffn_training(inputs[0], own, 40, 128)
+    y, _ = hybrid_ffn(inputs[0], own, 40, 128)
     expected = torch.autograd.grad(y.sum(), inputs)
     sums = GradientSums(*(torch.ones(96, 16) for _ in range(3)))
     weights = KernelWeights(w.gate_NK, w.up_NK, w.down_KN.t().contiguous())
     inputs, own = leaves_of(x, w)
-    y, _ = hybrid_ffn_training(inputs[0], own, 40, 128, None, StepShared(weights, sums))
+    y, _ = hybrid_ffn(inputs[0], own, 40, 128, None, StepShared(weights, sums))
     y.sum().backward()
     torch.testing.assert_close(inputs[0].grad, expected[0])
     torch.testing.assert_close(sums.gate_NK, expected[1] + 1)
@@ -125,6 +128,6 @@ def test_a_width_that_cannot_be():
     x, w = problem(3, 8, 16, gated=False)
     for width in (0, 1025):
         with pytest.raises(ValueError, match="the width must be 1 to 1,024"):
-            hybrid_ffn_training(x, w, width, 8)
+            hybrid_ffn(x, w, width, 8)
     with pytest.raises(ValueError, match="format 'ell' must be one of union, twell"):
         SparseFFN(8, 16, gated=True).use_format("ell")

@@ -1,0 +1,195 @@
+"""The formats in which training keeps an activation pattern from forward to backward.
+
+The operators of training_ops.py know no more of a format than its `TrainingFormat`, and compute
+here: by kernels on a GPU, elsewhere in plain torch.
+
+Shapes: M tokens, K hidden_size, N intermediate_size.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.fills import Fills
+from sparsellm.ffn.formats import (
+    COMPRESSION,
+    MAX_ELL_WIDTH,
+    Hybrid,
+    empty_hybrid,
+    hybrid_backward,
+    hybrid_forward,
+)
+from sparsellm.ffn.inference_ops import MAX_TOKENS, beyond_limits
+from sparsellm.ffn.reference import empty_columns, sparse_backward, sparse_forward
+from sparsellm.ffn.step_shared import kernel_weights
+from sparsellm.ffn.types import (
+    BLOCK_TOKENS,
+    Columns,
+    FFNGradients,
+    FFNStats,
+    FFNWeights,
+    Format,
+    GradientSums,
+    KernelWeights,
+    Room,
+)
+
+Saved = Columns | Hybrid
+
+
+@dataclass(frozen=True)
+class TrainingFormat:
+    """What differs between formats."""
+
+    saved: type[Columns] | type[Hybrid]  # what forward keeps for backward
+    empty: Callable[..., Any]  # allocates it for (x, N, room, gated)
+    check: Callable[[int, int, Room], None]  # that the room fits M and N
+    # As `reference.sparse_forward` and `sparse_backward`, but forward takes the room.
+    forward: Callable[[Tensor, FFNWeights, Room, Tensor | None], tuple[Tensor, FFNStats, Any]]
+    backward: Callable[..., FFNGradients]
+    kernels: str  # the module of kernels/ with both, which take W_d transposed too
+
+
+def _check_columns(num_tokens: int, num_neurons: int, room: Room) -> None:
+    worst = -(-num_tokens // BLOCK_TOKENS) * num_neurons
+    if not 0 <= room.capacity <= worst:
+        raise ValueError(
+            f"sparse_ffn: capacity {room.capacity:,} must be 0 to {worst:,} (blocks × N)"
+        )
+    if worst >= 2**31:
+        raise ValueError(
+            f"sparse_ffn: {num_tokens:,} tokens × {num_neurons:,} neurons are over 2³¹ columns"
+        )
+
+
+def _check_hybrid(num_tokens: int, num_neurons: int, room: Room) -> None:
+    width = room.ell_width
+    if not 1 <= width <= MAX_ELL_WIDTH or num_tokens * width >= 2**31:
+        raise ValueError(
+            f"sparse_ffn: an ELL matrix of {num_tokens:,} × {width:,}: the width must be 1 to "
+            f"{MAX_ELL_WIDTH:,}, and the product under 2³¹"
+        )
+
+
+FORMATS: dict[Format, TrainingFormat] = {
+    "union": TrainingFormat(
+        saved=Columns,
+        empty=empty_columns,
+        check=_check_columns,
+        forward=lambda x_MK, w, room, token_M: sparse_forward(x_MK, w, room.capacity, token_M),
+        backward=sparse_backward,
+        kernels="union_training",
+    ),
+    "twell": TrainingFormat(
+        saved=Hybrid,
+        empty=empty_hybrid,
+        check=_check_hybrid,
+        forward=lambda x_MK, w, room, token_M: hybrid_forward(x_MK, w, room, COMPRESSION, token_M),
+        backward=hybrid_backward,
+        kernels="hybrid",
+    ),
+}
+
+
+def forward(  # noqa: PLR0917
+    format: Format,
+    x_MK: Tensor,
+    w: FFNWeights,
+    ready: KernelWeights | None,
+    room: Room,
+    token_M: Tensor | None,
+) -> tuple[Tensor, FFNStats, Saved]:
+    """y, statistics, and what `backward` needs.
+
+    Args:
+        format: in which the pattern is kept.
+        x_MK: the tokens; everything is computed in their type.
+        w: the FFN, of any type.
+        ready: the matrices as the kernels read them, where the step shares them.
+        room: what is reserved for the pattern.
+        token_M: (M,) int32, the token of each row of x; y and nnz are by token.
+
+    Raises:
+        ValueError: sizes or a type outside the kernels' limits.
+    """
+    if runs_kernels(x_MK):
+        _check_limits(x_MK, w)
+        with torch.cuda.device(x_MK.get_device()):
+            cast = _for_kernels(w, x_MK.dtype, ready)
+            found = _kernels(format).forward(x_MK, cast, cast.down_KN.t(), room, token_M)
+    else:
+        # An operator's inside still sees autocast; here every type is chosen.
+        with torch.autocast(x_MK.device.type, enabled=False):
+            found = FORMATS[format].forward(x_MK, _cast(w, x_MK.dtype, ready), room, token_M)
+    return found  # type: ignore[no-any-return]
+
+
+def backward(  # noqa: PLR0917
+    format: Format,
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    x_MK: Tensor,
+    w: FFNWeights,
+    ready: KernelWeights | None,
+    saved: Saved,
+    token_M: Tensor | None,
+    sums: GradientSums | None = None,
+) -> FFNGradients:
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum``; with ``sums`` the matrices' are added there.
+
+    ``dy_MK`` is by token; ``saved`` is of `forward`, and so are the other arguments.
+    """
+    if runs_kernels(x_MK):
+        with torch.cuda.device(x_MK.get_device()):
+            cast, own = _for_kernels(w, x_MK.dtype, ready), w.up_NK.dtype
+            down_NK, kernels = cast.down_KN.t(), _kernels(format)
+            found = kernels.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, own, token_M, sums)
+            return found  # type: ignore[no-any-return]
+    with torch.autocast(x_MK.device.type, enabled=False):
+        cast = _cast(w, x_MK.dtype, ready)
+        gradients = FORMATS[format].backward(dy_MK, d_l1, x_MK, cast, saved, token_M)
+    return gradients if sums is None else gradients.added_to(sums)
+
+
+def runs_kernels(x_MK: Tensor) -> bool:
+    """Whether an operator computes by kernels; without any token it needs none."""
+    return x_MK.is_cuda and x_MK.shape[0] > 0
+
+
+def _kernels(format: Format) -> Any:
+    return importlib.import_module(f"sparsellm.ffn.kernels.{FORMATS[format].kernels}")
+
+
+def _check_limits(x_MK: Tensor, w: FFNWeights) -> None:
+    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    if reason := beyond_limits(k, n):
+        raise ValueError(f"sparse_ffn: {reason}; use ffn.kernels=dense")
+    if m > MAX_TOKENS:
+        raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
+    if x_MK.dtype != torch.bfloat16:
+        raise ValueError(
+            f"sparse_ffn: x is {x_MK.dtype}; on a GPU sparse training takes torch.bfloat16 alone "
+            "(fp16 is for inference): train in bf16, or with ffn.kernels=dense"
+        )
+
+
+def _for_kernels(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
+    """All in ``dtype``, and the matrices as the kernels read them: ``ready``, or made so here."""
+    if ready is None:
+        with Fills() as fills:
+            ready = kernel_weights(w, dtype, fills)
+    return _cast(w, dtype, ready)
+
+
+def _cast(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
+    """All in ``dtype``; the matrices are ``ready``, where they are."""
+    if ready is not None:
+        w = w._replace(gate_NK=ready.gate_NK, up_NK=ready.up_NK, down_KN=ready.down_NK.t())
+    cast = [t.to(dtype) if isinstance(t, Tensor) else t for t in w]
+    return FFNWeights(*cast)  # type: ignore[arg-type]

@@ -1,51 +1,31 @@
 """`sparsellm.accelerate`: the sparse kernels under any Hugging Face model with ReLU FFNs.
 
-`discover` proposes FFNs by their names, `formula` finds out what they compute, and `replace` swaps
-their forward for the kernels.
+`discover` proposes FFNs by their names, `admission` says which may be taken over, `probe` finds out
+what they compute, and `replace` swaps their forward for the kernels.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from sparsellm.ffn.admission import ForeignFFN, cannot_compute
 from sparsellm.ffn.discover import (
     Found,
     Names,
-    activation_module,
     activation_of,
-    cannot_compute,
     find_ffns,
-    further_arguments,
     is_layer,
     projections,
 )
 from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, new_dispatch
-from sparsellm.ffn.formula import (
-    Formula,
-    OtherFormula,
-    differs,
-    find_formula,
-    probe_tokens,
-    threshold_of,
-)
+from sparsellm.ffn.formula import OtherFormula
 from sparsellm.ffn.prefill_order import PrefillOrder
-from sparsellm.ffn.replace import (
-    is_replaced,
-    put_back,
-    replace_forward,
-    replace_in_layer,
-    stop_ordering,
-    take_order_from,
-    weights_of,
-)
+from sparsellm.ffn.probe import formula_of, own_threshold
+from sparsellm.ffn.replace import put_back, replace_forward, stop_ordering, take_order_from
 from sparsellm.ffn.types import Format
 
 TokenOrder = Literal["auto", "none"]
@@ -59,6 +39,7 @@ class Acceleration:
     left_alone: dict[str, str] = field(default_factory=dict)  # name → why
     dispatches: dict[str, Dispatch] = field(default_factory=dict, repr=False)
     prefill: PrefillOrder = field(default_factory=PrefillOrder, repr=False)
+    training: bool = False  # whether the model was in training, where it computes as before
 
     def paths(self) -> dict[str, dict[int, Path]]:
         """What each FFN runs now: by number of tokens (upper end of a bucket)."""
@@ -75,7 +56,8 @@ class Acceleration:
         ]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.accelerated)} FFNs accelerated"]
+        waiting = ", which run their own forward until model.eval()" if self.training else ""
+        lines = [f"{len(self.accelerated)} FFNs accelerated{waiting}"]
         lines += [f"left alone: {line}" for line in self.reasons()]
         if not self.accelerated and not self.left_alone:
             lines.append("nothing in this model looks like an FFN")
@@ -93,10 +75,15 @@ def accelerate(
 
     Supported are gate/up/down with ReLU, FATReLU (its threshold is read from the module) or dReLU
     (``relu(gate) * relu(up)``), and up/down with ReLU or FATReLU, with or without biases. Names
-    only propose an FFN: it is accepted if its own forward returns what our formula returns, on
-    random tokens. This is for inference. Parameters and state dict stay as they are; a transposed
-    copy of W_d is kept, which follows the weight: call it again only after a change through
-    ``.data``, to a compiled model, or of a module.
+    only propose an FFN. It is accepted if its matrices are plain `nn.Linear` on a GPU, if none of
+    its modules has hooks or a tensor that the formula does not use, and if its own forward returns
+    what the formula returns: on random tokens, in its own type and in fp32.
+
+    This is for inference: an FFN's own forward runs where a gradient is needed and while the module
+    trains. It also runs once anything but the weights' values has changed, such as a module, an
+    activation's threshold or a hook. Parameters and state dict stay as they are; a transposed copy
+    of W_d is kept, which follows the weight: call it again only after a change through ``.data``
+    or to a compiled model.
 
     Args:
         model: such as Llama, Qwen3, Arcee, OPT or T5 from transformers, in bf16 or fp16 on its GPU.
@@ -123,7 +110,7 @@ def accelerate(
         raise ValueError(f"token_order {token_order!r} must be auto or none")
     new_dispatch(kernels, False, format)  # refuses what is unknown before anything is changed
     restore(model)
-    done = Acceleration()
+    done = Acceleration(training=model.training)
     for found in find_ffns(model):
         try:
             dispatch = _accept(found, threshold, kernels, format)
@@ -167,120 +154,30 @@ def _accept(found: Found, threshold: float, kernels: Kernels, format: Format) ->
     Raises:
         OtherFormula: the kernels do not support it; the message says why.
     """
-    module, names = found.module, found.names
-    if names is None:
+    if found.names is None:
         raise OtherFormula(found.reason)
-    ffn = projections(module, names)
-    activation, own_threshold = activation_of(module), None
-    if activation is not None:
-        own_threshold = threshold_of(activation, ffn.up.weight)
-        if own_threshold is None:
-            name = getattr(activation, "__name__", type(activation).__name__)
-            raise OtherFormula(f"its activation is {name}, not ReLU")
+    foreign = _foreign_of(found.module, found.names)
+    if reason := foreign.refusal():
+        raise OtherFormula(reason)
+    ffn, activation = foreign.ffn, activation_of(found.module)
+    own_threshold(activation, like=ffn.up.weight)
     if reason := cannot_compute(ffn):
         raise OtherFormula(reason)
-    accept = _accept_in_layer if is_layer(module, names) else _accept_module
-    with torch.no_grad(), _evaluating(module):
-        dispatch = new_dispatch(kernels, ffn.up.weight.is_cuda, format)
-        accept(module, names, own_threshold or 0.0, threshold, dispatch)
+    formula = formula_of(foreign, activation)
+    formula = formula._replace(threshold=max(formula.threshold, threshold))
+    dispatch = new_dispatch(kernels, ffn.up.weight.is_cuda, format)
+    replace_forward(foreign, formula, dispatch)
     return dispatch
 
 
-def _accept_module(
-    module: nn.Module, names: Names, own_threshold: float, threshold: float, dispatch: Dispatch
-) -> None:
-    """An FFN that is a module of its own."""
-    if required := further_arguments(module.forward):
-        raise OtherFormula(f"its forward needs further arguments: {', '.join(required)}")
+def _foreign_of(module: nn.Module, names: Names) -> ForeignFFN:
     ffn = projections(module, names)
-    x_MK = probe_tokens(ffn.up.in_features, like=ffn.up.weight)
-    y_MK = _try(module.forward, x_MK)
-    formula = find_formula(x_MK, y_MK, weights_of(ffn, Formula(own_threshold, relu_up=False)))
-    formula = formula._replace(threshold=max(formula.threshold, threshold))
-    replace_forward(module, names, formula, dispatch)
-
-
-def _accept_in_layer(
-    layer: nn.Module, names: Names, own_threshold: float, threshold: float, dispatch: Dispatch
-) -> None:
-    """An FFN that a layer's own forward computes, as up, activation, down in a row."""
-    activation = activation_module(layer)
-    ffn = projections(layer, names)
-    k, n = ffn.up.in_features, ffn.up.out_features
-    if names.gate is not None or activation is None:
+    if not is_layer(module, names):
+        return ForeignFFN(module, ffn, list(module.modules())[1:], is_layer=False)
+    activation = activation_of(module)
+    if names.gate is not None or not isinstance(activation, nn.Module):
         raise OtherFormula(
             "its layer computes it, and not as up, activation module, down in a row: there is no "
             "forward to replace"
         )
-    if k == n:
-        raise OtherFormula("its layer computes it, with an intermediate_size of hidden_size")
-    if is_replaced(activation):
-        raise OtherFormula("its layer computes it, with another layer's activation module")
-    x_MK = probe_tokens(k, like=ffn.up.weight)
-    y_MK = _try(lambda x: ffn.down(activation(ffn.up(x))), x_MK)
-    formula = find_formula(x_MK, y_MK, weights_of(ffn, Formula(own_threshold, relu_up=False)))
-    expected = _layer_output(layer, x_MK)
-    if not _runs_in_a_row(layer, [ffn.up, activation, ffn.down], x_MK):
-        raise OtherFormula("its layer does more than up, activation, down in a row with it")
-    replace_in_layer(layer, names, activation, formula, dispatch)
-    try:
-        if differs(_layer_output(layer, x_MK), expected):
-            raise OtherFormula("its layer's output would change")
-    except OtherFormula:
-        for module in layer.modules():
-            put_back(module)
-        raise
-    if threshold > formula.threshold:
-        for module in layer.modules():
-            put_back(module)
-        replace_in_layer(layer, names, activation, Formula(threshold, relu_up=False), dispatch)
-
-
-def _layer_output(layer: nn.Module, x_MK: Tensor) -> Tensor:
-    """The layer's output for one sequence of these tokens; other required arguments are None."""
-    others: dict[str, Any] = dict.fromkeys(further_arguments(layer.forward))
-    found = _try(lambda x: layer(x, **others), x_MK[None])
-    output = found[0] if isinstance(found, tuple) else found
-    if not isinstance(output, Tensor) or output.shape[-1] != x_MK.shape[-1]:
-        raise OtherFormula(f"its layer returns a {type(output).__name__}, not tokens")
-    return output
-
-
-def _runs_in_a_row(layer: nn.Module, chain: list[nn.Module], x_MK: Tensor) -> bool:
-    """Whether a layer calls each of these once, on the output of the previous one."""
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
-    hooks = [
-        module.register_forward_hook(lambda m, given, found: calls.append((m, given[0], found)))
-        for module in chain
-    ]
-    try:
-        _layer_output(layer, x_MK)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    in_order = [module for module, _, _ in calls] == chain
-    return in_order and all(
-        torch.equal(found, given) for (_, _, found), (_, given, _) in itertools.pairwise(calls)
-    )
-
-
-def _try(forward: Callable[[Tensor], Any], x: Tensor) -> Any:
-    try:
-        return forward(x)
-    except Exception as error:  # a foreign module may raise anything
-        first_line = str(error).partition("\n")[0]
-        raise OtherFormula(
-            f"its forward could not be tried: {type(error).__name__}: {first_line}"
-        ) from error
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Without dropout."""
-    training = [m for m in module.modules() if m.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for m in training:
-            m.training = True
+    return ForeignFFN(module, ffn, [ffn.up, *activation.modules(), ffn.down], is_layer=True)

@@ -13,10 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from sparsellm.architecture import ACTIVATIONS
-from sparsellm.ffn.inference_ops import beyond_limits
-from sparsellm.ffn.kernels.gpu_architecture import unsupported
-from sparsellm.ffn.reference import activation_function, stands_in
-from sparsellm.ffn.types import ELEMENTS
+from sparsellm.ffn.reference import activation_function
 
 
 class Names(NamedTuple):
@@ -98,7 +95,7 @@ def _names_in(module: nn.Module) -> Names | None:
 def _not_linear(module: nn.Module, names: Names) -> str | None:
     for name in names:
         child = None if name is None else module._modules[name]
-        if child is not None and not isinstance(child, nn.Linear):
+        if child is not None and type(child) is not nn.Linear:  # a subclass may do more
             return f"its {name} is a {type(child).__name__}, not an nn.Linear"
     return None
 
@@ -128,12 +125,6 @@ def activation_of(module: nn.Module) -> Callable[[Tensor], Any] | None:
     return None
 
 
-def activation_module(module: nn.Module) -> nn.Module | None:
-    """The child that is the activation, where it is one."""
-    found = (module._modules.get(name) for name in _ACTIVATIONS)
-    return next((child for child in found if child is not None), None)
-
-
 def is_layer(module: nn.Module, names: Names) -> bool:
     """Whether a module has other parameters beside its FFN's, as a layer of OPT has."""
     others = (child for name, child in module._modules.items() if name not in names)
@@ -145,37 +136,3 @@ def further_arguments(forward: Callable[..., Any]) -> list[str]:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
-
-
-def cannot_compute(ffn: Projections) -> str | None:
-    """Why the kernels cannot take an FFN's weights as they are, or None."""
-    k, n = ffn.up.in_features, ffn.up.out_features
-    weight = ffn.up.weight
-    dtypes = {linear.weight.dtype for linear in ffn.present}
-    reason = None
-    if (ffn.down.in_features, ffn.down.out_features) != (n, k):
-        reason = "its shapes are not those of an FFN"
-    elif limit := beyond_limits(k, n):
-        reason = limit
-    elif len(dtypes) > 1 or weight.dtype not in ELEMENTS:
-        found = " and ".join(sorted(map(str, dtypes)))
-        reason = (
-            f"its weights are {found}, not all torch.bfloat16 or all torch.float16; "
-            "model.bfloat16() or model.half() converts them"
-        )
-    elif any(linear.weight.is_meta for linear in ffn.present):
-        reason = "its weights are offloaded"
-    elif len({linear.weight.device for linear in ffn.present}) > 1:
-        reason = "its weights are on several devices"
-    elif not weight.is_cuda and not stands_in(weight.device):
-        reason = (
-            f"its weights are on {weight.device}, where the kernels do not run; call accelerate "
-            "after model.cuda()"
-        )
-    elif weight.is_cuda and (too_old := unsupported(weight.device)):
-        reason = too_old
-    elif not all(linear.weight.is_contiguous() for linear in ffn.present):
-        reason = "its weights are not contiguous"
-    elif any(linear._forward_hooks or linear._forward_pre_hooks for linear in ffn.present):
-        reason = "its projections have hooks, which the kernels would not call"
-    return reason

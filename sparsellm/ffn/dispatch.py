@@ -84,7 +84,7 @@ class Dispatch:
         return new_dispatch(self.kernels, self.observed.is_pinned(), self.format)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return new_dispatch, (self.kernels, self.observed.is_pinned(), self.format)
+        return _loaded_dispatch, (self.kernels, self.observed.is_pinned(), self.format)
 
     def word(self, num_tokens: int) -> int:
         """Address of the word that the kernels write for this many tokens."""
@@ -163,6 +163,11 @@ def new_dispatch(kernels: Kernels, pinned: bool, format: Format = "union") -> Di
     """A dispatch with its own words; ``pinned`` where a GPU will write them."""
     words = torch.full((_NUM_BUCKETS,), -1, dtype=torch.int32, pin_memory=pinned)
     return Dispatch(kernels, words, format)
+
+
+def _loaded_dispatch(kernels: Kernels, pinned: bool, format: Format) -> Dispatch:
+    """Of a module that was saved, perhaps where there was a GPU."""
+    return new_dispatch(kernels, pinned and torch.cuda.is_available(), format)
 
 
 # Operators take numbers and tensors only: a dispatch goes through them by its handle. Who holds the

@@ -5,20 +5,21 @@ Shapes: K hidden_size, N intermediate_size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS, FFNWeights
 
-_SCALES = (0.1, 1.0, 10.0)  # a forward may clamp what is large, or cut what is small
+# A forward may clamp what is large, or cut what is small; fp16 overflows.
+_SCALES = {dtype: (0.1, 1.0, 10.0) for dtype in ELEMENTS} | {torch.float32: (1e-4, 1e-2, 1.0, 1e2)}
 _TOKENS_PER_SCALE = 2
-# Two orders of the same operations differ by under 0.5% in bf16 and 0.1% in fp16; another formula
-# differs by tens of percent.
-_TOLERANCE_IN_EPS = 2
+# Two orders of the same operations differ by under 0.5% in bf16, 0.1% in fp16 and 0.001% in fp32.
+_TOLERANCE = {dtype: 2 * torch.finfo(dtype).eps for dtype in ELEMENTS} | {torch.float32: 2e-5}
 
 
 class OtherFormula(ValueError):
@@ -35,17 +36,28 @@ class Formula(NamedTuple):
 def threshold_of(activation: Callable[[Tensor], Any], like: Tensor) -> float | None:
     """The t of an activation that is ``x if x > t else 0``; 0 for ReLU, None for anything else.
 
-    Every finite value of the type of ``like`` is tried, or of bf16 if that is none of `ELEMENTS`.
+    Every finite value of the type of ``like`` is tried; of fp32 those of bf16, and all near t.
     """
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int16, device=like.device)
-    x = every.view(like.dtype if like.dtype in ELEMENTS else ELEMENTS[0])
-    x = x[x.isfinite()]
+    dtype = like.dtype if like.dtype in ELEMENTS else ELEMENTS[0]
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    device = "cpu" if like.is_meta else like.device
+    x = every[every.isfinite()].to(like.dtype).to(device)
+    threshold = _threshold_among(activation, x)
+    if threshold and like.dtype not in ELEMENTS:
+        next_up = x[x > threshold].min()
+        bits = torch.stack([x.new_tensor(threshold), next_up]).float().view(torch.int32).tolist()
+        near = torch.arange(bits[0], bits[1] + 1, dtype=torch.int32, device=device)
+        threshold = _threshold_among(activation, near.view(torch.float32))
+    return threshold
+
+
+def _threshold_among(activation: Callable[[Tensor], Any], x: Tensor) -> float | None:
     try:
         with torch.no_grad():
             y = activation(x)
     except Exception:  # whatever a foreign module raises: it is none that can be read here
         return None
-    if not isinstance(y, Tensor) or (y.shape, y.dtype) != (x.shape, x.dtype):
+    if not isinstance(y, Tensor) or (y.shape, y.dtype, y.device) != (x.shape, x.dtype, x.device):
         return None
     threshold = x[y == 0].max() if (y == 0).any() else x.min()
     right = torch.where(x <= threshold, 0, x)
@@ -53,46 +65,65 @@ def threshold_of(activation: Callable[[Tensor], Any], like: Tensor) -> float | N
 
 
 def probe_tokens(k: int, like: Tensor) -> Tensor:
-    """(tokens, K) of several magnitudes, each with its negative; torch's RNG state is unchanged."""
+    """(2, tokens, K) of several magnitudes, each with its negative; torch's RNG is not used."""
     generator = torch.Generator().manual_seed(0)
-    tokens = [s * torch.randn(_TOKENS_PER_SCALE, k, generator=generator) for s in _SCALES]
-    x_MK = torch.cat(tokens)
-    return torch.cat([x_MK, -x_MK]).to(like)
+    scales = _SCALES[like.dtype]
+    tokens = [s * torch.randn(_TOKENS_PER_SCALE, k, generator=generator) for s in scales]
+    x_MK = torch.stack(tokens, dim=1)
+    return torch.stack([x_MK, -x_MK]).flatten(1, 2).to(like)
 
 
-def find_formula(x_MK: Tensor, y_MK: object, w: FFNWeights) -> Formula:
+@contextmanager
+def in_fp32(module: nn.Module) -> Iterator[None]:
+    """The module computes with fp32 copies of its parameters and buffers."""
+    tensors: list[dict[str, Any]] = [
+        own for part in module.modules() for own in (part._parameters, part._buffers)
+    ]
+    before = [dict(own) for own in tensors]
+    try:
+        for own in tensors:
+            for name, tensor in own.items():
+                if tensor is not None and tensor.is_floating_point():
+                    own[name] = tensor.detach().float()
+        yield
+    finally:
+        for own, previous in zip(tensors, before, strict=True):
+            own.update(previous)
+
+
+def find_formula(x: Tensor, y: object, w: FFNWeights) -> Formula:
     """The formula by which an FFN with weights ``w`` computes ``y`` from ``x``.
 
     Args:
-        x_MK: see `probe_tokens`.
-        y_MK: what the module's own forward returned.
+        x: (…, K), see `probe_tokens`.
+        y: what the module's own forward returned.
         w: its weights, with the threshold of its activation.
 
     Raises:
         OtherFormula: it is none of those that the kernels support.
     """
-    if not isinstance(y_MK, Tensor) or y_MK.shape != x_MK.shape:
-        kind = f"{tuple(y_MK.shape)}" if isinstance(y_MK, Tensor) else f"a {type(y_MK).__name__}"
-        raise OtherFormula(f"its forward returns {kind} for tokens of {tuple(x_MK.shape)}")
-    if not y_MK.isfinite().all(dim=-1).any():
-        raise OtherFormula(f"its forward overflows {y_MK.dtype} on every random token")
-    if not y_MK.any():
+    if not isinstance(y, Tensor) or y.shape != x.shape:
+        kind = f"{tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        raise OtherFormula(f"its forward returns {kind} for tokens of {tuple(x.shape)}")
+    if not y.isfinite().all(dim=-1).any():
+        raise OtherFormula(f"its forward overflows {y.dtype} on every random token")
+    if not y.any():
         raise OtherFormula("its forward gives zero for every token that was tried")
     candidates = [w] if w.gate_NK is None else [w, w._replace(relu_up=True)]
-    errors = [_error(y_MK, fatrelu_ffn(x_MK, candidate)) for candidate in candidates]
+    errors = [_error(y, fatrelu_ffn(x, candidate)) for candidate in candidates]
     best = min(range(len(errors)), key=errors.__getitem__)
-    if errors[best] <= _TOLERANCE_IN_EPS * torch.finfo(x_MK.dtype).eps:
+    if errors[best] <= _TOLERANCE[x.dtype]:
         return Formula(w.threshold, candidates[best].relu_up)
     formulas = "relu(up)" if w.gate_NK is None else "relu(gate) * up or relu(gate) * relu(up)"
     raise OtherFormula(
         f"its forward does not compute {formulas}: on random tokens it differs by "
-        f"{errors[best]:.1%}"
+        f"{errors[best]:.2%}"
     )
 
 
 def differs(found: Tensor, right: Tensor) -> bool:
     """Whether two results are not equal within the rounding of their type."""
-    return not _error(found, right) <= _TOLERANCE_IN_EPS * torch.finfo(right.dtype).eps
+    return not _error(found, right) <= _TOLERANCE[right.dtype]
 
 
 def _error(found: Tensor, right: Tensor) -> float:
@@ -101,7 +132,7 @@ def _error(found: Tensor, right: Tensor) -> float:
     fp16 ends at 65,504: a token on which both overflow says nothing.
     """
     says_something = found.isfinite().all(dim=-1) | right.isfinite().all(dim=-1)
-    found, right = found[says_something].float(), right[says_something].float()
+    found, right = found[says_something].double(), right[says_something].double()
     if not says_something.any():
         return float("inf")
     error = ((found - right).norm(dim=-1) / right.norm(dim=-1).clamp_min(1e-30)).max()

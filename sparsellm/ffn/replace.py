@@ -8,14 +8,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MethodType
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsellm.ffn.discover import Names, Projections, projections
+from sparsellm.ffn.admission import ForeignFFN
+from sparsellm.ffn.discover import Projections
 from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.formula import Formula
 from sparsellm.ffn.inference_ops import sparse_ffn
@@ -29,26 +30,29 @@ FEW_TOKENS, LARGE_BYTES = 64, 2**28
 
 
 @dataclass
-class _Replaced:
-    """What is remembered about a module whose forward was replaced."""
+class _Serving:
+    """An FFN that the kernels compute; the transposed W_d is a buffer of the module that does."""
 
-    previous: Callable[..., Any] | None  # a forward of the instance's own
-    owner: nn.Module  # of the FFN: the module itself, or the layer that it is part of
-    names: Names  # of the matrices in the owner
-    drops: bool  # something in the owner drops activations while it trains
+    foreign: ForeignFFN
+    formula: Formula
+    dispatch: Dispatch
     dtype: torch.dtype  # of the weights, and so of the tokens that are served
+    large: bool  # a GPU takes longer to read the weights than a host to queue the operator
+    parameters: dict[str, Any]  # of the replaced forward, with their defaults
+    source: tuple[Tensor, int | None] | None = None  # of the transposed W_d, see `_version`
+    prefill: PrefillOrder | None = None  # of the model
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, on disk too, has weights whose versions are counted anew."""
+        return {**vars(self), "source": None}
 
 
 @dataclass
-class _Serving(_Replaced):
-    """… by the kernels; the transposed W_d is a buffer of the module."""
+class _Installed:
+    """What is remembered about a module whose forward was replaced."""
 
-    dispatch: Dispatch
-    formula: Formula
-    large: bool  # a GPU takes longer to read the weights than a host to queue the operator
-    parameters: dict[str, Any]  # of the replaced forward, with their defaults
-    version: int | None  # of the W_d that was transposed, see `_version`
-    prefill: PrefillOrder | None = None  # of the model
+    previous: Callable[..., Any] | None  # a forward of the instance's own
+    serving: _Serving
 
 
 def weights_of(ffn: Projections, formula: Formula) -> FFNWeights:
@@ -62,64 +66,47 @@ def weights_of(ffn: Projections, formula: Formula) -> FFNWeights:
 def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Weight and bias, read from ``_parameters``: attribute lookup takes a microsecond."""
     own = linear._parameters
-    weight = own.get("weight")
-    if weight is None:  # parametrized
-        return linear.weight, linear.bias
-    return weight, own["bias"]
+    return own["weight"], own["bias"]  # type: ignore[return-value]
 
 
-def replace_forward(module: nn.Module, names: Names, formula: Formula, dispatch: Dispatch) -> None:
-    """The forward of an FFN that is a module of its own."""
-    _serve(module, _ffn_forward, module, names, formula=formula, dispatch=dispatch)
+def replace_forward(foreign: ForeignFFN, formula: Formula, dispatch: Dispatch) -> None:
+    """The forward of an FFN, or of the modules that are one within a layer.
 
-
-def replace_in_layer(
-    layer: nn.Module, names: Names, activation: nn.Module, formula: Formula, dispatch: Dispatch
-) -> None:
-    """The forward of an FFN that a layer computes as up, activation, down in a row; K ≠ N.
-
-    Up and activation pass the tokens through unchanged, K wide, and down computes the whole FFN. An
-    input that is N wide was computed by up itself, as in training.
+    These run in a row: up and activation then pass the tokens through unchanged, K wide, and down
+    computes the whole FFN. An input that is N wide was computed by up itself, as in training; so K
+    must not be N.
     """
-    ffn = projections(layer, names)
-    _serve(ffn.down, _down_forward, layer, names, formula=formula, dispatch=dispatch)
-    for module, forward in ((ffn.up, _up_forward), (activation, _activation_forward)):
-        own = vars(module)
-        own[INSTALLED] = _Replaced(
-            own.get("forward"), layer, names, _drops(layer), ffn.up.weight.dtype
-        )
-        own["forward"] = MethodType(forward, module)
+    owner, up, down = foreign.owner, foreign.ffn.up, foreign.ffn.down
+    if foreign.is_layer:
+        serving = _serving(foreign, formula, dispatch, down)
+        _install(up, _up_forward, serving)
+        _install(foreign.inside[1], _activation_forward, serving)
+        _install(down, _down_forward, serving)
+    else:
+        _install(owner, _ffn_forward, _serving(foreign, formula, dispatch, owner))
+    foreign.remember()
 
 
-def _serve(
-    module: nn.Module,
-    forward: Callable[..., Any],
-    owner: nn.Module,
-    names: Names,
-    *,
-    formula: Formula,
-    dispatch: Dispatch,
-) -> None:
-    ffn, own = projections(owner, names), vars(module)
-    large = sum(linear.weight.nbytes for linear in ffn.present) > LARGE_BYTES
-    parameters = inspect.signature(module.forward).parameters.values()
+def _serving(
+    foreign: ForeignFFN, formula: Formula, dispatch: Dispatch, server: nn.Module
+) -> _Serving:
+    """Gives the server a transposed W_d too."""
+    weight = foreign.ffn.down.weight
+    parameters = inspect.signature(server.forward).parameters.values()
     named = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+    large = sum(tensor.nbytes for tensor in foreign.tensors()) > LARGE_BYTES
     # A buffer moves with the module, and a non-persistent one is not saved with it.
-    module.register_buffer(DOWN_NK, ffn.down.weight.detach().t().contiguous(), persistent=False)
-    own[INSTALLED] = _Serving(
-        own.get("forward"),
-        owner,
-        names,
-        _drops(owner),
-        ffn.up.weight.dtype,
-        dispatch,
-        formula,
-        large,
-        named,
-        _version(ffn.down.weight),
-    )
-    # A bound method, not a closure: a deep copy of the module then computes with its own weights.
-    own["forward"] = MethodType(forward, module)
+    server.register_buffer(DOWN_NK, weight.detach().t().contiguous(), persistent=False)
+    source = weight, _version(weight)
+    return _Serving(foreign, formula, dispatch, weight.dtype, large, named, source)
+
+
+def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) -> None:
+    own = vars(module)
+    own[INSTALLED] = _Installed(own.get("forward"), serving)
+    # Not a closure: a copy of the module then computes with its own weights. Not a bound method,
+    # which `torch.save` writes as an attribute of the module's class.
+    own["forward"] = partial(forward, module)
 
 
 def _version(weight: Tensor) -> int | None:
@@ -131,18 +118,7 @@ def _transpose_again(down_NK: Tensor, down_KN: Tensor, serving: _Serving) -> Non
     """After a step of an optimizer, say, or a `load_state_dict`."""
     with torch.inference_mode():  # outside of which a buffer made in it cannot be written
         down_NK.copy_(down_KN.t())
-    serving.version = _version(down_KN)
-
-
-def _drops(owner: nn.Module) -> bool:
-    """Whether a module has dropout: a dropout module, or a probability such as OPT's."""
-    rates = [value for name, value in vars(owner).items() if "drop" in name]
-    rates += [getattr(module, "p", 0) for module in owner.modules() if "Drop" in _kind(module)]
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
-
-
-def _kind(module: nn.Module) -> str:
-    return type(module).__name__
+    serving.source = down_KN, _version(down_KN)
 
 
 def take_order_from(model: nn.Module, prefill: PrefillOrder) -> None:
@@ -159,63 +135,53 @@ def stop_ordering(model: nn.Module) -> None:
 
 
 def _servings(model: nn.Module) -> list[_Serving]:
-    kept = (vars(module).get(INSTALLED) for module in model.modules())
-    return [serving for serving in kept if isinstance(serving, _Serving)]
-
-
-def is_replaced(module: nn.Module) -> bool:
-    """Whether a module's forward was replaced by one of those below."""
-    return INSTALLED in vars(module)
+    installed = (vars(module).get(INSTALLED) for module in model.modules())
+    return [one.serving for one in installed if one is not None]
 
 
 def put_back(module: nn.Module) -> None:
     """Restores a module's own forward, if it was replaced."""
     own = vars(module)
-    replaced: _Replaced | None = own.pop(INSTALLED, None)
-    if replaced is None:
+    installed: _Installed | None = own.pop(INSTALLED, None)
+    if installed is None:
         return
     if DOWN_NK in module._buffers:
         delattr(module, DOWN_NK)
     del own["forward"]
-    if replaced.previous is not None:
-        own["forward"] = replaced.previous
+    if installed.previous is not None:
+        own["forward"] = installed.previous
 
 
 def _ffn_forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-    serving: _Serving = module.__dict__[INSTALLED]
+    installed: _Installed = module.__dict__[INSTALLED]
+    serving = installed.serving
     x = arguments[0] if len(arguments) == 1 and not named else _tokens(serving, arguments, named)
-    if x is None or _is_not_ours(x, module, serving):
-        return _own_forward(module, serving, *arguments, **named)
+    if x is None or not _is_for_kernels(x, serving):
+        return _own_forward(module, *arguments, **named)
     return _compute(x, serving, module)
 
 
 def _up_forward(up: nn.Linear, x: Tensor) -> Tensor:
-    replaced: _Replaced = up.__dict__[INSTALLED]
-    if _is_not_ours(x, up, replaced):
-        found: Tensor = _own_forward(up, replaced, x)
-        return found
-    return x
+    installed: _Installed = up.__dict__[INSTALLED]
+    return x if _is_for_kernels(x, installed.serving) else _own_forward(up, x)
 
 
 def _activation_forward(activation: nn.Module, x: Tensor) -> Tensor:
-    replaced: _Replaced = activation.__dict__[INSTALLED]
-    if x.shape[-1] != projections(replaced.owner, replaced.names).up.in_features:
-        found: Tensor = _own_forward(activation, replaced, x)
-        return found
-    return x
+    installed: _Installed = activation.__dict__[INSTALLED]
+    is_up = x.shape[-1] != installed.serving.foreign.ffn.up.in_features
+    return _own_forward(activation, x) if is_up else x
 
 
 def _down_forward(down: nn.Linear, x: Tensor) -> Tensor:
-    serving: _Serving = down.__dict__[INSTALLED]
-    if x.shape[-1] == down.in_features:
-        found: Tensor = _own_forward(down, serving, x)
-        return found
-    return _compute(x, serving, down)
+    installed: _Installed = down.__dict__[INSTALLED]
+    is_h = x.shape[-1] == down.in_features
+    return _own_forward(down, x) if is_h else _compute(x, installed.serving, down)
 
 
-def _own_forward(module: nn.Module, replaced: _Replaced, *arguments: Any, **named: Any) -> Any:
-    if replaced.previous is not None:
-        return replaced.previous(*arguments, **named)
+def _own_forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+    installed: _Installed = module.__dict__[INSTALLED]
+    if installed.previous is not None:
+        return installed.previous(*arguments, **named)
     return type(module).forward(module, *arguments, **named)
 
 
@@ -230,27 +196,38 @@ def _tokens(serving: _Serving, arguments: tuple[Any, ...], named: dict[str, Any]
     return x if others else None
 
 
-def _is_not_ours(x: Tensor, module: nn.Module, replaced: _Replaced) -> bool:
-    """Whether the replaced forward must handle a call: in training, of another type, or empty."""
-    if x.dtype != replaced.dtype or x.numel() == 0 or (replaced.drops and module.training):
-        return True
-    if not torch.is_grad_enabled():
+def _is_for_kernels(x: Tensor, serving: _Serving) -> bool:
+    """Whether the kernels compute a call; else the replaced forward does.
+
+    It does for tokens of another type or none, where a gradient is needed, in training, and once
+    the FFN is no longer what was taken.
+    """
+    if x.dtype != serving.dtype or x.numel() == 0 or not serving.foreign.unchanged():
         return False
-    return x.requires_grad or projections(replaced.owner, replaced.names).up.weight.requires_grad
+    if not torch.is_grad_enabled():
+        return True
+    return not (x.requires_grad or any(t.requires_grad for t in serving.foreign.tensors()))
 
 
 def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
-    w = weights_of(projections(serving.owner, serving.names), serving.formula)
+    w = weights_of(serving.foreign.ffn, serving.formula)
     if _few_stay_dense(x, serving):
         return _few_dense(x, w)
     down_NK, handle = module._buffers[DOWN_NK], serving.dispatch.handle
     assert down_NK is not None
-    if not torch.compiler.is_compiling() and _version(w.down_KN) != serving.version:
+    if not torch.compiler.is_compiling() and not _is_transposed(w.down_KN, serving):
         _transpose_again(down_NK, w.down_KN, serving)
     x_MK = x if x.ndim == 2 and x.is_contiguous() else x.reshape(-1, x.shape[-1]).contiguous()
     token_M = None if serving.prefill is None else serving.prefill.token_M(x_MK)
     y_MK = sparse_ffn(x_MK, w, down_NK, handle, token_M)
     return y_MK if x.ndim == 2 else y_MK.view(x.shape)
+
+
+def _is_transposed(down_KN: Tensor, serving: _Serving) -> bool:
+    if serving.source is None:
+        return False
+    weight, version = serving.source
+    return weight is down_KN and version == _version(down_KN)
 
 
 def _few_stay_dense(x: Tensor, serving: _Serving) -> bool:

@@ -235,7 +235,7 @@ def test_no_tokens_at_all_and_restoring_twice():
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_few_tokens_of_a_dense_layer_skip_the_operator(gated, monkeypatch):
-    module = SparseFFN(16, 24, gated=gated).bfloat16().requires_grad_(False)
+    module = SparseFFN(16, 24, gated=gated).bfloat16().requires_grad_(False).eval()
     x = torch.randn(2, 3, 16).bfloat16()
     expected = module(x)
     (dispatch,) = sparsellm.accelerate(module).dispatches.values()

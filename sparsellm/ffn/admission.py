@@ -1,0 +1,148 @@
+"""Which FFNs the kernels may take over, and whether one that they did is still what it was.
+
+A replaced forward calls none of the FFN's modules. So these must be plain `nn.Linear` and an
+activation, without hooks, and hold no tensor that the formula does not use. Where that changes
+later, the module's own forward runs again.
+
+Shapes: K hidden_size, N intermediate_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsellm.ffn.discover import Projections
+from sparsellm.ffn.inference_ops import beyond_limits
+from sparsellm.ffn.kernels.gpu_architecture import unsupported
+from sparsellm.ffn.reference import stands_in
+from sparsellm.ffn.types import ELEMENTS
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass
+class ForeignFFN:
+    """An FFN, and the modules that a replaced forward of it does not call."""
+
+    owner: nn.Module  # the FFN itself, or the layer that computes it
+    ffn: Projections
+    inside: list[nn.Module]  # what is not called; in a layer: up, activation, its parts, down
+    is_layer: bool
+    # What `unchanged` compares with.
+    _inside: list[tuple[nn.Module, type, bool]] = field(default_factory=list)
+    _children: list[tuple[nn.Module, tuple[str, ...], tuple[nn.Module | None, ...]]] = field(
+        default_factory=list
+    )
+    _values: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
+
+    def refusal(self) -> str | None:
+        """Why no forward may be replaced that uses these modules, or None."""
+        used = {id(tensor) for tensor in self.tensors()}
+        for module in self.inside if self.is_layer else [self.owner, *self.inside]:
+            kind = type(module).__name__
+            if module is not self.owner and (module._forward_hooks or module._forward_pre_hooks):
+                return f"its {kind} has hooks, which the kernels would not call"
+            if module is not self.owner and "forward" in vars(module):
+                return f"its {kind} has a forward of its own, which the kernels would not call"
+            for name, tensor in _tensors_in(module):
+                if id(tensor) not in used:
+                    return f"its {kind} has a tensor that the formula does not use ({name})"
+        return None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The weights and biases, as they are now."""
+        for linear in self.ffn.present:
+            yield from (tensor for tensor in linear._parameters.values() if tensor is not None)
+
+    def remember(self) -> None:
+        """Makes the present state the one that `unchanged` compares with."""
+        others = [module for module in self.inside if module not in self.ffn]
+        self._inside = [(module, type(module), "forward" in vars(module)) for module in self.inside]
+        for module in [self.owner, *others]:
+            children = {n: child for n, child in module._modules.items() if child in self.inside}
+            self._children.append((module, tuple(children), tuple(children.values())))
+        self._values = [
+            (module, name, value)
+            for module in ([] if self.is_layer else [self.owner]) + others
+            for name, value in _values_in(module)
+        ]
+        # While it trains, a module may do more than the formula, such as drop activations.
+        self._values += [(module, "training", False) for module in [self.owner, *others]]
+
+    @torch.compiler.assume_constant_result  # a compiled model asks once, while it is traced
+    def unchanged(self) -> bool:
+        """Whether all is as it was but the weights' values, and no module trains."""
+        for module, kind, is_replaced in self._inside:
+            own = module.__dict__
+            if (
+                type(module) is not kind
+                or own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or ("forward" in own) is not is_replaced
+            ):
+                return False
+        for linear in self.ffn:
+            if linear is not None and type(linear._parameters["weight"]) is not nn.Parameter:
+                return False
+        for module, names, children in self._children:
+            if tuple(map(module._modules.get, names)) != children:
+                return False
+        for module, name, value in self._values:
+            now = module.__dict__.get(name)
+            if now is not value and (type(now) is not type(value) or now != value):
+                return False
+        return True
+
+
+def _tensors_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    own = {**module._parameters, **module._buffers, **vars(module)}
+    yield from ((name, value) for name, value in own.items() if isinstance(value, Tensor))
+
+
+def _values_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What a forward may compute with, beside tensors and children: numbers, text, functions."""
+    for name, value in vars(module).items():
+        is_plain = isinstance(value, _PLAIN) or callable(value)
+        if is_plain and name not in _OF_EVERY_MODULE and name != "forward":
+            yield name, value
+
+
+def cannot_compute(ffn: Projections) -> str | None:
+    """Why the kernels cannot take an FFN's weights as they are, or None."""
+    k, n = ffn.up.in_features, ffn.up.out_features
+    tensors = [t for linear in ffn.present for t in (linear.weight, linear.bias) if t is not None]
+    first = tensors[0]
+    dtypes = {tensor.dtype for tensor in tensors}
+    reason = None
+    if (ffn.down.in_features, ffn.down.out_features) != (n, k):
+        reason = "its shapes are not those of an FFN"
+    elif limit := beyond_limits(k, n):
+        reason = limit
+    elif len(dtypes) > 1 or first.dtype not in ELEMENTS:
+        found = " and ".join(sorted(map(str, dtypes)))
+        reason = (
+            f"its weights are {found}, not all torch.bfloat16 or all torch.float16; "
+            "model.bfloat16() or model.half() converts them"
+        )
+    elif any(tensor.is_meta for tensor in tensors):
+        reason = "its weights are offloaded"
+    elif other := next((t for t in tensors if type(t) is not nn.Parameter), None):
+        reason = f"its weights are {type(other).__name__}s, not plain tensors"
+    elif len({tensor.device for tensor in tensors}) > 1:
+        reason = "its weights are on several devices"
+    elif not first.is_cuda and not stands_in(first.device):
+        reason = (
+            f"its weights are on {first.device}, where the kernels do not run; call accelerate "
+            "after model.cuda()"
+        )
+    elif first.is_cuda and (too_old := unsupported(first.device)):
+        reason = too_old
+    elif not all(tensor.is_contiguous() for tensor in tensors):
+        reason = "its weights are not contiguous"
+    return reason

@@ -1,0 +1,103 @@
+"""Mutants: a module's source with one small change each, which some test should notice.
+
+The changes are mutmut's: operators, numbers, arguments, keywords, assignments, text. mutmut's own
+runner cannot be used: torch.compile cannot trace its trampolines, and it leaves out every decorated
+function. What no test of behaviour on a CPU can notice is left out here: annotations and types,
+decorators, the wording of errors, `assert`, and the arguments in `UNSEEN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+from mutmut.mutation.mutators import mutation_operators, operator_string
+
+# Arguments that guard against a mistake, or concern a GPU alone.
+UNSEEN = {"strict", "device", "non_blocking", "pin_memory"}
+_LEFT_OUT = (cst.Annotation, cst.Assert, cst.Decorator, cst.Import, cst.ImportFrom, cst.Raise)
+
+
+class Mutant(NamedTuple):
+    """One change of a module."""
+
+    module: cst.Module
+    node: cst.CSTNode
+    changed: cst.CSTNode
+    lines: range  # of the statement that it is in, from 1
+
+    def source(self) -> str:
+        """The changed module."""
+        mutated = self.module.deep_replace(self.node, self.changed)
+        assert isinstance(mutated, cst.Module)
+        return mutated.code
+
+    def __str__(self) -> str:
+        texts = (self.module.code_for_node(node) for node in (self.node, self.changed))
+        return " → ".join(" ".join(text.split()) for text in texts)
+
+
+def mutants(source: str) -> list[Mutant]:
+    """All mutants of a module, in the order of its source."""
+    wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
+    visitor = _Visitor(wrapper.module)
+    wrapper.visit(visitor)
+    return visitor.found
+
+
+class _Visitor(cst.CSTVisitor):
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self, module: cst.Module) -> None:
+        super().__init__()
+        self._module = module
+        self._statement: cst.CSTNode | None = None
+        self.found: list[Mutant] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, _LEFT_OUT) or _is_alias(node) or _is_unseen(node):
+            return False
+        if isinstance(node, cst.SimpleStatementLine):
+            self._statement = node
+        for kind, operator in mutation_operators:
+            if isinstance(node, kind):
+                place = self.get_metadata(PositionProvider, self._statement or node)
+                lines = range(place.start.line, place.end.line + 1)
+                for changed in _changes(operator, node):
+                    self.found.append(Mutant(self._module, node, changed, lines))
+        return True
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        if original_node is self._statement:
+            self._statement = None
+
+
+def _changes(
+    operator: Callable[[Any], Iterable[cst.CSTNode]], node: cst.CSTNode
+) -> Iterator[cst.CSTNode]:
+    for changed in operator(node):
+        if isinstance(node, cst.Call) and isinstance(changed, cst.Call):
+            kept = {id(argument) for argument in changed.args}
+            if any(_is_unseen(argument) and id(argument) not in kept for argument in node.args):
+                continue
+        yield changed
+        if operator is operator_string:
+            return  # the other changes are the same text in small and in capital letters
+
+
+def _is_unseen(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value in UNSEEN
+
+
+def _is_alias(node: cst.CSTNode) -> bool:
+    """A name for a type: ``Rows = NDArray[np.int64]``, ``T = TypeVar("T")``."""
+    if not isinstance(node, cst.Assign) or not isinstance(node.targets[0].target, cst.Name):
+        return False
+    name, value = node.targets[0].target.value.lstrip("_"), node.value
+    called = value.func if isinstance(value, cst.Call) else None
+    return name[:1].isupper() and (
+        (isinstance(value, cst.Subscript) and not name.isupper())
+        or (isinstance(called, cst.Name) and called.value == "TypeVar")
+    )

@@ -1,0 +1,94 @@
+"""Mutation testing tells what a test notices from what none does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, process_env
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+mutants = pytest.importorskip("mutants", reason="needs mutmut: pip install -e '.[dev]'").mutants
+
+MODULE = '''
+Rows = dict[str, int]
+
+@decorated
+def area(width: int, height: int) -> int:
+    """Not changed."""
+    if width < 0:
+        raise ValueError("neither is this" + 1)
+    return width * height
+'''
+
+
+def test_a_mutant_changes_what_runs():
+    found = {str(mutant): mutant for mutant in mutants(MODULE)}
+    assert set(found) == {
+        "< 0 → <= 0",
+        "0 → 1",
+        "width * height → width / height",
+    }
+    changed = found["width * height → width / height"]
+    assert changed.source() == MODULE.replace("*", "/")
+    assert list(changed.lines) == [9]
+
+
+def test_arguments_that_no_test_can_tell_are_left_alone():
+    changes = [str(mutant) for mutant in mutants("f(x, device=d)\n")]
+    assert changes == ["f(x, device=d) → f(None, device=d)", "f(x, device=d) → f(device=d)"]
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import mutation
+mutation.PRELOADED = ()
+mutation.GROUPS = {"areas": mutation.Group(["sparsellm/area.py"], ["test_*.py"])}
+sys.argv[1:] = ["--folder", "../results", "--jobs", "2", *sys.argv[1:]]
+mutation.main()
+"""
+
+
+AREA = """def area(width, height):
+    while width < 0:
+        width += 2
+    return width * height
+"""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_survivors_are_told_and_tried_again(tmp_path):
+    root = tmp_path / "project"
+    (root / "sparsellm").mkdir(parents=True)
+    (root / "sparsellm" / "__init__.py").touch()
+    (root / "sparsellm" / "area.py").write_text(AREA)
+    test = root / "test_area.py"
+    test.write_text(
+        "from sparsellm.area import area\n\ndef test_area():\n    assert area(2, 1) == 2\n"
+    )
+
+    def run(*arguments):
+        result = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=root,
+            env=process_env(PYTHONPATH=str(ROOT / "benchmarks")),
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    first = run()
+    assert "sparsellm/area.py:4: width * height → width / height   (1 tests)" in first
+    survivors = first.count("(1 tests)")
+    results = tmp_path / "results" / "results.jsonl"
+    tried = len(results.read_text().splitlines())
+    test.write_text(test.read_text().replace("area(2, 1) == 2", "area(2, 3) == 6"))
+    again = run("--retry")
+    assert "width / height" not in again
+    assert len(results.read_text().splitlines()) == tried + survivors

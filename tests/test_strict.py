@@ -86,7 +86,8 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
         ("[]", "line 2: expected an object"),
         ('{"kind": "train"}', "line 2: key 'step' is missing"),
         ('{"kind": "validation", "step": 1, "tokens": 2, "loss": "low"}', "line 2: key 'loss'"),
-        ('{"kind": "train", "step": 1, "tokens": 1, "loss": 1.0}', "line 2: key 'sparsity'"),
+        ('{"kind": "train", "step": 1, "sparsity": {"nnz_mean": 1}}', "key 'sparsity.nnz_mean'"),
+        ('{"kind": "train", "step": 1, "tokens": 1, "loss": "low"}', "line 2: key 'loss'"),
         ('{"kind": ["x"], "step": 1, "tokens": 1}', "line 2"),
         ('{"step": 1', "line 2 is damaged: not JSON"),
     ],
@@ -97,7 +98,7 @@ def test_a_line_of_metrics_that_is_not_a_record_is_named(tmp_path, line, reason)
     with pytest.raises(ValueError, match=reason) as caught:
         read_metrics(tmp_path)
     assert "metrics.jsonl" in str(caught.value)
-    assert "delete that line" in str(caught.value)
+    assert "restore the file from a copy, or correct that line" in str(caught.value)
 
 
 @pytest.mark.parametrize(

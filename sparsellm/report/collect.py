@@ -66,19 +66,24 @@ class RunData:
         """Wall time of all processes, each up to its end or its last record."""
         if self.sessions:
             return sum(self._session_seconds(session) for session in self.sessions)
-        ends = [early["seconds"] for early, _ in self._restarts()]
-        return sum(ends) + self.train[-1]["seconds"]
+        ends = [_seconds(early) for early, _ in self._restarts()]
+        return sum(ends) + _seconds(self.train[-1])
 
     def _session_seconds(self, session: dict[str, Any]) -> float:
         if session["id"] in self.session_ends:
             return self.session_ends[session["id"]]["seconds"]
         # The process is still training, or was killed and none came after it.
         own = self.train[-1] if self.train[-1]["step"] > session["step"] else None
-        return session["startup_seconds"] + (own["seconds"] if own else 0.0)
+        return session["startup_seconds"] + (_seconds(own) if own else 0.0)
 
     def _restarts(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         pairs = itertools.pairwise(self.train)
-        return [(early, late) for early, late in pairs if late["seconds"] < early["seconds"]]
+        return [(early, late) for early, late in pairs if _seconds(late) < _seconds(early)]
+
+
+def _seconds(record: dict[str, Any]) -> float:
+    """From the start of its process; 0 where an early version did not record it."""
+    return record.get("seconds") or 0.0
 
 
 def read_runs(run_paths: list[Path]) -> list[RunData]:
@@ -157,9 +162,9 @@ def _check_shapes(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
     }
     found = {key: len(stats[key]) for key in expected}
     expected["nnz_by_position"] = len(position_bucket_starts(recipe.model.context_length))
-    found["nnz_by_position"] = len(stats["nnz_by_position"][0])
+    found["nnz_by_position"] = max(map(len, stats["nnz_by_position"]), default=0)
     for key, length in expected.items():
-        if found[key] != length:
+        if found[key] not in (length, 0):  # none where the record is older than the statistic
             raise ValueError(
                 f"{path / METRICS_FILE}: {key} of step {record['step']} has {found[key]} values "
                 f"and recipe.yaml's model has {length}; put the run's own recipe.yaml back"

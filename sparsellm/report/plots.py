@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsellm.recipe import Recipe
 from sparsellm.report import drawing
 from sparsellm.report.collect import Records, read_recipe
+from sparsellm.runs.metrics import mean
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts, read_metrics
 
 if TYPE_CHECKING:
@@ -47,7 +49,9 @@ def _training_figure(recipe: Recipe, train: Records, validation: Records) -> Fig
         2, 2, size=SIZE, title=f"{recipe.name}: training"
     )
     tokens = [r["tokens"] for r in train]
-    loss.plot(tokens, [r["loss"] for r in train], label="training")
+    loss.plot(
+        tokens, [math.nan if r["loss"] is None else r["loss"] for r in train], label="training"
+    )
     if validation:
         points = [(r["tokens"], r["loss"]) for r in validation]
         loss.plot(*zip(*points, strict=True), "o-", label="validation")
@@ -55,21 +59,21 @@ def _training_figure(recipe: Recipe, train: Records, validation: Records) -> Fig
     drawing.label(loss, "Cross-entropy", "training tokens", "nats per token")
 
     n = recipe.model.intermediate_size
-    nnz = [_mean(r["sparsity"]["nnz_mean"]) for r in train]
+    nnz = [mean(r["sparsity"]["nnz_mean"]) for r in train]
     sparsity.plot(tokens, [100 * value / n for value in nnz], label="active neurons")
-    dead = [100 * _mean(r["sparsity"]["dead_fraction"]) for r in train]
+    dead = [100 * mean(r["sparsity"]["dead_fraction"]) for r in train]
     sparsity.plot(tokens, dead, label="dead neurons")
     drawing.log_scale(sparsity.yaxis, linear_below=0.1)
     sparsity.legend()
     drawing.label(sparsity, "Sparsity, mean over layers", "training tokens", f"% of {n:,} neurons")
 
-    l1.plot(tokens, [r["l1"] for r in train])
+    l1.plot(tokens, [r.get("l1", math.nan) for r in train])
     drawing.log_scale(l1.yaxis)
     drawing.label(
         l1, "L1 of the activations", "training tokens", "Σ|h|, mean over tokens and layers"
     )
 
-    speed.plot(tokens, [r["tokens_per_second"] / 1e3 for r in train])
+    speed.plot(tokens, [r.get("tokens_per_second", math.nan) / 1e3 for r in train])
     speed.set_ylim(bottom=0)
     drawing.label(speed, "Throughput, all ranks", "training tokens", "thousand tokens per second")
     return figure
@@ -116,11 +120,12 @@ def _heatmap(
 ) -> None:
     from matplotlib.colors import LogNorm, Normalize
 
-    layers = list(range(len(rows[0])))
-    values = [[row[layer] for row in rows] for layer in layers]
+    layers = list(range(max(map(len, rows))))
+    # A record that is older than the statistic leaves a gap.
+    values = [[row[layer] if row else math.nan for row in rows] for layer in layers]
     if len(tokens) == 1:  # a mesh needs at least two columns
         tokens, values = [0, *tokens], [[v[0], v[0]] for v in values]
-    norm: Normalize = Normalize(0, max(1.0, *map(max, values)))
+    norm: Normalize = Normalize(0, max([1.0, *(v for line in values for v in line if v > 0)]))
     if log:
         values = [[max(v, 0.1) for v in line] for line in values]
         norm = LogNorm()
@@ -135,7 +140,3 @@ def _named_layers(count: int) -> set[int]:
     """Up to eight layers for a legend, including the first and the last."""
     most = min(count, 8)
     return {round(i * (count - 1) / max(most - 1, 1)) for i in range(most)}
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

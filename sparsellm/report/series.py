@@ -170,16 +170,20 @@ def _heat(train: Records) -> dict[str, Any]:
 
 def _distribution(counts: list[int], width: int) -> dict[str, list[float]]:
     """Of (token, layer) pairs by their non-zeros: share a non-zero, and share that has as many."""
-    edges = nnz_bucket_edges(width)
+    edges = nnz_bucket_edges(width) if counts else []
     total = sum(counts) or 1
-    sizes = [right - left for left, right in zip(edges, [*edges[1:], width + 1], strict=True)]
+    sizes = [right - left for left, right in zip(edges, [*edges, width + 1][1:], strict=True)]
     left = total
     tail = []
     for count in counts:
         tail.append(left / total)
         left -= count
     density = [count / total / size for count, size in zip(counts, sizes, strict=True)]
-    return {"x": [*edges, width + 1], "density": _rounded(density), "tail": _rounded(tail)}
+    return {
+        "x": [*edges, width + 1] if counts else [],
+        "density": _rounded(density),
+        "tail": _rounded(tail),
+    }
 
 
 def _popularity(activity: Activity) -> dict[str, Any]:

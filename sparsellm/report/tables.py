@@ -10,6 +10,7 @@ from typing import Any
 from sparsellm.estimate import count_parameters
 from sparsellm.report.collect import RunData
 from sparsellm.runs.evaluations import Evaluation
+from sparsellm.runs.metrics import mean
 from sparsellm.runs.records import l1_text
 from sparsellm.strict import flatten
 
@@ -27,17 +28,19 @@ def summary_table(runs: list[RunData]) -> str:
         "L1 coefficient λ": lambda r: l1_text(r.recipe.sparsity, r.train[-1]),
         "Step": lambda r: f"{r.train[-1]['step']:,} of {r.recipe.train.steps:,}",
         "Training tokens": lambda r: f"{r.train[-1]['tokens']:,}",
-        "Training loss, nats per token": lambda r: f"{r.train[-1]['loss']:.4f}",
+        "Training loss, nats per token": lambda r: _over(r, "loss", lambda v: v[-1], "{:.4f}"),
         "Validation loss, nats per token": _validation,
         "Non-zeros per token, mean over layers": _nnz,
-        "Dead neurons": lambda r: f"{statistics.fmean(_last(r)['dead_fraction']):.1%}",
-        "Tokens per second, median": lambda r: (
-            f"{statistics.median(x['tokens_per_second'] for x in r.train):,.0f}"
+        "Dead neurons": lambda r: (
+            f"{mean(_last(r)['dead_fraction']):.1%}" if _last(r)["dead_fraction"] else "–"
+        ),
+        "Tokens per second, median": lambda r: _over(
+            r, "tokens_per_second", statistics.median, "{:,.0f}"
         ),
         "FFN kernels, format, token order": lambda r: (
             f"{r.recipe.ffn.kernels}, {r.recipe.ffn.format}, {r.recipe.runtime.token_order}"
         ),
-        "Peak memory of rank 0": lambda r: f"{max(x['memory_gib'] for x in r.train):.2f} GiB",
+        "Peak memory of rank 0": lambda r: _over(r, "memory_gib", max, "{:.2f} GiB"),
         "Wall time of its processes": lambda r: _duration(r.seconds),
         "Processes, and how they ended": _processes,
         "Ranks and device": lambda r: _each(f"{s['ranks']} × {s['device']}" for s in r.sessions),
@@ -169,6 +172,12 @@ def _last(run: RunData) -> dict[str, Any]:
     return run.train[-1]["sparsity"]
 
 
+def _over(run: RunData, key: str, of: Callable[[list[float]], float], text: str) -> str:
+    """A figure over the records that have a value; early versions wrote fewer."""
+    values = [record[key] for record in run.train if record.get(key) is not None]
+    return text.format(of(values)) if values else "–"
+
+
 def _validation(run: RunData) -> str:
     if not run.validation:
         return "–"
@@ -177,8 +186,10 @@ def _validation(run: RunData) -> str:
 
 
 def _nnz(run: RunData) -> str:
-    mean = statistics.fmean(_last(run)["nnz_mean"])
-    return f"{mean:,.1f} ({mean / run.recipe.model.intermediate_size:.2%})"
+    if not _last(run)["nnz_mean"]:
+        return "–"
+    nnz = mean(_last(run)["nnz_mean"])
+    return f"{nnz:,.1f} ({nnz / run.recipe.model.intermediate_size:.2%})"
 
 
 def _when(evaluation: Evaluation) -> str:

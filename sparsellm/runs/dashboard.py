@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import queue
 import secrets
 import sys
@@ -215,7 +216,8 @@ def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
     if isinstance(record, ValidationRecord):
         by_corpus = {f"validation/loss_{name}": loss for name, loss in record.by_corpus.items()}
         targets = {"validation/targets": record.num_targets}
-        return base | {"validation/loss": record.loss} | targets | by_corpus
+        loss = {} if math.isnan(record.loss) else {"validation/loss": record.loss}
+        return base | loss | targets | by_corpus
     if isinstance(record, EvaluationRecord):
         scores = {
             f"evaluation/{name}/{metric}": value
@@ -246,15 +248,16 @@ def _wandb_step(line: Line, stats: StepStats, recipe: Recipe) -> dict[str, Any]:
         if value is not None:
             found[metric.wandb_key] = value
     for by_layer in LAYER_METRICS:
-        values = by_layer.of(line)
+        values = by_layer.values(line)
         found |= {f"layers/{by_layer.name}/{i:02d}": value for i, value in enumerate(values)}
-        if by_layer.histogram:
+        if by_layer.histogram and values:
             # wandb draws a histogram logged at every step as a heatmap over training: one bin per
             # layer, whose "count" is the value of that layer.
             found[by_layer.histogram] = histogram(values, list(range(layers + 1)))
-    found["sparsity/nnz_per_token"] = histogram(
-        stats.nnz_histogram, [*edges, recipe.model.intermediate_size + 1]
-    )
-    for start, of_layers in zip(starts, zip(*stats.nnz_by_position, strict=True), strict=True):
-        found[f"positions/nnz/{start:05d}"] = mean(list(of_layers))
+    if stats.nnz_histogram:
+        bounds = [*edges, recipe.model.intermediate_size + 1]
+        found["sparsity/nnz_per_token"] = histogram(stats.nnz_histogram, bounds)
+    if stats.nnz_by_position:
+        for start, of_layers in zip(starts, zip(*stats.nnz_by_position, strict=True), strict=True):
+            found[f"positions/nnz/{start:05d}"] = mean(list(of_layers))
     return found

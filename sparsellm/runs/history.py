@@ -25,7 +25,7 @@ from sparsellm.runs.checkpoint import (
 )
 from sparsellm.runs.files import fsync, read_model, write_atomically
 from sparsellm.runs.manifest import Manifest, read_manifest
-from sparsellm.runs.records import METRICS_FILE, whole_lines
+from sparsellm.runs.records import METRICS_FILE, read_lines, stays
 from sparsellm.strict import StrictModel
 
 CHANGE_FILE = "branch.json"
@@ -184,24 +184,18 @@ def _present(folder: Path) -> Manifest | None:
 
 def _lost_lines(run_path: Path, until: int | None, source: Path | None = None) -> bool:
     """Whether the records of a step would be gone."""
-    file = run_path / METRICS_FILE
-    if not file.is_file() or (until is None and source is None):
+    if until is None and source is None:
         return False
-    kept = set()
-    if source is not None and until is None:
-        kept = {line for line, _ in whole_lines(source / METRICS_FILE)}
-    return any(not (line in kept or _stays(record, until)) for line, record in whole_lines(file))
-
-
-def _stays(record: dict, until: int | None) -> bool:
-    # What a process was stays true when its steps are computed again.
-    return record["kind"].startswith("session") or (until is not None and record["step"] <= until)
+    taken = read_lines(source / METRICS_FILE) if source is not None and until is None else []
+    kept = {line for line, _ in taken}
+    last = _NONE if until is None else until
+    written = read_lines(run_path / METRICS_FILE)
+    return any(line not in kept and not stays(record, last) for line, record in written)
 
 
 def _cut_records(run_path: Path, until: int) -> None:
     file = run_path / METRICS_FILE
-    lines = whole_lines(file) if file.is_file() else []
-    if kept := "".join(line for line, record in lines if _stays(record, until)):
+    if kept := "".join(line for line, record in read_lines(file) if stays(record, until)):
         write_atomically(file, kept)
     else:
         file.unlink(missing_ok=True)

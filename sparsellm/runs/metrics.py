@@ -7,6 +7,7 @@ the progress line and of the report's charts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,9 +49,9 @@ class Metric:
         """Of a line; None where the line was written before there was this metric."""
         try:
             found = line[self.name] if self.of is None else self.of(line, recipe)
-        except KeyError:
+        except (KeyError, TypeError):  # it, or what it derives from, is not there
             return None
-        return None if found is None else float(found)
+        return None if found is None or math.isnan(found) else float(found)
 
     @property
     def wandb_key(self) -> str:
@@ -98,8 +99,8 @@ class LayerMetric:
 
 
 def mean(values: list[float]) -> float:
-    """The arithmetic mean."""
-    return sum(values) / len(values)
+    """The arithmetic mean; NaN of none, such as those of a line that is older than they are."""
+    return sum(values) / len(values) if values else math.nan
 
 
 def _nnz(line: Line, recipe: Recipe) -> float:

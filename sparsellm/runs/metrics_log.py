@@ -17,10 +17,11 @@ from sparsellm.runs.files import write_atomically
 from sparsellm.runs.records import (
     METRICS_FILE,
     Record,
+    Session,
     SessionEndRecord,
     SessionRecord,
-    record_of,
-    whole_lines,
+    read_lines,
+    stays,
 )
 
 
@@ -43,14 +44,9 @@ class MetricsLog:
     ) -> None:
         path = recipe.run_path / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        written = whole_lines(path) if path.is_file() else []
+        written = read_lines(path)
         killed = _end_of_killed(path, [record for _, record in written])
-        kept = [
-            (line, record)
-            for line, record in written
-            # What a process was stays true when its steps are computed again.
-            if record["step"] <= resume_step or record["kind"].startswith("session")
-        ]
+        kept = [(line, record) for line, record in written if stays(record, resume_step)]
         text = "".join(line for line, _ in kept)
         if not path.is_file() or text.encode() != path.read_bytes():
             write_atomically(path, text)
@@ -65,7 +61,7 @@ class MetricsLog:
             self._last = (session.step, session.tokens)
         self._dashboard = None
         if recipe.logging.wandb != "disabled":
-            records = [record for _, line in kept if (record := record_of(line)) is not None]
+            records = [record for _, record in kept if isinstance(record, Record)]
             self._dashboard = Dashboard(recipe, records, branch and len(kept) < len(written))
 
     def write(self, record: Record) -> None:
@@ -112,7 +108,7 @@ class _Lines:
         self._pending = b""
         self._refused = False
 
-    def add(self, record: Record | SessionRecord | SessionEndRecord) -> None:
+    def add(self, record: Record | Session) -> None:
         self._pending += (json.dumps(record.line()) + "\n").encode()
         try:
             self._write()
@@ -152,11 +148,12 @@ class _Lines:
             self._file.close()
 
 
-def _end_of_killed(path: Path, records: list[dict]) -> SessionEndRecord | None:
+def _end_of_killed(path: Path, records: list[Record | Session | None]) -> SessionEndRecord | None:
     """The end of the last session, where its process could not write it."""
-    sessions = [record for record in records if record["kind"].startswith("session")]
-    if not sessions or sessions[-1]["kind"] == "session_end":
+    sessions = [record for record in records if isinstance(record, Session)]
+    if not sessions or isinstance(sessions[-1], SessionEndRecord):
         return None
-    last, session = records[-1], sessions[-1]
-    seconds = max(path.stat().st_mtime - session["started_at"], 0.0)
-    return SessionEndRecord(last["step"], last["tokens"], session["id"], seconds, "killed")
+    session, last = sessions[-1], next(r for r in reversed(records) if r is not None)
+    began = session.started_at
+    seconds = 0.0 if began is None else max(path.stat().st_mtime - began, 0.0)
+    return SessionEndRecord(last.step, last.tokens, session.id, seconds, "killed")

@@ -2,16 +2,21 @@
 
 ``kind`` is ``train``, ``validation``, ``evaluation``, ``failure``, ``session`` or ``session_end``,
 ``step`` counts finished optimizer steps, ``tokens`` the training tokens seen.
+
+Records stay readable for ever: a field that is added later has a default, for the lines that were
+written before. Kinds and fields that this version does not know are passed over, with a note.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+import sys
+from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, NonNegativeInt, RootModel
 
 from sparsellm.recipe_sections import SparsityConfig
 from sparsellm.strict import parse_json, validate
@@ -25,7 +30,9 @@ def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
     if config.target_nnz is None:
         return start
     aim = f"moved from {start} towards {config.target_nnz:g} non-zeros per token"
-    return f"{last['l1_coefficient']:.3g} at step {last['step']:,}, {aim}" if last else aim
+    if last is None or last.get("l1_coefficient") is None:
+        return aim
+    return f"{last['l1_coefficient']:.3g} at step {last['step']:,}, {aim}"
 
 
 def num_position_buckets(context_length: int) -> int:
@@ -50,161 +57,149 @@ def nnz_bucket_edges(intermediate_size: int) -> list[int]:
 class StepStats:
     """One step's statistics over all ranks; lists run over layers."""
 
-    nnz_mean: list[float]
-    nnz_max: list[int]
-    nnz_p50: list[int]
-    nnz_p99: list[int]
-    dead_fraction: list[float]
-    nnz_by_position: list[list[float]]  # L × P, mean non-zeros per token
-    nnz_histogram: list[int]  # tokens in each of `nnz_bucket_edges`, summed over layers
+    nnz_mean: list[float] = field(default_factory=list)
+    nnz_max: list[int] = field(default_factory=list)
+    nnz_p50: list[int] = field(default_factory=list)
+    nnz_p99: list[int] = field(default_factory=list)
+    dead_fraction: list[float] = field(default_factory=list)
+    # L × P, mean non-zeros per token
+    nnz_by_position: list[list[float]] = field(default_factory=list)
+    # tokens in each of `nnz_bucket_edges`, summed over layers
+    nnz_histogram: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class KernelStats:
     """How a step was computed; lists run over layers."""
 
-    sparse: list[bool]  # by the sparse kernels
-    union_mean: list[float]  # neurons that fire for any of 64 neighbouring tokens
-    overflows: int  # patterns recomputed in backward, out of layers × micro-batches × ranks
+    sparse: list[bool] = field(default_factory=list)  # by the sparse kernels
+    # neurons that fire for any of 64 neighbouring tokens
+    union_mean: list[float] = field(default_factory=list)
+    overflows: int = 0  # patterns recomputed in backward, out of layers × micro-batches × ranks
 
 
 @dataclass(frozen=True)
-class TrainRecord:
+class _Written:
+    """What every record has."""
+
+    step: NonNegativeInt
+    tokens: NonNegativeInt = 0
+
+    kind: ClassVar[str]
+
+    def line(self) -> dict[str, Any]:
+        """What metrics.jsonl holds of it."""
+        return {"kind": self.kind, **vars(self)}
+
+
+@dataclass(frozen=True)
+class TrainRecord(_Written):
     """One step over all ranks."""
 
-    step: int
-    tokens: int
-    values: dict[str, float | None]  # by the names of `metrics.METRICS`; None where unknown
-    l1_by_layer: list[float]  # λ
-    sparsity: StepStats
-    kernels: KernelStats
+    # by the names of `metrics.METRICS`; None where unknown
+    values: dict[str, float | None] = field(default_factory=dict)
+    l1_by_layer: list[float] = field(default_factory=list)  # λ
+    sparsity: StepStats = field(default_factory=StepStats)
+    kernels: KernelStats | None = None  # None in the lines of early versions
     corpus_tokens: dict[str, int] = field(default_factory=dict)  # of a mixture, so far, by corpus
 
     kind: ClassVar[str] = "train"
 
     def line(self) -> dict[str, Any]:
-        """What metrics.jsonl holds of it."""
-        identity = {"kind": "train", "step": self.step, "tokens": self.tokens}
-        stats = {"sparsity": asdict(self.sparsity), "kernels": asdict(self.kernels)}
-        mixture = {"corpus_tokens": self.corpus_tokens} if self.corpus_tokens else {}
-        return identity | self.values | {"l1_by_layer": self.l1_by_layer} | mixture | stats
+        """What metrics.jsonl holds of it: the values beside the other fields."""
+        line: dict[str, Any] = {"kind": self.kind, "step": self.step, "tokens": self.tokens}
+        line |= self.values
+        line["l1_by_layer"] = self.l1_by_layer
+        if self.corpus_tokens:
+            line["corpus_tokens"] = self.corpus_tokens
+        line["sparsity"] = vars(self.sparsity)
+        if self.kernels is not None:
+            line["kernels"] = vars(self.kernels)
+        return line
 
 
 @dataclass(frozen=True)
-class ValidationRecord:
+class ValidationRecord(_Written):
     """Held-out cross-entropy."""
 
-    step: int
-    tokens: int
-    loss: float  # nats per token
-    num_targets: int  # number of held-out tokens in the mean
+    loss: float = math.nan  # nats per token
+    num_targets: int = 0  # number of held-out tokens in the mean
     by_corpus: dict[str, float] = field(default_factory=dict)  # of a mixture: each one's loss
 
     kind: ClassVar[str] = "validation"
 
     def line(self) -> dict[str, Any]:
         """What metrics.jsonl holds of it."""
-        line = {"kind": "validation", **asdict(self)}
+        line = super().line()
         if not self.by_corpus:
             del line["by_corpus"]
         return line
 
 
 @dataclass(frozen=True)
-class EvaluationRecord:
+class EvaluationRecord(_Written):
     """Benchmark scores of the model after a step."""
 
-    step: int
-    tokens: int
-    mean: float | None  # over the tasks that enter it (eval/suite.yaml)
-    mean_stderr: float | None
-    tasks: dict[str, dict[str, Any]]  # by name: acc, acc_norm, their standard errors, rows, …
+    mean: float | None = None  # over the tasks that enter it (eval/suite.yaml)
+    mean_stderr: float | None = None
+    # by name: acc, acc_norm, their standard errors, rows, …
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     kind: ClassVar[str] = "evaluation"
 
-    def line(self) -> dict[str, Any]:
-        """What metrics.jsonl holds of it."""
-        return {"kind": "evaluation", **asdict(self)}
-
 
 @dataclass(frozen=True)
-class FailureRecord:
-    """A validation or evaluation that failed while training continued."""
+class FailureRecord(_Written):
+    """A step, validation or evaluation that failed while training continued."""
 
-    step: int
-    tokens: int
-    what: str  # "validation" or "evaluation"
-    error: str
+    what: str = ""  # "step", "validation" or "evaluation"
+    error: str = ""
 
     kind: ClassVar[str] = "failure"
 
-    def line(self) -> dict[str, Any]:
-        """What metrics.jsonl holds of it."""
-        return {"kind": "failure", **asdict(self)}
+
+@dataclass(frozen=True)
+class SessionRecord(_Written):
+    """One process of the main rank, from its start to its end; in a sweep, its part for the run.
+
+    Its step is that from which it starts or resumes.
+    """
+
+    id: str = ""
+    started: str = ""  # ISO 8601, UTC
+    started_at: float | None = None  # the same, seconds since 1970
+    startup_seconds: float = 0.0  # from its start to this record
+    ranks: int = 1
+    device: str = ""  # of the main rank, such as "NVIDIA H200" or "cpu"
+    cores: int = 0  # that its process may use
+    host: str = ""
+    pid: int = 0
+    commit: str = ""  # of the code; "" where it was installed without its repository
+    versions: dict[str, str] = field(default_factory=dict)  # of sparsellm, Python, torch, CUDA, …
+
+    kind: ClassVar[str] = "session"
 
 
 @dataclass(frozen=True)
-class SessionRecord:
-    """One process of the main rank, from its start to its end; in a sweep, its part for the run."""
+class SessionEndRecord(_Written):
+    """The end of a session: written by itself, or by the next one if it was killed.
 
-    step: int  # from which it starts or resumes
-    tokens: int
-    id: str
-    started: str  # ISO 8601, UTC
-    started_at: float  # the same, seconds since 1970
-    startup_seconds: float  # from its start to this record
-    ranks: int
-    device: str  # of the main rank, such as "NVIDIA H200" or "cpu"
-    cores: int  # that its process may use
-    host: str
-    pid: int
-    commit: str  # of the code; "" where it was installed without its repository
-    versions: dict[str, str]  # of sparsellm, Python, torch, CUDA, …
+    Its step is that of its last record.
+    """
 
-    def line(self) -> dict[str, Any]:
-        """What metrics.jsonl holds of it."""
-        return {"kind": "session", **asdict(self)}
+    session: str = ""  # its id
+    seconds: float = 0.0  # wall time from the start of its process; of a killed one to its record
+    how: str = ""  # "finished", "stopped (SIGTERM)", "failed: …", "killed"
 
-
-@dataclass(frozen=True)
-class SessionEndRecord:
-    """The end of a session: written by itself, or by the next one if it was killed."""
-
-    step: int  # of its last record
-    tokens: int
-    session: str  # its id
-    seconds: float  # wall time from the start of its process; of a killed one to its last record
-    how: str  # "finished", "stopped (SIGTERM)", "failed: …", "killed"
-
-    def line(self) -> dict[str, Any]:
-        """What metrics.jsonl holds of it."""
-        return {"kind": "session_end", **asdict(self)}
+    kind: ClassVar[str] = "session_end"
 
 
 Record = TrainRecord | ValidationRecord | EvaluationRecord | FailureRecord
-
-
-def record_of(line: dict[str, Any]) -> Record | None:
-    """The record that a line of metrics.jsonl was written from; None for a session's."""
-    content = dict(line)
-    kind = content.pop("kind")
-    if kind == "train":
-        step, tokens = content.pop("step"), content.pop("tokens")
-        sparsity = StepStats(**content.pop("sparsity"))
-        kernels = KernelStats(**content.pop("kernels"))
-        l1_by_layer = content.pop("l1_by_layer", [])
-        corpus_tokens = content.pop("corpus_tokens", {})
-        return TrainRecord(step, tokens, content, l1_by_layer, sparsity, kernels, corpus_tokens)
-    classes = {
-        "validation": ValidationRecord,
-        "evaluation": EvaluationRecord,
-        "failure": FailureRecord,
-    }
-    return classes[kind](**content) if kind in classes else None
+Session = SessionRecord | SessionEndRecord
 
 
 def read_metrics(run_path: Path) -> list[dict[str, Any]]:
-    """All records of a run.
+    """All records of a run as lines of the present version.
 
     Raises:
         FileNotFoundError: the folder has no metrics.
@@ -213,84 +208,107 @@ def read_metrics(run_path: Path) -> list[dict[str, Any]]:
     path = run_path / METRICS_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{run_path} is not a run: it has no {METRICS_FILE}")
-    return [record for _, record in whole_lines(path, whole=True)]
+    return [record.line() for _, record in read_lines(path) if record is not None]
 
 
-def whole_lines(path: Path, whole: bool = False) -> list[tuple[str, dict[str, Any]]]:
-    """Each line and what it says; ``whole`` checks more than its kind and step.
+def read_lines(path: Path) -> list[tuple[str, Record | Session | None]]:
+    """Each line and its record; None of a kind that this version does not know.
+
+    There is none where the file is missing.
 
     Raises:
         ValueError: a line is not a record; names file, line and key.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(True)
+        lines = path.read_text(encoding="utf-8").splitlines(True) if path.is_file() else []
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text ({error}); restore it") from error
-    found = []
+    found: list[tuple[str, Record | Session | None]] = []
+    unknown: set[str] = set()
     for number, line in enumerate(lines, 1):
         if line[-1] != "\n":
             continue  # a kill can truncate the last line
-        source, remedy = f"{path}, line {number}", "delete that line"
-        record = parse_json(line, source, remedy)
+        source = f"{path}, line {number}"
+        content = parse_json(line, source, _REMEDY)
         try:
-            model = _LINES.get(str(record.get("kind")), _Line) if whole else _Line
-            validate(model, record, source)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{error}; {remedy}") from None
-        found.append((line, record))
+            found.append((line, _record(content, source, unknown)))
+        except ValueError as error:
+            raise ValueError(f"{error}; {_REMEDY}") from None
+    if unknown:
+        _note(f"{path}: passes over what another version wrote: {', '.join(sorted(unknown))}")
     return found
 
 
-class _Line(BaseModel):
-    """What every reader of metrics.jsonl relies on; lines of earlier versions have fewer keys."""
+def stays(record: Record | Session | None, step: int) -> bool:
+    """Whether a record remains true where the steps after ``step`` are computed again.
 
-    model_config = ConfigDict(extra="allow")
+    What a process was does, and an unknown kind is nothing to judge.
+    """
+    return record is None or isinstance(record, Session) or record.step <= step
 
+
+_REMEDY = "restore the file from a copy, or correct that line"
+
+
+class _Kind(BaseModel):
     kind: str
+
+
+class _TrainLine(BaseModel):
+    """A line of kind ``train`` without its values, which are all further keys."""
+
     step: NonNegativeInt
     tokens: NonNegativeInt = 0
-
-
-class _TrainLine(_Line):
-    loss: float
-    sparsity: StepStats
+    loss: float | None = None
+    l1_by_layer: list[float] = []
+    sparsity: StepStats = StepStats()
     kernels: KernelStats | None = None
+    corpus_tokens: dict[str, int] = {}
 
 
-class _ValidationLine(_Line):
-    loss: float
-    num_targets: PositiveInt
-
-
-class _EvaluationLine(_Line):
-    mean: float | None
-    tasks: dict[str, dict[str, Any]]
-
-
-class _FailureLine(_Line):
-    what: str
-
-
-class _SessionLine(_Line):
-    id: str
-    started_at: float
-    startup_seconds: float
-    ranks: PositiveInt
-    device: str
-    commit: str
-
-
-class _SessionEndLine(_Line):
-    session: str
-    seconds: float
-    how: str
-
-
-_LINES: dict[str, type[_Line]] = {
+_LINES: dict[str, type[BaseModel]] = {
     "train": _TrainLine,
-    "validation": _ValidationLine,
-    "evaluation": _EvaluationLine,
-    "failure": _FailureLine,
-    "session": _SessionLine,
-    "session_end": _SessionEndLine,
+    "validation": RootModel[ValidationRecord],
+    "evaluation": RootModel[EvaluationRecord],
+    "failure": RootModel[FailureRecord],
+    "session": RootModel[SessionRecord],
+    "session_end": RootModel[SessionEndRecord],
 }
+
+
+def _record(line: dict[str, Any], source: str, unknown: set[str]) -> Record | Session | None:
+    """The record of a line; adds to ``unknown`` what it does not take from it."""
+    kind = validate(_Kind, line, source).kind
+    if kind not in _LINES:
+        unknown.add(f"lines of kind {kind}")
+        return None
+    read = validate(_LINES[kind], line, source)
+    if isinstance(read, RootModel):
+        unknown |= {f"{kind}.{key}" for key in line.keys() - {"kind"} - vars(read.root).keys()}
+        record: Record | Session = read.root
+        return record
+    assert isinstance(read, _TrainLine)
+    further = line.keys() - _TrainLine.model_fields.keys() - {"kind"}
+    values = {"loss": read.loss}
+    for key, value in line.items():
+        if key in further and (value is None or isinstance(value, int | float)):
+            values[key] = value
+    unknown |= {f"{kind}.{key}" for key in further - values.keys()}
+    for key, stats in (("sparsity", StepStats), ("kernels", KernelStats)):
+        known = {own.name for own in fields(stats)}
+        unknown |= {f"{kind}.{key}.{name}" for name in (line.get(key) or {}).keys() - known}
+    return TrainRecord(
+        read.step,
+        read.tokens,
+        values,
+        read.l1_by_layer,
+        read.sparsity,
+        read.kernels,
+        read.corpus_tokens,
+    )
+
+
+@cache
+def _note(text: str) -> None:
+    """Says it once: a report reads the same file several times."""
+    print(f"note: {text}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs.metrics_log import MetricsLog
-from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, whole_lines
+from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, read_lines
 from sparsellm.training.distributed import FailedTogether, Interrupted, any_rank, cause_of
 from sparsellm.training.evaluation import PeriodicEvaluation
 from sparsellm.training.run import Run
@@ -66,10 +66,9 @@ def _falls(step: int, every: int, last: bool) -> bool:
 
 
 def _measured(run: Run) -> set[str]:
-    path = run.recipe.run_path / METRICS_FILE
-    lines = whole_lines(path) if path.is_file() else []
-    of_step = [record for _, record in lines if record["step"] == run.step]
-    return {record["what"] if record["kind"] == "failure" else record["kind"] for record in of_step}
+    lines = read_lines(run.recipe.run_path / METRICS_FILE)
+    of_step = [record for _, record in lines if record is not None and record.step == run.step]
+    return {record.what if isinstance(record, FailureRecord) else record.kind for record in of_step}
 
 
 def measure(

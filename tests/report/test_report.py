@@ -20,6 +20,7 @@ from sparsellm.recipe import load_recipe
 from sparsellm.report import drawing
 from sparsellm.report.collect import Activity, read_runs
 from sparsellm.report.page import json_for_script, render_page
+from sparsellm.report.plots import plot_run
 from sparsellm.report.save_report import write_report
 from sparsellm.report.series import chart_specs, run_series, thin
 from sparsellm.report.tables import difference_table, evaluation_table, summary_table
@@ -96,7 +97,7 @@ def test_what_is_not_a_complete_run_gives_one_line(command, tiny, tmp_path, caps
     metrics = path / "metrics.jsonl"
     metrics.write_bytes(b'{"step": "\x01"}\n' + metrics.read_bytes())
     damaged = f"error: {metrics}, line 1 is damaged: not JSON (Invalid control character at); "
-    assert error(path) == f"{damaged}delete that line\n"
+    assert error(path) == f"{damaged}restore the file from a copy, or correct that line\n"
     write_run(tiny(), [record(tiny(), 1)])
     (path / "recipe.yaml").unlink()
     assert "recipe.yaml is missing; copy it from one of the checkpoints\n" in error(path)
@@ -108,7 +109,7 @@ def test_errors_name_file_and_remedy(tiny, tmp_path):
     with pytest.raises(ValueError, match=r"nothing was logged yet"):
         read_runs([path])
     (path / "metrics.jsonl").write_text('{"half\n' + json.dumps(record(recipe, 1)) + "\n")
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 1 is damaged: .*delete that line"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 1 is damaged: .*correct that line"):
         read_runs([path])
     write_run(recipe, [record(recipe, 1)])
     (path / "recipe.yaml").write_text(tiny("model.num_hidden_layers=3").to_yaml())
@@ -613,3 +614,21 @@ def test_logarithmic_axes_have_plain_numbers_and_layers_a_legend():
     assert _named_layers(4) == {0, 1, 2, 3}
     assert len(_named_layers(38)) == 8
     assert {0, 37} <= _named_layers(38)
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_records_of_an_earlier_version_are_shown(tiny, first):
+    """Those before step ``first`` have the fields alone that every line has."""
+    recipe = tiny()
+    lines = [record(recipe, step) for step in (1, 2)]
+    lines = [
+        line if line["step"] >= first else {key: line[key] for key in ("kind", "step", "tokens")}
+        for line in lines
+    ]
+    path = write_run(recipe, lines)
+    [run] = read_runs([path])
+    assert len(run_series(run)["lines"]["loss"]["x"]) == 3 - first
+    page = render_page([run])
+    assert "NaN" not in page.partition('<script id="data"')[2].partition("</script>")[0]
+    if first < 3:  # else there is nothing to plot
+        plot_run(path)

@@ -14,7 +14,7 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, history, saver
 from sparsellm.runs.history import begin_branch, finish_change
 from sparsellm.runs.lineage import Lineage
-from sparsellm.runs.records import METRICS_FILE, whole_lines
+from sparsellm.runs.records import read_metrics
 
 
 @pytest.fixture
@@ -266,4 +266,4 @@ def test_returning_to_a_branch_goes_on_after_a_kill(tiny_overrides, cli_here, mo
 
 
 def _records(run_path):
-    return [record for _, record in whole_lines(run_path / METRICS_FILE)]
+    return read_metrics(run_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import struct
 import time
 from dataclasses import replace
@@ -11,16 +12,22 @@ from dataclasses import replace
 import pytest
 
 from sparsellm.report.plots import plot_run
+from sparsellm.runs.dashboard import wandb_values
 from sparsellm.runs.metrics import METRICS
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import (
+    EvaluationRecord,
+    FailureRecord,
     KernelStats,
+    Session,
+    SessionEndRecord,
     SessionRecord,
     StepStats,
     TrainRecord,
     ValidationRecord,
     nnz_bucket_edges,
     position_bucket_starts,
+    read_lines,
     read_metrics,
 )
 from sparsellm.training.progress import progress_line
@@ -110,9 +117,74 @@ def test_a_damaged_line_is_named_on_resume(tiny):
     path = recipe.run_path / "metrics.jsonl"
     path.write_text("\0\n" + path.read_text(), encoding="utf-8")
     with pytest.raises(
-        ValueError, match=r"metrics.jsonl, line 1 is damaged: not JSON .*delete that line"
+        ValueError, match=r"metrics.jsonl, line 1 is damaged: not JSON .*correct that line"
     ):
         MetricsLog(recipe, 1)
+
+
+def _is_float(value):
+    return isinstance(value, float)
+
+
+def _of_each_kind(recipe):
+    return [
+        _record(recipe, 2),
+        ValidationRecord(2, 512, 3.0, 512, {"a": 3.0}),
+        EvaluationRecord(2, 512, 0.5, 0.1, {"piqa": {"acc": 0.5}}),
+        FailureRecord(2, 512, "step", "loss nan"),
+        _session(2, "a", 1.0),
+        SessionEndRecord(2, 512, "a", 3.0, "finished"),
+    ]
+
+
+def test_a_line_without_a_field_is_read_and_shown(tiny, capsys):
+    """As lines are that an earlier version wrote, before there was the field."""
+    recipe = tiny()
+    path = recipe.run_path / "metrics.jsonl"
+    path.parent.mkdir(parents=True)
+    for record in _of_each_kind(recipe):
+        whole = json.loads(json.dumps(record.line()))
+        paths = [(key,) for key in whole if key not in ("kind", "step")]
+        paths += [(o, key) for o in ("sparsity", "kernels") for key in whole.get(o, ())]
+        for *outer, key in paths:
+            line = json.loads(json.dumps(whole))
+            del (line[outer[0]] if outer else line)[key]
+            path.write_text(json.dumps(line) + "\n")
+            [(_, read)] = read_lines(path)
+            assert type(read) is type(record)
+            [shown] = read_metrics(recipe.run_path)
+            (shown[outer[0]] if outer else shown).pop(key, None)  # its default
+            assert shown == line
+            if not isinstance(read, Session):
+                values = wandb_values(read, recipe)
+                assert not any(map(math.isnan, filter(_is_float, values.values())))
+            MetricsLog(recipe, 2, _session(2, "b", time.time())).close()
+    assert capsys.readouterr().err == ""
+
+
+def test_what_another_version_wrote_is_passed_over_and_kept(tiny, capsys):
+    recipe = tiny()
+    _write(recipe, [1, 2])
+    path = recipe.run_path / "metrics.jsonl"
+    first, *others = path.read_text().splitlines(True)
+    newer = json.loads(first) | {"step": 3, "shape": [1], "version": "9"}
+    newer["sparsity"]["entropy"] = [0.5, 0.5]
+    lines = [
+        json.dumps(newer),
+        json.dumps({"kind": "failure", "step": 3, "what": "step", "stack": "main"}),
+        json.dumps({"kind": "session_gpu", "temperature": 60}),
+    ]
+    path.write_text("".join([first, *others, *(f"{line}\n" for line in lines)]))
+    records = read_metrics(recipe.run_path)
+    assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3]
+    known = read_metrics(recipe.run_path)[0]
+    assert records[3] == known | {"step": 3}
+    assert capsys.readouterr().err == (
+        f"note: {path}: passes over what another version wrote: failure.stack, lines of kind "
+        "session_gpu, train.shape, train.sparsity.entropy, train.version\n"
+    )
+    MetricsLog(recipe, 3, _session(3, "a", 1.0)).close("finished")
+    assert path.read_text().splitlines()[3:6] == lines
 
 
 class FakeWandb:

@@ -101,7 +101,8 @@ def test_numbers_below_the_normal_ones_are_kept(m, format):
 @torch.inference_mode()
 def test_a_threshold_is_met_by_what_is_rounded_to_fp16(m, format):
     torch.manual_seed(0)
-    mlp = GatedMLP(relu_gate, activation=FATReLU(0.1)).half().cuda()  # 0.1 is no fp16 number
+    activation = FATReLU(0.1)  # which is no fp16 number
+    mlp = GatedMLP(relu_gate, activation=activation).half().cuda().eval()
     x = torch.randn(m, mlp.up_proj.in_features, device="cuda").half()
     right = mlp(x)
     done = sparsellm.accelerate(mlp, kernels="sparse", format=format)

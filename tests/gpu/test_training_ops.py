@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gpu.conditions import poisoned
+from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.training_ops import sparse_ffn_backward, sparse_ffn_forward, sparse_ffn_training
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights
@@ -620,12 +621,14 @@ def test_on_a_device_that_is_not_current():
         assert_same(right, Outcome(values, tuple(t.to(DEVICE) for t in found.pattern)))
 
 
+@pytest.mark.parametrize("activation", [n for n, a in ACTIVATIONS.items() if a.kernels])
 @pytest.mark.parametrize("gated", [True, False])
-def test_the_module_computes_the_same_by_either_path(gated):
+def test_the_module_computes_the_same_by_either_path(gated, activation):
     torch.manual_seed(0)
-    ffn = SparseFFN(264, 776, gated=gated).to(DEVICE)
-    with torch.no_grad():  # most gates are silent
+    ffn = SparseFFN(264, 776, activation=activation, gated=gated).to(DEVICE)
+    with torch.no_grad():  # most gates are silent, and some of the others are far from zero
         ffn.pattern_weight[:, 0] = -1.0
+        ffn.pattern_weight.mul_(16)
     x_BTK = torch.randn(3, 170, 264, device=DEVICE)
     x_BTK[..., 0] = 1.0
     outcomes = {}
@@ -636,7 +639,7 @@ def test_the_module_computes_the_same_by_either_path(gated):
             with torch.autocast(DEVICE.type, BF16, enabled=dtype == BF16):
                 y_BTK, stats = own.forward_with_stats(x_BTK.to(own.up_proj.weight.dtype))
             own.zero_grad()
-            (y_BTK.double().square().sum() + stats.l1_sum).backward()
+            (y_BTK.double().square().sum() / 16 + stats.l1_sum).backward()
             gradients = [p.grad.clone() for p in own.parameters()]
             values = [y_BTK.detach(), stats.l1_sum.detach(), *gradients]
             outcomes[kernels, dtype] = (values, [t.detach() for t in stats if t is not None])

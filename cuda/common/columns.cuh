@@ -28,9 +28,3 @@ __device__ __forceinline__ uint2 column_part(const element* columns, uint32 at, 
 __device__ __forceinline__ float sum_abs(uint32 pair) {
   return fabsf(element_low(pair)) + fabsf(element_high(pair));
 }
-
-__device__ __forceinline__ float add_warp(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-  return value;
-}

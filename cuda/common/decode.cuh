@@ -13,6 +13,7 @@
 // Values past `count` in a section are undefined.
 #pragma once
 #include "common/mma.cuh"
+#include "common/tiles.cuh"
 
 constexpr int num_warps = 8, block_threads = 32 * num_warps;
 constexpr int max_sections = block_threads;  // decode_down gives a thread to each

@@ -8,7 +8,7 @@
 
 namespace {
 constexpr int block_columns = 16, group = 16;  // neurons
-constexpr int max_tokens = 64, window = 2048;
+constexpr int window = 2048;
 constexpr int w_row = block_columns * 2;  // bytes
 constexpr int speculative = 16;  // neurons of a section that are loaded along with their count
 
@@ -28,7 +28,7 @@ static_assert(ring_bytes<8> >= ring_bytes<4> && ring_bytes<8> >= ring_bytes<2>);
 struct Shared {
   union {  // the warps' rings, in the end their sums
     alignas(128) unsigned char ring[ring_bytes<8>];
-    float sums[num_warps][max_tokens][block_columns];
+    float sums[num_warps][max_decode_tokens][block_columns];
   };
   uint32 list[window];          // row of `value` << 16 | neuron
   uint32 before[max_sections];  // neurons in earlier sections
@@ -257,5 +257,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, 2)
   with_octets(m, Columns{shared, in, pairs, own, total, many, bias_K, y_MK, m});
 }
 
-extern "C" __device__ const uint32 decode_down_threads = block_threads;
-extern "C" __device__ const uint32 decode_down_shared_bytes = sizeof(Shared);
+extern "C" __device__ const uint32 decode_down_threads = block_threads, decode_down_columns = block_columns,
+                                   decode_down_shared_bytes = sizeof(Shared);

@@ -372,5 +372,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
                          relu_up != 0, value, neuron + blockIdx.x * stride, count + blockIdx.x});
 }
 
-extern "C" __device__ const uint32 decode_gate_threads = block_threads;
-extern "C" __device__ const uint32 decode_gate_shared_bytes = sizeof(Shared);
+extern "C" __device__ const uint32 decode_gate_threads = block_threads,
+                                   decode_gate_max_sections = max_sections,
+                                   decode_gate_max_section = max_section,
+                                   decode_gate_shared_bytes = sizeof(Shared);

@@ -6,6 +6,8 @@
 #include "common/dense_rows.cuh"
 
 namespace {
+constexpr int blocks_each = 2;
+
 // What training keeps; null pointers at inference.
 struct Kept {
   element *gate, *up;  // [backup][n]; gate: null without one
@@ -24,7 +26,7 @@ __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w
   activations(shared, size, w, x, round, tile, [&](int row, int j, int neuron, uint32 gate,
                                                            uint32 up) {
     const bool there = row >= 0 && neuron >= 0;
-    const uint32 product = w.second == nullptr ? gate : multiply_pairs(gate, up);
+    const uint32 product = w.second == nullptr ? gate : multiply_elements(gate, up);
     if (there) *reinterpret_cast<uint32*>(h + static_cast<uint64>(row) * size.n + neuron) = product;
     if (kept.l1 == nullptr) return;
     l1 += fabsf(element_low(product)) + fabsf(element_high(product));
@@ -57,8 +59,7 @@ __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w
     if ((fired[j] & 0xffffu) != 0) atomicAdd(kept.fired_N + neurons[j], fired[j] & 0xffffu);
     if (fired[j] >> 16 != 0) atomicAdd(kept.fired_N + neurons[j] + 1, fired[j] >> 16);
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) l1 += __shfl_xor_sync(~0u, l1, step);
+  l1 = add_warp(l1);
   const int tiles = (size.n + tile_width(w.second != nullptr) - 1) / tile_width(w.second != nullptr);
   const int block = round.first / gemm_tile + tile % round.blocks;
   if (lane == 0) kept.l1[(block * tiles + tile / round.blocks) * 8 + threadIdx.x / 32] = l1;
@@ -86,7 +87,7 @@ __device__ void down(GemmShared& shared, const Sizes& size, const element* w, co
 }
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(gemm_threads, 2)
+extern "C" __global__ void __launch_bounds__(gemm_threads, blocks_each)
     dense_rows(const element* x_MK, const element* first_NK, const element* b_first_N,
                const element* second_NK, const element* b_second_N, const element* down_NK,
                const element* b_down_K, float threshold, int relu_up, int n, int k,
@@ -119,5 +120,5 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 2)
   }
 }
 
-extern "C" __device__ const uint32 dense_rows_threads = gemm_threads;
-extern "C" __device__ const uint32 dense_rows_shared_bytes = sizeof(GemmShared);
+extern "C" __device__ const uint32 dense_rows_threads = gemm_threads, dense_rows_blocks = blocks_each,
+                                   dense_rows_shared_bytes = sizeof(GemmShared);

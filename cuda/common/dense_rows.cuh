@@ -61,10 +61,6 @@ __device__ __forceinline__ uint32 add_bias(float low, float high, const element*
   return pack_biased(low, high, bias, neuron, neuron + 1);
 }
 
-__device__ __forceinline__ uint32 multiply_pairs(uint32 a, uint32 b) {
-  return pack_elements(element_low(a) * element_low(b), element_high(a) * element_high(b));
-}
-
 // Gate and up of 128 rows × 64 neurons, or of 128 neurons without a gate: `keep(row, j, neuron, gate,
 // up)` is called with pairs of neighbouring neurons, after relu, the same ones for the same `j` of four;
 // without a gate `up` is all ones. All lanes call it, `row` being -1 where there is none and `neuron` -1

@@ -197,5 +197,5 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
   }
 }
 
-extern "C" __device__ const uint32 dense_rows_grad_threads = gemm_threads;
-extern "C" __device__ const uint32 dense_rows_grad_shared_bytes = sizeof(GemmShared);
+extern "C" __device__ const uint32 dense_rows_grad_threads = gemm_threads,
+                                   dense_rows_grad_shared_bytes = sizeof(GemmShared);

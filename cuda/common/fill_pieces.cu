@@ -7,7 +7,7 @@
 #include "common/weight_grad.cuh"
 
 namespace {
-constexpr int num_threads = 256, lists = num_threads / 32, list_rows = piece_rows / lists;
+constexpr int num_threads = 256, blocks_each = 5, lists = num_threads / 32, list_rows = piece_rows / lists;
 
 struct Item {
   uint32 column;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Me
 }
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(num_threads, 5)
+extern "C" __global__ void __launch_bounds__(num_threads, blocks_each)
     fill_pieces(const element* d_gate, const element* d_up, const element* gate, const element* up,
                 int gated, const Member* member, const uint2* piece, const Unit* unit,
                 const uint32* control, uint2* work, const int* token_M, uint32* piece_x,
@@ -150,5 +150,5 @@ extern "C" __global__ void __launch_bounds__(num_threads, 5)
   }
 }
 
-extern "C" __device__ const uint32 fill_pieces_threads = num_threads;
-extern "C" __device__ const uint32 fill_pieces_shared_bytes = sizeof(Shared);
+extern "C" __device__ const uint32 fill_pieces_threads = num_threads, fill_pieces_blocks = blocks_each,
+                                   fill_pieces_shared_bytes = sizeof(Shared);

@@ -1,15 +1,17 @@
-// group_columns: sorts the columns of a sparse pattern by neuron, for weight_grad (its .cuh has the
-// result). Three launches, in order; integer atomics only, and no order that depends on them.
+// place_columns, rank_neurons, plan_groups: sort the columns of a sparse pattern by neuron, for
+// weight_grad (weight_grad.cuh has the result). They run in this order; integer atomics only, and no
+// order that depends on them.
 #include "common/block_sums.cuh"
 #include "common/strips.cuh"
 #include "common/weight_grad.cuh"
 
 namespace {
-constexpr int place_threads = 256, rank_threads = 512, plan_threads = 512;
+constexpr int place_threads = 256, place_blocks = 4, rank_threads = 512, plan_threads = 512;
 constexpr int rank_warps = rank_threads / 32, plan_warps = plan_threads / 32;
 constexpr int rank_loads = 12, rank_keys = rank_loads * rank_threads;  // compared with at once
 constexpr int warp_blocks = 8;  // token blocks that a warp plans at once
-constexpr int max_groups = 65536 / group_neurons;
+constexpr uint32 min_part_pieces = 16;
+constexpr int max_groups = max_neurons / group_neurons;
 
 __device__ __forceinline__ uint64 both(uint32 low, uint32 high) {
   return static_cast<uint64>(high) << 32 | low;
@@ -26,11 +28,11 @@ __device__ __forceinline__ uint64 line_columns(int blocks) {
 // `count`: tokens that fire the neuron << 32 | its columns.
 // `sample`: the largest hash of those tokens. Neurons that share it share a token at least, and
 // likely several: side by side in a group they need fewer rows (3–8% of real traces').
-__device__ void place_columns(StripScratch<place_threads>& shared, int blocks, const int* offset,
+__device__ void place(StripScratch<place_threads>& shared, int blocks, const int* offset,
                               const uint32* neuron, const uint64* mask, uint32* table,
                               uint64* count, uint32* sample) {
   const uint64 pitch = line_columns(blocks);
-  const auto place = [&](const Run& run) {
+  const auto work = [&](const Run& run) {
     const uint32 before = run.block * block_tokens;
     for (uint32 i = run.first + run.from + threadIdx.x % 32; i < run.first + run.to; i += 32) {
       const uint32 whose = neuron[i];
@@ -50,7 +52,7 @@ __device__ void place_columns(StripScratch<place_threads>& shared, int blocks, c
     }
   };
   distribute_strips<32>(shared, blocks, [&](int block) { return offset[block + 1] - offset[block]; },
-                   place);
+                        work);
 }
 
 // --- the neurons in order ------------------------------------------------------------------------
@@ -66,7 +68,7 @@ __device__ __forceinline__ uint32 key_of(uint64 count, uint32 sample) {
 }
 
 // A block of threads for 32 neurons: warp w compares them with every sixteenth four of all.
-__device__ void rank_neurons(RankShared& shared, int n, const uint64* count, const uint32* sample,
+__device__ void rank(RankShared& shared, int n, const uint64* count, const uint32* sample,
                              uint32* order, uint32* group_columns) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first_own = blockIdx.x * group_neurons, own = first_own + lane;
@@ -85,8 +87,8 @@ __device__ void rank_neurons(RankShared& shared, int n, const uint64* count, con
 #pragma unroll
     for (int i = 0; i < rank_loads; ++i) {
       const int other = first + i * rank_threads + threadIdx.x;
-      // Of equals the first comes first. What is not there has a key that comes before nothing, and
-      // so have the own 32, whose turn is below.
+      // Of equal keys the first comes first. Keys of 0 are never counted: those past the last neuron,
+      // and those of this block's own 32 neurons, which are compared below.
       if (other >= n || other / group_neurons == blockIdx.x) key[i] = 0;
       else if (other < first_own) ++key[i];
       shared.key[i * rank_threads + threadIdx.x] = key[i];
@@ -229,7 +231,7 @@ __device__ uint32 choose_parts(PlanShared& shared, int groups) {
   uint32 own = 0;
   for (int i = threadIdx.x; i < groups; i += plan_threads) own += pieces_of(shared.rows[i]);
   // Each warp tries a length, an eighth longer than the one of the warp before.
-  uint32 part = max(16u, sum_threads(shared.sum, own).total / (2 * max_parts));
+  uint32 part = max(min_part_pieces, sum_threads(shared.sum, own).total / (2 * max_parts));
   while (true) {
     uint32 own_part = 0;
     for (int i = 0; i < plan_warps; ++i, part += part / 8)
@@ -283,11 +285,36 @@ __device__ void make_units(PlanShared& shared, int groups, const uint32* group_r
   }
   if (threadIdx.x == 0) control[total_units] = units;
 }
+}  // namespace
 
-__device__ void plan(PlanShared& shared, int n, int blocks, const uint64* mask,
-                     const uint32* table, const uint32* order, const uint32* group_columns,
-                     uint32* group_rows, uint32* group_first, Member* member, uint2* piece,
-                     Unit* unit, uint32* control) {
+// Any number of blocks.
+extern "C" __global__ void __launch_bounds__(place_threads, place_blocks)
+    place_columns(int blocks, const int* offset, const uint32* neuron, const uint64* mask,
+                  uint32* table, uint64* count, uint32* sample) {
+  __shared__ StripScratch<place_threads> shared;
+  admit_next_kernel();
+  await_previous_kernel();
+  place(shared, blocks, offset, neuron, mask, table, count, sample);
+}
+
+// A block for each group.
+extern "C" __global__ void __launch_bounds__(rank_threads, 2)
+    rank_neurons(int n, const uint64* count, const uint32* sample, uint32* order,
+                 uint32* group_columns) {
+  __shared__ __align__(16) RankShared shared;
+  admit_next_kernel();
+  await_previous_kernel();
+  rank(shared, n, count, sample, order, group_columns);
+}
+
+// A block for each group; the last one makes the units.
+extern "C" __global__ void __launch_bounds__(plan_threads, 2)
+    plan_groups(int n, int blocks, const uint64* mask, const uint32* table, const uint32* order,
+                const uint32* group_columns, uint32* group_rows, uint32* group_first,
+                Member* member, uint2* piece, Unit* unit, uint32* control) {
+  __shared__ PlanShared shared;
+  admit_next_kernel();
+  await_previous_kernel();
   const uint2 group = plan_group(shared, n, blocks, mask, table, order, group_columns, member, piece);
   if (threadIdx.x == 0) {
     group_first[blockIdx.x] = group.x;
@@ -301,32 +328,13 @@ __device__ void plan(PlanShared& shared, int n, int blocks, const uint64* mask,
   make_units(shared, gridDim.x, group_rows, group_first, unit, control);
 }
 
-union Shared {
-  StripScratch<place_threads> strips;
-  RankShared rank;
-  PlanShared plan;
-};
-}  // namespace
-
-// `launch` 0: any number of blocks of `place_threads` threads; 1 and 2: a block of `plan_threads` for
-// each group.
-extern "C" __global__ void __launch_bounds__(plan_threads, 2)
-    group_columns(int launch, int n, int blocks, const int* offset, const uint32* neuron,
-                  const uint64* mask, uint64* count, uint32* sample, uint32* order,
-                  uint32* columns, uint32* table, uint32* rows, uint32* first, Member* member,
-                  uint2* piece, Unit* unit, uint32* control) {
-  extern __shared__ __align__(128) unsigned char raw[];
-  Shared& shared = *reinterpret_cast<Shared*>(raw);
-  admit_next_kernel();
-  await_previous_kernel();
-  if (launch == 0)
-    place_columns(shared.strips, blocks, offset, neuron, mask, table, count, sample);
-  if (launch == 1) rank_neurons(shared.rank, n, count, sample, order, columns);
-  if (launch == 2)
-    plan(shared.plan, n, blocks, mask, table, order, columns, rows, first, member, piece, unit,
-         control);
-}
-
-extern "C" __device__ const uint32 group_columns_threads = plan_threads;
-extern "C" __device__ const uint32 group_columns_place_threads = place_threads;
-extern "C" __device__ const uint32 group_columns_shared_bytes = sizeof(Shared);
+extern "C" __device__ const uint32 place_columns_threads = place_threads, place_columns_blocks = place_blocks,
+                                   place_columns_shared_bytes = 0;
+extern "C" __device__ const uint32 rank_neurons_threads = rank_threads, rank_neurons_shared_bytes = 0;
+extern "C" __device__ const uint32 plan_groups_threads = plan_threads, plan_groups_neurons = group_neurons,
+                                   plan_groups_line = warp_blocks, plan_groups_max_parts = max_parts,
+                                   plan_groups_min_part = min_part_pieces,
+                                   plan_groups_piece_rows = piece_rows,
+                                   plan_groups_control_words = group_control_words,
+                                   plan_groups_member_words = sizeof(Member) / 4,
+                                   plan_groups_unit_words = sizeof(Unit) / 4, plan_groups_shared_bytes = 0;

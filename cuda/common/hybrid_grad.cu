@@ -1,5 +1,5 @@
-// hybrid_grad: the gradients of gate, up and x on the ELL rows of the hybrid format
-// (common/hybrid.cuh), in two launches (common/walk.cuh has how).
+// hybrid_grad, hybrid_grad_x: the gradients of gate and up, then that of x, on the ELL rows of the hybrid
+// format (common/hybrid.cuh; common/walk.cuh has how).
 //
 // ∇h = ∇y · W_downᵀ at their non-zeros, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
 // ∇up = ∇h * gate, ∇gate = ∇h * up; then ∇x = ∇up · W_up + ∇gate · W_gate. Without a gate ∇up = ∇h.
@@ -17,45 +17,51 @@ struct HighFactors {
 };
 }  // namespace
 
-// part: 1: the gradients of gate and up; 2: that of x from them, `slices` of its columns, each with blocks
-// of threads for all rows: L2 then holds what is read of the weights at a time.
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
-    hybrid_grad(int part, const element* dy_MK, const uint32* word, const uint32* count, int width,
-                int rows_each, const element* up, const element* w_down_NK, const element* w_up_NK,
-                const element* w_gate_NK, const float* l1, int m, int k, int slices,
-                const int* token, uint32* pair, element* dx_MK) {
+    hybrid_grad(const element* dy_MK, const uint32* word, const uint32* count, int width,
+                int rows_each, const element* up, const element* w_down_NK, const float* l1, int m,
+                int k, const int* token, uint32* pair) {
   __shared__ List list;
   await_previous_kernel();
   const Share share(rows_each, m);
   const Ell ell(word, count, width, share.row_block, rows_each, m);
-  const bool gated = w_gate_NK != nullptr;
-  if (part == 1) {
-    const float lambda = *l1;
-    concatenate_rows(list, ell, [&](uint64) { return 0u; });
-    dot_rows(list, ell.rows, dy_MK, RowsByToken{token, ell.first}, w_down_NK, k);
-    __syncthreads();
-    each_entry(list, ell, [&](const Entry& entry, uint64 place) {
-      const float gate = word_value(entry.word), sum = __uint_as_float(entry.factor);
-      if (gated) {
-        const float own = element_low(up[place]);
-        const float h = element_low(pack_elements(gate * own, 0.0f));
-        const float d_h = sum + (h == 0.0f ? 0.0f : copysignf(lambda, h));
-        pair[place] = pack_elements(d_h * gate, d_h * own);
-      } else {
-        pair[place] = pack_elements(sum + lambda, 0.0f);
-      }
-    });
-    return;
-  }
+  const float lambda = *l1;
+  concatenate_rows(list, ell, [&](uint64) { return 0u; });
+  dot_rows(list, ell.rows, dy_MK, RowsByToken{token, ell.first}, w_down_NK, k);
+  __syncthreads();
+  each_entry(list, ell, [&](const Entry& entry, uint64 place) {
+    const float gate = word_value(entry.word), sum = __uint_as_float(entry.factor);
+    if (up != nullptr) {
+      const float own = element_low(up[place]);
+      const float h = element_low(pack_elements(gate * own, 0.0f));
+      const float d_h = sum + (h == 0.0f ? 0.0f : copysignf(lambda, h));
+      pair[place] = pack_elements(d_h * gate, d_h * own);
+    } else {
+      pair[place] = pack_elements(sum + lambda, 0.0f);
+    }
+  });
+}
+
+// `slices` of the columns, each with blocks of threads for all rows: L2 then holds what is read of the
+// weights at a time.
+extern "C" __global__ void __launch_bounds__(walk_threads, 4)
+    hybrid_grad_x(const uint32* word, const uint32* count, int width, int rows_each,
+                  const uint32* pair, const element* w_up_NK, const element* w_gate_NK, int m, int k,
+                  int slices, element* dx_MK) {
+  __shared__ List list;
+  await_previous_kernel();
+  const Share share(rows_each, m);
+  const Ell ell(word, count, width, share.row_block, rows_each, m);
   concatenate_rows(list, ell, [&](uint64 place) { return pair[place]; });
   const RowsByToken rows{nullptr, ell.first};
   const ColumnRange range = columns_of(share.slice, slices, k);
-  if (gated)
+  if (w_gate_NK != nullptr)
     sum_rows(list, ell.rows, nullptr, k, range, dx_MK, rows, LowFactors{w_up_NK},
              HighFactors{w_gate_NK});
   else
     sum_rows(list, ell.rows, nullptr, k, range, dx_MK, rows, LowFactors{w_up_NK});
 }
 
-extern "C" __device__ const uint32 hybrid_grad_threads = walk_threads;
-extern "C" __device__ const uint32 hybrid_grad_shared_bytes = 0;
+extern "C" __device__ const uint32 hybrid_grad_threads = walk_threads, hybrid_grad_shared_bytes = 0;
+extern "C" __device__ const uint32 hybrid_grad_x_threads = walk_threads, hybrid_grad_x_columns = sum_columns,
+                                   hybrid_grad_x_shared_bytes = 0;

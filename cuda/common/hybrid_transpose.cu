@@ -1,8 +1,5 @@
-// hybrid_transpose: the ELL rows of the hybrid format by neuron (common/hybrid.cuh). In two launches:
-//
-// 0  one thread per neuron counts the rows that fire it before each token block; the last block of
-//    threads adds up the neurons, for `first`
-// 1  one block of threads per token block stores where its non-zeros are, row by row
+// hybrid_count, hybrid_place: the ELL rows of the hybrid format by neuron (common/hybrid.cuh), first
+// how many rows fire each neuron, then where each neuron's non-zeros are.
 #include "common/block_sums.cuh"
 #include "common/hybrid.cuh"
 
@@ -46,13 +43,33 @@ __device__ __forceinline__ void add_up(Shared& shared, int n, uint32* first) {
   }
   if (threadIdx.x == 0) first[n] = before;
 }
+}  // namespace
 
-// `fired`: how many rows of this block have fired each neuron so far. A row's neurons differ, so that
-// no two threads want the same one between two barriers.
-__device__ __forceinline__ void place_rows(int m, int n, int width, const uint32* word,
-                                           const uint32* count, const uint32* before,
-                                           const uint32* first, unsigned char* fired,
-                                           uint32* source) {
+// A thread for each neuron counts the rows that fire it before each token block; the last block adds up
+// the neurons, for `first`.
+extern "C" __global__ void __launch_bounds__(threads)
+    hybrid_count(int n, int blocks, const unsigned char* table, uint32* before, uint32* first,
+                 uint32* control) {
+  __shared__ Shared shared;
+  await_previous_kernel();
+  count_rows(n, blocks, table, before, first);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) shared.last = atomicAdd(control + num_finished, 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!shared.last) return;
+  __threadfence();
+  add_up(shared, n, first);
+}
+
+// A block for each token block stores where its non-zeros are, row by row. `fired`: how many of its rows
+// have fired each neuron so far. A row's neurons differ, so that no two threads want the same one
+// between two barriers.
+extern "C" __global__ void __launch_bounds__(threads)
+    hybrid_place(int m, int n, int width, const uint32* word, const uint32* count,
+                 const uint32* before, const uint32* first, uint32* source) {
+  extern __shared__ __align__(16) unsigned char fired[];  // of each neuron
+  await_previous_kernel();
   const int first_row = blockIdx.x * block_tokens, end = min(first_row + block_tokens, m);
   for (int i = threadIdx.x; i < n; i += threads) fired[i] = 0;
   __syncthreads();
@@ -66,28 +83,6 @@ __device__ __forceinline__ void place_rows(int m, int n, int width, const uint32
     __syncthreads();
   }
 }
-}  // namespace
 
-extern "C" __global__ void __launch_bounds__(threads)
-    hybrid_transpose(int launch, int m, int n, int width, const uint32* word, const uint32* count,
-                     const unsigned char* table, uint32* before, uint32* first, uint32* source,
-                     uint32* control) {
-  extern __shared__ __align__(16) unsigned char raw[];  // a byte for each neuron
-  __shared__ Shared shared;
-  await_previous_kernel();
-  if (launch == 1) {
-    place_rows(m, n, width, word, count, before, first, raw, source);
-    return;
-  }
-  count_rows(n, (m + block_tokens - 1) / block_tokens, table, before, first);
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) shared.last = atomicAdd(control + num_finished, 1) == gridDim.x - 1;
-  __syncthreads();
-  if (!shared.last) return;
-  __threadfence();
-  add_up(shared, n, first);
-}
-
-extern "C" __device__ const uint32 hybrid_transpose_threads = threads;
-extern "C" __device__ const uint32 hybrid_transpose_shared_bytes = 65536;
+extern "C" __device__ const uint32 hybrid_count_threads = threads, hybrid_count_shared_bytes = 0;
+extern "C" __device__ const uint32 hybrid_place_threads = threads, hybrid_place_shared_bytes = max_neurons;

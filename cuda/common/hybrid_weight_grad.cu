@@ -1,10 +1,11 @@
-// hybrid_weight_grad: ∇W_up = Σ ∇up · x, ∇W_gate = Σ ∇gate · x and ∇W_down = Σ h · ∇y over the rows that
-// fire a neuron, each neuron by neuron, from the transposed hybrid format (common/hybrid.cuh).
+// hybrid_weight_grad, hybrid_carry: ∇W_up = Σ ∇up · x, ∇W_gate = Σ ∇gate · x and ∇W_down = Σ h · ∇y over
+// the rows that fire a neuron, each neuron by neuron, from the transposed hybrid format
+// (common/hybrid.cuh).
 //
 // All non-zeros, sorted by neuron, are divided into segments of equal size, so that the work is balanced
 // however uneven the neurons are. A warp computes one segment and 256 columns. Partial sums of a neuron
-// that spans several segments are stored in `carry`; the second launch adds them in a fixed order.
-// Neurons that no row fires get zeros.
+// that spans several segments are stored in `carry`; hybrid_carry adds them in a fixed order. Neurons
+// that no row fires get zeros.
 //
 //   carry  [segments][2][3][K]  fp32  of a segment's first neuron, if it began before; of its last, if
 //                                     it goes on: ∇W_up, ∇W_gate, ∇W_down
@@ -26,7 +27,6 @@ struct Output {
 };
 
 using Sums = float[3][8];
-
 
 // Adds the contributions of the non-zeros [from, to) to this lane's eight columns.
 __device__ __forceinline__ void add_entries(Sums& sum, const uint32* source, uint32 from, uint32 to,
@@ -101,10 +101,8 @@ __device__ __forceinline__ void write(const Output& out, uint32 neuron, int k, i
 }
 
 // A segment's sums for its first neuron, or its last.
-__device__ __forceinline__ float4* carried(float* carry, int segment, int last, int matrix, int k,
-                                           int column) {
-  const uint64 row = (static_cast<uint64>(segment) * 2 + last) * 3 + matrix;
-  return reinterpret_cast<float4*>(carry + row * k + column);
+__device__ __forceinline__ uint64 carried(int segment, int last, int matrix, int k, int column) {
+  return ((static_cast<uint64>(segment) * 2 + last) * 3 + matrix) * k + column;
 }
 
 __device__ __forceinline__ void write_carry(float* carry, int segment, int last, int k, int column,
@@ -113,18 +111,19 @@ __device__ __forceinline__ void write_carry(float* carry, int segment, int last,
 #pragma unroll
   for (int matrix = 0; matrix < 3; ++matrix) {
     const float (&own)[8] = sum[matrix];
-    float4* to = carried(carry, segment, last, matrix, k, column);
+    float4* to = reinterpret_cast<float4*>(carry + carried(segment, last, matrix, k, column));
     to[0] = make_float4(own[0], own[1], own[2], own[3]);
     to[1] = make_float4(own[4], own[5], own[6], own[7]);
   }
 }
 
-__device__ __forceinline__ void add_carry(Sums& sum, float* carry, int segment, int last, int k,
+__device__ __forceinline__ void add_carry(Sums& sum, const float* carry, int segment, int last, int k,
                                           int column) {
   if (column >= k) return;
 #pragma unroll
   for (int matrix = 0; matrix < 3; ++matrix) {
-    const float4* from = carried(carry, segment, last, matrix, k, column);
+    const float4* from =
+        reinterpret_cast<const float4*>(carry + carried(segment, last, matrix, k, column));
     const float4 low = from[0], high = from[1];
     float (&own)[8] = sum[matrix];
     own[0] += low.x, own[1] += low.y, own[2] += low.z, own[3] += low.w;
@@ -144,55 +143,80 @@ __device__ __forceinline__ uint32 neuron_from(const uint32* first, int n, uint32
   }
   return low;
 }
+
+// A warp's part of the work: a segment of the non-zeros, [from, end), and this lane's first column.
+struct Part {
+  int segment, column;
+  uint32 share, from, end;  // share: of a segment
+  bool last;                // it also covers the neurons after its non-zeros
+
+  __device__ __forceinline__ Part(const uint32* first, int n, int k, int segments) {
+    // Segments vary fastest: warps that run at a time are at the same columns of x and ∇y, which L2 holds.
+    const int unit = blockIdx.x * (threads / 32) + threadIdx.x / 32;
+    segment = unit % segments;
+    column = unit / segments * chunk_columns + threadIdx.x % 32 * 8;
+    const uint32 total = first[n];
+    share = (total + segments - 1) / segments;
+    from = min(total, segment * share);
+    end = min(total, from + share);
+    // The segment with the last non-zero also covers the neurons after it; if there is none, the first.
+    last = end == total && (from < total || segment == 0);
+  }
+  // Whether there is anything to do; warps beyond the last columns have nothing.
+  __device__ __forceinline__ bool any(int k) const {
+    return column / chunk_columns * chunk_columns < k && (from < end || last);
+  }
+};
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads, 4)
-    hybrid_weight_grad(int launch, const element* x_MK, const element* dy_MK, int k, int n,
-                       const uint32* word, const uint32* pair, const element* up, int width,
-                       const int* token, const uint32* first, const uint32* source, int segments,
-                       float* carry, int is_float, int adds, void* up_NK, void* gate_NK,
-                       void* down_NK) {
+    hybrid_weight_grad(const element* x_MK, const element* dy_MK, int k, int n, const uint32* word,
+                       const uint32* pair, const element* up, int width, const int* token,
+                       const uint32* first, const uint32* source, int segments, float* carry,
+                       int is_float, int adds, void* up_NK, void* gate_NK, void* down_NK) {
   await_previous_kernel();
-  const int slices = (k + chunk_columns - 1) / chunk_columns;
-  // Segments vary fastest: warps that run at a time are at the same columns of x and ∇y, which L2 holds.
-  const int unit = blockIdx.x * (threads / 32) + threadIdx.x / 32, segment = unit % segments;
-  const int column = unit / segments * chunk_columns + threadIdx.x % 32 * 8;
-  if (unit >= segments * slices) return;
+  const Part part(first, n, k, segments);
+  if (!part.any(k)) return;
   const Values values{word, pair, up, static_cast<uint32>(width), token};
   const Output out{up_NK, gate_NK, down_NK, is_float != 0, adds != 0};
-  const uint32 total = first[n], share = (total + segments - 1) / segments;
-  const uint32 from = min(total, segment * share), end = min(total, from + share);
-  // The segment with the last non-zero also covers the neurons after it; if there is none, the first.
-  const bool last = end == total && (from < total || segment == 0);
-  if (from >= end && !last) return;
+  const int segment = part.segment, column = part.column;
+  const uint32 from = part.from, end = part.end;
   uint32 neuron = neuron_from(first, n, from);
-  if (launch == 0) {
-    if (neuron > 0 && first[neuron] > from) {  // the one before goes on here
-      Sums sum = {};
-      add_entries(sum, source, from, min(end, first[neuron]), values, x_MK, dy_MK, k, column);
-      write_carry(carry, segment, 0, k, column, sum);
-    }
-    for (; neuron < n && (first[neuron] < end || last); ++neuron) {
-      const uint32 own_end = first[neuron + 1];
-      if (out.adds && own_end == first[neuron]) continue;
-      Sums sum = {};
-      add_entries(sum, source, first[neuron], min(end, own_end), values, x_MK, dy_MK, k, column);
-      if (own_end <= end)
-        write(out, neuron, k, column, sum);
-      else
-        write_carry(carry, segment, 1, k, column, sum);
-    }
-    return;
+  if (neuron > 0 && first[neuron] > from) {  // the one before goes on here
+    Sums sum = {};
+    add_entries(sum, source, from, min(end, first[neuron]), values, x_MK, dy_MK, k, column);
+    write_carry(carry, segment, 0, k, column, sum);
   }
-  // The neuron that begins here and ends in another segment.
-  const uint32 behind = neuron_from(first, n, end);
-  if (behind == 0 || first[behind] <= end || first[behind - 1] < from) return;
-  Sums sum = {};
-  add_carry(sum, carry, segment, 1, k, column);
-  for (int next = segment + 1; static_cast<uint64>(next) * share < first[behind]; ++next)
-    add_carry(sum, carry, next, 0, k, column);
-  write(out, behind - 1, k, column, sum);
+  for (; neuron < n && (first[neuron] < end || part.last); ++neuron) {
+    const uint32 own_end = first[neuron + 1];
+    if (out.adds && own_end == first[neuron]) continue;
+    Sums sum = {};
+    add_entries(sum, source, first[neuron], min(end, own_end), values, x_MK, dy_MK, k, column);
+    if (own_end <= end)
+      write(out, neuron, k, column, sum);
+    else
+      write_carry(carry, segment, 1, k, column, sum);
+  }
 }
 
-extern "C" __device__ const uint32 hybrid_weight_grad_threads = threads;
-extern "C" __device__ const uint32 hybrid_weight_grad_shared_bytes = 0;
+// The neuron that begins in a segment and ends in another one.
+extern "C" __global__ void __launch_bounds__(threads, 4)
+    hybrid_carry(int k, int n, const uint32* first, int segments, const float* carry, int is_float,
+                 int adds, void* up_NK, void* gate_NK, void* down_NK) {
+  await_previous_kernel();
+  const Part part(first, n, k, segments);
+  if (!part.any(k)) return;
+  const uint32 behind = neuron_from(first, n, part.end);
+  if (behind == 0 || first[behind] <= part.end || first[behind - 1] < part.from) return;
+  Sums sum = {};
+  add_carry(sum, carry, part.segment, 1, k, part.column);
+  for (int next = part.segment + 1; static_cast<uint64>(next) * part.share < first[behind]; ++next)
+    add_carry(sum, carry, next, 0, k, part.column);
+  const Output out{up_NK, gate_NK, down_NK, is_float != 0, adds != 0};
+  write(out, behind - 1, k, part.column, sum);
+}
+
+extern "C" __device__ const uint32 hybrid_weight_grad_threads = threads,
+                                   hybrid_weight_grad_columns = chunk_columns,
+                                   hybrid_weight_grad_shared_bytes = 0;
+extern "C" __device__ const uint32 hybrid_carry_threads = threads, hybrid_carry_shared_bytes = 0;

@@ -25,5 +25,4 @@ extern "C" __global__ void __launch_bounds__(threads)
   }
 }
 
-extern "C" __device__ const uint32 permute_rows_threads = threads;
-extern "C" __device__ const uint32 permute_rows_shared_bytes = 0;
+extern "C" __device__ const uint32 permute_rows_threads = threads, permute_rows_shared_bytes = 0;

@@ -96,6 +96,13 @@ __device__ __forceinline__ uint32 sum_to_lane(uint32 own) {
   return sum;
 }
 
+// The sum over a warp, for all its lanes.
+__device__ __forceinline__ float add_warp(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}
+
 // Transposes an 8×8 matrix of 16-bit elements that a warp holds: lane l has row l/4, columns
 // 2(l%4) and 2(l%4)+1, in and out.
 __device__ __forceinline__ uint32 transpose_8x8(uint32 pair) {

@@ -3,7 +3,7 @@
 #include "common/element.cuh"
 
 namespace {
-constexpr int threads = 256;
+constexpr int threads = 256, values = 8;
 
 // FATReLU: what is not above the threshold becomes zero; NaN passes.
 __device__ __forceinline__ float apply_threshold(float gate, float threshold) {
@@ -30,5 +30,5 @@ extern "C" __global__ void __launch_bounds__(threads)
       product(g.z, u.z, threshold, relu_up != 0), product(g.w, u.w, threshold, relu_up != 0));
 }
 
-extern "C" __device__ const uint32 relu_product_threads = threads;
-extern "C" __device__ const uint32 relu_product_shared_bytes = 0;
+extern "C" __device__ const uint32 relu_product_threads = threads, relu_product_values = values,
+                                   relu_product_shared_bytes = 0;

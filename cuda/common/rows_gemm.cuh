@@ -7,9 +7,10 @@
 // these were claimed earlier, by blocks that are running, so a deadlock is impossible.
 #pragma once
 #include "common/mma.cuh"
+#include "common/tiles.cuh"
 
 namespace {
-constexpr int gemm_threads = 256, gemm_tile = 128, gemm_inner = 32, gemm_stages = 4;
+constexpr int gemm_threads = 256, gemm_tile = dense_row_tile, gemm_inner = 32, gemm_stages = 4;
 constexpr int operand_bytes = gemm_tile * gemm_inner * 2;
 
 struct alignas(128) GemmShared {

@@ -1,6 +1,6 @@
-// sort_tokens: the order of ffn/token_order.py, for up to 32,768 tokens: each token is compared with all
-// others. Three launches, one after the other; `count` is zero before. 16384 tokens: a general sort of
-// so few takes several times as long as the comparing (268 million comparisons).
+// count_ids, make_keys, rank_tokens: the order of ffn/token_order.py, for up to 32,768 tokens. Each
+// token is compared with all others: for 16,384 tokens (268 million comparisons) a general sort takes
+// several times as long.
 #include "common/ptx.cuh"
 
 namespace {
@@ -28,8 +28,31 @@ __device__ __forceinline__ void add_below(const uint32* key, int from, int to,
       below[j] += (other.x < own[j]) + (other.y < own[j]) + (other.z < own[j]) + (other.w < own[j]);
   }
 }
+}  // namespace
 
-__device__ void rank_tokens(const uint32* key, int m, int padded, int* token_M, int64* row_M) {
+// `count`, by id, is zero before.
+extern "C" __global__ void __launch_bounds__(threads)
+    count_ids(const int64* id_M, int m, uint32* count) {
+  await_previous_kernel();
+  const int i = blockIdx.x * threads + threadIdx.x;
+  if (i < m) atomicAdd(count + id_M[i], 1u);
+}
+
+// `padded` keys, of `length` positions of a sequence the first `early` first.
+extern "C" __global__ void __launch_bounds__(threads)
+    make_keys(const int64* id_M, int m, int padded, int length, int early, const uint32* count,
+              uint32* key) {
+  await_previous_kernel();
+  const int i = blockIdx.x * threads + threadIdx.x;
+  if (i >= padded) return;
+  const uint32 id = i < m ? id_M[i] : 0;
+  key[i] = i < m ? key_of(id, count[id], i % length >= early) : ~0u;
+}
+
+// A block for each `own_tokens`.
+extern "C" __global__ void __launch_bounds__(threads)
+    rank_tokens(const uint32* key, int m, int padded, int* token_M, int64* row_M) {
+  await_previous_kernel();
   __shared__ uint32 sum[own_tokens];
   if (threadIdx.x < own_tokens) sum[threadIdx.x] = 0;
   __syncthreads();
@@ -56,24 +79,9 @@ __device__ void rank_tokens(const uint32* key, int m, int padded, int* token_M, 
   token_M[row] = token;
   row_M[token] = row;
 }
-}  // namespace
 
-// `launch` 0: counts ids; 1: makes keys, `padded` of them; 2: a block of threads for 128 tokens.
-extern "C" __global__ void __launch_bounds__(threads)
-    sort_tokens(int launch, const int64* id_M, int m, int padded, int length, int early,
-                uint32* count, uint32* key, int* token_M, int64* row_M) {
-  await_previous_kernel();
-  if (launch == 2) {
-    rank_tokens(key, m, padded, token_M, row_M);
-    return;
-  }
-  const int i = blockIdx.x * threads + threadIdx.x;
-  if (launch == 0 && i < m) atomicAdd(count + id_M[i], 1u);
-  if (launch == 1 && i < padded) {
-    const uint32 id = i < m ? id_M[i] : 0;
-    key[i] = i < m ? key_of(id, count[id], i % length >= early) : ~0u;
-  }
-}
-
-extern "C" __device__ const uint32 sort_tokens_threads = threads;
-extern "C" __device__ const uint32 sort_tokens_shared_bytes = 0;
+extern "C" __device__ const uint32 count_ids_threads = threads, count_ids_shared_bytes = 0;
+extern "C" __device__ const uint32 make_keys_threads = threads, make_keys_id_bits = id_bits,
+                                   make_keys_frequency_bits = frequency_bits, make_keys_shared_bytes = 0;
+extern "C" __device__ const uint32 rank_tokens_threads = threads, rank_tokens_tokens = own_tokens,
+                                   rank_tokens_shared_bytes = 0;

@@ -1,6 +1,7 @@
-// twell_ffn: y = (gate * (x · W_upᵀ + b)) · W + b from a gate in TwELL (common/twell.cuh), W neuron by
-// neuron: W_downᵀ as `nn.Linear` stores it. Neither x · W_upᵀ nor the product with the gate is ever
-// dense in memory (common/walk.cuh has how). Without W_up the gate is h; with `relu_up` up is relu'd too.
+// twell_up, twell_down: y = (gate * (x · W_upᵀ + b)) · W + b from a gate in TwELL (common/twell.cuh), W
+// neuron by neuron: W_downᵀ as `nn.Linear` stores it. Neither x · W_upᵀ nor the product with the gate is
+// ever dense in memory (common/walk.cuh has how). Without W_up the gate is h, and twell_down all there is;
+// with `relu_up` up is relu'd too.
 //
 // A block of threads computes `rows_each` rows. Rows that overflowed TwELL, or with more non-zeros than
 // a list holds, are listed in `overflowed` and left to dense_rows.
@@ -105,47 +106,72 @@ __device__ __forceinline__ void multiply_by_gate(List& list, int total, const el
     list.entry[i].word = twell_word(h << 16, neuron);
   }
 }
-}  // namespace
 
-// part: 1: the non-zeros of the gate become those of h, in place; 2: y from those of h. Each part reads
-// one weight matrix, which L2 then holds; two matrices would evict one another (H200, rows of 4 KiB at
-// random: 9.1 TB/s from 22 MiB, 6.5 TB/s from 44 MiB). Part 2 is all there is without W_up; it has
-// `slices` of the columns, each with blocks of threads for all rows.
-extern "C" __global__ void __launch_bounds__(walk_threads, 4)
-    twell_ffn(int part, const element* x_MK, uint32* word, int width, int tiles_n, int rows_each,
-              const element* w_up_NK, const element* b_up_N, const element* w_down_NK,
-              const element* b_down_K, int m, int k, int slices, int relu_up, uint32* control,
-              uint32* overflowed, uint32* observed, element* y_MK) {
-  __shared__ Shared shared;
-  await_previous_kernel();
-  const Share share(rows_each, m);
-  const int first_row = share.row_block * rows_each;
-  const ColumnRange range = columns_of(share.slice, slices, k);
-  const uint64 row_words = static_cast<uint64>(tiles_n) * width;
-  const Twell twell{word + first_row * row_words, static_cast<uint32>(width), tiles_n,
-                    min(rows_each, m - first_row)};
-  count_rows(shared, twell);
-  if (share.slice == 0 && (part == 1 || w_up_NK == nullptr))
-    report(shared, twell, first_row, m, share.row_blocks, control, overflowed, observed);
+// The rows of a block of threads, worked off as many at a time as fit a list: calls `work(first, end)`
+// with those that are in it.
+template <typename Work>
+__device__ __forceinline__ void each_list(Shared& shared, const Twell& twell, const Work& work) {
   for (int row = 0; row < twell.rows;) {
     const int end = concatenate_rows(shared, twell, row);
-    const int rows = end - row;
-    const auto at = [&](int own) { return static_cast<uint64>(first_row + row + own); };
-    if (part == 1) {
-      dot_rows(shared.list, rows, x_MK, at, w_up_NK, k);
-      __syncthreads();
-      multiply_by_gate(shared.list, shared.list.first[rows], b_up_N, relu_up != 0);
-      __syncthreads();
-      each_tile(shared, twell, row, end, [](uint32* words, const uint4& head, const Entry* from) {
-        for (uint32 i = 0; i < head.x; ++i) words[i + 1] = from[i].word;
-      });
-    } else {
-      sum_rows(shared.list, rows, b_down_K, k, range, y_MK, at, FloatFactors{w_down_NK});
-    }
+    work(row, end);
     __syncthreads();  // before the list is filled again
     row = end;
   }
 }
 
-extern "C" __device__ const uint32 twell_ffn_threads = walk_threads;
-extern "C" __device__ const uint32 twell_ffn_shared_bytes = 0;
+__device__ __forceinline__ Twell rows_of(uint32* word, int width, int tiles_n, int rows_each,
+                                         const Share& share, int m) {
+  const int first_row = share.row_block * rows_each;
+  const uint64 row_words = static_cast<uint64>(tiles_n) * width;
+  return {word + first_row * row_words, static_cast<uint32>(width), tiles_n,
+          min(rows_each, m - first_row)};
+}
+}  // namespace
+
+// The non-zeros of the gate become those of h, in place. Each of the two kernels reads one weight
+// matrix, which L2 then holds; two matrices would evict one another (H200, rows of 4 KiB at random: 9.1
+// TB/s from 22 MiB, 6.5 TB/s from 44 MiB).
+extern "C" __global__ void __launch_bounds__(walk_threads, 4)
+    twell_up(const element* x_MK, uint32* word, int width, int tiles_n, int rows_each,
+             const element* w_up_NK, const element* b_up_N, int m, int k, int relu_up) {
+  __shared__ Shared shared;
+  await_previous_kernel();
+  const Share share(rows_each, m);
+  const int first_row = share.row_block * rows_each;
+  const Twell twell = rows_of(word, width, tiles_n, rows_each, share, m);
+  count_rows(shared, twell);
+  each_list(shared, twell, [&](int row, int end) {
+    const auto at = [&](int own) { return static_cast<uint64>(first_row + row + own); };
+    dot_rows(shared.list, end - row, x_MK, at, w_up_NK, k);
+    __syncthreads();
+    multiply_by_gate(shared.list, shared.list.first[end - row], b_up_N, relu_up != 0);
+    __syncthreads();
+    each_tile(shared, twell, row, end, [](uint32* words, const uint4& head, const Entry* from) {
+      for (uint32 i = 0; i < head.x; ++i) words[i + 1] = from[i].word;
+    });
+  });
+}
+
+// y from the non-zeros of h, `slices` of its columns, each with blocks of threads for all rows.
+extern "C" __global__ void __launch_bounds__(walk_threads, 4)
+    twell_down(uint32* word, int width, int tiles_n, int rows_each, const element* w_down_NK,
+               const element* b_down_K, int m, int k, int slices, uint32* control,
+               uint32* overflowed, uint32* observed, element* y_MK) {
+  __shared__ Shared shared;
+  await_previous_kernel();
+  const Share share(rows_each, m);
+  const int first_row = share.row_block * rows_each;
+  const ColumnRange range = columns_of(share.slice, slices, k);
+  const Twell twell = rows_of(word, width, tiles_n, rows_each, share, m);
+  count_rows(shared, twell);
+  if (share.slice == 0)
+    report(shared, twell, first_row, m, share.row_blocks, control, overflowed, observed);
+  each_list(shared, twell, [&](int row, int end) {
+    const auto at = [&](int own) { return static_cast<uint64>(first_row + row + own); };
+    sum_rows(shared.list, end - row, b_down_K, k, range, y_MK, at, FloatFactors{w_down_NK});
+  });
+}
+
+extern "C" __device__ const uint32 twell_up_threads = walk_threads, twell_up_shared_bytes = 0;
+extern "C" __device__ const uint32 twell_down_threads = walk_threads, twell_down_columns = sum_columns,
+                                   twell_down_shared_bytes = 0;

@@ -9,7 +9,7 @@
 #include "common/strips.cuh"
 
 namespace {
-constexpr int threads = 256, warps = threads / 32, lanes = 8, groups = 32 / lanes;
+constexpr int threads = 256, blocks_each = 4, warps = threads / 32, lanes = 8, groups = 32 / lanes;
 constexpr int batch = 16, steps = batch / groups;
 
 using Shared = StripScratch<threads>;
@@ -72,7 +72,7 @@ __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, 
 }
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(threads, 4)
+extern "C" __global__ void __launch_bounds__(threads, blocks_each)
     union_columns(const uint32* entry, const uint32* total, const element* value, int tiles_n,
                   int m, uint64 capacity, uint32* offset, uint32* neuron, uint64* mask,
                   element* columns, uint32* fired_N, const int* token_M, uint32* nnz_M,
@@ -141,5 +141,5 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
   if (lane == 0) l1[blockIdx.x * warps + threadIdx.x / 32] = sum;
 }
 
-extern "C" __device__ const uint32 union_columns_threads = threads;
-extern "C" __device__ const uint32 union_columns_shared_bytes = sizeof(Shared);
+extern "C" __device__ const uint32 union_columns_threads = threads, union_columns_blocks = blocks_each,
+                                   union_columns_batch = batch, union_columns_shared_bytes = sizeof(Shared);

@@ -10,9 +10,10 @@
 // matrix at a time.
 #pragma once
 #include "common/element.cuh"
+#include "common/tiles.cuh"
 
 constexpr int walk_threads = 128, walk_warps = walk_threads / 32;
-constexpr int max_rows = 8, list_capacity = 1024;
+constexpr int max_rows = 8, list_capacity = max_ell_width;
 
 struct Entry {
   uint32 word;    // its low half is the neuron

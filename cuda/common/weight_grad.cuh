@@ -48,5 +48,5 @@ struct alignas(16) Unit {
 
 // Words of `control`, and of `progress`: for each first part of a group, and slice, how many of the
 // group's parts are done.
-constexpr int total_units = 0, groups_planned = 1;
+constexpr int total_units = 0, groups_planned = 1, group_control_words = 2;
 constexpr int next_unit = 0, arrived = 1;

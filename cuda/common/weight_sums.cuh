@@ -17,9 +17,6 @@
 #include "common/partial_sums.cuh"
 #include "common/weight_grad.cuh"
 
-// The kinds of `output`; the same numbers are in weight_grad.py.
-constexpr int bf16_values = 0, fp32_values = 1, added_to_fp32 = 2;
-
 template <int unit_columns>
 struct GradArguments {
   int k, n, slices;  // slices of x, and of dy

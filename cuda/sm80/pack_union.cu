@@ -115,5 +115,5 @@ extern "C" __global__ void __launch_bounds__(block_threads)
                 value + static_cast<uint64>(blockIdx.x) * tile_neurons * block_tokens);
 }
 
-extern "C" __device__ const uint32 pack_union_threads = block_threads;
-extern "C" __device__ const uint32 pack_union_shared_bytes = sizeof(Shared);
+extern "C" __device__ const uint32 pack_union_threads = block_threads,
+                                   pack_union_shared_bytes = sizeof(Shared);

@@ -13,5 +13,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   run(op, nullptr, m, k, work, nullptr, dx_MK);
 }
 
-extern "C" __device__ const uint32 portable_columns_down_threads = block_threads;
-extern "C" __device__ const uint32 portable_columns_down_shared_bytes = shared_bytes;
+extern "C" __device__ const uint32 portable_columns_down_threads = block_threads,
+                                   portable_columns_down_shared_bytes = shared_bytes;

@@ -13,5 +13,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   run(op, Tokens{dy_MK, token_M, m}, w_down_NK, k, unit, control);
 }
 
-extern "C" __device__ const uint32 portable_columns_grad_threads = block_threads;
-extern "C" __device__ const uint32 portable_columns_grad_shared_bytes = shared_bytes;
+extern "C" __device__ const uint32 portable_columns_grad_threads = block_threads,
+                                   portable_columns_grad_shared_bytes = shared_bytes;

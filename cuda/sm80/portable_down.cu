@@ -12,5 +12,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   run(UnionDown{entry, value, w_NK, tiles_n}, bias_K, m, k, work, token_M, y_MK);
 }
 
-extern "C" __device__ const uint32 portable_down_threads = block_threads;
-extern "C" __device__ const uint32 portable_down_shared_bytes = shared_bytes;
+extern "C" __device__ const uint32 portable_down_threads = block_threads, portable_down_columns = unit_width,
+                                   portable_down_shared_bytes = shared_bytes;

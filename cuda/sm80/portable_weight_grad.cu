@@ -77,19 +77,20 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
                          const uint32* order, const Unit* unit, const uint32* control,
                          const uint2* work, const uint32* piece_x, const uint32* piece_dy,
                          const element* piece_values, uint32* progress, float* sums, int gated,
-                         int output, void* gate_NK, void* up_NK, void* down_NK) {
+                         int is_float, int adds, void* gate_NK, void* up_NK, void* down_NK) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   await_previous_kernel();
   const int slices = (k + unit_width - 1) / unit_width, units = control[total_units];
   const Arguments a{k,       n,        slices,       gated != 0, x_MK, dy_MK,
                     order,   unit,     work,         piece_x,    piece_dy,
-                    piece_values, progress, sums,    output != bf16_values, gate_NK, up_NK, down_NK};
-  if (output == added_to_fp32)
+                    piece_values, progress, sums,    is_float != 0, gate_NK, up_NK, down_NK};
+  if (adds)
     sum_units<true>(shared, a, units);
   else
     sum_units<false>(shared, a, units);
 }
 
-extern "C" __device__ const uint32 portable_weight_grad_threads = block_threads;
-extern "C" __device__ const uint32 portable_weight_grad_shared_bytes = shared_bytes;
+extern "C" __device__ const uint32 portable_weight_grad_threads = block_threads,
+                                   portable_weight_grad_columns = unit_width,
+                                   portable_weight_grad_shared_bytes = shared_bytes;

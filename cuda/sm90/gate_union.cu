@@ -56,5 +56,5 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gat
            PackUnion{m, count, neuron, value});
 }
 
-extern "C" __device__ const uint32 gate_union_threads = gate_threads;
-extern "C" __device__ const uint32 gate_union_shared_bytes = shared_bytes;
+extern "C" __device__ const uint32 gate_union_threads = gate_threads, gate_union_tokens = tile_m,
+                                   gate_union_cluster = cluster, gate_union_shared_bytes = shared_bytes;

@@ -11,5 +11,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
   run(UnionDown{entry, value, w_NK, tiles_n}, bias_K, m, k, work, token_M, y_MK);
 }
 
-extern "C" __device__ const uint32 union_down_threads = block_threads;
-extern "C" __device__ const uint32 union_down_shared_bytes = shared_bytes;
+extern "C" __device__ const uint32 union_down_threads = block_threads, union_down_columns = unit_columns,
+                                   union_down_shared_bytes = shared_bytes;

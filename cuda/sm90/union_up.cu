@@ -13,5 +13,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
   run(op, Tokens{map_of_x, x_MK, token_M, m}, w_NK, k, unit, control);
 }
 
-extern "C" __device__ const uint32 union_up_threads = block_threads;
-extern "C" __device__ const uint32 union_up_shared_bytes = shared_bytes;
+extern "C" __device__ const uint32 union_up_threads = block_threads, union_up_parts = part_warps,
+                                   union_up_shared_bytes = shared_bytes;

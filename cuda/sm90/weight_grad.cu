@@ -86,24 +86,24 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
     weight_grad(const element* x_MK, const element* dy_MK, int k, int n, const uint32* order,
                 const Unit* unit, const uint32* control, const uint2* work,
                 const uint32* piece_x, const uint32* piece_dy, const element* piece_values,
-                uint32* progress, float* sums, int gated, int output, void* gate_NK, void* up_NK,
-                void* down_NK) {
+                uint32* progress, float* sums, int gated, int is_float, int adds, void* gate_NK,
+                void* up_NK, void* down_NK) {
   Shared& shared = begin<Shared>(producer_threads);
   const int slices = (k + unit_columns - 1) / unit_columns, units = control[total_units];
   const Arguments a{k,       n,        slices,       gated != 0, x_MK, dy_MK,
                     order,   unit,     work,         piece_x,    piece_dy,
-                    piece_values, progress, sums,    output != bf16_values, gate_NK, up_NK, down_NK};
+                    piece_values, progress, sums,    is_float != 0, gate_NK, up_NK, down_NK};
   if (threadIdx.x < producer_threads) {
     registers_decrease<producer_registers>();
     produce(shared, a, units);
   } else {
     registers_increase<consumer_registers>();
-    if (output == added_to_fp32)
+    if (adds)
       consume<true>(shared, a, units);
     else
       consume<false>(shared, a, units);
   }
 }
 
-extern "C" __device__ const uint32 weight_grad_threads = block_threads;
-extern "C" __device__ const uint32 weight_grad_shared_bytes = shared_bytes;
+extern "C" __device__ const uint32 weight_grad_threads = block_threads, weight_grad_columns = unit_columns,
+                                   weight_grad_shared_bytes = shared_bytes;

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsellm.ffn.types import TILE_NEURONS
 from sparsellm.runs.records import position_bucket_starts
 
-TILE_NEURONS = 256  # the gate GEMM's column tile (cuda/common/union.cuh)
 HEAVY_ROW = 128  # the hybrid format's usual ELL width (paper, hybrid format)
 UNION_TOKENS = (64, 128, 256)  # each divides the last
 HOT_NEURONS = (128, 256, 512, 1024)

@@ -20,6 +20,7 @@ from sparsellm.ffn.reference import activations, gradients_on, output_of
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     CONTROL_WORDS,
+    DENSE_ROW_TILE,
     TILE_NEURONS,
     FFNGradients,
     FFNStats,
@@ -29,15 +30,15 @@ from sparsellm.ffn.types import (
 
 COMPRESSIONS = (2, 4, 8)
 COMPRESSION = 8  # the paper's at its sparsity: 31 non-zeros per token and tile of 256 neurons
-ELL_WIDTH, MAX_ELL_WIDTH = 128, 1024  # the paper's; what cuda/common/walk.cuh can list
+ELL_WIDTH = 128  # the paper's
 BACKUP_SHARE = 8  # the dense backup has M / 8 rows, as the paper's
-ROUND_ROWS, _ROW_TILE = 1024, 128  # that are worked off at a time; cuda/common/rows_gemm.cuh
+ROUND_ROWS = 1024  # dense rows of a round
 
 
 def backup_rows_for(num_tokens: int) -> int:
     """Rows of the dense backup, rounded up to whole rounds of dense products."""
     rows = -(-num_tokens // BACKUP_SHARE)
-    unit = _ROW_TILE if rows <= ROUND_ROWS else ROUND_ROWS
+    unit = DENSE_ROW_TILE if rows <= ROUND_ROWS else ROUND_ROWS
     return -(-rows // unit) * unit
 
 

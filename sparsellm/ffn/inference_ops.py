@@ -10,11 +10,7 @@ from torch import Tensor
 
 from sparsellm.ffn.dispatch import by_handle
 from sparsellm.ffn.reference import fatrelu_ffn
-from sparsellm.ffn.types import ELEMENTS, FFNWeights
-
-MAX_NEURONS = 65_536  # 16-bit column slots, cuda/common/union.cuh
-MAX_TOKENS = 4_194_304  # 16-bit block numbers, likewise
-
+from sparsellm.ffn.types import ELEMENTS, MAX_NEURONS, MAX_TOKENS, FFNWeights
 
 # `define` and `impl` rather than `custom_op`, whose Python wrappers cost 30 µs a call.
 torch.library.define(

@@ -19,17 +19,18 @@ from torch import Tensor
 from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.formats import (
     COMPRESSION,
-    MAX_ELL_WIDTH,
     Hybrid,
     empty_hybrid,
     hybrid_backward,
     hybrid_forward,
 )
-from sparsellm.ffn.inference_ops import MAX_TOKENS, beyond_limits
+from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.reference import empty_columns, sparse_backward, sparse_forward
 from sparsellm.ffn.step_shared import kernel_weights
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
+    MAX_ELL_WIDTH,
+    MAX_TOKENS,
     Columns,
     FFNGradients,
     FFNStats,

@@ -10,16 +10,20 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+# What fixes the formats; cuda/common/tiles.cuh has the same numbers.
 BLOCK_TOKENS = 64
+TILE_NEURONS = 256  # the column tile of the gate's GEMM
+CONTROL_WORDS = 8  # counters of a call
+MAX_NEURONS = 65_536  # 16-bit numbers
+MAX_TOKENS = 65_536 * BLOCK_TOKENS  # 16-bit numbers of blocks
+MAX_ELL_WIDTH = 1024  # of the hybrid format
+DENSE_ROW_TILE = 128  # of the dense backup of the hybrid format
+MAX_DECODE_TOKENS = 64  # up to which the kernels need no format
 # What tokens, weights and activations of the kernels may be; training takes the first alone.
 ELEMENTS = (torch.bfloat16, torch.float16)
 # How kernels keep an activation pattern: by the neurons that 64 tokens share
 # (cuda/common/union.cuh), or as the paper does, each token for itself (cuda/common/twell.cuh).
 Format = Literal["union", "twell"]
-TILE_NEURONS = 256  # the column tile of the gate's GEMM, cuda/common/tiles.cuh
-CONTROL_WORDS = 8  # counters of a call
-
-
 # The token of a block at each place of a column, `token_at` of cuda/common/union.cuh.
 TOKEN_AT = [
     place // 16 * 16 + place // 2 % 2 * 8 + place % 16 // 4 * 2 + place % 2

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.kernels import compile, dense, hybrid, inference, twell, union
-from sparsellm.ffn.kernels.decode import MAX_TOKENS, decode_ffn
+from sparsellm.ffn.kernels.decode import decode_ffn
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.training_ops import sparse_ffn_training
-from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, Room, TokenOrder
+from sparsellm.ffn.types import BLOCK_TOKENS, MAX_DECODE_TOKENS, FFNWeights, Room, TokenOrder
 from tests.gpu.conditions import forced
 
 
@@ -66,7 +66,7 @@ def infer() -> None:
             twell.gate_twell(x_MK, w_NK, b_N + shift, 0.0, gate)
             twell.twell_ffn(gate, x_MK, w._replace(b_gate_N=b_N + shift), w_NK, y_MK)
         inference.sparse(x_MK, w, w_NK, 0, order_of(m).token_M)
-        for tokens in (1, 9, MAX_TOKENS):
+        for tokens in (1, 9, MAX_DECODE_TOKENS):
             decode_ffn(x_MK[:tokens], w, w_NK, y_MK[:tokens])
         dense.relu_product(gate_MN, gate_MN, 0.0, gate_MN)
 

@@ -1,7 +1,11 @@
-"""Compiles ``cuda/*/<stem>.cu`` for the GPU at hand through CuPy, once per node.
+"""Compiles ``cuda/*/*.cu`` for the GPU at hand through CuPy, once per node.
 
 CuPy caches the machine code on disk (`compile_cache`) under a key of source and options. The key
 does not cover included headers, so a digest of them is passed as an option.
+
+A source has one kernel or several, and exports constants for the launches of each as
+``<kernel>_<name>``: ``threads`` of a block and ``shared_bytes`` (dynamic shared memory of a block),
+and whatever else Python must know, so that each number is stated once.
 """
 
 from __future__ import annotations
@@ -18,28 +22,27 @@ import torch
 from sparsellm.ffn.kernels.compile_cache import compiled_once, prepare_cache
 from sparsellm.ffn.kernels.gpu_architecture import Source, target_of
 from sparsellm.ffn.kernels.launch import Layout, launch
-from sparsellm.ffn.kernels.signature import parameters_of
+from sparsellm.ffn.kernels.signature import kernels_of
 from sparsellm.paths import bundled, how_to_install_cuda
 
 
-def sources() -> dict[str, Path]:
-    """The file of each op's device code, by stem; they lie in a folder per architecture."""
-    return {path.stem: path for path in sorted(bundled("cuda").glob("*/*.cu"))}
-
-
 @functools.cache
-def source_path(stem: str) -> Path:
-    """The file of one op's device code."""
-    return sources()[stem]
+def sources() -> dict[str, Path]:
+    """The file of each kernel's device code, by the kernel's name."""
+    return {
+        kernel: path
+        for path in sorted(bundled("cuda").glob("*/*.cu"))
+        for kernel in kernels_of(path.read_text(encoding="utf-8"))
+    }
 
 
 def compile_options(
-    stem: str, target: str, shared_kib: int, element: torch.dtype = torch.bfloat16
+    source: Path, target: str, shared_kib: int, element: torch.dtype = torch.bfloat16
 ) -> tuple[str, ...]:
     """NVRTC options.
 
     Args:
-        stem: of ``cuda/*/<stem>.cu``.
+        source: of `sources`.
         target: such as ``sm_90a``.
         shared_kib: shared memory that a block of threads can have, in KiB.
         element: one of `ELEMENTS`, see ``cuda/common/element.cuh``.
@@ -50,7 +53,7 @@ def compile_options(
         f"-I{bundled('cuda')}",
         f"-DSPARSELLM_SHARED_KIB={shared_kib}",
         *(("-DSPARSELLM_FP16",) if element == torch.float16 else ()),
-        f"-DSPARSELLM_HEADERS={_headers_digest(source_path(stem))}",
+        f"-DSPARSELLM_HEADERS={_headers_digest(source)}",
     )
 
 
@@ -86,21 +89,18 @@ class Kernel:
     num_multiprocessors: int
     may_overlap: bool  # see `launch`
 
-    def launch(
-        self, grid: int, arguments: tuple[Any, ...], stream: int, threads: int | None = None
-    ) -> None:
+    def launch(self, grid: int, arguments: tuple[Any, ...], stream: int) -> None:
         """Queues the kernel on a CUDA stream (its handle); returns at once.
 
         Args:
             grid: number of blocks.
             arguments: as `launch` takes them.
             stream: the driver's handle.
-            threads: of a block, for a launch of fewer than the kernel's own.
         """
         launch(
             self.function.ptr,
             grid,
-            threads or self.threads,
+            self.threads,
             self.shared_bytes,
             self.layout,
             arguments,
@@ -110,7 +110,7 @@ class Kernel:
 
 
 @functools.cache
-def _module(stem: str, device_index: int, element: torch.dtype) -> Any:
+def _module(path: Path, device_index: int, element: torch.dtype) -> Any:
     prepare_cache()
     try:
         import cupy
@@ -120,102 +120,102 @@ def _module(stem: str, device_index: int, element: torch.dtype) -> Any:
     with cupy.cuda.Device(device_index) as device:
         major, minor = int(device.compute_capability[:-1]), int(device.compute_capability[-1])
         shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
-        source = source_path(stem).read_text(encoding="utf-8")
-        options = compile_options(stem, target_of((major, minor)), shared_kib, element)
-        with compiled_once(stem, source, options):
+        source = path.read_text(encoding="utf-8")
+        options = compile_options(path, target_of((major, minor)), shared_kib, element)
+        with compiled_once(path.stem, source, options):
             module = cupy.RawModule(code=source, options=options)
-            module.get_function(stem)  # which compiles
+            module.get_function(next(iter(kernels_of(source))))  # which compiles
         return module
 
 
 @functools.cache
-def exported(stem: str, name: str, device_index: int, element: torch.dtype) -> int:
-    """The constant that the source exports as ``<stem>_<name>``, so that it is stated only once.
+def exported(kernel: str, name: str, device_index: int, element: torch.dtype) -> int:
+    """The constant ``<kernel>_<name>`` of a kernel's source.
 
     Raises:
         RuntimeError: as `load`.
     """
-    module = _module(stem, device_index, element)
+    module = _module(sources()[kernel], device_index, element)
     import cupy
     import numpy as np
 
     with cupy.cuda.Device(device_index):
-        return int(cupy.ndarray((1,), np.uint32, module.get_global(f"{stem}_{name}"))[0])
+        return int(cupy.ndarray((1,), np.uint32, module.get_global(f"{kernel}_{name}"))[0])
 
 
 @functools.cache
-def load(stem: str, device_index: int, element: torch.dtype) -> Kernel:
-    """The kernel ``stem`` of ``cuda/*/<stem>.cu``, compiled for and loaded on a device.
+def load(kernel: str, device_index: int, element: torch.dtype) -> Kernel:
+    """A kernel, compiled for and loaded on a device.
 
     ``element`` is one of `ELEMENTS`.
 
     Raises:
         RuntimeError: CuPy is not installed; the source does not compile for the device.
     """
-    module = _module(stem, device_index, element)
+    path = sources()[kernel]
+    module = _module(path, device_index, element)
     import cupy
 
     with cupy.cuda.Device(device_index) as device:
-        kernel = module.get_function(stem)
-        shared_bytes = exported(stem, "shared_bytes", device_index, element)
+        function = module.get_function(kernel)
+        shared_bytes = exported(kernel, "shared_bytes", device_index, element)
         if shared_bytes > 48 * 1024:
-            kernel.max_dynamic_shared_size_bytes = shared_bytes
+            function.max_dynamic_shared_size_bytes = shared_bytes
+        parameters = kernels_of(path.read_text(encoding="utf-8"))[kernel]
         return Kernel(
-            function=kernel.kernel,
-            layout=Layout(stem, parameters_of(stem, source_path(stem).read_text(encoding="utf-8"))),
-            threads=exported(stem, "threads", device_index, element),
+            function=function.kernel,
+            layout=Layout(kernel, parameters),
+            threads=exported(kernel, "threads", device_index, element),
             shared_bytes=shared_bytes,
             num_multiprocessors=device.attributes["MultiProcessorCount"],
             may_overlap=int(device.compute_capability[:-1]) >= 9,
         )
 
 
-def load_like(stem: str, tensor: torch.Tensor) -> Kernel:
+def load_like(kernel: str, tensor: torch.Tensor) -> Kernel:
     """The kernel for a tensor's device and type; bf16 if it has another type."""
-    return load(stem, tensor.get_device(), _element_of(tensor))
+    return load(kernel, tensor.get_device(), _element_of(tensor))
 
 
-def exported_like(stem: str, name: str, tensor: torch.Tensor) -> int:
+def exported_like(kernel: str, name: str, tensor: torch.Tensor) -> int:
     """`exported` by the kernel for a tensor's device and type."""
-    return exported(stem, name, tensor.get_device(), _element_of(tensor))
+    return exported(kernel, name, tensor.get_device(), _element_of(tensor))
 
 
 def _element_of(tensor: torch.Tensor) -> torch.dtype:
     return torch.float16 if tensor.dtype == torch.float16 else torch.bfloat16
 
 
-def load_for(stem: str, tensor: torch.Tensor) -> tuple[Kernel, int]:
+def load_for(kernel: str, tensor: torch.Tensor) -> tuple[Kernel, int]:
     """The kernel for a tensor's device and type, and the handle of the device's current stream."""
     index = tensor.get_device()
-    return load_like(stem, tensor), torch.cuda.current_stream(index).cuda_stream
+    return load_like(kernel, tensor), torch.cuda.current_stream(index).cuda_stream
 
 
-def launch_for(
-    stem: str, like: torch.Tensor, grid: int, *arguments: Any, threads: int | None = None
-) -> None:
+def launch_for(kernel: str, like: torch.Tensor, grid: int, *arguments: Any) -> None:
     """Queues a kernel on the current stream of a tensor's device; returns at once.
 
     Args:
-        stem: of ``cuda/*/<stem>.cu``.
+        kernel: its name.
         like: the tensor; where it is fp16, so are the kernel's elements.
         grid: number of blocks.
         arguments: as `launch` takes them.
-        threads: of a block, for a launch of fewer than the kernel's own.
     """
-    kernel, stream = load_for(stem, like)
-    kernel.launch(grid, arguments, stream, threads)
+    loaded, stream = load_for(kernel, like)
+    loaded.launch(grid, arguments, stream)
 
 
-def threads_of(stem: str, like: torch.Tensor) -> int:
+def threads_of(kernel: str, like: torch.Tensor) -> int:
     """Threads of a block of a kernel, on a tensor's device."""
-    return load_like(stem, like).threads
+    return load_like(kernel, like).threads
 
 
-def grid_size(stem: str, like: torch.Tensor, units: int, each: int = 1) -> int:
+def grid_size(kernel: str, like: torch.Tensor, units: int, each: int = 1) -> int:
     """Blocks of threads for so many units of work: at most ``each`` per multiprocessor."""
-    return min(load_like(stem, like).num_multiprocessors * each, units)
+    return min(load_like(kernel, like).num_multiprocessors * each, units)
 
 
 def launch_source(source: Source, like: torch.Tensor, units: int, *arguments: Any) -> None:
     """`launch_for` of an architecture's kernel, with as many blocks as so many units occupy."""
-    launch_for(source.stem, like, grid_size(source.stem, like, units, source.blocks), *arguments)
+    grid = grid_size(source.kernel, like, units, source.blocks)
+    launch_for(source.kernel, like, grid, *arguments)

@@ -11,14 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import load_for
-from sparsellm.ffn.types import FFNWeights
-
-MAX_TOKENS = 64
-MAX_NEURONS = 65_536  # 16-bit numbers
-
-_MAX_SECTIONS, _MAX_SECTION = 256, 1024  # cuda/common/decode.cuh
-_BLOCK_COLUMNS = 16  # cuda/common/decode_down.cu
+from sparsellm.ffn.kernels.compile import exported_like, load_for
+from sparsellm.ffn.types import MAX_DECODE_TOKENS, MAX_NEURONS, FFNWeights
 
 
 def decode_ffn(
@@ -27,7 +21,7 @@ def decode_ffn(
     """``y`` ← ``reference.fatrelu_ffn(x, w)``, on the current stream.
 
     Args:
-        x_MK: at most `MAX_TOKENS` tokens.
+        x_MK: at most `MAX_DECODE_TOKENS` tokens.
         w: the FFN; its W_d is not read.
         down_NK: W_d transposed.
         y_MK: what is filled.
@@ -40,11 +34,12 @@ def decode_ffn(
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     _check(m, k, n, down_NK)
     gate, stream = load_for("decode_gate", x_MK)
-    sections = min(max(gate.num_multiprocessors, -(-n // _MAX_SECTION)), _MAX_SECTIONS, n)
+    most, longest = (exported_like("decode_gate", f"max_section{s}", x_MK) for s in ("s", ""))
+    sections = min(max(gate.num_multiprocessors, -(-n // longest)), most, n)
     stride = -(-n // (16 * sections)) * 16
     padded = next(size for size in (8, 16, 32, 64) if m <= size)
     # One allocation: count, neuron and value of cuda/common/decode.cuh.
-    neuron_at = 4 * _MAX_SECTIONS
+    neuron_at = 4 * most
     value_at = neuron_at + 2 * sections * stride
     scratch = torch.empty(value_at + 2 * n * padded, dtype=torch.uint8, device=x_MK.device)
     count = scratch.data_ptr()
@@ -73,7 +68,7 @@ def decode_ffn(
     )
     down, _ = load_for("decode_down", x_MK)
     down.launch(
-        -(-k // _BLOCK_COLUMNS),
+        -(-k // exported_like("decode_down", "columns", x_MK)),
         (
             down_NK,
             w.b_down_K,
@@ -93,8 +88,8 @@ def decode_ffn(
 
 
 def _check(m: int, k: int, n: int, down_NK: Tensor) -> None:
-    if not 1 <= m <= MAX_TOKENS:
-        raise ValueError(f"decode_ffn: {m} tokens; it takes 1 to {MAX_TOKENS}")
+    if not 1 <= m <= MAX_DECODE_TOKENS:
+        raise ValueError(f"decode_ffn: {m} tokens; it takes 1 to {MAX_DECODE_TOKENS}")
     if k % 8 or n % 8 or k == 0 or not 0 < n <= MAX_NEURONS:
         raise ValueError(
             f"decode_ffn: hidden_size {k} and intermediate_size {n} must be multiples of 8, and "

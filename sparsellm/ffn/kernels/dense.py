@@ -9,10 +9,8 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import launch_for, threads_of
+from sparsellm.ffn.kernels.compile import exported_like, launch_for, threads_of
 from sparsellm.ffn.types import FFNWeights
-
-_VALUES = 8  # of a thread
 
 
 def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
@@ -38,7 +36,7 @@ def relu_product(
 
     With ``relu_up`` relu(gate) * relu(up).
     """
-    octets = h_MN.numel() // _VALUES
+    octets = h_MN.numel() // exported_like("relu_product", "values", h_MN)
     launch_for(
         "relu_product",
         h_MN,

@@ -21,9 +21,9 @@ FORCED = "SPARSELLM_GPU_ARCHITECTURE"
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel, ``cuda/*/<stem>.cu``, and how it is launched."""
+    """A kernel of ``cuda/``, and how it is launched."""
 
-    stem: str
+    kernel: str
     blocks: int = 1  # of threads, at most, per multiprocessor
 
 
@@ -44,7 +44,6 @@ class GPUArchitecture:
     columns_grad: Source
     columns_down: Source
     weight_grad: Source
-    unit_columns: int  # of the output, in a work unit of `down`, `columns_down`, `weight_grad`
 
     def runs_on(self, capability: Capability) -> bool:
         """Whether a GPU of this compute capability can run the kernels."""
@@ -65,7 +64,6 @@ HOPPER = GPUArchitecture(
     columns_grad=Source("columns_grad"),
     columns_down=Source("columns_down"),
     weight_grad=Source("weight_grad"),
-    unit_columns=512,
 )
 # Two blocks of threads per multiprocessor where shared memory allows it; further ones find no work.
 PORTABLE = GPUArchitecture(
@@ -82,7 +80,6 @@ PORTABLE = GPUArchitecture(
     columns_grad=Source("portable_columns_grad", 2),
     columns_down=Source("portable_columns_down", 2),
     weight_grad=Source("portable_weight_grad", 2),
-    unit_columns=256,
 )
 ARCHITECTURES = (HOPPER, PORTABLE)  # a GPU runs the first that it can
 

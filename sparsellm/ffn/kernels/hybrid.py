@@ -15,27 +15,36 @@ from torch import Tensor
 
 from sparsellm.ffn.formats import COMPRESSION, ROUND_ROWS, Hybrid, empty_hybrid
 from sparsellm.ffn.kernels import twell
-from sparsellm.ffn.kernels.compile import grid_size, launch_for, threads_of
+from sparsellm.ffn.kernels.compile import exported_like, grid_size, launch_for, threads_of
 from sparsellm.ffn.kernels.transpose import transposed
-from sparsellm.ffn.types import FFNGradients, FFNStats, FFNWeights, GradientSums, Room
+from sparsellm.ffn.types import (
+    CONTROL_WORDS,
+    DENSE_ROW_TILE,
+    MAX_ELL_WIDTH,
+    FFNGradients,
+    FFNStats,
+    FFNWeights,
+    GradientSums,
+    Room,
+)
 
-# cuda/common/walk.cuh: rows of a block of threads, of whose non-zeros it must hold all
-_LIST_CAPACITY, _MAX_ROWS_EACH = 1024, 4
-_SLICE_COLUMNS = 256  # cuda/common/walk.cuh: chunk_columns
+# Rows of a block of threads, as far as its list holds the non-zeros of all (cuda/common/walk.cuh).
+_MOST_ROWS_EACH = 4
 # So many that the warps which run at a time have two slices: 17 MB each of x and ∇y at M 16,384.
 _SEGMENTS_PER_MULTIPROCESSOR = 8
 
 
-class _Blocks(NamedTuple):
-    """How rows are divided among blocks of threads."""
+class _Rows(NamedTuple):
+    """The ELL rows as kernels take them, and how many blocks of threads process them."""
 
-    rows_each: int
-    grid: int
+    blocks: int
+    arguments: tuple[object, ...]
 
 
-def _blocks_of(num_tokens: int, width: int) -> _Blocks:
-    rows_each = min(_MAX_ROWS_EACH, _LIST_CAPACITY // width)
-    return _Blocks(rows_each, -(-num_tokens // rows_each))
+def _rows_of(saved: Hybrid) -> _Rows:
+    m, width = saved.word.shape
+    each = min(_MOST_ROWS_EACH, MAX_ELL_WIDTH // width)
+    return _Rows(-(-m // each), (saved.word, saved.length, np.int32(width), np.int32(each)))
 
 
 def forward(
@@ -46,27 +55,30 @@ def forward(
     The memory of TwELL and of one round's dense activations is released when this returns.
     ``token_M``: (M,) int32, the token of each row of x; y and nnz are in the order of the tokens.
     """
-    (m, k), n, width = x_MK.shape, w.up_NK.shape[0], room.ell_width
-    gated = w.gate_NK is not None
+    (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
     gate = twell.empty_twell(m, n, COMPRESSION, x_MK.device)
     first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
     twell.gate_twell(x_MK, *first, 0.0, gate)  # type: ignore[arg-type]
     saved = empty_hybrid(x_MK, n, room, gated=gated)
     saved = saved._replace(row=gate.overflowed, counted=gate.control)
     kept = _fill(saved, gate, x_MK, n, token_M)
-    blocks, y_MK = _blocks_of(m, width), torch.empty_like(x_MK)
-    l1 = torch.empty(blocks.grid, device=x_MK.device)
-    second = (w.up_NK, w.b_up_N) if gated else (None, None)
-    for part in (1, 2) if gated else (2,):
-        slices = 1 if part == 1 else twell.column_slices(down_NK)
+    rows, y_MK = _rows_of(saved), torch.empty_like(x_MK)
+    up, sizes = saved.up if gated else None, (np.int32(m), np.int32(k))
+    l1 = torch.empty(rows.blocks, device=x_MK.device)
+    if gated:
         launch_for(
-            "hybrid_forward",
+            "hybrid_up",
             x_MK,
-            blocks.grid * slices,
-            *(np.int32(part), x_MK, saved.word, saved.length, np.int32(width)),
-            *(np.int32(blocks.rows_each), *second, down_NK, w.b_down_K, np.int32(m), np.int32(k)),
-            *(np.int32(slices), token_M, saved.up if gated else None, l1, y_MK),
+            rows.blocks,
+            *(x_MK, *rows.arguments, w.up_NK, w.b_up_N, *sizes, up, l1),
         )
+    slices = twell.column_slices("hybrid_down", down_NK)
+    launch_for(
+        "hybrid_down",
+        x_MK,
+        rows.blocks * slices,
+        *(*rows.arguments, up, down_NK, w.b_down_K, *sizes, np.int32(slices), token_M, l1, y_MK),
+    )
     dense_l1 = twell.dense_rows(gate, x_MK, w, down_NK, y_MK, kept)
     assert dense_l1 is not None
     l1_sum = l1.sum() + dense_l1.sum()
@@ -120,22 +132,24 @@ def backward(  # noqa: PLR0917
     in `forward`: dy is in the order of the tokens, x and its gradient in that of the rows. With
     ``sums`` the matrices' gradients are added to them, and ``sums`` are returned.
     """
-    (m, k), (_, width) = x_MK.shape, saved.word.shape
     gated, d_l1 = w.gate_NK is not None, d_l1.to(torch.float32)
     pair, dx_MK = torch.empty_like(saved.word), torch.empty_like(x_MK)
-    blocks = _blocks_of(m, width)
-    up = saved.up if gated else None
+    rows, sizes = _rows_of(saved), tuple(map(np.int32, x_MK.shape))
+    launch_for(
+        "hybrid_grad",
+        x_MK,
+        rows.blocks,
+        *(dy_MK, *rows.arguments, saved.up if gated else None, down_NK, d_l1, *sizes),
+        *(token_M, pair),
+    )
     of_x = [w.up_NK] if w.gate_NK is None else [w.up_NK, w.gate_NK]
-    for part in (1, 2):
-        slices = 1 if part == 1 else twell.column_slices(*of_x)
-        launch_for(
-            "hybrid_grad",
-            x_MK,
-            blocks.grid * slices,
-            *(np.int32(part), dy_MK, saved.word, saved.length),
-            *(np.int32(width), np.int32(blocks.rows_each), up, down_NK, w.up_NK, w.gate_NK),
-            *(d_l1, np.int32(m), np.int32(k), np.int32(slices), token_M, pair, dx_MK),
-        )
+    slices = twell.column_slices("hybrid_grad_x", *of_x)
+    launch_for(
+        "hybrid_grad_x",
+        x_MK,
+        rows.blocks * slices,
+        *(*rows.arguments, pair, w.up_NK, w.gate_NK, *sizes, np.int32(slices), dx_MK),
+    )
     grads = _weight_grads(dy_MK, x_MK, saved, pair, w, dtype, token_M, sums)
     b_up_N = None if w.b_up_N is None else _bias_grad(saved, pair, w, high=False)
     b_gate_N = None if w.b_gate_N is None else _bias_grad(saved, pair, w, high=True)
@@ -163,39 +177,40 @@ def _weight_grads(  # noqa: PLR0917
 ) -> GradientSums:
     """Weight gradients of the ELL rows, neuron by neuron; in ``dtype``, or added to ``sums``."""
     (m, k), (_, width), n = x_MK.shape, saved.word.shape, w.up_NK.shape[0]
-    gated, blocks = w.gate_NK is not None, len(saved.table)
+    gated, adds, blocks = w.gate_NK is not None, sums is not None, len(saved.table)
     before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
-    source, control = torch.empty_like(saved.word), saved.length.new_zeros(8)
-    neurons_each = threads_of("hybrid_transpose", x_MK)
-    for launch, grid in enumerate((-(-n // neurons_each), blocks)):
-        launch_for(
-            "hybrid_transpose",
-            x_MK,
-            grid,
-            *(np.int32(launch), np.int32(m), np.int32(n), np.int32(width)),
-            *(saved.word, saved.length, saved.table, before, first, source, control),
-        )
+    source, control = torch.empty_like(saved.word), saved.length.new_zeros(CONTROL_WORDS)
+    launch_for(
+        "hybrid_count",
+        x_MK,
+        -(-n // threads_of("hybrid_count", x_MK)),
+        *(np.int32(n), np.int32(blocks), saved.table, before, first, control),
+    )
+    launch_for(
+        "hybrid_place",
+        x_MK,
+        blocks,
+        *(np.int32(m), np.int32(n), np.int32(width), saved.word, saved.length, before, first),
+        source,
+    )
     if sums is None:
         new = [x_MK.new_empty(n, k, dtype=dtype) for _ in range(3)]
         sums = GradientSums(new[0] if gated else None, new[1], new[2])
-        adds = False
-    else:
-        adds = True
-    slices = -(-k // _SLICE_COLUMNS)
+    slices = -(-k // exported_like("hybrid_weight_grad", "columns", x_MK))
     segments = grid_size("hybrid_weight_grad", x_MK, m * width, _SEGMENTS_PER_MULTIPROCESSOR)
-    warps_each = threads_of("hybrid_weight_grad", x_MK) // 32
     carry = torch.empty(segments, 2, 3, k, dtype=torch.float32, device=x_MK.device)
-    for launch in range(2):
-        launch_for(
-            "hybrid_weight_grad",
-            x_MK,
-            -(-segments * slices // warps_each),
-            *(np.int32(launch), x_MK, dy_MK, np.int32(k), np.int32(n)),
-            *(saved.word, pair, saved.up if gated else None, np.int32(width), token_M),
-            *(first, source, np.int32(segments), carry),
-            *(np.int32(sums.up_NK.dtype == torch.float32), np.int32(adds)),
-            *(sums.up_NK, sums.gate_NK, sums.down_NK),
-        )
+    is_float = np.int32(sums.up_NK.dtype == torch.float32)
+    out = (is_float, np.int32(adds), sums.up_NK, sums.gate_NK, sums.down_NK)
+    sizes, num_segments = (np.int32(k), np.int32(n)), np.int32(segments)
+    grid = -(-segments * slices // (threads_of("hybrid_weight_grad", x_MK) // 32))
+    launch_for(
+        "hybrid_weight_grad",
+        x_MK,
+        grid,
+        *(x_MK, dy_MK, *sizes, saved.word, pair, saved.up if gated else None, np.int32(width)),
+        *(token_M, first, source, num_segments, carry, *out),
+    )
+    launch_for("hybrid_carry", x_MK, grid, *sizes, first, num_segments, carry, *out)
     return sums
 
 
@@ -218,14 +233,14 @@ def _add_dense_rows(  # noqa: PLR0917
     first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
     second = (w.up_NK, w.b_up_N) if gated else (None, None)
     # Rounds are whole row tiles; one that the backup does not hold to its end is recomputed.
-    tiles = max(-(-backup_rows // twell.GEMM_ROWS), 1)
-    room = min(ROUND_ROWS, tiles * twell.GEMM_ROWS)
+    tiles = max(-(-backup_rows // DENSE_ROW_TILE), 1)
+    room = min(ROUND_ROWS, tiles * DENSE_ROW_TILE)
     scratch = x_MK.new_empty(3, room, n)
-    control = saved.length.new_zeros(8)
+    control = saved.length.new_zeros(CONTROL_WORDS)
     launch_for(
         "dense_rows_grad",
         x_MK,
-        grid_size("dense_rows_grad", x_MK, -(-n // 64) * -(-m // twell.GEMM_ROWS)),
+        grid_size("dense_rows_grad", x_MK, -(-n // 64) * -(-m // DENSE_ROW_TILE)),
         *(x_MK, dy_MK, *first, *second, down_NK, d_l1, np.int32(n), np.int32(k), token_M),
         *(saved.row, saved.counted, control, np.int32(room)),
         *(saved.backup_gate if gated else None, saved.backup_up, np.int32(backup_rows)),

@@ -20,7 +20,7 @@ from sparsellm.ffn.kernels import decode, twell, union
 from sparsellm.ffn.kernels.dense import dense_ffn
 from sparsellm.ffn.kernels.permute import permuted_rows
 from sparsellm.ffn.kernels.splits import allocate_splits
-from sparsellm.ffn.types import FFNWeights, Format
+from sparsellm.ffn.types import MAX_DECODE_TOKENS, FFNWeights, Format
 
 
 def sparse(  # noqa: PLR0917
@@ -44,7 +44,7 @@ def sparse(  # noqa: PLR0917
         format: in which the gate is stored; up to 64 tokens it is not.
     """
     y_MK = torch.empty_like(x_MK)
-    if x_MK.shape[0] <= decode.MAX_TOKENS:
+    if x_MK.shape[0] <= MAX_DECODE_TOKENS:
         decode.decode_ffn(x_MK, w, down_NK, y_MK, observed)
     elif format == "twell":
         _by_twell(x_MK, w, down_NK, y_MK, observed)
@@ -125,7 +125,7 @@ def measure_costs(  # noqa: PLR0917
     """
     device = torch.device("cuda", device_index)
     # Decoding knows no format: its cost is that of the union.
-    by_token = format == "twell" and num_tokens > decode.MAX_TOKENS
+    by_token = format == "twell" and num_tokens > MAX_DECODE_TOKENS
     try:
         with torch.cuda.device(device):
             timed: Format = "twell" if by_token else "union"

@@ -56,12 +56,12 @@ class _Config(ctypes.Structure):
 class Layout:
     """How the arguments of one kernel are packed for the driver."""
 
-    def __init__(self, stem: str, parameters: tuple[Parameter, ...]) -> None:
+    def __init__(self, kernel: str, parameters: tuple[Parameter, ...]) -> None:
         codes = [_KINDS[parameter.kind][0] for parameter in parameters]
         self.sizes = [struct.calcsize(f"<{code}") for code in codes]
         self._struct = struct.Struct(f"<{''.join(codes)}")
-        assert self._struct.size <= _MAX_PARAMETER_BYTES, stem
-        self._stem, self._parameters = stem, parameters
+        assert self._struct.size <= _MAX_PARAMETER_BYTES, kernel
+        self._kernel, self._parameters = kernel, parameters
         # By the arguments' types, which ones are tensors and which ones are None.
         self._checked: dict[tuple[type, ...], tuple[list[int], list[int]]] = {}
 
@@ -84,13 +84,14 @@ class Layout:
         if len(types) != len(self._parameters):
             names = ", ".join(parameter.name for parameter in self._parameters)
             raise TypeError(
-                f"{self._stem} takes {len(self._parameters)} arguments ({names}), not {len(types)}"
+                f"{self._kernel} takes {len(self._parameters)} arguments ({names}), "
+                f"not {len(types)}"
             )
         for given, parameter in zip(types, self._parameters, strict=True):
             wanted = _KINDS[parameter.kind][1]
             if not issubclass(given, wanted):
                 raise TypeError(
-                    f"{self._stem}: argument {parameter.name} is a {given.__name__}; it takes "
+                    f"{self._kernel}: argument {parameter.name} is a {given.__name__}; it takes "
                     f"{' or '.join(t.__name__ for t in wanted)}"
                 )
         found = (

@@ -1,4 +1,4 @@
-"""The parameters of a kernel, read from its source: the driver checks no types."""
+"""The kernels of a source and their parameters, read from its text: the driver checks no types."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ class Parameter(NamedTuple):
     kind: Kind
 
 
-def parameters_of(stem: str, source: str) -> tuple[Parameter, ...]:
-    """The parameters of the ``__global__`` function ``stem``, in order.
+_DECLARED = re.compile(r"__global__ void(?:\s+__\w+__\([^()]*\))*\s+(\w+)\(([^)]*)\)")
+
+
+def kernels_of(source: str) -> dict[str, tuple[Parameter, ...]]:
+    """The ``__global__`` functions of a source by name, and their parameters in order.
 
     Raises:
-        ValueError: the source has no such function, or a parameter of a type that no launch passes.
+        ValueError: one has a parameter of a type that no launch passes.
     """
-    found = re.search(rf"__global__[^;{{]*?\b{stem}\(([^)]*)\)", source)
-    if found is None:
-        raise ValueError(f"{stem}.cu has no __global__ function {stem}")
-    return tuple(_parameter(stem, text.split()) for text in found.group(1).split(","))
+    return {
+        kernel: tuple(_parameter(kernel, text.split()) for text in parameters.split(","))
+        for kernel, parameters in _DECLARED.findall(source)
+    }
 
 
-def _parameter(stem: str, words: list[str]) -> Parameter:
+def _parameter(kernel: str, words: list[str]) -> Parameter:
     name, declared = words[-1], " ".join(words[:-1])
     if "*" in declared:
         return Parameter(name, "pointer")
     kind = _KINDS.get(declared)
     if kind is not None:
         return Parameter(name, kind)
-    raise ValueError(f"{stem}.cu: no launch passes a parameter of type {declared} ({name})")
+    raise ValueError(f"{kernel}: no launch passes a parameter of type {declared} ({name})")

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import load_like
+from sparsellm.ffn.kernels.compile import exported_like, load_like
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.types import BLOCK_TOKENS
 
 MAX_PARTS = 32
-_MIN_PART_MEMBERS = 768  # members, cuda/common/units.cuh
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,18 @@ NO_SUMS: tuple[object, ...] = (None, None, None)
 def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
     """Memory for the FFN of these tokens; None where no token block can be heavy."""
     num_tokens, hidden_size = x_MK.shape
-    if num_tokens <= BLOCK_TOKENS or num_neurons <= _MIN_PART_MEMBERS:
+    if num_tokens <= BLOCK_TOKENS:
         return None
-    architecture = architecture_of(x_MK.get_device())
-    slices = -(-hidden_size // architecture.unit_columns)
+    if num_neurons <= exported_like("column_units", "min_part", x_MK):
+        return None
+    down = architecture_of(x_MK.get_device()).down
+    slice_columns = exported_like(down.kernel, "columns", x_MK)
+    slices = -(-hidden_size // slice_columns)
     ints = torch.empty(MAX_PARTS * (2 + slices), dtype=torch.int32, device=x_MK.device)
     return Splits(
         part=ints[: 2 * MAX_PARTS].view(MAX_PARTS, 2),
         arrived=ints[2 * MAX_PARTS :],
         slices=slices,
-        slice_columns=architecture.unit_columns,
-        workers=load_like("column_units", x_MK).num_multiprocessors * architecture.down.blocks,
+        slice_columns=slice_columns,
+        workers=load_like("column_units", x_MK).num_multiprocessors * down.blocks,
     )

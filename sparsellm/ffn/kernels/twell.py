@@ -14,17 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.formats import BACKUP_SHARE
-from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import grid_size, launch_for
+from sparsellm.ffn.kernels.compile import exported_like, grid_size, launch_for, threads_of
+from sparsellm.ffn.kernels.gate import gate_launch
 from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, architecture_of
-from sparsellm.ffn.types import TILE_NEURONS, FFNWeights
+from sparsellm.ffn.types import CONTROL_WORDS, DENSE_ROW_TILE, TILE_NEURONS, FFNWeights
 
-# cuda/common/walk.cuh, rows_gemm.cuh
-_ROWS_EACH = 4
-_SUM_COLUMNS = 512  # sum_columns: of a warp
+_ROWS_EACH = 4  # of a block of threads, at most `max_rows` of cuda/common/walk.cuh
 _L2_BYTES = 26 * 2**20
-GEMM_ROWS, _GEMM_BLOCKS = 128, 2
-_PACK_ROWS = 8  # cuda/sm80/pack_twell.cu: of a tile, a block of threads
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ def empty_twell(num_tokens: int, num_neurons: int, compression: int, device: tor
     return Twell(
         word=empty(num_tokens, tiles, TILE_NEURONS // compression),
         overflowed=empty(num_tokens),
-        control=empty(8),
+        control=empty(CONTROL_WORDS),
     )
 
 
@@ -59,27 +55,25 @@ def gate_twell(
     if not architecture.makes_gate:
         pack_twell(F.linear(x_MK, w_NK, bias_N), threshold, out)
         return
-    gate = architecture.gate_twell
-    _, tiles, width = out.word.shape
-    pairs = -(-m // 256) * tiles  # of tiles, one for a cluster of two blocks
+    launch = gate_launch(architecture.gate_twell.kernel, x_MK, w_NK)
     launch_for(
-        gate.stem,
+        architecture.gate_twell.kernel,
         x_MK,
-        grid_size(gate.stem, x_MK, 2 * pairs) // 2 * 2,
-        tensor_map.encode(x_MK.data_ptr(), m, k, 128),
-        tensor_map.encode(w_NK.data_ptr(), n, k, 128),
+        launch.grid,
+        *(launch.map_of_x, launch.map_of_w),
         *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
-        *(np.int32(width), out.word, out.control),
+        *(np.int32(out.word.shape[2]), out.word, out.control),
     )
 
 
 def pack_twell(gate_MN: Tensor, threshold: float, out: Twell) -> None:
     """``out`` ← relu(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
     (m, n), (_, tiles, width) = gate_MN.shape, out.word.shape
+    pack = PORTABLE.gate_twell.kernel
     launch_for(
-        PORTABLE.gate_twell.stem,
+        pack,
         gate_MN,
-        -(-m * tiles // _PACK_ROWS),
+        -(-m * tiles // (threads_of(pack, gate_MN) // 32)),  # a row of a tile a warp
         *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),
         *(np.int32(width), out.word, out.control),
     )
@@ -100,29 +94,35 @@ def twell_ffn(  # noqa: PLR0917
     """
     m, k = x_MK.shape
     _, tiles, width = gate.word.shape
-    second, b_second = (None, None) if w.gate_NK is None else (w.up_NK, w.b_up_N)
-    for part in (1, 2) if second is not None else (2,):
-        slices = 1 if part == 1 else column_slices(down_NK)
+    of_gate = (gate.word, np.int32(width), np.int32(tiles), np.int32(_ROWS_EACH))
+    row_blocks = -(-m // _ROWS_EACH)
+    if w.gate_NK is not None:
         launch_for(
-            "twell_ffn",
+            "twell_up",
             x_MK,
-            -(-m // _ROWS_EACH) * slices,
-            *(np.int32(part), x_MK, gate.word, np.int32(width), np.int32(tiles)),
-            *(np.int32(_ROWS_EACH), second, b_second, down_NK, w.b_down_K, np.int32(m)),
-            *(np.int32(k), np.int32(slices), np.int32(w.relu_up)),
-            *(gate.control, gate.overflowed, observed, y_MK),
+            row_blocks,
+            *(x_MK, *of_gate, w.up_NK, w.b_up_N, np.int32(m), np.int32(k), np.int32(w.relu_up)),
         )
+    slices = column_slices("twell_down", down_NK)
+    launch_for(
+        "twell_down",
+        x_MK,
+        row_blocks * slices,
+        *(*of_gate, down_NK, w.b_down_K, np.int32(m), np.int32(k), np.int32(slices)),
+        *(gate.control, gate.overflowed, observed, y_MK),
+    )
     dense_rows(gate, x_MK, w, down_NK, y_MK)
 
 
-def column_slices(*weights: Tensor) -> int:
-    """In how many slices of its columns a sum of rows of ``weights``, each (N, K), is computed.
+def column_slices(kernel: str, *weights: Tensor) -> int:
+    """In how many slices of columns a kernel computes a sum of rows of ``weights``, each (N, K).
 
     L2 then holds a slice of all of them. Rows of 4 KiB at random come at 9.1 TB/s from 22 MiB, at
     6.5 TB/s from 44 MiB (H200).
     """
     size = sum(matrix.numel() * matrix.element_size() for matrix in weights)
-    return min(-(-size // _L2_BYTES), -(-weights[0].shape[1] // _SUM_COLUMNS))
+    columns = exported_like(kernel, "columns", weights[0])
+    return min(-(-size // _L2_BYTES), -(-weights[0].shape[1] // columns))
 
 
 class KeptRows(NamedTuple):
@@ -154,16 +154,19 @@ def dense_rows(  # noqa: PLR0917
     gated = w.gate_NK is not None
     first, b_first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
     second, b_second = (w.up_NK, w.b_up_N) if gated else (None, None)
-    room = -(-m // (BACKUP_SHARE * GEMM_ROWS)) * GEMM_ROWS
+    row_tiles = -(-m // DENSE_ROW_TILE)
+    room = -(-m // (BACKUP_SHARE * DENSE_ROW_TILE)) * DENSE_ROW_TILE
     h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
     if kept is not None:
-        tiles = -(-n // (64 if gated else 128))
-        l1 = torch.zeros(-(-m // GEMM_ROWS) * tiles * 8, device=x_MK.device)
+        tiles = -(-n // (DENSE_ROW_TILE // (2 if gated else 1)))  # half the columns are up's
+        warps = threads_of("dense_rows", x_MK) // 32
+        l1 = torch.zeros(row_tiles * tiles * warps, device=x_MK.device)
         backup_rows = len(kept.up)
+    blocks_each = exported_like("dense_rows", "blocks", x_MK)
     launch_for(
         "dense_rows",
         x_MK,
-        grid_size("dense_rows", x_MK, -(-n // 64) * -(-m // GEMM_ROWS), _GEMM_BLOCKS),
+        grid_size("dense_rows", x_MK, -(-n // 64) * row_tiles, blocks_each),
         *(x_MK, first, b_first, second, b_second, down_NK, w.b_down_K),
         *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(n), np.int32(k)),
         *(gate.overflowed, gate.control, np.int32(room), h),

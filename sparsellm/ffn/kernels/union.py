@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import grid_size, launch_for, launch_source
+from sparsellm.ffn.kernels.compile import exported_like, launch_for, launch_source
+from sparsellm.ffn.kernels.gate import gate_launch
 from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, GPUArchitecture, architecture_of
 from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, Splits
-from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS
+from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS
 
 _MOST_ZEROED = 4  # arrays that union_entries fills with zeros
 MAX_GATHERED = 2**35 - 1  # 32-bit numbers of eight values, cuda/sm90/gate.cuh
@@ -62,7 +63,7 @@ def empty_union(
         total=empty(blocks),
         unit=empty(blocks * tiles, 2),
         order=empty(parts, 2),
-        control=empty(8),
+        control=empty(CONTROL_WORDS),
         splits=splits,
     )
 
@@ -98,14 +99,12 @@ def gate_union(  # noqa: PLR0917
         assert token_M is None
         pack_union(F.linear(x_MK, w_NK, bias_N), threshold, out, observed, zeroed)
         return
-    gate = architecture.gate
-    pairs = -(-m // 256) * out.count.shape[1]  # of tiles, one for a cluster of two blocks
+    launch = gate_launch(architecture.gate.kernel, x_MK, w_NK)
     launch_for(
-        gate.stem,
+        architecture.gate.kernel,
         x_MK,
-        grid_size(gate.stem, x_MK, 2 * pairs) // 2 * 2,
-        *(tensor_map.encode(x_MK.data_ptr(), m, k, 128), x_MK, token_M),
-        tensor_map.encode(w_NK.data_ptr(), n, k, 128),
+        launch.grid,
+        *(launch.map_of_x, x_MK, token_M, launch.map_of_w),
         *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
         *(out.count, out.neuron, out.value, out.control),
     )
@@ -122,7 +121,7 @@ def pack_union(
     """``out`` ← relu(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
     m, n = gate_MN.shape
     launch_for(
-        PORTABLE.gate.stem,
+        PORTABLE.gate.kernel,
         gate_MN,
         out.count.numel(),
         *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),
@@ -205,11 +204,12 @@ def union_down(
     ``token_M``: (M,) int32, the row of y that each row of h becomes; None where it is the same.
     """
     (m, k), architecture = y_MK.shape, _architecture(y_MK)
+    columns = exported_like(architecture.down.kernel, "columns", y_MK)
     sums = NO_SUMS if h.splits is None else h.splits.for_sums()
     launch_source(
         architecture.down,
         y_MK,
-        h.order.shape[0] * -(-k // architecture.unit_columns),
+        h.order.shape[0] * -(-k // columns),
         *(w_NK, bias_K, np.int32(m), np.int32(k), np.int32(h.count.shape[1])),
         *(h.entry, h.order, *sums, h.control, h.value, token_M, y_MK),
     )

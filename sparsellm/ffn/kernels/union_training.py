@@ -13,13 +13,20 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels import union
-from sparsellm.ffn.kernels.compile import grid_size, launch_for, launch_source, threads_of
+from sparsellm.ffn.kernels.compile import (
+    exported_like,
+    grid_size,
+    launch_for,
+    launch_source,
+    threads_of,
+)
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, allocate_splits
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.kernels.weight_grad import Operands, weight_grads
 from sparsellm.ffn.reference import empty_columns
 from sparsellm.ffn.types import (
+    CONTROL_WORDS,
     Columns,
     FFNGradients,
     FFNStats,
@@ -27,9 +34,6 @@ from sparsellm.ffn.types import (
     GradientSums,
     Room,
 )
-
-_UNIT_MEMBERS = 256  # cuda/common/union.cuh
-_COLUMNS_BLOCKS, _COLUMNS_BATCH = 4, 16  # cuda/common/union_columns.cu
 
 _POLL_SECONDS = 2e-5
 
@@ -83,10 +87,11 @@ def backward(  # noqa: PLR0917
             saved, _ = _activations(x_MK, w, Room(needed), again, token_M)
             capacity = needed
     gate = None if w.gate_NK is None else saved.gate
-    unit = _ints(capacity // _UNIT_MEMBERS + blocks, 2, like=saved.offset)
+    unit_members = exported_like("column_units", "members", x_MK)
+    unit = _ints(capacity // unit_members + blocks, 2, like=saved.offset)
     splits = None if token_M is None else allocate_splits(x_MK, n)
     parts = blocks if splits is None else blocks + MAX_PARTS
-    order, control = _ints(parts, 2, like=saved.offset), _ints(8, like=saved.offset)
+    order, control = _ints(parts, 2, like=saved.offset), _ints(CONTROL_WORDS, like=saved.offset)
     launch_for(
         "column_units",
         x_MK,
@@ -109,7 +114,7 @@ def backward(  # noqa: PLR0917
     launch_source(
         architecture.columns_down,
         x_MK,
-        parts * -(-k // architecture.unit_columns),
+        parts * -(-k // exported_like(architecture.down.kernel, "columns", x_MK)),
         *(w.up_NK, w.gate_NK, np.int32(m), np.int32(k), saved.offset, saved.neuron),
         *(d_up, d_gate, order),
         *(NO_SUMS if splits is None else splits.for_sums()),
@@ -183,7 +188,8 @@ def _activations(
         union.gate_union(x_MK, w.up_NK, w.b_up_N, 0.0, scratch, zeroed=zeroed)
         _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, needed, l1)
     else:
-        l1 = torch.empty(blocks, tiles, 8, device=x_MK.device)
+        up = architecture_of(x_MK.get_device()).up.kernel
+        l1 = torch.empty(blocks, tiles, exported_like(up, "parts", x_MK), device=x_MK.device)
         union.gate_union(x_MK, w.gate_NK, w.b_gate_N, 0.0, scratch, zeroed=[*zeroed, l1])
         _columns(scratch, token_M, columns, columns.gate, fired_N, nnz_M, needed, None)
         kept = union.Kept(columns.offset, columns.up, l1)
@@ -226,8 +232,11 @@ def _columns(  # noqa: PLR0917
 def _columns_grid(scratch: union.Union) -> int:
     """Blocks of threads of union_columns: as many as fit on the GPU, or as have work."""
     warps = threads_of("union_columns", scratch.entry) // 32
-    most = -(-scratch.entry.numel() // (_COLUMNS_BATCH * warps))
-    return grid_size("union_columns", scratch.entry, most, _COLUMNS_BLOCKS)
+    batch, each = (
+        exported_like("union_columns", name, scratch.entry) for name in ("batch", "blocks")
+    )
+    most = -(-scratch.entry.numel() // (batch * warps))
+    return grid_size("union_columns", scratch.entry, most, each)
 
 
 def _ints(*shape: int, like: Tensor) -> Tensor:

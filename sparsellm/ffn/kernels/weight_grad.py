@@ -14,30 +14,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import exported_like, grid_size, launch_for, launch_source
-from sparsellm.ffn.kernels.gpu_architecture import GPUArchitecture, architecture_of
-from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
+from sparsellm.ffn.kernels.compile import (
+    exported_like,
+    grid_size,
+    launch_for,
+    launch_source,
+    threads_of,
+)
+from sparsellm.ffn.kernels.gpu_architecture import architecture_of
+from sparsellm.ffn.types import Columns, GradientSums
 
-# cuda/common/weight_grad.cuh
-_BF16, _FP32, _ADDED_TO_FP32 = range(3)  # `output` in cuda/common/weight_sums.cuh
-_GROUP_NEURONS, _MAX_PARTS, _MIN_PART = 32, 60, 16
-_MEMBER_WORDS, _UNIT_WORDS, _CONTROL_WORDS = 8, 8, 2
-# cuda/common/group_columns.cu
-_PLACE_BLOCKS, _LINE_BLOCKS = 4, 8
-# cuda/common/fill_pieces.cu
-_FILL_BLOCKS = 5
+
+class Geometry(NamedTuple):
+    """Sizes that plan_groups exports (``cuda/common/weight_grad.cuh``, group_columns.cu)."""
+
+    neurons: int  # of a group
+    line: int  # to which a line of the table is padded
+    piece_rows: int  # of a piece
+    max_parts: int  # of all groups that are split
+    min_part: int  # pieces of a part
+    member_words: int
+    unit_words: int
+    control_words: int
+
+
+def _geometry(like: Tensor) -> Geometry:
+    return Geometry(*(exported_like("plan_groups", name, like) for name in Geometry._fields))
 
 
 @dataclass(frozen=True)
 class Groups:
     """The columns of a pattern, grouped by neuron; ``cuda/common/weight_grad.cuh`` says how."""
 
-    order: Tensor  # (N,) int32: the neurons in groups of 32
-    member: Tensor  # (C, 8) int32
+    geometry: Geometry
+    order: Tensor  # (N,) int32: the neurons, group by group
+    member: Tensor  # (C, member_words) int32
     piece: Tensor  # (C + groups, 2) int32
-    unit: Tensor  # (groups + 60, 8) int32
-    control: Tensor  # (2,) int32
-    progress: Tensor  # (1 + 60 · 2 · slices,) int32; zero before every use of the groups
+    unit: Tensor  # (groups + max_parts, unit_words) int32
+    control: Tensor  # (control_words,) int32
+    progress: Tensor  # (1 + max_parts · 2 · slices,) int32; zero before every use of the groups
 
 
 class Operands(NamedTuple):
@@ -58,7 +73,7 @@ def weight_grads(
     *,
     added_to: GradientSums | None = None,
     num_nonzeros: int | None = None,
-) -> tuple[Tensor | None, Tensor, Tensor]:
+) -> GradientSums:
     """The gradients of W_gate, W_up and W_down, each neuron by neuron.
 
     Args:
@@ -83,59 +98,48 @@ def weight_grads(
 def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
     """Sorts the columns of a pattern by neuron, and schedules the work of `sum_groups`."""
     blocks, capacity = columns.offset.numel() - 1, columns.neuron.numel()
-    groups = -(-num_neurons // _GROUP_NEURONS)
+    geometry, device = _geometry(columns.offset), columns.offset.device
+    groups = -(-num_neurons // geometry.neurons)
 
     def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=columns.offset.device)
+        return torch.empty(shape, dtype=torch.int32, device=device)
 
     rows, first = empty(groups), empty(groups)
-    progress_words = 1 + _MAX_PARTS * 2 * _slices(hidden_size, _architecture(columns))
     sizes = (
-        num_neurons * -(-blocks // _LINE_BLOCKS) * _LINE_BLOCKS,
+        num_neurons * -(-blocks // geometry.line) * geometry.line,
         2 * num_neurons,
         num_neurons,
         groups,
-        _CONTROL_WORDS,
-        progress_words,
+        geometry.control_words,
+        1 + geometry.max_parts * 2 * -(-hidden_size // _unit_columns(columns.offset)),
     )
-    zeroed = torch.zeros(sum(sizes), dtype=torch.int32, device=columns.offset.device)
+    zeroed = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
     table, count, sample, group_sizes, control, progress = zeroed.split(sizes)
     result = Groups(
+        geometry,
         order=empty(num_neurons),
-        member=empty(capacity, _MEMBER_WORDS),
+        member=empty(capacity, geometry.member_words),
         piece=empty(capacity + groups, 2),
-        unit=empty(groups + _MAX_PARTS, _UNIT_WORDS),
+        unit=empty(groups + geometry.max_parts, geometry.unit_words),
         control=control,
         progress=progress,
     )
-    place_threads = exported_like("group_columns", "place_threads", columns.offset)
-    most = -(-blocks * num_neurons // place_threads)
-    placing = grid_size("group_columns", columns.offset, most, _PLACE_BLOCKS)
-    launches = ((placing, place_threads), (groups, None), (groups, None))
-    for number, (grid, threads) in enumerate(launches):
-        launch_for(
-            "group_columns",
-            columns.offset,
-            grid,
-            np.int32(number),
-            np.int32(num_neurons),
-            np.int32(blocks),
-            columns.offset,
-            columns.neuron,
-            columns.mask,
-            count,
-            sample,
-            result.order,
-            group_sizes,
-            table,
-            rows,
-            first,
-            result.member,
-            result.piece,
-            result.unit,
-            control,
-            threads=threads,
-        )
+    like, num, num_blocks = columns.offset, np.int32(num_neurons), np.int32(blocks)
+    most = -(-blocks * num_neurons // threads_of("place_columns", like))
+    launch_for(
+        "place_columns",
+        like,
+        grid_size("place_columns", like, most, exported_like("place_columns", "blocks", like)),
+        *(num_blocks, columns.offset, columns.neuron, columns.mask, table, count, sample),
+    )
+    launch_for("rank_neurons", like, groups, *(num, count, sample, result.order, group_sizes))
+    launch_for(
+        "plan_groups",
+        like,
+        groups,
+        *(num, num_blocks, columns.mask, table, result.order, group_sizes, rows, first),
+        *(result.member, result.piece, result.unit, control),
+    )
     return result
 
 
@@ -147,107 +151,74 @@ def sum_groups(
     *,
     added_to: GradientSums | None = None,
     num_nonzeros: int | None = None,
-) -> tuple[Tensor | None, Tensor, Tensor]:
+) -> GradientSums:
     """`weight_grads` of a grouped pattern; ``groups`` cannot be used again."""
     x_MK, gated = given.x_MK, given.d_gate is not None
     assert dtype in (torch.float32, torch.bfloat16), dtype
-    (num_tokens, k), architecture = x_MK.shape, _architecture(given.columns)
-    slices = _slices(k, architecture)
-
-    def empty() -> Tensor:
-        return torch.empty(num_neurons, k, dtype=dtype, device=x_MK.device)
-
-    if added_to is None:
-        gate_NK, up_NK, down_NK = empty() if gated else None, empty(), empty()
-        output = _FP32 if dtype == torch.float32 else _BF16
-    else:
-        (gate_NK, up_NK, down_NK), output = added_to, _ADDED_TO_FP32
+    (num_tokens, k), geometry, columns = x_MK.shape, groups.geometry, _unit_columns(x_MK)
+    slices, matrices = -(-k // columns), 3 if gated else 2
+    out = added_to
+    if out is None:
+        new = [
+            torch.empty(num_neurons, k, dtype=dtype, device=x_MK.device) for _ in range(matrices)
+        ]
+        out = GradientSums(new[0] if gated else None, new[-2], new[-1])
     # Nothing is split where no group can have so many rows.
-    parts = _MAX_PARTS if num_tokens > _MIN_PART * BLOCK_TOKENS else 0
-    matrices = 3 if gated else 2
+    parts = geometry.max_parts if num_tokens > geometry.min_part * geometry.piece_rows else 0
     sums = torch.empty(
-        parts * slices * matrices * _GROUP_NEURONS * architecture.unit_columns,
+        parts * slices * matrices * geometry.neurons * columns,
         dtype=torch.float32,
         device=x_MK.device,
     )
     pieces = _fill_pieces(groups, given, num_nonzeros)
     launch_source(
-        architecture.weight_grad,
+        architecture_of(x_MK.get_device()).weight_grad,
         x_MK,
         groups.unit.shape[0] * 2 * slices,
-        x_MK,
-        given.dy_MK,
-        np.int32(k),
-        np.int32(num_neurons),
-        groups.order,
-        groups.unit,
-        groups.control,
-        pieces.work,
-        pieces.x_row,
-        pieces.dy_row,
-        pieces.values,
-        groups.progress,
-        sums,
-        np.int32(gated),
-        np.int32(output),
-        gate_NK,
-        up_NK,
-        down_NK,
+        *(x_MK, given.dy_MK, np.int32(k), np.int32(num_neurons)),
+        *(groups.order, groups.unit, groups.control, *pieces, groups.progress, sums),
+        *(np.int32(gated), np.int32(out.up_NK.dtype == torch.float32)),
+        *(np.int32(added_to is not None), *out),
     )
-    return gate_NK, up_NK, down_NK
+    return out
 
 
-@dataclass(frozen=True)
-class _Pieces:
+class _Pieces(NamedTuple):
     """The pieces' values; ``cuda/common/weight_grad.cuh`` says how."""
 
-    work: Tensor  # (groups + 60, 2) int32
-    x_row: Tensor  # (pieces, 64) int32
+    work: Tensor  # (groups + max_parts, 2) int32
+    x_row: Tensor  # (pieces, piece_rows) int32
     dy_row: Tensor  # likewise; the same tensor where both have the same order
-    values: Tensor  # (pieces, 64, 3 or 2, 32) bfloat16, and 32 more that are read and not used
+    values: Tensor  # (pieces, piece_rows, 3 or 2, 32) bfloat16, and 32 more that are not used
 
 
 def _fill_pieces(groups: Groups, given: Operands, num_nonzeros: int | None) -> _Pieces:
     d_up, gated, num_tokens = given.d_up, given.d_gate is not None, len(given.x_MK)
-    num_units = groups.unit.shape[0]
-    num_groups, capacity = num_units - _MAX_PARTS, groups.member.shape[0]
-    matrices = 3 if gated else 2
+    geometry, num_units, capacity = groups.geometry, len(groups.unit), len(groups.member)
+    num_groups, rows = num_units - geometry.max_parts, geometry.piece_rows
     # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
-    most = min(num_groups * -(-num_tokens // BLOCK_TOKENS), capacity + num_groups)
+    most = min(num_groups * -(-num_tokens // rows), capacity + num_groups)
     if num_nonzeros is not None:  # each row of a group has one, and a group's last piece any number
-        most = min(most, num_nonzeros // BLOCK_TOKENS + num_groups)
-    x_row = torch.empty(most, BLOCK_TOKENS, dtype=torch.int32, device=d_up.device)
+        most = min(most, num_nonzeros // rows + num_groups)
+    x_row = torch.empty(most, rows, dtype=torch.int32, device=d_up.device)
     pieces = _Pieces(
         torch.empty(num_units, 2, dtype=torch.int32, device=d_up.device),
         x_row,
         x_row if given.token_M is None else torch.empty_like(x_row),
-        d_up.new_empty(most * BLOCK_TOKENS * matrices * _GROUP_NEURONS + _GROUP_NEURONS),
+        d_up.new_empty((most * rows * (3 if gated else 2) + 1) * geometry.neurons),
     )
     launch_for(
         "fill_pieces",
         d_up,
-        grid_size("fill_pieces", d_up, most, _FILL_BLOCKS),
-        given.d_gate,
-        d_up,
-        given.columns.gate if gated else None,
-        given.columns.up,
-        np.int32(gated),
-        groups.member,
-        groups.piece,
-        groups.unit,
-        groups.control,
-        pieces.work,
-        given.token_M,
-        pieces.x_row,
-        pieces.dy_row,
-        pieces.values,
+        grid_size("fill_pieces", d_up, most, exported_like("fill_pieces", "blocks", d_up)),
+        *(given.d_gate, d_up, given.columns.gate if gated else None, given.columns.up),
+        *(np.int32(gated), groups.member, groups.piece, groups.unit, groups.control, pieces.work),
+        *(given.token_M, pieces.x_row, pieces.dy_row, pieces.values),
     )
     return pieces
 
 
-def _architecture(columns: Columns) -> GPUArchitecture:
-    return architecture_of(columns.offset.get_device())
-
-
-def _slices(hidden_size: int, architecture: GPUArchitecture) -> int:
-    return -(-hidden_size // architecture.unit_columns)
+def _unit_columns(like: Tensor) -> int:
+    """Columns of x or dy in a work unit."""
+    kernel = architecture_of(like.get_device()).weight_grad.kernel
+    return exported_like(kernel, "columns", like)

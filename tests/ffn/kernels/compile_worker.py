@@ -1,8 +1,8 @@
-"""One of several processes of test_compile_cache.py: ``compile_worker.py STEMS LOG [KIND]``.
+"""One of several processes of test_compile_cache.py: ``compile_worker.py SOURCES LOG [KIND]``.
 
-Compiles kernels (STEMS, separated by commas) for Hopper as `sparsellm.ffn.kernels.compile.load`
-does, through CuPy and its cache on disk. There is no GPU to load them onto. Each compilation
-appends a line to LOG. ``stall``: it does not end.
+Compiles kernels (SOURCES: stems of their files, separated by commas) for Hopper as
+`sparsellm.ffn.kernels.compile.load` does, through CuPy and its cache on disk. There is no GPU to
+load them onto. Each compilation appends a line to LOG. ``stall``: it does not end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _NoModule:
         pass
 
 
-def main(stems: str, log: str, kind: str = "") -> None:
+def main(sources: str, log: str, kind: str = "") -> None:
     prepare_cache()
     from cupy.cuda import compiler
 
@@ -40,9 +40,10 @@ def main(stems: str, log: str, kind: str = "") -> None:
     compiler._compile_using_nvrtc_no_warning = compile_using_nvrtc
     compiler.function.Module = _NoModule
     compiler._get_arch_for_options_for_nvrtc = lambda arch: (f"-arch=sm_{arch}", "cubin")
-    for stem in stems.split(","):
-        source = compile.source_path(stem).read_text(encoding="utf-8")
-        options = compile.compile_options(stem, "sm_90a", 227)
+    paths = {path.stem: path for path in compile.sources().values()}
+    for stem in sources.split(","):
+        source = paths[stem].read_text(encoding="utf-8")
+        options = compile.compile_options(paths[stem], "sm_90a", 227)
         with compiled_once(stem, source, options):
             compiler._compile_module_with_cache(source, options, arch="90")
 

@@ -50,7 +50,7 @@ def targets_of(nvrtc: Path) -> set[int]:
 class Job(NamedTuple):
     """A source to compile; one of its options stands for the headers that it includes."""
 
-    stem: str
+    stem: str  # of its file
     target: str  # a virtual one, such as compute_120, stops at PTX
     source: str
     options: tuple[str, ...]
@@ -144,25 +144,27 @@ class Signature(NamedTuple):
 
 
 _REGISTERS, _FRAME_SIZE = 0x2F, 0x11  # attributes of section .nv.info
-_MAX_THREADS, _PARAMETER = 0x05, 0x17  # attributes of section .nv.info.<stem>
+_MAX_THREADS, _PARAMETER = 0x05, 0x17  # attributes of section .nv.info.<kernel>
 
 
-def usage_of(cubin: bytes, stem: str) -> Usage:
-    """Read from an ELF file of one kernel ``stem``, with its ``<stem>_shared_bytes``."""
+def usage_of(cubin: bytes, kernel: str) -> Usage:
+    """Read from an ELF file that has the kernel, with its ``<kernel>_shared_bytes``."""
     sections = _sections(cubin)
-    (_, info), found = sections[".nv.info"], {}
+    (_, info), found, number = sections[".nv.info"], {}, _symbols(cubin)[kernel][0]
     for attribute, value in _attributes(info):
         if attribute in {_REGISTERS, _FRAME_SIZE}:
-            found[attribute] = struct.unpack_from("<II", value)[1]
-    static, _ = sections.get(f".nv.shared.{stem}", (0, b""))
+            symbol, of_symbol = struct.unpack_from("<II", value)
+            if symbol == number:
+                found[attribute] = of_symbol
+    static, _ = sections.get(f".nv.shared.{kernel}", (0, b""))
     return Usage(
-        found[_REGISTERS], found[_FRAME_SIZE], static, _constant(cubin, f"{stem}_shared_bytes")
+        found[_REGISTERS], found[_FRAME_SIZE], static, exported(cubin, f"{kernel}_shared_bytes")
     )
 
 
-def signature_of(cubin: bytes, stem: str) -> Signature:
-    """Read from an ELF file of one kernel ``stem``, with its ``<stem>_threads``."""
-    _, info = _sections(cubin)[f".nv.info.{stem}"]
+def signature_of(cubin: bytes, kernel: str) -> Signature:
+    """Read from an ELF file that has the kernel, with its ``<kernel>_threads``."""
+    _, info = _sections(cubin)[f".nv.info.{kernel}"]
     max_threads, sizes = 0, {}
     for attribute, value in _attributes(info):
         if attribute == _MAX_THREADS:
@@ -171,7 +173,7 @@ def signature_of(cubin: bytes, stem: str) -> Signature:
             _, ordinal, _, layout = struct.unpack("<IHHI", value)
             sizes[ordinal] = layout >> 18
     parameter_bytes = tuple(sizes[ordinal] for ordinal in range(len(sizes)))
-    return Signature(max_threads, _constant(cubin, f"{stem}_threads"), parameter_bytes)
+    return Signature(max_threads, exported(cubin, f"{kernel}_threads"), parameter_bytes)
 
 
 def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
@@ -204,16 +206,22 @@ def _section_list(elf: bytes) -> list[tuple[str, int, bytes]]:
     ]
 
 
-def _constant(elf: bytes, symbol: str) -> int:
-    sections = _section_list(elf)
-    by_name = {name: content for name, _, content in sections}
+def _symbols(elf: bytes) -> dict[str, tuple[int, int, int]]:
+    """Number, section and value of each symbol."""
+    by_name = {name: content for name, _, content in _section_list(elf)}
     symbols, names = by_name[".symtab"], by_name[".strtab"]
+    found = {}
     for at in range(0, len(symbols), 24):
         name, _, _, section, value, _ = struct.unpack_from("<IBBHQQ", symbols, at)
-        if names[name:].split(b"\0", 1)[0].decode() == symbol:
-            content = sections[section][2]
-            return struct.unpack_from("<I", content, value)[0] if content else 0
-    raise KeyError(symbol)
+        found[names[name:].split(b"\0", 1)[0].decode()] = (at // 24, section, value)
+    return found
+
+
+def exported(cubin: bytes, name: str) -> int:
+    """The number that a source exports under a name."""
+    _, section, value = _symbols(cubin)[name]
+    _, _, content = _section_list(cubin)[section]
+    return struct.unpack_from("<I", content, value)[0] if content else 0
 
 
 if __name__ == "__main__":

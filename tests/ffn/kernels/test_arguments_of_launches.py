@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ffn.kernels import nvrtc
+from ffn.kernels.test_compile import NEWEST, compile_kernels
 from sparsellm.ffn.kernels import (
     compile,
     dense,
-    gpu_architecture,
     hybrid,
     inference,
     launch,
     sort_tokens,
     union_training,
 )
-from sparsellm.ffn.kernels.signature import parameters_of
+from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
+from sparsellm.ffn.kernels.signature import kernels_of
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, GradientSums, Room
 
 M, K, N = 2048, 64, 1024  # as many tokens and neurons as heavy blocks and long groups need
@@ -37,29 +40,35 @@ def everywhere(monkeypatch):
 
 
 @pytest.fixture
-def launched(everywhere, monkeypatch):
-    """The stems of the kernels that were launched; what they were to compute is undefined."""
-    stems = []
+def launched(everywhere, architecture, cubins, monkeypatch):
+    """The kernels that were launched; what they were to compute is undefined."""
+    kernels = []
+    compiled = compile_kernels(cubins, NEWEST, "sm_90a" if architecture == HOPPER else "sm_80")
 
-    def load(stem, device_index, element):
-        source = compile.source_path(stem).read_text(encoding="utf-8")
-        layout = launch.Layout(stem, parameters_of(stem, source))
-        function = SimpleNamespace(ptr=stem)
-        return compile.Kernel(function, layout, 256, 0, 132, may_overlap=True)
+    def load(kernel, device_index, element):
+        source = compile.sources()[kernel].read_text(encoding="utf-8")
+        layout = launch.Layout(kernel, kernels_of(source)[kernel])
+        threads = exported(kernel, "threads", device_index, element)
+        function = SimpleNamespace(ptr=kernel)
+        return compile.Kernel(function, layout, threads, 0, 132, may_overlap=True)
+
+    @functools.cache
+    def exported(kernel, name, device_index, element):
+        return nvrtc.exported(compiled[kernel].read_bytes(), f"{kernel}_{name}")
 
     def record(config, function, pointers, extra):
-        stems.append(function)
+        kernels.append(function)
         return 0
 
     everywhere("load", load)
-    everywhere("exported", lambda stem, name, device_index, element: 256)
+    everywhere("exported", exported)
     everywhere("_launcher", lambda: record)
     everywhere("_enter_context", lambda: None)
     everywhere("encode", lambda *shape: bytes(128))
     everywhere("_is_taken", lambda matrix, dtype: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    return stems
+    return kernels
 
 
 def _matrix(*shape):
@@ -74,7 +83,7 @@ def _weights(gated, biased):
     )
 
 
-@pytest.fixture(params=gpu_architecture.ARCHITECTURES, ids=lambda a: a.name)
+@pytest.fixture(params=ARCHITECTURES, ids=lambda a: a.name)
 def architecture(request, everywhere):
     everywhere("architecture_of", lambda device_index: request.param)
     return request.param
@@ -105,6 +114,6 @@ def test_every_launch_passes_what_its_kernel_takes(architecture, launched):
     for gated in (True, False):
         _launch_all(gated, biased=True, ordered=True, dtype=torch.bfloat16, added=False)
         _launch_all(gated, biased=False, ordered=False, dtype=torch.float32, added=True)
-    own = "sm90" if architecture is gpu_architecture.HOPPER else "sm80"
-    expected = {s for s, path in compile.sources().items() if path.parent.name in {"common", own}}
+    folders = {"common", architecture.folder}
+    expected = {k for k, path in compile.sources().items() if path.parent.name in folders}
     assert set(launched) == expected

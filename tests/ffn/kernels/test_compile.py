@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 from pathlib import Path
@@ -11,14 +12,16 @@ import pytest
 import torch
 
 from ffn.kernels import nvrtc
+from sparsellm.ffn import token_order, types
 from sparsellm.ffn.kernels import compile
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, Source, target_of
 from sparsellm.ffn.kernels.launch import Layout
-from sparsellm.ffn.kernels.signature import parameters_of
+from sparsellm.ffn.kernels.signature import kernels_of
 from sparsellm.paths import bundled
 
 pathfinder = pytest.importorskip("cuda.pathfinder", reason="CuPy is not installed")
-STEMS = list(compile.sources())
+KERNELS = compile.sources()
+SOURCES = sorted(set(KERNELS.values()))
 # What there is since Ampere, and the shared memory in KiB that a block of threads can have there.
 SHARED_KIB = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_120": 99}
 OLDEST, NEWEST = "12.4", "13"
@@ -56,14 +59,15 @@ KNOWN_FRAMES = {("12.9", "sm_100", "portable_weight_grad"): 104}
 # What an FFN runs at inference, in either type.
 INFERENCE = {
     *("decode_gate", "decode_down", "relu_product", "permute_rows"),
-    *("gate_union", "union_up", "union_down", "gate_twell", "twell_ffn", "dense_rows"),
+    *("gate_union", "union_up", "union_down", "gate_twell", "twell_up", "twell_down"),
+    "dense_rows",
     *("pack_union", "pack_twell", "portable_up", "portable_down"),
 }
 
 
-def _runs_on(stem: str, target: str) -> bool:
-    """A kernel of common/ everywhere, others on the GPUs of the architecture with their folder."""
-    folder = compile.source_path(stem).parent.name
+def runs_on(source: Path, target: str) -> bool:
+    """Kernels of common/ run everywhere, others on the GPUs of the architecture of their folder."""
+    folder = source.parent.name
     digits = target.partition("_")[2].rstrip("a")
     capability = (int(digits[:-1]), int(digits[-1]))
     return folder == "common" or any(
@@ -71,7 +75,7 @@ def _runs_on(stem: str, target: str) -> bool:
     )
 
 
-def _library(version: str) -> Path:
+def library(version: str) -> Path:
     if version == NEWEST:
         installed = Path(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
         if not installed.name.endswith(f".{NEWEST}"):
@@ -83,30 +87,38 @@ def _library(version: str) -> Path:
     return path
 
 
-def _job(stem: str, target: str, element: torch.dtype) -> nvrtc.Job:
-    source = compile.source_path(stem).read_text(encoding="utf-8")
+def job(source: Path, target: str, element: torch.dtype) -> nvrtc.Job:
+    """With the options that `sparsellm.ffn.kernels.compile` passes."""
     shared_kib = SHARED_KIB[target.replace("compute_", "sm_")]
-    options = compile.compile_options(stem, target, shared_kib, element)
+    options = compile.compile_options(source, target, shared_kib, element)
     # CuPy adds -ftz=true.
-    return nvrtc.Job(stem, target, source, (*options, "-ftz=true"))
+    text = source.read_text(encoding="utf-8")
+    return nvrtc.Job(source.stem, target, text, (*options, "-ftz=true"))
+
+
+def compile_kernels(
+    cache: Path, version: str, target: str, element: torch.dtype = BF16
+) -> dict[str, Path]:
+    """Compiles what runs on a target: machine code by kernel, as files."""
+    kernels = {
+        kernel: source
+        for kernel, source in KERNELS.items()
+        if runs_on(source, target) and (element == BF16 or kernel in INFERENCE)
+    }
+    jobs = [job(source, target, element) for source in sorted(set(kernels.values()))]
+    files = nvrtc.compile_all(library(version), jobs, cache)
+    return {kernel: files[source.stem] for kernel, source in kernels.items()}
 
 
 @pytest.fixture
-def compiled(request):
-    """Compiles all kernels under a version of NVRTC: machine code by stem, as files."""
-
-    def compile_under(version: str, target: str, element: torch.dtype = BF16):
-        stems = STEMS if element == BF16 else sorted(INFERENCE)
-        jobs = [_job(stem, target, element) for stem in stems if _runs_on(stem, target)]
-        cache = Path(request.config.cache.mkdir("cubins"))
-        return nvrtc.compile_all(_library(version), jobs, cache)
-
-    return compile_under
+def compiled(cubins):
+    """`compile_kernels`."""
+    return functools.partial(compile_kernels, cubins)
 
 
 @pytest.mark.parametrize("version", TARGETS)
 def test_every_target_that_a_compiler_knows_is_compiled(version):
-    known = nvrtc.targets_of(_library(version))
+    known = nvrtc.targets_of(library(version))
     assert {t for t in SHARED_KIB if int(re.sub(r"\D", "", t)) in known} == set(TARGETS[version])
     assert {target for v, target, _ in EVERY if v == version} == set(TARGETS[version])
 
@@ -118,25 +130,25 @@ def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, el
     assert kernels
     if target.startswith("compute_"):
         return
-    for stem, path in kernels.items():
-        usage = nvrtc.usage_of(path.read_bytes(), stem)
-        frame_bytes = KNOWN_FRAMES.get((version, target, stem), FRAME_BYTES)
-        assert usage.frame_bytes <= frame_bytes, f"{stem} for {target} keeps registers in memory"
+    for kernel, path in kernels.items():
+        usage = nvrtc.usage_of(path.read_bytes(), kernel)
+        frame_bytes = KNOWN_FRAMES.get((version, target, kernel), FRAME_BYTES)
+        assert usage.frame_bytes <= frame_bytes, f"{kernel} for {target} keeps registers in memory"
         assert usage.registers <= 255
         # The KiB that CUDA keeps for itself is in the file from Hopper on, and not in the limit.
         reserved = 0 if target in {"sm_80", "sm_86", "sm_89"} else 1024
         shared = usage.static_bytes - reserved + usage.dynamic_bytes
-        assert shared <= SHARED_KIB[target] * 1024, f"{stem} for {target}: {usage}"
+        assert shared <= SHARED_KIB[target] * 1024, f"{kernel} for {target}: {usage}"
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 def test_launches_know_every_kernels_threads_and_parameters(compiled, target):
-    for stem, path in compiled(NEWEST, target).items():
-        signature = nvrtc.signature_of(path.read_bytes(), stem)
-        assert signature.threads == signature.max_threads > 0, f"{stem} for {target}"
-        parameters = parameters_of(stem, compile.source_path(stem).read_text(encoding="utf-8"))
-        layout = Layout(stem, parameters)
-        assert tuple(layout.sizes) == signature.parameter_bytes, f"{stem} for {target}"
+    for kernel, path in compiled(NEWEST, target).items():
+        signature = nvrtc.signature_of(path.read_bytes(), kernel)
+        assert signature.threads == signature.max_threads > 0, f"{kernel} for {target}"
+        parameters = kernels_of(KERNELS[kernel].read_text(encoding="utf-8"))[kernel]
+        layout = Layout(kernel, parameters)
+        assert tuple(layout.sizes) == signature.parameter_bytes, f"{kernel} for {target}"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
@@ -146,53 +158,54 @@ def test_every_kernel_that_an_architecture_names_runs_there(architecture):
     assert len(named) >= 7
     for capability in filter(architecture.runs_on, capabilities):
         for source in named:
-            assert _runs_on(source.stem, target_of(capability)), source.stem
+            assert runs_on(KERNELS[source.kernel], target_of(capability)), source.kernel
 
 
 def _ptx(compiled) -> dict[str, str]:
     """Of all kernels, for Hopper: instructions before the machine's own scheduling of them."""
     paths = compiled(NEWEST, "sm_90a")
-    return {stem: Path(f"{path}.ptx").read_text() for stem, path in paths.items()}
+    return {kernel: Path(f"{path}.ptx").read_text() for kernel, path in paths.items()}
 
 
 def test_no_kernel_takes_what_the_one_before_writes_for_constant(compiled):
     """Launches overlap, and PTX wants ld.global.nc's data constant for the whole kernel."""
-    for stem, ptx in _ptx(compiled).items():
-        assert "ld.global.nc" not in ptx, stem
+    for kernel, ptx in _ptx(compiled).items():
+        assert "ld.global.nc" not in ptx, kernel
 
 
 def test_warps_arrive_whole_at_a_cluster_barrier(compiled):
     arrivals = 0
-    for stem, ptx in _ptx(compiled).items():
+    for kernel, ptx in _ptx(compiled).items():
         lines = (re.sub(r"//.*|\$\w+:", "", line).strip() for line in ptx.splitlines())
         instructions = [line for line in lines if line]
         for at, instruction in enumerate(instructions):
             if instruction.startswith("barrier.cluster.arrive"):
                 arrivals += 1
-                assert instructions[at - 1].startswith("bar.warp.sync"), stem
+                assert instructions[at - 1].startswith("bar.warp.sync"), kernel
     assert arrivals > 0
 
 
 def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):
     copy = shutil.copytree(bundled("cuda"), tmp_path / "cuda")
     monkeypatch.setattr(compile, "bundled", lambda folder: copy)
-    monkeypatch.setattr(compile, "source_path", lambda stem: compile.sources()[stem])
-    before = {stem: compile.compile_options(stem, "sm_90a", 227) for stem in STEMS}
+    copies = sorted(copy.glob("*/*.cu"))
+    before = {source: compile.compile_options(source, "sm_90a", 227) for source in copies}
     header = copy / "common" / "ptx.cuh"  # included by every kernel, by some through other headers
     header.write_text(header.read_text() + "// changed\n")
-    for stem in STEMS:
-        assert compile.compile_options(stem, "sm_90a", 227) != before[stem]
+    assert before
+    for source in copies:
+        assert compile.compile_options(source, "sm_90a", 227) != before[source]
 
 
 def test_an_architecture_names_no_kernel_of_inference_that_is_not_compiled_in_fp16():
     for architecture in ARCHITECTURES:
         parts = ("gate", "gate_twell", "up", "down")
-        assert {getattr(architecture, part).stem for part in parts} <= INFERENCE
+        assert {getattr(architecture, part).kernel for part in parts} <= INFERENCE
 
 
 def test_the_digest_covers_every_header():
     headers = set(bundled("cuda").rglob("*.cuh"))
-    assert set().union(*(compile._included(compile.source_path(stem)) for stem in STEMS)) == headers
+    assert set().union(*(compile._included(source) for source in SOURCES)) == headers
 
 
 def test_the_mark_for_no_entry_is_none():
@@ -205,9 +218,37 @@ def test_the_mark_for_no_entry_is_none():
     assert not (entries == int(mark, 16)).any()
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_waits_for_the_kernel_before(stem):
+def test_every_kernel_waits_for_the_one_before(compiled):
     """Launches overlap: a kernel that does not wait reads what is not written yet."""
-    path = compile.source_path(stem)
-    texts = [path.read_text(), *(h.read_text() for h in compile._included(path))]
-    assert any("await_previous_kernel();\n" in text for text in texts)
+    for kernel, ptx in _ptx(compiled).items():
+        _, _, entry = ptx.partition(f".entry {kernel}(")
+        body, _, _ = entry.partition("\n}\n")
+        assert "griddepcontrol.wait" in body, kernel
+
+
+def test_python_and_device_code_agree_on_the_formats(cubins):
+    expected = {
+        "block_tokens": types.BLOCK_TOKENS,
+        "tile_neurons": types.TILE_NEURONS,
+        "control_words": types.CONTROL_WORDS,
+        "max_neurons": types.MAX_NEURONS,
+        "max_blocks * block_tokens": types.MAX_TOKENS,
+        "max_ell_width": types.MAX_ELL_WIDTH,
+        "dense_row_tile": types.DENSE_ROW_TILE,
+        "max_decode_tokens": types.MAX_DECODE_TOKENS,
+    }
+    header = bundled("cuda") / "common" / "tiles.cuh"
+    lines = [header.read_text(encoding="utf-8")]
+    for number, value in enumerate(expected):
+        lines.append(f'extern "C" __device__ const uint32 value_{number} = {value};')
+    options = compile.compile_options(header, "sm_90a", SHARED_KIB["sm_90a"])
+    constants = nvrtc.Job("constants", "sm_90a", "\n".join(lines), options)
+    cubin = nvrtc.compile_all(library(NEWEST), [constants], cubins)["constants"].read_bytes()
+    found = {name: nvrtc.exported(cubin, f"value_{i}") for i, name in enumerate(expected)}
+    assert found == expected
+
+
+def test_the_key_of_a_token_has_the_same_bits_in_python(compiled):
+    cubin = compiled(NEWEST, "sm_90a")["make_keys"].read_bytes()
+    for name, bits in (("id", token_order._ID_BITS), ("frequency", token_order._FREQUENCY_BITS)):
+        assert nvrtc.exported(cubin, f"make_keys_{name}_bits") == bits

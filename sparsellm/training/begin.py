@@ -9,12 +9,12 @@ from sparsellm.runs.files import write_atomically
 from sparsellm.runs.history import begin_branch
 from sparsellm.runs.lock import RunLock
 from sparsellm.runs.presence import PRESENCE_FILE
-from sparsellm.training.accumulation import accumulation, rehearse
 from sparsellm.training.distributed import clear_gradients
 from sparsellm.training.fit import fit_again
 from sparsellm.training.kernel_policy import each_path
 from sparsellm.training.run import Run
 from sparsellm.training.run_state import initialise_run, restore_run
+from sparsellm.training.step import accumulation, rehearse
 
 
 def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> None:

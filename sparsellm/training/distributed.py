@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
@@ -18,6 +19,29 @@ from torch.nn.parallel import DistributedDataParallel
 from sparsellm.ranks import EndedByAnother
 
 Result = TypeVar("Result")
+WAITS = ("computing", "summing over ranks")  # phases that wait for other ranks
+
+
+@dataclass
+class RankActivity:
+    """What the main thread of a rank is doing, for the watching thread."""
+
+    phase: str = "starting"
+    step: int = 0
+    since: float = field(default_factory=time.monotonic)
+    longest: float = 0.0  # seconds of the longest phase so far, without the first step
+
+    def begin(self, phase: str, step: int) -> None:
+        """The main thread begins ``phase`` of the step that follows ``step`` finished ones."""
+        now = time.monotonic()
+        if self.phase in WAITS and self.step > 1:
+            self.longest = max(self.longest, now - self.since)
+        self.phase, self.step, self.since = phase, step, now
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the phase began."""
+        return time.monotonic() - self.since
 
 
 def all_reduce_sum(tensor: Tensor) -> None:
@@ -124,25 +148,6 @@ def from_first_rank(make: Callable[[], Result], device: torch.device) -> Result:
     result = made[0]
     assert result is not None
     return result
-
-
-@contextmanager
-def accumulating(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """The context of all micro-batches but a step's last: gradients are not reduced over ranks.
-
-    Where FSDP2 keeps gathered weights from forward to backward (``fsdp_reshard_after_forward:
-    false``), it also keeps them for the next micro-batch: the peak of memory, at the end of a
-    forward pass, includes them in any case.
-    """
-    with accelerator.no_sync(model):
-        if not isinstance(model, FSDPModule) or accelerator.state.fsdp_plugin.reshard_after_forward:
-            yield
-            return
-        model.set_reshard_after_backward(False)
-        try:
-            yield
-        finally:
-            model.set_reshard_after_backward(True)
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor
 
 from sparsellm.data.loader import Bookmark
 from sparsellm.training import micro_batch
-from sparsellm.training.accumulation import begin_sharing, rehearse
-from sparsellm.training.distributed import accumulating, any_rank, clear_gradients
+from sparsellm.training.distributed import any_rank, clear_gradients
 from sparsellm.training.kernel_policy import each_path
 from sparsellm.training.run import Run, resize
+from sparsellm.training.step import accumulating, begin_sharing, rehearse
 
 
 def fit_first(run: Run) -> None:
@@ -84,7 +84,6 @@ def shrink_after_failure(run: Run, before: Bookmark) -> None:
         before: position of the data before the step.
     """
     _clean_up(run)
-    run.stats.drop_step()
     run.loader.go_back(before)
     _shrink(run, run.micro_batch.size // 2)
     say_size(run, "ran out of memory, and is done again with")
@@ -147,7 +146,7 @@ def _one_micro_batch(run: Run) -> None:
         moments = [torch.empty_like(p) for p in run.objective.parameters() for _ in range(2)]
     for _ in each_path(run.ffns):
         begin_sharing(run, accumulate=True)
-        with accumulating(run.accelerator, run.objective):
+        with accumulating(run):
             rehearse(run)
         for part in run.sharing:
             part.end_accumulation()

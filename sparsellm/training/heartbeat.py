@@ -6,37 +6,14 @@ import contextlib
 import json
 import os
 import socket
-import time
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-WAITS = ("computing", "summing over ranks")  # phases that wait for other ranks
-
-
-@dataclass
-class RankActivity:
-    """What the main thread of a rank is doing, for the watching thread."""
-
-    phase: str = "starting"
-    step: int = 0
-    since: float = field(default_factory=time.monotonic)
-    longest: float = 0.0  # seconds of the longest phase so far, without the first step
-
-    def begin(self, phase: str, step: int) -> None:
-        """The main thread begins ``phase`` of the step that follows ``step`` finished ones."""
-        now = time.monotonic()
-        if self.phase in WAITS and self.step > 1:
-            self.longest = max(self.longest, now - self.since)
-        self.phase, self.step, self.since = phase, step, now
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the phase began."""
-        return time.monotonic() - self.since
+from sparsellm.training.distributed import WAITS, RankActivity
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Decides which FFNs train on the sparse kernels: between steps, from numbers that all ranks share.
+"""By which kernels FFNs may train: set up before the first step, saved and restored.
 
-Costs are measured once on every rank and averaged. Unions are counted exactly in each step, on both
-paths, and summed over ranks together with the loss. L layers.
+Under ``auto`` the costs of both paths are measured once on every rank and averaged. Between steps
+each layer chooses by them, from counts that all ranks share (`SparseFFN.update_kernels`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,6 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.paths import how_to_install_cuda
 from sparsellm.recipe import Recipe
 from sparsellm.training.distributed import all_reduce_sum, any_rank
-from sparsellm.training.step_sums import StepReading
-
-
-def choose_kernels(ffns: list[SparseFFN], step: StepReading, num_tokens: int) -> None:
-    """Sets each layer's path, the same on all ranks, and this rank's capacities for the next step.
-
-    Args:
-        ffns: of each layer.
-        step: sums of the previous step.
-        num_tokens: tokens of that step, over all ranks.
-    """
-    union_L, largest_L = step.kernels.union_mean, step.largest_union_L
-    for ffn, union, largest, nnz in zip(ffns, union_L, largest_L, step.nnz_sum_L, strict=True):
-        ffn.observe_union(largest)
-        ffn.update_kernels(union, nnz / num_tokens)
 
 
 def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) -> str | None:

@@ -22,20 +22,18 @@ from sparsellm.runs.session import this_session
 from sparsellm.training.banner import Machine, unused_gpus
 from sparsellm.training.begin import begin_records, first_state, move_aside, warm_up
 from sparsellm.training.consensus import agreed_checkpoint, compare_environments, locked
-from sparsellm.training.distributed import FailedTogether, any_rank, cause_of
+from sparsellm.training.distributed import FailedTogether, RankActivity, any_rank, cause_of
 from sparsellm.training.evaluation import PeriodicEvaluation, check_evaluation
 from sparsellm.training.fit import fit_first, grow, may_shrink, shrink_after_failure
-from sparsellm.training.heartbeat import RankActivity
-from sparsellm.training.measure import Due, is_due, measure
-from sparsellm.training.meter import Meter, StepTotals
+from sparsellm.training.measure import measure, missing
+from sparsellm.training.meter import Meter, progress_line
 from sparsellm.training.nonfinite import check_finite
 from sparsellm.training.peers import Peers
-from sparsellm.training.progress import progress_line
 from sparsellm.training.run import Run, build_accelerator, build_run, close_run
 from sparsellm.training.run_state import begin_save
+from sparsellm.training.schedule import Due, is_due, next_may_launch
 from sparsellm.training.signals import StopRequest
-from sparsellm.training.step import train_step
-from sparsellm.training.step_start import may_begin_next
+from sparsellm.training.step import StepTotals, train_step
 from sparsellm.training.waiting import waiting
 
 
@@ -102,8 +100,8 @@ def _train(
         fit_first(run)
         warm_up(run)
     first_state(run, resume_from, init_from)
-    missing = Due.missing(run)
-    if run.step >= recipe.train.steps and not missing:
+    not_measured = missing(run)
+    if run.step >= recipe.train.steps and not not_measured:
         run.accelerator.print(
             f"nothing to do: it has done {run.step} steps of train.steps "
             f"{recipe.train.steps}; raise it, or start over with --fresh or --set name=NEW"
@@ -112,17 +110,17 @@ def _train(
     if flag == "--fresh":
         move_aside(run, lock)
     begin_records(run, resume_from)
-    _logged_loop(run, stop, evaluator, missing, flag)
+    _logged_loop(run, stop, evaluator, not_measured, flag)
 
 
 def _logged_loop(
     run: Run,
     stop: StopRequest,
     evaluator: PeriodicEvaluation | None,
-    missing: Due,
+    due: Due,
     flag: str | None,
 ) -> None:
-    """The loop with its log. ``flag``: see `_train`."""
+    """The loop with its log. ``due``: see `_loop`; ``flag``: see `_train`."""
     recipe, say = run.recipe, run.accelerator.print
     log = None
     if run.accelerator.is_main_process:
@@ -131,7 +129,7 @@ def _logged_loop(
         log = MetricsLog(recipe, run.step, session, branch=flag == "--resume")
     how = "interrupted"
     try:
-        finished = _loop(run, log, stop, evaluator, missing)
+        finished = _loop(run, log, stop, evaluator, due)
         _say_saved(run)
         why = stop.received or "signal on another rank"
         how = "finished" if finished else f"stopped ({why})"
@@ -158,24 +156,28 @@ def _loop(
     log: MetricsLog | None,
     stop: StopRequest,
     evaluator: PeriodicEvaluation | None,
-    missing: Due,
+    due: Due,
 ) -> bool:
-    """Trains to the last step; returns False if it was asked to stop earlier."""
+    """Trains to the last step; returns False if it was asked to stop earlier.
+
+    ``due``: what is to be measured before the first step, since a killed run did not come to it.
+    """
     recipe = run.recipe
     saved_step = run.step  # what it resumed from; nothing is worth saving at step 0
     if run.step:
         stop.begin()
-    if missing and not measure(run, log, stop, evaluator, missing):
+    if due and not measure(run, log, stop, evaluator, due):
         return False
     meter = Meter(run)
     while run.step < recipe.train.steps:
         totals = _step_or_save(run, log, stop, saved_step)
         stop.begin()
         last = run.step == recipe.train.steps
-        grow(run, totals.kernels.sparse)
+        grow(run, totals.reading.kernels.sparse)
         _record(run, log, meter, totals)
         meter.pause()
-        saves, due, stopped = recipe.checkpoint.every_steps, Due.at(run), totals.stop
+        saves, stopped = recipe.checkpoint.every_steps, totals.reading.stop
+        due = Due.after(recipe, run.step)
         if saves and (is_due(run.step, saves) or last or stopped):
             _save(run, log)
             saved_step = run.step
@@ -202,7 +204,7 @@ def _record(run: Run, log: MetricsLog | None, meter: Meter, totals: StepTotals) 
         )
         if log is not None:
             log.write(FailureRecord(run.step, run.tokens, "step", totals.skipped.why))
-    elif totals.sparsity is not None:
+    elif totals.reading.sparsity is not None:
         record = meter.record(run, totals)
         run.accelerator.print(progress_line(record, run.recipe))
         if log is not None:
@@ -215,9 +217,9 @@ def _step_or_save(
     """One step; if it fails, the state before it is saved."""
     before = run.data_position
     try:
-        return train_step(run, stop, begin_next=may_begin_next(run))
+        return train_step(run, stop, launch_next=next_may_launch(run.recipe, run.step + 1))
     except Exception as error:
-        run.begun = None  # its data comes again
+        run.next_step.discard()
         if not (isinstance(error, torch.OutOfMemoryError) and may_shrink(run)):
             _save_what_is_whole(run, log, error, saved_step, before)
             raise cause_of(error) from None

@@ -7,62 +7,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from sparsellm.recipe import Recipe
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, read_lines
 from sparsellm.training.distributed import FailedTogether, Interrupted, any_rank, cause_of
 from sparsellm.training.evaluation import PeriodicEvaluation
 from sparsellm.training.run import Run
+from sparsellm.training.schedule import Due
 from sparsellm.training.signals import StopRequest
 
 
-@dataclass(frozen=True)
-class Due:
-    """The measurements that are due; true if there are any."""
-
-    validation: bool
-    evaluation: bool
-
-    def __bool__(self) -> bool:
-        return self.validation or self.evaluation
-
-    @classmethod
-    def at(cls, run: Run) -> Due:
-        """Those due after the step that the run has just done."""
-        return cls.after(run.recipe, run.step)
-
-    @classmethod
-    def after(cls, recipe: Recipe, step: int) -> Due:
-        """Those due after a step: 1 is the first."""
-        last = step == recipe.train.steps
-        return cls(
-            validation=_falls(step, recipe.validation.every_steps, last),
-            evaluation=_falls(step, recipe.evaluation.every_steps, last),
-        )
-
-    @classmethod
-    def missing(cls, run: Run) -> Due:
-        """Those of the step that the run resumed from of which metrics.jsonl has no record."""
-        due, device = cls.at(run), run.accelerator.device
-        done: set[str] = set()
-        if due and run.accelerator.is_main_process:
-            done = _measured(run)
-        # The main rank's file decides, for all.
-        return cls(
-            validation=due.validation and not any_rank("validation" in done, device),
-            evaluation=due.evaluation and not any_rank("evaluation" in done, device),
-        )
-
-
-def is_due(step: int, every: int) -> bool:
-    """Whether something done every ``period`` steps (0 is never) is due at ``step``."""
-    return every > 0 and step % every == 0
-
-
-def _falls(step: int, every: int, last: bool) -> bool:
-    return step > 0 and (is_due(step, every) or (every > 0 and last))
+def missing(run: Run) -> Due:
+    """What was due after the step that the run resumed from and has no record in metrics.jsonl."""
+    due, device = Due.after(run.recipe, run.step), run.accelerator.device
+    done: set[str] = set()
+    if due and run.accelerator.is_main_process:
+        done = _measured(run)
+    # The main rank's file decides, for all.
+    return Due(
+        validation=due.validation and not any_rank("validation" in done, device),
+        evaluation=due.evaluation and not any_rank("evaluation" in done, device),
+    )
 
 
 def _measured(run: Run) -> set[str]:

@@ -1,30 +1,19 @@
-"""A step in numbers: its totals over ranks, and how fast the run is."""
+"""The record of a step, with the run's speed, and its progress line."""
 
 from __future__ import annotations
 
 import resource
 import sys
 import time
-from dataclasses import dataclass
 
 import torch
 
 from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
-from sparsellm.runs.records import KernelStats, StepStats, TrainRecord
-from sparsellm.training.nonfinite import Skip
+from sparsellm.recipe import Recipe
+from sparsellm.runs.metrics import METRICS
+from sparsellm.runs.records import TrainRecord
 from sparsellm.training.run import Run
-
-
-@dataclass(frozen=True)
-class StepTotals:
-    """One step over all ranks."""
-
-    values: dict[str, float | None]  # by the names of `runs.metrics.METRICS`
-    l1_by_layer: list[float]  # λ
-    sparsity: StepStats | None  # where the step is logged
-    kernels: KernelStats
-    stop: bool  # some rank was asked to stop
-    skipped: Skip | None = None  # why the step changed nothing
+from sparsellm.training.step import StepTotals
 
 
 class Meter:
@@ -51,7 +40,8 @@ class Meter:
 
     def record(self, run: Run, totals: StepTotals) -> TrainRecord:
         """The record of the last step; starts the next interval."""
-        assert totals.sparsity is not None
+        reading = totals.reading
+        assert reading.sparsity is not None
         now = time.perf_counter()
         tokens = (run.step - self._step) * run.recipe.train.global_batch_tokens
         rate = tokens / (now - self._since)
@@ -68,8 +58,8 @@ class Meter:
             run.tokens,
             totals.values | speed,
             totals.l1_by_layer,
-            totals.sparsity,
-            totals.kernels,
+            reading.sparsity,
+            reading.kernels,
             run.loader.tokens(run.data_position) if run.loader.num_corpora > 1 else {},
         )
 
@@ -83,3 +73,22 @@ def _peak_memory_gib(device: torch.device) -> float:
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def progress_line(record: TrainRecord, recipe: Recipe) -> str:
+    """A progress line of under 160 columns."""
+    total, line = recipe.train.steps, record.line()
+    shown = [(m, m.value(line, recipe)) for m in METRICS if m.progress]
+    parts = [text for m, value in shown if value is not None and (text := m.text(value))]
+    rate = record.values["tokens_per_second"]
+    assert rate is not None
+    remaining = (total - record.step) * recipe.train.global_batch_tokens
+    head = f"step {record.step:>{len(str(total))}}/{total}"
+    text = " | ".join([head, *parts, f"eta {_duration(remaining / rate)}"])
+    return text.replace(" | (", " (")  # a share stands behind its number
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"

@@ -4,8 +4,8 @@ A step whose loss or gradient is not finite stops the run, or is skipped (``trai
 A spike is skipped (``train.spike_threshold``). A skipped step changes neither weights nor optimizer
 nor statistics; training continues with the data after it.
 
-The device decides (`refuse`), so that the update can be queued before the host has read the values.
-The host then says why (`reason_to_skip`).
+The device decides (`Counters.reduce`), so that the update can be queued before the host has read
+the values. The host then says why (`reason_to_skip`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from sparsellm.runs import checkpoint, state
-from sparsellm.training.distributed import all_reduce_sum, any_rank, reshard
+from sparsellm.training.counters import StepReading
+from sparsellm.training.distributed import any_rank, reshard
 from sparsellm.training.run import Run
-from sparsellm.training.step_sums import StepSums
 
 MOST_SKIPPED = 20  # steps in a row: what goes on longer does not pass
 _SPIKE_KEY = "train.spike_threshold"
@@ -34,42 +32,18 @@ class Skip:
     key: str
 
 
-def refuse(run: Run, sums: StepSums) -> Tensor:
-    """Decides on the device whether the step must not be taken; called by all ranks.
-
-    Args:
-        run: as it was before the step.
-        sums: of the step, reduced.
-
-    Returns:
-        () fp32: 1 where a rank had no data, a value is not finite or is a spike; else 0. The host
-        does not wait for it.
-    """
-    loss_sum, l1_sum, norm = sums.cross_entropy_sum, sums.l1_sum, sums.gradient_norm
-    refused = (sums.failures > 0) | ~torch.stack([loss_sum, l1_sum, norm]).isfinite().all()
-    threshold = run.recipe.train.spike_threshold
-    if threshold is not None:
-        limits = run.averages.limits(threshold)
-        loss = loss_sum / run.recipe.train.global_batch_tokens
-        refused |= (loss > limits["loss"]) | (norm > limits["gradient norm"])
-    # Ranks have the same numbers; were one to differ, it would go on with other weights.
-    on_ranks = refused.float()
-    all_reduce_sum(on_ranks)
-    return (on_ranks > 0).float()
-
-
-def reason_to_skip(run: Run, values: dict[str, float]) -> Skip:
+def reason_to_skip(run: Run, reading: StepReading) -> Skip:
     """Why a step was refused; called by all ranks.
 
     Args:
         run: as it was before the step.
-        values: of the step, the same on all ranks: loss, L1, gradient norm.
+        reading: of the step.
 
     Raises:
         FloatingPointError: something is not finite, and such steps are not skipped, or too many
             were in a row.
     """
-    found = _not_finite(run, values) or _spike(run, values)
+    found = _not_finite(run, reading.watched) or _spike(run, reading.watched)
     if run.skipped_in_a_row >= MOST_SKIPPED:
         otherwise = f", or raise {_SPIKE_KEY}" if found.key == _SPIKE_KEY else ""
         raise FloatingPointError(
@@ -96,14 +70,6 @@ def _spike(run: Run, values: dict[str, float]) -> Skip:
     threshold = run.recipe.train.spike_threshold
     spikes = run.averages.spikes(values, threshold) if threshold else []
     return Skip(", ".join(spikes) or "loss or gradient of another rank", _SPIKE_KEY)
-
-
-def skip_step(run: Run) -> None:
-    """Records a skipped step, which changes nothing but the position in the data."""
-    run.step += 1
-    run.tokens += run.recipe.train.global_batch_tokens
-    run.skipped += 1
-    run.skipped_in_a_row += 1
 
 
 def check_finite(run: Run) -> None:

@@ -30,16 +30,6 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     )
 
 
-def update(optimizer: torch.optim.Optimizer, refused: Tensor) -> None:
-    """One update of `build_optimizer`, or none where ``refused`` is 1: () fp32, on the device.
-
-    torch's fused optimizers read this from ``found_inf``, as its `GradScaler` has them do; so the
-    host need not know.
-    """
-    optimizer.found_inf = refused  # type: ignore[attr-defined]
-    optimizer.step()
-
-
 @torch.no_grad()
 def reinit_dead_neurons(
     ffns: list[SparseFFN], dead_LN: Tensor, *, rate: float, std: float, seed: int, step: int

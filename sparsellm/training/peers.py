@@ -25,7 +25,8 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from sparsellm.ranks import EndedByAnother, end_once, end_with, follow
-from sparsellm.training.heartbeat import WAITS, Heartbeats, RankActivity, describe_progress
+from sparsellm.training.distributed import WAITS, RankActivity
+from sparsellm.training.heartbeat import Heartbeats, describe_progress
 from sparsellm.training.signals import StopRequest
 
 POLL_SECONDS = 1.0

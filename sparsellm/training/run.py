@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,17 @@ from sparsellm.model import HFModel, build_model, build_zero_model, prepare_bloc
 from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
 from sparsellm.training.consensus import compare_files
-from sparsellm.training.distributed import checkpoint_group, from_first_rank
-from sparsellm.training.heartbeat import RankActivity
+from sparsellm.training.counters import CounterLayout, MovingAverages, StepReading
+from sparsellm.training.distributed import RankActivity, checkpoint_group, from_first_rank
 from sparsellm.training.kernel_policy import (
     described_costs,
     set_up_kernels,
 )
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
+from sparsellm.training.next_step import NextStep
 from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
-from sparsellm.training.spikes import MovingAverages
-from sparsellm.training.started import Begun
 from sparsellm.training.statistics import SparsityStats
-from sparsellm.training.step_sums import StepReading
 from sparsellm.training.target import TargetController
 from sparsellm.training.validation import ValidationSet
 
@@ -57,6 +56,7 @@ class Run:
     micro_batch: MicroBatch
     validation: dict[str, ValidationSet]  # by corpus; empty where there is no validation
     stats: SparsityStats
+    layout: CounterLayout  # of each step's counters
     saver: Saver
     group: ProcessGroup | None  # of CPU processes, for checkpoints; None for one process
     target: TargetController | None = None
@@ -67,32 +67,32 @@ class Run:
     skipped: int = 0  # steps that were not taken: not finite, or a spike
     skipped_in_a_row: int = 0
     averages: MovingAverages = field(default_factory=MovingAverages)  # of the steps taken
-    begun: Begun | None = None  # the next step, if it has begun
+    next_step: NextStep = field(default_factory=NextStep)
     readings: list[StepReading] = field(default_factory=list)  # no kernels chosen by them yet
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
 
     @property
     def data_position(self) -> Bookmark:
         """Of the data after the last step."""
-        return self.begun.position if self.begun else self.loader.bookmark()
+        return self.next_step.position or self.loader.bookmark()
 
     @property
     def rounds(self) -> int:
         """Micro-batches that a rank runs in a step."""
-        present = self.recipe.with_micro_batch(self.micro_batch.size)
-        return present.accumulation_steps(self.accelerator.num_processes)
+        per_round = self.micro_batch_tokens * self.accelerator.num_processes
+        return self.recipe.train.global_batch_tokens // per_round
 
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens that a rank runs at once."""
         return self.micro_batch.size * self.recipe.model.context_length
 
-    @property
+    @cached_property
     def ffns(self) -> list[SparseFFN]:
         """The FFN of each layer."""
         return [layer.mlp for layer in self.model.model.layers]
 
-    @property
+    @cached_property
     def sharing(self) -> list[SparseFFN | SharedLinear]:
         """What the micro-batches of a step share weights in."""
         layers = self.model.model.layers
@@ -212,10 +212,10 @@ def build_run(
         stats=SparsityStats(
             recipe.model.num_hidden_layers,
             recipe.model.intermediate_size,
-            recipe.model.context_length,
             recipe.sparsity.dead_window_tokens,
             accelerator.device,
         ),
+        layout=CounterLayout(recipe, accelerator.device),
         target=(
             TargetController(
                 recipe.sparsity, recipe.model.num_hidden_layers, recipe.optimizer.warmup_steps
@@ -242,7 +242,7 @@ def resize(run: Run, sequences: int) -> None:
 
 def close_run(run: Run) -> None:
     """Ends the data workers, the save in progress and the process group."""
-    run.begun = None
+    run.next_step.discard()
     run.loader.close()
     run.saver.close()
     # The wrapper is deleted before the process group: if DDP's reducer were the group's last owner,

@@ -1,8 +1,12 @@
-"""The schedules of learning rate and L1 coefficient. Steps count from 0."""
+"""The schedules of learning rate and L1 coefficient, and what is due after which step.
+
+Rates are those of a step counted from 0; what is due follows a step counted from 1.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import OptimizerConfig, SparsityConfig
@@ -50,3 +54,52 @@ def l1_coefficient(config: SparsityConfig, step: int) -> float:
         return config.l1_coefficient
     progress = (step - config.l1_zero_steps + 1) / config.l1_ramp_steps
     return config.l1_coefficient * min(progress, 1.0)
+
+
+@dataclass(frozen=True)
+class Due:
+    """The measurements that are due; true if there are any."""
+
+    validation: bool
+    evaluation: bool
+
+    def __bool__(self) -> bool:
+        return self.validation or self.evaluation
+
+    @classmethod
+    def after(cls, recipe: Recipe, step: int) -> Due:
+        """Those due after a step."""
+        last = step == recipe.train.steps
+        return cls(
+            validation=_falls(step, recipe.validation.every_steps, last),
+            evaluation=_falls(step, recipe.evaluation.every_steps, last),
+        )
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something done every so many steps (0 is never) is due after ``step``."""
+    return every > 0 and step % every == 0
+
+
+def _falls(step: int, every: int, last: bool) -> bool:
+    return step > 0 and (is_due(step, every) or (every > 0 and last))
+
+
+def is_logged(recipe: Recipe, step: int) -> bool:
+    """Whether ``step`` gets a record: also the first and the last do."""
+    return is_due(step, recipe.logging.every_steps) or step in (1, recipe.train.steps)
+
+
+def next_may_launch(recipe: Recipe, step: int) -> bool:
+    """Whether the step after ``step`` may be launched within it, see `next_step`.
+
+    Not where anything is saved or measured between the two, where neurons are re-initialised, or
+    where the size of micro-batches may change: that needs the model or its memory, or changes it.
+    """
+    return (
+        step < recipe.train.steps
+        and not is_due(step, recipe.checkpoint.every_steps)
+        and not Due.after(recipe, step)
+        and not recipe.sparsity.reinit_rate
+        and recipe.train.micro_batch_size != "auto"
+    )

@@ -1,46 +1,30 @@
 """Sparsity statistics of the FFN layers: exact, over all ranks, never counted twice.
 
-`SparsityStats` is fed once per micro-batch from `LossSums` (outside the recomputed graph), sums
-integers over ranks once per step, and keeps the per-neuron windows that decide which neurons are
-dead. L layers, N intermediate_size, P position buckets.
+They come from the counters of a step (`counters`), which are fed by outputs of the graph, so that
+recomputed layers count once. L layers, N intermediate_size, P position buckets, C = N + 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.runs.records import (
-    StepStats,
-    nnz_bucket_edges,
-    num_position_buckets,
-    position_bucket_starts,
-)
-from sparsellm.training.host_copy import HostCopy
-
-AllReduce = Callable[[Tensor], None]  # sums a tensor over ranks, in place
+from sparsellm.runs.records import StepStats, nnz_bucket_edges
 
 
 class SparsityStats:
-    """Accumulates one step, then folds it into the windows.
+    """How long each neuron has been silent, and how often it fired in the last window of tokens.
 
     Args:
         num_layers: L.
         intermediate_size: N.
-        context_length: T, tokens.
         window_tokens: a neuron silent for at least this many tokens is dead.
-        device: where the counters live.
+        device: where the numbers live.
     """
 
     def __init__(
-        self,
-        num_layers: int,
-        intermediate_size: int,
-        context_length: int,
-        window_tokens: int,
-        device: torch.device,
+        self, num_layers: int, intermediate_size: int, window_tokens: int, device: torch.device
     ) -> None:
         self.window_tokens = window_tokens
         shape = (num_layers, intermediate_size)
@@ -48,16 +32,6 @@ class SparsityStats:
         def zeros(*size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
-        # This step, this rank.
-        self._histogram_LC = zeros(num_layers, intermediate_size + 1)
-        self._fired_LN = zeros(*shape)
-        num_buckets = num_position_buckets(context_length)
-        self._position_nnz_LP = zeros(num_layers, num_buckets)
-        self._position_tokens_P = zeros(num_buckets)
-        starts = torch.tensor(position_bucket_starts(context_length), device=device)
-        positions = torch.arange(context_length, device=device)
-        self._bucket_T = torch.bucketize(positions, starts, right=True) - 1
-        self._last: list[Tensor] = []  # of the last step, over all ranks
         # All steps, all ranks; saved with the checkpoint.
         self.silent_tokens_LN = zeros(*shape)
         self.window_fired_LN = zeros(*shape)
@@ -66,59 +40,21 @@ class SparsityStats:
         self.activity_tokens = zeros()
 
     @torch.no_grad()
-    def update(self, nnz_LBT: Tensor, fired_LN: Tensor) -> None:
-        """Adds one micro-batch of this rank."""
-        num_layers = nnz_LBT.shape[0]
-        nnz_LM = nnz_LBT.reshape(num_layers, -1).long()
-        self._histogram_LC.scatter_add_(1, nnz_LM, torch.ones_like(nnz_LM))
-        self._fired_LN += fired_LN
-        self._position_nnz_LP.index_add_(1, self._bucket_T, nnz_LBT.sum(dim=1).long())
-        per_position = torch.full_like(self._bucket_T, nnz_LBT.shape[1])
-        self._position_tokens_P.index_add_(0, self._bucket_T, per_position)
+    def advance(self, fired_LN: Tensor, num_tokens: int, refused: Tensor) -> None:
+        """Adds a step, unless it is refused; the host does not wait for that.
 
-    @torch.no_grad()
-    def finish_step(self, all_reduce: AllReduce, refused: Tensor | None = None) -> None:
-        """Sums over ranks, advances the windows and empties the step's counters.
-
-        A step that was ``refused`` (other than zero) counts for nothing.
+        Args:
+            fired_LN: tokens of all ranks on which each neuron fired.
+            num_tokens: of the step, over all ranks.
+            refused: (), other than zero where the step counts for nothing.
         """
-        step = self._step_counters()
-        flat = torch.cat([counter.flatten() for counter in step])
-        all_reduce(flat)
-        if refused is not None:
-            flat *= refused == 0
-        sizes = [counter.numel() for counter in step]
-        self._last = [r.view_as(c) for r, c in zip(flat.split(sizes), step, strict=True)]
-        for counter in step:
-            counter.zero_()
-        histogram_LC, fired_LN = self._last[:2]
-        self._advance_windows(fired_LN, tokens=histogram_LC[0].sum())
-
-    @torch.no_grad()
-    def summary(self) -> StepSummary:
-        """Of the last step, after `finish_step`."""
-        histogram_LC, _, position_nnz_LP, position_tokens_P = self._last
-        return StepSummary(histogram_LC, position_nnz_LP, position_tokens_P, self.dead_LN())
-
-    def drop_step(self) -> None:
-        """Clears the counters of a step that did not come to its end; the windows stay."""
-        for counter in self._step_counters():
-            counter.zero_()
-
-    def _step_counters(self) -> list[Tensor]:
-        return [
-            self._histogram_LC,
-            self._fired_LN,
-            self._position_nnz_LP,
-            self._position_tokens_P,
-        ]
-
-    def _advance_windows(self, fired_LN: Tensor, tokens: Tensor) -> None:
+        taken = refused == 0
+        fired_LN, tokens = (fired_LN * taken).long(), taken * num_tokens
         silent = fired_LN == 0
         self.silent_tokens_LN = torch.where(silent, self.silent_tokens_LN + tokens, 0)
         self.window_fired_LN += fired_LN
         self.window_seen_tokens += tokens
-        # No branch: the host would wait here for the optimizer, and the GPU then for the host.
+        # No branch: the host would wait here for the device, and the GPU then for the host.
         complete = self.window_seen_tokens >= self.window_tokens
         for last, window in (
             (self.activity_LN, self.window_fired_LN),
@@ -132,7 +68,7 @@ class SparsityStats:
         return self.silent_tokens_LN >= self.window_tokens
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The windows; taken between steps, when the step's counters are empty."""
+        """What a resumed run goes on from."""
         return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -150,49 +86,32 @@ _STATE = (
 )
 
 
-class StepSummary:
-    """A step's statistics, computed on the device; `read` waits for them."""
+def step_stats(
+    histogram_LC: np.ndarray, nnz_LP: np.ndarray, position_tokens_P: list[int], dead_L: np.ndarray
+) -> StepStats:
+    """The statistics of one step, computed on the host.
 
-    def __init__(
-        self,
-        histogram_LC: Tensor,
-        position_nnz_LP: Tensor,
-        position_tokens_P: Tensor,
-        dead_LN: Tensor,
-    ) -> None:
-        counts_C = torch.arange(histogram_LC.shape[1], device=histogram_LC.device)
-        tokens = histogram_LC[0].sum()
-        cumulative_LC = histogram_LC.cumsum(1)
-        present_LC = histogram_LC > 0
-        edges = torch.tensor(nnz_bucket_edges(histogram_LC.shape[1] - 1))
-        edges = edges.to(counts_C.device, non_blocking=True)
-        buckets_C = torch.bucketize(counts_C, edges, right=True) - 1
-        self._values = HostCopy(
-            (histogram_LC * counts_C).sum(1).double() / tokens,
-            (present_LC * counts_C).amax(1),
-            _percentile(cumulative_LC, tokens, 50),
-            _percentile(cumulative_LC, tokens, 99),
-            dead_LN.double().mean(1),
-            position_nnz_LP.double() / position_tokens_P.clamp(min=1),
-            torch.zeros_like(edges).index_add_(0, buckets_C, histogram_LC.sum(0)),
-        )
+    Args:
+        histogram_LC: tokens with each number of non-zeros.
+        nnz_LP: non-zeros of all tokens of each position bucket.
+        position_tokens_P: tokens of each position bucket.
+        dead_L: dead neurons.
+    """
+    tokens_LC = histogram_LC.astype(np.int64)
+    num_tokens, num_neurons = tokens_LC[0].sum(), tokens_LC.shape[1] - 1
+    counts_C = np.arange(num_neurons + 1)
+    cumulative_LC = tokens_LC.cumsum(1)
 
-    def read(self) -> StepStats:
-        """The statistics as numbers."""
-        values = [value.tolist() for value in self._values.read()]
-        mean, most, median, high, dead, by_position, histogram = values
-        return StepStats(
-            nnz_mean=mean,
-            nnz_max=most,
-            nnz_p50=median,
-            nnz_p99=high,
-            dead_fraction=dead,
-            nnz_by_position=by_position,
-            nnz_histogram=histogram,
-        )
+    def percentile(percent: int) -> list[int]:
+        """The smallest count that at least so many of the tokens do not exceed (nearest rank)."""
+        return (cumulative_LC < (num_tokens * percent + 99) // 100).sum(1).tolist()
 
-
-def _percentile(cumulative_LC: Tensor, tokens: Tensor, percent: int) -> Tensor:
-    """The smallest count that at least ``percent`` of the tokens do not exceed (nearest rank)."""
-    rank = (tokens * percent + 99) // 100
-    return (cumulative_LC < rank).sum(1)
+    return StepStats(
+        nnz_mean=((tokens_LC * counts_C).sum(1) / num_tokens).tolist(),
+        nnz_max=((tokens_LC > 0) * counts_C).max(1).tolist(),
+        nnz_p50=percentile(50),
+        nnz_p99=percentile(99),
+        dead_fraction=(dead_L / num_neurons).tolist(),
+        nnz_by_position=(nnz_LP / position_tokens_P).tolist(),
+        nnz_histogram=np.add.reduceat(tokens_LC.sum(0), nnz_bucket_edges(num_neurons)).tolist(),
+    )

@@ -3,95 +3,101 @@
 Shapes: B sequences of T tokens in a micro-batch, L layers. A step is ``run.rounds`` micro-batches
 on each rank; their gradients add up to that of the whole global batch.
 
-The host waits for the device once per step, for the step's sums. The weights' update is queued
-before that, and the device refuses it where the sums say so (nonfinite.py). The first forward pass
-of the next step is queued before it too (step_start.py), so that the GPU has work meanwhile.
+The host waits for the device once per step, for the step's numbers (counters.py). The weights'
+update is queued before that, and the device refuses it where the numbers say so. The first forward
+pass of the next step is queued before it too (next_step.py), so that the GPU has work meanwhile.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
 import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from sparsellm.training import step_start
-from sparsellm.training.distributed import FailedTogether, all_reduce_sum, clear_gradients
-from sparsellm.training.measure import is_due
-from sparsellm.training.meter import StepTotals
-from sparsellm.training.nonfinite import reason_to_skip, refuse, skip_step
+from sparsellm.ffn.fills import Fills
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.training.counters import Counters, StepReading
+from sparsellm.training.distributed import FailedTogether, clear_gradients
+from sparsellm.training.next_step import MicroBatchReader, StartedStep
+from sparsellm.training.nonfinite import Skip, reason_to_skip
 from sparsellm.training.objective import LossSums, total_loss
-from sparsellm.training.optimizer import reinit_dead_neurons, update
+from sparsellm.training.optimizer import reinit_dead_neurons
 from sparsellm.training.run import Run
-from sparsellm.training.schedule import l1_coefficient, learning_rate
+from sparsellm.training.schedule import is_logged, l1_coefficient, learning_rate
 from sparsellm.training.signals import StopRequest
-from sparsellm.training.started import StepStart
-from sparsellm.training.step_sums import StepReading
 
 
-def train_step(run: Run, stop: StopRequest, *, begin_next: bool = False) -> StepTotals:
+@dataclass(frozen=True)
+class StepTotals:
+    """What a step gave, over all ranks."""
+
+    reading: StepReading
+    l1_by_layer: list[float]  # λ
+    values: dict[str, float | None]  # by the names of `runs.metrics.METRICS`; empty if skipped
+    skipped: Skip | None = None  # why the step changed nothing
+
+
+def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> StepTotals:
     """One optimizer step over `global_batch_tokens`.
 
-    With ``begin_next`` the first forward pass of the step after it is queued too (step_start.py);
+    With ``launch_next`` the first forward pass of the step after it is queued too (next_step.py);
     then nothing may be done with the model before that step, which must follow on all ranks.
 
     Raises:
         FloatingPointError: loss or gradient norm is not finite; weights are then unchanged.
         FailedTogether: some rank could not read its data; weights are then unchanged.
     """
-    recipe = run.recipe
-    lr = learning_rate(recipe.optimizer, run.step, recipe.train.steps)
-    for group in run.optimizer.param_groups:
-        group["lr"] = lr
+    recipe, number = run.recipe, run.step + 1
     l1_L = l1_by_layer(run)
+    step = run.next_step.take() or start_step(run, number)
+    counters = step.counters
 
-    start = step_start.the_started(run)
-    _compute_gradients(run, start, stop, l1_L)
-    refused = refuse(run, start.sums)
-    start.sums.send(refused)
+    norm = _gradients(run, step, l1_L)
+    refused = counters.reduce(
+        norm,
+        run.averages.limits(recipe.train.spike_threshold),
+        stop=stop.received is not None or run.saver.failed,
+        failed=step.reader.error is not None,
+    )
     run.between_steps = False
-    _update(run, refused)
-    number = run.step + 1
-    logged = is_due(number, recipe.logging.every_steps) or number in (1, recipe.train.steps)
-    summary = run.stats.summary() if logged else None
-    if begin_next:
-        step_start.begin_next(run)
+    run.stats.advance(counters.fired_LN, recipe.train.global_batch_tokens, refused)
+    counters.send(run.stats.dead_LN() if is_logged(recipe, number) else None)
+    lr = _update(run, refused)
+    if launch_next:
+        run.next_step.launch(run.loader.bookmark(), partial(start_step, run, number + 1))
         run.activity.begin("summing over ranks", run.step)
-    step = start.sums.read()
-    run.between_steps = step.refused
-    if step.failed:
-        raise FailedTogether(start.reader.error)
-    watched = _watched(run, step)
-    if step.refused:
-        skip = reason_to_skip(run, watched)
-        skip_step(run)
-        return StepTotals({}, l1_L, None, step.kernels, step.stop, skipped=skip)
-    run.averages.add(watched)
-    run.skipped_in_a_row = 0
-    _adapt(run, step)
-    run.activity.begin("between steps", run.step)
-    _reinit_dead(run)
+
+    reading = counters.read()
+    run.between_steps = reading.refused
+    if reading.failed:
+        raise FailedTogether(step.reader.error)
+    skip = reason_to_skip(run, reading) if reading.refused else None
+    run.step = number
+    run.tokens += recipe.train.global_batch_tokens
+    if skip:
+        run.skipped += 1
+        run.skipped_in_a_row += 1
+        return StepTotals(reading, l1_L, {}, skip)
+    _adapt(run, reading)
     run.between_steps = True
     values: dict[str, float | None] = {
-        "loss": watched["loss"],
-        "l1": watched["L1"],
+        "loss": reading.loss,
+        "l1": reading.l1,
         "l1_coefficient": sum(l1_L) / len(l1_L),
         "target_error": run.target.error if run.target else None,
         "learning_rate": lr,
-        "grad_norm": watched["gradient norm"],
+        "grad_norm": reading.gradient_norm,
         "micro_batch_size": run.micro_batch.size,
         "skipped_steps": run.skipped,
     }
-    sparsity = summary.read() if summary else None
-    return StepTotals(values, l1_L, sparsity, step.kernels, step.stop)
-
-
-def _watched(run: Run, step: StepReading) -> dict[str, float]:
-    """The values that make a step be skipped, where they are not finite, or spikes."""
-    recipe, tokens = run.recipe, run.recipe.train.global_batch_tokens
-    return {
-        "loss": step.cross_entropy_sum / tokens,
-        "L1": step.l1_sum / (tokens * recipe.model.num_hidden_layers),
-        "gradient norm": step.gradient_norm,
-    }
+    return StepTotals(reading, l1_L, values)
 
 
 def l1_by_layer(run: Run) -> list[float]:
@@ -102,66 +108,148 @@ def l1_by_layer(run: Run) -> list[float]:
     return [l1_coefficient(recipe.sparsity, run.step)] * recipe.model.num_hidden_layers
 
 
-def _compute_gradients(run: Run, start: StepStart, stop: StopRequest, l1_L: list[float]) -> None:
-    """Forward and backward of all micro-batches; clipped gradients, and the sums of all ranks."""
-    l1_weight: float | torch.Tensor = l1_L[0]
+def start_step(run: Run, number: int) -> StartedStep:
+    """Queues the first forward pass of a step; 1 is the first step."""
+    choose_kernels(run.ffns, run.readings)
+    shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
+    reader = MicroBatchReader(run.loader, shape, number)
+    num_micro_batches = run.rounds * run.accelerator.num_processes
+    counters = Counters(run.layout, run.ffns, run.micro_batch_tokens, num_micro_batches)
+    passes = _forward_passes(run, reader)
+    return StartedStep(reader, counters, itertools.chain([next(passes)], passes))
+
+
+def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
+    """Forward and backward of all micro-batches, counted. Clips the gradients.
+
+    Returns their norm before, (); the host does not wait for it.
+    """
+    l1_weight: float | Tensor = l1_L[0]
     if len(set(l1_L)) > 1:
         l1_weight = torch.tensor(l1_L).to(run.accelerator.device, non_blocking=True)
-    for sums in step_start.micro_batches(run, start):
+    for sums in step.passes:
         backward(run, sums, l1_weight)
-        start.sums.add(sums)
+        step.counters.add(sums)
     run.activity.begin("summing over ranks", run.step)
-    norm = _clip_gradients(run)
-    asked = stop.received is not None or run.saver.failed
-    start.sums.reduce(norm, asked, start.reader.error is not None)
-
-
-def backward(run: Run, sums: LossSums, l1_weight: float | torch.Tensor) -> None:
-    """Backward of one micro-batch, of which `step_start.forward` gave the sums."""
-    accelerator = run.accelerator
-    loss = total_loss(
-        sums, l1_weight, run.recipe.train.global_batch_tokens, accelerator.num_processes
-    )
-    accelerator.backward(loss)
-    run.stats.update(sums.nnz_LBT, sums.fired_LN)
-
-
-def _clip_gradients(run: Run) -> torch.Tensor:
-    """Returns their norm before; the host does not wait for it."""
-    norm = run.accelerator.clip_grad_norm_(
-        run.objective.parameters(), run.recipe.optimizer.clip_norm
-    )
+    parameters, most = run.objective.parameters(), run.recipe.optimizer.clip_norm
+    norm = run.accelerator.clip_grad_norm_(parameters, most)
     assert norm is not None
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def _update(run: Run, refused: torch.Tensor) -> None:
-    """Changes weights and statistics on the device, unless the step is refused there."""
-    update(run.optimizer, refused)
+def _update(run: Run, refused: Tensor) -> float:
+    """One update of the weights, or none where ``refused`` is 1; returns the learning rate.
+
+    torch's fused optimizers read ``refused`` from `found_inf`, as its `GradScaler` has them do; so
+    the host need not know.
+    """
+    lr = learning_rate(run.recipe.optimizer, run.step, run.recipe.train.steps)
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr
+    run.optimizer.found_inf = refused  # type: ignore[attr-defined]
+    run.optimizer.step()
     clear_gradients(run.optimizer, run.objective)
-    run.stats.finish_step(all_reduce_sum, refused)
+    return lr
 
 
-def _adapt(run: Run, step: StepReading) -> None:
-    """Counts the step; adapts λ, and the kernels of the next step that has not begun."""
-    tokens = run.recipe.train.global_batch_tokens
-    run.step += 1
-    run.tokens += tokens
-    run.readings.append(step)
-    if run.begun is None:
-        step_start.adapt_kernels(run)
+def _adapt(run: Run, reading: StepReading) -> None:
+    """After a step that was taken: moves λ, and decides on kernels and dead neurons."""
+    run.averages.add(reading.watched)
+    run.skipped_in_a_row = 0
+    run.readings.append(reading)
+    if run.next_step.position is None:
+        choose_kernels(run.ffns, run.readings)
     if run.target:
-        run.target.observe(run.step - 1, [nnz / tokens for nnz in step.nnz_sum_L])
-
-
-def _reinit_dead(run: Run) -> None:
-    recipe = run.recipe
-    if recipe.sparsity.reinit_rate:
+        run.target.observe(run.step - 1, reading.nnz_L)
+    run.activity.begin("between steps", run.step)
+    sparsity = run.recipe.sparsity
+    if sparsity.reinit_rate:
         reinit_dead_neurons(
             run.ffns,
             run.stats.dead_LN(),
-            rate=recipe.sparsity.reinit_rate,
-            std=recipe.model.initializer_range,
-            seed=recipe.seed,
+            rate=sparsity.reinit_rate,
+            std=run.recipe.model.initializer_range,
+            seed=run.recipe.seed,
             step=run.step,
         )
+
+
+def choose_kernels(ffns: list[SparseFFN], readings: list[StepReading]) -> None:
+    """Has each layer choose its path by the steps read since the last choice, and empties them.
+
+    All ranks choose alike; capacities are those that this rank's own micro-batches need.
+    """
+    for reading in readings:
+        unions = zip(reading.largest_union_L, reading.kernels.union_mean, strict=True)
+        for ffn, (largest, mean), nnz in zip(ffns, unions, reading.nnz_L, strict=True):
+            ffn.observe_union(largest)
+            ffn.update_kernels(mean, nnz)
+    readings.clear()
+
+
+def _forward_passes(run: Run, reader: MicroBatchReader) -> Iterator[LossSums]:
+    for _ in accumulation(run, run.rounds):
+        run.activity.begin("reading data", reader.step - 1)
+        tokens_BT1 = reader.next()
+        run.activity.begin("computing", reader.step - 1)
+        yield forward(run, tokens_BT1)
+
+
+def accumulation(run: Run, rounds: int) -> Iterator[None]:
+    """Iterates over the micro-batches of a step; prepares what they share before the first one."""
+    begin_sharing(run, accumulate=rounds > 1)
+    for _ in range(rounds - 1):
+        with accumulating(run):
+            yield
+    for part in run.sharing:
+        part.end_accumulation()
+    yield
+    for part in run.sharing:
+        part.end_step()
+
+
+def begin_sharing(run: Run, accumulate: bool) -> None:
+    """Prepares what the micro-batches of a step share; ``accumulate``: there are several."""
+    with Fills() as fills:
+        for part in run.sharing:
+            part.begin_step(run.compute_dtype, accumulate, fills)
+
+
+@contextmanager
+def accumulating(run: Run) -> Iterator[None]:
+    """The context of all micro-batches but a step's last: gradients are not reduced over ranks.
+
+    Where FSDP2 keeps gathered weights from forward to backward (``fsdp_reshard_after_forward:
+    false``), it also keeps them for the next micro-batch: the peak of memory, at the end of a
+    forward pass, includes them in any case.
+    """
+    model, accelerator = run.objective, run.accelerator
+    with accelerator.no_sync(model):
+        if not isinstance(model, FSDPModule) or accelerator.state.fsdp_plugin.reshard_after_forward:
+            yield
+            return
+        model.set_reshard_after_backward(False)
+        try:
+            yield
+        finally:
+            model.set_reshard_after_backward(True)
+
+
+def forward(run: Run, tokens_BT1: Tensor) -> LossSums:
+    """The sums of a micro-batch of this rank, with their graph."""
+    tokens_BT1 = tokens_BT1.to(run.accelerator.device, non_blocking=True)
+    with run.accelerator.autocast():
+        sums: LossSums = run.objective(tokens_BT1[:, :-1], tokens_BT1[:, 1:])
+    return sums
+
+
+def backward(run: Run, sums: LossSums, l1_weight: float | Tensor) -> None:
+    """Backward of a micro-batch; ``l1_weight`` is λ, or (L,) that of each layer."""
+    tokens = run.recipe.train.global_batch_tokens
+    run.accelerator.backward(total_loss(sums, l1_weight, tokens, run.accelerator.num_processes))
+
+
+def rehearse(run: Run) -> None:
+    """Forward and backward of one micro-batch of zeros, whose gradients are to be discarded."""
+    shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
+    backward(run, forward(run, torch.zeros(shape, dtype=torch.int64)), 0.0)

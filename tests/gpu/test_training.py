@@ -149,7 +149,7 @@ def test_a_step_waits_for_the_gpu_once(tiny_overrides, kernels, request, monkeyp
     run = build_run(load_recipe("debug", overrides))
     try:
         for _ in range(3):  # the first one is logged, and makes the optimizer's state
-            train_step(run, StopRequest(), begin_next=True)
+            train_step(run, StopRequest(), launch_next=True)
         real, events = torch.cuda.Event.synchronize, []  # torch does not warn of these
 
         def synchronize(event):
@@ -160,7 +160,7 @@ def test_a_step_waits_for_the_gpu_once(tiny_overrides, kernels, request, monkeyp
         torch.cuda.set_sync_debug_mode("warn")
         with warnings.catch_warnings(record=True) as waits:
             warnings.simplefilter("always")
-            train_step(run, StopRequest(), begin_next=True)
+            train_step(run, StopRequest(), launch_next=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
         close_run(run)

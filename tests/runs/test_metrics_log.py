@@ -30,7 +30,7 @@ from sparsellm.runs.records import (
     read_lines,
     read_metrics,
 )
-from sparsellm.training.progress import progress_line
+from sparsellm.training.meter import progress_line
 
 
 def _record(recipe, step: int) -> TrainRecord:

@@ -11,7 +11,6 @@ import itertools
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from accelerate import PartialState
@@ -21,11 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.state import gather_model
-from sparsellm.training.accumulation import accumulation
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.signals import StopRequest
-from sparsellm.training.step import backward, train_step
-from sparsellm.training.step_start import forward
+from sparsellm.training.step import accumulation, backward, forward, train_step
 
 
 class FixedBatch:
@@ -49,8 +46,7 @@ class FixedBatch:
 
 def micro_batch(run, tokens_BT1, l1_weight):
     """Forward and backward of one micro-batch."""
-    reader = SimpleNamespace(step=1, next=lambda: tokens_BT1)
-    backward(run, forward(run, reader), l1_weight)
+    backward(run, forward(run, tokens_BT1), l1_weight)
 
 
 def accumulated_gradients(recipe, each_round=lambda run: None):
@@ -74,13 +70,15 @@ class PlainSGD(torch.optim.SGD):
     found_inf = property(lambda self: None, lambda self, refused: None)
 
 
-class Gathers(TorchDispatchMode):
-    """Counts the all-gathers of FSDP2."""
+class Collectives(TorchDispatchMode):
+    """Counts the all-gathers of FSDP2, and the sums over ranks other than of fp32 gradients."""
 
-    count = 0
+    gathers, sums = 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.c10d._allgather_base_.default
+        self.gathers += func is torch.ops.c10d._allgather_base_.default
+        if func is torch.ops.c10d.allreduce_.default:
+            self.sums += args[0][0].dtype != torch.float32
         return func(*args, **(kwargs or {}))
 
 
@@ -103,7 +101,7 @@ def step(overrides: list[str], out: Path) -> None:
     run.loader.close()
     run.loader = FixedBatch(run)
     run.optimizer = PlainSGD(run.objective.parameters())
-    with Gathers() as gathers:
+    with Collectives() as collectives:
         totals = train_step(run, StopRequest())
     after = gather_model(run.model)  # all ranks take part
     if run.accelerator.is_main_process:
@@ -114,7 +112,8 @@ def step(overrides: list[str], out: Path) -> None:
             "loss": totals.values["loss"],
             "l1": totals.values["l1"],
             "grad_norm": totals.values["grad_norm"],
-            "gathers": gathers.count,
+            "gathers": collectives.gathers,
+            "sums": collectives.sums,
             "target": run.target.state_dict() if run.target else None,
             "mesh": mesh_shape(run.model),
             "gradient_storages": gradient_storages(run.objective),

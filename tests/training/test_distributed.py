@@ -92,6 +92,7 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, ranks):
                 )
             for key in ("loss", "l1", "grad_norm"):
                 assert same[key] == pytest.approx(numbers[key], rel=1e-5)
+            assert same["sums"] == (num_processes > 1)  # one, of all numbers of the step
             assert same["stats"] == numbers["stats"]  # integers: exactly
             assert same["target"] == numbers["target"]  # so every rank moves λ alike
             # DDP's stay in its buckets, where the next step adds to them.

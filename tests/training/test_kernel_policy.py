@@ -11,8 +11,8 @@ from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import build_model
 from sparsellm.training.begin import warm_up
+from sparsellm.training.counters import CounterLayout, Counters, MovingAverages
 from sparsellm.training.kernel_policy import (
-    choose_kernels,
     described_costs,
     each_path,
     kernels_state,
@@ -21,7 +21,7 @@ from sparsellm.training.kernel_policy import (
 )
 from sparsellm.training.objective import Objective
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.step_sums import StepSums
+from sparsellm.training.step import choose_kernels
 
 COSTS = Costs(dense=1.0, fixed=0.4, per_neuron=0.01)  # left over 57 neurons, come back to below 52
 CPU = torch.device("cpu")
@@ -83,32 +83,33 @@ def test_capacity_is_the_layers_own_and_starts_over_with_another_number_of_token
 def _sums(recipe, model, batches):
     objective = Objective(model, recipe.runtime)
     ffns = [layer.mlp for layer in model.model.layers]
-    step = StepSums(ffns, recipe.micro_batch_tokens, CPU)
+    layout = CounterLayout(recipe, CPU)
+    step = Counters(layout, ffns, recipe.micro_batch_tokens, len(batches))
     losses = []
     for tokens in batches:
         losses.append(objective(tokens[:, :-1], tokens[:, 1:]))
         step.add(losses[-1])
-    step.reduce(torch.tensor(0.0), stop=True)
-    step.send(torch.tensor(0.0))
+    limits = MovingAverages().limits(None)
+    assert not step.reduce(torch.tensor(0.0), limits, stop=True, failed=False)
+    step.send(None)
     return ffns, losses, step.read()
 
 
 def test_a_step_is_counted_exactly_and_the_same_on_either_path(tiny):
     # 96 tokens: a whole block and half of one.
-    recipe = tiny("train.micro_batch_size=3", "train.global_batch_tokens=288")
+    recipe = tiny("train.micro_batch_size=3", "train.global_batch_tokens=384")
     model = build_model(recipe, eos_token_id=256)
     generator = torch.Generator().manual_seed(5)
     batches = torch.randint(257, (4, 3, 33), generator=generator)
     ffns, losses, dense = _sums(recipe, model, batches)
     unions = [[loss.union_L[layer].item() for loss in losses] for layer in range(2)]
-    assert dense.cross_entropy_sum == pytest.approx(
-        sum(loss.cross_entropy_sum.item() for loss in losses)
-    )
+    expected = sum(loss.cross_entropy_sum.item() for loss in losses) / 384
+    assert dense.loss == pytest.approx(expected)
     assert dense.stop
     assert dense.kernels.union_mean == [sum(union) / 8 for union in unions]
     assert dense.largest_union_L == [max(union) for union in unions]
     counted = sum(loss.nnz_LBT.sum((1, 2)) for loss in losses)
-    assert dense.nnz_sum_L == counted.tolist()
+    assert dense.nnz_L == [count / 384 for count in counted.tolist()]
     assert (dense.kernels.sparse, dense.kernels.overflows) == ([False, False], 0)
     ffns[1].use_kernels("sparse")
     ffns[1].capacity_for(96)
@@ -117,8 +118,8 @@ def test_a_step_is_counted_exactly_and_the_same_on_either_path(tiny):
     assert mixed.kernels.union_mean == dense.kernels.union_mean
     assert mixed.kernels.sparse == [False, True]
     assert mixed.kernels.overflows == unions[1].count(max(unions[1]))
-    assert mixed.cross_entropy_sum == dense.cross_entropy_sum
-    choose_kernels(ffns, mixed, 288)
+    assert mixed.loss == dense.loss
+    choose_kernels(ffns, [mixed])
     assert ffns[1].capacity_for(96) == 128  # the worst case, less than any size
 
 
@@ -128,7 +129,7 @@ def test_twell_is_chosen_by_non_zeros_and_counts_tokens_beyond_its_backup(tiny, 
     for nnz, path in ((90.0, "dense"), (51.0, "sparse"), (56.0, "sparse"), (58.0, "dense")):
         ffn.update_kernels(mean_union=1e9, mean_nnz=nnz)
         assert ffn.path == path
-    recipe = tiny("train.micro_batch_size=3", "train.global_batch_tokens=288")
+    recipe = tiny("train.micro_batch_size=3", "train.global_batch_tokens=384")
     model = build_model(recipe, eos_token_id=256)
     generator = torch.Generator().manual_seed(5)
     batches = torch.randint(257, (4, 3, 33), generator=generator)
@@ -141,8 +142,8 @@ def test_twell_is_chosen_by_non_zeros_and_counts_tokens_beyond_its_backup(tiny, 
         assert found.kernels.sparse == [False, True]
         assert found.kernels.overflows == overflows
         assert found.kernels.union_mean == dense.kernels.union_mean
-        assert found.nnz_sum_L == dense.nnz_sum_L
-        assert found.l1_sum == pytest.approx(dense.l1_sum)
+        assert found.nnz_L == dense.nnz_L
+        assert found.l1 == pytest.approx(dense.l1)
 
 
 def test_costs_of_another_format_are_not_resumed():

@@ -13,7 +13,7 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.metrics import METRICS
 from sparsellm.runs.records import read_metrics
-from sparsellm.training.spikes import DECAY, SETTLED_STEPS, MovingAverages
+from sparsellm.training.counters import DECAY, SETTLED_STEPS, MovingAverages
 from training.test_distributed import launch
 
 DAMAGED = Path(__file__).with_name("damaged_batch.py")

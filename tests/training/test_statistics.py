@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
+from conftest import TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.recipe import load_recipe
 from sparsellm.runs.records import nnz_bucket_edges, num_position_buckets, position_bucket_starts
+from sparsellm.training import counters as counters_module
+from sparsellm.training.counters import CounterLayout, Counters, MovingAverages
+from sparsellm.training.objective import LossSums
 from sparsellm.training.statistics import SparsityStats
 
 L, B, T, N = 3, 4, 16, 24
-
-
-def _alone(tensor: torch.Tensor) -> None:
-    """A world of one rank."""
-
-
-def _stats(window_tokens: int = 10**9) -> SparsityStats:
-    return SparsityStats(L, N, T, window_tokens, torch.device("cpu"))
+CPU = torch.device("cpu")
+SHAPE = [f"model.num_hidden_layers={L}", f"model.intermediate_size={N}"]
+SHAPE += [f"model.context_length={T}", f"train.global_batch_tokens={B * T}"]
+NO_LIMITS = MovingAverages().limits(None)
+TAKEN, REFUSED = torch.tensor(0.0), torch.tensor(1.0)
 
 
 def _active(seed: int, density: float, batch: int = B) -> torch.Tensor:
@@ -29,61 +33,117 @@ def _active(seed: int, density: float, batch: int = B) -> torch.Tensor:
     return torch.rand(L, batch, T, N, generator=generator) < density
 
 
-def _feed(stats: SparsityStats, active_LBTN: torch.Tensor) -> None:
-    stats.update(active_LBTN.sum(-1, dtype=torch.int32), active_LBTN.sum((1, 2), dtype=torch.int32))
+def _counted(*micro_batches: torch.Tensor) -> Counters:
+    """The counters of a step in which these neurons fire, (L, B, T, N) bool."""
+    layout = CounterLayout(load_recipe("debug", [*TINY, *SHAPE]), CPU)
+    ffns = [SparseFFN(8, N, gated=True) for _ in range(L)]
+    counters = Counters(layout, ffns, micro_batches[0][0, ..., 0].numel(), len(micro_batches))
+    for active_LBTN in micro_batches:
+        counters.add(
+            LossSums(
+                cross_entropy_sum=torch.tensor(1.5),
+                l1_sum_L=torch.ones(L),
+                nnz_LBT=active_LBTN.sum(-1, dtype=torch.int32),
+                fired_LN=active_LBTN.sum((1, 2), dtype=torch.int32),
+                union_L=torch.ones(L, dtype=torch.int64),
+            )
+        )
+    return counters
+
+
+def _reading(counters: Counters, dead_LN: torch.Tensor):
+    assert not counters.reduce(torch.tensor(1.0), NO_LIMITS, stop=False, failed=False)
+    counters.send(dead_LN)
+    return counters.read()
+
+
+def _feed(stats: SparsityStats, active_LBTN: torch.Tensor, refused: torch.Tensor = TAKEN) -> None:
+    stats.advance(_counted(active_LBTN).fired_LN, B * T, refused)
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), density=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
-def test_summary_equals_numpy(seed, density):
+def test_a_reading_equals_numpy(seed, density):
     active = _active(seed, density)
-    stats = _stats()
-    _feed(stats, active)
-    stats.finish_step(_alone)
-    summary = stats.summary().read()
+    dead_LN = ~active.any(2).any(1)
+    reading = _reading(_counted(active), dead_LN)
+    assert reading.loss == 1.5 / (B * T)
+    found = reading.sparsity
     nnz = active.sum(-1).flatten(1).numpy()
-    np.testing.assert_allclose(summary.nnz_mean, nnz.mean(1))
-    np.testing.assert_array_equal(summary.nnz_max, nnz.max(1))
-    for percent, found in ((50, summary.nnz_p50), (99, summary.nnz_p99)):
+    np.testing.assert_allclose(found.nnz_mean, nnz.mean(1))
+    np.testing.assert_allclose(reading.nnz_L, nnz.mean(1))
+    np.testing.assert_array_equal(found.nnz_max, nnz.max(1))
+    for percent, values in ((50, found.nnz_p50), (99, found.nnz_p99)):
         expected = np.percentile(nnz, percent, axis=1, method="inverted_cdf")
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(values, expected)
+    np.testing.assert_allclose(found.dead_fraction, dead_LN.numpy().mean(1))
     edges = nnz_bucket_edges(N)
-    np.testing.assert_array_equal(summary.nnz_histogram, np.histogram(nnz, bins=[*edges, N + 1])[0])
+    np.testing.assert_array_equal(found.nnz_histogram, np.histogram(nnz, bins=[*edges, N + 1])[0])
     for bucket, start in enumerate(position_bucket_starts(T)):
         stop = [*position_bucket_starts(T), T][bucket + 1]
         expected = active[:, :, start:stop].sum(-1).double().mean((1, 2))
         np.testing.assert_allclose(
-            [layer[bucket] for layer in summary.nnz_by_position], expected, atol=1e-12
+            [layer[bucket] for layer in found.nnz_by_position], expected, atol=1e-12
         )
 
 
-def test_split_into_micro_batches_and_ranks_changes_nothing():
+def test_split_into_micro_batches_and_ranks_changes_nothing(monkeypatch):
     active = _active(seed=1, density=0.1)
-    whole = _stats(window_tokens=B * T)
-    _feed(whole, active)
-    whole.finish_step(_alone)
-    expected = whole.summary().read()
+    none_dead = torch.zeros(L, N, dtype=torch.bool)
+    expected = _reading(_counted(active), none_dead)
+    ranks = [_counted(active[:, [0]], active[:, [2]]), _counted(active[:, [1]], active[:, [3]])]
+    own = []  # what an all-reduce would sum: collected first, then given to both
+    monkeypatch.setattr(counters_module, "all_reduce_sum", own.append)
+    for counters in ranks:
+        counters.reduce(torch.tensor(1.0), NO_LIMITS, stop=False, failed=False)
+    total = own[0] + own[1]
+    for values, counters in zip(own, ranks, strict=True):
+        values.copy_(total)
+        counters.send(none_dead)
+        assert counters.read().sparsity == expected.sparsity
+        assert counters.read().nnz_L == expected.nnz_L
+        assert torch.equal(counters.fired_LN, active.sum((1, 2)).double())
 
-    ranks = [_stats(window_tokens=B * T) for _ in range(2)]
-    for rank, stats in enumerate(ranks):
-        for sequence in range(B // 2):
-            _feed(stats, active[:, [2 * sequence + rank]])
-    counters = []  # what an all-reduce would sum: collected first, then given to both
-    for stats in ranks:
-        state = [stats._histogram_LC, stats._fired_LN]
-        state += [stats._position_nnz_LP, stats._position_tokens_P]
-        counters.append(torch.cat([c.flatten() for c in state]))
-    total = counters[0] + counters[1]
-    for stats in ranks:
-        stats.finish_step(lambda flat: flat.copy_(total))
-        summary = stats.summary().read()
-        assert summary == expected
-        for name, value in whole.state_dict().items():
-            torch.testing.assert_close(stats.state_dict()[name], value)
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3.1])
+@pytest.mark.parametrize("spoilt", ["loss", "l1", "gradient norm", None])
+def test_a_step_over_its_limits_is_refused(spoilt, value):
+    counters = _counted(_active(seed=2, density=0.1))
+    if spoilt == "loss":
+        counters._at.cross_entropy.fill_(value * B * T)
+    if spoilt == "l1":
+        counters._at.l1.fill_(value)
+    norm = torch.tensor(value if spoilt == "gradient norm" else 2.9)
+    limits = {"loss": 3.0, "gradient norm": 3.0}
+    refused = counters.reduce(norm, limits, stop=False, failed=False)
+    finite = spoilt is None or (spoilt == "l1" and math.isfinite(value))
+    assert bool(refused) == (not finite)
+    counters.send(torch.ones(L, N, dtype=torch.bool))
+    reading = counters.read()
+    assert reading.refused == bool(refused)
+    assert (reading.sparsity is None) == bool(refused)
+    assert counters.reduce(torch.tensor(1.0), NO_LIMITS, stop=False, failed=True)  # no data
+
+
+def test_sums_of_integers_are_exact_where_fp32_is_not():
+    counters = _counted(_active(seed=3, density=0.5))
+    counters._at.union_L.fill_(2**24)
+    counters.fired_LN.fill_(2**40)
+    counters.add(
+        LossSums(
+            torch.tensor(0.0),
+            torch.zeros(L),
+            torch.ones(L, B, T, dtype=torch.int32),
+            torch.ones(L, N, dtype=torch.int32),
+            torch.ones(L, dtype=torch.int64),
+        )
+    )
+    assert counters._at.union_L.tolist() == [2**24 + 1] * L
+    assert (counters.fired_LN == 2**40 + 1).all()
 
 
 def test_dead_is_silence_for_the_whole_window_and_ends_with_one_activation():
-    stats = _stats(window_tokens=2 * B * T)
+    stats = SparsityStats(L, N, 2 * B * T, CPU)
     quiet = torch.zeros(L, B, T, N, dtype=torch.bool)
     loud = quiet.clone()
     loud[1, 2, 3, 4] = True
@@ -94,35 +154,33 @@ def test_dead_is_silence_for_the_whole_window_and_ends_with_one_activation():
         (L * N - 1, quiet),
     ):
         _feed(stats, active)
-        stats.finish_step(_alone)
         assert int(stats.dead_LN().sum()) == expected_dead
     assert not stats.dead_LN()[1, 4]
+    _feed(stats, quiet, REFUSED)
+    assert not stats.dead_LN()[1, 4]
     _feed(stats, quiet)
-    stats.finish_step(_alone)
     assert stats.dead_LN()[1, 4]
 
 
 def test_activity_is_that_of_the_last_complete_window():
-    stats = _stats(window_tokens=2 * B * T)
+    stats = SparsityStats(L, N, 2 * B * T, CPU)
     first, second, third = (_active(seed, 0.2) for seed in range(3))
     for active in (first, second, third):
         _feed(stats, active)
-        stats.finish_step(_alone)
+        _feed(stats, active, REFUSED)
     torch.testing.assert_close(stats.activity_LN, (first.long() + second).sum((1, 2)))
     assert int(stats.activity_tokens) == 2 * B * T
     torch.testing.assert_close(stats.window_fired_LN, third.long().sum((1, 2)))
 
 
 def test_state_restores_exactly():
-    stats = _stats(window_tokens=3 * B * T)
+    stats = SparsityStats(L, N, 3 * B * T, CPU)
     for seed in range(4):
         _feed(stats, _active(seed, 0.01))
-        stats.finish_step(_alone)
-    restored = _stats(window_tokens=3 * B * T)
+    restored = SparsityStats(L, N, 3 * B * T, CPU)
     restored.load_state_dict(stats.state_dict())
     for each in (stats, restored):
         _feed(each, _active(9, 0.01))
-        each.finish_step(_alone)
     for name, value in stats.state_dict().items():
         torch.testing.assert_close(restored.state_dict()[name], value)
 

@@ -8,11 +8,11 @@ from conftest import set_arguments
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
+from sparsellm.training.next_step import MicroBatchReader
 from sparsellm.training.run import build_run, close_run
+from sparsellm.training.schedule import next_may_launch
 from sparsellm.training.signals import StopRequest
-from sparsellm.training.started import MicroBatchReader
 from sparsellm.training.step import train_step
-from sparsellm.training.step_start import may_begin_next
 
 STEPS = 5
 
@@ -21,14 +21,16 @@ STEPS = 5
 def trained(tiny):
     """The losses, weights, λ and data position of a short run."""
 
-    def train(*overrides, begin_next):
+    def train(*overrides, launch_next):
         run = build_run(tiny("train.steps=20", "checkpoint.every_steps=0", *overrides))
         try:
             assert {ffn.path for ffn in run.ffns} == {run.recipe.ffn.kernels}
             losses = []
             for step in range(STEPS):
-                totals = train_step(run, StopRequest(), begin_next=begin_next and step + 1 < STEPS)
-                losses.append((totals.values["loss"], totals.sparsity, totals.l1_by_layer))
+                totals = train_step(
+                    run, StopRequest(), launch_next=launch_next and step + 1 < STEPS
+                )
+                losses.append((totals.reading, totals.l1_by_layer))
                 position = run.loader.state_dict(run.data_position)
                 assert run.loader.tokens(run.data_position) == position["tokens"]
                 losses.append(position)
@@ -52,7 +54,7 @@ def trained(tiny):
 @pytest.mark.parametrize("kernels", ["dense", "sparse"])
 def test_it_changes_no_bit(trained, overrides, kernels):
     common = [*overrides, f"ffn.kernels={kernels}", "data.num_workers=0"]
-    together, apart = (trained(*common, begin_next=begin) for begin in (True, False))
+    together, apart = (trained(*common, launch_next=launch) for launch in (True, False))
     assert together[0] == apart[0]
     for found, expected in zip(together[1:], apart[1:], strict=True):
         assert found.keys() == expected.keys()
@@ -62,36 +64,28 @@ def test_it_changes_no_bit(trained, overrides, kernels):
 def test_kernels_are_chosen_by_every_step_that_was_read(tiny, monkeypatch):
     chosen = []
     monkeypatch.setattr(
-        "sparsellm.training.step_start.choose_kernels",
-        lambda ffns, step, num_tokens: chosen.append(step.cross_entropy_sum),
+        "sparsellm.ffn.module.SparseFFN.update_kernels",
+        lambda ffn, mean_union, mean_nnz: chosen.append((mean_union, mean_nnz)),
     )
     run = build_run(tiny("checkpoint.every_steps=0"))
     try:
-        losses = []
-        for step, begin_next in enumerate([True, True, False, False]):
-            totals = train_step(run, StopRequest(), begin_next=begin_next)
-            losses.append(totals.values["loss"] * run.recipe.train.global_batch_tokens)
-            assert len(chosen) == (step if begin_next else step + 1)
+        expected = []
+        for step, launch_next in enumerate([True, True, False, False]):
+            reading = train_step(run, StopRequest(), launch_next=launch_next).reading
+            expected += zip(reading.kernels.union_mean, reading.nnz_L, strict=True)
+            assert len(chosen) == 2 * (step if launch_next else step + 1)  # two layers
     finally:
         close_run(run)
-    assert chosen == pytest.approx(losses)
+    assert chosen == expected
 
 
 def test_not_where_something_comes_between(tiny):
     overrides = ["train.steps=12", "checkpoint.every_steps=5", "validation.every_steps=4"]
-    run = build_run(tiny(*overrides, "evaluation.every_steps=7"))
-    try:
-        begins = []
-        for step in range(12):
-            run.step = step
-            begins.append(may_begin_next(run))
-        assert [step + 1 for step in range(12) if not begins[step]] == [4, 5, 7, 8, 10, 12]
-    finally:
-        close_run(run)
+    recipe = tiny(*overrides, "evaluation.every_steps=7")
+    apart = [step for step in range(1, 13) if not next_may_launch(recipe, step)]
+    assert apart == [4, 5, 7, 8, 10, 12]
     for other in ("sparsity.reinit_rate=0.1", "train.micro_batch_size=auto"):
-        run = build_run(tiny("checkpoint.every_steps=0", other))
-        assert not may_begin_next(run)
-        close_run(run)
+        assert not next_may_launch(tiny("checkpoint.every_steps=0", other), 1)
 
 
 def test_an_error_in_it_leaves_the_step_before_whole(tiny_overrides, cli_here, monkeypatch):

@@ -48,11 +48,14 @@ def results_page(lines: Sequence[Line]) -> str:
 
 
 def with_ratio(line: Line | None) -> str:
-    """Value and gain of a record, and a mark if `auto` computed it dense."""
+    """Value with its spread and gain, and a mark if `auto` computed it dense."""
     if line is None:
         return ""
     dense = ", dense" if line["case"].get("path") == "dense" else ""
-    return f"{cell(line['value'])} ({line['ratio']:.2f}×{dense})"
+    about = ""
+    if under := line.get("sustained"):
+        about = f" ±{(under['p90'] - under['p10']) / 2 / line['value']:.1%}"
+    return f"{cell(line['value'])}{about} ({line['ratio']:.2f}×{dense})"
 
 
 # --- one FFN --------------------------------------------------------------------------------------
@@ -103,9 +106,11 @@ def _order(setting: FFNSetting) -> tuple[Any, ...]:
 FFN_LEGEND = """
 One FFN of 2048/5632 on 16,384 tokens, bf16: `sparsellm.accelerate` (forward) and the training path
 with statistics, L1 and all gradients. In brackets: dense under `torch.compile` over ours, of the
-same run; above 1 is better. Union of 64: neurons that 64 neighbouring tokens fire between them,
-which is what the kernels' time depends on. Traces: a six-layer pilot model on real text. Commands:
-`sparsellm bench ffn`, `sparsellm bench ffn-train`.
+same run; above 1 is better. Times with ± (half of what lies between the 10th and the 90th
+percentile) were sustained for seconds; those without were bursts, which are faster. Union of 64:
+neurons that 64 neighbouring tokens fire between them, which is what the kernels' time depends on.
+Traces: a six-layer pilot model on real text. Commands: `sparsellm bench ffn`,
+`sparsellm bench ffn-train`.
 
 ¹ The kernels that the paper's authors published, run once beside dense on an H200, on inputs for
 which their results are right; over 31 non-zeros in a tile of 256 they are not.

@@ -163,6 +163,6 @@ neurons: at the end, mean over layers and seeds. Held-out loss: nats per token, 
 against the mean of dense ReLU (λ 0) of the same size. Mean score: of the seven tasks, of which
 guessing gets 31.4%. The number in a run's name is λ or the target. Second figure: mean scores, and
 forward passes of the trained models on held-out text in token order, over the same model dense.
-Commands: `sparsellm sweep`, `sparsellm eval`, `sparsellm bench forward --layers --energy
---token-order auto`, `sparsellm bench sweep`.
+Commands: `sparsellm sweep`, `sparsellm eval`, `sparsellm bench forward --layers
+--token-order auto`, `benchmarks/record_sweep.py`.
 """

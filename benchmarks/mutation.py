@@ -192,7 +192,8 @@ def tasks(root: Path, group: Group, covered: dict[str, Any]) -> list[Task]:
         anywhere = set().union(*own.values())
         for number, mutant in enumerate(mutants((root / path).read_text(encoding="utf-8"))):
             tests = set().union(*(own.get(line, set()) for line in mutant.lines)) or anywhere
-            chosen, seconds = [], 0.0
+            chosen: list[str] = []
+            seconds = 0.0
             for test in sorted(tests, key=covered["seconds"].__getitem__):
                 seconds += covered["seconds"][test]
                 if chosen and seconds > MOST_SECONDS:
@@ -285,8 +286,11 @@ def main() -> None:
     if options.record:
         from sparsellm.bench.record import Measurement, append  # not before processes are forked
 
-        lines = [Measurement("mutation", case, "killed", share, "share") for case, share in shares]
-        append(lines, options.record, {"command": shlex.join(["python", *sys.argv])})
+        taken = {"command": shlex.join(["python", *sys.argv])}
+        append(
+            [Measurement("mutation", c, "killed", s, "share", taken=taken) for c, s in shares],
+            options.record,
+        )
 
 
 if __name__ == "__main__":

@@ -148,8 +148,11 @@ def main() -> int:
     case = {"ranks": 2, "kinds": len(soak.faults), "seed": options.seed}
     if options.record:
         command = f"python tests/soak.py --minutes {options.minutes:g} --seed {options.seed}"
-        found = [Measurement("soak", case, n, float(v), u) for n, v, u in figures]
-        append(found, options.record, {"command": command})
+        taken = {"command": command}
+        append(
+            [Measurement("soak", case, n, float(v), u, taken=taken) for n, v, u in figures],
+            options.record,
+        )
     if not soak.problems:
         shutil.rmtree(folder)
     else:

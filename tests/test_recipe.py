@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+import results
 from sparsellm.architecture import ARCHITECTURES
 from sparsellm.bench import record
 from sparsellm.estimate import count_parameters, estimate_memory, summary, train_flops_per_token
@@ -62,7 +63,7 @@ def test_sizes_are_those_of_table_2(name, layers, steps, billion_tokens, billion
 def test_memory_is_estimated_as_it_was_measured():
     measured = [
         r
-        for r in record.newest(record.read())
+        for r in results.newest(record.read())
         if (r["bench"], r["metric"]) == ("train", "memory_GiB") and r["case"]["kernels"] == "dense"
     ]
     assert {r["case"]["config"] for r in measured} == {"single", "ddp8", "fsdp2"}

@@ -1,14 +1,14 @@
-"""The cases that `sparsellm bench ffn` measures, and the inputs of each.
+"""The cases that `sparsellm bench ffn` and ``ffn-train`` measure, and the inputs of each.
 
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,8 @@ from torch import Tensor
 
 from sparsellm.bench import patterns
 from sparsellm.ffn.token_order import token_order
-from sparsellm.ffn.types import TokenOrder
+from sparsellm.ffn.types import Format, TokenOrder
 
-TOKENS = (1, 8, 64, 2048, 16_384, 65_536)
-NNZ = ("15", "30", "60", "120", "300", "50%")
 DECODE_TOKENS = 64  # cases of at most so many tokens are measured as decoding
 DISTINCT_TOKENS = 16_384  # larger inputs repeat these
 VOCABULARY = 50_304  # vocabulary size of the traced model
@@ -39,13 +37,7 @@ class Shape(NamedTuple):
         return name if self.gated else f"{name}/non-gated"
 
 
-SHAPES = (
-    Shape(2048, 5632, True),
-    Shape(2048, 8192, False),
-    Shape(4096, 14_336, True),
-    Shape(5120, 13_824, True),
-)
-TRACED = SHAPES[0]  # the shape of the model whose traces are measured
+TRACED = Shape(2048, 5632, True)  # of the model whose traces are measured, and the default
 # The default traces, and how anybody makes them: two minutes on one GPU, nothing is downloaded.
 SAMPLE_TRACES = Path("benchmarks/traces/sample/traces.npz")
 SAMPLE_COMMANDS = (
@@ -68,6 +60,26 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         nnz = "" if self.nnz is None else f" nnz {self.nnz}"
         return f"M {self.tokens} {self.shape} {self.pattern}{nnz}"
+
+
+class FFNVariant(NamedTuple):
+    """A way in which ours computes a case; each is compared with dense on its own.
+
+    Another choice, such as a precision of the products, is another field, and a key where it is not
+    the default.
+    """
+
+    format: Format = "union"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Its keys in a record's case; older records do not name the default."""
+        return {} if self.format == "union" else {"format": self.format}
+
+    @property
+    def takes_order(self) -> bool:
+        """TwELL packs each token separately: the order of tokens makes no difference to it."""
+        return self.format == "union"
 
 
 class Inputs(NamedTuple):
@@ -114,25 +126,26 @@ def parse_nnz(text: str, num_neurons: int) -> int:
     return nnz
 
 
-def grid(
-    tokens: Iterable[int], shapes: Iterable[Shape], names: Iterable[str], nnz: Iterable[str]
-) -> list[Case]:
-    """All cases, ordered so that those that share a compiled function are adjacent.
+def selected(options: argparse.Namespace) -> list[Case]:
+    """The cases of ``--M``, ``--shape``, ``--pattern`` and ``--nnz``.
+
+    Those that share a compiled function are adjacent.
 
     Raises:
-        ValueError: a number of tokens or of non-zeros is out of range.
+        ValueError: there is none, or an option is out of range.
     """
-    tokens, names, nnz = list(tokens), list(names), list(nnz)
-    if min(tokens) < 1:
-        raise ValueError(f"--M {min(tokens)}: must be positive")
-    synthetic = [name for name in names if name != "trace"]
+    if min(options.M) < 1:
+        raise ValueError(f"--M {min(options.M)}: must be positive")
+    synthetic = [name for name in options.pattern if name != "trace"]
     found = []
-    for shape in shapes:
-        targets = [parse_nnz(text, shape.intermediate_size) for text in nnz]
-        for m in tokens:
-            if "trace" in names and shape == TRACED:
+    for shape in map(parse_shape, options.shape):
+        targets = [parse_nnz(text, shape.intermediate_size) for text in options.nnz]
+        for m in options.M:
+            if "trace" in options.pattern and shape == TRACED:
                 found.append(Case(m, shape, "trace", None))
-            found += [Case(m, shape, name, target) for name in synthetic for target in targets]
+            found += [Case(m, shape, name, nnz) for name in synthetic for nnz in targets]
+    if not found:
+        raise ValueError(f"traces are of {TRACED}: --shape and --pattern select no case")
     return found
 
 

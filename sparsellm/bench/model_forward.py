@@ -1,116 +1,195 @@
-"""A trained model's whole forward on one GPU: `sparsellm.accelerate` against dense.
+"""A trained model's whole forward on one GPU, and each FFN alone: accelerated against dense.
 
 Both are compiled block by block, as in training: before torch 2.14 a model compiled as a whole gets
-an explicit attention mask, which rules out the fused causal attention. The two alternate in
-inference mode, several calls in a row, on the same held-out text, which has as many tokens as a
-micro-batch of the recipe. Logits are computed for all positions.
+an explicit attention mask, which rules out the fused causal attention. They compute in inference
+mode, on the same held-out text, which has as many tokens as a micro-batch of the recipe. Logits are
+computed for all positions. With ``--layers`` each FFN is measured on the input that it has in the
+model: real patterns.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.bench import energy, layer_forward, timing
-from sparsellm.bench.ffn_forward import SETTLING_CALLS
-from sparsellm.bench.ffn_sides import refuse_if_off, relative_difference
-from sparsellm.bench.record import Measurement
+from sparsellm.bench.compare import Comparison, compare, gpu, refuse_if_off, relative_difference
+from sparsellm.bench.ffn_run import dense, dense_weights
+from sparsellm.bench.record import Found, Measurement
+from sparsellm.bench.timing import Side
 from sparsellm.data import load_corpora, load_tokenizer, validation_batches
 from sparsellm.ffn.accelerate import TokenOrder, accelerate_whole
+from sparsellm.ffn.reference import ffn_stats
+from sparsellm.ffn.types import BLOCK_TOKENS
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
-from sparsellm.runs.pretrained import Pretrained, load_pretrained
+from sparsellm.runs.pretrained import Pretrained, find_checkpoint, load_pretrained, load_recipe_of
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 
 # Relative norm for the logits. bf16 rounding adds up over layers; a wrong layer differs far more.
 MAX_DIFFERENCE = 0.1
-# So many that the host cannot launch all of one side's work while the GPU computes the other's.
-IN_A_ROW = 4
+MAX_LAYER_DIFFERENCE = 0.02
 _TOKENS = 16_384  # of a forward, where `train.micro_batch_size` is ``auto``
-# Precise to a few percent with a counter that is updated every 100 ms (a 2B call takes 61 ms).
-SECONDS, ENERGY_SECONDS = 2.0, 6.0
+
+
+class LayerInput(NamedTuple):
+    """The input of one FFN, and its activity."""
+
+    x_MK: Tensor
+    nnz: float  # per token
+    union_64: float  # neurons that fire for any of 64 neighbouring tokens
+
+
+def measure(options: argparse.Namespace) -> Iterator[Found]:
+    """Measures every checkpoint that the options name.
+
+    Raises:
+        ValueError: there is no GPU, or see `run`.
+    """
+    device = gpu(options.benchmark)
+    for path in map(find_checkpoint, options.checkpoints):
+        recipe = load_recipe_of(path)
+        if not recipe.activation.kernels:
+            yield f"skipped: {path}: no kernels compute {recipe.ffn.activation}"
+            continue
+        changes: dict[str, Any] = {}
+        if options.data:
+            own = {"corpus": "local", "files": options.data, "validation_files": options.data}
+            changes["data"] = recipe.data.model_copy(update=own)
+        if options.sequences:
+            size = {"micro_batch_size": options.sequences}
+            changes["train"] = recipe.train.model_copy(update=size)
+        for place, order in enumerate(dict.fromkeys(options.token_order)):
+            yield from run(
+                path,
+                recipe.model_copy(update=changes),
+                device,
+                seconds=options.seconds,
+                layers=options.layers and place == 0,
+                token_order=order,
+            )
 
 
 def run(
     path: Path,
     recipe: Recipe,
     device: torch.device,
-    with_energy: bool,
     *,
-    seconds: float = SECONDS,
+    seconds: float,
     layers: bool = False,
     token_order: TokenOrder = "none",
 ) -> Iterator[list[Measurement]]:
-    """Measures one checkpoint; each yielded result is final. Ratios above 1 are better.
+    """Measures one checkpoint; each yielded result is final.
 
     Args:
         path: checkpoint, run or exported folder.
         recipe: determines the text and the number of tokens.
         device: a CUDA device.
-        with_energy: whether to measure millijoules per token too.
-        seconds: seconds of timing.
-        layers: whether to measure every FFN alone too, see `layer_forward`.
+        seconds: of timing, per side.
+        layers: whether to measure every FFN alone too.
         token_order: token order of the accelerated model; FFNs alone are measured in text order.
 
     Raises:
         ValueError: the kernels do not support an FFN, there is no held-out text, or the results
             are wrong.
     """
-    counter = energy.EnergyCounter(device) if with_energy else None
     tokens_BT = held_out(recipe).to(device)
     loaded = {name: load_pretrained(path, device, torch.bfloat16) for name in ("dense", "ours")}
     models = {name: pretrained.model for name, pretrained in loaded.items()}
-    inputs = layer_forward.layer_inputs(
-        models["dense"], partial(logits, models["dense"], tokens_BT)
-    )
+    inputs = layer_inputs(models["dense"], partial(logits, models["dense"], tokens_BT))
     done = accelerate_whole(models["ours"], kernels="auto", token_order=token_order)
     for model in models.values():
         prepare_blocks(model, RuntimeConfig(compile=True))
     calls = {name: partial(logits, model, tokens_BT) for name, model in models.items()}
-    num_tokens = tokens_BT.numel()
-    case = _case(loaded["dense"], recipe, num_tokens)
-    whole = case | ({"token_order": "auto"} if token_order == "auto" else {})
-    whole |= {
-        "measured_nnz": statistics.fmean(given.nnz for given in inputs),
-        "union_64": statistics.fmean(given.union_64 for given in inputs),
-    }
+    case = _case(loaded["dense"], recipe, tokens_BT.numel())
+
+    def check() -> float:
+        return refuse_if_off(
+            "ours", relative_difference(calls["ours"](), calls["dense"]()), MAX_DIFFERENCE
+        )
+
+    def sparse_layers(whole: dict[str, Any]) -> list[Measurement]:
+        sparse = sum("sparse" in paths.values() for paths in done.paths().values())
+        return [Measurement("model_forward", whole, "sparse_layers", sparse, "layers")]
+
+    whole = Comparison(
+        bench="model_forward",
+        case=case
+        | ({"token_order": "auto"} if token_order == "auto" else {})
+        | {
+            "measured_nnz": statistics.fmean(given.nnz for given in inputs),
+            "union_64": statistics.fmean(given.union_64 for given in inputs),
+        },
+        dense=Side({"forward": calls["dense"]}),
+        ours=Side({"forward": calls["ours"]}),
+        tokens=tokens_BT.numel(),
+        check=check,
+        as_rate=True,
+        more=sparse_layers,
+    )
     # Under `accelerate` each block has its own graph, in which its dispatch is a constant.
     # torch runs blocks beyond its limit of eight eagerly, and counts earlier checkpoints' blocks.
     torch._dynamo.reset()
-    many_graphs = partial(torch._dynamo.config.patch, recompile_limit=2 * len(inputs) + 8)
-    with torch.inference_mode(), many_graphs():
-        for _ in range(SETTLING_CALLS):
-            calls["ours"]()
-        difference = relative_difference(calls["ours"](), calls["dense"]())
-        refuse_if_off("ours", difference, MAX_DIFFERENCE)
-        sides = {name: [call] for name, call in calls.items()}
-        ms = timing.ms_of_a_call(sides, timing.in_a_row, IN_A_ROW, seconds)
-    ours, dense = (num_tokens / ms[name] for name in ("ours", "dense"))
-    sparse = sum("sparse" in paths.values() for paths in done.paths().values())
-    rate = Measurement(
-        "model_forward", whole, "tokens_per_ms", ours, "tokens/ms", dense, ours / dense
-    )
-    yield [
-        rate,
-        Measurement("model_forward", whole, "sparse_layers", sparse, "layers"),
-        Measurement("model_forward", whole, "difference", difference, "relative to dense"),
-    ]
-    if counter is not None:
-        wait = partial(torch.cuda.synchronize, device)
-        with torch.inference_mode(), many_graphs():
-            millijoules = energy.per_call(calls, ms, counter.read, wait, ENERGY_SECONDS)
-        mj, base = (millijoules[name] / num_tokens for name in ("ours", "dense"))
-        yield [Measurement("model_forward", whole, "mJ_per_token", mj, "mJ", base, base / mj)]
+    with torch._dynamo.config.patch(recompile_limit=2 * len(inputs) + 8):
+        found = compare(whole, device, seconds)
+    yield found
     if layers:
-        for one in layer_forward.run(models["dense"], models["ours"], inputs, case, seconds / 4):
-            yield [one]
+        compiled = torch.compile(dense)
+        for number, given in enumerate(inputs):
+            ffn, ours = (model.model.layers[number].mlp for model in models.values())
+            arguments = (given.x_MK, *dense_weights(ffn))
+            sides = (partial(compiled, *arguments), partial(ours, given.x_MK))
+            own = case | {"layer": number, "measured_nnz": given.nnz, "union_64": given.union_64}
+            expected = partial(dense, *arguments)
+            yield compare(_layer(own, *sides, expected), device, seconds)
+
+
+def _layer(
+    case: dict[str, Any],
+    compiled: Callable[[], Tensor],
+    ours: Callable[[], Tensor],
+    expected: Callable[[], Tensor],
+) -> Comparison:
+    def check() -> float:
+        return refuse_if_off("ours", relative_difference(ours(), expected()), MAX_LAYER_DIFFERENCE)
+
+    return Comparison(
+        bench="layer_forward",
+        case=case,
+        dense=Side({"forward": compiled}),
+        ours=Side({"forward": ours}),
+        tokens=case["M"],
+        check=check,
+    )
+
+
+@torch.inference_mode()
+def layer_inputs(model: Any, call: Callable[[], object]) -> list[LayerInput]:
+    """Inputs of every FFN in one ``call`` of a model that is neither accelerated nor compiled."""
+    found: list[LayerInput] = []
+
+    def keep(ffn: Any, given: tuple[Tensor, ...]) -> None:
+        x_MK = given[0].reshape(-1, given[0].shape[-1])
+        stats = ffn_stats(*(F.relu(F.linear(x_MK, ffn.pattern_weight)),) * 2)
+        blocks = -(-len(x_MK) // BLOCK_TOKENS)
+        nnz = float(stats.nnz_M.double().mean())
+        found.append(LayerInput(x_MK, nnz, float(stats.union_sum) / blocks))
+
+    hooks = [layer.mlp.register_forward_pre_hook(keep) for layer in model.model.layers]
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from sparsellm.runs.files import read_json_lines
 from sparsellm.runs.session import commit
 
 RESULTS = Path("benchmarks/results.jsonl")
+OPTIONAL = ("sustained", "baseline_sustained")  # keys that a line may lack
 
 
 @dataclass(frozen=True)
@@ -32,24 +33,32 @@ class Measurement:
     unit: str
     baseline: float | None = None  # the other side's value in the same run, on the same inputs
     ratio: float | None = None  # set by the benchmark, whose docstring says which way round
+    # Of a value that was measured over seconds of the same work: its 10th and 90th percentile
+    # (p10, p90), and the GPU's watts and sm_mhz meanwhile. Older records were short bursts.
+    sustained: Mapping[str, float] | None = None
+    baseline_sustained: Mapping[str, float] | None = None
+    # Keys of `append`'s context, if it was not measured in this process.
+    taken: Mapping[str, str] = field(default_factory=dict)
 
 
-def append(
-    measurements: list[Measurement],
-    path: Path = RESULTS,
-    taken: Mapping[str, str] | None = None,
-) -> None:
-    """Appends one line per measurement; ``taken`` says where and how, if not in this process."""
+Found = list[Measurement] | str  # what a benchmark yields: figures of a case, or a message
+
+
+def append(measurements: Sequence[Measurement], path: Path = RESULTS) -> None:
+    """Appends one line per measurement, with where, when and how it was measured."""
     context = {
         "hardware": hardware(),
         "commit": commit() or "unknown",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": _command(),
-    } | dict(taken or {})
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for measurement in measurements:
-            file.write(json.dumps(asdict(measurement) | context) + "\n")
+            line = asdict(measurement)
+            taken = line.pop("taken")
+            line = {k: v for k, v in line.items() if v is not None or k not in OPTIONAL}
+            file.write(json.dumps(line | context | taken) + "\n")
 
 
 def _command() -> str:
@@ -72,17 +81,29 @@ def hardware() -> str:
     return f"{platform.machine()}, {usable_cores()} cores"
 
 
-def taken_by(sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Where and when a run was trained, for `append`: from the last session that it recorded."""
-    if not sessions:
-        return {}
-    session = sessions[-1]
-    device = "CPU" if session["device"] == "cpu" else session["device"]
-    where = device if device == "CPU" and session["ranks"] == 1 else f"{session['ranks']}× {device}"
-    if "cores" in session:  # not in those of older versions
-        where += f", {session['cores']} cores"
-    found = {"hardware": where, "date": session["started"][:10]}
-    return found | ({"commit": session["commit"]} if session["commit"] else {})
+def row(found: Sequence[Measurement]) -> str:
+    """The printed line of one case: each metric with its spread, ratio and baseline."""
+    case = " ".join(f"{key}={_number(value)}" for key, value in found[0].case.items())
+    return f"{found[0].bench} {case}: {', '.join(map(_figure, found))}"
+
+
+def _figure(m: Measurement) -> str:
+    notes = []
+    if m.sustained:
+        notes.append(f"{_number(m.sustained['p10'])} to {_number(m.sustained['p90'])}")
+        if "watts" in m.sustained:
+            notes.append(f"{m.sustained['watts']:.0f} W at {m.sustained['sm_mhz']:,.0f} MHz")
+    if m.ratio is not None and m.baseline is not None:
+        notes.append(f"{m.ratio:.2f}× of {_number(m.baseline)}")
+    unit = "" if m.metric == m.unit else f" {m.unit}"
+    return f"{m.metric} {_number(m.value)}{unit}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _number(value: Any) -> str:
+    """Four digits, and all of a large number's: 12,345,678 and not 1.235e+07."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1e4 else f"{value:,.4g}"
 
 
 def read(path: Path = RESULTS) -> list[dict[str, Any]]:
@@ -100,6 +121,8 @@ class _Line(BaseModel):
     unit: str
     baseline: float | None
     ratio: float | None
+    sustained: dict[str, float] | None = None
+    baseline_sustained: dict[str, float] | None = None
     hardware: str
     commit: str
     command: str

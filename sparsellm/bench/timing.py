@@ -1,94 +1,168 @@
-"""GPU times of several sides that alternate in one run, and the two ceilings to compare them with.
+"""Times of several sides, each of which keeps the device busy for seconds before it is timed.
 
-A GPU slows down by 5 to 15% within seconds of load: sides measured one after the other would run
-under different conditions.
+A GPU lowers its clocks within a second of load, so bursts of calls are faster than the same calls
+in a training step. Here a side runs alone, call after call, for a stretch of seconds whose first
+third is not timed; stretches of the sides alternate, so that a GPU that warms up meets all alike.
+Power and clock are those of the timed parts.
 """
 
 from __future__ import annotations
 
-import statistics
+import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from sparsellm.bench.power import PowerMeter, counters
+
 Call = Callable[[], object]
-Prepare = Callable[[Sequence[Call]], Call]  # `in_a_row` or `graph`
-MAX_ROUNDS, MIN_ROUNDS = 50, 5
+
+STRETCHES = 3  # of each side
+WARM_SHARE = 0.5  # of a stretch's timed part, before it
+CHUNK_MS = 10.0  # calls between two readings of the device's clock
+CHUNKS_AHEAD = 2  # queued while earlier ones run, so that the device never waits for the host
+MIN_CHUNKS = 3  # of a stretch, however long they take
 
 
-class Ceilings(NamedTuple):
-    """The best rates that were measured on this GPU."""
+class Side(NamedTuple):
+    """One implementation of what is compared.
 
-    tflops: float  # a large bf16 GEMM, TFLOP/s
-    gbytes_per_s: float  # a large copy, read and written, GB/s
+    The stages are run one after the other and timed apart, such as forward and backward. Within a
+    chunk each stage is run several times before the next one begins, as over a model's layers.
+    """
+
+    stages: Mapping[str, Call]
+    calls: int = 1  # of the operation, that one run of a stage makes
+    most_at_once: int = 1000  # runs of a stage before the next stage begins
 
 
-def interleaved(
-    sides: Mapping[str, Sequence[Call]], seconds: float, lead: Call | None = None
-) -> dict[str, float]:
-    """Median ms of one call of each side.
+class Spread(NamedTuple):
+    """Median, and the 10th and 90th percentile."""
+
+    median: float
+    p10: float
+    p90: float
+
+    def plus(self, value: float) -> Spread:
+        """Shifted."""
+        return Spread(*(own + value for own in self))
+
+    def over(self, value: float) -> Spread:
+        """``value`` divided by each: a time becomes a rate."""
+        return Spread(value / self.median, value / self.p90, value / self.p10)
+
+
+class Timing(NamedTuple):
+    """Milliseconds of one call of a side, and the GPU meanwhile."""
+
+    ms: Spread
+    stages: dict[str, Spread]
+    watts: float | None  # None where NVML does not count energy
+    sm_mhz: float | None
+
+    def charged(self, ms: Mapping[str, float]) -> Timing:
+        """With costs that were measured apart added to the stages."""
+        stages = {name: own.plus(ms.get(name, 0.0)) for name, own in self.stages.items()}
+        return self._replace(ms=self.ms.plus(sum(ms.values())), stages=stages)
+
+
+def sustained(sides: Mapping[str, Side], device: torch.device, seconds: float) -> dict[str, Timing]:
+    """Times every side for about ``seconds``, after as many again divided by two of warming up.
 
     Args:
-        sides: the calls of each side by name, such as one call per copy of the weights; each round
-            takes the next one, and no two sides take the same number in a round.
-        seconds: approximate duration; at least 5 and at most 50 rounds are made.
-        lead: called before each call and not timed, see `other_work`.
+        sides: by name; their calls must be warm.
+        device: where they compute; on a CPU they are timed by the wall clock.
+        seconds: of timing, per side.
     """
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    rounds = [_round(sides, 0, lead)]
-    torch.cuda.synchronize()
-    fitting = int(seconds / (time.perf_counter() - began))
-    last = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
-    rounds += [_round(sides, number, lead) for number in range(1, last)]
-    torch.cuda.synchronize()
-    return {
-        name: statistics.median(times[name][0].elapsed_time(times[name][1]) for times in rounds)
-        for name in sides
+    runs = {name: _runs(side, device) for name, side in sides.items()}
+    chunks: dict[str, list[list[float]]] = {name: [] for name in sides}
+    meters = {name: PowerMeter(counters(device)) for name in sides}
+    for _ in range(STRETCHES):
+        for name, side in sides.items():
+            chunks[name] += _stretch(side, runs[name], device, seconds / STRETCHES, meters[name])
+    return {name: _timing(side, chunks[name], meters[name]) for name, side in sides.items()}
+
+
+def _timing(side: Side, chunks: list[list[float]], meter: PowerMeter) -> Timing:
+    stages = {
+        name: _spread([chunk[index] for chunk in chunks]) for index, name in enumerate(side.stages)
     }
+    return Timing(_spread([sum(chunk) for chunk in chunks]), stages, meter.watts, meter.sm_mhz)
 
 
-def _round(
-    sides: Mapping[str, Sequence[Call]], number: int, lead: Call | None = None
-) -> dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]:
-    events = {}
-    for place, (name, calls) in enumerate(sides.items()):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        call = calls[(number * len(sides) + place) % len(calls)]
-        if lead is not None:
-            lead()
-        start.record()
-        call()
-        end.record()
-        events[name] = (start, end)
-    return events
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(*(float(v) for v in np.percentile(values, [50, 10, 90])))
 
 
-def other_work(device: torch.device) -> Call:
-    """Waits for the GPU, then queues work of at least a millisecond for even a large one.
-
-    Meanwhile the host launches what follows, as in a model, where it runs ahead of the GPU.
-    """
-    size = 8192
-    a, b, c = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(3))
-
-    def work() -> None:
-        torch.cuda.synchronize(device)
-        torch.mm(a, b, out=c)
-
-    return work
+def _runs(side: Side, device: torch.device) -> int:
+    """How often each stage is run in a chunk."""
+    ms = min(sum(_between(_chunk(side, 1, device))) for _ in range(2))
+    return min(max(round(CHUNK_MS / max(ms, 1e-6)), 1), side.most_at_once)
 
 
-def in_a_row(calls: Sequence[Call]) -> Call:
-    """Runs all calls one after the other; the host may run ahead of the GPU, as in a model."""
+def _stretch(
+    side: Side, runs: int, device: torch.device, seconds: float, meter: PowerMeter
+) -> list[list[float]]:
+    """Milliseconds of a call in each stage, for each chunk of a stretch that is timed."""
+    queued: deque[list[Any]] = deque()
+    timed: list[list[Any]] = []
+    began = time.perf_counter()
+    while len(timed) < MIN_CHUNKS or time.perf_counter() - began < (1 + WARM_SHARE) * seconds:
+        is_timed = time.perf_counter() - began >= WARM_SHARE * seconds
+        queued.append(_chunk(side, runs, device))
+        if is_timed:
+            timed.append(queued[-1])
+            meter.sample()
+        if len(queued) > CHUNKS_AHEAD:
+            _wait(queued.popleft()[-1])
+    _wait(queued[-1][-1])
+    meter.end_stretch()
+    return [[ms / (runs * side.calls) for ms in _between(marks)] for marks in timed]
 
-    def run() -> None:
-        for call in calls:
-            call()
 
-    return run
+def _chunk(side: Side, runs: int, device: torch.device) -> list[Any]:
+    """Runs each stage so often; the marks before, between and after the stages."""
+    marks = [_mark(device)]
+    for stage in side.stages.values():
+        for _ in range(runs):
+            stage()
+        marks.append(_mark(device))
+    return marks
+
+
+def _mark(device: torch.device) -> Any:
+    """A point in the device's work: an event on a GPU, seconds of the wall clock on a CPU."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _wait(mark: Any) -> None:
+    if not isinstance(mark, float):
+        mark.synchronize()
+
+
+def _between(marks: Sequence[Any]) -> list[float]:
+    _wait(marks[-1])
+    if isinstance(marks[0], float):
+        return [1e3 * (end - start) for start, end in itertools.pairwise(marks)]
+    return [start.elapsed_time(end) for start, end in itertools.pairwise(marks)]
+
+
+def in_turn(calls: Sequence[Call]) -> Call:
+    """A call that makes the next of ``calls`` each time, such as one per copy of the weights."""
+    turns = itertools.cycle(calls)
+
+    def call_next() -> object:
+        return next(turns)()
+
+    return call_next
 
 
 def graph(calls: Sequence[Call]) -> Call:
@@ -98,33 +172,6 @@ def graph(calls: Sequence[Call]) -> Call:
         for call in calls:
             call()
     return captured.replay
-
-
-def ms_of_a_call(
-    sides: Mapping[str, Sequence[Call]], prepare: Prepare, least: int, seconds: float
-) -> dict[str, float]:
-    """`interleaved` for at least ``least`` calls of each side in a row, joined by ``prepare``."""
-    rows = {name: [*calls] * -(-least // len(calls)) for name, calls in sides.items()}
-    ms = interleaved({name: [prepare(row)] for name, row in rows.items()}, seconds)
-    return {name: value / len(rows[name]) for name, value in ms.items()}
-
-
-def ceilings(device: torch.device) -> Ceilings:
-    """Measures a bf16 matmul of 8192³ and a copy of 1 GiB, after half a second of load."""
-    size, num_bytes = 8192, 2**30
-    a, b, c = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(3))
-    source = torch.ones(num_bytes, device=device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    sides: dict[str, list[Call]] = {
-        "matmul": [lambda: torch.mm(a, b, out=c)],
-        "copy": [lambda: target.copy_(source)],
-    }
-    began = time.perf_counter()
-    while time.perf_counter() - began < 0.5:
-        _round(sides, 0)
-        torch.cuda.synchronize()
-    ms = interleaved(sides, 0.5)
-    return Ceilings(2 * size**3 / ms["matmul"] / 1e9, 2 * num_bytes / ms["copy"] / 1e6)
 
 
 def copies_beyond_cache(num_bytes: int, device: torch.device) -> int:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
@@ -20,7 +17,6 @@ from sparsellm.paths import bundled
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 
 Record = dict[str, Any]  # a line of metrics.jsonl, of kind `train`
-T = TypeVar("T")
 
 POLL_SECONDS = 0.02
 LONGEST_REASON = 300  # characters
@@ -62,20 +58,7 @@ def train_command(
     return words if init_from is None else [*words, "--init-from", str(init_from)]
 
 
-def on_gpus(gpus: Sequence[str]) -> dict[str, str]:
-    """The environment of a process that sees these GPUs alone; none leaves it what it has."""
-    return os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
-
-
-def visible_gpus(count: int) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls the GPUs of this process, of which there are ``count``."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return named.split(",")[:count] if named else [str(index) for index in range(count)]
-
-
-def watch(
-    command: Sequence[str], run_path: Path, gpus: Sequence[str] = ()
-) -> Generator[list[Record], None, None]:
+def watch(command: Sequence[str], run_path: Path) -> Generator[list[Record], None, None]:
     """Starts a run, and yields its records whenever there are new ones, and once it has ended.
 
     Closing the iterator earlier kills the run with SIGKILL. What it prints goes to
@@ -84,65 +67,27 @@ def watch(
     Args:
         command: see `train_command`.
         run_path: the folder of the run that it trains.
-        gpus: those that it sees; none leaves it all.
 
     Raises:
         ValueError: it failed; with its reason.
     """
     seen = _version(run_path)  # of an earlier part of the run: nothing new
-    with _launched(command, run_path.with_name(f"{run_path.name}.log"), gpus) as process:
+    output = run_path.with_name(f"{run_path.name}.log")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    try:
         while process.poll() is None:
             if (version := _version(run_path)) != seen:
                 seen = version
                 yield train_records(run_path)
             time.sleep(POLL_SECONDS)
-    yield train_records(run_path)
-
-
-@contextlib.contextmanager
-def _launched(
-    command: Sequence[str], output: Path, gpus: Sequence[str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=on_gpus(gpus)
-        )
-    try:
-        yield process
     finally:
         kill(process)
     if process.returncode:
         reason = failure_reason(output.read_text(encoding="utf-8", errors="replace"))
         raise ValueError(f"the launch failed: {reason} (all it said: {output})")
-
-
-@contextlib.contextmanager
-def at_once(places: int) -> Iterator[Callable[[Callable[[int], T]], Future[T]]]:
-    """Calls submitted functions in threads, each with the number of a place that no other has.
-
-    Left by an exception, it kills what they have started.
-    """
-    free: SimpleQueue[int] = SimpleQueue()
-    for place in range(places):
-        free.put(place)
-
-    def call(function: Callable[[int], T]) -> T:
-        place = free.get()
-        try:
-            return function(place)
-        finally:
-            free.put(place)
-
-    pool = ThreadPoolExecutor(places)
-    try:
-        yield lambda function: pool.submit(call, function)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        _kill_all(psutil.Process().children(recursive=True))
-        raise
-    finally:
-        pool.shutdown()
+    yield train_records(run_path)
 
 
 def train_records(run_path: Path) -> list[Record]:
@@ -168,16 +113,12 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         return
     family = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    _kill_all(family)
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
     process.wait()
     while any(map(lives, family)):
         time.sleep(POLL_SECONDS)
-
-
-def _kill_all(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 def lives(process: psutil.Process) -> bool:

@@ -1,4 +1,4 @@
-"""Shapes and traces that the FFN benchmarks' tests share."""
+"""Options, shapes, traces and a clock that the benchmarks' tests share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import pytest
 import torch
 
 from sparsellm.analyze.trace import Trace, load_traces, save_traces
-from sparsellm.bench import ffn_sweep, timing
+from sparsellm.bench import compare, ffn_cases
 from sparsellm.bench.ffn_cases import Shape
+from sparsellm.bench.timing import Spread, Timing
+from sparsellm.cli import make_parser
 
 CPU = torch.device("cpu")
-GATED, NON_GATED = Shape(64, 256, True), Shape(64, 256, False)
+GATED = Shape(64, 256, True)
+SHAPES = ["64/256", "64/256/non-gated"]
+
+
+def options(*words: str):
+    """What `sparsellm bench` reads from its arguments."""
+    return make_parser().parse_args(["bench", *words])
 
 
 @pytest.fixture
@@ -22,36 +30,45 @@ def traces(tmp_path, monkeypatch):
         fired = generator.random((200, 256)) < rate
         layers.append(Trace(fired.sum(1).astype(np.uint16), fired.nonzero()[1].astype("u2"), 256))
     save_traces(tmp_path / "traces.npz", layers)
-    monkeypatch.setattr(ffn_sweep, "TRACED", GATED)
+    monkeypatch.setattr(ffn_cases, "TRACED", GATED)
     return tmp_path / "traces.npz"
 
 
 @pytest.fixture
-def ids(tmp_path, traces):
-    """Token ids of that trace, four sequences, such that equal ids fire alike."""
-    (trace, _) = load_traces(traces, 256)
+def traces_with_ids(traces):
+    """That trace with token ids, four sequences, such that equal ids fire alike."""
+    layers = load_traces(traces, 256)
     fired = np.zeros((200, 257), bool)
-    fired[trace.rows, trace.index], fired[:, 256] = True, True
-    np.save(tmp_path / "ids.npy", fired.argmax(1).reshape(4, 50))
-    return tmp_path / "ids.npy"
+    fired[layers[0].rows, layers[0].index], fired[:, 256] = True, True
+    save_traces(traces, layers, fired.argmax(1).reshape(4, 50))
+    return traces
 
 
 @pytest.fixture
-def train_clock(monkeypatch):
-    """Forward and backward take 1 and 3 ms (dense 3 and 3), and all is called once, in turn."""
+def clock(monkeypatch, tmp_path):
+    """A stage of ours takes 1 ms at 600 W, one of dense 2 ms at 700 W; nothing is compiled.
 
-    def interleaved(stages, seconds, lead):
+    Yields the sides that were timed; each is run once.
+    """
+    monkeypatch.chdir(tmp_path)  # away from the checkout's own traces, which are wider
+    timed = []
+
+    def sustained(sides, device, seconds):
+        timed.append(sides)
         assert seconds == 0.5
-        assert lead == "lead"
-        assert torch.is_grad_enabled()
-        for (call,) in stages.values():
-            call()
-        ms = [3.0, 3.0, 1.0, 3.0]
-        names = ["dense_compiled forward", "dense_compiled backward"]
-        names += ["ours forward", "ours backward"]
-        assert list(stages) == names
-        return dict(zip(names, ms, strict=True))
+        found = {}
+        for name, side in sides.items():
+            for stage in side.stages.values():
+                stage()
+            ms, watts = (1.0, 600.0) if name == "ours" else (2.0, 700.0)
+            stages = {stage: _about(ms) for stage in side.stages}
+            found[name] = Timing(_about(ms * len(stages)), stages, watts, 1500.0)
+        return found
 
-    monkeypatch.setattr(timing, "interleaved", interleaved)
-    monkeypatch.setattr(timing, "other_work", lambda device: "lead")
+    monkeypatch.setattr(compare, "sustained", sustained)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    return timed
+
+
+def _about(ms):
+    return Spread(ms, 0.9 * ms, 1.1 * ms)

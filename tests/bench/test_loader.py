@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from conftest import set_arguments
 
 from sparsellm.cli import main
 
-SHORT = ["--context-length", "16", "--micro-batch-size", "2", "--seconds", "0.1"]
+SHORT = ["model.context_length=16", "train.micro_batch_size=2"]
+BYTES = ["data.corpus=sample", "data.tokenizer=bytes"]  # nothing is downloaded
 
 
-def _bench(*arguments):
-    own = ["--tokenizer", "bytes", "--num-workers", "0"]  # nothing is downloaded
-    return main(["bench", "loader", *own, *SHORT, *arguments])
+def _bench(*arguments, overrides=()):
+    own = ["--num-workers", "0", "--seconds", "0.1"]
+    return main(["bench", "loader", *own, *set_arguments([*SHORT, *BYTES, *overrides]), *arguments])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("overrides", "arguments", "message"),
     [
-        (["--corpus", "nope"], "corpus 'nope': no such file"),
-        (["--corpus", "local", "--files", "/nope"], "data.files: /nope does not exist; correct"),
-        (["--corpus", "local", "--files", "/no*"], "data.files: ['/no*'] match no file"),
-        (["--num-workers", "-1"], "--num-workers -1: give 0"),
+        (["data.corpus=nope"], [], "corpus 'nope': no such file"),
+        (["data.corpus=local", "data.files=[/nope]"], [], "data.files: /nope does not exist"),
+        (["data.corpus=local", "data.files=['/no*']"], [], "['/no*'] match no file"),
+        ([], ["--num-workers", "-1"], "--num-workers -1: give 0"),
     ],
 )
-def test_mistakes_are_one_line_before_any_rank_starts(capfd, arguments, message):
-    assert _bench(*arguments) == 1
+def test_mistakes_are_one_line_before_any_rank_starts(capfd, overrides, arguments, message):
+    assert _bench(*arguments, overrides=overrides) == 1
     errors = capfd.readouterr().err.splitlines()
     assert len(errors) == 1
     assert message in errors[0]
@@ -43,26 +47,19 @@ def test_what_a_rank_met_is_one_line_too_and_ends_the_others(capfd, tmp_path):
     (tmp_path / "good.jsonl").write_text('{"text": "fine"}\n' * 100)
     (tmp_path / "bad.jsonl").write_text("{oops\n")
     files = [str(tmp_path / name) for name in ("good.jsonl", "bad.jsonl")]
-    options = ["--corpus", "local", "--files", *files, "--num-ranks", "2", "--num-workers", "1"]
-    assert _bench(*options) == 1
+    overrides = ["data.corpus=local", f"data.files={json.dumps(files)}"]
+    assert _bench("--num-ranks", "2", "--num-workers", "1", overrides=overrides) == 1
     (error,) = capfd.readouterr().err.splitlines()
     assert "bad.jsonl: line 1 is not JSON" in error
 
 
 @pytest.mark.slow
 def test_tokens_a_second_are_printed(capsys):
-    assert _bench("--num-workers", "1", "--resume-after", "2000") == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert _bench("--num-workers", "0", "1") == 0
+    alone, with_worker = capsys.readouterr().out.splitlines()
+    assert alone.startswith("loader corpus=sample tokenizer=bytes context_length=16 ")
     names = ["throughput", "throughput_per_worker", "first_batch", "first_batch_resumed"]
-    names.append("memory_per_worker")
-    assert [line[:2] for line in lines] == [["loader", name] for name in names]
-    assert all(float(line[2].replace(",", "")) > 0 for line in lines)
-
-
-def test_rates_are_plain_digits():
-    from sparsellm.bench.output import line
-    from sparsellm.bench.record import Measurement
-
-    fields = {"bench": "loader", "metric": "throughput", "unit": "tokens/s", "case": {}}
-    assert "throughput 12,345,678 tokens/s" in line(Measurement(**fields, value=12345678.4))
-    assert "throughput 0.25 tokens/s" in line(Measurement(**fields, value=0.25))
+    for line, metrics in ((alone, names), (with_worker, [*names, "memory_per_worker"])):
+        figures = [figure.split() for figure in line.partition(": ")[2].split(", ")]
+        assert [name for name, *_ in figures] == metrics
+        assert all(float(value.replace(",", "")) > 0 for _, value, *_ in figures)

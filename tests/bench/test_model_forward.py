@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from sparsellm.bench import model_forward, timing
+from sparsellm.bench import model_forward
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.run_state import save_run
 from sparsellm.training.signals import StopRequest
@@ -28,12 +28,16 @@ def deep(tiny):
 
 def test_every_block_is_compiled_also_those_of_a_second_checkpoint(deep, monkeypatch):
     path, recipe = deep
-    monkeypatch.setattr(timing, "interleaved", lambda sides, seconds: dict.fromkeys(sides, 1.0))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     for _ in range(2):
         counters.clear()
-        [found] = model_forward.run(path, recipe, torch.device("cpu"), False)
-        assert found[-1].value < 0.02
+        [found] = model_forward.run(path, recipe, torch.device("cpu"), seconds=0.01)
+        rate, difference, sparse_layers = found
+        assert rate.metric == "tokens_per_ms"
+        assert rate.ratio == pytest.approx(rate.value / rate.baseline)
+        assert rate.sustained["p10"] <= rate.value <= rate.sustained["p90"]
+        assert (difference.metric, difference.value < 0.02) == ("difference", True)
+        assert sparse_layers.metric == "sparse_layers"
         assert counters["frames"]["total"] > 10
         assert counters["frames"]["ok"] == counters["frames"]["total"]
 

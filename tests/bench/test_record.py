@@ -1,4 +1,4 @@
-"""Every recorded figure has the same keys."""
+"""Every recorded figure has the same keys, and is printed the same way."""
 
 from __future__ import annotations
 
@@ -8,28 +8,50 @@ import sys
 from conftest import ROOT
 
 from listing import listing
-from sparsellm.bench.record import Measurement, append, read
+from sparsellm.bench.record import Measurement, append, read, row
 
 KEYS = ["bench", "case", "metric", "value", "unit", "baseline", "ratio"]
-KEYS += ["hardware", "commit", "date", "command"]
+SUSTAINED = ["sustained", "baseline_sustained"]  # not in older records
+CONTEXT = ["hardware", "commit", "date", "command"]
 
 
 def test_appended_lines_have_exactly_the_agreed_keys(tmp_path, monkeypatch):
     path = tmp_path / "results.jsonl"
-    words = ["sparsellm", "bench", "loss", "--record", "somewhere", "--tokens", "5"]
+    words = ["sparsellm", "bench", "ffn", "--record", "somewhere", "--M", "5"]
     monkeypatch.setattr(sys, "argv", words)
-    append([Measurement("loss", {"tokens": 5}, "fwd", 2.0, "ms", 4.0, 2.0)], path)
-    append([Measurement("loss", {"tokens": 6}, "fwd", 3.0, "ms")], path)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [list(line) for line in lines] == [KEYS, KEYS]
-    assert lines[0]["command"] == "sparsellm bench loss --tokens 5"
-    assert "| 6 | fwd | 3 | ms |  |  |" in listing(read(path))
+    under = {"p10": 1.9, "p90": 2.1}
+    append(
+        [
+            Measurement("ffn", {"M": 5}, "ms", 2.0, "ms", 4.0, 2.0, under, under | {"watts": 7.0}),
+            Measurement("ffn", {"M": 6}, "ms", 3.0, "ms", taken={"commit": "abc"}),
+        ],
+        path,
+    )
+    new, old = (json.loads(line) for line in path.read_text().splitlines())
+    assert (list(new), list(old)) == (KEYS + SUSTAINED + CONTEXT, KEYS + CONTEXT)
+    assert new["command"] == "sparsellm bench ffn --M 5"
+    assert old["commit"] == "abc"
+    assert [r["baseline_sustained"] for r in read(path)[:1]] == [under | {"watts": 7.0}]
+    assert "| 6 | ms | 3 | ms |  |  |" in listing([new | {"bench": "x"}, old | {"bench": "x"}])
 
 
 def test_the_repositorys_records_are_whole():
-    root = ROOT
-    records = read(root / "benchmarks" / "results.jsonl")
+    records = read(ROOT / "benchmarks" / "results.jsonl")
     assert records
     for record in records:
-        assert list(record) == KEYS
+        assert [key for key in record if key not in SUSTAINED] == KEYS + CONTEXT
         assert isinstance(record["case"], dict)
+
+
+def test_a_case_is_printed_in_a_line():
+    case = {"M": 16_384, "gated": True, "nnz": 25.9}
+    under = {"p10": 0.99, "p90": 1.01, "watts": 699.6, "sm_mhz": 1500.0}
+    found = [
+        Measurement("ffn", case, "ms", 1.0, "ms", 1.5, 1.5, sustained=under),
+        Measurement("ffn", case, "throughput", 12345678.4, "tokens/s"),
+        Measurement("ffn", case, "share", 0.25, "of a step"),
+    ]
+    assert row(found) == (
+        "ffn M=16,384 gated=True nnz=25.9: ms 1 (0.99 to 1.01; 700 W at 1,500 MHz; 1.50× of 1.5), "
+        "throughput 12,345,678 tokens/s, share 0.25 of a step"
+    )

@@ -101,6 +101,12 @@ def test_of_equal_cases_the_newest_counts_whatever_the_cpu():
     assert "old" not in page
 
 
+def test_a_sustained_time_shows_its_spread():
+    ours = ffn("ffn_forward", "ms", 1.0, 1.7)
+    ours["sustained"] = {"p10": 0.98, "p90": 1.01, "watts": 650.0, "sm_mhz": 1500.0}
+    assert table_of(results_page([ours]), "One FFN")[2][3] == "1 ±1.5% (1.70×)"
+
+
 def test_both_formats_are_compared_where_one_run_measured_both():
     def both(bench, metric, union, twell, baseline, **case):
         return [

@@ -40,12 +40,3 @@ def test_closing_kills_all_that_was_started(tmp_path):
         process = psutil.Process(records[0]["child"])
         assert launched.lives(process)
     assert not launched.lives(process)
-
-
-def test_gpus_of_a_process_are_named_as_it_sees_them(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert launched.visible_gpus(2) == ["0", "1"]
-    assert "CUDA_VISIBLE_DEVICES" not in launched.on_gpus([])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert launched.visible_gpus(2) == ["3", "5"]
-    assert launched.on_gpus(["5"])["CUDA_VISIBLE_DEVICES"] == "5"

@@ -7,9 +7,8 @@ import json
 import pytest
 from report.test_report import record, write_run
 
+from record_sweep import main, settled_step
 from sparsellm.bench.record import read
-from sparsellm.bench.sweep_summary import settled_step
-from sparsellm.cli import main
 
 
 def _at(step, nnz):
@@ -44,7 +43,8 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path,
     runs = [{"name": "target-seed0", "group": "target", "seed": 0}]
     content = {"name": "x", "description": "", "command": "sparsellm sweep x", "runs": runs}
     (folder / "sweep.json").write_text(json.dumps(content))
-    assert main(["bench", "sweep", str(folder), "--record", str(results)]) == 0, capsys.readouterr()
+    main([str(folder), "--record", str(results)])
+    assert "sweep_x run=target-seed0 " in capsys.readouterr().out
     rows = read(results)
     assert {(r["bench"], r["hardware"], r["commit"], r["date"], r["command"]) for r in rows} == {
         ("sweep_x", "2× NVIDIA H200, 32 cores", "abc", "2026-01-02", "sparsellm sweep x")

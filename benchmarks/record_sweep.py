@@ -1,18 +1,22 @@
-"""A sweep's runs as recorded figures: final values, held-out losses, scores and target of each.
+"""Records how a sweep's runs ended: final values, held-out losses, scores and target of each.
 
 Everything is read from the runs' records, so this works on another machine than the one that
 trained. Hardware, commit and command are also those that the runs recorded.
+
+    python benchmarks/record_sweep.py runs/quality --record benchmarks/results.jsonl
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sparsellm.bench.record import Measurement, taken_by
+from sparsellm.bench.record import Measurement, append, row
 from sparsellm.report.collect import RunData
 from sparsellm.report.sweep_runs import SWEEP_FILE, last_nnz, read_sweep
 
@@ -20,8 +24,20 @@ SETTLED = 0.1  # relative to the target
 WINDOW_STEPS = 20  # averaged, since one step's non-zeros are noisy
 
 
-def run(folder: Path) -> Iterator[tuple[list[Measurement], dict[str, str]]]:
-    """The figures of each run that has begun, and where they were measured.
+def main(words: list[str] | None = None) -> None:
+    """Prints the figures of every run that has begun, and records them with ``--record``."""
+    parser = argparse.ArgumentParser(description="Records how a sweep's runs ended.")
+    parser.add_argument("folder", type=Path, metavar="SWEEP", help="folder such as runs/quality")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="append to FILE")
+    options = parser.parse_args(words)
+    for found in figures(options.folder):
+        print(row(found))
+        if options.record:
+            append(found, options.record)
+
+
+def figures(folder: Path) -> Iterator[list[Measurement]]:
+    """The figures of each run that has begun.
 
     Raises:
         FileNotFoundError: the folder is not a sweep, or none of its runs has begun.
@@ -31,8 +47,22 @@ def run(folder: Path) -> Iterator[tuple[list[Measurement], dict[str, str]]]:
     command = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8")).get("command")
     by = {"command": command} if command else {}
     for group in sweep.groups:
-        for of_run in group.runs:
-            yield _figures(f"sweep_{sweep.name}", of_run), taken_by(of_run.sessions) | by
+        for run in group.runs:
+            taken = taken_by(run.sessions) | by
+            yield [replace(m, taken=taken) for m in _figures(f"sweep_{sweep.name}", run)]
+
+
+def taken_by(sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Where and when a run was trained, for its records: from the last session that it recorded."""
+    if not sessions:
+        return {}
+    session = sessions[-1]
+    device = "CPU" if session["device"] == "cpu" else session["device"]
+    where = device if device == "CPU" and session["ranks"] == 1 else f"{session['ranks']}× {device}"
+    if "cores" in session:  # not in those of older versions
+        where += f", {session['cores']} cores"
+    found = {"hardware": where, "date": session["started"][:10]}
+    return found | ({"commit": session["commit"]} if session["commit"] else {})
 
 
 def _figures(bench: str, run: RunData) -> list[Measurement]:
@@ -108,3 +138,7 @@ def settled_step(train: list[dict[str, Any]], target: float) -> int | None:
         elif settled is None:
             settled = step
     return settled
+
+
+if __name__ == "__main__":
+    main()

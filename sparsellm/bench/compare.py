@@ -1,0 +1,133 @@
+"""Compares a side with dense on the same inputs: checks its results, times both, makes records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsellm.bench.record import Measurement
+from sparsellm.bench.timing import Side, Spread, Timing, sustained
+
+WARM_UP_RUNS = 25  # by then the choice between dense and sparse kernels is made
+
+
+class Comparison(NamedTuple):
+    """One case of a benchmark: two sides with their inputs, a check, and what to record."""
+
+    bench: str
+    case: dict[str, Any]
+    dense: Side  # the baseline
+    ours: Side
+    tokens: int  # of a call
+    # The difference of ours from dense, once warm; raises ValueError if it is too large.
+    check: Callable[[], float]
+    mode: Callable[[], AbstractContextManager[object]] = torch.inference_mode
+    as_rate: bool = False  # whether to record tokens per ms instead of ms
+    charged: Mapping[str, float] = {}  # ms of costs outside the sides, by stage of ours
+    outcome: Callable[[], dict[str, Any]] = dict  # keys of the case that timing decides
+    more: Callable[[dict[str, Any]], list[Measurement]] = lambda case: []  # further records
+
+
+def compare(given: Comparison, device: torch.device, seconds: float) -> list[Measurement]:
+    """Measures one comparison; every ratio is better above 1.
+
+    Args:
+        given: what to compare.
+        device: where both sides compute.
+        seconds: of timing, per side; both are warmed up before.
+
+    Returns:
+        ``ms`` (or ``tokens_per_ms``), that of each stage if there are several, ``mJ_per_token``
+        where NVML counts energy, and ``difference``.
+
+    Raises:
+        ValueError: the result of ours is wrong.
+    """
+    with given.mode():
+        for side in (given.dense, given.ours):
+            warm_up(side, device)
+        difference = given.check()
+        times = sustained({"dense": given.dense, "ours": given.ours}, device, seconds)
+    dense, ours = times["dense"], times["ours"].charged(given.charged)
+    case = given.case | given.outcome()
+
+    def against(metric: str, unit: str, of: Callable[[Timing], Spread]) -> Measurement:
+        value, baseline = of(ours), of(dense)
+        ratio = baseline.median / value.median
+        return Measurement(
+            given.bench,
+            case,
+            metric,
+            value.median,
+            unit,
+            baseline.median,
+            1 / ratio if unit == "tokens/ms" else ratio,
+            sustained=conditions(value, ours.watts, ours.sm_mhz, seconds),
+            baseline_sustained=conditions(baseline, dense.watts, dense.sm_mhz, seconds),
+        )
+
+    if given.as_rate:
+        found = [against("tokens_per_ms", "tokens/ms", lambda t: t.ms.over(given.tokens))]
+    else:
+        found = [against("ms", "ms", lambda t: t.ms)]
+    if len(given.ours.stages) > 1:
+        found += [against(f"{name}_ms", "ms", partial(_stage, name)) for name in given.ours.stages]
+    if ours.watts and dense.watts:  # W · ms = mJ
+        mj, base = (side.watts * side.ms.median / given.tokens for side in (ours, dense))  # type: ignore[operator]
+        found.append(Measurement(given.bench, case, "mJ_per_token", mj, "mJ", base, base / mj))
+    unit = "relative to dense"
+    found.append(Measurement(given.bench, case, "difference", difference, unit))
+    return [*found, *given.more(case)]
+
+
+def _stage(name: str, timing: Timing) -> Spread:
+    return timing.stages[name]
+
+
+def conditions(
+    spread: Spread, watts: float | None, sm_mhz: float | None, seconds: float | None = None
+) -> dict[str, float]:
+    """How a value was sustained: its spread over chunks of a stretch, and the GPU meanwhile."""
+    found = {"p10": spread.p10, "p90": spread.p90}
+    further = {"watts": watts, "sm_mhz": sm_mhz, "seconds": seconds}
+    return found | {name: value for name, value in further.items() if value is not None}
+
+
+def warm_up(side: Side, device: torch.device) -> None:
+    """Runs a side alone; what it measures of itself has reached the host before the next run."""
+    for _ in range(WARM_UP_RUNS):
+        for stage in side.stages.values():
+            stage()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+def gpu(bench: str) -> torch.device:
+    """The current CUDA device.
+
+    Raises:
+        ValueError: there is no CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError(f"bench {bench} measures GPU kernels and needs a CUDA device")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def refuse_if_off(what: str, difference: float, most: float) -> float:
+    """``difference`` from dense; raises ValueError if it is NaN or exceeds ``most``."""
+    if not difference <= most:
+        raise ValueError(
+            f"{what} differs from dense by {difference:.1%}; wrong results are not timed"
+        )
+    return difference
+
+
+def relative_difference(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over that of ``expected``, in fp32."""
+    error = (found.float() - expected.float()).norm()
+    return float(error / expected.float().norm().clamp(min=1e-30))

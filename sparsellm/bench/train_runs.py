@@ -1,0 +1,193 @@
+"""Whole training runs through `accelerate launch`: rate, memory, energy and scaling.
+
+Every combination of GPUs, launch configuration and side is a run of its own; the dense side comes
+first and is the baseline of the others. A single GPU is launched by launch/single.yaml, and is the
+baseline of scaling. All runs start from the same weights, whose sparsity should have settled; a
+tiny constant learning rate keeps them as they are: with a fresh optimizer at the recipe's learning
+rate the sparsity would change.
+
+Figures are kept in the folder, so the same command resumes where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sparsellm.bench.power import Counters, counters
+from sparsellm.bench.record import Found
+from sparsellm.bench.train_figures import MIN_STEADY, Figures, Reading, figures, measurements
+from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.runs.files import write_atomically
+from sparsellm.runs.pretrained import find_checkpoint
+from sparsellm.runs.session import commit
+from sparsellm.training.launched import launch_config, train_command, watch
+
+SINGLE = "single"  # the launch configuration of one GPU
+DENSE = "ffn.kernels=dense"
+MIN_STEPS = 2 * MIN_STEADY
+QUIET = ["checkpoint.every_steps=0", "validation.every_steps=0", "evaluation.every_steps=0"]
+QUIET += ["logging.wandb=disabled", "logging.every_steps=1"]
+HOLD = ["optimizer.learning_rate=1e-6", "optimizer.warmup_steps=0", "optimizer.min_lr_ratio=1"]
+_USUAL_VOCABULARY = 50_304  # GPT-2's, padded
+
+
+class Setting(NamedTuple):
+    """One run."""
+
+    gpus: int
+    config: str  # a file of launch/
+    side: str  # overrides of the recipe, joined by commas
+
+    def __str__(self) -> str:
+        return f"{self.config} × {self.gpus}, {self.side}"
+
+
+def settings(options: argparse.Namespace) -> list[Setting]:
+    """All combinations, baselines first."""
+    return [
+        Setting(gpus, config, side)
+        for gpus in sorted(set(options.gpus))
+        for config in (dict.fromkeys(options.config) if gpus > 1 else [SINGLE])
+        for side in dict.fromkeys([DENSE, *options.side])
+    ]
+
+
+def measure(options: argparse.Namespace) -> Iterator[Found]:
+    """Measures run by run; each yielded result is final.
+
+    Raises:
+        ValueError: a run is impossible here, or some of them failed.
+    """
+    # SIGTERM, as from `timeout`, acts like Ctrl-C: it ends the launched processes, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    check(options)
+    failed = []
+    found: dict[Setting, Figures] = {}
+    with tempfile.TemporaryDirectory(prefix="sparsellm-bench-") as temporary:
+        folder = (options.folder or Path(temporary)).resolve()
+        for setting in settings(options):
+            try:
+                own = found[setting] = _figures(options, setting, folder)
+            except (ValueError, OSError) as error:
+                failed.append(str(setting))
+                yield f"failed: {setting}: {error}"
+                continue
+            dense = found.get(setting._replace(side=DENSE)) if setting.side != DENSE else None
+            alone = setting._replace(gpus=1, config=SINGLE)
+            a_gpu = found.get(alone) if setting != alone else None
+            yield measurements(_case(options, setting), own, dense, a_gpu)
+    if failed:
+        raise ValueError(f"the reasons are above: {len(failed)} failed ({'; '.join(failed)})")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses impossible runs before anything is started.
+
+    Raises:
+        ValueError: the message says why and what to do.
+    """
+    on_gpu = torch.cuda.is_available()
+    if on_gpu and max(options.gpus) > torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(f"--gpus {max(options.gpus)}: this machine has {count}")
+    if options.steps < MIN_STEPS:
+        raise ValueError(f"--steps {options.steps}: at least {MIN_STEPS} are needed")
+    if options.init_from:
+        find_checkpoint(options.init_from)  # raises here, not in the first launch
+    for setting in settings(options):
+        path = launch_config(setting.config)
+        if not on_gpu and "fsdp_config" in path.read_text(encoding="utf-8"):
+            raise ValueError(f"--config {setting.config}: accelerate shards over CUDA devices only")
+        recipe = recipe_of(options, setting)
+        recipe.accumulation_steps(setting.gpus)
+        if recipe.train.micro_batch_size == "auto":
+            raise ValueError(
+                f"train.micro_batch_size of {recipe.name} is auto, which grows while a run is "
+                "measured: give a size, such as --set train.micro_batch_size=8"
+            )
+
+
+def recipe_of(options: argparse.Namespace, setting: Setting) -> Recipe:
+    """The recipe of a run."""
+    return load_recipe(options.recipe, _overrides(options, setting))
+
+
+def _overrides(options: argparse.Namespace, setting: Setting) -> list[str]:
+    """Overrides of a run: the side's win over the user's, these over the defaults."""
+    wanted = [*QUIET, *(HOLD if options.init_from else []), *options.overrides]
+    wanted += setting.side.split(",")
+    if options.tokens_per_gpu:
+        wanted.append(f"train.global_batch_tokens={options.tokens_per_gpu * setting.gpus}")
+    return [*wanted, f"train.steps={options.steps}"]
+
+
+def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Figures:
+    """Trains one setting, or takes the figures that were kept of it.
+
+    Raises:
+        ValueError: the launch fails, or sparsity has not settled.
+    """
+    wanted = _overrides(options, setting)
+    key = repr((options.recipe, setting, wanted, str(options.init_from), commit()))
+    name = f"{setting.config}-{setting.gpus}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+    kept = folder / f"{name}.json"
+    if kept.is_file():
+        return Figures(**json.loads(kept.read_text(encoding="utf-8")))
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = Path(tempfile.mkdtemp(prefix="runs-", dir=folder))
+    wanted += [f"name={name}", f"logging.run_dir={runs}"]
+    command = train_command(setting.config, setting.gpus, options.recipe, wanted, options.init_from)
+    on_gpu = torch.cuda.is_available()
+    counted = _counters(setting.gpus) if on_gpu else []
+    readings: list[Reading] = []
+    with closing(watch(command, runs / name)) as run:
+        for records in run:
+            if records and counted and records[-1]["step"] not in {r.step for r in readings}:
+                energy = sum(one.millijoules() for one in counted)
+                readings.append(Reading(records[-1]["step"], energy, counted[0].sm_mhz()))
+    tokens = recipe_of(options, setting).train.global_batch_tokens
+    settles = setting.side != DENSE
+    found = figures(records, readings, tokens, settles=settles, on_gpu=on_gpu)
+    write_atomically(kept, json.dumps(found._asdict()) + "\n")
+    return found
+
+
+def _counters(gpus: int) -> list[Counters]:
+    """Of the first GPUs; empty where NVML does not count energy."""
+    found = [counters(torch.device("cuda", index)) for index in range(gpus)]
+    return [one for one in found if one is not None]
+
+
+def _case(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
+    recipe = recipe_of(options, setting)
+    vocabulary, gradients = recipe.padded_vocab_size, recipe.runtime.weight_gradients
+    sparse = recipe.ffn.kernels != "dense"
+    union = recipe.ffn.format == "union"  # to TwELL, the order of tokens makes no difference
+    in_order = sparse and union and recipe.runtime.token_order == "auto"
+    target = recipe.sparsity.target_nnz
+    return {
+        "recipe": recipe.name,
+        "layers": recipe.model.num_hidden_layers,
+        **({} if vocabulary == _USUAL_VOCABULARY else {"vocab_size": vocabulary}),
+        "gpus": setting.gpus,
+        "config": setting.config,
+        "kernels": recipe.ffn.kernels,
+        **({"format": recipe.ffn.format} if sparse and not union else {}),
+        **({"token_order": "auto"} if in_order else {}),
+        **({} if gradients == "autograd" else {"weight_gradients": gradients}),
+        "global_batch_tokens": recipe.train.global_batch_tokens,
+        "micro_batch_size": recipe.train.micro_batch_size,
+        "l1_coefficient": recipe.sparsity.l1_coefficient,  # with a target, only its first value
+        **({"target_nnz": target} if target else {}),
+    }

@@ -1,0 +1,272 @@
+"""Whole training runs: their arithmetic on made-up records, and one real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+from conftest import set_arguments
+from rank_processes import wait_until_gone
+
+from listing import listing
+from sparsellm.bench import model_forward, train_runs
+from sparsellm.bench.record import read
+from sparsellm.bench.train_figures import Figures, Reading, figures, measurements
+from sparsellm.bench.train_runs import DENSE, Setting, check, measure, recipe_of, settings
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.pretrained import find_checkpoint
+
+from .conftest import options
+
+AUTO = "ffn.kernels=auto"
+
+
+def record(step, rate=1000.0, *, sparse=(False, False), nnz=20.0, loss=3.0, **others):
+    """A line of metrics.jsonl, as far as it is read."""
+    return {
+        "step": step,
+        "tokens_per_second": rate,
+        "mfu": rate / 1e4,
+        "memory_gib": 40.0 - step / 10,
+        "loss": loss,
+        "sparsity": {"nnz_mean": [nnz - 5, nnz + 5]},
+        "kernels": {"sparse": list(sparse), "union_mean": [100.0, 300.0]},
+        "seconds": float(step),
+        **others,
+    }
+
+
+def asked(*words):
+    return options("train", "--recipe", "debug", "--steps", "8", *words)
+
+
+def test_figures_are_of_the_second_half_without_steps_that_change_paths():
+    first, then = (False, False), (True, False)
+    records = [record(step, 10.0) for step in (1, 2, 3, 4, 5)]
+    rates = {6: 1000.0, 7: 1100.0, 8: 3.0, 9: 1300.0, 10: 1400.0}
+    records += [record(s, r, sparse=first if s < 8 else then) for s, r in rates.items()]
+    # Step 7 and 8 were seen together.
+    energy = {2: 10, 5: 1_000, 6: 3_000, 8: 6_000, 10: 11_000}
+    readings = [Reading(step, mj, 1400 + step) for step, mj in energy.items()]
+    found = figures(records, readings, tokens_a_step=100)
+    assert found.tokens_per_ms == 1.2  # of 1000, 1100, 1300, 1400
+    assert (found.p10, found.p90) == pytest.approx((1.03, 1.37))
+    watts = 10_000 / 500 * 1.2  # mJ per token · tokens per ms
+    assert found.sustained == {"p10": found.p10, "p90": found.p90, "watts": watts, "sm_mhz": 1407}
+    assert found.mfu == pytest.approx(0.12)
+    assert found.mj_per_token == 10_000 / 500
+    assert found.sparse_layers == 1
+    assert (found.union_mean, found.nnz, found.loss) == (200.0, 20.0, 3.0)
+    assert found.memory_gib is None  # the room for patterns has not shrunk yet
+    dense = [record(step) for step in range(1, 11)]
+    assert figures(dense, [], 100).memory_gib == 39.0
+    assert figures(dense, [], 100).mj_per_token is None
+    assert figures(dense, [], 100, on_gpu=False).memory_gib is None
+    long = [record(step, sparse=then) for step in range(1, 41)]
+    assert figures(long, [], 100).memory_gib == 36.0
+
+
+def test_sparsity_that_changes_is_refused():
+    falling = [record(step, nnz=200.0 / step) for step in range(1, 9)]
+    with pytest.raises(ValueError, match=r"not settled: 36\.7 → 26\.8 non-zeros.*--init-from"):
+        figures(falling, [], 100)
+    assert figures(falling, [], 100, settles=False).tokens_per_ms == 1.0
+    flapping = [record(step, sparse=(step % 2 == 0, False)) for step in range(1, 9)]
+    with pytest.raises(ValueError, match="only 0 of the last 4 steps took the same paths"):
+        figures(flapping, [], 100)
+
+
+def test_ratios_and_efficiency():
+    def of(rate, memory, mj):
+        return Figures(
+            rate, rate - 1, rate + 1, mfu=None, memory_gib=memory, mj_per_token=mj, sm_mhz=1500,
+            sparse_layers=2, union_mean=1.0, nnz=2.0, loss=3.0,
+        )  # fmt: skip
+
+    found = measurements({"gpus": 4}, of(600.0, 20.0, 2.0), of(400.0, 30.0, 3.0), of(160.0, 1, 1))
+    by_metric = {m.metric: (m.value, m.baseline, m.ratio) for m in found}
+    assert by_metric["tokens_per_ms"] == (600.0, 400.0, 1.5)
+    assert by_metric["tokens_per_ms_a_gpu"] == (150.0, 160.0, 0.9375)
+    assert by_metric["memory_GiB"] == (20.0, 30.0, 1.5)
+    assert by_metric["mJ_per_token"] == (2.0, 3.0, 1.5)
+    assert by_metric["loss"] == (3.0, None, None)
+    assert "mfu" not in by_metric
+    assert found[0].sustained == {"p10": 599, "p90": 601, "watts": 1200, "sm_mhz": 1500}
+    assert found[0].baseline_sustained["watts"] == 1200
+
+
+def test_what_others_are_held_against_comes_first():
+    found = settings(asked("--gpus", "4", "1", "4", "--config", "ddp8", "fsdp2", "ddp8"))
+    assert found == [
+        Setting(gpus, config, side)
+        for gpus, config in ((1, "single"), (4, "ddp8"), (4, "fsdp2"))
+        for side in (DENSE, AUTO)
+    ]
+
+
+def test_a_side_is_any_keys_and_another_case():
+    twell = f"{AUTO},ffn.format=twell"
+    none, fused = f"{AUTO},runtime.token_order=none", f"{AUTO},runtime.weight_gradients=fused"
+    given = asked("--side", AUTO, twell, none, fused)
+    dense, *others = settings(given)
+    assert dense.side == DENSE
+    cases = [train_runs._case(given, setting) for setting in others]
+    keys = [set(case) - set(train_runs._case(given, dense)) for case in cases]
+    # By default tokens are ordered, which makes no difference to TwELL.
+    assert keys == [{"token_order"}, {"format"}, set(), {"token_order", "weight_gradients"}]
+    assert recipe_of(given, others[1]).ffn.format == "twell"
+
+
+def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):
+    side = Setting(4, "ddp8", AUTO)
+    recipe = recipe_of(asked(), side)
+    assert recipe.optimizer == load_recipe("debug").optimizer
+    overrides = ["validation.every_steps=3", "train.steps=99", "optimizer.min_lr_ratio=0.5"]
+    words = ["--init-from", str(tmp_path), "--tokens-per-gpu", "4096", *set_arguments(overrides)]
+    held = recipe_of(asked(*words), side)
+    assert (recipe.checkpoint.every_steps, recipe.validation.every_steps) == (0, 0)
+    assert (held.checkpoint.every_steps, held.validation.every_steps) == (0, 3)
+    assert (held.train.steps, held.train.global_batch_tokens) == (8, 16_384)
+    assert (held.optimizer.learning_rate, held.optimizer.min_lr_ratio) == (1e-6, 0.5)
+    assert (held.ffn.kernels, held.logging.every_steps) == ("auto", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "5"], "--steps 5: at least 6"),
+        (["--gpus", "2", "--config", "fsdp2"], "--config fsdp2: accelerate shards over CUDA"),
+        (["--gpus", "2", "--config", "ddp"], "--config ddp: no such file.*fsdp2, hsdp, single"),
+        (["--gpus", "3"], "is not a multiple of 3 ranks"),
+        (["--side", "ffn.kernel=auto"], "ffn.kernel"),
+        (
+            ["--set", "train.micro_batch_size=auto"],
+            "is auto, which grows .* give a size, such as --set train.micro_batch_size=8",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(monkeypatch, words, message):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=message):
+        check(asked(*words))
+
+
+def test_gpus_and_weights_must_be_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="--gpus 2: this machine has 1"):
+        check(asked("--gpus", "2"))
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
+        check(asked("--init-from", str(tmp_path)))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Commands of launches that end at once with made-up records; dense on two GPUs fails."""
+    commands = []
+
+    def watch(command, run_path, gpus=()):
+        commands.append(command)
+        sparse, two = AUTO in command, "--num_processes=2" in command
+        if two and not sparse:
+            raise ValueError("the launch failed: out of memory")
+        yield [record(1)]
+        yield [record(s, 1000.0 * (1 + sparse) * (1 + 0.8 * two)) for s in range(1, 9)]
+
+    monkeypatch.setattr(train_runs, "watch", watch)
+    return commands
+
+
+def test_one_failure_leaves_the_others_their_figures(launches):
+    found = measure(asked("--gpus", "1", "2"))
+    alone, sparse, failure, two = (next(found) for _ in range(4))
+    assert alone[0].case["config"] == "single"
+    assert {m.metric: m.ratio for m in sparse}["tokens_per_ms"] == 2.0
+    assert {m.metric: m.ratio for m in two}["tokens_per_ms_a_gpu"] == pytest.approx(0.9)
+    assert {m.metric: m.ratio for m in two}["tokens_per_ms"] is None  # its baseline failed
+    assert failure == f"failed: ddp8 × 2, {DENSE}: the launch failed: out of memory"
+    with pytest.raises(ValueError, match=r"1 failed \(ddp8 × 2, ffn.kernels=dense\)"):
+        next(found)
+
+
+def test_what_was_measured_is_kept_in_the_folder(tmp_path, launches):
+    given = asked("--folder", str(tmp_path / "kept"))
+    first = list(measure(given))
+    assert len(launches) == 2
+    assert list(measure(given)) == first
+    assert len(launches) == 2
+    list(measure(asked("--folder", str(tmp_path / "kept"), "--set", "seed=3")))
+    assert len(launches) == 4
+
+
+def test_a_bench_told_to_end_ends_what_it_launched(tmp_path, monkeypatch):
+    started = tmp_path / "started"
+    child = (
+        f"import os, time; open({str(started)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(60)"
+    )
+    launcher = (  # as torchrun does, it gives its child a session of its own
+        "import subprocess, sys\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)\n"
+    )
+    command = [sys.executable, "-c", launcher, "train"]
+    monkeypatch.setattr(train_runs, "train_command", lambda *_: command)
+
+    def end_the_bench():
+        while not (started.exists() and started.read_text().endswith(" ")):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=end_the_bench, daemon=True).start()
+    try:
+        with pytest.raises(SystemExit):
+            list(measure(asked()))
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    left = [psutil.Process(pid) for pid in (int(started.read_text()),) if psutil.pid_exists(pid)]
+    assert not wait_until_gone(left, seconds=0)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_real_run_and_its_checkpoints_forward(tiny_overrides, tmp_path, monkeypatch, cli_here):
+    quiet = ("checkpoint.", "validation.every", "logging.", "name=")
+    overrides = [o for o in tiny_overrides if not o.startswith(quiet)]
+    folder, results = tmp_path / "bench", tmp_path / "results.jsonl"
+    command = ["bench", "train", "--recipe", "debug", "--side", DENSE]
+    command += ["--steps", "60", "--folder", str(folder), "--set", "checkpoint.every_steps=60"]
+    command += [*set_arguments(overrides), "--record", str(results)]
+    done = cli_here(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = {r["metric"]: r for r in read(results)}
+    case = records["tokens_per_ms"]["case"]
+    assert (case["recipe"], case["gpus"], case["config"]) == ("debug", 1, "single")
+    assert records["tokens_per_ms"]["value"] >= records["tokens_per_ms"]["sustained"]["p10"] > 0
+    assert "memory_GiB" not in records
+    assert "| tokens_per_ms |" in listing(read(results))
+
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    [run] = [path for path in folder.glob("runs-*/single-1-*") if path.is_dir()]
+    path = find_checkpoint(run)
+    measured = model_forward.run(
+        path, load_recipe("debug", overrides), torch.device("cpu"), seconds=0.01, layers=True
+    )
+    found, [first, *_], [second, *_] = measured  # each is recorded before the next is measured
+    assert [m.case["layer"] for m in (first, second)] == [0, 1]
+    assert (first.bench, first.ratio > 0) == ("layer_forward", True)
+    found = {m.metric: m for m in found}
+    assert found["difference"].value < 0.02
+    case = found["tokens_per_ms"].case
+    assert json.dumps(case)
+    assert (case["M"], case["run"], case["step"]) == (2 * 32, path.parent.parent.name, 60)
+    assert case["l1_coefficient"] == 4e-3
+    layers = [first.case["measured_nnz"], second.case["measured_nnz"]]
+    assert case["measured_nnz"] == pytest.approx(sum(layers) / 2)
+    assert 0 < case["measured_nnz"] <= first.case["N"] == 64

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-class Counters:
+class GPUCounters:
     """What NVML counts of one GPU.
 
     Args:
@@ -48,12 +48,12 @@ class Counters:
 
 
 @functools.cache
-def counters(device: torch.device) -> Counters | None:
+def counters(device: torch.device) -> GPUCounters | None:
     """The GPU's counters; None on a CPU, and where there are none, which it says once."""
     if device.type != "cuda":
         return None
     try:
-        return Counters(device)
+        return GPUCounters(device)
     except ValueError as error:
         print(f"power and clocks are not recorded: {error}", file=sys.stderr, flush=True)
         return None
@@ -66,7 +66,7 @@ class PowerMeter:
     one, each of which is noticed at the `sample` that follows it.
     """
 
-    def __init__(self, counted: Counters | None) -> None:
+    def __init__(self, counted: GPUCounters | None) -> None:
         self._counted = counted
         self._seen: int | None = None
         self._moves: list[tuple[float, int]] = []

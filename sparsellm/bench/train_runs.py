@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sparsellm.bench.power import Counters, counters
+from sparsellm.bench.power import GPUCounters, counters
 from sparsellm.bench.record import Found
 from sparsellm.bench.train_figures import MIN_STEADY, Figures, Reading, figures, measurements
 from sparsellm.recipe import Recipe, load_recipe
@@ -163,7 +163,7 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
     return found
 
 
-def _counters(gpus: int) -> list[Counters]:
+def _counters(gpus: int) -> list[GPUCounters]:
     """Of the first GPUs; empty where NVML does not count energy."""
     found = [counters(torch.device("cuda", index)) for index in range(gpus)]
     return [one for one in found if one is not None]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparsellm.bench import power, timing
-from sparsellm.bench.power import Counters, PowerMeter
+from sparsellm.bench.power import GPUCounters, PowerMeter
 from sparsellm.bench.timing import Side, Spread, Timing, sustained
 
 CPU = torch.device("cpu")
@@ -133,7 +133,7 @@ def test_nvml_that_is_absent_or_lacks_the_counter_is_named(monkeypatch, capsys):
     device = torch.device("cuda", 0)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ValueError, match="pip install nvidia-ml-py"):
-        Counters(device)
+        GPUCounters(device)
     power.counters.cache_clear()
     assert power.counters(device) is power.counters(device) is None
     assert capsys.readouterr().err.count("power and clocks are not recorded: NVML") == 1
@@ -154,7 +154,7 @@ def test_nvml_that_is_absent_or_lacks_the_counter_is_named(monkeypatch, capsys):
     properties = types.SimpleNamespace(uuid="1234")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     with pytest.raises(ValueError, match="does not count energy here \\(Not Supported"):
-        Counters(device)
+        GPUCounters(device)
     nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 5
-    assert (Counters(device).millijoules(), Counters(device).sm_mhz()) == (5, 1411)
+    assert (GPUCounters(device).millijoules(), GPUCounters(device).sm_mhz()) == (5, 1411)
     power.counters.cache_clear()

@@ -36,8 +36,8 @@ from sparsellm.sweep.worker import (
     train_one,
     work,
 )
-from sparsellm.training.evaluation import check_evaluation
 from sparsellm.training.launched import launch_config
+from sparsellm.training.measure import check_evaluation
 
 
 def run_sweep(

@@ -54,11 +54,6 @@ class StepReading:
     kernels: KernelStats
     sparsity: StepStats | None  # where the step is logged and taken
 
-    @property
-    def watched(self) -> dict[str, float]:
-        """The values for which a step is skipped where they are not finite, or spikes."""
-        return {"loss": self.loss, "L1": self.l1, "gradient norm": self.gradient_norm}
-
 
 class _Slices(NamedTuple, Generic[Values]):
     """The counters that the host reads in every step."""

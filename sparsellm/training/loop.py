@@ -8,6 +8,7 @@ on how the ranks divide the work (objective.py).
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import torch
@@ -15,22 +16,30 @@ import torch
 from sparsellm.data.loader import Bookmark
 from sparsellm.recipe import Recipe
 from sparsellm.runs.dashboard import check_wandb
+from sparsellm.runs.files import write_atomically
+from sparsellm.runs.history import begin_branch
 from sparsellm.runs.lock import RunLock
 from sparsellm.runs.metrics_log import MetricsLog
+from sparsellm.runs.presence import PRESENCE_FILE
 from sparsellm.runs.records import FailureRecord
 from sparsellm.runs.session import this_session
 from sparsellm.training.banner import Machine, unused_gpus
-from sparsellm.training.begin import begin_records, first_state, move_aside, warm_up
 from sparsellm.training.consensus import agreed_checkpoint, compare_environments, locked
 from sparsellm.training.distributed import FailedTogether, RankActivity, any_rank, cause_of
-from sparsellm.training.evaluation import PeriodicEvaluation, check_evaluation
-from sparsellm.training.fit import fit_first, grow, may_shrink, shrink_after_failure
-from sparsellm.training.measure import measure, missing
+from sparsellm.training.measure import PeriodicEvaluation, check_evaluation, measure, missing
 from sparsellm.training.meter import Meter, progress_line
 from sparsellm.training.nonfinite import check_finite
 from sparsellm.training.peers import Peers
+from sparsellm.training.rehearsal import (
+    fit_again,
+    fit_first,
+    grow,
+    may_shrink,
+    shrink_after_failure,
+    warm_up,
+)
 from sparsellm.training.run import Run, build_accelerator, build_run, close_run
-from sparsellm.training.run_state import begin_save
+from sparsellm.training.run_state import begin_save, first_state
 from sparsellm.training.schedule import Due, is_due, next_may_launch
 from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import StepTotals, train_step
@@ -100,6 +109,8 @@ def _train(
         fit_first(run)
         warm_up(run)
     first_state(run, resume_from, init_from)
+    if resume_from is not None:
+        fit_again(run)
     not_measured = missing(run)
     if run.step >= recipe.train.steps and not not_measured:
         run.accelerator.print(
@@ -108,9 +119,29 @@ def _train(
         )
         return
     if flag == "--fresh":
-        move_aside(run, lock)
-    begin_records(run, resume_from)
+        _move_aside(run, lock)
+    _begin_records(run, resume_from)
     _logged_loop(run, stop, evaluator, not_measured, flag)
+
+
+def _move_aside(run: Run, lock: RunLock) -> None:
+    path = run.recipe.run_path
+    if run.accelerator.is_main_process and any(p.name != PRESENCE_FILE for p in path.iterdir()):
+        aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
+        path.rename(aside)
+        lock.moved(aside, run.accelerator.print)
+        run.accelerator.print(f"the earlier run is now {aside}")
+    run.accelerator.wait_for_everyone()
+
+
+def _begin_records(run: Run, resumed: Path | None) -> None:
+    """Prepares the run's folder for this branch of the run, before the first step."""
+    recipe = run.recipe
+    if run.accelerator.is_main_process:
+        recipe.run_path.mkdir(parents=True, exist_ok=True)
+        for note in begin_branch(recipe.run_path, resumed):
+            run.accelerator.print(note)
+        write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
 
 
 def _logged_loop(

@@ -43,7 +43,8 @@ def reason_to_skip(run: Run, reading: StepReading) -> Skip:
         FloatingPointError: something is not finite, and such steps are not skipped, or too many
             were in a row.
     """
-    found = _not_finite(run, reading.watched) or _spike(run, reading.watched)
+    values = {"loss": reading.loss, "L1": reading.l1, "gradient norm": reading.gradient_norm}
+    found = _not_finite(run, values) or _spike(run, values)
     if run.skipped_in_a_row >= MOST_SKIPPED:
         otherwise = f", or raise {_SPIKE_KEY}" if found.key == _SPIKE_KEY else ""
         raise FloatingPointError(

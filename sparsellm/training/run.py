@@ -98,7 +98,7 @@ class Run:
         layers = self.model.model.layers
         return [*self.ffns, *(own for layer in layers for own in shared_linears(layer.self_attn))]
 
-    @property
+    @cached_property
     def compute_dtype(self) -> torch.dtype:
         """In which the blocks compute; parameters and gradients are fp32."""
         return torch.bfloat16 if self.recipe.runtime.precision == "bf16" else torch.float32

@@ -77,6 +77,18 @@ def save_run(run: Run) -> Path:
     return path
 
 
+def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> None:
+    """Restores or initialises the run, without changing its folder."""
+    say = run.accelerator.print
+    run.activity.begin("loading", run.step)
+    if resume_from is not None:
+        say(f"resuming from {resume_from}")
+        for note in restore_run(run, resume_from):
+            say(f"  {note}")
+    elif init_from is not None:
+        say("\n  ".join(initialise_run(run, init_from)))
+
+
 def initialise_run(run: Run, path: Path) -> list[str]:
     """Gives a run at step 0 the weights of a checkpoint, run or exported folder; nothing else.
 

@@ -154,7 +154,7 @@ def _update(run: Run, refused: Tensor) -> float:
 
 def _adapt(run: Run, reading: StepReading) -> None:
     """After a step that was taken: moves λ, and decides on kernels and dead neurons."""
-    run.averages.add(reading.watched)
+    run.averages.add({"loss": reading.loss, "gradient norm": reading.gradient_norm})
     run.skipped_in_a_row = 0
     run.readings.append(reading)
     if run.next_step.position is None:
@@ -247,9 +247,3 @@ def backward(run: Run, sums: LossSums, l1_weight: float | Tensor) -> None:
     """Backward of a micro-batch; ``l1_weight`` is λ, or (L,) that of each layer."""
     tokens = run.recipe.train.global_batch_tokens
     run.accelerator.backward(total_loss(sums, l1_weight, tokens, run.accelerator.num_processes))
-
-
-def rehearse(run: Run) -> None:
-    """Forward and backward of one micro-batch of zeros, whose gradients are to be discarded."""
-    shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
-    backward(run, forward(run, torch.zeros(shape, dtype=torch.int64)), 0.0)

@@ -10,7 +10,6 @@ import torch
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import build_model
-from sparsellm.training.begin import warm_up
 from sparsellm.training.counters import CounterLayout, Counters, MovingAverages
 from sparsellm.training.kernel_policy import (
     described_costs,
@@ -20,6 +19,7 @@ from sparsellm.training.kernel_policy import (
     set_up_kernels,
 )
 from sparsellm.training.objective import Objective
+from sparsellm.training.rehearsal import warm_up
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import choose_kernels
 

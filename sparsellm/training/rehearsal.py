@@ -1,6 +1,6 @@
-"""Finds out by real forward and backward passes whether a micro-batch of some size fits.
+"""Passes whose gradients are discarded: to compile the model, and to find out what fits.
 
-Only for ``train.micro_batch_size: auto``; `micro_batch` decides what is tried, and when.
+The latter is for ``train.micro_batch_size: auto``; `micro_batch` decides what is tried, and when.
 """
 
 from __future__ import annotations
@@ -14,7 +14,26 @@ from sparsellm.training import micro_batch
 from sparsellm.training.distributed import any_rank, clear_gradients
 from sparsellm.training.kernel_policy import each_path
 from sparsellm.training.run import Run, resize
-from sparsellm.training.step import accumulating, begin_sharing, rehearse
+from sparsellm.training.step import accumulating, accumulation, backward, begin_sharing, forward
+
+
+def warm_up(run: Run) -> None:
+    """Forward and backward of micro-batches whose gradients are discarded, one or two per path.
+
+    Compilation is then finished before throughput is measured. Also, DDP rebuilds its gradient
+    buckets after its first backward pass: afterwards every step sums over ranks in the same order,
+    and a resumed run equals an uninterrupted one to the last bit.
+    """
+    run.activity.begin("compiling", run.step)
+    several = run.rounds > 1
+    for _ in each_path(run.ffns):
+        # Of several micro-batches that share weights the last one is a graph of its own: its
+        # gradients go through autograd. Without sharing they are all alike.
+        sparse = any(ffn.path == "sparse" for ffn in run.ffns)
+        shares = sparse or run.recipe.runtime.weight_gradients == "fused"
+        for _ in accumulation(run, 2 if several and shares else 1):
+            _rehearse(run)
+    clear_gradients(run.optimizer, run.objective)
 
 
 def fit_first(run: Run) -> None:
@@ -147,7 +166,7 @@ def _one_micro_batch(run: Run) -> None:
     for _ in each_path(run.ffns):
         begin_sharing(run, accumulate=True)
         with accumulating(run):
-            rehearse(run)
+            _rehearse(run)
         for part in run.sharing:
             part.end_accumulation()
             part.end_step()
@@ -160,3 +179,9 @@ def _clean_up(run: Run) -> None:
     clear_gradients(run.optimizer, run.objective)
     if run.accelerator.device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def _rehearse(run: Run) -> None:
+    """Forward and backward of one micro-batch of zeros, whose gradients are to be discarded."""
+    shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
+    backward(run, forward(run, torch.zeros(shape, dtype=torch.int64)), 0.0)

@@ -161,7 +161,7 @@ def check_format(name: str) -> None:
 
 def new_dispatch(kernels: Kernels, pinned: bool, format: Format = "union") -> Dispatch:
     """A dispatch with its own words; ``pinned`` where a GPU will write them."""
-    words = torch.full((_NUM_BUCKETS,), -1, dtype=torch.int32, pin_memory=pinned)
+    words = torch.full((_NUM_BUCKETS,), -1, dtype=torch.int32, device="cpu", pin_memory=pinned)
     return Dispatch(kernels, words, format)
 
 

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sparsellm.ffn.discover import Projections
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS, FFNWeights
 
@@ -39,7 +40,7 @@ def threshold_of(activation: Callable[[Tensor], Any], like: Tensor) -> float | N
     Every finite value of the type of ``like`` is tried; of fp32 those of bf16, and all near t.
     """
     dtype = like.dtype if like.dtype in ELEMENTS else ELEMENTS[0]
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16, device="cpu").view(dtype)
     device = "cpu" if like.is_meta else like.device
     x = every[every.isfinite()].to(like.dtype).to(device)
     threshold = _threshold_among(activation, x)
@@ -66,29 +67,33 @@ def _threshold_among(activation: Callable[[Tensor], Any], x: Tensor) -> float | 
 
 def probe_tokens(k: int, like: Tensor) -> Tensor:
     """(2, tokens, K) of several magnitudes, each with its negative; torch's RNG is not used."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     scales = _SCALES[like.dtype]
-    tokens = [s * torch.randn(_TOKENS_PER_SCALE, k, generator=generator) for s in scales]
+    tokens = [
+        s * torch.randn(_TOKENS_PER_SCALE, k, generator=generator, device="cpu") for s in scales
+    ]
     x_MK = torch.stack(tokens, dim=1)
     return torch.stack([x_MK, -x_MK]).flatten(1, 2).to(like)
 
 
 @contextmanager
-def in_fp32(module: nn.Module) -> Iterator[None]:
-    """The module computes with fp32 copies of its parameters and buffers."""
-    tensors: list[dict[str, Any]] = [
-        own for part in module.modules() for own in (part._parameters, part._buffers)
-    ]
-    before = [dict(own) for own in tensors]
+def in_fp32(ffn: Projections) -> Iterator[None]:
+    """The matrices of an FFN compute with fp32 copies of their parameters.
+
+    Raises:
+        OtherFormula: these do not fit into memory.
+    """
+    own: list[dict[str, Any]] = [linear._parameters for linear in ffn.present]
+    before = [dict(parameters) for parameters in own]
     try:
-        for own in tensors:
-            for name, tensor in own.items():
-                if tensor is not None and tensor.is_floating_point():
-                    own[name] = tensor.detach().float()
+        for parameters in own:
+            parameters |= {n: p if p is None else p.float() for n, p in parameters.items()}
         yield
+    except torch.OutOfMemoryError as error:
+        raise OtherFormula("there is no memory for an fp32 copy of its weights") from error
     finally:
-        for own, previous in zip(tensors, before, strict=True):
-            own.update(previous)
+        for parameters, previous in zip(own, before, strict=True):
+            parameters.update(previous)
 
 
 def find_formula(x: Tensor, y: object, w: FFNWeights) -> Formula:
@@ -119,11 +124,6 @@ def find_formula(x: Tensor, y: object, w: FFNWeights) -> Formula:
         f"its forward does not compute {formulas}: on random tokens it differs by "
         f"{errors[best]:.2%}"
     )
-
-
-def differs(found: Tensor, right: Tensor) -> bool:
-    """Whether two results are not equal within the rounding of their type."""
-    return not _error(found, right) <= _TOLERANCE[right.dtype]
 
 
 def _error(found: Tensor, right: Tensor) -> float:

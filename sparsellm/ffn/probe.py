@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,13 +18,11 @@ from sparsellm.ffn.discover import Projections, further_arguments
 from sparsellm.ffn.formula import (
     Formula,
     OtherFormula,
-    differs,
     find_formula,
     in_fp32,
     probe_tokens,
     threshold_of,
 )
-from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.replace import weights_of
 
 Activation = Callable[[Tensor], Any]
@@ -51,64 +49,78 @@ def own_threshold(activation: Activation | None, like: Tensor) -> float:
     return threshold
 
 
-def _formula(
-    forward: Callable[[Tensor], Any], ffn: Projections, activation: Activation | None, x: Tensor
-) -> Formula:
-    """By which a forward computes an FFN, judged in the type of x."""
-    own = Formula(own_threshold(activation, x), relu_up=False)
-    return find_formula(x, _try(forward, x), weights_of(ffn, own))
-
-
 def _module_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
-    """Of an FFN that is a module of its own: tried in its own type, in fp32, and as a matrix."""
-    module, ffn = foreign.owner, foreign.ffn
-    if required := further_arguments(module.forward):
+    """Of an FFN that is a module of its own; a matrix of tokens is tried too."""
+    forward, ffn = foreign.owner.forward, foreign.ffn
+    if required := further_arguments(forward):
         raise OtherFormula(f"its forward needs further arguments: {', '.join(required)}")
-    x_BTK = probe_tokens(ffn.up.in_features, like=ffn.up.weight)
-    _formula(module.forward, ffn, activation, x_BTK.flatten(0, 1))
-    formula = _formula(module.forward, ffn, activation, x_BTK)
-    with in_fp32(module):
-        x_BTK = probe_tokens(ffn.up.in_features, like=ffn.up.weight)
-        _formula(module.forward, ffn, activation, x_BTK)
+    formula = _formula(forward, ffn, activation)
+    x_MK = probe_tokens(ffn.up.in_features, like=ffn.up.weight).flatten(0, 1)
+    _formula_on(x_MK, forward, ffn, activation)
     return formula
 
 
 def _layer_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
     """Of an FFN that a layer's own forward computes, as up, activation, down in a row."""
-    layer, ffn, (up, act, *_, down) = foreign.owner, foreign.ffn, foreign.inside
+    ffn, (up, act, *_, down) = foreign.ffn, foreign.inside
     k = ffn.up.in_features
     if k == ffn.up.out_features:
         raise OtherFormula("its layer computes it, with an intermediate_size of hidden_size")
-
-    def in_a_row(x: Tensor) -> Any:
-        return down(act(up(x)))
-
-    x_BTK = probe_tokens(k, like=ffn.up.weight)
-    formula = _formula(in_a_row, ffn, activation, x_BTK)
-    if not _runs_in_a_row(layer, [up, act, down], x_BTK):
-        raise OtherFormula("its layer does more than up, activation, down in a row with it")
-    with in_fp32(layer):
-        x_BTK = probe_tokens(k, like=ffn.up.weight)
-        w = weights_of(ffn, _formula(in_a_row, ffn, activation, x_BTK))
-        expected = _layer_output(layer, x_BTK)
-        with ExitStack() as forwards:
-            for module in (up, act):
-                forwards.enter_context(_forward_of(module, lambda x: x))
-            forwards.enter_context(_forward_of(down, lambda x: fatrelu_ffn(x, w)))
-            found = _layer_output(layer, x_BTK)
-    if differs(found, expected):
-        raise OtherFormula("its layer's output would change")
+    formula = _formula(lambda x: down(act(up(x))), ffn, activation)
+    _check_use(foreign.owner, [up, act, down], probe_tokens(k, like=ffn.up.weight))
     return formula
 
 
-@contextmanager
-def _forward_of(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """A module that has no forward of its own computes this."""
-    vars(module)["forward"] = forward
+def _formula(
+    forward: Callable[[Tensor], Any], ffn: Projections, activation: Activation | None
+) -> Formula:
+    """By which a forward computes an FFN, in its own type and in fp32."""
+    x_BTK = probe_tokens(ffn.up.in_features, like=ffn.up.weight)
+    formula = _formula_on(x_BTK, forward, ffn, activation)
+    with in_fp32(ffn):
+        x_BTK = probe_tokens(ffn.up.in_features, like=ffn.up.weight)
+        _formula_on(x_BTK, forward, ffn, activation)
+    return formula
+
+
+def _formula_on(
+    x: Tensor, forward: Callable[[Tensor], Any], ffn: Projections, activation: Activation | None
+) -> Formula:
+    own = Formula(own_threshold(activation, like=x), relu_up=False)
+    return find_formula(x, _try(forward, x), weights_of(ffn, own))
+
+
+def _check_use(layer: nn.Module, chain: list[nn.Module], x_BTK: Tensor) -> None:
+    """Checks that a layer computes the chain in a row, and uses nothing but its result.
+
+    Raises:
+        OtherFormula: it does not.
+    """
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+    hooks = [
+        module.register_forward_hook(lambda m, given, found: calls.append((m, given[0], found)))
+        for module in chain
+    ]
     try:
-        yield
+        expected = _layer_output(layer, x_BTK)
     finally:
-        del vars(module)["forward"]
+        for hook in hooks:
+            hook.remove()
+    # Not only equal: a factor between them may be one today.
+    in_a_row = all(found is given for (*_, found), (_, given, _) in itertools.pairwise(calls))
+    if [module for module, *_ in calls] != chain or not in_a_row:
+        raise OtherFormula("its layer does more than up, activation, down in a row with it")
+    y_BTK = calls[-1][-1]
+    results = (lambda x: x, lambda x: x, lambda _: y_BTK)
+    try:
+        for module, result in zip(chain, results, strict=True):
+            vars(module)["forward"] = result
+        found = _layer_output(layer, x_BTK)
+    finally:
+        for module in chain:
+            vars(module).pop("forward", None)
+    if not torch.equal(found.nan_to_num(), expected.nan_to_num()):
+        raise OtherFormula("its layer's output would change")
 
 
 def _layer_output(layer: nn.Module, x_BTK: Tensor) -> Tensor:
@@ -119,24 +131,6 @@ def _layer_output(layer: nn.Module, x_BTK: Tensor) -> Tensor:
     if not isinstance(output, Tensor) or output.shape != x_BTK.shape:
         raise OtherFormula(f"its layer returns a {type(output).__name__}, not tokens")
     return output
-
-
-def _runs_in_a_row(layer: nn.Module, chain: list[nn.Module], x_BTK: Tensor) -> bool:
-    """Whether a layer calls each of these once, on the very tensor that the previous one gave."""
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
-    hooks = [
-        module.register_forward_hook(lambda m, given, found: calls.append((m, given[0], found)))
-        for module in chain
-    ]
-    try:
-        _layer_output(layer, x_BTK)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    in_order = [module for module, _, _ in calls] == chain
-    return in_order and all(
-        found is given for (_, _, found), (_, given, _) in itertools.pairwise(calls)
-    )
 
 
 def _try(forward: Callable[[Tensor], Any], x: Tensor) -> Any:

@@ -87,6 +87,14 @@ class RescaledLayer(nn.Module):
         return x + self.fc2(self.activation_fn(self.fc1(self.norm(x)) * self.factor))
 
 
+class ReadsTwice(RescaledLayer):
+    """What reads the activation too has hardly any weight."""
+
+    def forward(self, x):
+        h = self.activation_fn(self.fc1(self.norm(x)))
+        return x + self.fc2(h) + 0.02 * h.mean(dim=-1, keepdim=True)
+
+
 def _with(change) -> GatedMLP:
     mlp = _mlp(relu_gate)
     change(mlp)
@@ -141,6 +149,7 @@ def _cut(_, gate, up):
         (lambda: GatedMLP(_leaky), "does not compute"),
         (lambda: GatedMLP(_cut), "does not compute"),
         (RescaledLayer, "does more than up, activation, down in a row"),
+        (ReadsTwice, "its layer's output would change"),
     ],
 )
 def test_what_is_something_else_or_could_become_it_is_left_alone(module, reason):
@@ -321,3 +330,10 @@ def test_an_offloaded_model_is_left_alone(offload):
     assert len(done.left_alone) == 2
     if model.device.type == "cpu":
         torch.testing.assert_close(model(TOKENS).logits, right)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_default_device_does_not_matter(device):
+    mlp = _mlp(relu_gate)
+    with torch.device(device):
+        assert sparsellm.accelerate(mlp).accelerated == [""]

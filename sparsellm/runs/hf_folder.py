@@ -74,6 +74,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return read_tensors(path / checkpoint.MODEL_FILE, _REMEDY)
     places: dict[str, str] = read_model(index_file, _ShardIndex, _REMEDY)["weight_map"]
     tensors: dict[str, Tensor] = {}
+    for name, shard in places.items():
+        if shard != Path(shard).name or shard == "..":
+            raise ValueError(f"{index_file}: the shard {shard!r} of {name} is not in the folder")
     for shard in sorted(set(places.values())):
         found = read_tensors(path / shard, _REMEDY)
         expected = {name for name, place in places.items() if place == shard}
@@ -102,14 +105,21 @@ def check_config(path: Path, recipe: Recipe) -> None:
     Raises:
         ValueError: it is damaged, or a value that changes the model's function differs.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    wrong = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
     file = path / CONFIG_FILE
     try:
         found = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = str(error).splitlines()[0]  # transformers goes on for paragraphs
+    except (*wrong, RecursionError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:200]  # transformers goes on for paragraphs
         raise ValueError(f"{file} cannot be read ({reason}); {_REMEDY}") from error
+    if getattr(found, "quantization_config", None) is not None:
+        raise ValueError(
+            f"{file} has a quantization_config, and quantised weights are not read; save the model "
+            "in float32 or bfloat16"
+        )
     expected = model_config(recipe, eos_token_id=0)
     for key in _COMPARED:
         has, wants = getattr(found, key, None), getattr(expected, key, None)

@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from sparsellm.runs.checkpoint import MODEL, MODEL_FILE, OPTIMIZER, OPTIMIZER_FILE
 from sparsellm.runs.storage import CheckpointReader, load_tensors
 
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 def gather_model(model: nn.Module) -> dict[str, Tensor]:
     """fp32 parameters by Hugging Face's names, whole and on the CPU; shared ones once.
@@ -60,9 +62,18 @@ def restore_model(
     """Copies what `gather_model` gave into a model of the same shapes.
 
     Raises:
-        ValueError: names or shapes differ; the message has ``source`` and ``remedy``.
+        ValueError: names or shapes differ; the message has ``source`` and ``remedy``. Or a tensor
+            is not of finite floating-point numbers.
     """
     _check_shapes(model, {name: tensor.shape for name, tensor in state.items()}, source, remedy)
+    for name, tensor in state.items():
+        if tensor.dtype not in _FLOATS:
+            raise ValueError(
+                f"{source}: {name} is of type {str(tensor.dtype).removeprefix('torch.')}; weights "
+                f"must be of {', '.join(str(t).removeprefix('torch.') for t in _FLOATS)}"
+            )
+    if odd := first_nonfinite(state):
+        raise ValueError(f"{source}: {odd} has NaN or infinite values; take older weights")
     for name, parameter in model.named_parameters():
         parameter.copy_(_like(state[name], parameter))
 

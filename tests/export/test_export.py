@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 import torch
 import yaml
-from conftest import set_arguments
-from safetensors.torch import load_file
+from conftest import TINY, set_arguments
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from sparsellm.cli import main
@@ -539,6 +539,68 @@ def test_a_damaged_config(exported, tmp_path, capsys):
         line = _error(capsys, "import", exported, tmp_path / "run")
         assert "config.json cannot be read" in line
         assert "export the checkpoint again" in line
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_attention_heads": 0},
+        {"rms_norm_eps": "x"},
+        {"intermediate_size": [1]},
+        {"vocab_size": None},
+        {"head_dim": 7},
+        {"rope_parameters": 3},
+        {"quantization_config": {"quant_method": "fp8"}},
+    ],
+    ids=str,
+)
+def test_a_config_with_an_impossible_value_is_refused(exported, tmp_path, capsys, change):
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps(config | change))
+    assert main(["import", str(exported), str(tmp_path / "run")]) == 1
+    error = capsys.readouterr().err
+    assert f"{exported / 'config.json'}" in error
+    assert next(iter(change)) in error or "modulo by zero" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda w: w.index_fill(0, torch.tensor([1]), torch.nan), "has NaN or infinite values"),
+        (lambda w: w.index_fill(0, torch.tensor([1]), -torch.inf), "has NaN or infinite values"),
+        (lambda w: w.long(), "is of type int64; weights must be of float32, bfloat16"),
+        (lambda w: w.bool(), "is of type bool"),
+        (lambda w: w.to(torch.complex64), "is of type complex64"),
+    ],
+)
+def test_weights_that_are_no_finite_numbers_are_refused_by_name(exported, cli_here, spoil, reason):
+    weights, name = load_file(exported / "model.safetensors"), "model.layers.1.mlp.up_proj.weight"
+    save_file(
+        weights | {name: spoil(weights[name])}, exported / "model.safetensors", {"format": "pt"}
+    )
+    run = exported.with_name("new")
+    own = set_arguments([*TINY, f"logging.run_dir={run.parent}", "name=new"])
+    for command in (
+        ["import", str(exported), str(run)],
+        ["generate", str(exported), "--prompt", "def "],
+        ["train", "--recipe", "debug", "--init-from", str(exported), *own],
+    ):
+        result = cli_here(*command)
+        assert result.returncode == 1
+        assert f"{exported}: {name} {reason}" in result.stderr
+        assert not run.exists()
+
+
+@pytest.mark.parametrize("place", ["../w.safetensors", "/w.safetensors", ".."])
+def test_an_index_that_leads_out_of_the_folder_is_refused(exported, tmp_path, capsys, place):
+    (exported / "model.safetensors").rename(exported.parent / "w.safetensors")
+    names = load_file(exported.parent / "w.safetensors")
+    place = place.replace("/w", f"{exported.parent}/w") if place[0] == "/" else place
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, place)}
+    (exported / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert main(["import", str(exported), str(tmp_path / "run")]) == 1
+    assert f"the shard {place!r} of " in capsys.readouterr().err
 
 
 def test_weights_of_another_model(exported, tiny, tmp_path, capsys):

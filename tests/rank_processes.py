@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from sparsellm.training.launched import lives
+from sparsellm.runs.presence import lives
 
 LAUNCHER = "accelerate.commands.launch"
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
-import psutil
+from sparsellm.runs.presence import ask_to_stop, lives
 
-from sparsellm.runs.presence import ask_to_stop
+_POLL_SECONDS = 0.1
 
 
 def add_stop_parser(commands: Any) -> None:
@@ -31,6 +31,6 @@ def _stop(options: argparse.Namespace) -> None:
     print(f"asked process {process.pid} to stop: it saves after this step, then ends", flush=True)
     if options.no_wait:
         return
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.wait()
+    while lives(process):
+        time.sleep(_POLL_SECONDS)
     print(f"{options.run_path} has stopped; the command that trained it resumes it")

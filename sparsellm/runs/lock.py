@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from sparsellm.runs.presence import PRESENCE_FILE, Presence, find
@@ -36,7 +34,7 @@ class RunLock:
 
     def __init__(self, run_path: Path, lost: Callable[[Presence | None], None]) -> None:
         self._run_path, self._lost = run_path, lost
-        self._own = Presence.own()
+        self._own: Presence | None = None
         self._file = run_path / PRESENCE_FILE
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -49,7 +47,8 @@ class RunLock:
             OSError: the folder cannot be written.
         """
         self._run_path.mkdir(parents=True, exist_ok=True)
-        while not self._create():
+        self._own = Presence.own(self._run_path)
+        while not self._create(self._own):
             seen = _look(self._file)
             if seen is None:
                 continue  # it was released just now
@@ -61,13 +60,16 @@ class RunLock:
                     "train by another name: --set name=NEW"
                 )
             self._take_away(seen)
+        for remains in (f".tmp-{PRESENCE_FILE}-*", ".tmp-taking-*"):  # of killed processes
+            for path in self._run_path.glob(remains):
+                path.unlink(missing_ok=True)
         self._ended.clear()
         self._thread = threading.Thread(target=self._renew, daemon=True)
         self._thread.start()
 
     def release(self) -> None:
         """Removes the lock; another training's lock is left unchanged."""
-        if self._thread is None:
+        if self._thread is None or self._own is None:
             return
         self._ended.set()
         self._thread.join()
@@ -86,9 +88,9 @@ class RunLock:
         (aside / PRESENCE_FILE).unlink(missing_ok=True)
         self.acquire(say)
 
-    def _create(self) -> bool:
-        text = json.dumps(asdict(self._own)) + "\n"
-        draft = self._run_path / f".tmp-{PRESENCE_FILE}-{self._own.id}"
+    def _create(self, own: Presence) -> bool:
+        text = own.model_dump_json() + "\n"
+        draft = self._run_path / f".tmp-{PRESENCE_FILE}-{own.id}"
         draft.write_text(text, encoding="utf-8")
         try:
             self._file.hardlink_to(draft)
@@ -108,7 +110,7 @@ class RunLock:
         self, holder: Presence | None, seen: tuple[bytes, int], say: Callable[[str], None]
     ) -> bool:
         if holder is not None and holder.is_here:
-            return holder.process is None
+            return holder.process is None or not holder.is_of(self._run_path)
         who = holder.text if holder else f"whoever wrote {self._file}"
         say(f"waiting for a sign of life of {who}, for {STALE_SECONDS:.0f} s at most")
         end = time.monotonic() + STALE_SECONDS
@@ -146,21 +148,21 @@ class RunLock:
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_SECONDS):
             with contextlib.suppress(OSError):  # the file system is away: its holder still lives
-                if not self._is_own():
+                if self._own is not None and not self._is_own(self._own):
                     self._lost(find(self._run_path))
                     return
 
-    def _is_own(self) -> bool:
+    def _is_own(self, own: Presence) -> bool:
         """Whether the lock is still this process's; if so it is renewed."""
         try:
             with self._file.open("r+b") as file:
                 text = file.read().decode("utf-8", errors="replace")
-                own = parse_json(text, str(self._file), "").get("id") == self._own.id
-                if own:
+                is_own = parse_json(text, str(self._file), "").get("id") == own.id
+                if is_own:
                     os.utime(file.fileno())  # of the file that was read, whatever bears its name
-                return own
+                return is_own
         except FileNotFoundError:
-            return self._create()  # somebody deleted it
+            return self._create(own)  # somebody deleted it
         except ValueError:
             return False
 

@@ -11,33 +11,50 @@ import os
 import secrets
 import signal
 import socket
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import psutil
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from sparsellm.strict import StrictModel, parse_json, validate
+from sparsellm.strict import parse_json, validate
 
 PRESENCE_FILE = "running.json"
 
 
-@dataclass(frozen=True)
-class Presence:
+class Presence(BaseModel):
     """The process of rank 0; the file holds it as JSON."""
 
+    model_config = ConfigDict(frozen=True)
+
     host: str
-    pid: int
-    created: float  # seconds since the epoch; tells a process from a later one of the same number
+    pid: int = Field(ge=1, le=2**31 - 1)
+    # seconds since the epoch; tells a process from a later one of the same number
+    created: float = Field(ge=0, le=1e11)
     namespace: str = ""  # of process numbers: containers of one host may have their own
     id: str = ""  # of this training
+    # The run's folder by its path and its number on the disk: in a copy of it both differ, in one
+    # that was renamed or is mounted elsewhere, only one of them. Early versions did not write them.
+    folder: str = ""
+    inode: int = 0
 
     @classmethod
-    def own(cls) -> Presence:
-        """This process."""
-        created = psutil.Process().create_time()
-        return cls(socket.gethostname(), os.getpid(), created, _namespace(), secrets.token_hex(8))
+    def own(cls, run_path: Path) -> Presence:
+        """This process, which trains in an existing folder."""
+        return cls(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            created=psutil.Process().create_time(),
+            namespace=_namespace(),
+            id=secrets.token_hex(8),
+            folder=str(run_path.resolve()),
+            inode=run_path.stat().st_ino,
+        )
+
+    def is_of(self, run_path: Path) -> bool:
+        """Whether it is about this folder, and not about one that was copied to here."""
+        same_place = self.folder in ("", str(run_path.resolve()))
+        return same_place or self.inode == run_path.stat().st_ino
 
     @property
     def is_here(self) -> bool:
@@ -52,22 +69,23 @@ class Presence:
 
     @property
     def process(self) -> psutil.Process | None:
-        """The process, if it is on this host and still the same one."""
+        """The process, if it is on this host, lives, and is still the same one."""
         if not self.is_here:
             return None
         try:
             process = psutil.Process(self.pid)
-            return process if abs(process.create_time() - self.created) < 1 else None
+            same = abs(process.create_time() - self.created) < 1
         except psutil.NoSuchProcess:
             return None
+        return process if same and lives(process) else None
 
 
-class _PresenceFile(StrictModel):
-    host: str
-    pid: int = Field(ge=1, le=2**31 - 1)
-    created: float = Field(ge=0, le=1e11)  # a value from which a date can be made
-    namespace: str = ""
-    id: str = ""
+def lives(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one that its parent has not waited for has."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _namespace() -> str:
@@ -99,10 +117,9 @@ def read_presence(run_path: Path) -> Presence:
         raise ValueError(f"{path} is not text ({error}); {remedy}") from None
     content = parse_json(text, str(path), remedy)
     try:
-        validate(_PresenceFile, content, str(path), path)
+        return validate(Presence, content, str(path), path)
     except ValueError as error:
         raise ValueError(f"{error}; {remedy}") from None
-    return Presence(**content)
 
 
 def ask_to_stop(run_path: Path) -> psutil.Process:
@@ -117,6 +134,10 @@ def ask_to_stop(run_path: Path) -> psutil.Process:
         present = read_presence(run_path)
     except FileNotFoundError:
         present = None
+    if present is not None and not present.is_of(run_path):
+        raise ValueError(
+            f"no process trains {run_path}: its {PRESENCE_FILE} was copied from {present.folder}"
+        )
     if present is not None and present.host != socket.gethostname():
         raise ValueError(
             f"{run_path} is trained on host {present.host} (process {present.pid}), as far as its "

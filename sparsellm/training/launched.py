@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from sparsellm.paths import bundled
+from sparsellm.runs.presence import lives
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 
 Record = dict[str, Any]  # a line of metrics.jsonl, of kind `train`
@@ -119,14 +120,6 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     while any(map(lives, family)):
         time.sleep(POLL_SECONDS)
-
-
-def lives(process: psutil.Process) -> bool:
-    """Whether a process has not ended; one that its parent has not waited for has."""
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def failure_reason(output: str) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
 
+import psutil
 import pytest
 from conftest import process_env, set_arguments
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import lock as lock_module
 from sparsellm.runs.lock import RunLock
-from sparsellm.runs.presence import Presence, find
+from sparsellm.runs.presence import Presence, ask_to_stop, find
 
 HOLDER = """
 import sys, time
@@ -55,7 +56,7 @@ def _quiet(*arguments):
 
 def _leave_lock(path, **changes):
     path.mkdir(exist_ok=True)
-    content = asdict(Presence.own()) | changes
+    content = Presence.own(path).model_dump() | changes
     (path / "running.json").write_text(json.dumps(content))
 
 
@@ -87,6 +88,53 @@ def test_a_process_of_the_same_number_is_not_the_holder(path):
     lock = RunLock(path, _quiet)
     lock.acquire(_quiet)
     lock.release()
+
+
+def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_path):
+    first = RunLock(path, _quiet)
+    first.acquire(_quiet)
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    with pytest.raises(ValueError, match=rf"its running.json was copied from {path}"):
+        ask_to_stop(copy)
+    second = RunLock(copy, _quiet)
+    second.acquire(_quiet)
+    assert find(copy).id != find(path).id
+    second.release()
+    renamed = path.rename(tmp_path / "renamed")
+    with pytest.raises(ValueError, match=r"is being trained"):
+        RunLock(renamed, _quiet).acquire(_quiet)
+    renamed.rename(path)
+    first.release()
+
+
+def test_drafts_of_killed_processes_do_not_stay(path):
+    path.mkdir()
+    (path / ".tmp-running.json-1234").write_text("{")
+    (path / ".tmp-taking-1234").touch()
+    lock = RunLock(path, _quiet)
+    lock.acquire(_quiet)
+    assert [p.name for p in path.iterdir()] == ["running.json"]
+    lock.release()
+    assert not path.exists()
+
+
+def test_a_process_that_nobody_waits_for_has_stopped(path, cli):
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=process_env())
+    try:
+        assert holder.stdout.readline() == "held\n"
+        stopped = cli("stop", str(path), timeout=60)
+        assert stopped.returncode == 0, stopped.stderr
+        assert psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE
+        with pytest.raises(ValueError, match=r"no process trains"):
+            ask_to_stop(path)
+        lock = RunLock(path, _quiet)
+        lock.acquire(_quiet)
+        lock.release()
+    finally:
+        holder.kill()
+        holder.wait()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"host": 3}'])

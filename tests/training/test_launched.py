@@ -8,6 +8,7 @@ from contextlib import closing
 import psutil
 import pytest
 
+from sparsellm.runs.presence import lives
 from sparsellm.training import launched
 
 
@@ -38,5 +39,5 @@ def test_closing_kills_all_that_was_started(tmp_path):
     with closing(watched):
         records = next(r for r in watched if r)
         process = psutil.Process(records[0]["child"])
-        assert launched.lives(process)
-    assert not launched.lives(process)
+        assert lives(process)
+    assert not lives(process)

@@ -1,0 +1,53 @@
+"""`sparsellm bench ffn` and ``ffn-train`` on CUDA, at a small size: events, graphs, memory."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from sparsellm.bench import ffn_forward, ffn_train
+from sparsellm.cli import make_parser
+
+pytestmark = pytest.mark.gpu
+
+SMALL = ["--shape", "512/1408", "--pattern", "uniform", "--nnz", "16", "--seconds", "0.6"]
+
+
+def run(module, name, *words):
+    found = list(module.measure(make_parser().parse_args(["bench", name, *SMALL, *words])))
+    assert not any(isinstance(each, str) for each in found), found  # a case that was skipped
+    return [{m.metric: m for m in each} for each in found]
+
+
+def check_times(found):
+    ms = found["ms"]
+    assert 0 < ms.sustained["p10"] <= ms.value <= ms.sustained["p90"]
+    assert 0 < ms.baseline_sustained["p10"] <= ms.baseline <= ms.baseline_sustained["p90"]
+    assert ms.ratio == pytest.approx(ms.baseline / ms.value)
+    if importlib.util.find_spec("pynvml"):
+        assert 200 < ms.sustained["sm_mhz"] < 4000
+        assert 30 < ms.sustained["watts"] < 1500
+        millijoules = ms.sustained["watts"] * ms.value / ms.case["M"]
+        assert found["mJ_per_token"].value == pytest.approx(millijoules)
+
+
+@pytest.mark.parametrize("tokens", [2048, 8])
+def test_a_forward_is_timed_eagerly_and_few_tokens_also_as_a_graph(tokens):
+    found = run(ffn_forward, "ffn", "--M", str(tokens), "--kernels", "sparse")
+    launches = [each["ms"].case.get("launch") for each in found]
+    assert launches == (["eager", "graph"] if tokens == 8 else [None])
+    for each in found:
+        check_times(each)
+        assert each["difference"].value < 0.02
+        assert each["ms"].case["path"] == "sparse"
+
+
+def test_training_has_stages_and_memory():
+    union, twell = run(ffn_train, "ffn-train", "--M", "2048", "--format", "union", "twell")
+    for found in (union, twell):
+        check_times(found)
+        stages = found["forward_ms"].value + found["backward_ms"].value
+        assert stages == pytest.approx(found["ms"].value, rel=0.2)
+        assert 0 < found["memory_MiB"].value < found["peak_MiB"].value
+        assert found["difference"].value < 0.03

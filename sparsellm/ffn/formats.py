@@ -203,27 +203,6 @@ def on_neurons(values_MW: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
     return values_MN
 
 
-def sampled(x_MK: Tensor, w_NK: Tensor, saved: Hybrid) -> Tensor:
-    """(M, W): ``x Wᵀ`` at the non-zeros of the ELL matrix alone."""
-    return torch.einsum("mk,mwk->mw", x_MK, w_NK[_neurons(saved)])
-
-
-def times(values_MW: Tensor, w_NK: Tensor, saved: Hybrid) -> Tensor:
-    """(M, K): values that stand in the ELL matrix, times W; rows of the backup are zero."""
-    held = torch.arange(values_MW.shape[1], device=w_NK.device) < saved.length[:, None]
-    return torch.einsum("mw,mwk->mk", torch.where(held, values_MW, 0), w_NK[_neurons(saved)])
-
-
-def transposed_times(values_MW: Tensor, x_MK: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
-    """(N, K): values that stand in the ELL matrix, transposed, times x."""
-    held = torch.arange(values_MW.shape[1], device=x_MK.device) < saved.length[:, None]
-    row, slot = held.nonzero(as_tuple=True)
-    terms = values_MW[row, slot, None] * x_MK[row]
-    return x_MK.new_zeros(num_neurons, x_MK.shape[1]).index_add(
-        0, _neurons(saved)[row, slot], terms
-    )
-
-
 def hybrid_forward(
     x_MK: Tensor, w: FFNWeights, room: Room, compression: int, token_M: Tensor | None = None
 ) -> tuple[Tensor, FFNStats, Hybrid]:

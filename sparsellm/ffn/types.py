@@ -61,6 +61,18 @@ class FFNWeights(NamedTuple):
     threshold: float  # FATReLU's: a gate that is not above it counts as zero; 0 is ReLU
     relu_up: bool = False  # dReLU: relu(gate) * relu(up); with a gate, and at inference only
 
+    @property
+    def first(self) -> tuple[Tensor, Tensor | None]:
+        """The matrix whose product decides what fires, and its bias."""
+        if self.gate_NK is None:
+            return self.up_NK, self.b_up_N
+        return self.gate_NK, self.b_gate_N
+
+    @property
+    def second(self) -> tuple[Tensor | None, Tensor | None]:
+        """With a gate, the matrix of up and its bias."""
+        return (None, None) if self.gate_NK is None else (self.up_NK, self.b_up_N)
+
 
 class KernelWeights(NamedTuple):
     """The matrices of an FFN as the kernels read them: of x's type and contiguous."""

@@ -15,9 +15,6 @@ from sparsellm.ffn.formats import (
     hybrid_of,
     on_neurons,
     pack_twell,
-    sampled,
-    times,
-    transposed_times,
     twell_overflows,
     unpack_twell,
 )
@@ -151,21 +148,6 @@ def test_the_hybrid_format_puts_each_row_where_it_belongs(case):
         own = slice(64 * block, 64 * (block + 1))
         fired = (pattern[own][light[own]] != 0).sum(0)
         assert torch.equal(saved.table[block].long(), fired)
-
-
-@settings(max_examples=30, deadline=None)
-@given(hybrid_cases)
-def test_products_on_the_ell_matrix(case):
-    x, dy, w = _problem(case)
-    gate, up = activations(x, w)
-    saved, n = hybrid_of(gate, up, case.room, compression=8), case.n
-    held = on_neurons(torch.ones_like(saved.gate), saved, n)
-    found = on_neurons(sampled(x, w.up_NK, saved), saved, n)
-    torch.testing.assert_close(found, held * (x @ w.up_NK.t()))
-    values = on_neurons(saved.gate, saved, n)
-    torch.testing.assert_close(times(saved.gate, w.up_NK, saved), values @ w.up_NK)
-    found = transposed_times(saved.gate, dy, saved, n)
-    torch.testing.assert_close(found, values.t() @ dy)
 
 
 @settings(max_examples=30, deadline=None)

@@ -44,25 +44,12 @@ def decode_ffn(
     scratch = torch.empty(value_at + 2 * n * padded, dtype=torch.uint8, device=x_MK.device)
     count = scratch.data_ptr()
     neuron, value = count + neuron_at, count + value_at
-    # The product that decides what fires, then the other one, if there is one.
-    up, none = (w.up_NK, w.b_up_N), (None, None)
-    first, second = (up, none) if w.gate_NK is None else ((w.gate_NK, w.b_gate_N), up)
+    sizes, listed = (np.int32(m), np.int32(n), np.int32(k)), (count, neuron, value)
     gate.launch(
         sections,
         (
-            x_MK,
-            *first,
-            *second,
-            down_NK,
-            np.int32(m),
-            np.int32(n),
-            np.int32(k),
-            np.float32(w.threshold),
-            np.int32(w.relu_up),
-            np.int32(stride),
-            count,
-            neuron,
-            value,
+            *(x_MK, *w.first, *w.second, down_NK, *sizes),
+            *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(stride), *listed),
         ),
         stream,
     )
@@ -70,18 +57,8 @@ def decode_ffn(
     down.launch(
         -(-k // exported_like("decode_down", "columns", x_MK)),
         (
-            down_NK,
-            w.b_down_K,
-            np.int32(m),
-            np.int32(n),
-            np.int32(k),
-            np.int32(sections),
-            np.int32(stride),
-            count,
-            neuron,
-            value,
-            y_MK,
-            observed,
+            *(down_NK, w.b_down_K, *sizes, np.int32(sections), np.int32(stride)),
+            *(*listed, y_MK, observed),
         ),
         stream,
     )

@@ -57,8 +57,7 @@ def forward(
     """
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
     gate = twell.empty_twell(m, n, COMPRESSION, x_MK.device)
-    first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
-    twell.gate_twell(x_MK, *first, 0.0, gate)  # type: ignore[arg-type]
+    twell.gate_twell(x_MK, *w.first, 0.0, gate)
     saved = empty_hybrid(x_MK, n, room, gated=gated)
     saved = saved._replace(row=gate.overflowed, counted=gate.control)
     kept = _fill(saved, gate, x_MK, n, token_M)
@@ -230,8 +229,6 @@ def _add_dense_rows(  # noqa: PLR0917
     """Adds the gradients of the rows in the backup, and of those beyond it."""
     (m, k), n, backup_rows = x_MK.shape, w.up_NK.shape[0], len(saved.backup_up)
     gated = w.gate_NK is not None
-    first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
-    second = (w.up_NK, w.b_up_N) if gated else (None, None)
     # Rounds are whole row tiles; one that the backup does not hold to its end is recomputed.
     tiles = max(-(-backup_rows // DENSE_ROW_TILE), 1)
     room = min(ROUND_ROWS, tiles * DENSE_ROW_TILE)
@@ -241,7 +238,7 @@ def _add_dense_rows(  # noqa: PLR0917
         "dense_rows_grad",
         x_MK,
         grid_size("dense_rows_grad", x_MK, -(-n // 64) * -(-m // DENSE_ROW_TILE)),
-        *(x_MK, dy_MK, *first, *second, down_NK, d_l1, np.int32(n), np.int32(k), token_M),
+        *(x_MK, dy_MK, *w.first, *w.second, down_NK, d_l1, np.int32(n), np.int32(k), token_M),
         *(saved.row, saved.counted, control, np.int32(room)),
         *(saved.backup_gate if gated else None, saved.backup_up, np.int32(backup_rows)),
         *(scratch[0], scratch[1], scratch[2], dx_MK, np.int32(grads.up_NK.dtype == torch.float32)),

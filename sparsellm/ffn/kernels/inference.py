@@ -54,9 +54,8 @@ def sparse(  # noqa: PLR0917
 
 
 def _by_twell(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor, observed: int) -> None:
-    first_NK, b_first_N = (w.up_NK, w.b_up_N) if w.gate_NK is None else (w.gate_NK, w.b_gate_N)
     gate = twell.empty_twell(x_MK.shape[0], w.up_NK.shape[0], COMPRESSION, x_MK.device)
-    twell.gate_twell(x_MK, first_NK, b_first_N, w.threshold, gate)
+    twell.gate_twell(x_MK, *w.first, w.threshold, gate)
     twell.twell_ffn(gate, x_MK, w, down_NK, y_MK, observed)
 
 
@@ -78,10 +77,8 @@ def _by_union(  # noqa: PLR0917
     gate = union.empty_union(
         x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits, element=x_MK.dtype
     )
-    if w.gate_NK is None:
-        union.gate_union(x_MK, w.up_NK, w.b_up_N, w.threshold, gate, observed, token_M=rows_M)
-    else:
-        union.gate_union(x_MK, w.gate_NK, w.b_gate_N, w.threshold, gate, observed, token_M=rows_M)
+    union.gate_union(x_MK, *w.first, w.threshold, gate, observed, token_M=rows_M)
+    if w.gate_NK is not None:
         union.union_up(x_MK, w.up_NK, w.b_up_N, gate, relu_up=w.relu_up, token_M=rows_M)
     union.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
 

@@ -152,8 +152,6 @@ def dense_rows(  # noqa: PLR0917
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     gated = w.gate_NK is not None
-    first, b_first = (w.gate_NK, w.b_gate_N) if gated else (w.up_NK, w.b_up_N)
-    second, b_second = (w.up_NK, w.b_up_N) if gated else (None, None)
     row_tiles = -(-m // DENSE_ROW_TILE)
     room = -(-m // (BACKUP_SHARE * DENSE_ROW_TILE)) * DENSE_ROW_TILE
     h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
@@ -167,7 +165,7 @@ def dense_rows(  # noqa: PLR0917
         "dense_rows",
         x_MK,
         grid_size("dense_rows", x_MK, -(-n // 64) * row_tiles, blocks_each),
-        *(x_MK, first, b_first, second, b_second, down_NK, w.b_down_K),
+        *(x_MK, *w.first, *w.second, down_NK, w.b_down_K),
         *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(n), np.int32(k)),
         *(gate.overflowed, gate.control, np.int32(room), h),
         *(None if kept is None else kept.token_M, y_MK),

@@ -120,18 +120,13 @@ def backward(  # noqa: PLR0917
         *(NO_SUMS if splits is None else splits.for_sums()),
         *(control, dx_MK),
     )
-    gate_NK, up_NK, down_NK = weight_grads(
-        Operands(saved, d_gate, d_up, x_MK, dy_MK, token_M),
-        n,
-        dtype,
-        added_to=sums,
-        num_nonzeros=num_nonzeros,
-    )
+    operands = Operands(saved, d_gate, d_up, x_MK, dy_MK, token_M)
+    grads = weight_grads(operands, n, dtype, added_to=sums, num_nonzeros=num_nonzeros)
     return FFNGradients(
         x_MK=dx_MK,
-        gate_NK=gate_NK,
-        up_NK=up_NK,
-        down_KN=transposed(down_NK, dtype) if sums is None else down_NK.t(),
+        gate_NK=grads.gate_NK,
+        up_NK=grads.up_NK,
+        down_KN=transposed(grads.down_NK, dtype) if sums is None else grads.down_NK.t(),
         b_gate_N=None if w.b_gate_N is None or d_gate is None else _bias_grad(saved, d_gate, n),
         b_up_N=None if w.b_up_N is None else _bias_grad(saved, d_up, n),
         b_down_K=None if w.b_down_K is None else dy_MK.sum(0, dtype=torch.float32),
@@ -185,12 +180,12 @@ def _activations(
     if w.gate_NK is None:
         warps = threads_of("union_columns", x_MK) // 32
         l1 = torch.empty(_columns_grid(scratch), warps, device=x_MK.device)
-        union.gate_union(x_MK, w.up_NK, w.b_up_N, 0.0, scratch, zeroed=zeroed)
+        union.gate_union(x_MK, *w.first, 0.0, scratch, zeroed=zeroed)
         _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, needed, l1)
     else:
         up = architecture_of(x_MK.get_device()).up.kernel
         l1 = torch.empty(blocks, tiles, exported_like(up, "parts", x_MK), device=x_MK.device)
-        union.gate_union(x_MK, w.gate_NK, w.b_gate_N, 0.0, scratch, zeroed=[*zeroed, l1])
+        union.gate_union(x_MK, *w.first, 0.0, scratch, zeroed=[*zeroed, l1])
         _columns(scratch, token_M, columns, columns.gate, fired_N, nnz_M, needed, None)
         kept = union.Kept(columns.offset, columns.up, l1)
         union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)

@@ -100,7 +100,7 @@ template <int octets>
 __device__ __forceinline__ void copy_group(Slot<octets>& to, const Shared& shared, const Input& in,
                                            int first, int num) {
   const int lane = threadIdx.x % 32;
-  // Neurons that are not there count as zeros on both sides: zero times a left-over could be NaN.
+  // Absent neurons are zeros in both operands: zero times stale memory could be NaN.
   const auto entry = [&](int row) { return first + row < num ? shared.list[first + row] : 0; };
   const auto bytes = [&](int row) { return first + row < num ? 16 : 0; };
   const int row_w = lane / 2, column = blockIdx.x * block_columns + lane % 2 * 8;

@@ -2,15 +2,14 @@
 // not zero (decode.cuh); without W_up, h = relu(x · Wᵀ + b).
 //
 // Bound by memory: all of the gate's weights are read, and of W_up the rows that fire. A block owns
-// a section of neurons, N / blocks to within one, so that all multiprocessors finish together, and
-// knows by itself which of its neurons fire: both products are one kernel. k is shared out among
-// the warps, 64 at a time; what they sum is added up in shared memory, in a fixed order.
+// a section of neurons, N / blocks to within one, so that all multiprocessors finish together. It
+// knows by itself which of its neurons fire, so both products are one kernel. k is divided among the
+// warps, 64 at a time; their sums are added in shared memory, in a fixed order.
 //
-// Weights are the 16-row operand of mma.sync, tokens the 8-column one. A product does not mind in
-// which order k comes, so a lane takes 16 bytes of its row as they lie: of 32 k, lane l has 8(l%4)
-// and the 7 after it in rows l/4 and l/4 + 8, and the same k of token l/4. No lane needs what
-// another one copied: each waits for its own cp.async alone, with 64 KB a block under way at all
-// times.
+// Weights are the 16-row operand of mma.sync, tokens the 8-column one. The order of k does not change
+// a product, so a lane copies 16 contiguous bytes of a row: of 32 k, lane l has 8(l%4) and the next 7
+// in rows l/4 and l/4 + 8, and the same k of token l/4. No lane reads what another one copied: each
+// waits for its own cp.async alone, and a block always has 64 KB of copies in flight.
 #include "common/decode.cuh"
 
 namespace {
@@ -56,7 +55,7 @@ struct Rows {
   }
 };
 
-// A warp's share of k: chunks 2w and 2w + 1, then those 16 further on. Together the warps read 1 KB
+// A warp's share of k: chunks 2w and 2w + 1, then every 16th after each. Together the warps read 1 KB
 // of a row at a time, and each warp both halves of its 128-byte lines.
 __device__ __forceinline__ uint32 first_chunk() { return threadIdx.x / 32 * 2; }
 __device__ __forceinline__ uint32 next_chunk(uint32 chunk) {
@@ -95,7 +94,7 @@ struct Copies {
     }
   }
 
-  // One tile of one chunk, if there are any left; a group in any case, for `copy_wait` counts them.
+  // Copies one tile of one chunk, if any is left. Always closes a group: `copy_wait` counts groups.
   __device__ __forceinline__ void next() {
     if (first_tile < num_tiles) {
       const uint32 at = chunk * chunk_k;
@@ -168,7 +167,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Copies<max_tiles<
         mma(d[tile][octet], first, x[octet].x, x[octet].y);
         mma(d[tile][octet], second, x[octet].z, x[octet].w);
       }
-      copies.next();  // after the products: they have read what it may overwrite
+      copies.next();  // after the products, which have read the slot that it overwrites
     }
   }
 }
@@ -289,8 +288,8 @@ __device__ __forceinline__ void multiply_gate(Shared& shared, const Problem& p, 
   __syncthreads();  // the next round overwrites the sums
 }
 
-// Brings the rows of W_down that decode_down will ask for into L2 meanwhile; a tile of them at
-// most, lest where everything fires it displace what is still to be read.
+// Prefetches the rows of W_down that decode_down will read into L2. One tile of them at most: if
+// everything fires, more would evict weights that this kernel has not read yet.
 __device__ __forceinline__ void prefetch_down(const Shared& shared, const element* w_down, uint32 k,
                                               uint32 count) {
   constexpr int sector = 16;  // elements in 32 bytes

@@ -81,7 +81,7 @@ __device__ __forceinline__ void fill(Shared& shared, const Matrices& m, const Me
     list_half(shared, member[at], thread % 2, first_row);
   __syncthreads();
   const int x = thread < rows ? shared.token[thread] : 0;
-  const int dy = thread < rows && token_M != nullptr ? token_M[x] : 0;  // is there by the time of use
+  const int dy = thread < rows && token_M != nullptr ? token_M[x] : 0;  // loads while values are fetched
   for (uint32 i = thread % 32; i < shared.count[list]; i += 32)
     fetch(shared, m, shared.item[list][i]);
   if (thread < rows) x_row[thread] = x;

@@ -166,7 +166,7 @@ __device__ uint2 plan_group(PlanShared& shared, int n, int blocks, const uint64*
                             Member* member, uint2* piece) {
   const uint32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = blockIdx.x, neuron = group * group_neurons + lane;
-  const uint32 whose = neuron < n ? order[neuron] : 0;  // on its way while the next line adds up
+  const uint32 whose = neuron < n ? order[neuron] : 0;  // loads during the sum
   uint32 earlier = 0;
   for (int i = threadIdx.x; i < group; i += plan_threads) earlier += columns[i];
   const uint32* line = neuron < n ? table + whose * line_columns(blocks) : nullptr;
@@ -217,7 +217,7 @@ __device__ uint2 plan_group(PlanShared& shared, int n, int blocks, const uint64*
 }
 
 __device__ __forceinline__ uint32 pieces_of(uint32 rows) {
-  return rows == 0 ? 1 : (rows + piece_rows - 1) / piece_rows;  // zeros are written by someone too
+  return rows == 0 ? 1 : (rows + piece_rows - 1) / piece_rows;  // one piece writes the zeros
 }
 
 __device__ __forceinline__ uint32 parts_of(uint32 rows, uint32 part_pieces) {

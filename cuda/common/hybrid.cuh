@@ -14,16 +14,16 @@
 //
 // The same by neuron, for the weights' gradients:
 //
-//   table   [token blocks][N]  uint8   a block's 64 rows that fire a neuron, those of the backup apart
-//   before  [token blocks][N]  uint32  of a neuron, in the blocks before
-//   first   [N + 1]            uint32  of a neuron among all, and their number
-//   source  [M · width]        uint32  where they lie in `word`: by neuron, rows ascending
+//   table   [token blocks][N]  uint8   how many of a block's 64 rows fire a neuron, without the backup's
+//   before  [token blocks][N]  uint32  the sum of `table` over the blocks before, for a neuron
+//   first   [N + 1]            uint32  each neuron's first place in `source`; the last is their number
+//   source  [M · width]        uint32  where in `word` the non-zeros lie: by neuron, rows ascending
 #pragma once
 #include "common/twell.cuh"
 #include "common/walk.cuh"
 
 namespace {
-// An ELL matrix's rows from `first` on; how many of them.
+// `rows` rows of an ELL matrix, from `first` on.
 struct Ell {
   const uint32 *word, *count;
   uint32 width;

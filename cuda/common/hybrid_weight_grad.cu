@@ -23,7 +23,7 @@ struct Values {
 
 struct Output {
   void *up, *gate, *down;  // gate: null without one
-  bool is_float, adds;     // fp32, or bf16; adds to what is there, which is fp32
+  bool is_float, adds;     // fp32, or bf16; whether to add to the matrices, which are then fp32
 };
 
 using Sums = float[3][8];
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
   const int segment = part.segment, column = part.column;
   const uint32 from = part.from, end = part.end;
   uint32 neuron = neuron_from(first, n, from);
-  if (neuron > 0 && first[neuron] > from) {  // the one before goes on here
+  if (neuron > 0 && first[neuron] > from) {  // the neuron of the segment before continues here
     Sums sum = {};
     add_entries(sum, source, from, min(end, first[neuron]), values, x_MK, dy_MK, k, column);
     write_carry(carry, segment, 0, k, column, sum);

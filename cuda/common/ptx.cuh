@@ -22,8 +22,8 @@ __device__ __forceinline__ void await_previous_kernel() {
 #endif
 }
 
-// Lets the next kernel's blocks start as this one's end; for kernels whose blocks all fit at
-// once, lest those take their places.
+// Lets the next kernel's blocks start while this one runs. Only for kernels whose blocks all fit at
+// once: else the next kernel's would take the places of those that wait.
 __device__ __forceinline__ void admit_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -26,7 +26,7 @@ __device__ __forceinline__ int warp_column() { return threadIdx.x / 32 % 4 * 32;
 
 // An operand lies either along the inner dimension, 128 lines of 32 values, or across it, 32 lines of
 // 128. A thread copies 16 bytes of two lines in each stage: `at(i, step)` says from where, and
-// `holds(i, step)` whether the operand has them; what it does not have counts as zero.
+// `holds(i, step)` whether they are within the operand; outside of it there are zeros.
 template <bool across>
 __device__ __forceinline__ uint32 chunk_place(int line, int chunk) {
   return across ? line * 256 + ((chunk ^ line % 8) << 4) : line * 64 + ((chunk ^ line / 2 % 4) << 4);

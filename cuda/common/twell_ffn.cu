@@ -107,8 +107,8 @@ __device__ __forceinline__ void multiply_by_gate(List& list, int total, const el
   }
 }
 
-// The rows of a block of threads, worked off as many at a time as fit a list: calls `work(first, end)`
-// with those that are in it.
+// Processes the rows of a block of threads, as many at a time as a list holds: calls `work(first, end)`
+// with the rows that are in it.
 template <typename Work>
 __device__ __forceinline__ void each_list(Shared& shared, const Twell& twell, const Work& work) {
   for (int row = 0; row < twell.rows;) {

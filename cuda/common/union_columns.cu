@@ -1,10 +1,10 @@
 // union_columns: the union format → columns (columns.cuh), and the statistics of its pattern.
 //
-// Members are shared out to warps (strips.cuh), which take 16 at a time, eight lanes a member. Counts
+// Members are divided among warps (strips.cuh), which take 16 at a time, eight lanes a member. Counts
 // are added up by integer atomics: `nnz_M`, each token's non-zeros, and `fired_N`, each neuron's
 // tokens, both zeroed by the caller. `l1` (or null) gets Σ|value| of each warp. `token_M` (or null) is
 // where in `nnz_M` each row's count belongs. `needed`, zeroed by the caller, gets the number of columns
-// and of non-zeros: what the backward pass reserves memory by.
+// and of non-zeros, by which the backward pass reserves memory.
 #include "common/columns.cuh"
 #include "common/strips.cuh"
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, 
   };
   add(row, first);
   add(row + 1, second);
-  // No row beyond the last has a value: padding fires nothing.
+  // Padding behind the last token fires nothing.
   const uint32 all = __reduce_add_sync(~0u, first + second);
   if (lane == 0) atomicAdd(nnz, static_cast<unsigned long long>(all));
 }

@@ -103,7 +103,7 @@ __device__ __forceinline__ void dot_slice(Entry* entry, int entries, const uint4
 }
 
 // `factor` of every entry ← x[its row] · w[its neuron], fp32. `row_at(i)`: the row of x that is the
-// i-th of `rows`. Who reads the factors first calls __syncthreads.
+// i-th of `rows`. The caller synchronises the block before it reads the factors.
 template <typename RowAt>
 __device__ __forceinline__ void dot_rows(List& list, int rows, const element* x,
                                          const RowAt& row_at, const element* w, int k) {

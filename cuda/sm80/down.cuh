@@ -78,7 +78,7 @@ struct Gather {
     for (int i = 0; i < lookahead - 1; ++i) ahead[i] = ahead[i + 1];
     ahead[lookahead - 1] = next_word();
 
-    // Members that are not there count as zeros on both sides: zero times a left-over could be NaN.
+    // Absent members are zeros in both operands: zero times stale memory could be NaN.
     const uint32 to_w = smem_address(shared.w[stage]) + swizzled<w_bytes>(warp, lane);
 #pragma unroll
     for (int i = 0; i < stage_inner / 8; ++i) {

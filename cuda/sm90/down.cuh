@@ -69,7 +69,7 @@ __device__ __forceinline__ void gather_source(Shared& shared, PipelineState<stag
   const bool all_columns = first_column + unit_columns <= columns;
   const char* from_w = reinterpret_cast<const char*>(w + column);
   const element* from_h = h + threadIdx.x % 8 * 8;
-  // Lane l keeps member l of the stage; those of the next ones are on their way meanwhile.
+  // Lane l keeps member l of the stage; those of the next stages are being loaded.
   const uint32* list = members + lane;
   uint32 ahead[lookahead];
 #pragma unroll

@@ -3,15 +3,14 @@
 // x_MK, w_NK row-major. Block tile 128 tokens × 256 neurons × 64 k; two blocks form a
 // cluster and share the weight tile: each loads half of it and multicasts it. Warp 0 is the producer and
 // fills a ring of stages through TMA; where the tokens' rows are not contiguous, warps 0 and 3 gather
-// them with cp.async. Two
-// consumer warpgroups hold 64 tokens × 256 neurons each. A consumer stores its rounded tile in shared
+// them with cp.async. Two consumer warpgroups hold 64 tokens × 256 neurons each. A consumer stores its rounded tile in shared
 // memory, neuron by neuron, and continues with the next while warp 1 or 2 packs it (H200, 16384 × 2048 ×
 // 5632, 2.6% of neurons firing, gate_union: 0.501 ms, the time of cuBLAS without packing; 0.522 with the
 // packing done by the consumers). Persistent: the grid is as many clusters as fit at once.
 //
 // A `Pack` is called by one warp with such a tile: `pack(out, first, neuron, place)`; `out` is
 // [256 neurons][8 chunks of 8 tokens], chunk c of neuron n at c ^ n % 8; `first` is the first token,
-// which may lie past the last one, `neuron` the first neuron; `place` is what it said beforehand.
+// which may lie past the last one, `neuron` the first neuron; `place` is what `pack.place` returned.
 #pragma once
 #include "common/tiles.cuh"
 #include "sm90/hopper.cuh"
@@ -70,8 +69,8 @@ struct ScatteredTokens {
 constexpr int token_threads = 64;  // warps 0 and 3
 constexpr int token_copies = tile_m * 8 / token_threads;  // 16-byte chunks a thread and stage
 
-// `produce` with gathered tokens, by warps 0 and 3. Rows past the last token are any row: what comes
-// of them is cut off. k / 8 times the number of tokens is below 2³².
+// `produce` with gathered tokens, by warps 0 and 3. Past the last token the last one is read again; its
+// results are cut off. k / 8 times the number of tokens is below 2³².
 __device__ void produce_scattered(Shared& shared, const ScatteredTokens& tokens, const TensorMap& w,
                                   int m, uint32 k, int tiles_m, int tiles_n, int steps) {
   const uint32 rank = cluster_rank();

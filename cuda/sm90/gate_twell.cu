@@ -20,7 +20,7 @@ struct PackTwell {
     constexpr int ahead = 4;
     const uint32 lane = threadIdx.x % 32;
     const int tokens = m - first - 2 * static_cast<int>(lane);  // how many there are from its own on
-    // A token that is not there stores nothing: all its slots are taken.
+    // A token past the last one stores nothing: its slots count as full.
     uint32 even_count = tokens > 0 ? 0 : width, odd_count = tokens > 1 ? 0 : width;
     uint32 *even = word + place, *odd = even + row_words;
     const uint32* values = reinterpret_cast<const uint32*>(out) + lane % 4;

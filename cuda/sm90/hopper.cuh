@@ -62,8 +62,8 @@ __device__ __forceinline__ uint32 cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of the cluster. `.aligned` wants whole warps to arrive together, which
-// they may not do after a branch that some of their threads took.
+// A barrier for all threads of the cluster. `.aligned` requires whole warps to arrive together; after
+// a divergent branch they would not without the __syncwarp.
 __device__ __forceinline__ void cluster_sync() {
   __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
@@ -71,10 +71,6 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 // --- bulk tensor copies (TMA) --------------------------------------------------------------------
-
-__device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
 
 // Copies the box at (column, row) into shared memory and counts its bytes at `barrier`.
 __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64* barrier, int column,

@@ -3,10 +3,10 @@
 //
 //   gate[n] = Σ d_gate · x[token]    up[n] = Σ d_up · x[token]    down[n] = Σ gate · up · dy[token]
 //
-// A work unit is 32 neurons × 512 columns of x or dy × some rows, which are gathered and summed as
-// in down.cuh: a row stands for a member, its token for the neuron, and what stands for the tokens
-// are the group's neurons, those of d_gate and of d_up. Slices of 512 columns are worked off one after
-// the other: all tokens' slice fits into L2, and x as a whole does not (64 MB at 16384 × 2048).
+// A work unit is 32 neurons × 512 columns of x or dy × some rows. It is a sum of rows as in down.cuh: the
+// rows of x or dy take the place of weight rows, and the values of the group's neurons, of d_gate and of
+// d_up, that of the 64 tokens. Slices of 512 columns come one after the other: a slice of all tokens fits
+// into L2, and x as a whole does not (64 MB at 16384 × 2048).
 //
 // On real traces (16384 tokens, 16–44 fired neurons each) a group's rows are 0.46–0.63 of its
 // (token, neuron) pairs; of groups of 16, 0.56–0.74; of 64, 0.33–0.50 at twice the products.

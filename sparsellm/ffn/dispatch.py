@@ -2,7 +2,7 @@
 
 The sparse kernels tell how many neurons their token blocks fired between them by writing one word
 to pinned host memory; the host reads whatever is there. A layer that runs dense tries the sparse
-kernels now and then (their result is as right) to see whether they would win by now.
+kernels now and then, with an equally correct result, to see whether they would be faster by now.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from sparsellm.ffn.kernels.compile import exported_like, load_like
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.types import BLOCK_TOKENS
 
-MAX_PARTS = 32
+MAX_PARTS = 32  # of all token blocks that are split
 
 
 @dataclass(frozen=True)

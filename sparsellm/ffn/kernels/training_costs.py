@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
-from sparsellm.ffn.kernels import hybrid
+from sparsellm.ffn.kernels import hybrid, union_training
 from sparsellm.ffn.kernels.inference import median_ms
 from sparsellm.ffn.kernels.transpose import transposed
-from sparsellm.ffn.kernels.union_training import backward, forward
 from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
-    Columns,
     FFNStats,
     FFNWeights,
     Format,
@@ -60,17 +59,11 @@ def measure_costs(  # noqa: PLR0917
     x_MK, dy_MK = matrix(num_tokens, k), matrix(num_tokens, k)
     gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
     w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
-    capacity, d_l1 = -(-num_tokens // BLOCK_TOKENS) * n, torch.ones((), device=device)
-    shuffled_M = torch.randperm(num_tokens, generator=generator, device=device, dtype=torch.int32)
-    token_M = shuffled_M if ordered else None
-
-    def twell_step(biased: FFNWeights) -> Tensor:
-        """Non-zeros of each token."""
-        down_NK = transposed(down_KN, torch.bfloat16)
-        room = Room(backup_rows_for(num_tokens), ELL_WIDTH)
-        _, stats, saved = hybrid.forward(x_MK, biased, down_NK, room)
-        hybrid.backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16)
-        return stats.nnz_M
+    d_l1, blocks, order_M = torch.ones((), device=device), -(-num_tokens // BLOCK_TOKENS), None
+    kernels: Any = hybrid if format == "twell" else union_training
+    room = Room(backup_rows_for(num_tokens), ELL_WIDTH) if format == "twell" else Room(blocks * n)
+    if ordered and format == "union":
+        order_M = torch.randperm(num_tokens, generator=generator, device=device, dtype=torch.int32)
 
     def sparse_at(num_firing: int) -> tuple[float, float]:
         bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
@@ -78,17 +71,16 @@ def measure_costs(  # noqa: PLR0917
         bias_N[firing] = -(_FIRES_ABOVE_IN_ORDER if ordered else _FIRES_ABOVE) * k**0.5
         biased = w._replace(b_gate_N=bias_N) if gated else w._replace(b_up_N=bias_N)
 
-        def step() -> Columns:
+        def step() -> FFNStats:
             down_NK = transposed(down_KN, torch.bfloat16)
-            _, _, saved = forward(x_MK, biased, down_NK, Room(capacity), token_M)
-            backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16, token_M)
-            return saved
+            _, stats, saved = kernels.forward(x_MK, biased, down_NK, room, order_M)
+            kernels.backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16, order_M)
+            return stats
 
+        stats = step()
         if format == "twell":
-            nnz_M = twell_step(biased)
-            return median_ms([lambda: twell_step(biased)]), float(nnz_M.float().mean())
-        offset = step().offset
-        return median_ms([step]), int(offset[-1]) / (len(offset) - 1)
+            return median_ms([step]), float(stats.nnz_M.float().mean())
+        return median_ms([step]), int(stats.union_sum) / blocks
 
     with torch.cuda.device(device):
         dense = median_ms([_dense_step(x_MK, w, dy_MK, d_l1, compiled)])

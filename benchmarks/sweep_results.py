@@ -40,7 +40,7 @@ class SweepGroup:
 
 
 def sweep_groups(lines: Sequence[Line]) -> list[SweepGroup]:
-    """The groups of every benchmark ``sweep_…``, which `sparsellm bench sweep` records."""
+    """The groups of every benchmark ``sweep_…``, which record_sweep.py writes."""
     by_run: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in lines:
         if line["bench"].startswith("sweep_") and devices(line).endswith(f"× {GPU}"):

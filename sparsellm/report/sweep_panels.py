@@ -234,7 +234,6 @@ def panels_by(name: str) -> list[Panel]:
         by_setting(name, "Forward of the model: speed", "× dense", forwards, _NO_FORWARD),
     ]
     if name == "λ":
-        energy = _NO_FORWARD.replace("--record", "--energy --record")
         title = "Forward of the model: energy"
-        found.append(by_setting(name, title, "dense over sparse", energies, energy))
+        found.append(by_setting(name, title, "dense over sparse", energies, _NO_FORWARD))
     return found

@@ -13,15 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparsellm import __version__, ranks
+from sparsellm import __version__
 from sparsellm.arguments import check_out
 from sparsellm.parser import Parser
-from sparsellm.pipes import ends_with_its_reader, reader_has_left
+from sparsellm.processes import ranks
+from sparsellm.processes.pipes import ends_with_its_reader, reader_has_left
 from sparsellm.recipe_cli import add_recipe_arguments, add_recipe_parser
 
 if TYPE_CHECKING:
+    from sparsellm.processes.signals import StopRequest
     from sparsellm.recipe import Recipe
-    from sparsellm.training.signals import StopRequest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,7 +159,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from sparsellm.training.signals import StopRequest
+    from sparsellm.processes.signals import StopRequest
 
     ranks.watch_launcher()
     with StopRequest() as stop:  # before torch is imported, which takes seconds
@@ -177,7 +178,7 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
     check_out(run_path, is_folder=True, option="--set logging.run_dir=DIR")
-    from sparsellm.training.waiting import waiting
+    from sparsellm.processes.waiting import waiting
 
     say = _say_what_is_trained(recipe, options)
     with waiting("loading PyTorch", say):  # after what can be refused at once
@@ -194,7 +195,7 @@ def _completion(options: argparse.Namespace) -> None:
 
 def _say_what_is_trained(recipe: Recipe, options: argparse.Namespace) -> Callable[[str], object]:
     """Prints the banner on rank 0; returns what prints further lines there alone."""
-    from sparsellm.training.banner import Launch, Machine, banner, beginning_of
+    from sparsellm.processes.banner import Launch, Machine, banner, beginning_of
 
     if not ranks.is_main():
         return lambda line: None

@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         return rest
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse does, which would not tell that nobody can read it (`sparsellm.pipes`)."""
+        """As argparse does, which would not tell that nobody can read it (`processes.pipes`)."""
         if message:
             (file or sys.stderr).write(message)
 

@@ -30,10 +30,10 @@ from pathlib import Path
 import psutil
 from rank_processes import ranks_of, wait_until_gone
 
+from sparsellm.processes import launched
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import read_metrics
-from sparsellm.training import launched
 
 END_SECONDS = 60  # in which all processes must have ended after a kill
 TOLERANCE = 3  # times the difference of two undisturbed runs

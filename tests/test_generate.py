@@ -10,10 +10,10 @@ import torch
 from sparsellm.cli import main
 from sparsellm.data import load_tokenizer
 from sparsellm.generate import Sampling, _Streamer, count_non_zeros, generate
+from sparsellm.processes.signals import StopRequest
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.run_state import save_run
-from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
 
 GREEDY = Sampling(temperature=0)

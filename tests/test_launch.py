@@ -18,8 +18,8 @@ from accelerate.commands.launch import launch_command_parser
 from conftest import ROOT, process_env, set_arguments
 
 from sparsellm.model import SparseDecoderLayer
+from sparsellm.processes.launched import train_command
 from sparsellm.runs.records import read_metrics
-from sparsellm.training.launched import train_command
 
 CONFIGS = sorted((ROOT / "launch").glob("*.yaml"))
 

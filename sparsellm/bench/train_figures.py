@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsellm.bench.record import Measurement
 from sparsellm.ffn.capacity import SHRUNK_STEPS
-from sparsellm.training.launched import Record
+from sparsellm.processes.launched import Record
 
 MIN_STEADY = 3
 MAX_DRIFT = 0.2  # relative change of non-zeros per token between the halves of the measured part

@@ -27,11 +27,11 @@ import torch
 from sparsellm.bench.power import GPUCounters, counters
 from sparsellm.bench.record import Found
 from sparsellm.bench.train_figures import MIN_STEADY, Figures, Reading, figures, measurements
+from sparsellm.processes.launched import launch_config, train_command, watch
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.runs.session import commit
-from sparsellm.training.launched import launch_config, train_command, watch
 
 SINGLE = "single"  # the launch configuration of one GPU
 DENSE = "ffn.kernels=dense"

@@ -22,6 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any
 
+from sparsellm.processes.launched import launch_config
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.report.sweep_runs import SWEEP_FILE
 from sparsellm.runs.checkpoint import RECIPE_FILE
@@ -36,7 +37,6 @@ from sparsellm.sweep.worker import (
     train_one,
     work,
 )
-from sparsellm.training.launched import launch_config
 from sparsellm.training.measure import check_evaluation
 
 

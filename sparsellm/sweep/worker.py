@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sparsellm.processes.launched import failure_reason, kill, train_command
 from sparsellm.recipe import Recipe
 from sparsellm.runs.checkpoint import RECIPE_FILE
 from sparsellm.runs.presence import ask_to_stop
-from sparsellm.training.launched import failure_reason, kill, train_command
 
 LOG_FILE = "train.log"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -70,9 +70,9 @@ def train_one(recipe: Recipe) -> float:
     """Trains one run, in a worker; returns its seconds."""
     import torch
 
+    from sparsellm.processes.signals import StopRequest
     from sparsellm.runs.session import begin_run
     from sparsellm.training.loop import train
-    from sparsellm.training.signals import StopRequest
 
     begun = time.monotonic()
     begin_run()

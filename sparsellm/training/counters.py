@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS
+from sparsellm.processes.distributed import all_reduce_sum
 from sparsellm.recipe import Recipe
 from sparsellm.runs.records import (
     KernelStats,
@@ -27,7 +28,6 @@ from sparsellm.runs.records import (
     num_position_buckets,
     position_bucket_starts,
 )
-from sparsellm.training.distributed import all_reduce_sum
 from sparsellm.training.objective import LossSums
 from sparsellm.training.statistics import step_stats
 

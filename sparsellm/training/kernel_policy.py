@@ -19,8 +19,8 @@ from sparsellm.ffn.dispatch import RETURN, Costs
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.paths import how_to_install_cuda
+from sparsellm.processes.distributed import all_reduce_sum, any_rank
 from sparsellm.recipe import Recipe
-from sparsellm.training.distributed import all_reduce_sum, any_rank
 
 
 def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) -> str | None:

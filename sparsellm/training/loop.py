@@ -14,6 +14,12 @@ from pathlib import Path
 import torch
 
 from sparsellm.data.loader import Bookmark
+from sparsellm.processes.banner import Machine, unused_gpus
+from sparsellm.processes.consensus import agreed_checkpoint, compare_environments, locked
+from sparsellm.processes.distributed import FailedTogether, RankActivity, any_rank, cause_of
+from sparsellm.processes.peers import Peers
+from sparsellm.processes.signals import StopRequest
+from sparsellm.processes.waiting import waiting
 from sparsellm.recipe import Recipe
 from sparsellm.runs.dashboard import check_wandb
 from sparsellm.runs.files import write_atomically
@@ -23,13 +29,9 @@ from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.presence import PRESENCE_FILE
 from sparsellm.runs.records import FailureRecord
 from sparsellm.runs.session import this_session
-from sparsellm.training.banner import Machine, unused_gpus
-from sparsellm.training.consensus import agreed_checkpoint, compare_environments, locked
-from sparsellm.training.distributed import FailedTogether, RankActivity, any_rank, cause_of
 from sparsellm.training.measure import PeriodicEvaluation, check_evaluation, measure, missing
 from sparsellm.training.meter import Meter, progress_line
 from sparsellm.training.nonfinite import check_finite
-from sparsellm.training.peers import Peers
 from sparsellm.training.rehearsal import (
     fit_again,
     fit_first,
@@ -41,9 +43,7 @@ from sparsellm.training.rehearsal import (
 from sparsellm.training.run import Run, build_accelerator, build_run, close_run
 from sparsellm.training.run_state import begin_save, first_state
 from sparsellm.training.schedule import Due, is_due, next_may_launch
-from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import StepTotals, train_step
-from sparsellm.training.waiting import waiting
 
 
 def train(

@@ -21,14 +21,14 @@ from sparsellm.evaluate.evaluator import Evaluator
 from sparsellm.evaluate.scores import table, to_record
 from sparsellm.evaluate.suite import load_suite, require_lm_eval, write_tasks
 from sparsellm.model import HFModel, build_zero_model
+from sparsellm.processes.distributed import FailedTogether, Interrupted, agree, any_rank, cause_of
+from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import EvaluationConfig, Recipe
 from sparsellm.runs import state
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, read_lines
-from sparsellm.training.distributed import FailedTogether, Interrupted, agree, any_rank, cause_of
 from sparsellm.training.run import Run
 from sparsellm.training.schedule import Due
-from sparsellm.training.signals import StopRequest
 
 
 def missing(run: Run) -> Due:

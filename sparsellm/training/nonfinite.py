@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from torch.distributed.tensor import DTensor
 
+from sparsellm.processes.distributed import any_rank
 from sparsellm.runs import checkpoint, state
 from sparsellm.training.counters import StepReading
-from sparsellm.training.distributed import any_rank, reshard
+from sparsellm.training.objective import reshard
 from sparsellm.training.run import Run
 
 MOST_SKIPPED = 20  # steps in a row: what goes on longer does not pass

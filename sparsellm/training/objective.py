@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.device import check_liger
@@ -122,6 +123,18 @@ def total_loss(
     num_layers = sums.l1_sum_L.shape[0]
     penalty = (l1_coefficient * sums.l1_sum_L).sum() / num_layers
     return (sums.cross_entropy_sum + penalty) * (world_size / global_tokens)
+
+
+def reshard(model: nn.Module) -> None:
+    """Reshards FSDP2's parameters; does nothing without FSDP2.
+
+    A backward pass does so by itself, and gathers them again where it needs them. After a forward
+    pass alone the modules still hold gathered parameters, which are not the objects that the
+    optimizer has state for.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def build_loss(runtime: RuntimeConfig) -> LossFunction:

@@ -10,11 +10,18 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from sparsellm.data.loader import Bookmark
+from sparsellm.processes.distributed import any_rank
 from sparsellm.training import micro_batch
-from sparsellm.training.distributed import any_rank, clear_gradients
 from sparsellm.training.kernel_policy import each_path
 from sparsellm.training.run import Run, resize
-from sparsellm.training.step import accumulating, accumulation, backward, begin_sharing, forward
+from sparsellm.training.step import (
+    accumulating,
+    accumulation,
+    backward,
+    begin_sharing,
+    clear_gradients,
+    forward,
+)
 
 
 def warm_up(run: Run) -> None:

@@ -25,11 +25,11 @@ from sparsellm.data.loader import Bookmark
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.model import HFModel, build_model, build_zero_model, prepare_blocks
+from sparsellm.processes.consensus import compare_files
+from sparsellm.processes.distributed import RankActivity, checkpoint_group, from_first_rank
 from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
-from sparsellm.training.consensus import compare_files
 from sparsellm.training.counters import CounterLayout, MovingAverages, StepReading
-from sparsellm.training.distributed import RankActivity, checkpoint_group, from_first_rank
 from sparsellm.training.kernel_policy import (
     described_costs,
     set_up_kernels,

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from sparsellm import __version__
 from sparsellm.data import DataStateMismatch, merge
+from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe, without_removed
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.lineage import Lineage
 from sparsellm.runs.pretrained import read_weights
 from sparsellm.strict import flatten, parse_yaml
-from sparsellm.training.distributed import together
 from sparsellm.training.kernel_policy import kernels_state, restore_kernels
 from sparsellm.training.run import Run
 from sparsellm.training.schedule import rate_change

@@ -17,21 +17,22 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.processes.distributed import FailedTogether
+from sparsellm.processes.signals import StopRequest
 from sparsellm.training.counters import Counters, StepReading
-from sparsellm.training.distributed import FailedTogether, clear_gradients
 from sparsellm.training.next_step import MicroBatchReader, StartedStep
 from sparsellm.training.nonfinite import Skip, reason_to_skip
 from sparsellm.training.objective import LossSums, total_loss
 from sparsellm.training.optimizer import reinit_dead_neurons
 from sparsellm.training.run import Run
 from sparsellm.training.schedule import is_logged, l1_coefficient, learning_rate
-from sparsellm.training.signals import StopRequest
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,15 @@ def _update(run: Run, refused: Tensor) -> float:
     run.optimizer.step()
     clear_gradients(run.optimizer, run.objective)
     return lr
+
+
+def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Clears the gradients after an optimizer step.
+
+    DDP's gradients are views of the buckets that it sends, and are kept: the micro-batches of the
+    next step would otherwise allocate others beside the buckets, 4 bytes per parameter.
+    """
+    optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
 
 
 def _adapt(run: Run, reading: StepReading) -> None:

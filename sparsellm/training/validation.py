@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsellm.training.distributed import agree, all_reduce_sum, reshard
-from sparsellm.training.objective import IGNORED_TARGET
+from sparsellm.processes.distributed import agree, all_reduce_sum
+from sparsellm.training.objective import IGNORED_TARGET, reshard
 
 
 class ValidationSet:

@@ -16,10 +16,10 @@ from sparsellm.analyze.summary import mean_union
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, load_ids, load_traces, save_traces
 from sparsellm.cli import main
+from sparsellm.processes.signals import StopRequest
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.run_state import save_run
-from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
 
 

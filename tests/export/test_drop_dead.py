@@ -17,11 +17,11 @@ from sparsellm.cli import main
 from sparsellm.data import load_corpus
 from sparsellm.export.drop_dead import DropDead, choose_kept
 from sparsellm.export.save_export import export
+from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.run_state import save_run
-from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
 
 NEURONS = 384

@@ -18,6 +18,7 @@ from sparsellm.cli import main
 from sparsellm.export.card_metadata import metadata
 from sparsellm.export.importer import import_export
 from sparsellm.export.save_export import export
+from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import CheckpointError
@@ -25,7 +26,6 @@ from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 from sparsellm.training import loop
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.run_state import save_run
-from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
 
 VARIANTS = {

@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 from conftest import ROOT, process_env, set_arguments
+from processes.test_peers import FAULTY
 from rank_processes import processes_with
-from training.test_peers import FAULTY
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.records import METRICS_FILE

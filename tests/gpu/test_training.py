@@ -18,12 +18,12 @@ from training.gradient_worker import micro_batch
 
 from gpu.conditions import need_kernels, why_no_kernels
 from sparsellm.model import build_model, prepare_blocks
+from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.records import read_metrics
 from sparsellm.training.objective import Objective, build_loss, total_loss
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
 
 pytestmark = pytest.mark.gpu

@@ -19,8 +19,9 @@ import time
 from damaged_batch import damage, spoil
 
 from sparsellm.cli import main
+from sparsellm.processes import peers
 from sparsellm.runs.storage import CheckpointWriter
-from sparsellm.training import loop, peers, validation
+from sparsellm.training import loop, validation
 
 
 def _raise() -> None:

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.state import gather_model
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import accumulation, backward, forward, train_step
 
 

@@ -12,7 +12,7 @@ from conftest import ROOT, process_env, set_arguments
 from killed_runs import kill_steps
 from rank_processes import LAUNCHER, processes_with, ranks_of
 
-from sparsellm.training import launched
+from sparsellm.processes import launched
 
 PROGRAM = ROOT / "tests" / "killed_runs.py"
 # Every rank starts a helper whose path has the program's name, as a checkout's compilers have.

@@ -6,12 +6,12 @@ import pytest
 import torch
 from conftest import set_arguments
 
+from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.training.next_step import MicroBatchReader
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.schedule import next_may_launch
-from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
 
 STEPS = 5

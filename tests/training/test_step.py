@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsellm.processes.signals import StopRequest
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
 
 

@@ -1,4 +1,4 @@
-"""The parts of the loop that depend on the number of processes; with one they do nothing."""
+"""What all ranks do at the same place: sum, agree, fail together; one process does it alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
-from sparsellm.ranks import EndedByAnother
+from sparsellm.processes.ranks import EndedByAnother
 
 Result = TypeVar("Result")
 WAITS = ("computing", "summing over ranks")  # phases that wait for other ranks
@@ -148,24 +146,3 @@ def from_first_rank(make: Callable[[], Result], device: torch.device) -> Result:
     result = made[0]
     assert result is not None
     return result
-
-
-def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Clears the gradients after an optimizer step.
-
-    DDP's gradients are views of the buckets that it sends, and are kept: the micro-batches of the
-    next step would otherwise allocate others beside the buckets, 4 bytes per parameter.
-    """
-    optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
-
-
-def reshard(model: nn.Module) -> None:
-    """Reshards FSDP2's parameters; does nothing without FSDP2.
-
-    A backward pass does so by itself, and gathers them again where it needs them. After a forward
-    pass alone the modules still hold gathered parameters, which are not the objects that the
-    optimizer has state for.
-    """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

@@ -21,7 +21,8 @@ import sparsellm
 from sparsellm.data import Corpus
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.data.witness import seen_here
-from sparsellm.ranks import leave, tell
+from sparsellm.processes.distributed import from_first_rank, together
+from sparsellm.processes.ranks import leave, tell
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.history import finish_change
@@ -29,7 +30,6 @@ from sparsellm.runs.lock import RunLock
 from sparsellm.runs.presence import Presence
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.strict import flatten
-from sparsellm.training.distributed import from_first_rank, together
 
 _LIBRARIES = ("torch", "transformers", "accelerate", "safetensors", "triton")
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")

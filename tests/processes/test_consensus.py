@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from conftest import set_arguments
+from conftest import ROOT, set_arguments
+from training.test_distributed import launch
 
 from sparsellm.data import load_corpora, load_tokenizer, witness
-from sparsellm.runs import checkpoint
-from sparsellm.training import consensus
-from sparsellm.training.consensus import (
+from sparsellm.processes import consensus
+from sparsellm.processes.consensus import (
     agreed_checkpoint,
     compare_environments,
     compare_files,
     differences,
 )
+from sparsellm.processes.signals import StopRequest
+from sparsellm.runs import checkpoint
 from sparsellm.training.run import build_accelerator, build_run, close_run
 from sparsellm.training.run_state import save_run
-from sparsellm.training.signals import StopRequest
 from sparsellm.training.step import train_step
-from training.test_distributed import launch
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_a_rank_that_sees_other_text_is_named_fresh_or_resumed(
     monkeypatch.chdir(tmp_path)
     own = [*tiny_overrides, "train.micro_batch_size=1", "data.corpus=local", "data.tokenizer=bytes"]
     own += [f"data.{key}=[{tmp_path}/{name}.jsonl]" for key, name in corpus.items()]
-    faulty = str(Path(__file__).with_name("faulty_rank.py"))
+    faulty = str(ROOT / "tests" / "training" / "faulty_rank.py")
 
     def train(folder):
         program = [faulty, "elsewhere", "1", str(folder), "train", "--recipe", "debug"]

@@ -12,7 +12,7 @@ import threading
 import time
 from types import FrameType
 
-from sparsellm import ranks
+from sparsellm.processes import ranks
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 

@@ -8,8 +8,8 @@ from contextlib import closing
 import psutil
 import pytest
 
+from sparsellm.processes import launched
 from sparsellm.runs.presence import lives
-from sparsellm.training import launched
 
 
 def test_a_failed_launch_is_told_by_the_line_that_names_it(tmp_path):

@@ -13,7 +13,7 @@ from conftest import process_env
 # The main thread sits in C, as in a collective: no Python handler runs there.
 PROGRAM = """
 import ctypes, signal, sys, time
-from sparsellm.training import signals
+from sparsellm.processes import signals
 signals.QUITS_AFTER = {signal.SIGINT: 0.3, signal.SIGTERM: 1.5}
 with signals.StopRequest() as stop:
     if "began" in sys.argv:
@@ -87,7 +87,7 @@ def test_signals_that_belong_to_one_stop_do_not_end_its_save():
 def test_the_handlers_are_taken_away():
     program = """
 import signal
-from sparsellm.training.signals import STOP_SIGNALS, StopRequest
+from sparsellm.processes.signals import STOP_SIGNALS, StopRequest
 before = [signal.getsignal(number) for number in STOP_SIGNALS]
 for _ in range(2):
     with StopRequest():

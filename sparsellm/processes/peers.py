@@ -24,10 +24,10 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from sparsellm.ranks import EndedByAnother, end_once, end_with, follow
-from sparsellm.training.distributed import WAITS, RankActivity
-from sparsellm.training.heartbeat import Heartbeats, describe_progress
-from sparsellm.training.signals import StopRequest
+from sparsellm.processes.distributed import WAITS, RankActivity
+from sparsellm.processes.heartbeat import Heartbeats, describe_progress
+from sparsellm.processes.ranks import EndedByAnother, end_once, end_with, follow
+from sparsellm.processes.signals import StopRequest
 
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 3.0  # in which a rank must end by itself after another one failed

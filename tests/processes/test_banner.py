@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import process_env, set_arguments
 
-from sparsellm.recipe import load_recipe
-from sparsellm.training.banner import (
+from sparsellm.processes.banner import (
     Launch,
     Machine,
     banner,
@@ -21,7 +20,8 @@ from sparsellm.training.banner import (
     unused_gpus,
     warnings,
 )
-from sparsellm.training.waiting import waiting
+from sparsellm.processes.waiting import waiting
+from sparsellm.recipe import load_recipe
 
 GIB = 2**30
 CPU = Machine(gpus=(), gpu_bytes=None, cores=2, memory_bytes=24 * GIB)
@@ -75,7 +75,8 @@ def test_the_launchers_command_is_read(tmp_path):
     script = tmp_path / "accelerate"
     script.write_text(
         "import subprocess, sys\n"
-        "code = 'from sparsellm.training.banner import Launch; print(Launch.present().asked_for)'\n"
+        "code = 'from sparsellm.processes.banner import Launch;'\n"
+        "code += 'print(Launch.present().asked_for)'\n"
         "subprocess.run([sys.executable, '-c', code])\n"
     )
     for given in (["--num_processes", "2"], ["--num-processes=2"]):
@@ -96,8 +97,8 @@ def test_gpus_are_found_by_the_driver_as_cuda_shows_them(tmp_path, monkeypatch):
     for bus in ("0000:01", "0000:02", "0000:03"):
         (tmp_path / bus).mkdir()
         (tmp_path / bus / "information").write_text(f"Model: \t NVIDIA {bus[-2:]}\nIRQ: 1\n")
-    monkeypatch.setattr("sparsellm.training.banner._DRIVER", tmp_path)
-    monkeypatch.setattr("sparsellm.training.banner._gpus_by_nvml", lambda: None)
+    monkeypatch.setattr("sparsellm.processes.banner._DRIVER", tmp_path)
+    monkeypatch.setattr("sparsellm.processes.banner._gpus_by_nvml", lambda: None)
     for visible, expected in ((None, 3), ("2", 1), ("0,2", 2), ("", 0), ("-1", 0), ("GPU-1a", 1)):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
@@ -127,9 +128,9 @@ def test_how_a_run_begins(tiny):
     ],
 )
 def test_kernels_and_why(overrides, says, monkeypatch):
-    monkeypatch.setattr("sparsellm.training.banner.find_spec", lambda name: object())
+    monkeypatch.setattr("sparsellm.processes.banner.find_spec", lambda name: object())
     assert says in banner(load_recipe("debug", overrides), "debug", "new", NODE, ALL)
-    monkeypatch.setattr("sparsellm.training.banner.find_spec", lambda name: None)
+    monkeypatch.setattr("sparsellm.processes.banner.find_spec", lambda name: None)
     if not overrides:
         assert "CuPy is not installed" in banner(load_recipe("debug"), "debug", "new", NODE, ALL)
         assert "there is no GPU" in banner(load_recipe("debug"), "debug", "new", CPU, ALONE)
@@ -145,8 +146,8 @@ def test_sparse_kernels_without_a_gpu_are_refused(tiny_overrides, cli_here, monk
 
 
 def test_signs_of_life(monkeypatch):
-    monkeypatch.setattr("sparsellm.training.waiting.QUIET_SECONDS", 0.02)
-    monkeypatch.setattr("sparsellm.training.waiting.REPEAT_SECONDS", 0.02)
+    monkeypatch.setattr("sparsellm.processes.waiting.QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("sparsellm.processes.waiting.REPEAT_SECONDS", 0.02)
     lines: list[str] = []
     several = threading.Event()
 
@@ -160,7 +161,7 @@ def test_signs_of_life(monkeypatch):
     assert lines[0] == "compiling …"
     assert lines[1].startswith("compiling … ")
     assert lines[-1].startswith("compiling: ")
-    monkeypatch.setattr("sparsellm.training.waiting.QUIET_SECONDS", 60)
+    monkeypatch.setattr("sparsellm.processes.waiting.QUIET_SECONDS", 60)
     lines.clear()
     with waiting("nothing", say):
         pass

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from sparsellm.training.distributed import WAITS, RankActivity
+from sparsellm.processes.distributed import WAITS, RankActivity
 
 
 @dataclass(frozen=True)

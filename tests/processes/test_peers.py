@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 
 import pytest
-from conftest import set_arguments
+from conftest import ROOT, set_arguments
 from rank_processes import processes_with
+from training.test_distributed import launch
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import METRICS_FILE
-from training.test_distributed import launch
 
-FAULTY = Path(__file__).with_name("faulty_rank.py")
+FAULTY = ROOT / "tests" / "training" / "faulty_rank.py"
 
 
 def _launch(overrides, kind):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import psutil
 import torch
 import transformers
 from accelerate import init_empty_weights
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 from transformers import PreTrainedModel as HFModel
 
+from sparsellm.estimate import count_parameters
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import share_weights
 from sparsellm.ffn.training_ops import operators_digest
@@ -98,7 +100,11 @@ def build_model(recipe: Recipe, eos_token_id: int) -> HFModel:
     """A freshly initialised fp32 model on the current default device.
 
     Weights depend on ``recipe.seed`` and the shapes alone; the caller's RNG state is untouched.
+
+    Raises:
+        ValueError: the device has not the memory for it.
     """
+    _check_memory(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         return _new_model(recipe, eos_token_id)
@@ -108,7 +114,11 @@ def build_zero_model(recipe: Recipe, eos_token_id: int) -> HFModel:
     """The same with all weights zero, for a caller that loads others.
 
     Random weights would take a CPU 8 s for 0.4 billion parameters.
+
+    Raises:
+        ValueError: the device has not the memory for it.
     """
+    _check_memory(recipe)
     with init_empty_weights(include_buffers=False):
         model = _new_model(recipe, eos_token_id)
     for module in model.modules():
@@ -117,6 +127,24 @@ def build_zero_model(recipe: Recipe, eos_token_id: int) -> HFModel:
             setattr(module, name, nn.Parameter(zeros))
     model.tie_weights()
     return model
+
+
+def _check_memory(recipe: Recipe) -> None:
+    """Before anything is built: of more memory than there is, the system ends the process."""
+    device = torch.empty(0).device
+    if device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[1]
+    elif device.type == "cpu":
+        room = psutil.virtual_memory().total
+    else:
+        return  # meta: nothing is allocated
+    parameters = count_parameters(recipe).total
+    if 4 * parameters > room:
+        raise ValueError(
+            f"the model of recipe {recipe.name!r} has {parameters:,} parameters: "
+            f"{4 * parameters / 2**30:,.0f} GiB in fp32, and {device} has {room / 2**30:,.0f} GiB; "
+            "lower the values of its section model"
+        )
 
 
 def _new_model(recipe: Recipe, eos_token_id: int) -> HFModel:

@@ -46,7 +46,9 @@ class Recipe(StrictModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run")
     description: str = Field("", description="One sentence for people")
-    seed: NonNegativeInt = Field(0, description="Seed of weights, data order and re-initialisation")
+    seed: NonNegativeInt = Field(
+        0, le=2**64 - 1, description="Seed of weights, data order and re-initialisation"
+    )
     model: ModelConfig
     ffn: FFNConfig = FFNConfig()
     sparsity: SparsityConfig = SparsityConfig()

@@ -36,7 +36,7 @@ class ModelConfig(StrictModel):
     )
     hidden_size: PositiveInt = Field(description="Width K of the residual stream, elements")
     intermediate_size: PositiveInt = Field(description="Width N of the FFN, neurons")
-    num_hidden_layers: PositiveInt = Field(description="Transformer blocks")
+    num_hidden_layers: PositiveInt = Field(le=10_000, description="Transformer blocks")
     num_attention_heads: PositiveInt = Field(description="Query heads per layer")
     num_key_value_heads: PositiveInt = Field(description="Key and value heads per layer")
     context_length: PositiveInt = Field(description="Sequence length, tokens")
@@ -44,7 +44,9 @@ class ModelConfig(StrictModel):
     rms_norm_eps: PositiveFloat = Field(1e-5, description="RMSNorm epsilon")
     initializer_range: PositiveFloat = Field(0.02, description="Std of the initial weights")
     tie_word_embeddings: bool = Field(True, description="Share input and output embeddings")
-    vocab_multiple: PositiveInt = Field(128, description="Vocabulary is padded to a multiple of it")
+    vocab_multiple: PositiveInt = Field(
+        128, le=65_536, description="Vocabulary is padded to a multiple of it"
+    )
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -149,7 +151,9 @@ class DataConfig(StrictModel):
         "gpt2",
         description="gpt2 (tiktoken), bytes, or hf:ID_OR_PATH: any fast tokenizer of the hub's",
     )
-    num_workers: NonNegativeInt = Field(4, description="Tokenising processes a rank; 0 is in-line")
+    num_workers: NonNegativeInt = Field(
+        4, le=1024, description="Tokenising processes a rank; 0 is in-line"
+    )
     files: Globs | None = Field(
         None, description="Globs, folders or addresses that replace the corpus's `files`"
     )

@@ -53,6 +53,15 @@ def test_logits_equal_stock_transformers(tiny, overrides):
     assert model.config.hidden_act == recipe.ffn.activation
 
 
+@pytest.mark.parametrize("build", [build_model, build_zero_model])
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(tiny, build):
+    recipe = tiny("model.num_hidden_layers=10000", "model.intermediate_size=1000000000")
+    with pytest.raises(
+        ValueError, match=r"has 960,000,041,610,272 parameters: 3,576,279 GiB in fp32"
+    ):
+        build(recipe, eos_token_id=256)
+
+
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
 def test_objective_and_its_gradients_equal_stock_cross_entropy(tiny, overrides):
     recipe = tiny(*overrides)

@@ -60,6 +60,20 @@ def test_sizes_are_those_of_table_2(name, layers, steps, billion_tokens, billion
     assert count_parameters(recipe).total / 1e9 == pytest.approx(billion_parameters, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", 2**64),
+        ("data.num_workers", 10**6),
+        ("model.vocab_multiple", 10**12),
+        ("model.num_hidden_layers", 10**8),
+    ],
+)
+def test_a_value_beyond_reason_is_refused_before_anything_is_built(key, value):
+    with pytest.raises(ValueError, match=rf"key '{key}': must be at most \d+ \(got {value}\)"):
+        load_recipe("debug", [f"{key}={value}"])
+
+
 def test_memory_is_estimated_as_it_was_measured():
     measured = [
         r

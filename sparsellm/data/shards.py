@@ -115,6 +115,11 @@ def _local(pattern: str) -> list[str]:
     for path in map(Path, paths):
         if path.is_dir():
             files += [p for p in path.rglob("*") if _format(p.name)[0] and p.is_file()]
+        elif not path.exists():
+            raise FileNotFoundError(
+                f"{path} is a link to {path.readlink()}, which does not exist; correct it, or "
+                "leave it out"
+            )
         elif not stat.S_ISREG(path.stat().st_mode):
             raise ValueError(
                 f"{path} is not a regular file (a pipe or device cannot be read twice); write its "

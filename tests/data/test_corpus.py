@@ -104,6 +104,9 @@ def test_a_path_that_is_not_there_is_named_beside_others_that_are(tmp_path):
     assert len(corpus.train) == 1
     with pytest.raises(FileNotFoundError, match=r"files: /.*/b\.parquet does not exist"):
         load_corpus("local", files=[there, f"{tmp_path}/b.parquet"])
+    (tmp_path / "c.parquet").symlink_to("gone")
+    with pytest.raises(FileNotFoundError, match=r"c\.parquet is a link to gone, which does not ex"):
+        load_corpus("local", files=[f"{tmp_path}/*.parquet"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"/empty has no file of a known format"):
         load_corpus("local", files=[there, f"{tmp_path}/empty"])

@@ -1,7 +1,7 @@
-"""Sparse kernels or dense GEMMs: chosen a layer and call from measured costs, without waiting.
+"""Chooses sparse kernels or dense GEMMs for a layer's call, from measured costs, without waiting.
 
-The sparse kernels tell how many neurons their token blocks fired between them by writing one word
-to pinned host memory; the host reads whatever is there. A layer that runs dense tries the sparse
+The sparse kernels write the mean union of their token blocks to one word of pinned host memory;
+the host reads whatever is there. A layer that runs dense tries the sparse
 kernels now and then, with an equally correct result, to see whether they would be faster by now.
 """
 
@@ -33,8 +33,7 @@ class Costs:
 
     dense: float
     fixed: float  # sparse where nothing fires
-    # Sparse, for each neuron that the tokens of a block fire between them; by TwELL: that a token
-    # fires.
+    # Sparse, for each neuron in the mean union of a block; in TwELL, for each that a token fires.
     per_neuron: float
 
     def sparse(self, num_neurons: float) -> float:

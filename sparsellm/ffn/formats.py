@@ -43,7 +43,7 @@ def backup_rows_for(num_tokens: int) -> int:
 
 
 def pack_twell(gate_MN: Tensor, compression: int) -> Tensor:
-    """(M, T, 256 / C) int32: of each row of each tile how many non-zeros, then as many as fit.
+    """(M, T, 256 / C) int32: for each row and tile the number of non-zeros, then those that fit.
 
     A non-zero is a bf16 value in the high half of a word and its neuron, of all N, in the low half;
     neurons ascend. A count above ``256 / C - 1`` says that the tile has overflowed. Words beyond
@@ -74,7 +74,7 @@ def pack_twell(gate_MN: Tensor, compression: int) -> Tensor:
 
 
 def unpack_twell(word: Tensor, num_neurons: int) -> tuple[Tensor, Tensor]:
-    """What TwELL holds: (M, N) values, bf16, and (M, T) counts of what it should hold."""
+    """The (M, N) values that TwELL holds, bf16, and (M, T) counts of all non-zeros."""
     m, _, width = word.shape
     count = word[:, :, 0].long()
     held = torch.arange(width - 1, device=word.device) < count[:, :, None]
@@ -92,18 +92,18 @@ def twell_overflows(word: Tensor) -> Tensor:
 
 
 class Hybrid(NamedTuple):
-    """An activation pattern as training keeps it, of x's rows; ``cuda/common/hybrid.cuh``.
+    """The activation pattern of x's rows, as training keeps it; ``cuda/common/hybrid.cuh``.
 
-    A row lies in the ELL matrix where it has at most W non-zeros and no tile of TwELL overflowed,
-    else in the dense backup, as far as that goes: the first R of such rows are kept there.
+    A row lies in the ELL matrix if it has at most W non-zeros and none of its tiles overflowed in
+    TwELL. All others are heavy; the dense backup keeps the first R of them.
     """
 
     word: Tensor  # (M, W) int32: gate and neuron of each non-zero, as in TwELL; without W_g h
-    length: Tensor  # (M,) int32: how many of a row's words are filled; 0 in the backup
-    heavy: Tensor  # (2 · blocks,) int32: bit r % 32 of word r / 32: row r is in the backup
-    row: Tensor  # (M,) int32: the rows of the backup, ascending; only so many are filled as
-    counted: Tensor  # (8,) int32: says its first number
-    # (M, W), as `word` has it; only where x is not bf16, to which a word rounds it, else (0, W).
+    length: Tensor  # (M,) int32: how many of a row's words are filled; 0 of a heavy row
+    heavy: Tensor  # (2 · blocks,) int32: bit r % 32 of word r / 32: row r is heavy
+    row: Tensor  # (M,) int32: the heavy rows, ascending; what follows is not filled
+    counted: Tensor  # (8,) int32: the first is the number of heavy rows
+    # (M, W), the values of `word`, which rounds them to bf16; (0, W) where x is bf16.
     gate: Tensor
     up: Tensor  # (M, W), x W_u + b_u at the non-zeros; (0, W) without W_g
     backup_gate: Tensor  # (R, N), dense; (0, N) without W_g

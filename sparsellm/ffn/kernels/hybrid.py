@@ -230,14 +230,14 @@ def _add_dense_rows(  # noqa: PLR0917
     (m, k), n, backup_rows = x_MK.shape, w.up_NK.shape[0], len(saved.backup_up)
     gated = w.gate_NK is not None
     # Rounds are whole row tiles; one that the backup does not hold to its end is recomputed.
-    tiles = max(-(-backup_rows // DENSE_ROW_TILE), 1)
-    room = min(ROUND_ROWS, tiles * DENSE_ROW_TILE)
+    tile = DENSE_ROW_TILE
+    room = min(ROUND_ROWS, max(-(-backup_rows // tile), 1) * tile)
     scratch = x_MK.new_empty(3, room, n)
     control = saved.length.new_zeros(CONTROL_WORDS)
     launch_for(
         "dense_rows_grad",
         x_MK,
-        grid_size("dense_rows_grad", x_MK, -(-n // 64) * -(-m // DENSE_ROW_TILE)),
+        grid_size("dense_rows_grad", x_MK, -(-n // (tile // 2)) * -(-m // tile)),
         *(x_MK, dy_MK, *w.first, *w.second, down_NK, d_l1, np.int32(n), np.int32(k), token_M),
         *(saved.row, saved.counted, control, np.int32(room)),
         *(saved.backup_gate if gated else None, saved.backup_up, np.int32(backup_rows)),

@@ -152,11 +152,12 @@ def dense_rows(  # noqa: PLR0917
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     gated = w.gate_NK is not None
-    row_tiles = -(-m // DENSE_ROW_TILE)
+    # With a gate, half of a tile's columns are up's.
+    row_tiles, half = -(-m // DENSE_ROW_TILE), DENSE_ROW_TILE // 2
     room = -(-m // (BACKUP_SHARE * DENSE_ROW_TILE)) * DENSE_ROW_TILE
     h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
     if kept is not None:
-        tiles = -(-n // (DENSE_ROW_TILE // (2 if gated else 1)))  # half the columns are up's
+        tiles = -(-n // (half if gated else DENSE_ROW_TILE))
         warps = threads_of("dense_rows", x_MK) // 32
         l1 = torch.zeros(row_tiles * tiles * warps, device=x_MK.device)
         backup_rows = len(kept.up)
@@ -164,7 +165,7 @@ def dense_rows(  # noqa: PLR0917
     launch_for(
         "dense_rows",
         x_MK,
-        grid_size("dense_rows", x_MK, -(-n // 64) * row_tiles, blocks_each),
+        grid_size("dense_rows", x_MK, -(-n // half) * row_tiles, blocks_each),
         *(x_MK, *w.first, *w.second, down_NK, w.b_down_K),
         *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(n), np.int32(k)),
         *(gate.overflowed, gate.control, np.int32(room), h),

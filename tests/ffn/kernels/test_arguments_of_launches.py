@@ -110,6 +110,7 @@ def _launch_all(gated, biased, ordered, dtype, added):
     hybrid.backward(x_MK, d_l1, x_MK, plain, down_NK, saved, dtype, token_M, sums)
 
 
+@pytest.mark.timeout(900)  # compiles all kernels, if test_compile.py has not
 def test_every_launch_passes_what_its_kernel_takes(architecture, launched):
     for gated in (True, False):
         _launch_all(gated, biased=True, ordered=True, dtype=torch.bfloat16, added=False)

@@ -31,12 +31,14 @@ SHELL = [block for block in BLOCKS if block.language == "sh"]
 # Options of other programs that the text speaks of.
 FOREIGN_OPTIONS = {
     "--all",  # benchmarks/make_tables.py
+    "--cpus-per-task",
     "--entrypoint",
+    "--export",
     "--model",
     "--model-impl",
     "--model_args",
     "--num_processes",
-    "--requeue",
+    "--signal",
 }
 # What docs/extending.md has its reader write.
 TO_BE_WRITTEN = {"cuda/sm100/", "data/mine.yaml", "eval/tasks/boolq.yaml", "recipes/wide.yaml"}

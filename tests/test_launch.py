@@ -1,24 +1,24 @@
-"""Every file of launch/ is one that accelerate, or a shell, accepts."""
+"""Every file of launch/ is one that accelerate accepts, and slurm.sh does its work under Slurm."""
 
 from __future__ import annotations
 
 import os
-import re
-import signal
 import socket
 import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from conftest import ROOT, process_env, set_arguments
+from conftest import CHILDREN, ROOT, set_arguments
+from rank_processes import LAUNCHER, processes_with
+from slurm import NODES, missing, running_slurm
 
 from sparsellm.model import SparseDecoderLayer
 from sparsellm.processes.launched import train_command
+from sparsellm.recipe import load_recipe
 from sparsellm.runs.records import read_metrics
 
 CONFIGS = sorted((ROOT / "launch").glob("*.yaml"))
@@ -30,6 +30,8 @@ def test_accelerate_reads_it(path):
     processes = {"single.yaml": 1, "ddp8.yaml": 8, "fsdp2.yaml": 8, "hsdp.yaml": 16}
     assert config.num_processes == processes[path.name]
     assert config.num_machines == (2 if path.name == "hsdp.yaml" else 1)
+    # accelerate does not read it from a file; as an option it needs nodes of one network.
+    assert not config.same_network
 
 
 def test_fsdp2_shards_our_blocks():
@@ -49,165 +51,168 @@ def test_hsdp_on_one_node_has_a_process_for_every_shard_of_every_replica():
     assert "--num_machines=1" not in train_command("fsdp2", 2, "8b", [], None)
 
 
-SLURM = {
-    "SLURM_JOB_NODELIST": "node1",
-    "SLURM_NNODES": "2",
-    "SLURM_NODEID": "1",
-    "SLURM_SUBMIT_DIR": str(ROOT),
-}
+SCRIPT = str(ROOT / "launch" / "slurm.sh")
 
 
-def _slurm(tmp_path, *arguments, **extra):
-    """Runs the script with stubs of what Slurm and accelerate would do."""
-    stubs = {
-        "scontrol": "echo node1",
-        "srun": '[ "$1" = --overlap ] || { shift; exec "$@"; }',
-        "accelerate": 'printf "%s\\n" "$@"',
-    }
-    for name, body in stubs.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
-        (tmp_path / name).chmod(0o755)
-    environment = os.environ | SLURM | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | extra
-    script = ["bash", str(ROOT / "launch" / "slurm.sh"), *arguments]
-    return subprocess.run(script, capture_output=True, text=True, check=False, env=environment)
-
-
-def test_slurm_script_hands_on_its_arguments(tmp_path):
-    own = ["--recipe", "2b", "--set", "data.files=[/a b/*.parquet, $HOME/*]", "--set", "name='n'"]
-    result = _slurm(tmp_path, *own)
-    assert result.returncode == 0, result.stderr
-    launched = result.stdout.splitlines()
-    assert launched[-len(own) :] == own
-    assert launched[launched.index("--machine_rank") + 1] == "1"
-    assert launched[launched.index("--num_processes") + 1] == "16"
+def _script(*arguments, **extra):
+    """Runs the script without Slurm."""
+    environment = os.environ | {"SLURM_SUBMIT_DIR": str(ROOT)} | extra
+    return subprocess.run(
+        ["bash", SCRIPT, *arguments], capture_output=True, text=True, check=False, env=environment
+    )
 
 
 @pytest.mark.parametrize("argument", ["--fresh", "--resume", "--resume=runs/2b"])
-def test_slurm_script_refuses_what_a_requeued_job_would_do_again(tmp_path, argument):
-    result = _slurm(tmp_path, "--recipe", "2b", argument)
+def test_slurm_script_refuses_what_a_requeued_job_would_do_again(argument):
+    result = _script("--recipe", "2b", argument)
     assert result.returncode == 2
     assert f"by {argument}; instead give --set name=NEW" in result.stderr
 
 
-def test_slurm_script_starts_any_config(tmp_path):
-    result = _slurm(tmp_path, "--recipe", "8b", CONFIG="hsdp")
-    launched = result.stdout.splitlines()
-
-    def option(name):
-        return launched[launched.index(name) + 1]
-
-    assert option("--config_file") == str(ROOT / "launch" / "hsdp.yaml")
-    assert option("--rdzv_backend") == "c10d"
-    assert option("--max_restarts") == "3"
-    # Replicas are nodes, shards the GPUs of one.
-    assert option("--parallelism_config_dp_replicate_size") == "2"
-    assert option("--parallelism_config_dp_shard_size") == "8"
-    assert "--parallelism_config_dp_shard_size" not in _slurm(tmp_path, "--recipe", "2b").stdout
-    unknown = _slurm(tmp_path, "--recipe", "2b", CONFIG="nope")
+def test_slurm_script_refuses_a_config_that_does_not_exist():
+    unknown = _script("--recipe", "2b", CONFIG="nope")
     assert unknown.returncode == 2
     assert "no such file: " in unknown.stderr
 
 
-# Slurm on one machine: the step runs here, and so does what is run beside it.
-PREEMPTED = {
-    "scontrol": 'if [ "$1" = show ]; then echo node1; else echo "$*" >> "$LOG"; fi',
-    "srun": 'if [ "$1" = --overlap ]; then echo "$*" >> "$LOG"; kill -USR1 "$(cat "$TRAINER")"; '
-    'else shift; exec "$@"; fi',
-    "accelerate": 'trap \'echo saved >> "$LOG"; exit 0\' USR1; echo $$ > "$TRAINER"; '
-    "while :; do sleep 0.1; done",
-}
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    if absent := missing():
+        pytest.skip(f"needs Slurm (Debian: slurm-wlm munge); not installed: {', '.join(absent)}")
+    with running_slurm(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
 
 
-@pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM], ids=["time limit", "preemption"])
-def test_slurm_script_saves_and_queues_the_job_again(tmp_path, sent):
-    for name, body in PREEMPTED.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
-        (tmp_path / name).chmod(0o755)
-    log, trainer = tmp_path / "log", tmp_path / "trainer"
-    own = {"LOG": str(log), "TRAINER": str(trainer), "SLURM_JOB_ID": "17", **SLURM}
-    own["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-    command = ["bash", str(ROOT / "launch" / "slurm.sh"), "--recipe", "2b"]
-    job = subprocess.Popen(command, env=os.environ | own)
-    while not trainer.is_file() or not trainer.read_text():
-        assert job.poll() is None
-        time.sleep(0.05)
-    job.send_signal(sent)  # Slurm's, to the script alone (--signal=B:…)
-    assert job.wait(timeout=30) == 0
-    asked, saved, queued = log.read_text().splitlines()
-    # First the trainers of every node are told, then their checkpoint is waited for.
-    assert asked.startswith("--overlap --ntasks-per-node=1 pkill -USR1 -f")
-    assert saved == "saved"
-    assert queued == "requeue 17"
-    pattern = asked.rpartition(" -- ")[2]
-    assert re.search(pattern, "/usr/bin/python -u -m sparsellm train --recipe 2b")
-    assert not re.search(pattern, asked)
+@pytest.fixture
+def submit(slurm, tmp_path):
+    """Submits the script, with another program in place of accelerate."""
+
+    def submit(accelerate, *arguments, options=(), **environment):
+        path = tmp_path / "accelerate"
+        path.write_text(f"#!/bin/bash\n{accelerate}\n", encoding="utf-8")
+        path.chmod(0o755)
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PORT": str(port), "GPUS_PER_NODE": "1"}
+        own["CONFIG"] = str(ROOT / "launch" / "ddp8.yaml")
+        words = (f"--chdir={tmp_path}", *options, SCRIPT, *arguments)
+        return slurm.submit(tmp_path / "output", *words, **(own | environment))
+
+    return submit
 
 
-# Two nodes on this machine. A launcher that was killed, its ranks with it, comes back once.
-SRUN = """
-[ "$1" != --overlap ] || exit 0
-shift
-node() {
-  SLURM_NODEID=$1 "${@:2}" &
-  echo $! > "$NODES/node$1.pid"
-  wait $!
-}
-(node 0 "$@") & first=$!
-( # Both are the host of the rendezvous here: the other one goes first.
-  until (exec 3<> "/dev/tcp/localhost/$PORT") 2> /dev/null; do sleep 0.2; done
-  node 1 "$@"
-  [ $? -ne 137 ] || node 1 "$@"
-) & second=$!
-wait $first; status=$?
-wait $second || status=$?
-exit $status
+def _until(output, text, times=1, seconds=60):
+    end = time.monotonic() + seconds
+    while not output.is_file() or (said := output.read_text()).count(text) < times:
+        assert time.monotonic() < end, f"not {times} times {text!r} in: {said[-3000:]}"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_slurm_script_hands_on_its_arguments_and_its_config(slurm, submit, tmp_path):
+    own = ["--recipe", "2b", "--set", "data.files=[/a b/*.parquet, $HOME/*]", "--set", "name='n'"]
+    printed = 'printf "%s\\n" "$@" > "node$SLURM_NODEID"'
+    for config in ("ddp8", "hsdp"):
+        path = str(ROOT / "launch" / f"{config}.yaml")
+        job = submit(printed, *own, CONFIG=path, GPUS_PER_NODE="8")
+        slurm.wait(job, "COMPLETED")
+        for rank in range(2):
+            launched = (tmp_path / f"node{rank}").read_text().splitlines()
+            assert launched[-len(own) :] == own
+            options = launch_command_parser().parse_args(launched[1:])
+            assert options.config_file == path
+            assert (options.num_machines, options.machine_rank) == (2, rank)
+            assert (options.num_processes, options.main_process_ip) == (16, NODES[0])
+            if config == "hsdp":  # replicas are nodes, shards the GPUs of one
+                assert int(options.parallelism_config_dp_replicate_size) == 2
+                assert int(options.parallelism_config_dp_shard_size) == 8
+            else:
+                assert "--parallelism_config_dp_shard_size" not in launched
+
+
+# A launcher whose rank saves for a while when it is asked to. Like ranks it survives SIGTERM, which
+# this Slurm sends to all processes; where it tracks them by cgroups, to the script's shells alone.
+SAVES = """
+trap : TERM
+bash -c 'trap : TERM; trap "asked=yes" USR1; echo began
+  until [ "$asked" ]; do sleep 0.1; done
+  for ((s = 0; s < SAVE_SECONDS; s++)); do sleep 1; done; echo saved' &
+until wait $!; do :; done
 """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["preempted", "cancelled"])
+def test_a_preempted_job_saves_and_is_queued_again_a_cancelled_one_only_saves(
+    slurm, submit, tmp_path, how
+):
+    job = submit(SAVES, "--recipe", "2b", SAVE_SECONDS="1")
+    _until(tmp_path / "output", "began", times=2)
+    if how == "preempted":
+        own = ("--partition=high", "--exclusive", "--wrap=true")
+        slurm.wait(slurm.submit(tmp_path / "other", *own), "COMPLETED")
+        slurm.wait(job, "PENDING")
+        assert slurm.about(job, "Restarts") == "1"
+        slurm.call("scancel", job)
+    else:
+        slurm.call("scancel", job)
+        slurm.wait(job, "CANCELLED")
+        assert slurm.about(job, "Restarts") == "0"
+    assert "saved" in (tmp_path / "output").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("seconds", [1, 600])
+def test_the_job_is_queued_again_before_its_time_limit_however_long_a_save_takes(
+    slurm, submit, tmp_path, seconds
+):
+    options = ("--time=1", "--signal=B:USR1@50")
+    job = submit(SAVES, "--recipe", "2b", options=options, SAVE_SECONDS=str(seconds))
+    _until(tmp_path / "output", "began", times=2)
+    slurm.wait(job, "PENDING", seconds=90)
+    assert slurm.about(job, "Restarts") == "1"
+    assert ("saved" in (tmp_path / "output").read_text()) == (seconds == 1)
+    slurm.call("scancel", job)
+
+
+@pytest.mark.slow
+def test_a_run_that_keeps_failing_is_started_again_a_few_times(slurm, submit, tmp_path):
+    job = submit("exit 3", "--recipe", "2b", MAX_RESTARTS="2")
+    slurm.wait(job, "FAILED")
+    again = "failed (status 3) and starts again from its last checkpoint"
+    assert (tmp_path / "output").read_text().count(again) == 2
 
 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_node_that_is_killed_and_comes_back_resumes_from_the_last_checkpoint(
-    tiny_overrides, tmp_path
-):
-    stubs = {
-        "scontrol": "echo localhost",
-        "srun": SRUN,
-        "accelerate": f'exec {sys.executable} -m accelerate.commands.launch "${{@:2}}"',
-    }
-    for name, body in stubs.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
-        (tmp_path / name).chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    own = {"PORT": str(port), "GPUS_PER_NODE": "1", "NODES": str(tmp_path)}
-    own["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-    overrides = [*tiny_overrides, "train.micro_batch_size=1", "train.steps=120"]
-    overrides += ["checkpoint.every_steps=10", "validation.every_steps=0"]
-    command = ["bash", str(ROOT / "launch" / "slurm.sh"), "--recipe", "debug"]
-    job = subprocess.Popen(
-        [*command, *set_arguments(overrides)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=process_env(**SLURM, **own),
-    )
-    lines, killed = [], False
-    for line in job.stdout:
-        lines.append(line)
-        if line.startswith("step  30/") and not killed:
-            killed = True
-            launcher = psutil.Process(int((tmp_path / "node1.pid").read_text()))
-            for process in [*launcher.children(recursive=True), launcher]:
-                process.kill()
-    text = "".join(lines)
-    assert job.wait() == 0, text[-3000:]
-    assert "ended without a word" in text
-    assert text.count("resuming from ") == 1
-    assert "done: 120 steps" in text
-    records = read_metrics(tmp_path / "runs" / "debug")
-    assert [r["step"] for r in records if r["kind"] == "train"] == list(range(1, 121))
-    ends = [r["how"] for r in records if r["kind"] == "session_end"]
-    assert len(ends) == 2
-    assert ends[-1] == "finished"
+def test_a_run_survives_lost_launchers_and_preemption(slurm, submit, tiny_overrides, tmp_path):
+    overrides = [*tiny_overrides, "train.micro_batch_size=1", "train.steps=400"]
+    overrides += ["checkpoint.every_steps=40", "validation.every_steps=0", "name=under-slurm"]
+    accelerate = f'exec {sys.executable} -m accelerate.commands.launch "${{@:2}}"'
+    arguments = ["--recipe", "debug", *set_arguments(overrides)]
+    job = submit(accelerate, *arguments, PYTHONPATH=str(ROOT), **CHILDREN)
+    output = tmp_path / "output"
+    _until(output, "saved ", seconds=120)
+    faults = ("second node's launcher", "first node's launcher", "preemption")
+    for resumed, fault in enumerate(faults, start=1):
+        _until(output, "saved ", times=output.read_text().count("saved ") + 1, seconds=120)
+        if fault == "preemption":
+            own = ("--partition=high", "--exclusive", "--wrap=true")
+            slurm.wait(slurm.submit(tmp_path / "other", *own), "COMPLETED")
+            slurm.start_now(job)
+        else:
+            number = "1" if fault.startswith("second") else "0"
+            for process in processes_with("name=under-slurm"):
+                words = process.cmdline()
+                if LAUNCHER in words and words[words.index("--machine_rank") + 1] == number:
+                    process.kill()
+        _until(output, "resuming from", times=resumed, seconds=120)
+    slurm.wait(job, "COMPLETED", seconds=120)
+    assert slurm.about(job, "Restarts") == "1"
+    records = read_metrics(load_recipe("debug", overrides).run_path)
+    assert [r["step"] for r in records if r["kind"] == "train"] == list(range(1, 401))
+    assert sum(r["kind"] == "session" for r in records) == 4

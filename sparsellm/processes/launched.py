@@ -51,7 +51,7 @@ def train_command(
     words += [f"--config_file={path}", f"--num_processes={gpus}"]
     if "\nparallelism_config:" in path.read_text(encoding="utf-8"):
         replicas = 2 if gpus >= 4 and gpus % 2 == 0 else 1
-        words += ["--num_machines=1", "--rdzv_backend=static"]
+        words += ["--num_machines=1"]
         words.append(f"--parallelism_config_dp_replicate_size={replicas}")
         words.append(f"--parallelism_config_dp_shard_size={gpus // replicas}")
     words += ["--main_process_port=0", "-m", "sparsellm", "train", "--recipe", recipe]

@@ -27,7 +27,7 @@ def launch(num_processes: int, *program: str, config: str = "") -> subprocess.Co
     if config == "hsdp.yaml":  # two "nodes" of this machine's processes
         shards = num_processes // 2
         command += ["--num_machines=1", "--parallelism_config_dp_replicate_size=2"]
-        command += [f"--parallelism_config_dp_shard_size={shards}", "--rdzv_backend=static"]
+        command.append(f"--parallelism_config_dp_shard_size={shards}")
     if config in ("fsdp2.yaml", "hsdp.yaml"):
         command.append(str(WORKER.with_name("fsdp_on_cpu.py")))
     return subprocess.run(

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 # Folders at the top that are left out of the copies, besides hidden ones.
 NOT_COPIED = {"runs", "dist", "site", "wandb"}
@@ -72,6 +73,8 @@ class Pool:
             tree = self.tree(slot)
             os.chdir(tree)
             os.environ["PYTHONPATH"] = str(tree)
+            # Else processes that a test spawns would import the program that runs the jobs.
+            sys.modules["__main__"] = ModuleType("__main__")
             data = self._root.parent / "shared" / "data"
             os.environ.setdefault("SPARSELLM_TEST_DATA", str(data))
             sys.path[:] = [str(tree), *(p for p in sys.path if p != str(self._root))]

@@ -22,7 +22,7 @@ class Benchmark(NamedTuple):
 
     name: str
     help: str  # a line
-    description: str
+    details: str  # sentences
     options: Callable[[argparse.ArgumentParser], None]
     module: str  # in sparsellm/bench/
 
@@ -114,44 +114,39 @@ BENCHMARKS = (
     Benchmark(
         "ffn",
         "one FFN forward: sparse against dense, real and synthetic patterns (GPU)",
-        "Times one FFN forward: dense compiled, and sparsellm. Without options: 16,384 tokens at "
-        "2048/5632.",
+        "Without options: 16,384 tokens at 2048/5632.",
         _forward_ffn_options,
         "ffn_forward",
     ),
     Benchmark(
         "ffn-train",
         "one FFN forward and backward in training: sparse against dense (GPU)",
-        "Measures time and memory of one FFN's forward and backward in training: the sparse path "
-        "with statistics and L1, against the compiled dense formula. Without options: 16,384 "
-        "tokens at 2048/5632.",
+        "Time and memory of the sparse path with statistics and L1, against the compiled dense "
+        "formula. Without options: 16,384 tokens at 2048/5632.",
         ffn_options,
         "ffn_train",
     ),
     Benchmark(
         "forward",
         "whole forward of trained models, sparse against dense (GPU)",
-        "Times a forward of each checkpoint on held-out text, under sparsellm.accelerate and "
-        "dense, both compiled; records carry λ, non-zeros and run. Checkpoints without ReLU are "
-        "skipped.",
+        "Both are compiled and compute held-out text. Checkpoints without ReLU are skipped.",
         _forward_options,
         "model_forward",
     ),
     Benchmark(
         "train",
         "whole training runs through accelerate launch, on 1 to 8 GPUs of a node",
-        "Trains a recipe once for each combination of --gpus, --config and --side, and measures "
-        "rate, memory, energy and scaling over the second half of the steps. Sparsity must have "
-        "settled: train for some hundred steps before, and give --init-from. Checkpoints, "
-        "validation and wandb are off unless --set turns them on.",
+        "A run for each combination of --gpus, --config and --side: rate, memory, energy and "
+        "scaling over the second half of the steps. Sparsity must have settled: train for some "
+        "hundred steps before, and give --init-from. Checkpoints, validation and wandb are off "
+        "unless --set turns them on.",
         _train_options,
         "train_runs",
     ),
     Benchmark(
         "loader",
-        "rate of the data loader, tokens per second",
-        "Measures the tokens per second from files on disk to micro-batches, and the seconds until "
-        "the first micro-batch, fresh and resumed.",
+        "rate of the data loader, from files on disk to micro-batches",
+        "Tokens per second, and the seconds until the first micro-batch, fresh and resumed.",
         _loader_options,
         "loader_rate",
     ),
@@ -166,7 +161,7 @@ def add_bench_parser(commands: Any) -> None:
         parser = names.add_parser(
             benchmark.name,
             help=benchmark.help,
-            description=f"{benchmark.description} Prints and records case by case.",
+            description=f"{benchmark.help}. {benchmark.details}",
         )
         benchmark.options(parser)
         parser.add_argument(

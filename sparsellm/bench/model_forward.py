@@ -17,17 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.bench.compare import Comparison, compare, gpu, refuse_if_off, relative_difference
 from sparsellm.bench.ffn_run import dense, dense_weights
+from sparsellm.bench.patterns import describe
 from sparsellm.bench.record import Found, Measurement
 from sparsellm.bench.timing import Side
 from sparsellm.data import load_corpora, load_tokenizer, validation_batches
 from sparsellm.ffn.accelerate import TokenOrder, accelerate_whole
-from sparsellm.ffn.reference import ffn_stats
-from sparsellm.ffn.types import BLOCK_TOKENS
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
@@ -178,10 +176,7 @@ def layer_inputs(model: Any, call: Callable[[], object]) -> list[LayerInput]:
 
     def keep(ffn: Any, given: tuple[Tensor, ...]) -> None:
         x_MK = given[0].reshape(-1, given[0].shape[-1])
-        stats = ffn_stats(*(F.relu(F.linear(x_MK, ffn.pattern_weight)),) * 2)
-        blocks = -(-len(x_MK) // BLOCK_TOKENS)
-        nnz = float(stats.nnz_M.double().mean())
-        found.append(LayerInput(x_MK, nnz, float(stats.union_sum) / blocks))
+        found.append(LayerInput(x_MK, *describe(x_MK, ffn.pattern_weight)))
 
     hooks = [layer.mlp.register_forward_pre_hook(keep) for layer in model.model.layers]
     try:

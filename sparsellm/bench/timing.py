@@ -71,7 +71,7 @@ class Timing(NamedTuple):
 
 
 def sustained(sides: Mapping[str, Side], device: torch.device, seconds: float) -> dict[str, Timing]:
-    """Times every side for about ``seconds``, after as many again divided by two of warming up.
+    """Times every side for about ``seconds``, and keeps the device warm with it for half as many.
 
     Args:
         sides: by name; their calls must be warm.

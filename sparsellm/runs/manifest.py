@@ -26,6 +26,7 @@ MANIFEST_FILE = "manifest.json"
 CHUNK_BYTES = 64 * 2**20
 _READ_BYTES = 4 * 2**20  # stays in a core's cache between reading and hashing
 _MAX_THREADS = 16
+_LONGEST = 1000  # ids that a manifest keeps
 
 
 class FileEntry(StrictModel):
@@ -46,9 +47,9 @@ class Manifest(StrictModel):
     files: dict[str, FileEntry]  # by name
 
     @property
-    def branch(self) -> set[str]:
-        """The ids of this checkpoint and of those that it continues."""
-        return {self.id, *self.ancestors}
+    def branch(self) -> list[str]:
+        """The ids of this checkpoint and of those that it continues, the last one first."""
+        return [self.id, *self.ancestors][:_LONGEST]
 
 
 class HashedFile:

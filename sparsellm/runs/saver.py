@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import secrets
+from collections.abc import Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +33,7 @@ from sparsellm.runs.checkpoint import (
     MODEL,
     OPTIMIZER,
     RECIPE_FILE,
+    REMEDY,
     STATS,
     TRAINER_FILE,
     CheckpointError,
@@ -41,9 +43,8 @@ from sparsellm.runs.checkpoint import (
     step_name,
 )
 from sparsellm.runs.files import fsync, write_atomically
-from sparsellm.runs.lineage import Lineage, prune, remove
+from sparsellm.runs.folders import check_arrived, make_way, prepare, prune, remove, warn
 from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_hashed, write_manifest
-from sparsellm.runs.partial_folder import check_arrived, make_way, prepare, warn
 from sparsellm.runs.storage import CheckpointWriter, engine_errors
 from sparsellm.runs.tensor_files import Part, file_name, write_parts
 
@@ -91,7 +92,7 @@ class Saver:
     Args:
         folder: folder of the checkpoints; created if missing.
         keep: number of newest checkpoints of the current branch to keep.
-        lineage: lineage of the checkpoint that the run continues.
+        ancestors: ids of the checkpoints that the run continues, the last one first.
         group: CPU process group used only for saving; None for one process.
     """
 
@@ -99,10 +100,10 @@ class Saver:
         self,
         folder: Path,
         keep: int,
-        lineage: Lineage | None = None,
+        ancestors: Sequence[str] = (),
         group: ProcessGroup | None = None,
     ) -> None:
-        self.lineage = lineage or Lineage()
+        self.ancestors = list(ancestors)
         self._folder, self._keep, self._group = folder, keep, group
         self._rank = dist.get_rank(group) if group else 0
         self._world_size = dist.get_world_size(group) if group else 1
@@ -198,10 +199,9 @@ class Saver:
         self, partial: Path, final: Path, step: int, skipped: int, files: dict[str, FileEntry]
     ) -> None:
         check_arrived(partial, files)
-        identity = secrets.token_hex(8)
         manifest = Manifest(
-            id=identity,
-            ancestors=list(self.lineage.ids),
+            id=secrets.token_hex(8),
+            ancestors=self.ancestors,
             step=step,
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
             world_size=self._world_size,
@@ -213,7 +213,7 @@ class Saver:
         partial.rename(final)
         fsync(self._folder)
         write_atomically(self._folder / LATEST, final.name + "\n")
-        self.lineage = self.lineage.continued_by(identity)
+        self.ancestors = manifest.branch
         try:
             prune(self._folder, manifest, self._keep, skipped)
         except OSError as error:  # what was to be saved is saved
@@ -229,8 +229,8 @@ def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
         CheckpointError: as `Saver.wait`.
     """
     newest = latest(folder)
-    lineage = Lineage.of(read_manifest(newest, "delete it")) if newest else None
-    saver = Saver(folder, keep, lineage)
+    manifest = read_manifest(newest, REMEDY) if newest else None
+    saver = Saver(folder, keep, manifest.branch if manifest else ())
     saver.begin(snapshot)
     path = saver.wait()
     assert path is not None

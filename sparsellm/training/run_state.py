@@ -14,7 +14,6 @@ from sparsellm.data import DataStateMismatch, merge
 from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe, without_removed
 from sparsellm.runs import checkpoint, state
-from sparsellm.runs.lineage import Lineage
 from sparsellm.runs.pretrained import read_weights
 from sparsellm.strict import flatten, parse_yaml
 from sparsellm.training.kernel_policy import kernels_state, restore_kernels
@@ -142,7 +141,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
     if averages := saved.trainer.get("averages"):  # earlier versions saved none
         run.averages.load_state_dict(averages)
     run.origin = saved.trainer.get("init_from")
-    run.saver.lineage = Lineage.of(saved.manifest)
+    run.saver.ancestors = saved.manifest.branch if saved.manifest else []
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
     run.micro_batch.saved = saved.trainer.get("micro_batch")
     saved_target = saved.trainer.get("target")

@@ -13,7 +13,6 @@ from runs.test_checkpoint import _names, _snapshot
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, history, saver
 from sparsellm.runs.history import begin_branch, finish_change
-from sparsellm.runs.lineage import Lineage
 from sparsellm.runs.records import read_metrics
 
 
@@ -40,7 +39,7 @@ def _steps(run_path):
 
 def _resume(folder, resumed, steps, keep=3):
     manifest = checkpoint.load(resumed).manifest
-    keeper = saver.Saver(folder, keep, Lineage.of(manifest))
+    keeper = saver.Saver(folder, keep, manifest.branch)
     for step in steps:
         keeper.begin(_snapshot(step))
         keeper.wait()

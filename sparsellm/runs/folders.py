@@ -1,0 +1,114 @@
+"""The folder of a checkpoint while it is written, its final place, and pruning."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from sparsellm.runs.checkpoint import complete_step, replaced_name, step_name, steps_in
+from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest
+
+
+def prepare(folder: Path, partial: Path) -> None:
+    """Creates the partial folder, and removes those of runs that were killed while they wrote."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob(".tmp-step_*"):
+        failure = attempt(remove, stale)
+        if failure is not None:
+            warn(f"what a killed run left stays: {failure}")
+            if stale == partial:
+                stale.rename(_unused(folder, f".tmp-stale-{partial.name}"))
+    partial.mkdir()
+
+
+def check_arrived(partial: Path, files: dict[str, FileEntry]) -> None:
+    """Checks that the main rank sees the files of all ranks.
+
+    Raises:
+        FileNotFoundError: a file is missing or incomplete; the ranks do not share the folder.
+    """
+    for name, entry in files.items():
+        path = partial / name
+        if not path.is_file() or path.stat().st_size != entry.size:
+            raise FileNotFoundError(
+                f"{path}, which some rank has written, is not seen by the main rank: the run's "
+                "folder must be on a file system that all ranks share"
+            )
+
+
+def make_way(final: Path) -> None:
+    """Replaces a checkpoint of the same step; a path that is not a checkpoint is renamed."""
+    if not (final.exists() or final.is_symlink()):
+        return
+    step = None if final.is_symlink() else complete_step(final)
+    if step is not None and final.name == step_name(step):
+        remove(replaced_name(final))
+        final.rename(replaced_name(final))
+        return
+    aside = _unused(final.parent, f"{final.name}.stray")
+    final.rename(aside)
+    warn(f"{final} was no complete checkpoint of this run; it is {aside} now")
+
+
+def _unused(folder: Path, name: str) -> Path:
+    places = (folder / f"{name}{i or ''}" for i in itertools.count())
+    return next(place for place in places if not (place.exists() or place.is_symlink()))
+
+
+def warn(text: str) -> None:
+    """Prints a warning to standard error."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:
+    """Deletes all but the ``keep`` newest checkpoints of the branch that ends in ``newest``.
+
+    The checkpoints of ``skipped`` steps in a row hold the same weights: of them the newest alone is
+    kept, beside those of before. Links, copies by other names and what belongs to another branch
+    are left alone.
+
+    Raises:
+        OSError: something cannot be deleted; what can be is.
+    """
+    own = [
+        (step, path)
+        for step, path in steps_in(folder)
+        if path.name == step_name(step) and _belongs(step, path, newest)
+    ]
+    before = [path for step, path in own if step <= newest.step - skipped]
+    since = [path for step, path in own if step > newest.step - skipped]
+    failures = [attempt(remove, doomed) for doomed in folder.glob(".tmp-pruned-*")]
+    failures += [attempt(remove, doomed) for doomed in folder.glob(".tmp-replaced-*")]
+    for old in before[:-keep] + since[:-1]:
+        # Renamed first: a kill while deleting leaves no half a checkpoint of that name.
+        doomed = folder / f".tmp-pruned-{old.name}"
+        failures.append(attempt(old.rename, doomed) or attempt(remove, doomed))
+    for failure in failures:
+        if failure is not None:
+            raise failure
+
+
+def _belongs(step: int, path: Path, newest: Manifest) -> bool:
+    manifest = read_manifest(path, "")
+    # Without a manifest it is of an earlier version, when there was one branch.
+    return step <= newest.step if manifest is None else manifest.id in newest.branch
+
+
+def remove(path: Path) -> None:
+    """Deletes a folder or file, if it is there; of a link, the link alone."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def attempt(action: Callable[[Path], object], path: Path) -> OSError | None:
+    """What went wrong, if anything."""
+    try:
+        action(path)
+    except OSError as error:
+        return error
+    return None

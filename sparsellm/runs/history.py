@@ -23,6 +23,7 @@ from sparsellm.runs.checkpoint import (
     latest,
     steps_in,
 )
+from sparsellm.runs.dashboard import SENT_FILE, WANDB_ID_FILE
 from sparsellm.runs.files import fsync, read_model, write_atomically
 from sparsellm.runs.manifest import Manifest, read_manifest
 from sparsellm.runs.records import METRICS_FILE, read_lines, stays
@@ -94,6 +95,8 @@ def finish_change(run_path: Path) -> str:
     elif change.source and (source / METRICS_FILE).is_file():
         text = (source / METRICS_FILE).read_text(encoding="utf-8")
         write_atomically(run_path / METRICS_FILE, text)
+    for name in (WANDB_ID_FILE, SENT_FILE):  # another branch is another wandb run
+        (run_path / name).unlink(missing_ok=True)
     if change.source and source.is_dir() and not checkpoints_in(source):
         shutil.rmtree(source)
     file.unlink()

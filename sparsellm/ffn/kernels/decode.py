@@ -7,11 +7,14 @@ M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` an
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import exported_like, load_for
+from sparsellm.ffn.kernels.compile import exported, load, load_for
 from sparsellm.ffn.types import MAX_DECODE_TOKENS, MAX_NEURONS, FFNWeights
 
 
@@ -34,12 +37,9 @@ def decode_ffn(
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     _check(m, k, n, down_NK)
     gate, stream = load_for("decode_gate", x_MK)
-    most, longest = (exported_like("decode_gate", f"max_section{s}", x_MK) for s in ("s", ""))
-    sections = min(max(gate.num_multiprocessors, -(-n // longest)), most, n)
-    stride = -(-n // (16 * sections)) * 16
+    sections, stride, neuron_at, columns = _division(n, x_MK.get_device(), x_MK.dtype)
     padded = next(size for size in (8, 16, 32, 64) if m <= size)
     # One allocation: count, neuron and value of cuda/common/decode.cuh.
-    neuron_at = 4 * most
     value_at = neuron_at + 2 * sections * stride
     scratch = torch.empty(value_at + 2 * n * padded, dtype=torch.uint8, device=x_MK.device)
     count = scratch.data_ptr()
@@ -55,13 +55,35 @@ def decode_ffn(
     )
     down, _ = load_for("decode_down", x_MK)
     down.launch(
-        -(-k // exported_like("decode_down", "columns", x_MK)),
+        -(-k // columns),
         (
             *(down_NK, w.b_down_K, *sizes, np.int32(sections), np.int32(stride)),
             *(*listed, y_MK, observed),
         ),
         stream,
     )
+
+
+class _Division(NamedTuple):
+    """How the work is divided, see ``cuda/common/decode.cuh``."""
+
+    sections: int
+    stride: int
+    neuron_at: int  # bytes before `neuron`
+    columns: int  # of a block of decode_down
+
+
+@functools.lru_cache(maxsize=256)
+def _division(num_neurons: int, device_index: int, element: torch.dtype) -> _Division:
+    most, longest = (
+        exported("decode_gate", name, device_index, element)
+        for name in ("max_sections", "max_section")
+    )
+    multiprocessors = load("decode_gate", device_index, element).num_multiprocessors
+    sections = min(max(multiprocessors, -(-num_neurons // longest)), most, num_neurons)
+    stride = -(-num_neurons // (16 * sections)) * 16
+    columns = exported("decode_down", "columns", device_index, element)
+    return _Division(sections, stride, 4 * most, columns)
 
 
 def _check(m: int, k: int, n: int, down_NK: Tensor) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 
 import torch
 from transformers import PreTrainedModel as HFModel
 
+from sparsellm.ffn import fp8
 from sparsellm.ffn.reference import stands_in
-from sparsellm.paths import how_to_install
+from sparsellm.paths import how_to_install, how_to_install_cuda
 
 
 def pick_device(name: str | None) -> torch.device:
@@ -51,6 +53,21 @@ def refuse_sparse_without_gpu(asked: str, device: torch.device, remedy: str) -> 
     """Raises ValueError where sparse kernels were asked for and there is only a CPU."""
     if device.type == "cpu" and not stands_in(device):
         raise ValueError(f"{asked} needs a GPU; on a CPU it would be slower than dense: {remedy}")
+
+
+def check_fp8(key: str, device: torch.device) -> None:
+    """Checks that a device can compute in FP8, for a recipe key; a CPU emulates it.
+
+    Raises:
+        ValueError: the GPU is too old, or CuPy is not installed.
+    """
+    if device.type != "cuda":
+        return
+    reason = fp8.unsupported(device)
+    if reason is None and importlib.util.find_spec("cupy") is None:
+        reason = f"its kernels need CuPy: {how_to_install_cuda(torch.version.cuda)}"
+    if reason is not None:
+        raise ValueError(f"{key}: fp8: {reason}; or set {key}=bf16")
 
 
 def check_liger(key: str) -> None:

@@ -116,7 +116,7 @@ def estimate_memory(
     m = recipe.model
     parameters = count_parameters(recipe).total
     rounds = recipe.accumulation_steps(num_gpus or num_shards)
-    half = 2 if recipe.runtime.precision == "bf16" else 4
+    half = 4 if recipe.runtime.precision == "fp32" else 2
     tokens = recipe.micro_batch_tokens
     ffn_tensors = len(recipe.architecture.ffn_matrices)  # gate, up, h saved for backward
     saved = half * (6 * m.hidden_size + ffn_tensors * m.intermediate_size)

@@ -174,16 +174,19 @@ def use_sparse_ffn(model: HFModel) -> HFModel:
 def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
     """Compiles each block and recomputes it in the backward pass, as the recipe asks.
 
-    With `runtime.weight_gradients: fused` linear layers are `SharedLinear`.
+    With `runtime.precision: fp8` or `runtime.weight_gradients: fused` linear layers are
+    `SharedLinear`.
 
     Compiling a block, not the model, keeps compile time independent of depth and leaves module
     hooks (FSDP2) outside the graph; checkpointing goes around the compiled block, so that what
     is recomputed is the same compiled code.
     """
-    if runtime.weight_gradients == "fused":
-        for layer in model.model.layers:
-            share_weights(layer.self_attn)
-            share_weights(layer.mlp)
+    fp8, fused = runtime.precision == "fp8", runtime.weight_gradients == "fused"
+    for layer in model.model.layers if fp8 or fused else ():
+        share_weights(layer.self_attn, fp8=fp8, accumulates=fused)
+        share_weights(layer.mlp, fp8=fp8, accumulates=fused)
+        if fp8:
+            layer.mlp.use_fp8()
     if runtime.compile:
         limit = torch._dynamo.config.recompile_limit
         torch._dynamo.config.recompile_limit = max(_COMPILED_VARIANTS, limit)

@@ -241,8 +241,12 @@ class OptimizerConfig(StrictModel):
 class RuntimeConfig(StrictModel):
     """How training is computed. None of these keys changes results beyond rounding."""
 
-    precision: Literal["bf16", "fp32"] = Field(
-        "bf16", description="Autocast type; weights, gradients and optimizer state stay fp32"
+    precision: Literal["bf16", "fp8", "fp32"] = Field(
+        "bf16",
+        description="Type of matrix products; weights, gradients and optimizer state stay fp32. "
+        "fp8: the gates of sparse FFNs, and linear layers of attention and of dense FFNs, multiply "
+        "e4m3 numbers with a scale per token and per neuron (output and gradient of the input; on "
+        "GPUs from Ada and Hopper on); everything else, the head included, is bf16",
     )
     compile: bool = Field(True, description="torch.compile of each transformer block and the loss")
     activation_checkpointing: bool = Field(

@@ -1,6 +1,6 @@
-// relu(x · Wᵀ) by wgmma, packed in the epilogue: shared by gate_union and gate_twell.
+// relu(x · Wᵀ) by wgmma, packed in the epilogue: shared by gate_union, gate_twell and their _fp8 kernels.
 //
-// x_MK, w_NK row-major. Block tile 128 tokens × 256 neurons × 64 k; two blocks form a
+// x_MK, w_NK row-major. Block tile 128 tokens × 256 neurons × 128 bytes of k; two blocks form a
 // cluster and share the weight tile: each loads half of it and multicasts it. Warp 0 is the producer and
 // fills a ring of stages through TMA; where the tokens' rows are not contiguous, warps 0 and 3 gather
 // them with cp.async. Two consumer warpgroups hold 64 tokens × 256 neurons each. A consumer stores its rounded tile in shared
@@ -17,13 +17,38 @@
 #include "sm90/wgmma.cuh"
 
 namespace {
-constexpr int tile_m = 128, tile_n = tile_neurons, tile_k = 64, stages = 3, cluster = 2;
-constexpr int bytes_a = tile_m * tile_k * 2, bytes_b = tile_n * tile_k * 2;
+constexpr int tile_m = 128, tile_n = tile_neurons, stages = 3, cluster = 2;
+constexpr int row_bytes = 128;  // of k, in a stage: the span of the swizzle
+constexpr int bytes_a = tile_m * row_bytes, bytes_b = tile_n * row_bytes;
 constexpr int group_m = 8;  // cluster rows that walk over all of N together: x stays in L2
 
+// What the tensor cores multiply. A step of 32 bytes of k is one wgmma in either type.
+struct Elements {  // bf16, or fp16 as the kernel is compiled
+  static constexpr int tile_k = row_bytes / sizeof(element);
+  static constexpr bool may_scatter = true;
+  __device__ static __forceinline__ void multiply(float (&d)[128], uint64 a, uint64 b,
+                                                  int accumulate) {
+    wgmma_n256<0, 0>(d, a, b, accumulate);
+  }
+};
+
+struct E4m3 {  // with a scale per row of x and of W, `Scales`
+  static constexpr int tile_k = row_bytes;
+  static constexpr bool may_scatter = false;
+  __device__ static __forceinline__ void multiply(float (&d)[128], uint64 a, uint64 b,
+                                                  int accumulate) {
+    wgmma_n256_e4m3(d, a, b, accumulate);
+  }
+};
+
+// What x and W are to be multiplied by, row by row; null pointers: by one.
+struct Scales {
+  const float *x_M, *w_N;
+};
+
 struct Shared {
-  element a[stages][tile_m * tile_k];
-  element b[stages][tile_n * tile_k];
+  unsigned char a[stages][bytes_a];
+  unsigned char b[stages][bytes_b];
   uint4 out[2][tile_n][8];  // [consumer][neuron][8 tokens, chunk swizzled by neuron]
   uint64 full[stages], empty[stages];
   uint64 out_full[2], out_empty[2];
@@ -42,6 +67,7 @@ __device__ __forceinline__ Tile tile_of(int index, int tiles_m, int tiles_n, uin
           within / rows * tile_n};
 }
 
+template <typename Operand>
 __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, int tiles_m,
                         int tiles_n, int steps) {
   const uint32 rank = cluster_rank();
@@ -52,10 +78,10 @@ __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, 
       const int stage = it % stages;
       barrier_wait(&shared.empty[stage], (it / stages & 1) ^ 1);
       barrier_arrive_expect(&shared.full[stage], bytes_a + bytes_b);
-      tma_load(shared.a[stage], x, &shared.full[stage], step * tile_k, tile.m);
+      tma_load(shared.a[stage], x, &shared.full[stage], step * Operand::tile_k, tile.m);
       const int half = rank * (tile_n / cluster);
-      tma_load_multicast(shared.b[stage] + half * tile_k, w, &shared.full[stage], step * tile_k,
-                         tile.n + half, (1 << cluster) - 1);
+      tma_load_multicast(shared.b[stage] + half * row_bytes, w, &shared.full[stage],
+                         step * Operand::tile_k, tile.n + half, (1 << cluster) - 1);
     }
   }
 }
@@ -73,6 +99,7 @@ constexpr int token_copies = tile_m * 8 / token_threads;  // 16-byte chunks a th
 // results are cut off. k / 8 times the number of tokens is below 2³².
 __device__ void produce_scattered(Shared& shared, const ScatteredTokens& tokens, const TensorMap& w,
                                   int m, uint32 k, int tiles_m, int tiles_n, int steps) {
+  constexpr int tile_k = Elements::tile_k;
   const uint32 rank = cluster_rank();
   const int own = threadIdx.x / 96 * 32 + threadIdx.x % 32, chunk = own % 8, first_row = own / 8;
   const uint32 to_thread = first_row * 128 + ((chunk ^ first_row) << 4);  // swizzled; rows 8 apart
@@ -89,8 +116,8 @@ __device__ void produce_scattered(Shared& shared, const ScatteredTokens& tokens,
       if (threadIdx.x == 0) {
         barrier_arrive_expect(&shared.full[stage], bytes_b);
         const int half = rank * (tile_n / cluster);
-        tma_load_multicast(shared.b[stage] + half * tile_k, w, &shared.full[stage], step * tile_k,
-                           tile.n + half, (1 << cluster) - 1);
+        tma_load_multicast(shared.b[stage] + half * row_bytes, w, &shared.full[stage],
+                           step * tile_k, tile.n + half, (1 << cluster) - 1);
       }
       const uint32 to = smem_address(shared.a[stage]) + to_thread;
       const uint4* x = reinterpret_cast<const uint4*>(tokens.x) + step * (tile_k / 8);
@@ -119,6 +146,22 @@ __device__ __forceinline__ void add_bias(float (&d)[128], const element* bias, i
     d[4 * j + 1] += element_high(pair);
     d[4 * j + 2] += element_low(pair);
     d[4 * j + 3] += element_high(pair);
+  }
+}
+
+// `row`, `column`: this thread's first ones of `m` and `n`.
+__device__ __forceinline__ void apply_scales(float (&d)[128], const Scales& scales, int row,
+                                             int column, int m, int n) {
+  const float upper = row < m ? scales.x_M[row] : 0.0f;
+  const float lower = row + 8 < m ? scales.x_M[row + 8] : 0.0f;
+#pragma unroll
+  for (int j = 0; j < 32; ++j) {
+    const int at = column + 8 * j;
+    const float2 own = at < n ? *reinterpret_cast<const float2*>(scales.w_N + at) : float2{};
+    d[4 * j] *= upper * own.x;
+    d[4 * j + 1] *= upper * own.y;
+    d[4 * j + 2] *= lower * own.x;
+    d[4 * j + 3] *= lower * own.y;
   }
 }
 
@@ -164,9 +207,9 @@ __device__ void pack_tiles(Shared& shared, int consumer, int tiles_m, int tiles_
 }
 
 // `scattered`: the tokens come by cp.async.
-template <bool scattered>
+template <typename Operand, bool scattered>
 __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, int steps,
-                        float threshold, const element* bias) {
+                        float threshold, const element* bias, const Scales& scales) {
   const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
   const uint32 rank = cluster_rank();
   float d[128];
@@ -178,12 +221,12 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
       barrier_wait(&shared.full[stage], it / stages & 1);
       if (scattered) fence_async_proxy();
       wgmma_begin();
-      const uint32 a = smem_address(shared.a[stage] + consumer * 64 * tile_k);
+      const uint32 a = smem_address(shared.a[stage] + consumer * 64 * row_bytes);
       const uint32 b = smem_address(shared.b[stage]);
 #pragma unroll
-      for (int k = 0; k < tile_k / 16; ++k)
-        wgmma_n256<0, 0>(d, operand(a + 32 * k, 0, 1024), operand(b + 32 * k, 0, 1024),
-                         step > 0 || k > 0);
+      for (int k = 0; k < row_bytes / 32; ++k)
+        Operand::multiply(d, operand(a + 32 * k, 0, 1024), operand(b + 32 * k, 0, 1024),
+                          step > 0 || k > 0);
       wgmma_commit();
       // The products of the step before have read their stage: both blocks may fill it again.
       wgmma_wait<1>();
@@ -197,6 +240,7 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
     const Tile tile = tile_of(index, tiles_m, tiles_n, rank);
     const int first = tile.m + consumer * 64;
     const int row = first + threadIdx.x / 32 % 4 * 16 + lane / 4, column = tile.n + 2 * (lane % 4);
+    if (scales.x_M != nullptr) apply_scales(d, scales, row, column, m, n);
     if (bias != nullptr) add_bias(d, bias, column, n);
     if (first + block_tokens > m || tile.n + tile_n > n) zero_out_of_range(d, m - row, n - column);
     if (threshold > 0.0f) apply_threshold(d, threshold);
@@ -208,18 +252,18 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
 }
 
 // The body of a kernel of `gate_threads` threads, in clusters; zeroes `control`. x_MK is not used
-// where tokens are scattered.
-template <typename Pack>
+// where tokens are scattered, which those in e4m3 never are.
+template <typename Operand, typename Pack>
 __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredTokens& tokens,
-                                         const TensorMap& w_NK, const element* bias_N, int m, int n,
-                                         int k, float threshold, uint32* control,
-                                         const Pack& pack) {
+                                         const TensorMap& w_NK, const Scales& scales,
+                                         const element* bias_N, int m, int n, int k,
+                                         float threshold, uint32* control, const Pack& pack) {
   extern __shared__ unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
   const int tiles_m = (m + tile_m * cluster - 1) / (tile_m * cluster);
   const int tiles_n = (n + tile_n - 1) / tile_n;
-  const int steps = (k + tile_k - 1) / tile_k;
-  const bool scattered = tokens.row_of != nullptr;
+  const int steps = (k + Operand::tile_k - 1) / Operand::tile_k;
+  const bool scattered = Operand::may_scatter && tokens.row_of != nullptr;
   admit_next_kernel();
   await_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x < control_words) control[threadIdx.x] = 0;
@@ -243,13 +287,13 @@ __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredT
     else if (scattered)
       produce_scattered(shared, tokens, w_NK, m, k, tiles_m, tiles_n, steps);
     else if (threadIdx.x == 0)
-      produce(shared, x_MK, w_NK, tiles_m, tiles_n, steps);
+      produce<Operand>(shared, x_MK, w_NK, tiles_m, tiles_n, steps);
   } else {
     registers_increase<224>();
     if (scattered)
-      consume<true>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N);
+      consume<Operand, Operand::may_scatter>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N, scales);
     else
-      consume<false>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N);
+      consume<Operand, false>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N, scales);
   }
   cluster_sync();  // no block exits while the other may still write into its shared memory
 }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.dispatch import by_handle
+from sparsellm.ffn.quantised import quantised_from
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS, MAX_NEURONS, MAX_TOKENS, FFNWeights
 
@@ -17,7 +18,8 @@ torch.library.define(
     "sparsellm::sparse_ffn",
     "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor down_NK, "
     "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, float threshold, bool relu_up, "
-    "int dispatch, Tensor? token_M=None) -> Tensor",
+    "int dispatch, Tensor? token_M=None, Tensor? quantised_NK=None, "
+    "Tensor? quantised_scale_N=None) -> Tensor",
 )
 
 
@@ -35,9 +37,12 @@ def _sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
     relu_up: bool,
     dispatch: int,
     token_M: Tensor | None = None,
+    quantised_NK: Tensor | None = None,
+    quantised_scale_N: Tensor | None = None,
 ) -> Tensor:
     biases = (b_gate_N, b_up_N, b_down_K)
-    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, *biases, threshold, relu_up)
+    quantised = quantised_from(quantised_NK, quantised_scale_N)
+    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, *biases, threshold, relu_up, quantised)
     if x_MK.is_cuda:
         return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
     _check(x_MK, w, down_NK, x_MK.dtype, token_M)
@@ -109,7 +114,9 @@ def sparse_ffn(
     # Only compilers need the operator; in eager mode its dispatch costs as much as a decoding step.
     if type(x_MK) is Tensor and x_MK.is_cuda and not torch.compiler.is_compiling():
         return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
-    y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(x_MK, *w[:3], down_NK, *w[3:], dispatch, token_M)
+    y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(
+        x_MK, *w[:3], down_NK, *w[3:8], dispatch, token_M, *(w.quantised or ())
+    )
     return y_MK
 
 

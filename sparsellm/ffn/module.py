@@ -58,6 +58,7 @@ class SparseFFN(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
         self._capacity: Capacity | None = None
         self.step_shared: StepShared | None = None
+        self.fp8 = False
         self.use_kernels(kernels)
 
     @property
@@ -78,6 +79,21 @@ class SparseFFN(nn.Module):
         check_format(format)
         self.format: Format = format
         self.ell_width = ell_width
+
+    def use_fp8(self) -> None:
+        """Computes the product that decides the pattern in FP8 on the sparse path.
+
+        On the dense path the linear layers decide for themselves (`SharedLinear`).
+
+        Raises:
+            ValueError: K is not a multiple of 16, or N not of 16.
+        """
+        n, k = self.pattern_weight.shape
+        if k % 16 or n % 16:
+            raise ValueError(
+                f"precision fp8: hidden_size {k} and intermediate_size {n} must be multiples of 16"
+            )
+        self.fp8 = True
 
     def use_kernels(self, kernels: Kernels, costs: Costs | None = None) -> None:
         """Sets which path computes the FFN, now and in `update_kernels`.
@@ -146,7 +162,8 @@ class SparseFFN(nn.Module):
         themselves. Weights must not change until `end_step`.
         """
         if self.path == "sparse":
-            self.step_shared = begin_step(self._weights(), dtype, accumulate, fills)
+            weights = self._weights()
+            self.step_shared = begin_step(weights, dtype, accumulate, fills, fp8=self.fp8)
             return
         for linear in shared_linears(self):
             linear.begin_step(dtype, accumulate, fills)
@@ -208,7 +225,14 @@ class SparseFFN(nn.Module):
         x_MK = x.reshape(-1, x.shape[-1])
         if capacity is not None:
             y_MK, stats = sparse_ffn_training(
-                x_MK, self._weights(), capacity, order, shared, self.format, self.ell_width
+                x_MK,
+                self._weights(),
+                capacity,
+                order,
+                shared,
+                self.format,
+                self.ell_width,
+                fp8=self.fp8,
             )
             return y_MK.reshape(x.shape), stats
         y_MK, stats = dense_ffn(

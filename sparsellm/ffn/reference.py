@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.architecture import ACTIVATIONS
+from sparsellm.ffn.quantised import linear
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     TOKEN_AT,
@@ -117,12 +118,11 @@ def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     Without W_g ``fatrelu(x W_u + b_u) W_d + b_d``. With ``relu_up`` the up projection goes through
     relu too (dReLU, Turbo Sparse, arXiv 2406.05955, eq. 2). NaN passes, as through relu.
     """
-    up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
-    if w.relu_up:
-        up_MN = F.relu(up_MN)
-    gate_MN = up_MN if w.gate_NK is None else F.linear(x_MK, w.gate_NK, w.b_gate_N)
-    gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
-    h_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
+    gate_MN = linear(x_MK, *w.first_multiplied)
+    h_MN = gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
+    if w.gate_NK is not None:
+        up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
+        h_MN = gate_MN * (F.relu(up_MN) if w.relu_up else up_MN)
     return F.linear(h_MN, w.down_KN, w.b_down_K)
 
 
@@ -235,10 +235,10 @@ def output_of(
 
 def activations(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
     """Gate after its relu, and up. Without a gate: None, and up after relu."""
-    up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
+    first_MN = F.relu(linear(x_MK, *w.first_multiplied))
     if w.gate_NK is None:
-        return None, F.relu(up_MN)
-    return F.relu(F.linear(x_MK, w.gate_NK, w.b_gate_N)), up_MN
+        return None, first_MN
+    return first_MN, F.linear(x_MK, w.up_NK, w.b_up_N)
 
 
 def sparse_backward(  # noqa: PLR0917

@@ -6,12 +6,15 @@ product that computes the gradient adds it in fp32: 8 bytes of memory traffic a 
 of 20, and no rounding to bf16 in between. step_shared.py has the same for FFNs on their sparsity
 pattern.
 
+With FP8 the output and the gradient of the input are computed from e4m3 numbers (fp8.py), and a
+step's micro-batches share the quantised weight; the weight's own gradient is computed in bf16.
+
 Shapes: M tokens, K in_features, N out_features.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +22,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sparsellm.ffn.fills import Fills
-from sparsellm.ffn.step_shared import add_to_gradient, gradient_memory, summable
+from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.quantised import QuantisedRows, scaled_product
+from sparsellm.ffn.step_shared import add_to_gradient, gradient_memory, summable, transposed
 
 
-def share_weights(module: nn.Module) -> None:
+def share_weights(module: nn.Module, *, fp8: bool = False, accumulates: bool = True) -> None:
     """Replaces the module's own linear layers without bias by `SharedLinear`, in place."""
     for name, linear in list(module.named_children()):
         if isinstance(linear, nn.Linear) and linear.bias is None:
-            setattr(module, name, SharedLinear(linear.weight))
+            setattr(module, name, SharedLinear(linear.weight, fp8=fp8, accumulates=accumulates))
 
 
 def shared_linears(module: nn.Module) -> list[SharedLinear]:
@@ -39,14 +44,24 @@ class SharedLinear(nn.Linear):
 
     Args:
         weight: (N, K), used as it is.
+        fp8: computes in FP8, always; K and N are then multiples of 16.
+        accumulates: in a step, the matrix product that computes the weight's gradient adds it up.
     """
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(
+        self, weight: nn.Parameter, *, fp8: bool = False, accumulates: bool = True
+    ) -> None:
         num_out, num_in = weight.shape
+        if fp8 and (num_in % 16 or num_out % 16):
+            raise ValueError(
+                f"precision fp8: a linear layer of {num_in} → {num_out} features: both must be "
+                "multiples of 16"
+            )
         super().__init__(num_in, num_out, bias=False, device="meta")
-        self.weight = weight
+        self.weight, self.fp8, self.accumulates = weight, fp8, accumulates
         # Inputs of a compiled graph, which is compiled anew where one comes or goes, not by step.
         self.ready_NK: Tensor | None = None  # the weight in the type of the step's products
+        self.quantised: FP8Weight | None = None
         self.sum_NK: Tensor | None = None  # fp32, to which backward passes add the gradient
 
     @torch.no_grad()
@@ -62,7 +77,11 @@ class SharedLinear(nn.Linear):
         if isinstance(self.weight, DTensor) or not summable(self.weight):
             return
         self.ready_NK = fills.cast(self.weight, dtype)
-        self.sum_NK = gradient_memory(self.weight, fills) if accumulate else None
+        if self.fp8:
+            by_column = fills.quantised(transposed(self.weight, dtype))
+            self.quantised = FP8Weight(fills.quantised(self.ready_NK), by_column)
+        if accumulate and self.accumulates:
+            self.sum_NK = gradient_memory(self.weight, fills)
 
     @torch.no_grad()
     def end_accumulation(self) -> None:
@@ -73,15 +92,42 @@ class SharedLinear(nn.Linear):
 
     def end_step(self) -> None:
         """Called after a step's last micro-batch."""
-        self.ready_NK = self.sum_NK = None
+        self.ready_NK = self.quantised = self.sum_NK = None
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) → (…, N)."""
+        if self.fp8:
+            return self._in_fp8(x)
         if self.ready_NK is None:
             return F.linear(x, self.weight)
         x_MK = x.reshape(-1, x.shape[-1]).to(self.ready_NK.dtype)
         y_MN = shared_linear(x_MK, self.weight, self.ready_NK, self.sum_NK)
         return y_MN.view(*x.shape[:-1], -1)
+
+    def _in_fp8(self, x: Tensor) -> Tensor:
+        device = x.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+        quantised = self.quantised
+        if quantised is None:
+            quantised = fp8_weight(self.weight.detach().to(dtype))
+        x_MK = x.reshape(-1, x.shape[-1]).to(dtype)
+        y_MN: Tensor = torch.ops.sparsellm.fp8_linear(
+            x_MK, self.weight, *quantised.by_row, *quantised.by_column, self.sum_NK
+        )
+        return y_MN.view(*x.shape[:-1], -1)
+
+
+class FP8Weight(NamedTuple):
+    """The weight of a linear layer in e4m3."""
+
+    by_row: QuantisedRows  # (N, K), for the output
+    by_column: QuantisedRows  # (K, N), its transpose, for the gradient of the input
+
+
+def fp8_weight(weight_NK: Tensor) -> FP8Weight:
+    """Of a weight in the type of the tokens."""
+    return FP8Weight(quantised_rows(weight_NK), quantised_rows(weight_NK.t().contiguous()))
 
 
 def shared_linear(
@@ -120,12 +166,46 @@ class _SharedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x_MK, ready_NK, sum_NK = ctx.saved_tensors
-        dx_MK, d_weight_NK = dy_MN @ ready_NK, None
-        if sum_NK is None:
-            d_weight_NK = (dy_MN.t() @ x_MK).to(ctx.own)
-        else:
-            add_weight_gradient(sum_NK, dy_MN, x_MK)
-        return dx_MK, d_weight_NK, None, None
+        d_weight_NK = _weight_gradient(dy_MN, x_MK, ctx.own, sum_NK)
+        return dy_MN @ ready_NK, d_weight_NK, None, None
+
+
+def _fp8_product(  # noqa: PLR0917
+    x_MK: Tensor,
+    weight_NK: Tensor,
+    values_NK: Tensor,
+    scale_N: Tensor,
+    values_KN: Tensor,
+    scale_K: Tensor,
+    sum_NK: Tensor | None,
+) -> Tensor:
+    return scaled_product(quantised_rows(x_MK), QuantisedRows(values_NK, scale_N), x_MK.dtype)
+
+
+class _FP8Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        x_MK, weight_NK, _, _, values_KN, scale_K, sum_NK = inputs
+        ctx.own = weight_NK.dtype
+        ctx.save_for_backward(x_MK, values_KN, scale_K, sum_NK)
+        return _fp8_product(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x_MK, values_KN, scale_K, sum_NK = ctx.saved_tensors
+        by_column = QuantisedRows(values_KN, scale_K)
+        dx_MK = scaled_product(quantised_rows(dy_MN), by_column, x_MK.dtype)
+        return dx_MK, _weight_gradient(dy_MN, x_MK, ctx.own, sum_NK), *(None,) * 5
+
+
+def _weight_gradient(
+    dy_MN: Tensor, x_MK: Tensor, own: torch.dtype, sum_NK: Tensor | None
+) -> Tensor | None:
+    """``dyᵀ x`` in the weight's own type; None where it was added to the sum."""
+    if sum_NK is None:
+        return (dy_MN.t() @ x_MK).to(own)
+    add_weight_gradient(sum_NK, dy_MN, x_MK)
+    return None
 
 
 def _add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
@@ -150,6 +230,13 @@ _library.define(
 )
 _library.impl("shared_linear", _SharedProduct.apply, "Autograd")
 _library.impl("shared_linear", _product, "CompositeExplicitAutograd")
+_library.define(
+    "fp8_linear(Tensor x_MK, Tensor weight_NK, Tensor values_NK, Tensor scale_N, "
+    "Tensor values_KN, Tensor scale_K, Tensor? sum_NK) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_library.impl("fp8_linear", _FP8Product.apply, "Autograd")
+_library.impl("fp8_linear", _fp8_product, "CompositeExplicitAutograd")
 _library.define(
     "add_weight_gradient(Tensor(a!) sum_NK, Tensor dy_MN, Tensor x_MK) -> ()",
     tags=torch.Tag.pt2_compliant_tag,

@@ -18,24 +18,32 @@ from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.types import FFNWeights, GradientSums, KernelWeights, StepShared
 
 
-def kernel_weights(w: FFNWeights, dtype: torch.dtype, fills: Fills) -> KernelWeights:
-    """The matrices of ``w`` in ``dtype`` and contiguous; W_d transposed."""
+def kernel_weights(
+    w: FFNWeights, dtype: torch.dtype, fills: Fills, *, fp8: bool = False
+) -> KernelWeights:
+    """The matrices of ``w`` in ``dtype`` and contiguous; W_d transposed.
+
+    With ``fp8`` also the pattern's weight, quantised.
+    """
     gate_NK = None if w.gate_NK is None else fills.cast(w.gate_NK, dtype)
-    return KernelWeights(gate_NK, fills.cast(w.up_NK, dtype), _transposed(w.down_KN, dtype))
+    up_NK = fills.cast(w.up_NK, dtype)
+    quantised = fills.quantised(up_NK if gate_NK is None else gate_NK) if fp8 else None
+    return KernelWeights(gate_NK, up_NK, transposed(w.down_KN, dtype), quantised)
 
 
-def _transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """The transposed matrix in ``dtype``, contiguous."""
     if matrix.is_cuda:
-        from sparsellm.ffn.kernels.transpose import transposed
+        from sparsellm.ffn.kernels import transpose
 
         with torch.cuda.device(matrix.get_device()):
-            return transposed(matrix, dtype)
+            return transpose.transposed(matrix, dtype)
     return matrix.t().to(dtype).contiguous()
 
 
 @torch.no_grad()
 def begin_step(
-    w: FFNWeights, dtype: torch.dtype, accumulate: bool, fills: Fills
+    w: FFNWeights, dtype: torch.dtype, accumulate: bool, fills: Fills, *, fp8: bool = False
 ) -> StepShared | None:
     """Before the first micro-batch of a step.
 
@@ -45,6 +53,7 @@ def begin_step(
         accumulate: the step has several micro-batches, and their gradients may be added up outside
             autograd, since nothing else reads them (no shards). `end_accumulation` must follow.
         fills: of all layers; what is returned is filled when it ends.
+        fp8: the product that decides the pattern is computed in FP8.
 
     Returns:
         None for sharded parameters, of which this rank has only a part.
@@ -52,7 +61,7 @@ def begin_step(
     matrices = [p for p in (w.gate_NK, w.up_NK, w.down_KN) if p is not None]
     if any(isinstance(p, DTensor) for p in matrices):
         return None
-    weights = kernel_weights(w, dtype, fills)
+    weights = kernel_weights(w, dtype, fills, fp8=fp8)
     if not accumulate or any(not summable(p) for p in matrices):
         return StepShared(weights, None)
     gate_NK = None if w.gate_NK is None else gradient_memory(w.gate_NK, fills)
@@ -72,7 +81,7 @@ def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
     for parameter, total in ((w.gate_NK, sums.gate_NK), (w.up_NK, sums.up_NK)):
         if parameter is not None and total is not None:
             add_to_gradient(parameter, total)
-    add_to_gradient(w.down_KN, _transposed(sums.down_NK, torch.float32))
+    add_to_gradient(w.down_KN, transposed(sums.down_NK, torch.float32))
     return shared._replace(sums=None)
 
 

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from sparsellm.ffn import training_formats
 from sparsellm.ffn.formats import ELL_WIDTH
+from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import check_order, check_weights
+from sparsellm.ffn.quantised import quantised_from
 from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.training_formats import FORMATS
 from sparsellm.ffn.types import (
@@ -44,6 +46,8 @@ def sparse_ffn_training(  # noqa: PLR0917
     shared: StepShared | None = None,
     format: Format = "union",
     ell_width: int = ELL_WIDTH,
+    *,
+    fp8: bool = False,
 ) -> tuple[Tensor, FFNStats]:
     """``y = (relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d`` and its statistics, for training.
 
@@ -65,6 +69,8 @@ def sparse_ffn_training(  # noqa: PLR0917
         format: in which the pattern is kept.
         ell_width: of ``twell``; tokens with more non-zeros, or with a tile that overflows TwELL,
             are dense.
+        fp8: the product that decides the pattern is computed in FP8: its values too. What
+            ``shared`` was made for goes first.
 
     Raises:
         ValueError: shapes, types, devices or a room that do not fit, by name.
@@ -74,7 +80,7 @@ def sparse_ffn_training(  # noqa: PLR0917
         x_MK = x_MK.to(torch.get_autocast_dtype(device))
     rows_MK = x_MK.contiguous() if order is None else in_order(x_MK, order)
     token_M = None if order is None else order.token_M
-    return sparse_ffn_of_rows(rows_MK, w, capacity, token_M, shared, format, ell_width)
+    return sparse_ffn_of_rows(rows_MK, w, capacity, token_M, shared, format, ell_width, fp8=fp8)
 
 
 def sparse_ffn_of_rows(  # noqa: PLR0917
@@ -85,6 +91,8 @@ def sparse_ffn_of_rows(  # noqa: PLR0917
     shared: StepShared | None = None,
     format: Format = "union",
     ell_width: int = ELL_WIDTH,
+    *,
+    fp8: bool = False,
 ) -> tuple[Tensor, FFNStats]:
     """`sparse_ffn_training` of tokens that are in order already.
 
@@ -96,10 +104,15 @@ def sparse_ffn_of_rows(  # noqa: PLR0917
         shared: as there.
         format: as there.
         ell_width: as there.
+        fp8: as there.
     """
-    none = (None,) * 3
-    ready, sums = (none, none) if shared is None else (shared.weights, shared.sums or none)
-    tensors = FFNTensors(x_MK, *w[:6], token_M, *ready, *sums)
+    none, quantised = (None,) * 3, None
+    ready, sums = (none, none) if shared is None else (shared.weights[:3], shared.sums or none)
+    if shared is not None:
+        quantised = shared.weights.quantised
+    elif fp8:
+        quantised = quantised_rows((w.up_NK if w.gate_NK is None else w.gate_NK).to(x_MK.dtype))
+    tensors = FFNTensors(x_MK, *w[:6], token_M, *(quantised or (None, None)), *ready, *sums)
     found = sparse_ffn_forward(*tensors, capacity, ell_width, format)
     y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = found
     recomputed = FORMATS[format].saved(*saved).recomputed
@@ -117,6 +130,8 @@ class FFNTensors(NamedTuple):
     b_up_N: Tensor | None
     b_down_K: Tensor | None
     token_M: Tensor | None  # (M,) int32, the token of each row of x
+    quantised_NK: Tensor | None  # `FFNWeights.quantised`, both or none
+    quantised_scale_N: Tensor | None
     ready_gate_NK: Tensor | None  # `KernelWeights`, all or none
     ready_up_NK: Tensor | None
     ready_down_NK: Tensor | None
@@ -132,7 +147,8 @@ class FFNTensors(NamedTuple):
     @property
     def weights(self) -> FFNWeights:
         """The parameters."""
-        return FFNWeights(*self[1:7], 0.0)
+        quantised = quantised_from(self.quantised_NK, self.quantised_scale_N)
+        return FFNWeights(*self[1:7], 0.0, quantised=quantised)
 
     @property
     def ready(self) -> KernelWeights | None:
@@ -153,6 +169,7 @@ def _schema(sums: str) -> str:
     return (
         "Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, "
         "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, Tensor? token_M, "
+        "Tensor? quantised_NK, Tensor? quantised_scale_N, "
         "Tensor? ready_gate_NK, Tensor? ready_up_NK, Tensor? ready_down_NK, " + sums
     )
 

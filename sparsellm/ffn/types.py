@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from sparsellm.ffn.quantised import QuantisedRows
+
 # What fixes the formats; cuda/common/tiles.cuh has the same numbers.
 BLOCK_TOKENS = 64
 TILE_NEURONS = 256  # the column tile of the gate's GEMM
@@ -60,6 +62,9 @@ class FFNWeights(NamedTuple):
     b_down_K: Tensor | None
     threshold: float  # FATReLU's: a gate that is not above it counts as zero; 0 is ReLU
     relu_up: bool = False  # dReLU: relu(gate) * relu(up); with a gate, and at inference only
+    # In FP8: the matrix whose product decides what fires. That product, pattern and values, is then
+    # computed from this; everything else from the matrices above.
+    quantised: QuantisedRows | None = None
 
     @property
     def first(self) -> tuple[Tensor, Tensor | None]:
@@ -67,6 +72,12 @@ class FFNWeights(NamedTuple):
         if self.gate_NK is None:
             return self.up_NK, self.b_up_N
         return self.gate_NK, self.b_gate_N
+
+    @property
+    def first_multiplied(self) -> tuple[Tensor | QuantisedRows, Tensor | None]:
+        """`first` as it is multiplied: quantised, in FP8."""
+        w_NK, bias_N = self.first
+        return (w_NK if self.quantised is None else self.quantised), bias_N
 
     @property
     def second(self) -> tuple[Tensor | None, Tensor | None]:
@@ -80,6 +91,7 @@ class KernelWeights(NamedTuple):
     gate_NK: Tensor | None  # None: the non-gated variant
     up_NK: Tensor
     down_NK: Tensor  # W_d transposed
+    quantised: QuantisedRows | None = None  # as in `FFNWeights`
 
 
 class GradientSums(NamedTuple):

@@ -53,8 +53,8 @@ def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:
     from sparsellm.ffn.kernels.gpu_architecture import unsupported
 
     shape = recipe.model
-    if recipe.runtime.precision != "bf16":
-        return "the sparse kernels need runtime.precision=bf16"
+    if recipe.runtime.precision == "fp32":
+        return "the sparse kernels need runtime.precision=bf16 or fp8"
     if reason := unsupported(device):
         return reason
     if importlib.util.find_spec("cupy") is None:
@@ -64,7 +64,7 @@ def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:
 
 def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
     """Of one micro-batch's forward and backward; the mean over ranks, so that all have the same."""
-    from sparsellm.ffn.kernels.training_costs import measure_costs
+    from sparsellm.ffn.training_costs import measure_costs
 
     shape = recipe.model
     own = measure_costs(
@@ -76,6 +76,7 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
         torch.empty(0, device=device).get_device(),
         recipe.runtime.token_order == "auto",
         recipe.ffn.format,
+        recipe.runtime.precision == "fp8",
     )
     mean = torch.tensor(astuple(own), dtype=torch.float64, device=device)
     all_reduce_sum(mean)

@@ -22,7 +22,7 @@ class Meter:
     def __init__(self, run: Run) -> None:
         device = run.accelerator.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        peak = peak_flops(name) if run.recipe.runtime.precision == "bf16" else None
+        peak = peak_flops(name) if run.recipe.runtime.precision != "fp32" else None
         self._peak = peak * run.accelerator.num_processes if peak else None
         self._flops = train_flops_per_token(run.recipe)
         self._executed = executed_flops_per_token(run.recipe)

@@ -22,6 +22,7 @@ from sparsellm.data import (
     validation_batches,
 )
 from sparsellm.data.loader import Bookmark
+from sparsellm.device import check_fp8
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.model import HFModel, build_model, build_zero_model, prepare_blocks
@@ -101,7 +102,7 @@ class Run:
     @cached_property
     def compute_dtype(self) -> torch.dtype:
         """In which the blocks compute; parameters and gradients are fp32."""
-        return torch.bfloat16 if self.recipe.runtime.precision == "bf16" else torch.float32
+        return torch.float32 if self.recipe.runtime.precision == "fp32" else torch.bfloat16
 
     @property
     def checkpoints(self) -> Path:
@@ -119,7 +120,7 @@ class _OneVoice(Accelerator):
 
 def build_accelerator(recipe: Recipe) -> Accelerator:
     """bf16 autocast over fp32 weights; without CUDA, CPU processes over gloo."""
-    bf16 = recipe.runtime.precision == "bf16"
+    bf16 = recipe.runtime.precision != "fp32"
     accelerator = _OneVoice(
         mixed_precision="bf16" if bf16 else "no",
         cpu=not torch.cuda.is_available(),
@@ -158,6 +159,8 @@ def build_run(
     """
     accelerator = accelerator or build_accelerator(recipe)
     recipe.accumulation_steps(accelerator.num_processes)  # raises before anything is built
+    if recipe.runtime.precision == "fp8":
+        check_fp8("runtime.precision", accelerator.device)
     micro_batch = first_micro_batch(recipe, accelerator)
     corpora = from_first_rank(lambda: _find_corpora(recipe), accelerator.device)
     tokenizer = load_tokenizer(recipe.data.tokenizer)

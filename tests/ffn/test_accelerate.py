@@ -301,7 +301,7 @@ def test_the_operator_equals_its_formula(gated, threshold):
     torch.testing.assert_close(sparse_ffn(x, w, transposed), F.linear(h, w_down, biases[2]))
     torch.library.opcheck(
         torch.ops.sparsellm.sparse_ffn.default,
-        (x, *w[:3], transposed, *w[3:], 0),
+        (x, *w[:3], transposed, *w[3:8], 0),
         test_utils=("test_schema", "test_faketensor"),
     )
 

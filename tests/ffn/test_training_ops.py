@@ -126,7 +126,7 @@ def test_gradients_in_float64(gated, biased, capacity):
 def test_operators_are_what_they_say(gated, biased, capacity, ordered, format):
     x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
     token_M = torch.randperm(70, dtype=torch.int32) if ordered else None
-    operands = (x_MK, *w[:6], token_M, *(None,) * 6)
+    operands = (x_MK, *w[:6], token_M, *(None,) * 8)
     room = (capacity, 8, format)
     torch.library.opcheck(sparse_ffn_forward, (*operands, *room))
     y_MK, l1_sum, *_, saved = sparse_ffn_forward(*operands, *room)

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from sparsellm.ffn.kernels import inference, training_costs
+from sparsellm.ffn import training_costs
+from sparsellm.ffn.kernels import inference
 from sparsellm.ffn.kernels.gpu_architecture import FORCED, architecture_of, unsupported
 
 

@@ -532,7 +532,7 @@ def test_operators_are_what_they_say(gated, capacity, ordered):
     p = problem_of(Case(70, 64, 136, "all", gated=gated, dtype=torch.float32))
     columns = p.worst if capacity == "all" else 0
     token_M = torch.randperm(70, dtype=torch.int32, device=DEVICE) if ordered else None
-    operands = (p.x_MK, *p.w[:6], token_M, *(None,) * 6)
+    operands = (p.x_MK, *p.w[:6], token_M, *(None,) * 8)
     torch.library.opcheck(sparse_ffn_forward, (*operands, columns, 0, "union"))
     y_MK, l1_sum, *_, saved = sparse_ffn_forward(*operands, columns, 0, "union")
     detached = [t.detach() if torch.is_tensor(t) else t for t in operands]

@@ -37,7 +37,9 @@ class GPUArchitecture:
     newest: Capability | None
     gate: Source  # in the union format
     gate_twell: Source
-    makes_gate: bool  # else these two pack what a dense GEMM made
+    gate_fp8: Source  # of x and weights in e4m3
+    gate_twell_fp8: Source
+    makes_gate: bool  # else these four pack what a dense GEMM made
     tensor_maps: bool  # x and dy are read through the bulk copy engine
     up: Source
     down: Source
@@ -57,6 +59,8 @@ HOPPER = GPUArchitecture(
     newest=(9, 0),  # wgmma is gone from Blackwell on
     gate=Source("gate_union"),
     gate_twell=Source("gate_twell"),
+    gate_fp8=Source("gate_union_fp8"),
+    gate_twell_fp8=Source("gate_twell_fp8"),
     makes_gate=True,
     tensor_maps=True,
     up=Source("union_up"),
@@ -73,6 +77,8 @@ PORTABLE = GPUArchitecture(
     newest=None,
     gate=Source("pack_union"),
     gate_twell=Source("pack_twell"),
+    gate_fp8=Source("pack_union"),
+    gate_twell_fp8=Source("pack_twell"),
     makes_gate=False,
     tensor_maps=False,
     up=Source("portable_up", 2),

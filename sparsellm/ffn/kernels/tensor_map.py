@@ -9,16 +9,16 @@ import numpy as np
 
 from sparsellm.ffn.kernels.launch import driver
 
-# Of cuda.h. Copies care for an element's size alone, and bf16 and fp16 have the same.
-_BFLOAT16, _SWIZZLE_128B, _L2_PROMOTION_256B = 9, 3, 3
+# Of cuda.h. Copies care for an element's size alone: bf16 stands for fp16 too, bytes for e4m3.
+_TYPES = {1: 0, 2: 9}
+_SWIZZLE_128B, _L2_PROMOTION_256B = 3, 3
+_ROW_BYTES = 128  # of a box
 _OPAQUE_BYTES = 128
 
 
 @functools.lru_cache(maxsize=4096)
-def encode(address: int, rows: int, columns: int, box_rows: int) -> bytes:
-    """A map of a row-major matrix whose boxes are ``box_rows`` × 64, swizzled by 128 bytes.
-
-    Elements are bf16 or fp16.
+def encode(address: int, rows: int, columns: int, box_rows: int, element_bytes: int = 2) -> bytes:
+    """A map of a row-major matrix whose boxes are ``box_rows`` × 128 bytes, swizzled by 128 bytes.
 
     Returns:
         128 bytes, which the kernel takes by value.
@@ -32,12 +32,12 @@ def encode(address: int, rows: int, columns: int, box_rows: int) -> bytes:
     aligned = raw[start : start + _OPAQUE_BYTES]
     result = driver().cuTensorMapEncodeTiled(
         aligned.ctypes.data_as(ctypes.c_void_p),
-        _BFLOAT16,
+        _TYPES[element_bytes],
         2,
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(columns * 2),
-        (ctypes.c_uint32 * 2)(64, box_rows),
+        (ctypes.c_uint64 * 1)(columns * element_bytes),
+        (ctypes.c_uint32 * 2)(_ROW_BYTES // element_bytes, box_rows),
         (ctypes.c_uint32 * 2)(1, 1),
         0,
         _SWIZZLE_128B,

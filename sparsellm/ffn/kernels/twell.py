@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.formats import BACKUP_SHARE
 from sparsellm.ffn.kernels.compile import exported_like, grid_size, launch_for, threads_of
 from sparsellm.ffn.kernels.gate import gate_launch
 from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, architecture_of
+from sparsellm.ffn.kernels.quantise import linear
+from sparsellm.ffn.quantised import QuantisedRows
 from sparsellm.ffn.types import CONTROL_WORDS, DENSE_ROW_TILE, TILE_NEURONS, FFNWeights
 
 _ROWS_EACH = 4  # of a block of threads, at most `max_rows` of cuda/common/walk.cuh
@@ -47,21 +48,27 @@ def empty_twell(num_tokens: int, num_neurons: int, compression: int, device: tor
 
 
 def gate_twell(
-    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, threshold: float, out: Twell
+    x_MK: Tensor,
+    w_NK: Tensor | QuantisedRows,
+    bias_N: Tensor | None,
+    threshold: float,
+    out: Twell,
 ) -> None:
-    """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero."""
-    (m, k), n = x_MK.shape, w_NK.shape[0]
+    """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
+
+    Of weights in e4m3 the product is computed in FP8: x is quantised here.
+    """
     architecture = architecture_of(x_MK.get_device())
     if not architecture.makes_gate:
-        pack_twell(F.linear(x_MK, w_NK, bias_N), threshold, out)
+        pack_twell(linear(x_MK, w_NK, bias_N), threshold, out)
         return
-    launch = gate_launch(architecture.gate_twell.kernel, x_MK, w_NK)
+    launch = gate_launch(architecture.gate_twell, architecture.gate_twell_fp8, x_MK, w_NK)
     launch_for(
-        architecture.gate_twell.kernel,
+        launch.kernel,
         x_MK,
         launch.grid,
-        *(launch.map_of_x, launch.map_of_w),
-        *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
+        *(launch.map_of_x, *launch.x_scale, launch.map_of_w, *launch.w_scale),
+        *(bias_N, *launch.sizes, np.float32(threshold)),
         *(np.int32(out.word.shape[2]), out.word, out.control),
     )
 

@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
 from sparsellm.ffn.kernels.compile import exported_like, launch_for, launch_source
 from sparsellm.ffn.kernels.gate import gate_launch
 from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, GPUArchitecture, architecture_of
+from sparsellm.ffn.kernels.quantise import linear
 from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, Splits
+from sparsellm.ffn.quantised import QuantisedRows
 from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS
 
 _MOST_ZEROED = 4  # arrays that union_entries fills with zeros
@@ -79,7 +80,7 @@ def gathers(x_MK: Tensor) -> bool:
 
 def gate_union(  # noqa: PLR0917
     x_MK: Tensor,
-    w_NK: Tensor,
+    w_NK: Tensor | QuantisedRows,
     bias_N: Tensor | None,
     threshold: float,
     out: Union,
@@ -91,21 +92,21 @@ def gate_union(  # noqa: PLR0917
     """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
 
     ``observed`` and ``zeroed`` as in `union_entries`. ``token_M``: (M,) int32, the row of x that
-    each row of the result comes from; None where it is the same; where `gathers` says so.
+    each row of the result comes from; None where it is the same; where `gathers` says so. Of
+    weights in e4m3 the product is computed in FP8: x is quantised here.
     """
-    (m, k), n = x_MK.shape, w_NK.shape[0]
     architecture = _architecture(x_MK)
     if not architecture.makes_gate:
         assert token_M is None
-        pack_union(F.linear(x_MK, w_NK, bias_N), threshold, out, observed, zeroed)
+        pack_union(linear(x_MK, w_NK, bias_N), threshold, out, observed, zeroed)
         return
-    launch = gate_launch(architecture.gate.kernel, x_MK, w_NK)
+    launch = gate_launch(architecture.gate, architecture.gate_fp8, x_MK, w_NK, token_M)
     launch_for(
-        architecture.gate.kernel,
+        launch.kernel,
         x_MK,
         launch.grid,
-        *(launch.map_of_x, x_MK, token_M, launch.map_of_w),
-        *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold)),
+        *(launch.map_of_x, *(launch.x_scale or (x_MK, token_M)), launch.map_of_w, *launch.w_scale),
+        *(bias_N, *launch.sizes, np.float32(threshold)),
         *(out.count, out.neuron, out.value, out.control),
     )
     union_entries(out, observed, zeroed)

@@ -180,12 +180,12 @@ def _activations(
     if w.gate_NK is None:
         warps = threads_of("union_columns", x_MK) // 32
         l1 = torch.empty(_columns_grid(scratch), warps, device=x_MK.device)
-        union.gate_union(x_MK, *w.first, 0.0, scratch, zeroed=zeroed)
+        union.gate_union(x_MK, *w.first_multiplied, 0.0, scratch, zeroed=zeroed)
         _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, needed, l1)
     else:
         up = architecture_of(x_MK.get_device()).up.kernel
         l1 = torch.empty(blocks, tiles, exported_like(up, "parts", x_MK), device=x_MK.device)
-        union.gate_union(x_MK, *w.first, 0.0, scratch, zeroed=[*zeroed, l1])
+        union.gate_union(x_MK, *w.first_multiplied, 0.0, scratch, zeroed=[*zeroed, l1])
         _columns(scratch, token_M, columns, columns.gate, fired_N, nnz_M, needed, None)
         kept = union.Kept(columns.offset, columns.up, l1)
         union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)

@@ -11,12 +11,14 @@ import torch
 
 from ffn.kernels import nvrtc
 from ffn.kernels.test_compile import NEWEST, compile_kernels
+from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import (
     compile,
     dense,
     hybrid,
     inference,
     launch,
+    quantise,
     sort_tokens,
     union_training,
 )
@@ -89,8 +91,11 @@ def architecture(request, everywhere):
     return request.param
 
 
-def _launch_all(gated, biased, ordered, dtype, added):
+def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False):
     x_MK, down_NK, w = _matrix(M, K), _matrix(N, K), _weights(gated, biased)
+    quantise.quantise_rows(x_MK)
+    if fp8:
+        w = w._replace(quantised=quantised_rows(w.first[0]))
     token_M = torch.arange(M, dtype=torch.int32) if ordered else None
     for format in ("union", "twell"):
         inference.sparse(x_MK, w, down_NK, 0, token_M, format)
@@ -115,6 +120,7 @@ def test_every_launch_passes_what_its_kernel_takes(architecture, launched):
     for gated in (True, False):
         _launch_all(gated, biased=True, ordered=True, dtype=torch.bfloat16, added=False)
         _launch_all(gated, biased=False, ordered=False, dtype=torch.float32, added=True)
+        _launch_all(gated, biased=True, ordered=True, dtype=torch.float32, added=True, fp8=True)
     folders = {"common", architecture.folder}
     expected = {k for k, path in compile.sources().items() if path.parent.name in folders}
     assert set(launched) == expected

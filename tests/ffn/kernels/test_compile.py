@@ -61,6 +61,7 @@ INFERENCE = {
     *("decode_gate", "decode_down", "relu_product", "permute_rows"),
     *("gate_union", "union_up", "union_down", "gate_twell", "twell_up", "twell_down"),
     "dense_rows",
+    *("gate_union_fp8", "gate_twell_fp8", "quantise_rows"),
     *("pack_union", "pack_twell", "portable_up", "portable_down"),
 }
 
@@ -199,7 +200,7 @@ def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):
 
 def test_an_architecture_names_no_kernel_of_inference_that_is_not_compiled_in_fp16():
     for architecture in ARCHITECTURES:
-        parts = ("gate", "gate_twell", "up", "down")
+        parts = ("gate", "gate_twell", "gate_fp8", "gate_twell_fp8", "up", "down")
         assert {getattr(architecture, part).kernel for part in parts} <= INFERENCE
 
 

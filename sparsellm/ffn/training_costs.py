@@ -10,14 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
+from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import hybrid, union_training
 from sparsellm.ffn.kernels.inference import median_ms
 from sparsellm.ffn.kernels.transpose import transposed
-from sparsellm.ffn.reference import gated_ffn, non_gated_ffn
+from sparsellm.ffn.reference import dense_ffn
+from sparsellm.ffn.shared_linear import SharedLinear, fp8_weight
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     FFNStats,
@@ -41,6 +43,7 @@ def measure_costs(  # noqa: PLR0917
     device_index: int,
     ordered: bool = False,
     format: Format = "union",
+    fp8: bool = False,
 ) -> Costs:
     """Times forward and backward on random weights, dense and sparse; waits for the GPU.
 
@@ -48,7 +51,8 @@ def measure_costs(  # noqa: PLR0917
     bias keeps some neurons silent and lets each of the others fire for one token in 32, since the
     cost of the weights' gradients also depends on the tokens per column (`_FIRES_ABOVE`). With
     ``ordered``, sparse runs in a token order, with as many tokens per column as are usual there.
-    The cost of TwELL depends on the non-zeros of a token, and not on the order.
+    The cost of TwELL depends on the non-zeros of a token, and not on the order. With ``fp8`` both
+    sides compute in FP8 what training does.
     """
     device = torch.device("cuda", device_index)
     generator = torch.Generator(device).manual_seed(0)
@@ -59,6 +63,8 @@ def measure_costs(  # noqa: PLR0917
     x_MK, dy_MK = matrix(num_tokens, k), matrix(num_tokens, k)
     gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
     w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
+    if fp8:
+        w = w._replace(quantised=quantised_rows(up_NK if gate_NK is None else gate_NK))
     d_l1, blocks, order_M = torch.ones((), device=device), -(-num_tokens // BLOCK_TOKENS), None
     kernels: Any = hybrid if format == "twell" else union_training
     room = Room(backup_rows_for(num_tokens), ELL_WIDTH) if format == "twell" else Room(blocks * n)
@@ -83,24 +89,29 @@ def measure_costs(  # noqa: PLR0917
         return median_ms([step]), int(stats.union_sum) / blocks
 
     with torch.cuda.device(device):
-        dense = median_ms([_dense_step(x_MK, w, dy_MK, d_l1, compiled)])
+        dense = median_ms([_dense_step(x_MK, w, dy_MK, d_l1, compiled, fp8)])
         with torch.no_grad():
             (at_few, few), (at_many, many) = sparse_at(n // 16), sparse_at(n // 4)
     per_neuron = max(at_many - at_few, 0.0) / (many - few)
     return Costs(dense, at_few - per_neuron * few, per_neuron)
 
 
-def _dense_step(
-    x_MK: Tensor, w: FFNWeights, dy_MK: Tensor, d_l1: Tensor, compiled: bool
+def _dense_step(  # noqa: PLR0917
+    x_MK: Tensor, w: FFNWeights, dy_MK: Tensor, d_l1: Tensor, compiled: bool, fp8: bool
 ) -> Callable[[], object]:
-    weights = [t for t in (w.gate_NK, w.up_NK, w.down_KN) if t is not None]
-    ffn: Callable[..., tuple[Tensor, FFNStats]] = non_gated_ffn if w.gate_NK is None else gated_ffn
-    if compiled:
-        ffn = torch.compile(ffn, dynamic=False)
-    inputs = [t.detach().requires_grad_() for t in (x_MK, *weights)]
+    def linear(weight_NK: Tensor) -> SharedLinear:
+        layer = SharedLinear(nn.Parameter(weight_NK), fp8=fp8)
+        layer.quantised = fp8_weight(weight_NK) if fp8 else None
+        return layer
+
+    gate = None if w.gate_NK is None else linear(w.gate_NK)
+    up, down = linear(w.up_NK), linear(w.down_KN)
+    ffn = torch.compile(dense_ffn, dynamic=False) if compiled else dense_ffn
+    x_MK = x_MK.detach().requires_grad_()
+    inputs = [x_MK, *(layer.weight for layer in (gate, up, down) if layer is not None)]
 
     def step() -> None:
-        y_MK, stats = ffn(*inputs)
+        y_MK, stats = ffn(x_MK, gate, up, down)
         torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, d_l1.to(stats.l1_sum.dtype)))
 
     return step

@@ -1,0 +1,16 @@
+// gate_twell_fp8: gate_twell of e4m3, with a scale per token and per neuron.
+#include "sm90/pack_twell.cuh"
+
+extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gate_threads, 1)
+    gate_twell_fp8(const __grid_constant__ TensorMap x_MK, const float* x_scale_M,
+                   const __grid_constant__ TensorMap w_NK, const float* w_scale_N,
+                   const element* bias_N, int m, int n, int k, float threshold, int width,
+                   uint32* word, uint32* control) {
+  const uint32 tiles = (n + tile_n - 1) / tile_n, words = width;
+  run_gate<E4m3>(x_MK, ScatteredTokens{}, w_NK, Scales{x_scale_M, w_scale_N}, bias_N, m, n, k,
+                 threshold, control, PackTwell{m, words, tiles * words, word});
+}
+
+extern "C" __device__ const uint32 gate_twell_fp8_threads = gate_threads,
+                                   gate_twell_fp8_tokens = tile_m, gate_twell_fp8_cluster = cluster,
+                                   gate_twell_fp8_shared_bytes = shared_bytes;

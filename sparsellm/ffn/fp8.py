@@ -1,0 +1,54 @@
+"""Quantising rows to e4m3 as an operator: on a GPU by one kernel, elsewhere in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsellm.ffn.quantised import E4M3, QuantisedRows, rows_in_e4m3
+
+
+def quantised_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
+    """Each row in e4m3 with the scale that makes its largest magnitude 448.
+
+    A row with NaN or infinity becomes NaN, as every product with it would be. No gradient.
+
+    Args:
+        x_MK: the matrix.
+        row_M: (M,) int32, the row of x that becomes each row of the result; None: the same.
+    """
+    return QuantisedRows(*torch.ops.sparsellm.quantise_rows(x_MK.detach(), row_M))
+
+
+def _quantise_rows_on_gpu(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, Tensor]:
+    if x_MK.dtype == torch.float32 or x_MK.shape[1] % 8 or not x_MK.numel():
+        return rows_in_e4m3(x_MK, row_M)
+    from sparsellm.ffn.kernels.quantise import quantise_rows
+
+    with torch.cuda.device(x_MK.get_device()):
+        return quantise_rows(x_MK.contiguous(), row_M)
+
+
+torch.library.define("sparsellm::quantise_rows", "(Tensor x_MK, Tensor? row_M) -> (Tensor, Tensor)")
+torch.library.impl("sparsellm::quantise_rows", "CPU")(rows_in_e4m3)
+torch.library.impl("sparsellm::quantise_rows", "CUDA")(_quantise_rows_on_gpu)
+
+
+@torch.library.register_fake("sparsellm::quantise_rows")
+def _(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, Tensor]:
+    num_rows = len(x_MK) if row_M is None else len(row_M)
+    values_MK = x_MK.new_empty(num_rows, x_MK.shape[1], dtype=E4M3)
+    return values_MK, x_MK.new_empty(num_rows, dtype=torch.float32)
+
+
+def unsupported(device: torch.device) -> str | None:
+    """Why this device cannot compute in FP8, or None; a CPU emulates it."""
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9):
+        name = torch.cuda.get_device_name(device)
+        return (
+            f"{name} (compute capability {major}.{minor}) has no FP8, which begins with 8.9 (Ada)"
+        )
+    return None

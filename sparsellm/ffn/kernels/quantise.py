@@ -1,0 +1,36 @@
+"""Launches ``cuda/common/quantise_rows.cu``, and multiplies what it makes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsellm.ffn.kernels.compile import launch_for, threads_of
+from sparsellm.ffn.quantised import E4M3, QuantisedRows, scaled_product
+
+
+def quantise_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
+    """See `fp8.quantised_rows`.
+
+    ``x_MK`` is bf16 or fp16, contiguous, and its columns are a multiple of 8.
+    """
+    num_rows, k = len(x_MK) if row_M is None else len(row_M), x_MK.shape[1]
+    values_MK = torch.empty(num_rows, k, dtype=E4M3, device=x_MK.device)
+    scale_M = torch.empty(num_rows, dtype=torch.float32, device=x_MK.device)
+    launch_for(
+        "quantise_rows",
+        x_MK,
+        -(-num_rows // (threads_of("quantise_rows", x_MK) // 32)),  # a warp makes a row
+        *(x_MK, row_M, np.int32(num_rows), np.int32(k), values_MK, scale_M),
+    )
+    return QuantisedRows(values_MK, scale_M)
+
+
+def linear(x_MK: Tensor, w_NK: Tensor | QuantisedRows, bias_N: Tensor | None) -> Tensor:
+    """``x Wᵀ + bias``, dense; in FP8 where the weight is."""
+    if not isinstance(w_NK, QuantisedRows):
+        return F.linear(x_MK, w_NK, bias_N)
+    y_MN = scaled_product(quantise_rows(x_MK), w_NK, x_MK.dtype)
+    return y_MN if bias_N is None else y_MN + bias_N

@@ -1,0 +1,67 @@
+"""Matrices in e4m3 numbers with one scale per row: the specification, in plain torch.
+
+A number of e4m3 has 3 bits of mantissa: its relative rounding error is at most 1/16, for magnitudes
+from 2^-6 to 448. A row is scaled so that its largest magnitude is 448, so numbers down to a
+28,672th of that are rounded no worse, and an outlier costs the other rows nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = 448.0  # of e4m3
+SMALLEST_SCALE = 1e-12  # of a row of zeros
+
+
+class QuantisedRows(NamedTuple):
+    """A matrix of M rows and K columns, ``values * scale``."""
+
+    values_MK: Tensor  # (M, K) e4m3
+    scale_M: Tensor  # (M,) fp32
+
+
+def quantised_from(values_MK: Tensor | None, scale_M: Tensor | None) -> QuantisedRows | None:
+    """Of an operator's arguments, both or none."""
+    return None if values_MK is None or scale_M is None else QuantisedRows(values_MK, scale_M)
+
+
+def rows_in_e4m3(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
+    """What `fp8.quantised_rows` computes."""
+    x_MK = (x_MK if row_M is None else x_MK[row_M.long()]).float()
+    largest_M = x_MK.abs().amax(1)
+    scale_M = torch.where(largest_M.isfinite(), largest_M / LARGEST, torch.nan)
+    scale_M = scale_M.clamp(min=SMALLEST_SCALE)
+    return QuantisedRows((x_MK * scale_M.reciprocal()[:, None]).to(E4M3), scale_M)
+
+
+def dequantised(rows: QuantisedRows) -> Tensor:
+    """(M, K) fp32: the numbers that the rows stand for."""
+    return rows.values_MK.float() * rows.scale_M[:, None]
+
+
+def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Tensor:
+    """``x Wᵀ``, (M, N): by the FP8 tensor cores of a GPU, elsewhere in fp32."""
+    if not x.values_MK.is_cuda:
+        return (dequantised(x) @ dequantised(w).t()).to(dtype)
+    product: Tensor = torch._scaled_mm(
+        x.values_MK,
+        w.values_MK.t(),
+        scale_a=x.scale_M[:, None],
+        scale_b=w.scale_M[None, :],
+        out_dtype=dtype,
+        use_fast_accum=True,
+    )
+    return product
+
+
+def linear(x_MK: Tensor, w_NK: Tensor | QuantisedRows, bias_N: Tensor | None) -> Tensor:
+    """``x Wᵀ + bias``, in FP8 where the weight is; its result has the type of x."""
+    if not isinstance(w_NK, QuantisedRows):
+        return F.linear(x_MK, w_NK, bias_N)
+    y_MN = scaled_product(rows_in_e4m3(x_MK), w_NK, x_MK.dtype)
+    return y_MN if bias_N is None else y_MN + bias_N

@@ -1,0 +1,127 @@
+"""FP8 on a CPU, in plain torch: numbers, linear layers, and sparse FFNs in both formats."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.quantised import dequantised
+from sparsellm.ffn.shared_linear import SharedLinear
+from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.types import FFNWeights
+
+M, K, N = 70, 32, 528
+
+
+def matrix(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    exponent=st.integers(-20, 20),
+    outlier=st.sampled_from([1.0, 1e3, 2e4]),
+)
+def test_a_number_is_off_by_a_sixteenth_at_most_whatever_the_scale_and_the_outlier(
+    seed, exponent, outlier
+):
+    x = matrix(5, 64, seed=seed) * 2.0**exponent
+    x[2, 7] *= outlier
+    x[2, 7] += outlier * 2.0**exponent
+    rows = quantised_rows(x)
+    found, largest = dequantised(rows), x.abs().amax(1, keepdim=True)
+    assert rows.values_MK.float().abs().amax(1).eq(448).all()
+    normal = x.abs() >= largest / 28_672  # below it, e4m3 has fewer digits
+    assert ((found - x).abs() <= x.abs() / 16 * 1.00001)[normal].all()
+    assert ((found - x).abs() <= largest / 448 * 2**-10 * 1.00001)[~normal].all()
+    assert normal[[0, 1, 3, 4]].float().mean() > 0.98  # the outlier of row 2 costs others nothing
+
+
+def test_zeros_stay_zeros_and_what_is_not_finite_makes_its_row_nan():
+    x = matrix(4, 16)
+    x[0], x[1, 3], x[2, 5] = 0, float("inf"), float("nan")
+    found = dequantised(quantised_rows(x))
+    assert (found[0] == 0).all()
+    assert found[1:3].isnan().all()
+    assert found[3].isfinite().all()
+    chosen = torch.tensor([3, 0], dtype=torch.int32)
+    assert torch.equal(dequantised(quantised_rows(x, chosen)), found[[3, 0]])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_linear_layer_multiplies_e4m3_and_has_an_exact_weight_gradient(compiled):
+    layer = SharedLinear(torch.nn.Parameter(matrix(48, K, seed=1)), fp8=True)
+    x = matrix(M, K, seed=2).requires_grad_()
+    dy = matrix(M, 48, seed=3)
+    y = (torch.compile(layer) if compiled else layer)(x)
+    y.backward(dy)
+    weight = layer.weight.detach()
+    expected = dequantised(quantised_rows(x)) @ dequantised(quantised_rows(weight)).t()
+    dx = dequantised(quantised_rows(dy)) @ dequantised(quantised_rows(weight.t())).t()
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(x.grad, dx)
+    torch.testing.assert_close(layer.weight.grad, dy.t() @ x.detach())
+    exact = x.detach() @ weight.t()
+    assert 0.005 < (y.detach() - exact).norm() / exact.norm() < 0.06
+
+
+def ffn(gated: bool) -> tuple[SparseFFN, FFNWeights]:
+    module = SparseFFN(K, N, gated=gated, kernels="sparse")
+    for seed, parameter in enumerate(module.parameters()):
+        parameter.data = matrix(*parameter.shape, seed=seed) / parameter.shape[1] ** 0.5
+    module.use_fp8()
+    return module, module._weights()
+
+
+@pytest.mark.parametrize("format", ["union", "twell"])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("room", ["all", "nothing"])
+def test_a_sparse_ffn_computes_pattern_and_values_of_its_gate_in_fp8(format, gated, room):
+    module, w = ffn(gated)
+    module.use_format(format, ell_width=64)
+    x = matrix(M, K, seed=7).requires_grad_()
+    capacity = {"union": {"all": 2 * N, "nothing": 1}, "twell": {"all": M, "nothing": 0}}
+    y, stats = module.compute(x, capacity[format][room])
+    (y * matrix(M, K, seed=8)).sum().add(0.1 * stats.l1_sum).backward()
+
+    # Straight through: the gradients are those of the exact formula at the FP8 gate's values.
+    again = x.detach().requires_grad_()
+    first = w.gate_NK if gated else w.up_NK
+    exact = again @ first.t()
+    product = dequantised(quantised_rows(again)) @ dequantised(quantised_rows(first)).t()
+    gate = torch.relu(exact + (product - exact).detach())
+    gate = torch.where(product > 0, exact + (product - exact).detach(), 0)
+    h = gate * (again @ w.up_NK.t()) if gated else gate
+    expected = h @ w.down_KN.t()
+    grads = torch.autograd.grad(
+        (expected * matrix(M, K, seed=8)).sum() + 0.1 * h.abs().sum(), [again, *module.parameters()]
+    )
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    assert stats.nnz_M.tolist() == (product > 0).sum(1).tolist()
+    for found, wanted in zip([x, *module.parameters()], grads, strict=True):
+        torch.testing.assert_close(found.grad, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_step_shares_changes_no_bit():
+    from sparsellm.ffn.fills import Fills
+
+    module, _ = ffn(gated=True)
+    x = matrix(M, K, seed=7)
+    alone = sparse_ffn_training(x, module._weights(), 2 * N, fp8=True)[0]
+    with Fills() as fills:
+        module.begin_step(torch.float32, accumulate=False, fills=fills)
+    shared = module.compute(x, 2 * N, shared=module.step_shared)[0]
+    assert torch.equal(alone, shared)
+    assert not torch.equal(alone, sparse_ffn_training(x, module._weights(), 2 * N)[0])
+
+
+@pytest.mark.parametrize(("k", "n"), [(24, 64), (32, 72)])
+def test_sizes_that_fp8_cannot_multiply_are_refused(k, n):
+    with pytest.raises(ValueError, match="multiples of 16"):
+        SparseFFN(k, n, gated=True).use_fp8()
+    with pytest.raises(ValueError, match="multiples of 16"):
+        SharedLinear(torch.nn.Parameter(matrix(n, k)), fp8=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,25 +29,22 @@ class Reading(NamedTuple):
 class Figures(NamedTuple):
     """Figures of one run."""
 
-    tokens_per_ms: float  # all GPUs
-    p10: float  # of tokens_per_ms over the steps
-    p90: float
-    mfu: float | None  # None: the GPU's peak is unknown
-    memory_gib: float | None  # peak of rank 0's GPU; None: no GPU, or memory has not settled
-    mj_per_token: float | None  # all GPUs; None: NVML does not count energy
-    sm_mhz: float | None  # likewise
-    sparse_layers: int
-    union_mean: float  # neurons that fire for any of 64 tokens, mean over layers
-    nnz: float  # neurons per token, mean over layers
-    loss: float  # nats per token, last step
+    values: dict[str, float]  # of the metrics in `UNITS`; what could not be measured is absent
+    sustained: dict[str, float]  # of the rate, as a record has it; watts are those of all GPUs
 
-    @property
-    def sustained(self) -> dict[str, float]:
-        """How the rate was sustained, for its record; watts are those of all GPUs."""
-        found = {"p10": self.p10, "p90": self.p90}
-        if self.mj_per_token is not None and self.sm_mhz is not None:
-            found |= {"watts": self.mj_per_token * self.tokens_per_ms, "sm_mhz": self.sm_mhz}
-        return found
+
+# Metric → unit. Those of a dense run with the same GPUs are the baseline of some.
+UNITS = {
+    "tokens_per_ms": "tokens/ms",
+    "mfu": "of the bf16 peak, dense-equivalent",
+    "memory_GiB": "GiB, peak of rank 0",
+    "mJ_per_token": "mJ",
+    "sparse_layers": "layers",
+    "union_mean": "neurons of 64 tokens, mean over layers",
+    "nnz": "neurons per token, mean over layers",
+    "loss": "nats per token",
+}
+COMPARED = ("tokens_per_ms", "memory_GiB", "mJ_per_token")
 
 
 def figures(
@@ -94,26 +92,27 @@ def figures(
         )
     end = records[-1]
     sparse_layers = sum(end["kernels"]["sparse"])
-    shrunk = not sparse_layers or len(records) > SHRUNK_STEPS
     rates = np.percentile([record["tokens_per_second"] for record in steady], [50, 10, 90]) / 1e3
     rate, p10, p90 = map(float, rates)
-    mfu = [record["mfu"] for record in steady]
+    values = {
+        "tokens_per_ms": rate,
+        "sparse_layers": sparse_layers,
+        "union_mean": statistics.mean(end["kernels"]["union_mean"]),
+        "nnz": last,
+        "loss": end["loss"],
+    }
+    sustained = {"p10": p10, "p90": p90}
+    if None not in (mfu := [record["mfu"] for record in steady]):  # the GPU's peak is known
+        values["mfu"] = statistics.median(mfu)
+    if on_gpu and (not sparse_layers or len(records) > SHRUNK_STEPS):
+        values["memory_GiB"] = end["memory_gib"]
     counted = [reading for reading in readings if reading.step >= part[0]["step"] - 1]
-    tokens = (counted[-1].step - counted[0].step) * tokens_a_step if counted else 0
-    used = counted[-1].millijoules - counted[0].millijoules if counted else 0
-    return Figures(
-        tokens_per_ms=rate,
-        p10=p10,
-        p90=p90,
-        mfu=None if None in mfu else statistics.median(mfu),
-        memory_gib=end["memory_gib"] if on_gpu and shrunk else None,
-        mj_per_token=used / tokens if tokens else None,
-        sm_mhz=statistics.median(r.sm_mhz for r in counted) if counted else None,
-        sparse_layers=sparse_layers,
-        union_mean=statistics.mean(end["kernels"]["union_mean"]),
-        nnz=last,
-        loss=end["loss"],
-    )
+    if len(counted) > 1:
+        tokens = (counted[-1].step - counted[0].step) * tokens_a_step
+        values["mJ_per_token"] = (counted[-1].millijoules - counted[0].millijoules) / tokens
+        sustained["watts"] = values["mJ_per_token"] * rate
+        sustained["sm_mhz"] = statistics.median(reading.sm_mhz for reading in counted)
+    return Figures(values, sustained)
 
 
 def measurements(
@@ -129,40 +128,16 @@ def measurements(
         alone: figures of one GPU with the same kernels: the baseline of the rate per GPU, whose
             ratio is the scaling efficiency.
     """
-    rate, gpus = found.tokens_per_ms, case["gpus"]
-    a_gpu = alone.tokens_per_ms if alone else None
-    rows = [
-        Measurement(
-            "train",
-            case,
-            "tokens_per_ms",
-            rate,
-            "tokens/ms",
-            dense.tokens_per_ms if dense else None,
-            rate / dense.tokens_per_ms if dense else None,
-            sustained=found.sustained,
-            baseline_sustained=dense.sustained if dense else None,
-        )
-    ]
-
-    def of(
-        metric: str,
-        unit: str,
-        value: float | None,
-        baseline: float | None = None,
-        ratio: float | None = None,
-    ) -> None:
-        if value is not None:
-            less = baseline / value if baseline else None
-            rows.append(Measurement("train", case, metric, value, unit, baseline, ratio or less))
-
-    efficiency = rate / gpus / a_gpu if a_gpu else None
-    of("tokens_per_ms_a_gpu", "tokens/ms", rate / gpus, a_gpu, efficiency)
-    of("mfu", "of the bf16 peak, dense-equivalent", found.mfu)
-    of("memory_GiB", "GiB, peak of rank 0", found.memory_gib, dense.memory_gib if dense else None)
-    of("mJ_per_token", "mJ", found.mj_per_token, dense.mj_per_token if dense else None)
-    of("sparse_layers", "layers", found.sparse_layers)
-    of("union_mean", "neurons of 64 tokens, mean over layers", found.union_mean)
-    of("nnz", "neurons per token, mean over layers", found.nnz)
-    of("loss", "nats per token", found.loss)
-    return rows
+    rows = []
+    for metric in [name for name in UNITS if name in found.values]:
+        value = found.values[metric]
+        base = dense.values.get(metric) if dense and metric in COMPARED else None
+        ratio = base and (value / base if metric == "tokens_per_ms" else base / value)
+        rows.append(Measurement("train", case, metric, value, UNITS[metric], base, ratio))
+    under = dense.sustained if dense else None
+    rows[0] = replace(rows[0], sustained=found.sustained, baseline_sustained=under)
+    a_gpu = found.values["tokens_per_ms"] / case["gpus"]
+    base = alone.values["tokens_per_ms"] if alone else None
+    ratio = base and a_gpu / base
+    unit = UNITS["tokens_per_ms"]
+    return [*rows, Measurement("train", case, "tokens_per_ms_a_gpu", a_gpu, unit, base, ratio)]

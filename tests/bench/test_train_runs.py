@@ -56,28 +56,30 @@ def test_figures_are_of_the_second_half_without_steps_that_change_paths():
     energy = {2: 10, 5: 1_000, 6: 3_000, 8: 6_000, 10: 11_000}
     readings = [Reading(step, mj, 1400 + step) for step, mj in energy.items()]
     found = figures(records, readings, tokens_a_step=100)
-    assert found.tokens_per_ms == 1.2  # of 1000, 1100, 1300, 1400
-    assert (found.p10, found.p90) == pytest.approx((1.03, 1.37))
+    values = found.values
+    assert values["tokens_per_ms"] == 1.2  # of 1000, 1100, 1300, 1400
     watts = 10_000 / 500 * 1.2  # mJ per token · tokens per ms
-    assert found.sustained == {"p10": found.p10, "p90": found.p90, "watts": watts, "sm_mhz": 1407}
-    assert found.mfu == pytest.approx(0.12)
-    assert found.mj_per_token == 10_000 / 500
-    assert found.sparse_layers == 1
-    assert (found.union_mean, found.nnz, found.loss) == (200.0, 20.0, 3.0)
-    assert found.memory_gib is None  # the room for patterns has not shrunk yet
+    assert found.sustained == pytest.approx(
+        {"p10": 1.03, "p90": 1.37, "watts": watts, "sm_mhz": 1407}
+    )
+    assert values["mfu"] == pytest.approx(0.12)
+    assert values["mJ_per_token"] == 10_000 / 500
+    assert values["sparse_layers"] == 1
+    assert (values["union_mean"], values["nnz"], values["loss"]) == (200.0, 20.0, 3.0)
+    assert "memory_GiB" not in values  # the room for patterns has not shrunk yet
     dense = [record(step) for step in range(1, 11)]
-    assert figures(dense, [], 100).memory_gib == 39.0
-    assert figures(dense, [], 100).mj_per_token is None
-    assert figures(dense, [], 100, on_gpu=False).memory_gib is None
+    assert figures(dense, [], 100).values["memory_GiB"] == 39.0
+    assert "mJ_per_token" not in figures(dense, [], 100).values
+    assert "memory_GiB" not in figures(dense, [], 100, on_gpu=False).values
     long = [record(step, sparse=then) for step in range(1, 41)]
-    assert figures(long, [], 100).memory_gib == 36.0
+    assert figures(long, [], 100).values["memory_GiB"] == 36.0
 
 
 def test_sparsity_that_changes_is_refused():
     falling = [record(step, nnz=200.0 / step) for step in range(1, 9)]
     with pytest.raises(ValueError, match=r"not settled: 36\.7 → 26\.8 non-zeros.*--init-from"):
         figures(falling, [], 100)
-    assert figures(falling, [], 100, settles=False).tokens_per_ms == 1.0
+    assert figures(falling, [], 100, settles=False).values["tokens_per_ms"] == 1.0
     flapping = [record(step, sparse=(step % 2 == 0, False)) for step in range(1, 9)]
     with pytest.raises(ValueError, match="only 0 of the last 4 steps took the same paths"):
         figures(flapping, [], 100)
@@ -85,10 +87,8 @@ def test_sparsity_that_changes_is_refused():
 
 def test_ratios_and_efficiency():
     def of(rate, memory, mj):
-        return Figures(
-            rate, rate - 1, rate + 1, mfu=None, memory_gib=memory, mj_per_token=mj, sm_mhz=1500,
-            sparse_layers=2, union_mean=1.0, nnz=2.0, loss=3.0,
-        )  # fmt: skip
+        values = {"tokens_per_ms": rate, "memory_GiB": memory, "mJ_per_token": mj, "loss": 3.0}
+        return Figures(values, {"p10": rate - 1, "p90": rate + 1})
 
     found = measurements({"gpus": 4}, of(600.0, 20.0, 2.0), of(400.0, 30.0, 3.0), of(160.0, 1, 1))
     by_metric = {m.metric: (m.value, m.baseline, m.ratio) for m in found}
@@ -98,8 +98,8 @@ def test_ratios_and_efficiency():
     assert by_metric["mJ_per_token"] == (2.0, 3.0, 1.5)
     assert by_metric["loss"] == (3.0, None, None)
     assert "mfu" not in by_metric
-    assert found[0].sustained == {"p10": 599, "p90": 601, "watts": 1200, "sm_mhz": 1500}
-    assert found[0].baseline_sustained["watts"] == 1200
+    assert found[0].sustained == {"p10": 599, "p90": 601}
+    assert found[0].baseline_sustained == {"p10": 399, "p90": 401}
 
 
 def test_what_others_are_held_against_comes_first():

@@ -117,11 +117,15 @@ def _list(options: argparse.Namespace) -> None:
 
 def _show(options: argparse.Namespace) -> None:
     from sparsellm.estimate import most_gpus, summary
+    from sparsellm.processes.banner import Machine, short_on_gpus
     from sparsellm.recipe import load_recipe
 
     recipe = load_recipe(options.recipe, options.overrides)
+    num_gpus = options.gpus or most_gpus(recipe)
     print(recipe.to_yaml())
-    print(summary(recipe, options.gpus or most_gpus(recipe)))
+    print(summary(recipe, num_gpus))
+    for line in short_on_gpus(recipe, Machine.present(), num_gpus):
+        print(f"# warning: {line}")
 
 
 def _keys(options: argparse.Namespace) -> None:

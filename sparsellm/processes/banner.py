@@ -14,7 +14,12 @@ import psutil
 
 from sparsellm import __version__
 from sparsellm.cores import usable_cores
-from sparsellm.estimate import count_parameters, estimate_memory, train_flops_per_token
+from sparsellm.estimate import (
+    GPUS_PER_NODE,
+    count_parameters,
+    estimate_memory,
+    train_flops_per_token,
+)
 from sparsellm.recipe import Recipe
 
 GIB = 2**30
@@ -47,13 +52,14 @@ class Launch:
     world_size: int
     on_this_node: int
     asked_for: int | None  # `accelerate launch --num_processes`
+    shards: int = 1  # processes over which FSDP2 or HSDP divides the weights
 
     @classmethod
     def present(cls) -> Launch:
         """The processes of the launch that this one belongs to."""
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        return cls(world_size, local, _asked_of_launcher())
+        return cls(world_size, local, _asked_of_launcher(), _shards(world_size))
 
 
 def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks: Launch) -> str:
@@ -132,7 +138,7 @@ def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
                 f"no GPU, and {machine.cores} CPU cores take at least {_duration(days)} for "
                 f"{flops * recipe.train.steps:.1e} FLOPs; a recipe for CPUs: sparsellm train debug"
             )
-    if short := _short_of_memory(recipe, machine, ranks):
+    if short := short_of_memory(recipe, machine, ranks):
         found.append(short)
     return found
 
@@ -148,27 +154,52 @@ def unused_gpus(machine: Machine, device_type: str, torch_version: str) -> str |
     )
 
 
-def _short_of_memory(recipe: Recipe, machine: Machine, ranks: Launch) -> str | None:
-    # FSDP2 shards what DDP has whole.
-    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+def short_of_memory(recipe: Recipe, machine: Machine, ranks: Launch) -> str | None:
+    """The warning for a run that needs more memory than there is, by the estimate."""
     try:
-        needed = estimate_memory(recipe, ranks.world_size if sharded else 1).total
+        memory = estimate_memory(recipe, ranks.shards, ranks.world_size)
     except ValueError:  # the batch does not divide over the ranks: the loop says so
         return None
     if machine.gpus:
-        room, where = machine.gpu_bytes, f"a {machine.gpus[0]} has"
+        room, where, each = machine.gpu_bytes, f"a {machine.gpus[0]} has", 1
     else:
-        needed, room, where = needed * ranks.on_this_node, machine.memory_bytes, "this machine has"
+        room, where, each = machine.memory_bytes, "this machine has", ranks.on_this_node
+    needed, fixed = each * memory.total, each * (memory.total - memory.activations)
     if room is None or needed <= room:
         return None
-    remedy = "runtime.activation_checkpointing=true"
-    if recipe.train.micro_batch_size != "auto":
-        remedy = f"a smaller train.micro_batch_size or {remedy}"
-    more = "" if sharded or not machine.gpus else ", or launch/fsdp2.yaml on several GPUs"
+    remedies = []
+    if fixed <= room:  # the rest depends on the micro-batch
+        if recipe.train.micro_batch_size not in ("auto", 1):
+            remedies.append("a smaller train.micro_batch_size")
+        if not recipe.runtime.activation_checkpointing:
+            remedies.append("runtime.activation_checkpointing=true")
+    if machine.gpus:
+        sharded = ranks.shards > 1
+        remedies.append(f"{'more' if sharded else 'launch/fsdp2.yaml on several'} GPUs")
+    if fixed > room or not remedies:
+        remedies.append("a smaller model")
+    without = f", {fixed / GIB:.0f} of them without activations," if fixed > room else ""
     return (
-        f"about {needed / GIB:.0f} GiB are needed and {where} {room / GIB:.0f}; try {remedy}{more} "
-        "(sparsellm recipe show has the parts)"
+        f"about {needed / GIB:.0f} GiB{without} are needed and {where} {room / GIB:.0f}; try "
+        f"{' or '.join(remedies)} (sparsellm recipe show has the parts)"
     )
+
+
+def short_on_gpus(recipe: Recipe, machine: Machine, num_gpus: int) -> list[str]:
+    """The same for each way to train on so many GPUs like those of this machine."""
+    ways = {"DDP": 1, f"FSDP2 × {num_gpus}": num_gpus}
+    nodes, rest = divmod(num_gpus, GPUS_PER_NODE)
+    if nodes > 1 and not rest:
+        ways[f"HSDP {nodes} × {GPUS_PER_NODE}"] = GPUS_PER_NODE
+    launches = {way: Launch(num_gpus, num_gpus, None, shards) for way, shards in ways.items()}
+    found = {way: short_of_memory(recipe, machine, ranks) for way, ranks in launches.items()}
+    return [f"{way}: {line}" for way, line in found.items() if line and machine.gpus]
+
+
+def _shards(world_size: int) -> int:
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return 1  # DDP has the weights whole
+    return int(os.environ.get("PARALLELISM_CONFIG_DP_SHARD_SIZE", world_size))
 
 
 def _device(machine: Machine, ranks: Launch) -> str:

@@ -17,6 +17,8 @@ from sparsellm.processes.banner import (
     Machine,
     banner,
     beginning_of,
+    short_of_memory,
+    short_on_gpus,
     unused_gpus,
     warnings,
 )
@@ -56,13 +58,46 @@ def test_a_node_of_eight():
 def test_what_a_machine_cannot_train_is_said():
     on_cpu = warnings(load_recipe("2b"), CPU, ALONE)
     assert any("2 CPU cores take at least 95 years" in line for line in on_cpu)
-    [short] = [line for line in on_cpu if "about 39 GiB are needed and this machine has 24" in line]
-    assert "try runtime.activation_checkpointing=true" in short  # one sequence at once is the least
+    [short] = [line for line in on_cpu if "are needed and this machine has 24" in line]
+    assert "about 39 GiB, 34 of them without activations, are" in short
+    assert "try a smaller model (" in short
+    shallow = warnings(load_recipe("2b", ["model.num_hidden_layers=24"]), CPU, ALONE)
+    assert any("try runtime.activation_checkpointing=true (" in line for line in shallow)
     assert warnings(load_recipe("debug"), CPU, ALONE) == []
     small = replace(NODE, gpus=("RTX 4090",), gpu_bytes=24 * GIB)
     [line] = warnings(load_recipe("0.5b"), small, ALONE)
     assert "about 27 GiB are needed and a RTX 4090 has 24" in line
     assert "train.micro_batch_size" in line
+
+
+def test_memory_is_that_of_the_launch_and_so_is_the_remedy(monkeypatch):
+    h100 = replace(NODE, gpus=("H100",) * 8, gpu_bytes=66 * GIB)
+    recipe = load_recipe("8b")
+    fsdp2 = Launch(16, 8, None, shards=16)
+    assert short_of_memory(recipe, h100, fsdp2) is None  # 63 GiB
+    line = short_of_memory(recipe, h100, replace(fsdp2, shards=8))  # HSDP: 68
+    assert "about 68 GiB are needed and a H100 has 66" in line
+    assert line.count("try a smaller train.micro_batch_size or runtime.activation_checkpoint") == 1
+    assert "or more GPUs (" in line
+    wide = load_recipe("2b", ["model.intermediate_size=22528"])
+    line = short_of_memory(wide, h100, Launch(8, 8, None))
+    assert "about 113 GiB, 101 of them without activations, are needed" in line
+    assert "try launch/fsdp2.yaml on several GPUs or a smaller model (" in line
+    shown = short_on_gpus(recipe, h100, 16)
+    assert [line.partition(":")[0] for line in shown] == ["DDP", "HSDP 2 × 8"]
+    assert short_on_gpus(recipe, CPU, 16) == []
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert Launch.present().shards == 16
+    monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "8")
+    assert Launch.present().shards == 8
+
+
+def test_recipe_show_warns_as_the_banner_does(cli_here, monkeypatch):
+    monkeypatch.setattr(Machine, "present", lambda: replace(NODE, gpu_bytes=80 * GIB))
+    shown = cli_here("recipe", "show", "8b", "--gpus", "16").stdout
+    assert shown.count("# warning: ") == 1
+    assert "# warning: DDP: about 138 GiB, 120 of them without activations, are needed" in shown
 
 
 def test_a_launcher_that_started_fewer_processes_than_asked_for():

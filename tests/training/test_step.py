@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsellm.processes.signals import StopRequest
@@ -32,3 +33,17 @@ def test_a_step_reads_its_sums_at_once_and_nothing_else(tiny):
     finally:
         close_run(run)
     assert values.read == 0
+
+
+@pytest.mark.parametrize("order", ["none", "auto"])
+def test_unions_depend_on_the_micro_batch_only_through_the_order_of_its_tokens(tiny, order):
+    own = ["model.context_length=64", "train.global_batch_tokens=512", "ffn.kernels=sparse"]
+    own += ["validation.every_steps=0", "runtime.compile=false", f"runtime.token_order={order}"]
+    found = []
+    for size in (1, 8):
+        run = build_run(tiny(*own, f"train.micro_batch_size={size}"))
+        try:
+            found.append(train_step(run, StopRequest()).reading.kernels.union_mean)
+        finally:
+            close_run(run)
+    assert (found[0] == found[1]) == (order == "none")

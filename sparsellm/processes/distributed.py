@@ -85,7 +85,7 @@ class Interrupted(Exception):
 
 
 def agree(error: Exception | None, interrupted: bool, device: torch.device) -> None:
-    """Returns where no rank has an error or was interrupted; every rank must call it.
+    """Returns if no rank has an error or was interrupted; every rank must call it.
 
     Raises:
         FailedTogether: some rank has an error. The lowest such rank speaks.

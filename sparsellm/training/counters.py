@@ -164,7 +164,7 @@ class Counters:
 
         Args:
             gradient_norm: () before clipping.
-            limits: see `MovingAverages.limits`.
+            limits: see `SkippedSteps.limits`.
             stop: this rank was asked to stop.
             failed: this rank had no data.
 
@@ -230,22 +230,30 @@ class Counters:
         )
 
 
-class MovingAverages:
-    """Exponential moving averages over the steps that were taken, without the bias to zero.
+class SkippedSteps:
+    """How many steps were skipped, and moving averages of those taken, which tell spikes.
 
     A damaged batch can raise loss and gradient norm by orders of magnitude while they stay finite.
-    With ``train.spike_threshold`` the update of such a step, a spike, is skipped.
+    With ``train.spike_threshold`` the update of such a step, a spike, is skipped. The averages are
+    exponential, without the bias to zero.
     """
 
     def __init__(self) -> None:
-        self._steps = 0
+        self.total = self.in_a_row = 0
+        self._steps = 0  # taken
         self._sums = {"loss": 0.0, "gradient norm": 0.0}
 
-    def add(self, values: dict[str, float]) -> None:
-        """The values of a step that was taken."""
+    def skip(self) -> None:
+        """Counts a step that was skipped."""
+        self.total += 1
+        self.in_a_row += 1
+
+    def take(self, loss: float, gradient_norm: float) -> None:
+        """Counts a step that was taken."""
+        self.in_a_row = 0
         self._steps += 1
-        for name, value in self._sums.items():
-            self._sums[name] = DECAY * value + (1 - DECAY) * values[name]
+        for name, value in (("loss", loss), ("gradient norm", gradient_norm)):
+            self._sums[name] = DECAY * self._sums[name] + (1 - DECAY) * value
 
     def limits(self, threshold: float | None) -> dict[str, float]:
         """What a step must not exceed: ``threshold`` times the averages, once there are enough.
@@ -268,10 +276,14 @@ class MovingAverages:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers; JSON keeps every bit of them."""
-        return {"steps": self._steps, "sums": dict(self._sums)}
+        """Plain numbers, under their keys in a checkpoint; JSON keeps every bit of them."""
+        averages = {"steps": self._steps, "sums": dict(self._sums)}
+        return {"skipped": self.total, "skipped_in_a_row": self.in_a_row, "averages": averages}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict`."""
-        self._steps = state["steps"]
-        self._sums = {name: state["sums"][name] for name in self._sums}
+        """Goes on from `state_dict`; earlier versions saved less."""
+        self.total = state.get("skipped", 0)
+        self.in_a_row = state.get("skipped_in_a_row", 0)
+        if averages := state.get("averages"):
+            self._steps = averages["steps"]
+            self._sums = {name: averages["sums"][name] for name in self._sums}

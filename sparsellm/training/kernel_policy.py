@@ -63,7 +63,7 @@ def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:
 
 
 def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
-    """Of one micro-batch's forward and backward; the mean over ranks, so that all have the same."""
+    """The costs of a micro-batch's forward and backward pass: their mean over ranks, on each."""
     from sparsellm.ffn.training_costs import measure_costs
 
     shape = recipe.model
@@ -85,7 +85,7 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
 
 
 def described_costs(ffns: list[SparseFFN]) -> str | None:
-    """What ``auto`` has measured and from which density it chooses sparse, or None."""
+    """A line on what ``auto`` has measured and where it chooses sparse; None without a choice."""
     costs, num_neurons = ffns[0].costs, ffns[0].up_proj.out_features
     if ffns[0].kernels != "auto" or costs is None:
         return None

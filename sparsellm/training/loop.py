@@ -98,7 +98,8 @@ def _train(
 ) -> None:
     """Loads or begins the run, and trains to its last step.
 
-    ``flag``: the option that would start it over, or back, if the same command were given again.
+    ``flag``: ``--fresh`` or ``--resume``, if given: the same command would start over or go back
+    again, and goes on from here only without it.
     """
     recipe = run.recipe
     if run.accelerator.is_main_process:
@@ -230,7 +231,7 @@ def _record(run: Run, log: MetricsLog | None, meter: Meter, totals: StepTotals) 
     """Prints and logs a step's numbers where they are due, and the reason of every skipped step."""
     if totals.skipped:
         run.accelerator.print(
-            f"step {run.step} was skipped: {totals.skipped.why} ({run.skipped} in all; "
+            f"step {run.step} was skipped: {totals.skipped.why} ({run.skips.total} in all; "
             f"{totals.skipped.key})"
         )
         if log is not None:

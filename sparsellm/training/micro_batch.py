@@ -21,13 +21,14 @@ from sparsellm.recipe import Recipe
 
 ROOM = 0.9  # share of a device's memory that is planned with; the rest is the allocator's
 MAX_GROWTH = 4  # times the first size
-# A layer that turns sparse reserves for the worst case, and for what it needs after so many steps.
+# A layer that turns sparse reserves memory for the worst case, and only after so many steps for
+# what it needs.
 CALM_STEPS = SHRUNK_STEPS + 2
 
 
 @dataclass
 class MicroBatch:
-    """The size of now, the same on all ranks, and when it may grow.
+    """The present size, the same on all ranks, and when it may grow.
 
     Args:
         size: sequences that a rank runs at once.

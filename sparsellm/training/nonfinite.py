@@ -21,7 +21,7 @@ from sparsellm.training.counters import StepReading
 from sparsellm.training.objective import reshard
 from sparsellm.training.run import Run
 
-MOST_SKIPPED = 20  # steps in a row: what goes on longer does not pass
+MOST_SKIPPED = 20  # steps in a row; what lasts longer is no passing fault
 _SPIKE_KEY = "train.spike_threshold"
 
 
@@ -46,7 +46,7 @@ def reason_to_skip(run: Run, reading: StepReading) -> Skip:
     """
     values = {"loss": reading.loss, "L1": reading.l1, "gradient norm": reading.gradient_norm}
     found = _not_finite(run, values) or _spike(run, values)
-    if run.skipped_in_a_row >= MOST_SKIPPED:
+    if run.skips.in_a_row >= MOST_SKIPPED:
         otherwise = f", or raise {_SPIKE_KEY}" if found.key == _SPIKE_KEY else ""
         raise FloatingPointError(
             f"step {run.step + 1}: {found.why}, after {MOST_SKIPPED} skipped steps in a row; the "
@@ -58,7 +58,7 @@ def reason_to_skip(run: Run, reading: StepReading) -> Skip:
 def _not_finite(run: Run, values: dict[str, float]) -> Skip | None:
     if all(math.isfinite(value) for value in values.values()):
         return None
-    check_finite(run)  # else no data would help
+    check_finite(run)  # with such weights, other data would not help
     what = ", ".join(f"{name} {value}" for name, value in values.items())
     if run.recipe.train.on_nonfinite == "stop":
         raise FloatingPointError(
@@ -70,7 +70,7 @@ def _not_finite(run: Run, values: dict[str, float]) -> Skip | None:
 
 def _spike(run: Run, values: dict[str, float]) -> Skip:
     threshold = run.recipe.train.spike_threshold
-    spikes = run.averages.spikes(values, threshold) if threshold else []
+    spikes = run.skips.spikes(values, threshold) if threshold else []
     return Skip(", ".join(spikes) or "loss or gradient of another rank", _SPIKE_KEY)
 
 
@@ -102,7 +102,7 @@ def _way_back(run: Run) -> str:
     """
     if path := run.saver.wait():
         run.accelerator.print(f"saved {path}")
-    saved, first_bad = checkpoint.steps_in(run.checkpoints), run.step - run.skipped_in_a_row
+    saved, first_bad = checkpoint.steps_in(run.checkpoints), run.step - run.skips.in_a_row
     if not saved:
         return (
             "There is no checkpoint from before it: start again, with a lower "

@@ -30,9 +30,8 @@ class LossSums(NamedTuple):
     nnz_LBT: Tensor  # (L, B, T) int32, active neurons of each token
     fired_LN: Tensor  # (L, N) int32, tokens on which each neuron fired
     union_L: Tensor  # (L,) int64, Σ over blocks of 64 tokens of the neurons that any of them fires
-    recomputed: Tensor | None = (
-        None  # () int64, layers with tokens that backward computes again (TwELL)
-    )
+    # () int64, layers with tokens that the backward pass computes again; None but for TwELL.
+    recomputed: Tensor | None = None
 
 
 class Objective(nn.Module):

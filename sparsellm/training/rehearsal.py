@@ -53,7 +53,7 @@ def fit_first(run: Run) -> None:
 
 
 def fit_again(run: Run) -> None:
-    """After a resume: goes on with the size of then, where it is free and still fits."""
+    """After a resume: takes the saved size, if the recipe leaves it open and it still fits."""
     now, saved = run.micro_batch, run.micro_batch.saved
     if run.recipe.train.micro_batch_size != "auto" or not saved:
         return
@@ -95,7 +95,7 @@ def grow(run: Run, sparse: list[bool]) -> None:
 def may_shrink(run: Run) -> bool:
     """Whether a step that ran out of memory can be done again by smaller micro-batches.
 
-    Of several ranks the others wait in the step's sums: there it cannot.
+    With several ranks it cannot, since the others wait for this one in the step's reduction.
     """
     alone = run.accelerator.num_processes == 1 and run.between_steps
     auto = run.recipe.train.micro_batch_size == "auto"
@@ -133,7 +133,7 @@ def fits(run: Run) -> bool:
 
 
 def say_size(run: Run, how: str) -> None:
-    """One line of the terminal."""
+    """Prints the present size; ``how`` is the verb."""
     run.accelerator.print(
         f"train.micro_batch_size: auto: step {run.step + 1} {how} {run.micro_batch.size} sequences "
         f"× {run.rounds} micro-batches"
@@ -155,9 +155,9 @@ def _shrink(run: Run, size: int) -> None:
 
 
 def _predicted(run: Run, now: int, peak: int) -> int:
-    """Bytes at the double size: what a step takes beyond what stays is doubled."""
+    """Peak memory at twice the size, in bytes: what a step frees again is doubled."""
     local = (p.to_local() if isinstance(p, DTensor) else p for p in run.objective.parameters())
-    # Gradients come and go too, but do not grow. DDP's stay.
+    # Gradients are freed too, but do not grow. DDP keeps its own.
     gradients = sum(p.nbytes for p in local) if _drops_gradients(run) else 0
     return peak + max(peak - now - gradients, 0)
 

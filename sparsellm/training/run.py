@@ -30,7 +30,7 @@ from sparsellm.processes.consensus import compare_files
 from sparsellm.processes.distributed import RankActivity, checkpoint_group, from_first_rank
 from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
-from sparsellm.training.counters import CounterLayout, MovingAverages, StepReading
+from sparsellm.training.counters import CounterLayout, SkippedSteps, StepReading
 from sparsellm.training.kernel_policy import (
     described_costs,
     set_up_kernels,
@@ -65,16 +65,14 @@ class Run:
     tokens: int = 0  # that all ranks have trained on
     activity: RankActivity = field(default_factory=RankActivity)
     between_steps: bool = True  # weights, optimizer and statistics are those after `step`
-    skipped: int = 0  # steps that were not taken: not finite, or a spike
-    skipped_in_a_row: int = 0
-    averages: MovingAverages = field(default_factory=MovingAverages)  # of the steps taken
+    skips: SkippedSteps = field(default_factory=SkippedSteps)
     next_step: NextStep = field(default_factory=NextStep)
-    readings: list[StepReading] = field(default_factory=list)  # no kernels chosen by them yet
+    readings: list[StepReading] = field(default_factory=list)  # since kernels were last chosen
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
 
     @property
     def data_position(self) -> Bookmark:
-        """Of the data after the last step."""
+        """The position in the data after the last step."""
         return self.next_step.position or self.loader.bookmark()
 
     @property
@@ -95,13 +93,13 @@ class Run:
 
     @cached_property
     def sharing(self) -> list[SparseFFN | SharedLinear]:
-        """What the micro-batches of a step share weights in."""
+        """The modules that prepare weights for all micro-batches of a step."""
         layers = self.model.model.layers
         return [*self.ffns, *(own for layer in layers for own in shared_linears(layer.self_attn))]
 
     @cached_property
     def compute_dtype(self) -> torch.dtype:
-        """In which the blocks compute; parameters and gradients are fp32."""
+        """The type in which the blocks compute; parameters and gradients are fp32."""
         return torch.float32 if self.recipe.runtime.precision == "fp32" else torch.bfloat16
 
     @property
@@ -238,7 +236,7 @@ def build_run(
 
 
 def resize(run: Run, sequences: int) -> None:
-    """Between two steps: the next ones run so many sequences at once. Their data is the same."""
+    """Sets, between two steps, how many sequences run at once. The data stays the same."""
     run.micro_batch.size, run.micro_batch.calm_steps = sequences, 0
     run.loader.resize(sequences)
 

@@ -21,7 +21,7 @@ from sparsellm.training.run import Run
 from sparsellm.training.schedule import rate_change
 
 _CHANGED = "changed since the checkpoint: "
-# Keys that decide which function the same weights compute.
+# Keys that decide which function the weights compute.
 _MODEL_KEYS = ("model.", "ffn.activation ", "ffn.gated ", "data.tokenizer ")
 _CHANGED_MODEL = tuple(f"{_CHANGED}{key}" for key in _MODEL_KEYS)
 _CHANGED_DATA = f"{_CHANGED}data."
@@ -45,9 +45,7 @@ def begin_save(run: Run) -> None:
             trainer={
                 "step": run.step,
                 "tokens": run.tokens,
-                "skipped": run.skipped,
-                "skipped_in_a_row": run.skipped_in_a_row,
-                "averages": run.averages.state_dict(),
+                **run.skips.state_dict(),
                 "world_size": accelerator.num_processes,
                 "sparsellm": __version__,
                 "torch": torch.__version__,
@@ -136,10 +134,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
         raise ValueError(f"{error}{_cause(changes, _CHANGED_MODEL)}") from error
     run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
     run.step, run.tokens = saved.step, saved.trainer["tokens"]
-    run.skipped = saved.trainer.get("skipped", 0)
-    run.skipped_in_a_row = saved.trainer.get("skipped_in_a_row", 0)
-    if averages := saved.trainer.get("averages"):  # earlier versions saved none
-        run.averages.load_state_dict(averages)
+    run.skips.load_state_dict(saved.trainer)
     run.origin = saved.trainer.get("init_from")
     run.saver.ancestors = saved.manifest.branch if saved.manifest else []
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)

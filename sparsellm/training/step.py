@@ -63,7 +63,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
     norm = _gradients(run, step, l1_L)
     refused = counters.reduce(
         norm,
-        run.averages.limits(recipe.train.spike_threshold),
+        run.skips.limits(recipe.train.spike_threshold),
         stop=stop.received is not None or run.saver.failed,
         failed=step.reader.error is not None,
     )
@@ -83,8 +83,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
     run.step = number
     run.tokens += recipe.train.global_batch_tokens
     if skip:
-        run.skipped += 1
-        run.skipped_in_a_row += 1
+        run.skips.skip()
         return StepTotals(reading, l1_L, {}, skip)
     _adapt(run, reading)
     run.between_steps = True
@@ -96,7 +95,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
         "learning_rate": lr,
         "grad_norm": reading.gradient_norm,
         "micro_batch_size": run.micro_batch.size,
-        "skipped_steps": run.skipped,
+        "skipped_steps": run.skips.total,
     }
     return StepTotals(reading, l1_L, values)
 
@@ -164,8 +163,7 @@ def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 def _adapt(run: Run, reading: StepReading) -> None:
     """After a step that was taken: moves λ, and decides on kernels and dead neurons."""
-    run.averages.add({"loss": reading.loss, "gradient norm": reading.gradient_norm})
-    run.skipped_in_a_row = 0
+    run.skips.take(reading.loss, reading.gradient_norm)
     run.readings.append(reading)
     if run.next_step.position is None:
         choose_kernels(run.ffns, run.readings)

@@ -10,7 +10,7 @@ import torch
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import build_model
-from sparsellm.training.counters import CounterLayout, Counters, MovingAverages
+from sparsellm.training.counters import CounterLayout, Counters, SkippedSteps
 from sparsellm.training.kernel_policy import (
     described_costs,
     each_path,
@@ -89,7 +89,7 @@ def _sums(recipe, model, batches):
     for tokens in batches:
         losses.append(objective(tokens[:, :-1], tokens[:, 1:]))
         step.add(losses[-1])
-    limits = MovingAverages().limits(None)
+    limits = SkippedSteps().limits(None)
     assert not step.reduce(torch.tensor(0.0), limits, stop=True, failed=False)
     step.send(None)
     return ffns, losses, step.read()

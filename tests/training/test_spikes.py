@@ -13,7 +13,7 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.metrics import METRICS
 from sparsellm.runs.records import read_metrics
-from sparsellm.training.counters import DECAY, SETTLED_STEPS, MovingAverages
+from sparsellm.training.counters import DECAY, SETTLED_STEPS, SkippedSteps
 from training.test_distributed import launch
 
 DAMAGED = Path(__file__).with_name("damaged_batch.py")
@@ -30,24 +30,24 @@ OVERRIDES = [
 
 
 def test_averages_are_those_of_the_steps_so_far():
-    averages = MovingAverages()
-    values = [{"loss": 1.0 + i % 3, "gradient norm": 2.0} for i in range(SETTLED_STEPS)]
-    for value in values[:-1]:
-        averages.add(value)
-    assert not averages.spikes({"loss": 1e9, "gradient norm": 1e9}, 2)  # too few to judge by
-    averages.add(values[-1])
+    skips = SkippedSteps()
+    values = [1.0 + i % 3 for i in range(SETTLED_STEPS)]
+    for loss in values[:-1]:
+        skips.take(loss, gradient_norm=2.0)
+    assert not skips.spikes({"loss": 1e9, "gradient norm": 1e9}, 2)  # too few to judge by
+    skips.take(values[-1], gradient_norm=2.0)
     weights = [DECAY**i for i in reversed(range(SETTLED_STEPS))]
-    losses = [w * v["loss"] for w, v in zip(weights, values, strict=True)]
+    losses = [w * loss for w, loss in zip(weights, values, strict=True)]
     mean = sum(losses) / sum(weights)
-    assert not averages.spikes({"loss": 3 * mean * 0.999, "gradient norm": 5.999}, 3)
-    [loss] = averages.spikes({"loss": 3 * mean * 1.001, "gradient norm": 5.999}, 3)
+    assert not skips.spikes({"loss": 3 * mean * 0.999, "gradient norm": 5.999}, 3)
+    [loss] = skips.spikes({"loss": 3 * mean * 1.001, "gradient norm": 5.999}, 3)
     assert loss.startswith("loss ")
     assert loss.endswith(f"times its average {mean:.4g}")
-    [norm] = averages.spikes({"loss": 1.0, "gradient norm": 60.0}, 3)
+    [norm] = skips.spikes({"loss": 1.0, "gradient norm": 60.0}, 3)
     assert norm == "gradient norm 60 is 30 times its average 2"
-    restored = MovingAverages()
-    restored.load_state_dict(json.loads(json.dumps(averages.state_dict())))
-    assert restored.state_dict() == averages.state_dict()
+    restored = SkippedSteps()
+    restored.load_state_dict(json.loads(json.dumps(skips.state_dict())))
+    assert restored.state_dict() == skips.state_dict()
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.records import nnz_bucket_edges, num_position_buckets, position_bucket_starts
 from sparsellm.training import counters as counters_module
-from sparsellm.training.counters import CounterLayout, Counters, MovingAverages
+from sparsellm.training.counters import CounterLayout, Counters, SkippedSteps
 from sparsellm.training.objective import LossSums
 from sparsellm.training.statistics import SparsityStats
 
@@ -24,7 +24,7 @@ L, B, T, N = 3, 4, 16, 24
 CPU = torch.device("cpu")
 SHAPE = [f"model.num_hidden_layers={L}", f"model.intermediate_size={N}"]
 SHAPE += [f"model.context_length={T}", f"train.global_batch_tokens={B * T}"]
-NO_LIMITS = MovingAverages().limits(None)
+NO_LIMITS = SkippedSteps().limits(None)
 TAKEN, REFUSED = torch.tensor(0.0), torch.tensor(1.0)
 
 

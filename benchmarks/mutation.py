@@ -59,11 +59,11 @@ GROUPS = {
     ),
     "positions": Group(
         [f"sparsellm/data/{name}.py" for name in ("position", "lanes", "blocks", "loader")],
-        ["tests/data/test_*.py"],
+        ["tests/data/test_*.py", "tests/training/test_mixture.py"],
     ),
     "checkpoints": Group(
         [f"sparsellm/runs/{name}.py" for name in ("checkpoint", "manifest", "saver", "state")],
-        ["tests/runs/test_*.py", "tests/training/test_nonfinite.py", "tests/training/test_loop.py"],
+        ["tests/runs/test_*.py", "tests/training/test_loop.py", "tests/training/test_formula.py"],
     ),
     "formats": Group(
         ["sparsellm/ffn/formats.py", "sparsellm/ffn/reference.py"], ["tests/ffn/test_*.py"]

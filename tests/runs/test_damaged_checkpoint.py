@@ -1,0 +1,108 @@
+"""Checkpoints that are damaged in any of their files, and what is offered instead."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+import torch
+
+from sparsellm.runs import checkpoint, saver
+from sparsellm.runs.checkpoint import RankState, Snapshot
+
+
+def _snapshot(step: int) -> Snapshot:
+    return Snapshot(
+        step=step,
+        model={"w": torch.full((8,), float(step))},
+        optimizer={"exp_avg.w": torch.full((8,), step + 0.5)},
+        stats={"silent": torch.tensor([2**40 + step])},
+        trainer={"step": step, "world_size": 1, "format": checkpoint.FORMAT},
+        recipe_yaml=f"name: r{step}\n",
+        rank=RankState(data={"cursor": step}, rng={"cpu": torch.get_rng_state()}),
+    )
+
+
+FILES = [
+    "manifest.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "rank_00000.json",
+    "rank_00000.safetensors",
+    "recipe.yaml",
+    "stats.safetensors",
+    "trainer.json",
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for step in (2, 4, 6):
+        saver.save(tmp_path, _snapshot(step), keep=3)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damage_to_any_file_is_named_and_the_one_before_is_offered(folder, name):
+    path = folder / "step_00000006" / name
+    assert sorted(file.name for file in path.parent.iterdir()) == FILES
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    for content in (None, b"", whole[:-3], whole[:middle] + b"\0" + whole[middle + 1 :]):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises((ValueError, FileNotFoundError)) as caught:
+            checkpoint.load(path.parent)
+        message = str(caught.value)
+        assert name in message
+        assert f"add --resume {folder / 'step_00000004'}" in message
+    path.write_bytes(whole)
+    assert checkpoint.load(path.parent).step == 6
+
+
+@pytest.mark.parametrize("kind", ["model", "optimizer", "stats"])
+@pytest.mark.parametrize("damaged", ["manifest.json", "{kind}.safetensors"])
+def test_who_reads_tensors_says_what_to_do(folder, kind, damaged):
+    path = folder / "step_00000006" / damaged.format(kind=kind)
+    assert checkpoint.read_kind(path.parent, kind)
+    for spoil in (lambda: path.write_bytes(path.read_bytes()[:-3]), path.unlink):
+        spoil()
+        with pytest.raises((ValueError, FileNotFoundError)) as caught:
+            checkpoint.read_kind(path.parent, kind, "ask your neighbour")
+        assert path.name in str(caught.value)
+        assert "ask your neighbour" in str(caught.value)
+        assert checkpoint.REMEDY not in str(caught.value)
+
+
+def test_of_a_copy_the_step_decides_what_is_offered(folder):
+    copy = folder / "step_00000009"
+    shutil.copytree(folder / "step_00000004", copy)
+    (copy / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"add --resume {folder / 'step_00000004'}$"):
+        checkpoint.load(copy)
+
+
+def test_tensors_keep_their_types(folder):
+    silent = checkpoint.read_kind(folder / "step_00000006", "stats")["silent"]
+    assert torch.equal(silent, torch.tensor([2**40 + 6]))
+
+
+def test_a_pointer_that_is_no_text_counts_for_nothing(folder):
+    (folder / "latest").write_bytes(b"\xff\xfestep_00000002")
+    assert checkpoint.latest(folder) == folder / "step_00000006"
+
+
+def test_a_save_is_finished_once_it_is_published(tmp_path):
+    own = saver.Saver(tmp_path, keep=1)
+    assert not own.finished
+    own.begin(_snapshot(1))
+    end = time.monotonic() + 60
+    while not own.finished and time.monotonic() < end:
+        time.sleep(0.01)
+    assert own.finished
+    assert checkpoint.latest(tmp_path) == tmp_path / "step_00000001"
+    assert own.wait() == tmp_path / "step_00000001"
+    assert not own.finished
+    own.close()

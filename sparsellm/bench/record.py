@@ -108,7 +108,7 @@ def _number(value: Any) -> str:
 
 def read(path: Path = RESULTS) -> list[dict[str, Any]]:
     """All recorded lines."""
-    return read_json_lines(path, _Line, "delete that line, or restore the file")
+    return read_json_lines(path, _Line, "restore the file, or correct that line")
 
 
 class _Line(BaseModel):

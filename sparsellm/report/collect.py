@@ -177,7 +177,7 @@ def _analysis(path: Path) -> dict[str, Any] | None:
     for folder in ([newest] if newest else []) + [path]:
         file = folder / ANALYSIS_FOLDER / STATISTICS_FILE
         if file.is_file():
-            return read_model(file, _Analysis, "delete it, or analyze again")
+            return read_model(file, _Analysis, "restore it, or analyze again")
     return None
 
 
@@ -210,7 +210,7 @@ def _costs(path: Path) -> Costs | None:
     newest = checkpoint.latest(path / "checkpoints")
     if newest is None:
         return None
-    remedy = f"delete {newest} to report without it"
+    remedy = f"move {newest} elsewhere to report without it"
     state = read_model(newest / checkpoint.TRAINER_FILE, TrainerState, remedy)
     costs = (state.get("kernels") or {}).get("costs")
     return Costs(**costs) if costs else None
@@ -221,7 +221,7 @@ def _activity(path: Path) -> Activity | None:
     newest = checkpoint.latest(path / "checkpoints")
     if newest is None or not checkpoint.has_kind(newest, checkpoint.STATS):
         return None
-    remedy = f"delete {newest} to report without it"
+    remedy = f"move {newest} elsewhere to report without it"
     stats = checkpoint.read_kind(newest, checkpoint.STATS, remedy)
     step = int(read_model(newest / checkpoint.TRAINER_FILE, TrainerState, remedy)["step"])
     for counts, tokens in (

@@ -190,7 +190,7 @@ def _is_of(record: dict[str, Any], runs: list[RunData]) -> bool:
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    return read_json_lines(path, _BenchLine, "delete that line, or run the sweep again")
+    return read_json_lines(path, _BenchLine, "correct that line, or run the sweep again")
 
 
 class _BenchLine(BaseModel):

@@ -86,7 +86,7 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
     found = [_from_record(record) for record in records if record["kind"] == "evaluation"]
     for pattern in ("eval*.json", "checkpoints/eval*.json", "checkpoints/step_*/eval*.json"):
         for path in sorted(run_path.glob(pattern)):
-            content = read_model(path, _ScoresFile, "delete it, or evaluate again")
+            content = read_model(path, _ScoresFile, "restore it, or evaluate again")
             found.append(_from_file(path, content, tokens))
     best: dict[int | None, Evaluation] = {}
     for evaluation in found:

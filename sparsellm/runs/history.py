@@ -148,7 +148,7 @@ def _not_continued(folder: Path, resumed: Path) -> list[str]:
     assert last is not None
     others = []
     for step, path in steps_in(folder):
-        own = read_manifest(path, f"delete {path}")
+        own = read_manifest(path, REMEDY)
         # Without a manifest it is of an earlier version, when there was one branch.
         continued = step <= last if own is None else manifest and own.id in manifest.branch
         if not continued:

@@ -73,7 +73,12 @@ class _Files:
             try:
                 compression = self._shard.compression
                 source = pa.CompressedInputStream(file, compression) if compression else file
-                return source.read().decode("utf-8", "replace")
+                return str(source.read().decode("utf-8-sig"))  # without the mark of its begin
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{url} is not UTF-8 text ({error}); convert it (iconv -f LATIN1 -t UTF-8, or "
+                    "what it is in), or take it out of the corpus"
+                ) from error
             except (pa.ArrowException, OSError, EOFError) as error:
                 if is_transient(error):
                     raise

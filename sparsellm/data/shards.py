@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import logging
 import os
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from pydantic import BaseModel
 
 from sparsellm.data.retry import with_retries
 from sparsellm.strict import parse_json, validate
+
+logger = logging.getLogger(__name__)
 
 FORMATS = {
     ".parquet": "parquet",
@@ -31,6 +35,7 @@ FORMATS = {
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}  # pyarrow's names
 COMPRESSIBLE = ("jsonl", "text")
 _SAMPLE_BYTES = 65_536
+_MOST_NAMED = 3  # files that are left out
 TOKENIZE_AGAIN = "run `sparsellm data tokenize` again"
 
 
@@ -53,8 +58,8 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
     """The files to which globs, folders and addresses refer, in the order of their paths.
 
     Args:
-        patterns: ``${NAME}`` and ``~`` are expanded; a folder stands for every file below it whose
-            format is known; ``scheme://…`` goes through fsspec.
+        patterns: ``${NAME}`` and ``~`` are expanded; a folder stands for the files below it, see
+            `_in_folder`; ``scheme://…`` goes through fsspec, ``file://`` is a path.
         where, key: in errors, where they were given, and their key.
 
     Returns:
@@ -72,6 +77,7 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
                 f"{where}: {pattern!r} names an environment variable that is not set; set "
                 f"it, or give globs with --set 'data.{key}=[…]'"
             )
+        expanded = expanded.removeprefix("file://")
         paths = _remote(expanded) if "://" in expanded else _local(expanded)
         # Of several globs some may match nothing; a file that is named is one to read.
         if not paths and not glob.has_magic(expanded):
@@ -100,7 +106,7 @@ def _remote(pattern: str) -> list[str]:
         if glob.has_magic(path):
             paths = file_system.glob(path)
         elif file_system.isdir(path):
-            paths = [p for p in file_system.find(path) if _format(p)[0]]
+            paths = _in_folder(path, file_system.find(path))
         else:
             paths = [path]
         return [file_system.unstrip_protocol(p) for p in paths]
@@ -114,7 +120,8 @@ def _local(pattern: str) -> list[str]:
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            files += [p for p in path.rglob("*") if _format(p.name)[0] and p.is_file()]
+            below = sorted(str(p) for p in path.rglob("*") if p.is_file())
+            files += map(Path, _in_folder(str(path), below))
         elif not path.exists():
             raise FileNotFoundError(
                 f"{path} is a link to {path.readlink()}, which does not exist; correct it, or "
@@ -129,6 +136,25 @@ def _local(pattern: str) -> list[str]:
             files.append(path)
     # A link keeps its name: in the hub's cache the file it leads to has neither format nor order.
     return [str(path.parent.resolve() / path.name) for path in files]
+
+
+def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
+    """Those of a known format and neither hidden nor being written, as far as names tell.
+
+    Names with a leading ``.`` or ``_`` are of hidden files and of those that a writer has not
+    finished (Spark's, Hadoop's). A ``.md`` among data describes it; a glob can ask for it.
+    """
+    kept, others = [], []
+    for file in files:
+        names = Path(file.removeprefix(folder)).parts
+        visible = not any(name.startswith((".", "_")) for name in names)
+        is_data = _format(file)[0] and Path(file).suffix.lower() != ".md"
+        (kept if visible and is_data else others).append(file)
+    if others:
+        more = "" if len(others) <= _MOST_NAMED else f" and {len(others) - _MOST_NAMED} more"
+        shown = ", ".join(others[:_MOST_NAMED])
+        logger.warning("not read of folder %s: %s%s (a glob can name them)", folder, shown, more)
+    return kept
 
 
 def to_shard(url: str, text_field: str) -> Shard:

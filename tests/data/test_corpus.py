@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -110,6 +111,51 @@ def test_a_path_that_is_not_there_is_named_beside_others_that_are(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"/empty has no file of a known format"):
         load_corpus("local", files=[there, f"{tmp_path}/empty"])
+
+
+def test_of_a_folder_only_visible_data_is_read_and_the_rest_is_told(tmp_path, caplog):
+    for name in (
+        "b.txt",
+        "README.md",
+        ".half.txt",
+        "a.jsonl.part",
+        "_temporary/0.txt",
+        "sub/a.txt",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path), "/folder", recursive=True)
+    for folder in (str(tmp_path), "memory://folder"):
+        caplog.clear()
+        corpus = load_corpus("local", files=[folder])
+        found = [shard.url.removeprefix(folder) for shard in corpus.train]
+        assert [name.rpartition("folder")[2].lstrip("/") for name in found] == [
+            "b.txt",
+            "sub/a.txt",
+        ]
+        [told] = caplog.messages
+        assert told.startswith("not read of folder ")
+        assert ".half.txt" in told
+        assert "and 1 more (a glob can name them)" in told
+    named = load_corpus("local", files=[f"{tmp_path}/README.md"])
+    assert named.train[0].url == f"{tmp_path}/README.md"
+
+
+def test_a_path_and_its_address_are_one_file(tmp_path):
+    path = _parquet(tmp_path / "a.parquet")
+    corpus = load_corpus("local", files=[str(path), f"file://{path}"])
+    assert [shard.url for shard in corpus.train] == [str(path)]
+
+
+def test_text_that_is_not_utf_8_is_refused_and_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("café".encode("latin-1"))
+    shard = load_corpus("local", files=[str(path)]).train[0]
+    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text \(.*byte 0xe9.*iconv"):
+        open_shard(shard).read(0).documents(np.arange(1))
+    path.write_bytes("café".encode("utf-8-sig"))
+    assert open_shard(shard).read(0).documents(np.arange(1)) == ["café"]
 
 
 def test_files_for_a_corpus_that_has_none_name_the_remedy(tmp_path):

@@ -27,6 +27,7 @@ class Mutant(NamedTuple):
     node: cst.CSTNode
     changed: cst.CSTNode
     lines: range  # of the statement that it is in, from 1
+    in_function: bool  # else it is run once, where the module is imported
 
     def source(self) -> str:
         """The changed module."""
@@ -54,6 +55,7 @@ class _Visitor(cst.CSTVisitor):
         super().__init__()
         self._module = module
         self._statement: cst.CSTNode | None = None
+        self._functions = 0  # whose bodies the node is in
         self.found: list[Mutant] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
@@ -66,12 +68,19 @@ class _Visitor(cst.CSTVisitor):
                 place = self.get_metadata(PositionProvider, self._statement or node)
                 lines = range(place.start.line, place.end.line + 1)
                 for changed in _changes(operator, node):
-                    self.found.append(Mutant(self._module, node, changed, lines))
+                    inside = self._functions > 0
+                    self.found.append(Mutant(self._module, node, changed, lines, inside))
         return True
 
     def on_leave(self, original_node: cst.CSTNode) -> None:
         if original_node is self._statement:
             self._statement = None
+
+    def on_visit_attribute(self, node: cst.CSTNode, attribute: str) -> None:
+        self._functions += isinstance(node, cst.FunctionDef) and attribute == "body"
+
+    def on_leave_attribute(self, original_node: cst.CSTNode, attribute: str) -> None:
+        self._functions -= isinstance(original_node, cst.FunctionDef) and attribute == "body"
 
 
 def _changes(

@@ -191,7 +191,8 @@ def tasks(root: Path, group: Group, covered: dict[str, Any]) -> list[Task]:
         state = digest([root / path])
         anywhere = set().union(*own.values())
         for number, mutant in enumerate(mutants((root / path).read_text(encoding="utf-8"))):
-            tests = set().union(*(own.get(line, set()) for line in mutant.lines)) or anywhere
+            lines = mutant.lines if mutant.in_function else ()
+            tests = set().union(*(own.get(line, set()) for line in lines)) or anywhere
             chosen: list[str] = []
             seconds = 0.0
             for test in sorted(tests, key=covered["seconds"].__getitem__):

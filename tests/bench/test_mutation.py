@@ -13,10 +13,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 mutants = pytest.importorskip("mutants", reason="needs mutmut: pip install -e '.[dev]'").mutants
 
 MODULE = '''
+SIDES = 4
 Rows = dict[str, int]
 
 @decorated
-def area(width: int, height: int) -> int:
+def area(width: int, height: int = 2) -> int:
     """Not changed."""
     if width < 0:
         raise ValueError("neither is this" + 1)
@@ -27,13 +28,18 @@ def area(width: int, height: int) -> int:
 def test_a_mutant_changes_what_runs():
     found = {str(mutant): mutant for mutant in mutants(MODULE)}
     assert set(found) == {
+        "SIDES = 4 → SIDES = None",
+        "4 → 5",
+        "2 → 3",
         "< 0 → <= 0",
         "0 → 1",
         "width * height → width / height",
     }
     changed = found["width * height → width / height"]
     assert changed.source() == MODULE.replace("*", "/")
-    assert list(changed.lines) == [9]
+    assert list(changed.lines) == [10]
+    in_functions = {text for text, mutant in found.items() if mutant.in_function}
+    assert in_functions == {"< 0 → <= 0", "0 → 1", "width * height → width / height"}
 
 
 def test_arguments_that_no_test_can_tell_are_left_alone():

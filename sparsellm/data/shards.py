@@ -144,7 +144,8 @@ def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
     Names with a leading ``.`` or ``_`` are of hidden files and of those that a writer has not
     finished (Spark's, Hadoop's). A ``.md`` among data describes it; a glob can ask for it.
     """
-    kept, others = [], []
+    kept: list[str] = []
+    others: list[str] = []
     for file in files:
         names = Path(file.removeprefix(folder)).parts
         visible = not any(name.startswith((".", "_")) for name in names)

@@ -176,7 +176,7 @@ class HFTokenizer:
         content = read_tokenizer(path)
         self.vocab_size = vocab_size(name)
         try:
-            own = _without_special_pieces(content)
+            own = without_special_pieces(content)
             text = path.read_text(encoding="utf-8") if own is content else json.dumps(own)
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception
@@ -212,11 +212,14 @@ class HFTokenizer:
         )
 
 
-def _without_special_pieces(content: dict[str, Any]) -> dict[str, Any]:
+def without_special_pieces(content: dict[str, Any]) -> dict[str, Any]:
     """What a ``tokenizer.json`` holds, so that no special token is found in a text.
 
     `encode_special_tokens` keeps the library from looking for special tokens. But a Unigram model
-    has them among its pieces too; there they get a score that no split of a text would choose.
+    has them among its pieces too. There they get a score that no split of a text into other pieces
+    would choose. Where the vocabulary lacks a character of one, as T5's lacks ``<``, there is no
+    such split, and what is unknown scores less still: such a token is cut after its first
+    character before the model sees it.
     """
     model = content["model"]
     if model.get("type") != "Unigram":
@@ -225,7 +228,19 @@ def _without_special_pieces(content: dict[str, Any]) -> dict[str, Any]:
         entry["content"] for entry in content.get("added_tokens", ()) if entry.get("special")
     }
     pieces = [[piece, -1e9 if piece in special else score] for piece, score in model["vocab"]]
-    return content | {"model": model | {"vocab": pieces}}
+    own = content | {"model": model | {"vocab": pieces}}
+    letters = {piece for piece, _ in pieces if piece not in special}
+    lacking = sorted(token for token in special if len(token) > 1 and not letters.issuperset(token))
+    if not lacking:
+        return own
+    found = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in lacking)
+    cut = {"type": "Split", "pattern": {"Regex": found}, "behavior": "Isolated", "invert": False}
+    before = content.get("pre_tokenizer")
+    steps = before["pretokenizers"] if before and before["type"] == "Sequence" else [before]
+    if cut in steps:  # it is an export of ours
+        return own
+    steps = [step for step in (*steps, cut) if step]
+    return own | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
 
 
 def _piece_bytes(piece: str, byte_level: bool) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 
-from sparsellm.data.tokenizer import Tokenizer, byte_spelling
+from sparsellm.data.tokenizer import Tokenizer, byte_spelling, without_special_pieces
 from sparsellm.vocabulary import (
     HF_PREFIX,
     TOKENIZER_CONFIG_FILE,
@@ -44,7 +44,7 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
     """
     end_of_document = END_OF_TEXT
     if name.startswith(HF_PREFIX):
-        content = read_tokenizer(hf_file(name, TOKENIZER_FILE))
+        content = without_special_pieces(read_tokenizer(hf_file(name, TOKENIZER_FILE)))
         # Training adds no special token to a text; its post-processor may.
         content |= {"post_processor": None, "truncation": None, "padding": None}
         (folder / TOKENIZER_FILE).write_text(json.dumps(content, ensure_ascii=False), "utf-8")

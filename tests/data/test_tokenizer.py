@@ -13,10 +13,12 @@ import pytest
 import regex
 import tiktoken
 import tokenizers
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparsellm.data.tokenizer import LONGEST_RUN, WHITE_SPACE, cut_long_runs, load_tokenizer
+from sparsellm.runs.hf_tokenizer import write_tokenizer
 from sparsellm.vocabulary import VOCAB_SIZE, vocab_size
 
 HOSTILE = [
@@ -180,6 +182,33 @@ def test_a_special_token_spelt_out_is_text_to_a_unigram_model_too(tmp_path):
     keys = ("added_tokens", "normalizer", "pre_tokenizer", "model")
     digest = hashlib.sha256(json.dumps([content.get(key) for key in keys]).encode())
     assert ours.identity != f"hf {digest.hexdigest()[:16]}"
+
+
+@pytest.mark.parametrize("special", ["</s>", "<x.y>", "^|$"])
+def test_a_special_token_with_a_character_that_no_piece_has_is_text_too(tmp_path, special):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=60, special_tokens=["<unk>", special], unk_token="<unk>"
+    )
+    tokenizer.train_from_iterator(["a cat sat / on > the mats x.y"] * 20, trainer)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": special}))
+    ours = load_tokenizer(f"hf:{folder}")
+    texts = [f"the cat{special}sat", special, f"{special}{special} on", "the cat sat on mats"]
+    found = [tokens.tolist() for tokens in ours.encode_batch(texts)]
+    assert all(ours.eot_id not in tokens for tokens in found)
+    assert found[-1] == tokenizer.encode(texts[-1]).ids
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    write_tokenizer(f"hf:{folder}", exported, context_length=64)
+    theirs = transformers.AutoTokenizer.from_pretrained(exported, split_special_tokens=True)
+    assert theirs(texts, add_special_tokens=False).input_ids == found
+    assert theirs.convert_tokens_to_ids(special) == ours.eot_id
+    again = load_tokenizer(f"hf:{exported}")
+    assert again.identity == ours.identity
 
 
 def test_its_vocabulary_is_counted_by_the_largest_id(byte_level, tiny):

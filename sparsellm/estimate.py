@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsellm.recipe import Recipe
@@ -72,14 +73,31 @@ def train_flops_per_token(recipe: Recipe) -> float:
     return 6 * matrices + attention
 
 
-def executed_flops_per_token(recipe: Recipe) -> float:
-    """FLOPs that the hardware performs: the dense-equivalent ones and, with activation
-    checkpointing, each block's forward (a third of its share) a second time."""
-    flops = train_flops_per_token(recipe)
-    if not recipe.runtime.activation_checkpointing:
-        return flops
-    blocks = flops - 6 * recipe.padded_vocab_size * recipe.model.hidden_size
-    return flops + blocks / 3
+def executed_flops_per_token(
+    recipe: Recipe, nnz_L: Sequence[float] = (), sparse_L: Sequence[bool] = ()
+) -> float:
+    """FLOPs that are executed for one token, in forward and backward.
+
+    Those of `train_flops_per_token` without what sparse layers leave out: they compute the forward
+    product that decides the pattern for all neurons, and everything else for those that fire.
+    Activation checkpointing adds each block's forward a second time.
+
+    Args:
+        recipe: the run.
+        nnz_L: neurons that fire for a token, mean of each layer.
+        sparse_L: whether each layer runs on the sparse kernels. Both empty: none does.
+    """
+    k, n = recipe.model.hidden_size, recipe.model.intermediate_size
+    flops, checkpointed = train_flops_per_token(recipe), recipe.runtime.activation_checkpointing
+    head = 6 * recipe.padded_vocab_size * k
+    forward = (flops - head) / 3  # of the blocks
+    matrices = len(recipe.architecture.ffn_matrices)
+    for nnz, sparse in zip(nnz_L, sparse_L, strict=True):
+        if sparse:
+            saved = 2 * k * (n - nnz)  # by a product of one matrix
+            forward -= (matrices - 1) * saved
+            flops -= (3 * matrices - 1) * saved
+    return flops + checkpointed * forward
 
 
 @dataclass(frozen=True)

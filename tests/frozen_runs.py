@@ -31,7 +31,7 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import read_metrics
 
-TIMES = {"tokens_per_second", "seconds", "memory_gib", "mfu", "mfu_executed"}
+TIMES = {"tokens_per_second", "seconds", "memory_gib", "mfu", "mfu_dense"}
 VERSIONS = {"sparsellm", "torch"}
 
 

@@ -11,7 +11,13 @@ import yaml
 import results
 from sparsellm.architecture import ARCHITECTURES
 from sparsellm.bench import record
-from sparsellm.estimate import count_parameters, estimate_memory, summary, train_flops_per_token
+from sparsellm.estimate import (
+    count_parameters,
+    estimate_memory,
+    executed_flops_per_token,
+    summary,
+    train_flops_per_token,
+)
 from sparsellm.model import build_model
 from sparsellm.paths import bundled
 from sparsellm.recipe import REMOVED_KEYS, Recipe, bundled_recipes, load_recipe
@@ -136,6 +142,28 @@ def check_counts(recipe):
     matrices = sum(m.weight.numel() for m in linears)  # the tied output matrix among them
     attention = 12 * recipe.model.num_hidden_layers * recipe.model.hidden_size
     assert train_flops_per_token(recipe) == 6 * matrices + attention * recipe.model.context_length
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_executed_flops_are_those_of_the_gate_and_of_what_fires(gated):
+    shape = f"ffn.gated={str(gated).lower()}"
+    recipe = load_recipe("debug", [shape])
+    layers, k, n = 4, recipe.model.hidden_size, recipe.model.intermediate_size
+    assert recipe.model.num_hidden_layers == layers
+    dense, nnz_L = train_flops_per_token(recipe), [0.0, 10.0, 20.0, float(n)]
+    matrices = 3 if gated else 2
+    ffn = 6 * matrices * k * n
+    left = [2 * k * n + (3 * matrices - 1) * 2 * k * nnz for nnz in nnz_L]
+    flops = executed_flops_per_token(recipe, nnz_L, [True] * layers)
+    assert flops == dense - layers * ffn + sum(left)
+    assert left[-1] == ffn  # where every neuron fires
+    assert executed_flops_per_token(recipe, nnz_L, [False] * layers) == dense
+    again = load_recipe("debug", [shape, "runtime.activation_checkpointing=true"])
+    blocks = dense - 6 * recipe.padded_vocab_size * k
+    forward = (blocks - layers * ffn) / 3
+    forward += sum(2 * k * n + (matrices - 1) * 2 * k * nnz for nnz in nnz_L)
+    assert executed_flops_per_token(again) == dense + blocks / 3
+    assert executed_flops_per_token(again, nnz_L, [True] * layers) == flops + forward
 
 
 def test_unknown_key_names_file_key_and_nearest(tmp_path):

@@ -36,7 +36,8 @@ class Figures(NamedTuple):
 # Metric → unit. Those of a dense run with the same GPUs are the baseline of some.
 UNITS = {
     "tokens_per_ms": "tokens/ms",
-    "mfu": "of the bf16 peak, dense-equivalent",
+    "mfu": "of the bf16 peak, FLOPs executed",
+    "mfu_dense": "of the bf16 peak, FLOPs of the dense model",
     "memory_GiB": "GiB, peak of rank 0",
     "mJ_per_token": "mJ",
     "sparse_layers": "layers",
@@ -102,8 +103,9 @@ def figures(
         "loss": end["loss"],
     }
     sustained = {"p10": p10, "p90": p90}
-    if None not in (mfu := [record["mfu"] for record in steady]):  # the GPU's peak is known
-        values["mfu"] = statistics.median(mfu)
+    for metric in ("mfu", "mfu_dense"):
+        if None not in (mfu := [record[metric] for record in steady]):  # the GPU's peak is known
+            values[metric] = statistics.median(mfu)
     if on_gpu and (not sparse_layers or len(records) > SHRUNK_STEPS):
         values["memory_GiB"] = end["memory_gib"]
     counted = [reading for reading in readings if reading.step >= part[0]["step"] - 1]

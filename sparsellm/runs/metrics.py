@@ -193,8 +193,8 @@ METRICS = (
     ),
     Metric(
         "mfu",
-        "Model FLOPs utilisation, dense-equivalent",
-        "fraction",
+        "FLOPs executed, over the bf16 peak",
+        "fraction of the GPUs' bf16 peak, with any runtime.precision",
         progress="mfu {:5.1%}",
         section="speed",
         from_zero=True,
@@ -207,7 +207,11 @@ METRICS = (
         section="kernels",
         from_zero=True,
     ),
-    Metric("mfu_executed", "FLOPs performed over the bf16 peak", "fraction"),
+    Metric(
+        "mfu_dense",
+        "FLOPs of the dense model, over the bf16 peak",
+        "fraction of the GPUs' bf16 peak, as if every neuron were computed",
+    ),
     Metric(
         "memory_gib",
         "Peak memory of rank 0",

@@ -294,6 +294,10 @@ def _record(line: dict[str, Any], source: str, unknown: set[str]) -> Record | Se
         if key in further and (value is None or isinstance(value, int | float)):
             values[key] = value
     unknown |= {f"{kind}.{key}" for key in further - values.keys()}
+    if "mfu" in values and "mfu_dense" not in values:
+        # An early version: its `mfu` and `mfu_executed` counted every neuron.
+        values["mfu_dense"], executed = values["mfu"], values.pop("mfu_executed", None)
+        values["mfu"] = None if read.kernels is None or any(read.kernels.sparse) else executed
     for key, stats in (("sparsity", StepStats), ("kernels", KernelStats)):
         known = {own.name for own in fields(stats)}
         unknown |= {f"{kind}.{key}.{name}" for name in (line.get(key) or {}).keys() - known}

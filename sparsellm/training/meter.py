@@ -25,7 +25,6 @@ class Meter:
         peak = peak_flops(name) if run.recipe.runtime.precision != "fp32" else None
         self._peak = peak * run.accelerator.num_processes if peak else None
         self._flops = train_flops_per_token(run.recipe)
-        self._executed = executed_flops_per_token(run.recipe)
         self._began = self._since = time.perf_counter()
         self._paused = 0.0
         self._step = run.step
@@ -42,14 +41,16 @@ class Meter:
         """The record of the last step; starts the next interval."""
         reading = totals.reading
         assert reading.sparsity is not None
+        nnz_L, sparse_L = reading.sparsity.nnz_mean, reading.kernels.sparse
+        executed = executed_flops_per_token(run.recipe, nnz_L, sparse_L)
         now = time.perf_counter()
         tokens = (run.step - self._step) * run.recipe.train.global_batch_tokens
         rate = tokens / (now - self._since)
         self._since, self._step = now, run.step
         speed = {
             "tokens_per_second": rate,
-            "mfu": rate * self._flops / self._peak if self._peak else None,
-            "mfu_executed": rate * self._executed / self._peak if self._peak else None,
+            "mfu": rate * executed / self._peak if self._peak else None,
+            "mfu_dense": rate * self._flops / self._peak if self._peak else None,
             "memory_gib": _peak_memory_gib(run.accelerator.device),
             "seconds": now - self._began,
         }

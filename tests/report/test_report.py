@@ -53,7 +53,7 @@ def record(recipe, step, **changes):
         "grad_norm": 1.5,
         "tokens_per_second": 12_345.0,
         "mfu": None,
-        "mfu_executed": None,
+        "mfu_dense": None,
         "memory_gib": 1.25,
         "sparsity": {
             "nnz_mean": [10.0 / step + layer for layer in range(layers)],

@@ -50,7 +50,7 @@ def _record(recipe, step: int) -> TrainRecord:
             "skipped_steps": 0,
             "tokens_per_second": 12_345.0,
             "mfu": None,
-            "mfu_executed": None,
+            "mfu_dense": None,
             "memory_gib": 1.25,
             "micro_batch_size": 2,
             "seconds": float(step),
@@ -160,6 +160,20 @@ def test_a_line_without_a_field_is_read_and_shown(tiny, capsys):
                 assert not any(map(math.isnan, filter(_is_float, values.values())))
             MetricsLog(recipe, 2, _session(2, "b", time.time())).close()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("sparse", "executed"), [(False, 0.6), (True, None)])
+def test_utilisation_of_an_early_version_is_read_as_the_dense_models(tiny, sparse, executed):
+    recipe = tiny()
+    line = json.loads(json.dumps(_record(recipe, 2).line()))
+    del line["mfu_dense"]
+    line |= {"mfu": 0.5, "mfu_executed": 0.6}
+    line["kernels"]["sparse"][0] = sparse  # whose share of the neurons it did not know
+    recipe.run_path.mkdir(parents=True)
+    (recipe.run_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    [read] = read_metrics(recipe.run_path)
+    assert (read["mfu"], read["mfu_dense"]) == (executed, 0.5)
+    assert "mfu_executed" not in read
 
 
 def test_what_another_version_wrote_is_passed_over_and_kept(tiny, capsys):

@@ -30,37 +30,21 @@ function swatch(attributes) {
 
 // A figure with title, note, controls, plot and collapsed table; `draw` fills `plot` at its width.
 class Chart {
-  constructor(host, spec, state) {
+  constructor(spec, state) {
     this.spec = spec;
     this.state = state;
-    this.options = { ...spec.options };
     this.controls = html("div", { class: "controls" });
     this.plot = html("div", { class: "plot" });
     this.tooltip = html("div", { class: "tooltip", hidden: "" });
-    this.table = html("div", {
-      class: "table",
-      tabindex: 0,
-      role: "region",
-      "aria-label": `${spec.title}, values`,
-    });
+    const name = { "aria-label": `${spec.title}, values` };
+    this.table = html("div", { class: "table", tabindex: 0, role: "region", ...name });
     this.details = html("details", {}, html("summary", {}, "Values as a table"), this.table);
     this.details.addEventListener("toggle", () => this.fillTable());
-    const caption = html(
-      "figcaption",
-      {},
-      html("h3", {}, spec.title),
-      spec.note ? html("p", {}, spec.note) : null,
-    );
-    host.append(
-      html(
-        "figure",
-        { class: "chart", id: `chart-${spec.id}` },
-        caption,
-        this.controls,
-        this.plot,
-        this.details,
-      ),
-    );
+    const note = spec.note ? html("p", {}, spec.note) : null;
+    const caption = html("figcaption", {}, html("h3", {}, spec.title), note);
+    const parts = [caption, this.controls, this.plot, this.details];
+    const figure = html("figure", { class: "chart", id: `chart-${spec.id}` }, ...parts);
+    document.getElementById(spec.section).append(figure);
     // After a tap the values stay visible until the next tap elsewhere.
     this.plot.addEventListener("pointerleave", (event) => {
       if (event.pointerType !== "touch") this.hideTooltip();
@@ -70,41 +54,42 @@ class Chart {
     });
   }
 
-  addSwitch(label, option, on, off) {
-    const button = html(
-      "button",
-      { type: "button", "aria-pressed": String(this.options[option] === on) },
-      label,
-    );
+  // A button that sets an option to `on`, and to linear when it is pressed again.
+  addSwitch(label, option, on) {
+    const button = html("button", { type: "button" }, label);
+    const show = () => button.setAttribute("aria-pressed", String(this.options[option] === on));
     button.addEventListener("click", () => {
-      this.options[option] = this.options[option] === on ? off : on;
-      button.setAttribute("aria-pressed", String(this.options[option] === on));
+      this.options[option] = this.options[option] === on ? "linear" : on;
+      show();
       this.draw();
     });
+    show();
     this.controls.append(button);
   }
 
-  addChoice(label, option, values) {
-    const choices = values.map(([value, text]) => html("option", { value }, text));
-    const select = html("select", { "aria-label": `${this.spec.title}: ${label}` }, ...choices);
-    select.value = this.options[option];
-    select.addEventListener("change", () => {
-      this.options[option] = select.value;
-      this.draw();
-    });
-    this.controls.append(select);
-  }
-
   visibleRuns() {
-    return this.state.runs.filter((run) => this.state.visible.has(run.index));
+    return this.state.runs.filter((run) => this.state.visible.has(run));
   }
 
   // Starts a drawing: empties the plot and takes the page's width, at least that of a phone.
   begin() {
     this.hideTooltip();
-    const width = Math.max(240, Math.floor(this.state.printWidth || this.plot.clientWidth || 480));
+    this.width = Math.max(240, this.state.printWidth || this.plot.clientWidth);
     this.plot.replaceChildren();
-    return width;
+  }
+
+  // Adds a picture of that width; `point` is given the pointer's place in it.
+  addPicture(height, label, point) {
+    const viewBox = `0 0 ${this.width} ${height}`;
+    const picture = svg("svg", { viewBox, role: "img", "aria-label": label });
+    for (const event of ["pointermove", "pointerdown"]) {
+      picture.addEventListener(event, ({ clientX, clientY }) => {
+        const { left, top } = picture.getBoundingClientRect();
+        point(clientX - left, clientY - top);
+      });
+    }
+    this.plot.append(picture);
+    return picture;
   }
 
   end() {
@@ -117,15 +102,18 @@ class Chart {
     this.end();
   }
 
-  // `x` and `y` are pixels of the plot; the tooltip stays inside it.
-  showTooltip(x, y, title, rows) {
+  // `x` and `y` are pixels of a picture; the tooltip stays inside the plot.
+  showTooltip(picture, x, y, title, rows) {
     this.tooltip.replaceChildren(html("strong", {}, title), ...rows);
     this.tooltip.hidden = false;
     this.tooltip.style.left = "0"; // its width is measured where it has room
-    const { offsetWidth: width, offsetHeight: height } = this.tooltip;
-    const left = x + 14 + width > this.plot.clientWidth ? x - 14 - width : x + 14;
-    this.tooltip.style.left = `${Math.max(0, Math.min(left, this.plot.clientWidth - width))}px`;
-    this.tooltip.style.top = `${Math.max(0, Math.min(y - height / 2, this.plot.clientHeight - height))}px`;
+    const { offsetWidth, offsetHeight } = this.tooltip;
+    const { clientWidth, clientHeight } = this.plot;
+    const inside = (at, size, whole) => `${Math.max(0, Math.min(at, whole - size))}px`;
+    const left = x + 14 + offsetWidth > clientWidth ? x - 14 - offsetWidth : x + 14;
+    const above = picture.getBoundingClientRect().top - this.plot.getBoundingClientRect().top;
+    this.tooltip.style.left = inside(left, offsetWidth, clientWidth);
+    this.tooltip.style.top = inside(above + y - offsetHeight / 2, offsetHeight, clientHeight);
   }
 
   hideTooltip() {
@@ -135,13 +123,8 @@ class Chart {
   fillTable() {
     if (!this.details.open) return;
     const [head, ...rows] = this.rows();
-    const line = (cells) =>
-      html(
-        "tr",
-        {},
-        html("th", { scope: "row" }, cells[0]),
-        ...cells.slice(1).map((c) => html("td", {}, c)),
-      );
+    const line = ([name, ...cells]) =>
+      html("tr", {}, html("th", { scope: "row" }, name), ...cells.map((c) => html("td", {}, c)));
     const top = html("tr", {}, ...head.map((cell) => html("th", { scope: "col" }, cell)));
     this.table.replaceChildren(
       html("table", {}, html("thead", {}, top), html("tbody", {}, ...rows.map(line))),
@@ -149,40 +132,32 @@ class Chart {
   }
 }
 
-// Axes with gridlines and labels around the box {left, top, width, height}.
-function axes(box, x, y, labels) {
+// Axes with gridlines around the box {left, top, width, height}. `x` and `y` have a scale, a label
+// and how to write a value.
+function axes(box, x, y) {
   const group = svg("g", {});
   const bottom = box.top + box.height;
-  const ys = y.ticks(Math.max(2, Math.floor(box.height / 32)));
-  const yTexts = tickTexts(ys, labels.yFormat);
-  for (const [i, value] of ys.entries()) {
-    const at = bottom - y.at(value) * box.height;
-    group.append(
-      svg("line", { class: "gridline", x1: box.left, x2: box.left + box.width, y1: at, y2: at }),
-    );
-    group.append(svg("text", { x: box.left - 6, y: at + 4, "text-anchor": "end" }, yTexts[i]));
-  }
-  const xs = x.ticks(Math.max(2, Math.floor(box.width / 62)));
-  const xTexts = tickTexts(xs, labels.xFormat);
-  for (const [i, value] of xs.entries()) {
-    const at = box.left + x.at(value) * box.width;
-    group.append(svg("line", { class: "gridline", x1: at, x2: at, y1: box.top, y2: bottom }));
-    group.append(svg("text", { x: at, y: bottom + 16, "text-anchor": "middle" }, xTexts[i]));
-  }
+  const right = box.left + box.width;
+  const line = (x1, x2, y1, y2) => svg("line", { class: "gridline", x1, x2, y1, y2 });
+  const text = (content, at) => svg("text", at, content);
+  const yTicks = y.scale.ticks(Math.max(2, Math.floor(box.height / 32)));
+  tickTexts(yTicks, y.write).forEach((content, i) => {
+    const at = bottom - y.scale.at(yTicks[i]) * box.height;
+    group.append(line(box.left, right, at, at));
+    group.append(text(content, { x: box.left - 6, y: at + 4, "text-anchor": "end" }));
+  });
+  const xTicks = x.scale.ticks(Math.max(2, Math.floor(box.width / 62)));
+  tickTexts(xTicks, x.write).forEach((content, i) => {
+    const at = box.left + x.scale.at(xTicks[i]) * box.width;
+    group.append(line(at, at, box.top, bottom));
+    group.append(text(content, { x: at, y: bottom + 16, "text-anchor": "middle" }));
+  });
+  const d = `M${box.left},${box.top}V${bottom}H${right}`;
+  const middle = { x: box.left + box.width / 2, y: bottom + 34, "text-anchor": "middle" };
   group.append(
-    svg("path", {
-      class: "axis",
-      fill: "none",
-      d: `M${box.left},${box.top}V${bottom}H${box.left + box.width}`,
-    }),
-  );
-  group.append(svg("text", { class: "y-label", x: 2, y: 12 }, labels.y));
-  group.append(
-    svg(
-      "text",
-      { class: "x-label", x: box.left + box.width / 2, y: bottom + 34, "text-anchor": "middle" },
-      labels.x,
-    ),
+    svg("path", { class: "axis", fill: "none", d }),
+    text(y.label, { x: 2, y: 12 }),
+    text(x.label, middle),
   );
   return group;
 }

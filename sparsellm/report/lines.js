@@ -5,196 +5,171 @@ const PRINT_HEIGHT = 215;
 const TABLE_ROWS = 60;
 const MANY = 10; // with more lines, the tooltip names only those nearest to the pointer
 
+// How lines are drawn that are not plain.
+const STYLES = {
+  loss: { thin: true },
+  predicted_ffn_ms: { thin: true },
+  predicted_dense_ms: { thin: true },
+  validation: { dots: true },
+  evaluation: { dots: true },
+  evaluation_limited: { dots: true },
+  distribution: { steps: true },
+};
+
+// `spec.lines` has the names of the lines among a run's and what follows the run's label; `spec.x`
+// and `spec.y` have a label, a kind of scale (linear if none is named) and how to write a value.
 class LineChart extends Chart {
-  constructor(host, spec, state) {
-    super(host, spec, state);
-    const base = spec.yBase || "linear";
-    if (spec.yLog !== false) this.addSwitch("log y", "y", "log", base);
-    if (spec.xLog !== false) this.addSwitch("log x", "x", spec.xLogKind || "log", "linear");
-    if (spec.layers) {
-      const count = Math.max(...state.runs.map((run) => run.layers));
-      const each = [...Array(count).keys()].map((layer) => [String(layer), `layer ${layer}`]);
-      this.addChoice("layer", "layer", [
-        ["mean", "mean over layers"],
-        ["every", "every layer"],
-        ...each,
-      ]);
-    }
+  constructor(spec, state) {
+    super(spec, state);
+    this.x = { write: format, log: "log", ...spec.x };
+    this.y = { write: format, ...spec.y };
+    this.options = { x: spec.x.kind || "linear", y: spec.y.kind || "linear", layer: "mean" };
+    this.addSwitch("log y", "y", "log");
+    this.addSwitch("log x", "x", this.x.log);
+    if (spec.layers) this.addLayers(Math.max(...state.runs.map((run) => run.layers)));
+  }
+
+  addLayers(count) {
+    const each = [...Array(count).keys()].map((layer) => [layer, `layer ${layer}`]);
+    const values = [["mean", "mean over layers"], ["every", "every layer"], ...each];
+    const choices = values.map(([value, text]) => html("option", { value }, text));
+    const select = html("select", { "aria-label": `${this.spec.title}: layer` }, ...choices);
+    select.addEventListener("change", () => {
+      this.options.layer = select.value;
+      this.draw();
+    });
+    this.controls.append(select);
+  }
+
+  // A run's lines; where it has one for each layer, that of the chosen layer or their mean.
+  linesOf(run) {
+    return Object.entries(this.spec.lines).flatMap(([name, suffix]) => {
+      const { x, y, layers } = run.lines[name];
+      const line = { run, name: run.label + suffix, x, y, ...STYLES[name] };
+      if (!layers) return [line];
+      const { layer } = this.options;
+      if (layer === "mean") return [{ ...line, y: x.map((_, i) => mean(layers.map((l) => l[i]))) }];
+      const fade = (l) => (layer === "every" ? 1 - (0.7 * l) / Math.max(layers.length - 1, 1) : 1);
+      return layers
+        .map((values, l) => ({
+          ...line,
+          name: `${run.label}, layer ${l}`,
+          y: values,
+          opacity: fade(l),
+        }))
+        .filter((_, l) => layer === "every" || l === Number(layer));
+    });
   }
 
   draw() {
-    const width = this.begin();
-    this.series = this.visibleRuns()
-      .flatMap((run) => this.spec.series(run, this.options))
-      .filter((s) => s.x.length);
-    this.image = null;
-    if (!this.series.length)
-      return this.empty(
-        this.state.visible.size
-          ? this.spec.empty || "Nothing was recorded."
-          : "All runs are hidden.",
-      );
-    const reference = this.spec.reference ? this.spec.reference(this.series) : null;
-    const all = reference ? [...this.series, reference] : this.series;
-    this.scaleX = makeScale(
-      this.options.x,
-      all.flatMap((s) => s.x),
-      { fromZero: this.spec.xFromZero !== false },
-    );
-    const ys = all.flatMap((s) => s.y);
-    this.scaleY = makeScale(this.options.y, ys, { fromZero: this.spec.yFromZero, pad: 0.04 });
+    this.begin();
+    const runs = this.visibleRuns();
+    this.lines = runs.flatMap((run) => this.linesOf(run)).filter((line) => line.x.length);
+    if (!runs.length) return this.empty("All runs are hidden.");
+    if (!this.lines.length) return this.empty(this.spec.empty || "Nothing was recorded.");
+    const [{ x }] = this.lines;
+    const all = this.spec.diagonal ? [...this.lines, { x, y: x }] : this.lines;
+    const values = (axis) => all.flatMap((line) => line[axis]);
+    this.x.scale = makeScale(this.options.x, values("x"), { fromZero: true });
+    this.y.scale = makeScale(this.options.y, values("y"), { fromZero: this.y.fromZero, pad: 0.04 });
     const height = this.state.printWidth ? PRINT_HEIGHT : HEIGHT;
-    this.box = { left: 52, top: 24, width: width - 52 - 16, height: height - 24 - 42 };
-    this.image = svg("svg", {
-      viewBox: `0 0 ${width} ${height}`,
-      role: "img",
-      "aria-label": this.summary(),
-    });
-    const labels = {
-      x: this.spec.xLabel,
-      y: this.spec.yLabel,
-      xFormat: this.spec.xFormat,
-      yFormat: this.spec.yFormat,
-    };
-    this.image.append(axes(this.box, this.scaleX, this.scaleY, labels));
-    if (reference) this.image.append(svg("path", { class: "reference", d: this.path(reference) }));
-    for (const line of this.series) this.drawSeries(line);
-    this.crosshair = svg("line", {
-      class: "crosshair",
-      y1: this.box.top,
-      y2: this.box.top + this.box.height,
-      visibility: "hidden",
-    });
-    this.image.append(this.crosshair);
-    for (const event of ["pointermove", "pointerdown"])
-      this.image.addEventListener(event, (e) => this.point(e));
-    this.plot.append(this.image);
+    this.box = { left: 52, top: 24, width: this.width - 52 - 16, height: height - 24 - 42 };
+    const picture = this.addPicture(height, this.summary(), (...at) => this.point(picture, ...at));
+    picture.append(axes(this.box, this.x, this.y));
+    if (this.spec.diagonal)
+      picture.append(svg("path", { class: "reference", d: this.path({ x, y: x }) }));
+    for (const line of this.lines) picture.append(...this.marks(line));
+    const { top } = this.box;
+    const ends = { y1: top, y2: top + this.box.height, visibility: "hidden" };
+    this.crosshair = svg("line", { class: "crosshair", ...ends });
+    picture.append(this.crosshair);
     return this.end();
   }
 
   pixel(line, i) {
     return [
-      this.box.left + this.scaleX.at(line.x[i]) * this.box.width,
-      this.box.top + (1 - this.scaleY.at(line.y[i])) * this.box.height,
+      this.box.left + this.x.scale.at(line.x[i]) * this.box.width,
+      this.box.top + (1 - this.y.scale.at(line.y[i])) * this.box.height,
     ];
   }
 
   path(line) {
-    const parts = [];
-    for (let i = 0; i < line.x.length; i++) {
+    const parts = line.x.map((_, i) => {
       const [x, y] = this.pixel(line, i).map((v) => v.toFixed(1));
-      parts.push(i === 0 ? `M${x},${y}` : line.step ? `H${x}V${y}` : `L${x},${y}`);
-    }
+      return i === 0 ? `M${x},${y}` : line.steps ? `H${x}V${y}` : `L${x},${y}`;
+    });
     return parts.join("");
   }
 
-  drawSeries(line) {
-    const stroke = strokeOf(line.run.index);
+  marks(line) {
+    const { index } = line.run;
     const noisy = this.isNoisy(line);
-    if (noisy) stroke["stroke-dasharray"] = null;
-    const faded = line.opacity ? { opacity: line.opacity } : {};
-    this.image.append(
-      svg("path", {
-        class: line.fine || noisy ? "series fine" : "series",
-        d: this.path(line),
-        "data-run": line.run.index,
-        ...stroke,
-        ...faded,
-      }),
-    );
-    if (!line.markers && line.x.length > 1) return;
-    for (let i = 0; i < line.x.length; i++) {
+    const stroke = { ...strokeOf(index), ...(noisy ? { "stroke-dasharray": null } : {}) };
+    const kind = line.thin || noisy ? "series fine" : "series";
+    const { opacity = null } = line;
+    const d = this.path(line);
+    const path = svg("path", { class: kind, d, opacity, "data-run": index, ...stroke });
+    if (!line.dots && line.x.length > 1) return [path];
+    const dots = line.x.map((_, i) => {
       const [cx, cy] = this.pixel(line, i);
-      this.image.append(svg("circle", { cx, cy, r: 3.5, fill: stroke.stroke }));
-    }
+      return svg("circle", { cx, cy, r: 3.5, fill: stroke.stroke });
+    });
+    return [path, ...dots];
   }
 
   // Dashes are not recognisable on a line that goes up and down all the time.
   isNoisy(line) {
-    let climbed = 0;
-    for (let i = 1; i < line.y.length; i++) {
-      climbed += Math.abs(this.scaleY.at(line.y[i]) - this.scaleY.at(line.y[i - 1]));
-    }
-    return line.x.length > 100 && climbed > 10;
+    const places = line.y.map((y) => this.y.scale.at(y));
+    const climbed = places.slice(1).reduce((sum, at, i) => sum + Math.abs(at - places[i]), 0);
+    return places.length > 100 && climbed > 10;
   }
 
-  point(event) {
-    const bounds = this.image.getBoundingClientRect();
-    const zoom = bounds.width / this.image.viewBox.baseVal.width;
-    const [x, y] = [(event.clientX - bounds.left) / zoom, (event.clientY - bounds.top) / zoom];
-    const { snapped, value } = this.snap(x);
-    this.crosshair.setAttribute("x1", snapped);
-    this.crosshair.setAttribute("x2", snapped);
-    this.crosshair.setAttribute("visibility", "visible");
-    const found = this.series
+  // Shows the values at the recorded x that is nearest to the pointer.
+  point(picture, pointerX, pointerY) {
+    const target = this.x.scale.value((pointerX - this.box.left) / this.box.width);
+    const at = (value) => this.box.left + this.x.scale.at(value) * this.box.width;
+    const far = (value) => Math.abs(at(value) - pointerX);
+    const value = this.lines
+      .map((line) => line.x[nearest(line.x, target)])
+      .reduce((best, other) => (far(other) < far(best) ? other : best));
+    const ends = { x1: at(value), x2: at(value), visibility: "visible" };
+    fill(this.crosshair, ends, []);
+    const found = this.lines
       .filter((line) => value >= line.x[0] && value <= line.x[line.x.length - 1])
-      .map((line) => ({ line, i: nearest(line.x, value) }))
-      .map((hit) => ({ ...hit, far: Math.abs(this.pixel(hit.line, hit.i)[1] - y) }));
-    if (this.series.length > MANY) found.sort((a, b) => a.far - b.far).splice(5);
-    const title = `${(this.spec.xFormat || format)(value)} ${this.spec.xUnit}`;
-    this.showTooltip(
-      snapped * zoom,
-      y * zoom,
-      title,
-      found.map((hit) => this.tooltipRow(hit, value)),
-    );
-  }
-
-  // The recorded x nearest to the pointer, in pixels and as a value.
-  snap(x) {
-    const target = this.scaleX.value((x - this.box.left) / this.box.width);
-    let best = null;
-    for (const line of this.series) {
-      const value = line.x[nearest(line.x, target)];
-      const snapped = this.box.left + this.scaleX.at(value) * this.box.width;
-      if (!best || Math.abs(snapped - x) < Math.abs(best.snapped - x)) best = { snapped, value };
+      .map((line) => ({ line, i: nearest(line.x, value) }));
+    if (this.lines.length > MANY) {
+      const away = ({ line, i }) => Math.abs(this.pixel(line, i)[1] - pointerY);
+      found.sort((a, b) => away(a) - away(b)).splice(5);
     }
-    return best;
+    const rows = found.map(({ line, i }) => {
+      const elsewhere = line.x[i] === value ? "" : ` at ${this.x.write(line.x[i])}`;
+      const text = html("b", {}, this.y.write(line.y[i]));
+      return html("div", {}, swatch(strokeOf(line.run.index)), line.name + elsewhere, text);
+    });
+    this.showTooltip(picture, at(value), pointerY, `${this.x.write(value)} ${this.x.unit}`, rows);
   }
 
   hideTooltip() {
     super.hideTooltip();
-    if (this.crosshair) this.crosshair.setAttribute("visibility", "hidden");
-  }
-
-  tooltipRow({ line, i }, value) {
-    const elsewhere = line.x[i] === value ? "" : ` at ${(this.spec.xFormat || format)(line.x[i])}`;
-    const text = `${(this.spec.yFormat || format)(line.y[i])}${this.spec.yUnit || ""}`;
-    return html(
-      "div",
-      {},
-      swatch(strokeOf(line.run.index)),
-      html("span", {}, line.name + elsewhere),
-      html("b", {}, text),
-    );
+    this.crosshair?.setAttribute("visibility", "hidden");
   }
 
   summary() {
-    const yFormat = this.spec.yFormat || format;
-    const parts = this.series
-      .slice(0, MANY)
-      .map(
-        (line) =>
-          `${line.name}: from ${yFormat(line.y[0])} to ${yFormat(line.y[line.y.length - 1])}`,
-      );
-    return `${this.spec.title}. ${this.spec.yLabel} against ${this.spec.xLabel}. ${parts.join("; ")}.`;
+    const ends = ({ name, y }) =>
+      `${name}: from ${this.y.write(y[0])} to ${this.y.write(y[y.length - 1])}`;
+    const lines = this.lines.slice(0, MANY).map(ends).join("; ");
+    return `${this.spec.title}. ${this.y.label} against ${this.x.label}. ${lines}.`;
   }
 
   rows() {
-    const lines = this.series || [];
-    const xs = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+    const xs = [...new Set(this.lines.flatMap((line) => line.x))].sort((a, b) => a - b);
     const every = Math.ceil(xs.length / TABLE_ROWS);
     const chosen = xs.filter((_, i) => i % every === 0 || i === xs.length - 1);
-    const columns = lines.map((line) => new Map(line.x.map((x, i) => [x, line.y[i]])));
-    const head = [this.spec.xLabel, ...lines.map((line) => line.name)];
-    const cell = (column, x) =>
-      column.has(x) ? (this.spec.yFormat || format)(column.get(x)) : "–";
+    const columns = this.lines.map((line) => new Map(line.x.map((x, i) => [x, line.y[i]])));
+    const cell = (column, x) => (column.has(x) ? this.y.write(column.get(x)) : "–");
     return [
-      head,
-      ...chosen.map((x) => [
-        (this.spec.xFormat || format)(x),
-        ...columns.map((column) => cell(column, x)),
-      ]),
+      [this.x.label, ...this.lines.map((line) => line.name)],
+      ...chosen.map((x) => [this.x.write(x), ...columns.map((column) => cell(column, x))]),
     ];
   }
 }

@@ -86,23 +86,18 @@ function decadeTicks(low, high, count) {
   return found;
 }
 
+const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+
 // Four digits, k/M/B/T from `thousands` on, exponents below a ten-thousandth.
 function format(value, thousands = 1e4) {
-  if (value === null || value === undefined) return "–";
-  if (value === 0) return "0";
   const size = Math.abs(value);
-  for (const [limit, suffix] of [
-    [1e12, "T"],
-    [1e9, "B"],
-    [1e6, "M"],
-    [1e3, "k"],
-  ]) {
-    if (size >= limit && size >= thousands)
-      return `${Number((value / limit).toPrecision(4))}${suffix}`;
-  }
-  if (size < 1e-4) return Number(value.toPrecision(3)).toExponential().replace("e-", "e−");
+  if (size >= thousands) return COMPACT.format(value).replace("K", "k");
+  if (size > 0 && size < 1e-4)
+    return Number(value.toPrecision(3)).toExponential().replace("e-", "e−");
   return String(Number(value.toPrecision(4)));
 }
+
+const percent = (share) => `${format(100 * share)}%`;
 
 // The numbers of one axis: if one uses k, all do.
 function tickTexts(values, write = format) {

@@ -18,69 +18,40 @@ MAX_POINTS = 1000  # of a line; a long run has more records than a screen has co
 MAX_COLUMNS = 240  # of a heatmap
 POPULARITY_POINTS = 80
 
-Line = dict[str, list[Any]]  # x and y, equally long
+Line = dict[str, Any]  # x and y, equally long, or a y for each of its layers
 
 
 def run_series(run: RunData) -> dict[str, Any]:
     """All data of one run: lines over tokens, heatmaps, and curves of its last record.
 
-    Keys are read by charts.js, main.js; shares are fractions, sizes GiB, rates tokens per second.
+    The scripts of the page read the keys; shares are fractions, sizes GiB, rates tokens per second.
     """
-    last = run.train[-1]
     return {
         "label": run.label,
         "layers": run.recipe.model.num_hidden_layers,
-        "width": run.recipe.model.intermediate_size,
-        "step": last["step"],
-        "lines": _lines(run),
+        "lines": _over_tokens(run) | _at_the_last_record(run),
         "heat": _heat(run.train),
-        "position": {
-            "x": [s + 1 for s in position_bucket_starts(run.recipe.model.context_length)],
-            "layers": [_rounded(layer) for layer in last["sparsity"]["nnz_by_position"]],
-        },
-        "distribution": _distribution(
-            last["sparsity"]["nnz_histogram"], run.recipe.model.intermediate_size
-        ),
-        "popularity": _popularity(run.activity) if run.activity else None,
     }
 
 
 def chart_specs(runs: list[RunData]) -> dict[str, list[dict[str, Any]]]:
-    """The charts that main.js draws: lines of `METRICS`, heatmaps of `LAYER_METRICS`, in order."""
+    """What main.js draws over training tokens: `METRICS` as lines, `LAYER_METRICS` as heatmaps."""
 
     def is_drawn(metric: LayerMetric) -> bool:
         if not metric.if_different:
             return bool(metric.section)
         return any(len(set(metric.values(r))) > 1 for run in runs for r in run.train)
 
-    lines = [
-        {
-            "name": metric.name,
-            "title": metric.title,
-            "unit": metric.unit,
-            "section": metric.section,
-            "scale": metric.scale,
-            "fromZero": metric.from_zero,
-        }
-        for metric in METRICS
-        if metric.section
-    ]
-    heatmaps = [
-        {
-            "name": metric.name,
-            "title": metric.title,
-            "unit": metric.unit,
-            "section": metric.section,
-            "scale": metric.scale,
-            "floor": metric.floor,
-        }
-        for metric in LAYER_METRICS
-        if is_drawn(metric)
-    ]
-    return {"lines": lines, "heatmaps": heatmaps}
+    drawn = ("section", "name", "title", "unit", "scale")
+    lines = [m for m in METRICS if m.section]
+    heatmaps = [m for m in LAYER_METRICS if is_drawn(m)]
+    return {
+        "metrics": [{key: getattr(m, key) for key in (*drawn, "from_zero")} for m in lines],
+        "layerMetrics": [{key: getattr(m, key) for key in (*drawn, "floor")} for m in heatmaps],
+    }
 
 
-def _lines(run: RunData) -> dict[str, Line]:
+def _over_tokens(run: RunData) -> dict[str, Line]:
     def of(metric: Metric) -> Callable[[dict[str, Any]], float | None]:
         return lambda record: metric.value(record, run.recipe)
 
@@ -168,25 +139,33 @@ def _heat(train: Records) -> dict[str, Any]:
     return {"x": [record["tokens"] for record in chosen], **heat}
 
 
-def _distribution(counts: list[int], width: int) -> dict[str, list[float]]:
-    """Of (token, layer) pairs by their non-zeros: share a non-zero, and share that has as many."""
-    edges = nnz_bucket_edges(width) if counts else []
-    total = sum(counts) or 1
-    sizes = [right - left for left, right in zip(edges, [*edges, width + 1][1:], strict=True)]
-    left = total
-    tail = []
-    for count in counts:
-        tail.append(left / total)
-        left -= count
-    density = [count / total / size for count, size in zip(counts, sizes, strict=True)]
+def _at_the_last_record(run: RunData) -> dict[str, Line]:
+    """Lines without points where the record is older than the statistic."""
+    stats, model = run.train[-1]["sparsity"], run.recipe.model
+    nnz = stats["nnz_by_position"]
+    starts = position_bucket_starts(model.context_length) if any(nnz) else []
     return {
-        "x": [*edges, width + 1] if counts else [],
-        "density": _rounded(density),
-        "tail": _rounded(tail),
+        "position": {"x": [s + 1 for s in starts], "layers": [_rounded(layer) for layer in nnz]},
+        **_distribution(stats["nnz_histogram"], model.intermediate_size),
+        "popularity": _popularity(run.activity) if run.activity else {"x": [], "layers": []},
     }
 
 
-def _popularity(activity: Activity) -> dict[str, Any]:
+def _distribution(counts: list[int], width: int) -> dict[str, Line]:
+    """Of (token, layer) pairs by their non-zeros: share a non-zero, and share that has as many."""
+    if not counts:
+        return {name: {"x": [], "y": []} for name in ("distribution", "tail")}
+    edges, total = [*nnz_bucket_edges(width), width + 1], sum(counts) or 1
+    sizes = [right - left for left, right in itertools.pairwise(edges)]
+    density = [count / total / size for count, size in zip(counts, sizes, strict=True)]
+    tail = [(total - fewer) / total for fewer in itertools.accumulate(counts, initial=0)]
+    return {
+        "distribution": {"x": edges, "y": [*_rounded(density), 0.0]},
+        "tail": {"x": edges, "y": _rounded(tail)},
+    }
+
+
+def _popularity(activity: Activity) -> Line:
     """Share of a layer's activations carried by its k most active neurons, for k up to N."""
     num_neurons = activity.fired_LN.shape[1]
     spread = [num_neurons ** (i / (POPULARITY_POINTS - 1)) for i in range(POPULARITY_POINTS)]

@@ -89,9 +89,8 @@ class Evaluator:
                 limit=self.limit,
                 log_samples=self.log_samples,
             )
-            counts = lm.gather_object((lm.num_requests, lm.num_cut))
+            counts = lm.gather_object((lm.num_requests, lm.num_cut, lm.num_answers_cut))
         if results is None:
             return None
         self.samples = results.get("samples", {})
-        num_requests, num_cut = map(sum, zip(*counts, strict=True))
-        return from_lm_eval(results, self.suite, num_requests, num_cut)
+        return from_lm_eval(results, self.suite, *map(sum, zip(*counts, strict=True)))

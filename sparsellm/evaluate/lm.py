@@ -113,6 +113,7 @@ class SparseLM(HFLM):
         self._agreement = agreement
         self.num_requests = 0  # distinct, of this rank
         self.num_cut = 0  # of them, longer than the context
+        self.num_answers_cut = 0  # of these, with an answer that alone is longer
 
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **_options: Any) -> None:
         self.tokenizer = tokenizer  # HFLM insists on a class of transformers'
@@ -139,9 +140,10 @@ class SparseLM(HFLM):
 
     def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> Any:
         # Counted once each: on several ranks lm-eval fills up the shorter lists with repeats.
-        lengths = {request[0]: len(request[1]) + len(request[2]) for request in requests}
+        lengths = {request[0]: (len(request[1]), len(request[2])) for request in requests}
         self.num_requests += len(lengths)
-        self.num_cut += sum(length > self.max_length + 1 for length in lengths.values())
+        self.num_cut += sum(sum(both) > self.max_length + 1 for both in lengths.values())
+        self.num_answers_cut += sum(answer > self.max_length for _, answer in lengths.values())
         fitted = [self._fit(request) for request in requests]
         return super()._loglikelihood_tokens(fitted, *args, **kwargs)
 

@@ -50,13 +50,21 @@ class Scores:
     mean_stderr: float | None  # tasks taken as independent
     num_requests: int
     num_cut: int  # requests longer than the context length: their beginning was cut off
+    # Of them those whose answer alone is longer, where lm-eval would end with an error.
+    num_answers_cut: int = 0
 
 
-def from_lm_eval(results: dict[str, Any], suite: Suite, num_requests: int, num_cut: int) -> Scores:
+def from_lm_eval(
+    results: dict[str, Any],
+    suite: Suite,
+    num_requests: int,
+    num_cut: int,
+    num_answers_cut: int = 0,
+) -> Scores:
     """`Scores` of what ``lm_eval.evaluate`` returned on the main rank."""
     tasks = {name: _task_score(results, name, suite) for name in results["results"]}
     mean, mean_stderr = _mean(tasks, suite)
-    return Scores(tasks, mean, mean_stderr, num_requests, num_cut)
+    return Scores(tasks, mean, mean_stderr, num_requests, num_cut, num_answers_cut)
 
 
 def _task_score(results: dict[str, Any], name: str, suite: Suite) -> TaskScore:
@@ -141,6 +149,11 @@ def table(scores: Scores, suite: Suite) -> str:
         lines.append(
             f"{scores.num_cut:,} of {scores.num_requests:,} requests are longer than the context "
             "and lost their beginning"
+        )
+    if scores.num_answers_cut:
+        lines.append(
+            f"of {scores.num_answers_cut:,} of them the answer alone is longer, and only its end "
+            "is scored; lm-eval refuses these"
         )
     if any(score.num_rows < score.num_rows_total for score in scores.tasks.values()):
         lines.append("limited to the first rows of each task: not a result to report")

@@ -160,7 +160,7 @@ def test_an_answer_longer_than_the_context_is_scored_by_its_end(tiny):
     ]
     found = lm.loglikelihood(requests)
     assert found[0] == found[1]
-    assert (lm.num_requests, lm.num_cut) == (3, 2)
+    assert (lm.num_requests, lm.num_cut, lm.num_answers_cut) == (3, 2, 1)
 
 
 @pytest.mark.parametrize("name", STOCK)
@@ -636,5 +636,7 @@ def test_table_stars_what_enters_the_mean():
     lines = table(scores, SUITE).splitlines()
     assert len(lines) == 1 + len(NAMES) + 1
     assert max(map(len, lines)) < 100
+    cut = table(from_lm_eval(results, SUITE, num_requests=4, num_cut=2, num_answers_cut=1), SUITE)
+    assert cut.splitlines()[-1].startswith("of 1 of them the answer alone is longer, and only its")
     assert [line.count("*") for line in lines[1:-1]] == [1] * 7 + [0]
     assert "25.00 ± 3.00*" in next(line for line in lines if line.startswith("winogrande"))

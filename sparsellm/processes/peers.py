@@ -101,12 +101,15 @@ class Peers:
         lost = _is_lost_contact(error)
         if lost:  # the rank that caused it may be about to report it
             self._wait_for_failure(5 * POLL_SECONDS)
-        with contextlib.suppress(Exception):
+        try:
             if self._store.add("claims", 1) > 1:
                 return EndedByAnother()
             if lost:
                 error = ConnectionError(self._describe_loss(error))
             self._store.set("failed", str(self._rank))
+        except Exception as no_store:
+            if lost:
+                error = ConnectionError(_main_rank_is_gone(no_store))
         return error
 
     def _wait_for_failure(self, seconds: float) -> None:
@@ -147,8 +150,7 @@ class Peers:
                 # A busy store may let one call time out; a closed connection never comes back.
                 lost += 1
                 if lost * POLL_SECONDS >= 5 and not self._closed.is_set():
-                    reason = " ".join(str(error).split())[:200]
-                    end_once(f"the main rank is gone ({reason}); the same command resumes")
+                    end_once(_main_rank_is_gone(error))
 
     def _poll(self) -> None:
         if self._store.check(["failed"]):
@@ -234,6 +236,12 @@ def _connect(accelerator: Accelerator) -> Any:
         timeout=timedelta(seconds=30),
     )
     return dist.PrefixStore(f"sparsellm/{prefix[0]}", store)
+
+
+def _main_rank_is_gone(error: Exception) -> str:
+    """Of an error of the launcher's store, which lives on the main rank's node."""
+    reason = " ".join(str(error).split())[:200]
+    return f"the main rank is gone ({reason}); the same command resumes"
 
 
 def _is_lost_contact(error: Exception) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
-from conftest import ROOT, set_arguments
-from rank_processes import processes_with
+from conftest import ROOT, process_env, set_arguments
+from rank_processes import LAUNCHER, processes_with, wait_until_gone
 from training.test_distributed import launch
 
 from sparsellm.recipe import load_recipe
@@ -104,6 +107,37 @@ def test_a_validation_that_fails_on_one_rank_leaves_none_waiting(tiny_overrides)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("injected fault of a validation") == 1
     assert "done: 4 steps" in done.stdout
+
+
+@pytest.mark.slow
+def test_without_the_main_ranks_launcher_the_others_say_so(tiny_overrides, tmp_path):
+    """Two nodes; the first one's launcher has the store by which ranks tell one another."""
+    own = [*tiny_overrides, "train.steps=100000", "train.micro_batch_size=1", "name=two-nodes"]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", LAUNCHER, f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}"]
+    command += ["--num_machines=2", "--num_processes=2", "--main_process_ip=localhost"]
+    command += [f"--main_process_port={port}"]
+    program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(own)]
+    nodes = []
+    for rank in range(2):
+        with (tmp_path / f"node{rank}").open("w") as output:
+            words = [*command, f"--machine_rank={rank}", *program]
+            nodes.append(
+                subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=process_env())
+            )
+    end = time.monotonic() + 60
+    while "step      2/" not in (said := (tmp_path / "node0").read_text()):
+        assert time.monotonic() < end, said
+        time.sleep(0.1)
+    nodes[0].kill()
+    nodes[0].wait()
+    assert nodes[1].wait(timeout=60) == 1
+    said = (tmp_path / "node1").read_text()
+    assert "error (rank 1): the main rank is gone (" in said
+    assert said.count("Traceback") == 1  # the launcher's own
+    assert not wait_until_gone(processes_with("name=two-nodes"), 20)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def add_report_parser(commands: Any) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     from sparsellm.report.collect import without_records
-    from sparsellm.report.save_report import write_report
+    from sparsellm.report.page import write_report
     from sparsellm.report.sweep_report import write_sweep_report
 
     empty = {path: without_records(path) for path in options.run_paths}

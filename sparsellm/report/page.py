@@ -1,4 +1,4 @@
-"""Assembles the report: template, style, script, tables and data in one file."""
+"""The report: one page of template, style, scripts, tables and data, and the PNGs of each run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparsellm import __version__
+from sparsellm.arguments import check_out
 from sparsellm.report import tables
-from sparsellm.report.collect import RunData
+from sparsellm.report.collect import RunData, read_runs
+from sparsellm.report.plots import plot_run
 from sparsellm.report.series import chart_specs, run_series
+from sparsellm.runs.files import write_atomically
 
+REPORT_FILE = "report.html"
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
 
@@ -23,6 +27,32 @@ class SweepSection(NamedTuple):
     name: str
     description: str
     html: str
+
+
+def write_report(run_paths: list[Path], out: Path | None = None) -> list[Path]:
+    """Writes the page of these runs and the PNGs of each; returns the files, the page first.
+
+    Args:
+        run_paths: run folders; duplicates are ignored.
+        out: the page; by default ``report.html`` in the run's folder, or in the working
+            directory if there are several runs.
+
+    Raises:
+        FileNotFoundError: a folder is not a run.
+        ValueError: a run has no record yet, a file of it is damaged, or the page cannot be written.
+    """
+    if out is not None:
+        check_out(out)
+    runs = read_runs(run_paths)
+    if out is None:
+        out = runs[0].path / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE)
+    page = render_page(runs)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, page)
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written ({error}); name another file: --out") from error
+    return [out, *(png for run in runs for png in _plots(run.path))]
 
 
 def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
@@ -52,6 +82,15 @@ def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
     }
     # A single pass: inserted text is not searched for placeholders.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], _file("page.html"))
+
+
+def _plots(run_path: Path) -> list[Path]:
+    try:
+        return plot_run(run_path)
+    except OSError as error:
+        raise ValueError(
+            f"{run_path / 'plots'} cannot be written ({error}); copy the run to a folder of yours"
+        ) from error
 
 
 def json_for_script(content: Any) -> str:

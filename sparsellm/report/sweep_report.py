@@ -7,14 +7,17 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsellm.arguments import check_out
-from sparsellm.report.page import SweepSection, render_page
-from sparsellm.report.save_report import REPORT_FILE
-from sparsellm.report.sweep_figures import SweepFigure, sweep_figures
+from sparsellm.report import drawing
+from sparsellm.report import sweep_curves as curves
+from sparsellm.report import sweep_panels as panels
+from sparsellm.report.page import REPORT_FILE, SweepSection, render_page
+from sparsellm.report.sweep_panels import Panel
 from sparsellm.report.sweep_runs import Group, SweepData, read_sweep, spread
 from sparsellm.report.tables import html_table
 from sparsellm.runs.files import write_atomically
@@ -41,6 +44,37 @@ NOTE = (
     "cross-entropy 2.255; SiLU 2.240 (−0.7%); λ 2e-5 29 non-zeros (99.5% zeros), 2.297 (+1.9%), "
     "forward 1.18 × dense. Its vocabulary is another one, so only ratios compare."
 )
+FIGURES: dict[str, tuple[str, list[Panel]]] = {
+    "quality_and_speed": (
+        "Quality and speed against non-zeros",
+        [panels.loss_by_nnz, panels.score_by_nnz, panels.rate_by_nnz, panels.forward_by_nnz],
+    ),
+    "against_the_paper": (
+        "Beside the paper's 1.5B and its other sizes (arXiv 2603.23198)",
+        [panels.loss_beside_paper, panels.score_beside_paper, panels.forward_beside_paper],
+    ),
+    "against_lambda": ("Against λ", panels.panels_by("λ")),
+    "against_target": ("Against the target", panels.panels_by("target")),
+    "against_size": ("Against the size of the model", panels.panels_by("size")),
+    "training": (
+        "Over training",
+        [
+            curves.nnz_over_training,
+            curves.dead_over_training,
+            curves.loss_over_training,
+            curves.l1_over_training,
+        ],
+    ),
+    "layers_and_positions": (
+        "By layer and by position, at the last record",
+        [curves.by_layer, curves.by_position],
+    ),
+    "layer_speed": ("A layer's non-zeros against its speed-up", [curves.layer_speed]),
+    "active_tokens": (
+        "Least and most active tokens of the sparsest run that was analysed",
+        [curves.active_tokens("lowest"), curves.active_tokens("highest")],
+    ),
+}
 
 
 def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
@@ -56,7 +90,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     images, shown = [], []
-    for figure in sweep_figures(sweep):
+    for figure in _figures(sweep):
         path = figures / f"{figure.name}.svg"
         if figure.svg is not None:
             write_atomically(path, figure.svg)
@@ -139,7 +173,7 @@ def _markdown(rows: list[list[str]], note: str) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + f"\n{note}\n"
 
 
-def _shown(figure: SweepFigure) -> str:
+def _shown(figure: _Figure) -> str:
     """The figure with its title, and notes on panels that could not be drawn."""
     title = escape(figure.title)
     image = ""
@@ -150,3 +184,42 @@ def _shown(figure: SweepFigure) -> str:
     missing = [re.sub("`(.+?)`", r"<code>\1</code>", escape(text)) for text in figure.missing]
     notes = "".join(f"<p class='note'>{text}</p>" for text in missing)
     return f"<figure class='chart'><figcaption><h3>{title}</h3></figcaption>{image}{notes}</figure>"
+
+
+class _Figure(NamedTuple):
+    """A figure of the report."""
+
+    name: str  # of its file
+    title: str
+    svg: str | None  # None: none of its panels could be drawn
+    missing: list[str]  # a sentence for each panel that could not be drawn
+
+
+def _figures(sweep: SweepData) -> Iterator[_Figure]:
+    """Draws the figures for which there are records and analyses."""
+    with drawing.style():
+        for name, (title, of_figure) in FIGURES.items():
+            yield _drawn(sweep, name, title, of_figure)
+
+
+def _drawn(sweep: SweepData, name: str, title: str, of_figure: list[Panel]) -> _Figure:
+    figure, axes = drawing.new_figure(len(of_figure))
+    missing, drawn = dict[str, None](), []  # panels may share a reason
+    for draw, own in zip(of_figure, axes, strict=True):
+        reason = draw(sweep, own)
+        if reason is None:
+            drawn.append(own)
+        else:
+            own.remove()
+            missing[reason] = None
+    if not drawn:
+        return _Figure(name, title, None, list(missing))
+    # Resize to the remaining panels: the grid was made for all of them.
+    columns = len(drawn) if len(drawn) <= 3 else 2 if len(drawn) == 4 else 3
+    rows = -(-len(drawn) // columns)
+    grid = figure.add_gridspec(rows, columns)
+    for place, own in enumerate(drawn):
+        own.set_subplotspec(grid[divmod(place, columns)])
+    figure.set_size_inches(4.5 * columns, 3.8 * rows)
+    drawing.legend_beside(figure, drawn)
+    return _Figure(name, title, drawing.svg_text(figure, title, sweep.taken_on), list(missing))

@@ -19,9 +19,8 @@ from sparsellm.cli import main
 from sparsellm.recipe import load_recipe
 from sparsellm.report import drawing
 from sparsellm.report.collect import Activity, read_runs
-from sparsellm.report.page import json_for_script, render_page
+from sparsellm.report.page import json_for_script, render_page, write_report
 from sparsellm.report.plots import plot_run
-from sparsellm.report.save_report import write_report
 from sparsellm.report.series import chart_specs, run_series, thin
 from sparsellm.report.tables import difference_table, evaluation_table, summary_table
 from sparsellm.runs.evaluations import Score, read_evaluations

@@ -8,7 +8,7 @@ import yaml
 from sparsellm.export.save_export import export
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import REMOVED_KEYS, Recipe
-from sparsellm.report.save_report import write_report
+from sparsellm.report.page import write_report
 from sparsellm.runs.pretrained import find_checkpoint, load_pretrained, read_weights
 from sparsellm.training import loop
 

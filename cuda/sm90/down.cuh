@@ -84,7 +84,7 @@ __device__ __forceinline__ void gather_source(Shared& shared, PipelineState<stag
     ahead[lookahead - 1] = static_cast<int>(lane) < present - lookahead * stage_entries ? *list : 0;
     list += stage_entries;
     before_stage((present + stage_entries - 1) / stage_entries);
-    barrier_wait(&shared.empty[pipeline.stage], pipeline.parity ^ 1);
+    mbarrier_wait(&shared.empty[pipeline.stage], pipeline.parity ^ 1);
     const uint32 stage_w = smem_address(shared.w[pipeline.stage]);
     const uint32 stage_h = smem_address(shared.h[pipeline.stage]);
     if (all_columns && present >= stage_entries)
@@ -119,7 +119,7 @@ __device__ __forceinline__ void sum_steps(Shared& shared, PipelineState<stages>&
                                           float (&d)[128]) {
   const int consumer = threadIdx.x / 128 - 1;
   for (int step = 0; step < steps; ++step) {
-    barrier_wait(&shared.full[pipeline.stage], pipeline.parity);
+    mbarrier_wait(&shared.full[pipeline.stage], pipeline.parity);
     fence_async_proxy();
     wgmma_begin();
     const uint32 a = smem_address(shared.h[pipeline.stage]);
@@ -130,11 +130,11 @@ __device__ __forceinline__ void sum_steps(Shared& shared, PipelineState<stages>&
                        operand(b + 2048 * s, panel_bytes, 1024), step > 0 || s > 0);
     wgmma_commit();
     wgmma_wait<1>();
-    if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[pipeline.previous()]);
+    if (step > 0 && threadIdx.x % 128 == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
     pipeline.advance();
   }
   wgmma_wait<0>();
-  if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[pipeline.previous()]);
+  if (threadIdx.x % 128 == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
 }
 
 // Eight neighbouring columns of a row of sums, rounded, for a 16-byte store: of the row that `half` of

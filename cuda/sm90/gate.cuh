@@ -76,8 +76,8 @@ __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, 
     const Tile tile = tile_of(index, tiles_m, tiles_n, rank);
     for (int step = 0; step < steps; ++step, ++it) {
       const int stage = it % stages;
-      barrier_wait(&shared.empty[stage], (it / stages & 1) ^ 1);
-      barrier_arrive_expect(&shared.full[stage], bytes_a + bytes_b);
+      mbarrier_wait(&shared.empty[stage], (it / stages & 1) ^ 1);
+      mbarrier_arrive_expect(&shared.full[stage], bytes_a + bytes_b);
       tma_load(shared.a[stage], x, &shared.full[stage], step * Operand::tile_k, tile.m);
       const int half = rank * (tile_n / cluster);
       tma_load_multicast(shared.b[stage] + half * row_bytes, w, &shared.full[stage],
@@ -112,9 +112,9 @@ __device__ void produce_scattered(Shared& shared, const ScatteredTokens& tokens,
       from[i] = tokens.row_of[min(tile.m + first_row + 8 * i, m - 1)] * (k / 8) + chunk;
     for (int step = 0; step < steps; ++step, ++it) {
       const int stage = it % stages;
-      barrier_wait(&shared.empty[stage], (it / stages & 1) ^ 1);
+      mbarrier_wait(&shared.empty[stage], (it / stages & 1) ^ 1);
       if (threadIdx.x == 0) {
-        barrier_arrive_expect(&shared.full[stage], bytes_b);
+        mbarrier_arrive_expect(&shared.full[stage], bytes_b);
         const int half = rank * (tile_n / cluster);
         tma_load_multicast(shared.b[stage] + half * row_bytes, w, &shared.full[stage],
                            step * tile_k, tile.n + half, (1 << cluster) - 1);
@@ -199,9 +199,9 @@ __device__ void pack_tiles(Shared& shared, int consumer, int tiles_m, int tiles_
     const Tile tile = tile_of(index, tiles_m, tiles_n, rank);
     const int first = tile.m + consumer * block_tokens;
     const uint64 place = pack.place(first, tile.n / tile_n, tiles_n);
-    barrier_wait(&shared.out_full[consumer], parity);
+    mbarrier_wait(&shared.out_full[consumer], parity);
     pack(shared.out[consumer], first, tile.n, place);
-    barrier_arrive(&shared.out_empty[consumer]);
+    mbarrier_arrive(&shared.out_empty[consumer]);
     parity ^= 1;
   }
 }
@@ -218,7 +218,7 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
   for (int index = blockIdx.x / cluster; index < tiles_m * tiles_n; index += gridDim.x / cluster) {
     for (int step = 0; step < steps; ++step, ++it) {
       const int stage = it % stages;
-      barrier_wait(&shared.full[stage], it / stages & 1);
+      mbarrier_wait(&shared.full[stage], it / stages & 1);
       if (scattered) fence_async_proxy();
       wgmma_begin();
       const uint32 a = smem_address(shared.a[stage] + consumer * 64 * row_bytes);
@@ -231,11 +231,11 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
       // The products of the step before have read their stage: both blocks may fill it again.
       wgmma_wait<1>();
       if (step > 0 && threadIdx.x % 128 < cluster)
-        barrier_arrive_remote(&shared.empty[(it - 1) % stages], threadIdx.x % 128);
+        mbarrier_arrive_remote(&shared.empty[(it - 1) % stages], threadIdx.x % 128);
     }
     wgmma_wait<0>();
     if (threadIdx.x % 128 < cluster)
-      barrier_arrive_remote(&shared.empty[(it - 1) % stages], threadIdx.x % 128);
+      mbarrier_arrive_remote(&shared.empty[(it - 1) % stages], threadIdx.x % 128);
 
     const Tile tile = tile_of(index, tiles_m, tiles_n, rank);
     const int first = tile.m + consumer * 64;
@@ -244,9 +244,9 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
     if (bias != nullptr) add_bias(d, bias, column, n);
     if (first + block_tokens > m || tile.n + tile_n > n) zero_out_of_range(d, m - row, n - column);
     if (threshold > 0.0f) apply_threshold(d, threshold);
-    barrier_wait(&shared.out_empty[consumer], parity ^ 1);
+    mbarrier_wait(&shared.out_empty[consumer], parity ^ 1);
     store_tile(d, shared.out[consumer]);
-    barrier_arrive(&shared.out_full[consumer]);
+    mbarrier_arrive(&shared.out_full[consumer]);
     parity ^= 1;
   }
 }
@@ -269,14 +269,14 @@ __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredT
   if (blockIdx.x == 0 && threadIdx.x < control_words) control[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
-      barrier_init(&shared.full[stage], scattered ? 1 + token_threads : 1);
-      barrier_init(&shared.empty[stage], 2 * cluster);
+      mbarrier_init(&shared.full[stage], scattered ? 1 + token_threads : 1);
+      mbarrier_init(&shared.empty[stage], 2 * cluster);
     }
     for (int consumer = 0; consumer < 2; ++consumer) {
-      barrier_init(&shared.out_full[consumer], 128);
-      barrier_init(&shared.out_empty[consumer], 32);
+      mbarrier_init(&shared.out_full[consumer], 128);
+      mbarrier_init(&shared.out_empty[consumer], 32);
     }
-    barrier_init_fence();
+    mbarrier_init_fence();
   }
   cluster_sync();
   if (threadIdx.x < 128) {

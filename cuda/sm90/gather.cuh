@@ -44,8 +44,8 @@ struct UnitQueue {
   // Called by one thread, before the block's first barrier.
   __device__ void init() {
     for (int i = 0; i < depth; ++i) {
-      barrier_init(&full[i], 1);
-      barrier_init(&empty[i], block_threads - 1);
+      mbarrier_init(&full[i], 1);
+      mbarrier_init(&empty[i], block_threads - 1);
     }
   }
 };
@@ -59,9 +59,9 @@ struct UnitReader {
   __device__ int place() const { return it % UnitQueue::depth; }
   __device__ int parity() const { return it / UnitQueue::depth & 1; }
   __device__ WorkUnit next() {
-    barrier_wait(&queue.full[place()], parity());
+    mbarrier_wait(&queue.full[place()], parity());
     const WorkUnit unit = queue.unit[place()];
-    barrier_arrive(&queue.empty[place()]);
+    mbarrier_arrive(&queue.empty[place()]);
     ++it;
     return unit;
   }
@@ -76,9 +76,9 @@ struct UnitIterator : UnitReader, TileScheduler {
   __device__ WorkUnit next(LookUp look_up) {
     if (threadIdx.x != 0) return UnitReader::next();
     const WorkUnit unit = fetch(look_up);
-    barrier_wait(&queue.empty[place()], parity() ^ 1);
+    mbarrier_wait(&queue.empty[place()], parity() ^ 1);
     queue.unit[place()] = unit;
-    barrier_arrive(&queue.full[place()]);
+    mbarrier_arrive(&queue.full[place()]);
     ++it;
     return unit;
   }
@@ -96,11 +96,11 @@ __device__ __forceinline__ Shared& begin(int full_arrivals) {
   if (threadIdx.x == 0) {
     constexpr int stages = sizeof(Shared::full) / sizeof(uint64);
     for (int stage = 0; stage < stages; ++stage) {
-      barrier_init(&shared.full[stage], full_arrivals);
-      barrier_init(&shared.empty[stage], 2);
+      mbarrier_init(&shared.full[stage], full_arrivals);
+      mbarrier_init(&shared.empty[stage], 2);
     }
     shared.queue.init();
-    barrier_init_fence();
+    mbarrier_init_fence();
   }
   __syncthreads();
   admit_next_kernel();

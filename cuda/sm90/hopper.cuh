@@ -10,16 +10,16 @@ struct alignas(64) TensorMap {
 
 // --- mbarrier ------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void barrier_init(uint64* barrier, uint32 arrivals) {
+__device__ __forceinline__ void mbarrier_init(uint64* barrier, uint32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals));
 }
 
 // Makes initialised barriers visible to the copy engine and to the other blocks of the cluster.
-__device__ __forceinline__ void barrier_init_fence() {
+__device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive(uint64* barrier) {
+__device__ __forceinline__ void mbarrier_arrive(uint64* barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier))
                : "memory");
 }
@@ -27,7 +27,7 @@ __device__ __forceinline__ void barrier_arrive(uint64* barrier) {
 // Arrives at the barrier of the same name in block `rank` of the cluster. It orders no memory of
 // this block for the other: cluster scope would cost two membars a call (H200, gate_union at
 // 16384 × 2048 × 5632: a third of its time), and shared memory that wgmma has read needs none.
-__device__ __forceinline__ void barrier_arrive_remote(uint64* barrier, uint32 rank) {
+__device__ __forceinline__ void mbarrier_arrive_remote(uint64* barrier, uint32 rank) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
@@ -37,14 +37,14 @@ __device__ __forceinline__ void barrier_arrive_remote(uint64* barrier, uint32 ra
       : "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive_expect(uint64* barrier, uint32 bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect(uint64* barrier, uint32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
                    smem_address(barrier)),
                "r"(bytes)
                : "memory");
 }
 
-__device__ __forceinline__ void barrier_wait(uint64* barrier, uint32 parity) {
+__device__ __forceinline__ void mbarrier_wait(uint64* barrier, uint32 parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "again:\n"

@@ -63,7 +63,7 @@ __device__ __forceinline__ void gather_steps(Shared& shared, PipelineState<stage
 #pragma unroll
   for (int ahead = 0; ahead < step_group; ++ahead, ++step) {
     if (!whole && step >= end) break;
-    barrier_wait(&shared.empty[pipeline.stage], pipeline.parity ^ 1);
+    mbarrier_wait(&shared.empty[pipeline.stage], pipeline.parity ^ 1);
     const uint32 bytes = whole || step * tile_k + chunk * 8 < k ? 16 : 0;
     if (scattered) {
       const uint32 to = smem_address(shared.x[pipeline.stage]) + to_thread;
@@ -72,9 +72,9 @@ __device__ __forceinline__ void gather_steps(Shared& shared, PipelineState<stage
       for (int i = 0; i < token_rows; ++i)
         copy16_async(to + i * row_step * 128, from.token[i] + ahead * tile_k,
                      whole || i * row_step < present ? bytes : 0);
-      if (threadIdx.x == 0) barrier_arrive(&shared.full[pipeline.stage]);
+      if (threadIdx.x == 0) mbarrier_arrive(&shared.full[pipeline.stage]);
     } else if (threadIdx.x == 0) {
-      barrier_arrive_expect(&shared.full[pipeline.stage], bytes_x);
+      mbarrier_arrive_expect(&shared.full[pipeline.stage], bytes_x);
       tma_load(shared.x[pipeline.stage], tokens.map, &shared.full[pipeline.stage], step * tile_k,
                block * block_tokens);
     }
@@ -146,7 +146,7 @@ __device__ void consume(Shared& shared, const Op& op, int steps) {
       name[j] = member_of(j) < part.members ? op.name(part, member_of(j)) : no_entry;
     uint2 a[members_lane], b[members_lane];
     for (int step = 0; step < steps; ++step) {
-      barrier_wait(&shared.full[pipeline.stage], pipeline.parity);
+      mbarrier_wait(&shared.full[pipeline.stage], pipeline.parity);
       fence_async_proxy();
       wgmma_begin();
       const uint32 x = smem_address(shared.x[pipeline.stage]);
@@ -162,11 +162,11 @@ __device__ void consume(Shared& shared, const Op& op, int steps) {
           if (name[j] != no_entry) op.fetch(part, name[j], PlaceOfLane(), a[j], b[j]);
       }
       wgmma_wait<1>();
-      if (step > 0 && threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[pipeline.previous()]);
+      if (step > 0 && threadIdx.x % 128 == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
       pipeline.advance();
     }
     wgmma_wait<0>();
-    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[pipeline.previous()]);
+    if (threadIdx.x % 128 == 0) mbarrier_arrive(&shared.empty[pipeline.previous()]);
     if (Op::shifts) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) d[i] += op.shift();

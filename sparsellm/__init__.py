@@ -21,11 +21,15 @@ def accelerate(
     kernels: Kernels = "auto",
     format: Format = "union",
     token_order: Literal["auto", "none"] = "auto",
+    *,
+    precision: Literal["own", "fp8"] = "own",
 ) -> Acceleration:
     """See `sparsellm.ffn.accelerate.accelerate`; a function, so that the import takes no torch."""
     from sparsellm.ffn import accelerate
 
-    return accelerate.accelerate(model, threshold, kernels, format, token_order)
+    return accelerate.accelerate(
+        model, threshold, kernels, format, token_order, precision=precision
+    )
 
 
 def restore(model: nn.Module) -> None:

@@ -44,6 +44,9 @@ def ffn_options(parser: argparse.ArgumentParser) -> None:
     text = "how the active neurons are stored (default: union)"
     formats = ("union", "twell")
     parser.add_argument("--format", choices=formats, default=["union"], help=text, **many)
+    text = "of the product that decides what fires; dense is bf16 (default: bf16)"
+    precisions = ("bf16", "fp8")
+    parser.add_argument("--precision", choices=precisions, default=["bf16"], help=text, **many)
     _add_seconds(parser)
 
 

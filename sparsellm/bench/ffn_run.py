@@ -6,6 +6,7 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 from collections import defaultdict
@@ -55,7 +56,8 @@ class FFNBench:
         self.cases = ffn_cases.selected(options)
         self.device = device or gpu(options.benchmark)
         self.seconds: float = options.seconds
-        self.variants = [FFNVariant(name) for name in dict.fromkeys(options.format)]
+        every = itertools.product(options.format, options.precision)
+        self.variants = [FFNVariant(name, own == "fp8") for name, own in dict.fromkeys(every)]
         # Without --traces those in the working directory, if it has them.
         self.traces = options.traces or (SAMPLE_TRACES if SAMPLE_TRACES.is_file() else None)
         self.num_layers = 0

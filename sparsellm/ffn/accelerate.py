@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from sparsellm.ffn.admission import ForeignFFN, cannot_compute
 from sparsellm.ffn.discover import (
@@ -23,12 +23,14 @@ from sparsellm.ffn.discover import (
 )
 from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, new_dispatch
 from sparsellm.ffn.formula import OtherFormula
+from sparsellm.ffn.fp8 import unsupported
 from sparsellm.ffn.prefill_order import PrefillOrder
 from sparsellm.ffn.probe import formula_of, own_threshold
 from sparsellm.ffn.replace import put_back, replace_forward, stop_ordering, take_order_from
 from sparsellm.ffn.types import Format
 
 TokenOrder = Literal["auto", "none"]
+Precision = Literal["own", "fp8"]
 
 
 @dataclass
@@ -70,6 +72,8 @@ def accelerate(
     kernels: Kernels = "auto",
     format: Format = "union",
     token_order: TokenOrder = "auto",
+    *,
+    precision: Precision = "own",
 ) -> Acceleration:
     """Runs every FFN that the sparse kernels support on them. Changes the model in place.
 
@@ -97,23 +101,31 @@ def accelerate(
         token_order: ``auto`` lets the sparse kernels sort the tokens of a long prompt or a batch so
             that neighbours share more neurons, where the model's embedding sees their ids;
             ``none`` keeps the natural order.
+        precision: ``own`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
+            scale per token and per neuron, in the one product of an FFN that decides what fires,
+            where it runs on the sparse kernels with more than 64 tokens: outputs then differ from
+            the dense model's by FP8 rounding, a few percent of an FFN's output. It needs a GPU from
+            Ada or Hopper on, and keeps that matrix in 8 bits too.
 
     Returns:
         What was accelerated, and what looks like an FFN but was not, with the reasons.
 
     Raises:
-        ValueError: a negative threshold, an unknown ``kernels``, ``format`` or ``token_order``.
+        ValueError: a negative threshold; an unknown ``kernels``, ``format``, ``token_order`` or
+            ``precision``; a GPU without FP8.
     """
     if not threshold >= 0:
         raise ValueError(f"threshold {threshold} must not be negative")
     if token_order not in ("auto", "none"):
         raise ValueError(f"token_order {token_order!r} must be auto or none")
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision {precision!r} must be {' or '.join(get_args(Precision))}")
     new_dispatch(kernels, False, format)  # refuses what is unknown before anything is changed
     restore(model)
     done = Acceleration(training=model.training)
     for found in find_ffns(model):
         try:
-            dispatch = _accept(found, threshold, kernels, format)
+            dispatch = _accept(found, threshold, kernels, format, fp8=precision == "fp8")
         except OtherFormula as reason:
             done.left_alone[found.name] = str(reason)
         else:
@@ -148,7 +160,9 @@ def restore(model: nn.Module) -> None:
         put_back(module)
 
 
-def _accept(found: Found, threshold: float, kernels: Kernels, format: Format) -> Dispatch:
+def _accept(
+    found: Found, threshold: float, kernels: Kernels, format: Format, *, fp8: bool
+) -> Dispatch:
     """Replaces the forward of a module that looks like an FFN.
 
     Raises:
@@ -165,9 +179,18 @@ def _accept(found: Found, threshold: float, kernels: Kernels, format: Format) ->
         raise OtherFormula(reason)
     formula = formula_of(foreign, activation)
     formula = formula._replace(threshold=max(formula.threshold, threshold))
+    if fp8:
+        _check_fp8(ffn.up.weight)
     dispatch = new_dispatch(kernels, ffn.up.weight.is_cuda, format)
-    replace_forward(foreign, formula, dispatch)
+    replace_forward(foreign, formula, dispatch, fp8=fp8)
     return dispatch
+
+
+def _check_fp8(up_NK: Tensor) -> None:
+    if reason := unsupported(up_NK.device):
+        raise ValueError(f"precision fp8: {reason}; use precision='own'")
+    if up_NK.shape[0] % 16 or up_NK.shape[1] % 16:
+        raise OtherFormula(f"its {tuple(up_NK.shape)} weights: FP8 needs multiples of 16")
 
 
 def _foreign_of(module: nn.Module, names: Names) -> ForeignFFN:

@@ -74,7 +74,10 @@ def _run(
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
     path = chooser.choose(
         m,
-        lambda: inference.costs_of(m, k, n, gated, chooser.format, x_MK.get_device(), x_MK.dtype),
+        lambda: inference.costs_of(
+            *(m, k, n, gated, chooser.format, x_MK.get_device(), x_MK.dtype),
+            fp8=w.quantised is not None,
+        ),
         frozen=torch.cuda.is_current_stream_capturing(),
     )
     if path == "dense":

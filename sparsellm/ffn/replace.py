@@ -19,11 +19,16 @@ from sparsellm.ffn.admission import ForeignFFN
 from sparsellm.ffn.discover import Projections
 from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.formula import Formula
+from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.prefill_order import PrefillOrder
+from sparsellm.ffn.quantised import E4M3, QuantisedRows
 from sparsellm.ffn.types import FFNWeights
 
 DOWN_NK, INSTALLED = "sparsellm_down_NK", "sparsellm_installed"
+# In FP8: the matrix that decides what fires, its values and scales, as integers: moving a module to
+# another type casts buffers of floating-point numbers.
+VALUES_NK, SCALE_N = "sparsellm_values_NK", "sparsellm_scale_N"
 # Up to these sizes host time dominates a dense FFN: an H200 reads 256 MiB in 65 µs, which is as
 # long as queueing the operator takes.
 FEW_TOKENS, LARGE_BYTES = 64, 2**28
@@ -39,7 +44,8 @@ class _Serving:
     dtype: torch.dtype  # of the weights, and so of the tokens that are served
     large: bool  # a GPU takes longer to read the weights than a host to queue the operator
     parameters: dict[str, Any]  # of the replaced forward, with their defaults
-    source: tuple[Tensor, int | None] | None = None  # of the transposed W_d, see `_version`
+    fp8: bool
+    source: list[tuple[Tensor, int | None]] | None = None  # of the buffers, see `_version`
     prefill: PrefillOrder | None = None  # of the model
 
     def __getstate__(self) -> dict[str, Any]:
@@ -69,7 +75,9 @@ def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
     return own["weight"], own["bias"]  # type: ignore[return-value]
 
 
-def replace_forward(foreign: ForeignFFN, formula: Formula, dispatch: Dispatch) -> None:
+def replace_forward(
+    foreign: ForeignFFN, formula: Formula, dispatch: Dispatch, *, fp8: bool = False
+) -> None:
     """The forward of an FFN, or of the modules that are one within a layer.
 
     These run in a row: up and activation then pass the tokens through unchanged, K wide, and down
@@ -78,27 +86,44 @@ def replace_forward(foreign: ForeignFFN, formula: Formula, dispatch: Dispatch) -
     """
     owner, up, down = foreign.owner, foreign.ffn.up, foreign.ffn.down
     if foreign.is_layer:
-        serving = _serving(foreign, formula, dispatch, down)
+        serving = _serving(foreign, formula, dispatch, down, fp8=fp8)
         _install(up, _up_forward, serving)
         _install(foreign.inside[1], _activation_forward, serving)
         _install(down, _down_forward, serving)
     else:
-        _install(owner, _ffn_forward, _serving(foreign, formula, dispatch, owner))
+        _install(owner, _ffn_forward, _serving(foreign, formula, dispatch, owner, fp8=fp8))
     foreign.remember()
 
 
 def _serving(
-    foreign: ForeignFFN, formula: Formula, dispatch: Dispatch, server: nn.Module
+    foreign: ForeignFFN, formula: Formula, dispatch: Dispatch, server: nn.Module, *, fp8: bool
 ) -> _Serving:
-    """Gives the server a transposed W_d too."""
-    weight = foreign.ffn.down.weight
+    """Gives the server a transposed W_d too, and in FP8 the quantised matrix."""
+    w = weights_of(foreign.ffn, formula)
     parameters = inspect.signature(server.forward).parameters.values()
     named = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
     large = sum(tensor.nbytes for tensor in foreign.tensors()) > LARGE_BYTES
     # A buffer moves with the module, and a non-persistent one is not saved with it.
-    server.register_buffer(DOWN_NK, weight.detach().t().contiguous(), persistent=False)
-    source = weight, _version(weight)
-    return _Serving(foreign, formula, dispatch, weight.dtype, large, named, source)
+    for name, tensor in _derived(w, fp8=fp8).items():
+        server.register_buffer(name, tensor, persistent=False)
+    return _Serving(
+        foreign, formula, dispatch, w.down_KN.dtype, large, named, fp8, _sources(w, fp8=fp8)
+    )
+
+
+def _derived(w: FFNWeights, *, fp8: bool) -> dict[str, Tensor]:
+    """The buffers: what the kernels read that is computed from the weights."""
+    found = {DOWN_NK: w.down_KN.detach().t().contiguous()}
+    if fp8:
+        rows = quantised_rows(w.first[0].detach())
+        found[VALUES_NK] = rows.values_MK.view(torch.uint8)
+        found[SCALE_N] = rows.scale_M.view(torch.int32)
+    return found
+
+
+def _sources(w: FFNWeights, *, fp8: bool) -> list[tuple[Tensor, int | None]]:
+    """The weights that the buffers are computed from, as they are now."""
+    return [(t, _version(t)) for t in ((w.down_KN, w.first[0]) if fp8 else (w.down_KN,))]
 
 
 def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) -> None:
@@ -114,11 +139,14 @@ def _version(weight: Tensor) -> int | None:
     return None if weight.is_inference() else weight._version
 
 
-def _transpose_again(down_NK: Tensor, down_KN: Tensor, serving: _Serving) -> None:
+def _derive_again(module: nn.Module, w: FFNWeights, serving: _Serving) -> None:
     """After a step of an optimizer, say, or a `load_state_dict`."""
     with torch.inference_mode():  # outside of which a buffer made in it cannot be written
-        down_NK.copy_(down_KN.t())
-    serving.source = down_KN, _version(down_KN)
+        for name, tensor in _derived(w, fp8=serving.fp8).items():
+            buffer = module._buffers[name]
+            assert buffer is not None
+            buffer.copy_(tensor)
+    serving.source = _sources(w, fp8=serving.fp8)
 
 
 def take_order_from(model: nn.Module, prefill: PrefillOrder) -> None:
@@ -145,8 +173,9 @@ def put_back(module: nn.Module) -> None:
     installed: _Installed | None = own.pop(INSTALLED, None)
     if installed is None:
         return
-    if DOWN_NK in module._buffers:
-        delattr(module, DOWN_NK)
+    for name in (DOWN_NK, VALUES_NK, SCALE_N):
+        if name in module._buffers:
+            delattr(module, name)
     del own["forward"]
     if installed.previous is not None:
         own["forward"] = installed.previous
@@ -215,19 +244,29 @@ def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
         return _few_dense(x, w)
     down_NK, handle = module._buffers[DOWN_NK], serving.dispatch.handle
     assert down_NK is not None
-    if not torch.compiler.is_compiling() and not _is_transposed(w.down_KN, serving):
-        _transpose_again(down_NK, w.down_KN, serving)
+    if not torch.compiler.is_compiling() and not _is_current(w, serving):
+        _derive_again(module, w, serving)
+    if serving.fp8:
+        values_NK, scale_N = module._buffers[VALUES_NK], module._buffers[SCALE_N]
+        assert values_NK is not None
+        assert scale_N is not None
+        w = w._replace(quantised=QuantisedRows(values_NK.view(E4M3), scale_N.view(torch.float32)))
     x_MK = x if x.ndim == 2 and x.is_contiguous() else x.reshape(-1, x.shape[-1]).contiguous()
     token_M = None if serving.prefill is None else serving.prefill.token_M(x_MK)
     y_MK = sparse_ffn(x_MK, w, down_NK, handle, token_M)
     return y_MK if x.ndim == 2 else y_MK.view(x.shape)
 
 
-def _is_transposed(down_KN: Tensor, serving: _Serving) -> bool:
+def _is_current(w: FFNWeights, serving: _Serving) -> bool:
+    """Whether the buffers belong to the weights."""
     if serving.source is None:
         return False
-    weight, version = serving.source
-    return weight is down_KN and version == _version(down_KN)
+    weight, version = serving.source[0]
+    current = weight is w.down_KN and version == _version(weight)
+    if current and serving.fp8:
+        weight, version = serving.source[1]
+        current = weight is w.first[0] and version == _version(weight)
+    return current
 
 
 def _few_stay_dense(x: Tensor, serving: _Serving) -> bool:

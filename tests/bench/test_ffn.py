@@ -332,7 +332,7 @@ def test_the_command_records_case_by_case(clock, monkeypatch, tmp_path, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("ffn_train M=128 K=64 N=256 gated=True pattern=uniform ")
     assert ": ms 2 (1.8 to 2.2; 600 W at 1,500 MHz; 2.00× of 4), forward_ms 1 ms (" in printed[0]
-    monkeypatch.setattr(ffn_train, "MAX_DIFFERENCE", -1.0)
+    monkeypatch.setattr(ffn_cases.FFNVariant, "most_off", -1.0)
     assert cli.main([*command, "--pattern", "uniform"]) == 1
     captured = capsys.readouterr()
     assert "skipped: M 128 64/256 uniform nnz 20: y differs" in captured.out

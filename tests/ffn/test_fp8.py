@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sparsellm
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.quantised import dequantised
@@ -117,6 +120,55 @@ def test_what_a_step_shares_changes_no_bit():
     shared = module.compute(x, 2 * N, shared=module.step_shared)[0]
     assert torch.equal(alone, shared)
     assert not torch.equal(alone, sparse_ffn_training(x, module._weights(), 2 * N)[0])
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@torch.no_grad()
+def test_accelerate_computes_prefill_in_fp8_and_follows_the_weights(gated):
+    class FFN(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            if gated:
+                self.gate_proj = torch.nn.Linear(K, N)
+            self.up_proj = torch.nn.Linear(K, N)
+            self.down_proj = torch.nn.Linear(N, K)
+
+        def forward(self, x):
+            h = self.gate_proj(x).relu() * self.up_proj(x) if gated else self.up_proj(x).relu()
+            return self.down_proj(h)
+
+    torch.manual_seed(0)
+    model, x = FFN().bfloat16().eval(), matrix(M, K).bfloat16()
+    first = model.gate_proj if gated else model.up_proj
+
+    def expected() -> torch.Tensor:
+        product = dequantised(quantised_rows(x)) @ dequantised(quantised_rows(first.weight)).t()
+        gate = (product.bfloat16() + first.bias).relu()
+        return model.down_proj(gate * model.up_proj(x) if gated else gate)
+
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert sparsellm.accelerate(model, kernels="sparse", precision="fp8").accelerated == [""]
+    torch.testing.assert_close(model(x), expected())
+    assert not torch.equal(model(x), type(model).forward(model, x))
+    first.weight.mul_(-1)
+    torch.testing.assert_close(model(x), expected())
+    assert model.state_dict().keys() == state.keys()
+    again = copy.deepcopy(model)
+    torch.testing.assert_close(again(x), expected())
+    sparsellm.restore(model)
+    assert not list(model.buffers())
+
+
+def test_accelerate_refuses_an_unknown_precision_and_leaves_odd_sizes_alone():
+    odd = torch.nn.Module()
+    odd.up_proj, odd.act_fn = torch.nn.Linear(24, 72), torch.nn.ReLU()
+    odd.down_proj = torch.nn.Linear(72, 24)
+    odd.bfloat16()
+    odd.forward = lambda x: odd.down_proj(odd.act_fn(odd.up_proj(x)))
+    with pytest.raises(ValueError, match="precision 'fp4' must be own or fp8"):
+        sparsellm.accelerate(odd, precision="fp4")
+    done = sparsellm.accelerate(odd.eval(), precision="fp8")
+    assert "FP8 needs multiples of 16" in done.left_alone[""]
 
 
 @pytest.mark.parametrize(("k", "n"), [(24, 64), (32, 72)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import sparsellm
 from gpu.conditions import need_kernels, poisoned
 from gpu.union_cases import CASES, FUZZ, dense, inputs_of, poisoned_union
 from sparsellm.ffn.fp8 import quantised_rows
@@ -89,7 +90,8 @@ def test_training_equals_float64_at_the_gates_own_values(shape, gated, format, r
         module = SparseFFN(k, n, gated=gated, kernels="sparse")
     for parameter in module.parameters():
         parameter.data = randn(*parameter.shape) / parameter.shape[1] ** 0.5
-    module.pattern_weight.data[n // 4 :] -= 2.5 / k**0.5  # most neurons rarely fire
+    # x has a mean of 1: neurons fire for a token in 60, a few for every other token.
+    module.pattern_weight.data[n // 64 :] -= 3.0 / k
     module = module.to(torch.bfloat16)
     module.use_fp8()
     module.use_format(format)
@@ -112,12 +114,41 @@ def test_training_equals_float64_at_the_gates_own_values(shape, gated, format, r
     h = gate * up if gated else gate
     expected_y = h @ weights["down_proj.weight"].t()
     expected = torch.autograd.grad((expected_y * dy.double()).sum() + 0.1 * h.abs().sum(), inputs)
-    # Of TwELL some rows are dense products of bf16: not less exact, but other values.
-    most = 1e-2 if format == "union" else 4e-2
-    assert relative(y, expected_y) < most
-    assert abs(int(stats.nnz_M.sum()) - int((value > 0).sum())) < 0.01 * int((value > 0).sum()) + 9
-    for own, other in zip(found, expected, strict=True):
-        assert relative(own, other) < most
+    # Of TwELL, tokens that overflow are dense products of bf16: as exact, but other values.
+    most = 2e-2 if format == "union" else 5e-2
+    counted, right = int(stats.nnz_M.sum()), int((value > 0).sum())
+    assert abs(counted - right) < 0.02 * right + 9, (counted, right)
+    errors = {"y": relative(y.detach(), expected_y.detach())}
+    names = ["x", *dict(module.named_parameters())]
+    errors |= {
+        name: relative(own, other) for name, own, other in zip(names, found, expected, strict=True)
+    }
+    assert max(errors.values()) < most, errors
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("gated", [True, False])
+@torch.inference_mode()
+def test_accelerated_prefill_is_off_by_fp8_rounding_and_decoding_by_none(gated, element):
+    need_kernels()
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        module = SparseFFN(512, 2048, gated=gated).to(element).eval()
+        x = torch.randn(300, 512).to(element)
+    module.pattern_weight.sub_(0.3 / 512**0.5 * module.pattern_weight.abs().mean())
+    dense = module(x).double()
+    done = sparsellm.accelerate(module, kernels="sparse", precision="fp8")
+    assert done.accelerated == [""], done
+    off = relative(module(x), dense)
+    assert 2e-3 < off < 6e-2
+    assert relative(module(x[:40]), dense[:40]) < 2e-2
+    graph = torch.cuda.CUDAGraph()
+    eager = module(x)
+    with torch.cuda.graph(graph):
+        captured = module(x)
+    graph.replay()
+    assert torch.equal(captured, eager)
+    assert torch.equal(torch.compile(module)(x), eager)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -19,6 +19,7 @@ from sparsellm.ffn.formats import COMPRESSION
 from sparsellm.ffn.kernels import decode, twell, union
 from sparsellm.ffn.kernels.dense import dense_ffn
 from sparsellm.ffn.kernels.permute import permuted_rows
+from sparsellm.ffn.kernels.quantise import quantise_rows
 from sparsellm.ffn.kernels.splits import allocate_splits
 from sparsellm.ffn.types import MAX_DECODE_TOKENS, FFNWeights, Format
 
@@ -91,10 +92,11 @@ def costs_of(  # noqa: PLR0917
     format: Format,
     device_index: int,
     element: torch.dtype,
+    fp8: bool = False,
 ) -> Costs:
     """The measured costs of dense and sparse at this order of magnitude of M."""
     largest = 1 << min(bucket_of(num_tokens), _LARGEST_MEASURED)
-    return measure_costs(largest, k, n, gated, format, device_index, element)
+    return measure_costs(largest, k, n, gated, format, device_index, element, fp8)
 
 
 # Assumed if memory is too short to measure: H200, M 16384, K 2048, N 5632 in units of dense.
@@ -113,6 +115,7 @@ def measure_costs(  # noqa: PLR0917
     format: Format,
     device_index: int,
     element: torch.dtype = torch.bfloat16,
+    fp8: bool = False,
 ) -> Costs:
     """Times dense and sparse on random weights, once per shape and process; waits for the GPU.
 
@@ -126,7 +129,7 @@ def measure_costs(  # noqa: PLR0917
     try:
         with torch.cuda.device(device):
             timed: Format = "twell" if by_token else "union"
-            return _measure_costs(num_tokens, k, n, gated, timed, device, element)
+            return _measure_costs(num_tokens, k, n, gated, timed, device, element, fp8)
     except torch.cuda.OutOfMemoryError:
         per_share = _ASSUMED_PER_TOKEN_SHARE if by_token else _ASSUMED_PER_SHARE
         return Costs(1.0, _ASSUMED_FIXED, per_share / n)
@@ -140,6 +143,7 @@ def _measure_costs(  # noqa: PLR0917
     format: Format,
     device: torch.device,
     element: torch.dtype,
+    fp8: bool,
 ) -> Costs:
     generator = torch.Generator(device).manual_seed(0)
 
@@ -151,12 +155,14 @@ def _measure_costs(  # noqa: PLR0917
     x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MAX_COPIES)
     weights = [(matrix(n, k), matrix(n, k), matrix(k, n)) for _ in range(copies)]
     transposed = [down_KN.t().contiguous() for _, _, down_KN in weights]
+    quantised = [quantise_rows(gate if gated else up) if fp8 else None for gate, up, _ in weights]
 
     def ffn(copy: int, bias_N: Tensor | None) -> FFNWeights:
         gate_NK, up_NK, down_KN = weights[copy]
+        w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0, quantised=quantised[copy])
         if gated:
-            return FFNWeights(gate_NK, up_NK, down_KN, bias_N, None, None, 0.0)
-        return FFNWeights(None, up_NK, down_KN, None, bias_N, None, 0.0)
+            return w._replace(b_gate_N=bias_N)
+        return w._replace(gate_NK=None, b_up_N=bias_N)
 
     def sparse_at(union: int) -> float:
         bias_N = torch.full((n,), -1e4, device=device, dtype=element)

@@ -33,7 +33,7 @@ from sparsellm.training.statistics import step_stats
 
 Values = TypeVar("Values")
 
-_NO_LIMIT = sys.float_info.max  # which only infinity and NaN are not below
+_NO_LIMIT = sys.float_info.max  # no finite number exceeds it; infinity and NaN are refused
 _NEVER = 2**62  # columns: what the dense path cannot overflow
 DECAY = 0.98  # of the moving averages: they remember about 50 steps
 SETTLED_STEPS = 50  # that must be averaged before a step can be a spike
@@ -201,7 +201,7 @@ class Counters:
             self._arrived.record()
 
     def read(self) -> StepReading:
-        """What was sent: the only place where a step waits for the device."""
+        """The numbers that were sent. Only here does a step wait for the device."""
         if self._arrived is not None:
             self._arrived.synchronize()
         layout, copy = self._layout, self._copy.numpy()

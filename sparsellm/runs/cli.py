@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sparsellm.runs.presence import ask_to_stop, lives
-
 _POLL_SECONDS = 0.1
 
 
@@ -27,6 +25,8 @@ def add_stop_parser(commands: Any) -> None:
 
 
 def _stop(options: argparse.Namespace) -> None:
+    from sparsellm.runs.presence import ask_to_stop, lives  # pydantic: other commands answer sooner
+
     process = ask_to_stop(options.run_path)
     print(f"asked process {process.pid} to stop: it saves after this step, then ends", flush=True)
     if options.no_wait:

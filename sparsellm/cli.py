@@ -84,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="SPARSELLM_TRACEBACK=1 shows Python's traceback instead of a one-line error.",
     )
     parser.add_argument("--version", action="version", version=f"sparsellm {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     train = commands.add_parser(
         "train",

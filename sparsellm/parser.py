@@ -34,6 +34,11 @@ class Parser(argparse.ArgumentParser):
 
     recipe_first = False
 
+    def add_subparsers(self, **options: Any) -> Any:
+        """As argparse's; without a command, those that there are are listed."""
+        self.set_defaults(run=lambda _: self.print_help())
+        return super().add_subparsers(**options)
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:

@@ -34,7 +34,7 @@ def add_recipe_parser(commands: Any) -> None:
         epilog=_OWN_SIZE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = recipe.add_subparsers(required=True, metavar="ACTION")
+    actions = recipe.add_subparsers(metavar="ACTION")
     bundled = actions.add_parser(
         "list",
         help="names of the bundled recipes",

@@ -246,12 +246,19 @@ _WORDS = {
 
 def nearest(model: type[BaseModel], key: str) -> str:
     """The end of a sentence about a key that ``model`` has not: which one was meant."""
-    valid = list(all_keys(model))
-    close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-    if not close:  # The right name in the wrong section.
-        leaf = key.rsplit(".", 1)[-1]
-        close = [name for name in valid if name.rsplit(".", 1)[-1] == leaf][:1]
-    return f"; nearest valid key: '{close[0]}'" if close else f"; valid keys: {', '.join(valid)}"
+    section, _, name = key.rpartition(".")
+    by_section: dict[str, dict[str, str]] = {}  # name: key
+    for valid in all_keys(model):
+        by_section.setdefault(valid.rpartition(".")[0], {})[valid.rpartition(".")[2]] = valid
+    if section not in by_section:
+        section = ""
+    beside = by_section[section]
+    elsewhere = {name: key for names in by_section.values() for name, key in names.items()}
+    for names in (beside, elsewhere):  # the right name may be in the wrong section
+        if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
+            return f"; nearest valid key: '{names[close[0]]}'"
+    where = f" of {section}" if section else ""
+    return f"; valid keys{where}: {', '.join(beside)}"
 
 
 @dataclass(frozen=True)

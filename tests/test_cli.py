@@ -55,6 +55,22 @@ def test_what_was_meant(refused, command, meant):
 
 
 @pytest.mark.parametrize(
+    ("command", "listed"),
+    [
+        ([], "train a recipe; the same command resumes"),
+        (["recipe"], "names of the bundled recipes"),
+        (["data"], "write a corpus as shards"),
+        (["bench"], "one FFN"),
+    ],
+)
+def test_alone_a_command_lists_its_own(command, listed, capsys):
+    assert main(command) == 0
+    assert listed in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--qqq"])
+
+
+@pytest.mark.parametrize(
     "given",
     [
         ["debug", "--set", "train.steps=7"],
@@ -112,7 +128,7 @@ def test_a_size_of_ones_own(tmp_path, cli_here):
         ("train.steps=0", "key 'train.steps': must be greater than 0 (got 0)"),
         ("optimizer.beta1=1", "key 'optimizer.beta1': must be less than 1.0 (got 1)"),
         ("runtime.compile=maybe", "key 'runtime.compile': must be true or false (got 'maybe')"),
-        ("runtime.precision=fp8", "key 'runtime.precision': must be 'bf16' or 'fp32' (got 'fp8')"),
+        ("runtime.precision=fp16", "must be 'bf16', 'fp8' or 'fp32' (got 'fp16')"),
         ("data.corpus=3", "key 'data.corpus': must be text"),
     ],
 )
@@ -131,7 +147,9 @@ _QUICK = [["--help"], ["trian"], ["train", "--help"], ["train", "debug", "--step
 @pytest.mark.parametrize("command", _QUICK, ids=" ".join)
 def test_answers_without_torch(command):
     """Under a second on an idle machine: what would take longer cannot be imported here."""
-    slow = ("torch", "transformers", "numpy", "pyarrow", "fsspec")
+    slow = ["torch", "transformers", "numpy", "pyarrow", "fsspec"]
+    if "--help" in command:
+        slow += ["pydantic", "psutil"]
     code = (
         f"import sys; sys.modules |= dict.fromkeys({slow})\n"
         f"from sparsellm.cli import main\nsys.exit(main({command}))"

@@ -159,7 +159,7 @@ BENCHMARKS = (
 def add_bench_parser(commands: Any) -> None:
     """Adds ``bench`` and its benchmarks to the ``sparsellm`` command."""
     bench = commands.add_parser("bench", help="measure speed; results under benchmarks/")
-    names = bench.add_subparsers(required=True, metavar="BENCHMARK")
+    names = bench.add_subparsers(metavar="BENCHMARK")
     for benchmark in BENCHMARKS:
         parser = names.add_parser(
             benchmark.name,

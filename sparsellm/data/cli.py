@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
 def add_data_parser(commands: Any) -> None:
     """Adds ``data`` and its actions to the ``sparsellm`` command."""
     data = commands.add_parser("data", help="fetch, tokenize or inspect a corpus")
-    actions = data.add_subparsers(required=True, metavar="ACTION")
+    actions = data.add_subparsers(metavar="ACTION")
 
     fetch = actions.add_parser(
         "fetch",

@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparsellm.bench.record import Measurement, append, row
 from sparsellm.report.collect import RunData
 from sparsellm.report.sweep_runs import SWEEP_FILE, last_nnz, read_sweep
@@ -75,6 +77,8 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
         "l1_coefficient": recipe.sparsity.l1_coefficient,
         "kernels": recipe.ffn.kernels,
         "seed": recipe.seed,
+        "learning_rate": recipe.optimizer.learning_rate,
+        "precision": recipe.runtime.precision,
         "step": end["step"],
         "tokens": end["tokens"],
         "activation": recipe.ffn.activation,
@@ -95,11 +99,14 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
     of("dead_fraction", dead, "of N, mean over layers")
     of("throughput", statistics.median(r["tokens_per_second"] for r in half), "tokens/s")
     of("l1_at_end", end["l1_coefficient"], "λ")
-    before = 0
+    before, (steps, spent) = 0, gpu_seconds(run)
     for record in run.validation:
         step = {"step": record["step"], "tokens": record["tokens"]}
         since = [r["loss"] for r in run.train if before < r["step"] <= record["step"]]
         of("validation_loss", record["loss"], "nats per token", **step)
+        if spent:
+            seconds = float(np.interp(record["step"], steps, spent))
+            of("gpu_seconds", seconds, "s of training until then, of all GPUs", **step)
         if since:
             unit = "nats per token, training text since the validation before"
             of("train_loss", statistics.fmean(since), unit, **step)
@@ -118,6 +125,26 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
             unit = f"step from which the mean of {WINDOW_STEPS} steps stays within {SETTLED:.0%}"
             of("settled_step", step_settled, unit)
     return found
+
+
+def gpu_seconds(run: RunData) -> tuple[list[int], list[float]]:
+    """The recorded steps, and the seconds of training until each, over all GPUs and processes.
+
+    Compilation, validation and checkpoints are not counted. Empty for a run of a version that did
+    not record them.
+    """
+    steps, found, total, last = [], [], 0.0, 0.0
+    for record in run.train:
+        step, seconds = record["step"], record.get("train_seconds")
+        if seconds is None:
+            return [], []
+        ranks = [s["ranks"] for s in run.sessions if s["step"] < step] or [1]
+        # A new process counts from zero.
+        total += ranks[-1] * (seconds - last if seconds >= last else seconds)
+        last = seconds
+        steps.append(step)
+        found.append(total)
+    return steps, found
 
 
 def settled_step(train: list[dict[str, Any]], target: float) -> int | None:

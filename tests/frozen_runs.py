@@ -31,7 +31,8 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import read_metrics
 
-TIMES = {"tokens_per_second", "seconds", "memory_gib", "mfu", "mfu_dense"}
+TIMES = {"tokens_per_second", "seconds", "train_seconds", "compile_seconds", "memory_gib"}
+TIMES |= {"mfu", "mfu_dense"}
 VERSIONS = {"sparsellm", "torch"}
 
 

@@ -228,6 +228,8 @@ METRICS = (
         from_zero=True,
     ),
     Metric("seconds", "Wall time since the process began", "s"),
+    Metric("train_seconds", "Of training steps since the process began, without compilation", "s"),
+    Metric("compile_seconds", "Of compilation since the process began", "s"),
     Metric(
         "sparse_layers",
         "Layers on the sparse kernels",

@@ -9,6 +9,7 @@ import time
 import torch
 
 from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
+from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.recipe import Recipe
 from sparsellm.runs.metrics import METRICS
 from sparsellm.runs.records import TrainRecord
@@ -27,15 +28,19 @@ class Meter:
         self._flops = train_flops_per_token(run.recipe)
         self._began = self._since = time.perf_counter()
         self._paused = 0.0
+        self._compiled = self._compiled_when_paused = compile_seconds()
+        self._train_seconds = 0.0
         self._step = run.step
 
     def pause(self) -> None:
         """Stops the clock."""
         self._paused = time.perf_counter()
+        self._compiled_when_paused = compile_seconds()
 
     def resume(self) -> None:
         """Starts it again."""
         self._since += time.perf_counter() - self._paused
+        self._compiled += compile_seconds() - self._compiled_when_paused
 
     def record(self, run: Run, totals: StepTotals) -> TrainRecord:
         """The record of the last step; starts the next interval."""
@@ -43,16 +48,19 @@ class Meter:
         assert reading.sparsity is not None
         nnz_L, sparse_L = reading.sparsity.nnz_mean, reading.kernels.sparse
         executed = executed_flops_per_token(run.recipe, nnz_L, sparse_L)
-        now = time.perf_counter()
+        now, compiled = time.perf_counter(), compile_seconds()
         tokens = (run.step - self._step) * run.recipe.train.global_batch_tokens
         rate = tokens / (now - self._since)
-        self._since, self._step = now, run.step
+        self._train_seconds += now - self._since - (compiled - self._compiled)
+        self._since, self._compiled, self._step = now, compiled, run.step
         speed = {
             "tokens_per_second": rate,
             "mfu": rate * executed / self._peak if self._peak else None,
             "mfu_dense": rate * self._flops / self._peak if self._peak else None,
             "memory_gib": _peak_memory_gib(run.accelerator.device),
             "seconds": now - self._began,
+            "train_seconds": self._train_seconds,
+            "compile_seconds": compiled - run.compiled_before,
         }
         return TrainRecord(
             run.step,

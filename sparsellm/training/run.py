@@ -23,6 +23,7 @@ from sparsellm.data import (
 )
 from sparsellm.data.loader import Bookmark
 from sparsellm.device import check_fp8
+from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.model import HFModel, build_model, build_zero_model, prepare_blocks
@@ -68,6 +69,7 @@ class Run:
     skips: SkippedSteps = field(default_factory=SkippedSteps)
     next_step: NextStep = field(default_factory=NextStep)
     readings: list[StepReading] = field(default_factory=list)  # since kernels were last chosen
+    compiled_before: float = field(default_factory=compile_seconds)  # by this process
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
 
     @property

@@ -1,11 +1,16 @@
-"""One step: for what the host waits."""
+"""One step: for what the host waits, and what its time is counted as."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.processes.signals import StopRequest
+from sparsellm.training.meter import Meter
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 
@@ -47,3 +52,31 @@ def test_unions_depend_on_the_micro_batch_only_through_the_order_of_its_tokens(t
         finally:
             close_run(run)
     assert (found[0] == found[1]) == (order == "none")
+
+
+def test_compilation_and_pauses_are_no_time_of_training(tiny):
+    def compiled(number):
+        before = compile_seconds()
+        torch.compile(lambda x: x.sin() * number, backend="eager", dynamic=False)(torch.ones(8))
+        return compile_seconds() - before
+
+    run = build_run(tiny("logging.every_steps=1", "runtime.compile=false"))
+    try:
+        own = compiled(2.0)  # as before the first step
+        began = time.perf_counter()
+        meter = Meter(run)
+        totals = train_step(run, StopRequest())
+        step = time.perf_counter() - began
+        inside = compiled(3.0)
+        meter.pause()
+        paused = time.perf_counter()
+        outside = compiled(4.0)  # as a validation does
+        resumed = time.perf_counter()
+        meter.resume()
+        values = meter.record(run, totals).values
+        wall = time.perf_counter() - began - (resumed - paused)
+    finally:
+        close_run(run)
+    assert min(own, inside, outside) > 0
+    assert values["compile_seconds"] == pytest.approx(own + inside + outside)
+    assert 0.9 * step < values["train_seconds"] <= wall - inside

@@ -13,11 +13,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.utils import calculate_time_spent
 
 from sparsellm.ffn.kernels.compile_cache import compiled_once, prepare_cache
 from sparsellm.ffn.kernels.gpu_architecture import Source, target_of
@@ -109,6 +111,19 @@ class Kernel:
         )
 
 
+_SECONDS: list[float] = []  # that each source took: compiled, read from disk, or waited for
+
+
+def compile_seconds() -> float:
+    """How long this process has stood still to compile: kernels here, and torch.compile's graphs.
+
+    The graphs are what torch counts as `calculate_time_spent`: tracing, code generation and
+    waiting for compilers, of forward and backward passes.
+    """
+    graphs: float = calculate_time_spent()["total_wall_time"]
+    return graphs + sum(_SECONDS)
+
+
 @functools.cache
 def _module(path: Path, device_index: int, element: torch.dtype) -> Any:
     prepare_cache()
@@ -122,9 +137,11 @@ def _module(path: Path, device_index: int, element: torch.dtype) -> Any:
         shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
         source = path.read_text(encoding="utf-8")
         options = compile_options(path, target_of((major, minor)), shared_kib, element)
+        began = time.perf_counter()
         with compiled_once(path.stem, source, options):
             module = cupy.RawModule(code=source, options=options)
             module.get_function(next(iter(kernels_of(source))))  # which compiles
+        _SECONDS.append(time.perf_counter() - began)
         return module
 
 

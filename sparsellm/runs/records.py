@@ -150,9 +150,9 @@ class EvaluationRecord(_Written):
 
 @dataclass(frozen=True)
 class FailureRecord(_Written):
-    """A step, validation or evaluation that failed while training continued."""
+    """What failed while training continued: a step, a validation, …; or a target out of reach."""
 
-    what: str = ""  # "step", "validation" or "evaluation"
+    what: str = ""  # "step", "validation", "evaluation" or "target"
     error: str = ""
 
     kind: ClassVar[str] = "failure"

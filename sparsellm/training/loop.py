@@ -178,6 +178,8 @@ def _logged_loop(
         say(f"stopped after step {run.step} ({why}); {then}")
         return
     say(f"done: {run.step} steps, {run.tokens:,} tokens")
+    if run.target and (verdict := run.target.verdict()):
+        say(f"warning: {verdict}")
     files = "recipe.yaml, metrics.jsonl, checkpoints/" if saves else "recipe.yaml, metrics.jsonl"
     say(f"files: {recipe.run_path}/ ({files})")
     say(f"plots: sparsellm plot {recipe.run_path}")
@@ -241,6 +243,10 @@ def _record(run: Run, log: MetricsLog | None, meter: Meter, totals: StepTotals) 
         run.accelerator.print(progress_line(record, run.recipe))
         if log is not None:
             log.write(record)
+    if run.target and (news := run.target.news()):
+        run.accelerator.print(f"warning: step {run.step}: {news}")
+        if log is not None:
+            log.write(FailureRecord(run.step, run.tokens, "target", news))
 
 
 def _step_or_save(

@@ -28,6 +28,7 @@ that fell silent at first came back after λ had fallen a hundredfold.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from sparsellm.recipe_sections import SparsityConfig
@@ -37,6 +38,9 @@ LEAD = 3.0  # of what the error changes between slow and fast, 9 steps
 FAST, SLOW = 0.3, 0.08  # weights of the newest step
 MAX_ERROR = 0.3  # natural logarithm
 MAX_FACTOR = 1e4  # of λ from where it started
+FAR = 0.1  # from the target, natural logarithm
+EARLY_STEPS = 100  # in which a first λ that is too high shows
+KILLED = 0.05  # of the target: what a first λ leaves that is too high
 _FEWEST = 1e-3  # non-zeros per token: a layer that fires nothing has a logarithm too
 
 
@@ -58,8 +62,10 @@ class TargetController:
         self._warmup_steps = warmup_steps
         loops = num_layers if config.target_per_layer else 1
         self._log_l1 = [self._start] * loops
+        self._early = True  # within `EARLY_STEPS`
         self._fast: list[float] | None = None  # smoothed errors, one a loop
         self._slow: list[float] | None = None
+        self._said: set[str] = set()  # what of `obstacles` `news` has given
 
     def l1_by_layer(self, step: int) -> list[float]:
         """λ of each layer at a step (from 0): zero during the dense phase."""
@@ -76,6 +82,7 @@ class TargetController:
         errors = [math.log(max(nnz, _FEWEST) / self._target) for nnz in measured]
         self._fast = _smoothed(self._fast, errors, FAST)
         self._slow = _smoothed(self._slow, errors, SLOW)
+        self._early = step < self._dense_steps + EARLY_STEPS
         limit = math.log(MAX_FACTOR)
         gain = GAIN * min(1.0, (step + 1) / max(self._warmup_steps, 1))
         for i, (fast, slow) in enumerate(zip(self._fast, self._slow, strict=True)):
@@ -87,6 +94,60 @@ class TargetController:
     def error(self) -> float | None:
         """Smoothed non-zeros over the target, less one; of layers the one furthest off."""
         return None if self._fast is None else math.expm1(max(self._fast, key=abs))
+
+    def news(self) -> str | None:
+        """After a step: what newly keeps the non-zeros from the target, and the remedy."""
+        for key, text in self._obstacles():
+            if key not in self._said:
+                self._said.add(key)
+                return text
+        return None
+
+    def verdict(self) -> str | None:
+        """At the end of a run: how far off the target it is, why, and the remedy; None if near."""
+        error = self.error
+        if error is None or abs(math.log1p(error)) < FAR:
+            return None
+        obstacles = dict(self._obstacles())
+        why = "; ".join(obstacles.values())
+        if not why and "killed" in self._said:
+            why = self._killed()
+        if not why:
+            l1 = math.exp(sum(self._log_l1) / len(self._log_l1))
+            why = f"λ was still moving: train longer, or start nearer, at λ {l1:.2g}"
+        return f"non-zeros are {error:+.0%} off sparsity.target_nnz {self._target:g}: {why}"
+
+    def _obstacles(self) -> Iterator[tuple[str, str]]:
+        """What keeps the non-zeros from the target now: a key, and a sentence with the remedy."""
+        limit = math.log(MAX_FACTOR)
+        for i, (log_l1, error) in enumerate(zip(self._log_l1, self._fast or (), strict=False)):
+            where = f"in layer {i} " if len(self._log_l1) > 1 else ""
+            at = f"{where}{self._target * math.exp(error):.3g} neurons fire per token with λ at"
+            if log_l1 <= self._start - limit and error < -FAR:
+                yield (
+                    "lowest",
+                    f"{at} its lowest, {math.exp(log_l1):.2g}: by itself the model fires fewer "
+                    f"than sparsity.target_nnz {self._target:g}; lower the target, or start anew "
+                    "(--fresh) with a larger model.intermediate_size or a lower "
+                    "sparsity.l1_coefficient",
+                )
+            elif log_l1 >= self._start + limit and error > FAR:
+                yield (
+                    "highest",
+                    f"{at} its highest, {math.exp(log_l1):.2g}, more than sparsity.target_nnz "
+                    f"{self._target:g}; raise the target, or start anew (--fresh) with a higher "
+                    "sparsity.l1_coefficient",
+                )
+            elif self._early and error < math.log(KILLED):
+                yield "killed", self._killed()
+
+    def _killed(self) -> str:
+        first = math.exp(self._start)
+        return (
+            f"the first λ silenced nearly all neurons, and some may stay dead: start anew "
+            f"(--fresh) with a lower sparsity.l1_coefficient, such as {first / 100:.2g} instead of "
+            f"{first:.2g}"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers; JSON keeps every bit of them."""

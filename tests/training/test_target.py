@@ -6,11 +6,13 @@ import itertools
 import json
 import math
 import random
+import re
 import statistics
 
 import pytest
 from conftest import set_arguments
 
+from sparsellm.recipe import load_recipe
 from sparsellm.recipe_sections import SparsityConfig
 from sparsellm.runs.records import read_metrics
 from sparsellm.training.target import GAIN, MAX_ERROR, TargetController
@@ -105,8 +107,6 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
             own = [f"train.steps={steps}", f"name={name}", "optimizer.min_lr_ratio=1"]
             done = cli_here("train", "--recipe", "debug", *set_arguments([*overrides, *own]))
             assert done.returncode == 0, done.stderr
-    from sparsellm.recipe import load_recipe
-
     records = []
     for name in ("straight", "halves"):
         path = load_recipe("debug", [*overrides, f"name={name}"]).run_path
@@ -126,6 +126,41 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
     own = [*overrides, "name=halves", "train.steps=13", "sparsity.target_per_layer=false"]
     done = cli_here("train", "--recipe", "debug", *set_arguments(own))
     assert "λ starts anew from sparsity.l1_coefficient" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("nnz", "steps", "said", "at_the_end"),
+    [
+        (10.0, 300, "its lowest, 1e-05: by itself the model fires fewer", "-67% off"),
+        (90.0, 300, "its highest, 1e.03, more than sparsity.target_nnz 30; raise", "200% off"),
+        (0.0, 20, "silenced nearly all neurons.* such as 0.001 instead of 0.1", "-100% off"),
+        (40.0, 20, None, "λ was still moving: train longer, .* 0.32"),
+        (31.0, 300, None, None),
+    ],
+)
+def test_what_keeps_it_from_the_target_is_said_once_and_at_the_end(nnz, steps, said, at_the_end):
+    controller = TargetController(SparsityConfig(target_nnz=30, l1_coefficient=0.1), 2)
+    news = []
+    for step in range(steps):
+        controller.observe(step, [nnz, nnz])
+        news.append(controller.news())
+    found = [text for text in news if text]
+    assert len(found) == (said is not None)
+    assert said is None or re.search(said, found[0])
+    verdict = controller.verdict()
+    assert re.search(at_the_end, verdict) if at_the_end else verdict is None
+
+
+def test_a_first_coefficient_that_silences_the_model_is_reported(tiny_overrides, cli_here):
+    own = ["sparsity.target_nnz=25", "sparsity.l1_coefficient=100", "train.steps=12"]
+    own += ["validation.every_steps=0", "runtime.compile=false", "optimizer.learning_rate=0.01"]
+    done = cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *own]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the first λ silenced nearly all neurons") == 2  # and at the end
+    path = load_recipe("debug", [*tiny_overrides, *own]).run_path
+    [failure] = [r for r in read_metrics(path) if r["kind"] == "failure"]
+    assert failure["what"] == "target"
+    assert "lower sparsity.l1_coefficient, such as 1 instead of 1e+02" in failure["error"]
 
 
 @pytest.mark.parametrize(

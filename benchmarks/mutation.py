@@ -2,8 +2,8 @@
 
 ``python benchmarks/mutation.py --sample 60`` tries 60 mutants (mutants.py) of each group below, by
 seed, and prints those that no test noticed. It first runs the group's tests once and notes which
-lines each covers; then each mutant, in a copy of the tree, sees the tests that cover its lines, the
-quickest first, until one fails. A mutant that runs far longer than they did counts as killed.
+lines each covers; then each mutant, in a copy of the tree, sees tests that cover its lines, until
+one fails. A mutant that runs far longer than they did counts as killed.
 
 Results are kept in ``--folder``: the same command goes on where it was interrupted or ended by
 ``--seconds``, and tries survivors again with ``--retry``. ``--record`` appends each group's share.
@@ -69,7 +69,6 @@ GROUPS = {
         ["sparsellm/ffn/formats.py", "sparsellm/ffn/reference.py"], ["tests/ffn/test_*.py"]
     ),
 }
-MOST_SECONDS = 40  # of CPU time, for the tests that a mutant sees
 
 
 class Task(NamedTuple):
@@ -183,11 +182,11 @@ def digest(paths: Iterable[Path]) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:10]
 
 
-def tasks(root: Path, group: Group, covered: dict[str, Any]) -> list[Task]:
-    """All mutants of a group."""
-    found = []
+def tasks(root: Path, group: Group, covered: dict[str, Any], most_seconds: float) -> list[Task]:
+    """All mutants of a group; each sees tests of so much CPU time."""
+    found, cost = [], covered["seconds"]
     for path in files(root, group.modules):
-        own = covered["lines"].get(path, {})
+        own, stem = covered["lines"].get(path, {}), Path(path).stem
         state = digest([root / path])
         anywhere = set().union(*own.values())
         for number, mutant in enumerate(mutants((root / path).read_text(encoding="utf-8"))):
@@ -195,12 +194,13 @@ def tasks(root: Path, group: Group, covered: dict[str, Any]) -> list[Task]:
             tests = set().union(*(own.get(line, set()) for line in lines)) or anywhere
             chosen: list[str] = []
             seconds = 0.0
-            for test in sorted(tests, key=covered["seconds"].__getitem__):
-                seconds += covered["seconds"][test]
-                if chosen and seconds > MOST_SECONDS:
+            # Those of a file that is named after the module first, then the quickest.
+            for test in sorted(tests, key=lambda test: (stem not in test, cost[test])):
+                seconds += cost[test]
+                if chosen and seconds > most_seconds:
                     break
                 chosen.append(test)
-            limit = 60 + 5 * min(seconds, MOST_SECONDS)
+            limit = 60 + 5 * min(seconds, most_seconds)
             found.append(Task(path, f"{path}:{state}:{number}", mutant, chosen, limit))
     return found
 
@@ -254,6 +254,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which none begins")
+    parser.add_argument(
+        "--cpu-seconds", type=float, default=60, help="of the tests that a mutant sees at most"
+    )
     parser.add_argument("--retry", action="store_true", help="tries survivors again")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/sparsellm-mutation"))
     parser.add_argument("--record", type=Path, help="such as benchmarks/results.jsonl")
@@ -275,7 +278,8 @@ def main() -> None:
     pool = Pool(root, folder, options.jobs)
     shares = []
     for name in options.groups or GROUPS:
-        every = tasks(root, GROUPS[name], cover(root, pool, GROUPS[name], folder))
+        covered = cover(root, pool, GROUPS[name], folder)
+        every = tasks(root, GROUPS[name], covered, options.cpu_seconds)
         chosen = random.Random(f"{options.seed} {name}").sample(every, len(every))[: options.sample]
         again = {None, "survived"} if options.retry else {None}
         left = [task for task in chosen if known.get(task.key) in again]

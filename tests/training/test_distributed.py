@@ -160,41 +160,40 @@ def test_shards_within_nodes_and_replicas_across_compute_the_gradient_of_one_pro
 @pytest.mark.parametrize(
     "config", ["ddp8.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.long)]
 )
-def test_several_processes_resume_to_the_same_bits(tiny_overrides, config):
-    overrides = [*tiny_overrides, "train.micro_batch_size=1"]
-    run = load_recipe("debug", overrides).run_path
+def test_two_processes_train_to_the_same_bits_killed_or_not(tiny_overrides, cli_here, config):
+    """Whether a step begins early, which none does before a save; and to the losses of one."""
+    common = [*tiny_overrides, "train.micro_batch_size=1", "validation.tokens=160"]
 
-    def train():
-        program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(overrides)]
-        result = launch(2, *program, config=config)
+    def records(name):
+        found = read_metrics(load_recipe("debug", [*common, f"name={name}"]).run_path)
+        return [(r["kind"], r["step"], r["loss"], r.get("grad_norm")) for r in found if "loss" in r]
+
+    def train(name, *overrides):
+        words = set_arguments([*common, f"name={name}", *overrides])
+        result = launch(2, "-m", "sparsellm", "train", "debug", *words, config=config)
         assert result.returncode == 0, result.stderr[-3000:]
         return result.stdout
 
-    def losses():
-        return [(r["step"], r["loss"]) for r in read_metrics(run) if r["kind"] == "train"]
-
-    assert train().count("step 4/4 | loss") == 1  # one rank speaks
-    straight = losses()
-    assert [step for step, _ in straight] == [1, 2, 3, 4]
-    shutil.rmtree(run / "checkpoints" / "step_00000004")  # as if it had been killed before
-    again = train()
+    said = train("early", "checkpoint.every_steps=0")
+    assert said.count("step 4/4 | loss") == 1  # one rank speaks
+    straight = records("early")
+    train("saved", "checkpoint.every_steps=1")
+    assert records("saved") == straight
+    saved = load_recipe("debug", [*common, "name=saved"]).run_path / "checkpoints"
+    for step in (3, 4):  # as if it had been killed before
+        shutil.rmtree(saved / f"step_{step:08d}")
+    again = train("saved", "checkpoint.every_steps=1")
     assert "resuming from" in again
     assert "step 3/4 | loss" in again
-    assert losses() == straight
+    assert records("saved") == straight
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "config", ["ddp8.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.long)]
-)
-def test_steps_that_begin_early_change_no_bit_on_several_processes(tiny_overrides, config):
-    overrides = [*tiny_overrides, "train.micro_batch_size=1", "validation.every_steps=0"]
-    early, after_saves = (  # no step begins before a checkpoint is saved
-        _losses([*overrides, f"checkpoint.every_steps={every}", f"name=saves-{every}"], config)
-        for every in (0, 1)
-    )
-    assert len(early) == 4
-    assert early == after_saves
+    alone = cli_here("train", "debug", *set_arguments([*common, "name=alone"]))
+    assert alone.returncode == 0, alone.stderr
+    kinds = [kind for kind, *_ in straight]
+    assert kinds == ["train"] * 4 + ["validation"]
+    for (*which, loss, _), (*same, of_one, _) in zip(straight, records("alone"), strict=True):
+        assert which == same
+        assert loss == pytest.approx(of_one, rel=1e-5)
 
 
 @pytest.mark.long

@@ -14,7 +14,6 @@ from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts, read_metrics
 from training.plain import PlainModel, global_batches, held_out
-from training.test_distributed import launch
 
 
 @pytest.fixture
@@ -234,19 +233,3 @@ def test_held_out_loss_is_the_mean_over_its_tokens(train, sequences):
     (record,) = [r for r in read_metrics(recipe.run_path) if r["kind"] == "validation"]
     assert record["num_targets"] == 32 * sequences
     assert record["loss"] == pytest.approx(model(tokens_ST1).cross_entropy.item(), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_two_processes_train_and_validate_on_what_one_does(train, tiny_overrides):
-    own = ["validation.tokens=160", "train.micro_batch_size=2", "validation.every_steps=2"]
-    recipe, _, _ = train(*own)
-    both = [*tiny_overrides, *own, "name=both"]
-    result = launch(2, "-m", "sparsellm", "train", "debug", *set_arguments(both))
-    assert result.returncode == 0, result.stderr[-3000:]
-    alone, shared = (read_metrics(r.run_path) for r in (recipe, load_recipe("debug", both)))
-    for kind, count in (("train", 4), ("validation", 2)):
-        one, two = (
-            [r["loss"] for r in records if r["kind"] == kind] for records in (alone, shared)
-        )
-        assert len(one) == count
-        assert two == pytest.approx(one, rel=1e-5)

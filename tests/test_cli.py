@@ -13,8 +13,7 @@ import time
 import pytest
 from conftest import ROOT, process_env, set_arguments
 
-from sparsellm import recipe_cli
-from sparsellm.cli import main
+from sparsellm.cli import main, recipe_cli
 from sparsellm.recipe import load_recipe
 
 

@@ -1,4 +1,4 @@
-"""``sparsellm report``."""
+"""``sparsellm report`` and ``sparsellm plot``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 
-def add_report_parser(commands: Any) -> None:
-    """Adds ``report`` to the ``sparsellm`` command."""
+def add_report_parsers(commands: Any) -> None:
+    """Adds ``report`` and ``plot`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "report",
         help="write one HTML page of a run, or of several overlaid; needs no network",
@@ -33,6 +33,14 @@ def add_report_parser(commands: Any) -> None:
     )
     parser.set_defaults(run=_report)
 
+    plot = commands.add_parser(
+        "plot",
+        help="PNG plots of a run",
+        description="Writes plots/training.png and plots/sparsity.png into the run's folder.",
+    )
+    plot.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")
+    plot.set_defaults(run=_plot)
+
 
 def _report(options: argparse.Namespace) -> None:
     from sparsellm.report.collect import without_records
@@ -52,4 +60,11 @@ def _report(options: argparse.Namespace) -> None:
     else:
         written = write_report(options.run_paths, options.out)
     for path in written:
+        print(path)
+
+
+def _plot(options: argparse.Namespace) -> None:
+    from sparsellm.report.plots import plot_run
+
+    for path in plot_run(options.run_path):
         print(path)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from sparsellm import __version__
 from sparsellm.arguments import check_out
-from sparsellm.parser import Parser
+from sparsellm.cli.parser import Parser
+from sparsellm.cli.recipe_cli import add_recipe_arguments, add_recipe_parser
 from sparsellm.processes import ranks
 from sparsellm.processes.pipes import ends_with_its_reader, reader_has_left
-from sparsellm.recipe_cli import add_recipe_arguments, add_recipe_parser
 
 if TYPE_CHECKING:
     from sparsellm.processes.signals import StopRequest
@@ -115,14 +115,6 @@ def make_parser() -> argparse.ArgumentParser:
 
     add_stop_parser(commands)
 
-    plot = commands.add_parser(
-        "plot",
-        help="PNG plots of a run",
-        description="Writes plots/training.png and plots/sparsity.png into the run's folder.",
-    )
-    plot.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")
-    plot.set_defaults(run=_plot)
-
     from sparsellm.analyze.cli import add_analyze_parser
 
     add_analyze_parser(commands)
@@ -141,9 +133,9 @@ def make_parser() -> argparse.ArgumentParser:
     from sparsellm.generate import add_generate_parser
 
     add_generate_parser(commands)
-    from sparsellm.report.cli import add_report_parser
+    from sparsellm.report.cli import add_report_parsers
 
-    add_report_parser(commands)
+    add_report_parsers(commands)
     from sparsellm.sweep.cli import add_sweep_parser
 
     add_sweep_parser(commands)
@@ -203,10 +195,3 @@ def _say_what_is_trained(recipe: Recipe, options: argparse.Namespace) -> Callabl
     beginning = beginning_of(recipe, options.resume, options.fresh, options.init_from)
     say(banner(recipe, options.recipe, beginning, Machine.present(), Launch.present()))
     return say
-
-
-def _plot(options: argparse.Namespace) -> None:
-    from sparsellm.report.plots import plot_run
-
-    for path in plot_run(options.run_path):
-        print(path)

@@ -47,7 +47,7 @@ def add_generate_parser(commands: Any) -> None:
         "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest"
     )
     parser.add_argument("--top-k", type=int, default=50, metavar="K", help="0 keeps every token")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--device", help="such as cpu or cuda:1 (default: a GPU if there is one)")
     parser.set_defaults(run=_generate)
 

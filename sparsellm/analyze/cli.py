@@ -54,7 +54,7 @@ def add_analyze_parser(commands: Any) -> None:
         type=positive_int,
         default=4,
         metavar="N",
-        help="sequences (default: 4)",
+        help="sequences per forward (default: 4)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: analysis/ in the checkpoint's folder"

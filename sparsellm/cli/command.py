@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses and runs; a user's mistake becomes one ``error:`` message and exit code 1."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # λ and → where the terminal has no such letters
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may have no λ or →
             stream.reconfigure(errors="backslashreplace")
     with ends_with_its_reader():
         return _parse_and_run(arguments)
@@ -71,7 +71,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
 
 
 def _errors_of_users() -> tuple[type[Exception], ...]:
-    """Exceptions whose message is for users. Importing modules for them would take seconds."""
+    """Exceptions whose message is for users; importing a module to name one would take seconds."""
     loaded = sys.modules.get("sparsellm.runs.checkpoint")
     return ValueError, OSError, FloatingPointError, *([loaded.CheckpointError] if loaded else [])
 
@@ -173,7 +173,7 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     from sparsellm.processes.waiting import waiting
 
     say = _say_what_is_trained(recipe, options)
-    with waiting("loading PyTorch", say):  # after what can be refused at once
+    with waiting("loading PyTorch", say):  # after every check that needs no PyTorch
         from sparsellm.training.loop import train
 
     train(recipe, stop, options.resume, options.fresh, options.init_from)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# Names that people type for keys with other names.
+# Names that other frameworks have for our keys.
 _SYNONYMS = {
     "lr": ("optimizer.learning_rate",),
     "l1": ("sparsity.l1_coefficient",),
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
     recipe_first = False
 
     def add_subparsers(self, **options: Any) -> Any:
-        """As argparse's; without a command, those that there are are listed."""
+        """As argparse does, but a command given alone prints its help."""
         self.set_defaults(run=lambda _: self.print_help())
         return super().add_subparsers(**options)
 
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         return found, []
 
     def _take_recipe(self, found: argparse.Namespace, rest: list[str]) -> list[str]:
-        # argparse gives a positional nothing where options come before it: it is then in the rest.
+        # Where options come first, argparse leaves the positional among the unknown arguments.
         if found.recipe_name is None and rest and not rest[0].startswith("-"):
             found.recipe_name, *rest = rest
         named = found.recipe_name
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         return rest
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse does, which would not tell that nobody can read it (`processes.pipes`)."""
+        """As argparse does, but an error of the stream is raised: see `processes.pipes`."""
         if message:
             (file or sys.stderr).write(message)
 
@@ -105,7 +105,7 @@ def _recipe_keys() -> list[str]:
 
 
 def _keys_named(name: str, keys: list[str]) -> list[str]:
-    """Recipe keys of a full or last name, in any spelling of it."""
+    """Recipe keys with this full name or last part, else those that another framework calls so."""
     exact = [key for key in keys if name in (key, key.rsplit(".", 1)[-1], key.replace(".", "_"))]
     return exact or [key for key in _SYNONYMS.get(name, ()) if key in keys]
 

@@ -25,7 +25,7 @@ def add_data_parser(commands: Any) -> None:
         "a corpus file for data.corpus. The same command continues after an interruption.",
     )
     fetch.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
-    fetch.add_argument("out", type=Path, metavar="DIR", help="where to")
+    fetch.add_argument("out", type=Path, metavar="DIR", help="folder to write")
     fetch.add_argument("--shards", type=positive_int, help="training files (default: all)")
     fetch.add_argument("--workers", type=positive_int, default=8, help="parallel downloads")
     fetch.set_defaults(run=_fetch)
@@ -38,7 +38,7 @@ def add_data_parser(commands: Any) -> None:
         "The same command continues after an interruption.",
     )
     tokenize.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
-    tokenize.add_argument("out", type=Path, metavar="DIR", help="where to")
+    tokenize.add_argument("out", type=Path, metavar="DIR", help="folder to write")
     _add_source_arguments(tokenize)
     tokenize.add_argument(
         "--workers",

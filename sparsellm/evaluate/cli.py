@@ -31,7 +31,7 @@ def add_eval_parser(commands: Any) -> None:
         type=Path,
         metavar="CHECKPOINT",
         help="a checkpoint, a run (runs/debug), an exported folder, or a model of the Hugging Face "
-        "hub (owner/name[@revision]), which need not be ours: a dense baseline",
+        "hub (owner/name[@revision]), such as a dense baseline",
     )
     parser.add_argument(
         "--data-dir",
@@ -56,7 +56,7 @@ def add_eval_parser(commands: Any) -> None:
         "--kernels",
         choices=("dense", "auto", "sparse"),
         default="dense",
-        help="of the FFNs: dense as stock transformers (default), or sparsellm.accelerate's",
+        help="of the FFNs: dense as in stock transformers (default), or by sparsellm.accelerate",
     )
     parser.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU if there is one)")
     parser.add_argument(
@@ -68,7 +68,7 @@ def add_eval_parser(commands: Any) -> None:
     parser.add_argument(
         "--log-samples",
         action="store_true",
-        help="also each row: question, answers and their log-likelihoods, as <task>.jsonl in a "
+        help="also write each row: question, answers, their log-likelihoods, as <task>.jsonl in a "
         "folder beside the JSON",
     )
     parser.set_defaults(run=_eval)

@@ -12,7 +12,7 @@ from sparsellm.arguments import positive_int
 def add_export_parsers(commands: Any) -> None:
     """Adds both to the ``sparsellm`` command."""
     export = commands.add_parser("export", help="a checkpoint for stock transformers")
-    export.add_argument("source", type=Path, metavar="CHECKPOINT", help="or a run folder")
+    export.add_argument("source", type=Path, metavar="CHECKPOINT", help="checkpoint or run folder")
     export.add_argument("folder", type=Path, metavar="DIR", help="new folder to write")
     export.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="default: bf16")
     export.add_argument(
@@ -61,9 +61,12 @@ def _add_drop_dead_arguments(export: argparse.ArgumentParser) -> None:
         "--data", nargs="+", metavar="GLOB", help="Parquet or JSONL (default: the recipe's corpus)"
     )
     group.add_argument(
-        "--micro-batch-size", type=positive_int, metavar="N", help="sequences (default: 4)"
+        "--micro-batch-size",
+        type=positive_int,
+        metavar="N",
+        help="sequences per forward (default: 4)",
     )
-    group.add_argument("--device", help="that measures (default: a GPU if there is one)")
+    group.add_argument("--device", help="where to measure (default: a GPU if there is one)")
 
 
 def _export(options: argparse.Namespace) -> None:

@@ -48,7 +48,7 @@ def _report(options: argparse.Namespace) -> None:
     from sparsellm.report.sweep_report import write_sweep_report
 
     empty = {path: without_records(path) for path in options.run_paths}
-    if None in empty.values():  # paths of `runs/*` without records; if all are, the error says so
+    if None in empty.values():  # else the error below says what is missing
         for path, why in empty.items():
             if why is not None:
                 print(f"skipped {path}: {why}", file=sys.stderr)

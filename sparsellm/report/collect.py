@@ -47,8 +47,8 @@ class RunData:
     validation: Records
     evaluations: list[Evaluation]  # by step
     activity: Activity | None  # None without a checkpoint, or before any neuron was counted
-    costs: Costs | None  # of a layer's FFN per micro-batch, ms; None where none were measured
-    analysis: dict[str, Any] | None  # `sparsellm analyze`'s statistics, of the newest
+    costs: Costs | None  # ms of a layer's FFN per micro-batch; None if not measured
+    analysis: dict[str, Any] | None  # statistics of the newest `sparsellm analyze`
     sessions: Records  # its processes in order of their start; empty if the run did not record them
     session_ends: dict[str, dict[str, Any]]  # by session id
 

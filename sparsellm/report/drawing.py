@@ -198,7 +198,7 @@ def legend_beside(figure: Figure, axes: list[Axes]) -> None:
 
 
 def color(index: int) -> str:
-    """Of the series with this number."""
+    """The colour of the series with this number."""
     return SERIES[index % len(SERIES)]
 
 

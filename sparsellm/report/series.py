@@ -65,7 +65,7 @@ def _over_tokens(run: RunData) -> dict[str, Line]:
 
 
 def _predicted(run: RunData) -> dict[str, Callable[[dict[str, Any]], float | None]]:
-    """What the FFNs of a step should take, ms: on the paths that they took, and all dense.
+    """The predicted time of a step's FFNs in ms: on the paths that they took, and all dense.
 
     From the measured costs of a layer, its union (by TwELL: its non-zeros), and the number of
     micro-batches that a rank computes one after the other.
@@ -152,7 +152,7 @@ def _at_the_last_record(run: RunData) -> dict[str, Line]:
 
 
 def _distribution(counts: list[int], width: int) -> dict[str, Line]:
-    """Of (token, layer) pairs by their non-zeros: share a non-zero, and share that has as many."""
+    """Shares of (token, layer) pairs: in a bucket per non-zero, and with at least as many."""
     if not counts:
         return {name: {"x": [], "y": []} for name in ("distribution", "tail")}
     edges, total = [*nnz_bucket_edges(width), width + 1], sum(counts) or 1

@@ -34,7 +34,7 @@ _NO_FORWARD = "no forward was measured (`sparsellm bench forward RUN… --record
 NO_LAYERS = _NO_FORWARD.replace("--record", "--layers --record")
 
 
-# Values of the paper's 1.5B runs, and of its model sizes.
+# Markers of the paper's 1.5B runs and of its model sizes.
 _RUNS, _SIZES = "*X+x", "1234"
 
 

@@ -132,7 +132,10 @@ def estimate_memory(
         ValueError: the global batch does not divide over them.
     """
     m = recipe.model
-    parameters = count_parameters(recipe).total
+    counted = count_parameters(recipe)
+    parameters, optimizer = counted.total, 8 * counted.total
+    if recipe.optimizer.name == "muon":  # one moment of the blocks' matrices
+        optimizer -= 4 * (counted.attention + counted.ffn)
     rounds = recipe.accumulation_steps(num_gpus or num_shards)
     half = 4 if recipe.runtime.precision == "fp32" else 2
     tokens = recipe.micro_batch_tokens
@@ -153,7 +156,7 @@ def estimate_memory(
         # FSDP2 shards gradients at the last micro-batch; until then each GPU accumulates whole
         # ones.
         gradients=parameters * 4 // (num_shards if rounds == 1 else 1),
-        optimizer=parameters * 8 // num_shards,
+        optimizer=optimizer // num_shards,
         activations=tokens * per_token,
     )
 

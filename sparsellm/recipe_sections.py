@@ -218,8 +218,14 @@ class TrainConfig(StrictModel):
 
 
 class OptimizerConfig(StrictModel):
-    """AdamW with linear warm-up and cosine decay (paper, table 2), or another schedule."""
+    """AdamW with linear warm-up and cosine decay (paper, table 2), or others."""
 
+    name: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="adamw; or muon: torch's Muon (momentum 0.95, Nesterov) for the matrices of "
+        "the blocks, scaled to the size of AdamW's updates, so that learning_rate and "
+        "weight_decay serve both; and AdamW for embeddings, head and norms",
+    )
     schedule: Literal["cosine", "wsd", "constant"] = Field(
         "cosine",
         description="Learning rate after warm-up: cosine decay over train.steps; warm-up, stable, "
@@ -231,7 +237,9 @@ class OptimizerConfig(StrictModel):
     learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final over peak learning rate")
     warmup_steps: NonNegativeInt = Field(600, description="Steps of linear warm-up")
-    weight_decay: float = Field(0.1, ge=0, description="Decoupled, on matrices only")
+    weight_decay: float = Field(
+        0.1, ge=0, description="Decoupled, times the learning rate, on matrices only"
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay")
     beta2: float = Field(0.95, ge=0, lt=1, description="Second-moment decay")
     eps: PositiveFloat = Field(1e-8, description="AdamW epsilon")

@@ -184,7 +184,7 @@ def test_unknown_key_names_file_key_and_nearest(tmp_path):
         ("l1_coefficient=1e-4", r"nearest valid key: 'sparsity.l1_coefficient'"),
         ("train.learning_rate=1", r"nearest valid key: 'optimizer.learning_rate'"),
         ("foo=1", r"unknown key 'foo'; valid keys: name, description, seed, model, ffn, [^.]*$"),
-        ("optimizer.foo=1", r"valid keys of optimizer: schedule, [^.]*, clip_norm$"),
+        ("optimizer.foo=1", r"valid keys of optimizer: name, [^.]*, clip_norm$"),
         ("train.micro_batch_size=3", r"global_batch_tokens 8192 must be a multiple"),
         ("model.hidden_size=100", r"model.hidden_size 100 must be an even multiple"),
         ("ffn.activation=gelu", r"'relu' or 'silu'"),

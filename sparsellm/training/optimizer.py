@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -11,16 +14,25 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.recipe_sections import OptimizerConfig
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW; weight decay on matrices (embeddings included), none on norm vectors."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {
-            "params": [p for p in parameters if p.dim() >= 2],
-            "weight_decay": config.weight_decay,
-        },
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The recipe's optimizer; weight decay on matrices (embeddings included), none on norm vectors.
+
+    A step changes nothing where its attribute ``found_inf``, a tensor (), is 1. The host need not
+    know that.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = {name: p for name, p in named if p.dim() >= 2}
+    blocks = [p for name, p in matrices.items() if "layers" in name.split(".")]
+    others = [p for name, p in matrices.items() if "layers" not in name.split(".")]
+    vectors = {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0}
+    if config.name == "muon":
+        decayed = {"params": others, "weight_decay": config.weight_decay}
+        return MuonAndAdamW(blocks, [decayed, vectors], config)
+    decayed = {"params": list(matrices.values()), "weight_decay": config.weight_decay}
+    return _adamw([decayed, vectors], config)
+
+
+def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         groups,
         lr=config.learning_rate,
@@ -28,6 +40,65 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
         eps=config.eps,
         fused=True,
     )
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """`torch.optim.Muon` for the matrices of the blocks, AdamW for everything else.
+
+    Muon's update of an (A, B) matrix is scaled by ``0.2 √max(A, B)``, to the root mean square of
+    AdamW's updates. One learning rate and one decoupled weight decay so serve both.
+
+    Args:
+        matrices: of the blocks.
+        others: AdamW's groups.
+        config: of the recipe.
+    """
+
+    def __init__(
+        self, matrices: Sequence[Tensor], others: list[dict[str, Any]], config: OptimizerConfig
+    ) -> None:
+        self._muon = torch.optim.Muon(
+            list(matrices),
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        self._adamw = _adamw(others, config)
+        self.found_inf: Tensor | None = None
+        super().__init__([*self._muon.param_groups, *self._adamw.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of all parameters, or none where ``found_inf`` is 1."""
+        assert closure is None
+        first, *others = self.param_groups
+        # accelerate replaces groups and state, so both parts are given them anew.
+        self._muon.state = self._adamw.state = self.state
+        for parameter in first["params"]:
+            if parameter.grad is not None:
+                self._update_matrix(parameter, first)
+        self._adamw.param_groups = others
+        if self.found_inf is not None:
+            self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
+        self._adamw.step()
+
+    def _update_matrix(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        """Muon's step of one matrix, undone on the device where ``found_inf`` is 1."""
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        changed = [_local(parameter), _local(state["momentum_buffer"])]
+        before = [tensor.clone() for tensor in changed]
+        self._muon.param_groups = [group | {"params": [parameter]}]
+        self._muon.step()
+        if self.found_inf is not None:
+            for tensor, old in zip(changed, before, strict=True):
+                tensor.copy_(torch.where(self.found_inf.bool(), old, tensor))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()

@@ -168,7 +168,7 @@ def _drops_gradients(run: Run) -> bool:
 
 def _one_micro_batch(run: Run) -> None:
     moments = []
-    if not run.optimizer.state:  # AdamW's two moments, which are made at the first step
+    if not run.optimizer.state:  # two moments at most, which are made at the first step
         moments = [torch.empty_like(p) for p in run.objective.parameters() for _ in range(2)]
     for _ in each_path(run.ffns):
         begin_sharing(run, accumulate=True)

@@ -126,7 +126,15 @@ def restore_run(run: Run, path: Path) -> list[str]:
             f"{path} has weights and no optimizer state (it was imported) and cannot be resumed; "
             f"start a new run from it: --set name=NEW --init-from {path}"
         )
-    changes = _recipe_changes(_saved_recipe(saved), run.recipe)
+    saved_recipe = _saved_recipe(saved)
+    before, now = saved_recipe.get("optimizer", {}).get("name", "adamw"), run.recipe.optimizer.name
+    if before != now:
+        raise ValueError(
+            f"{path} has the state of optimizer.name {before}, not {now}: resume with "
+            f"--set optimizer.name={before}, or start a new run from its weights: "
+            f"--set name=NEW --init-from {path}"
+        )
+    changes = _recipe_changes(saved_recipe, run.recipe)
     notes = changes + _rate_notes(saved, run.recipe)
     try:
         state.restore(run.model, run.optimizer, path, run.group)

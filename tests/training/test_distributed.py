@@ -99,6 +99,28 @@ def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, ranks):
             assert same["gradient_storages"] == (0 if num_processes == 1 else 1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config", [pytest.param("ddp8.yaml", marks=pytest.mark.long), "fsdp2.yaml"]
+)
+def test_muon_trains_to_the_losses_of_one_process(tiny_overrides, cli_here, config):
+    common = [*tiny_overrides, "optimizer.name=muon", "train.micro_batch_size=1"]
+    common += ["runtime.compile=false", "validation.every_steps=0"]
+    common += ["model.intermediate_size=65"]  # shards of 33 and 32 neurons
+    alone = [*common, "name=alone"]
+    done = cli_here("train", "--recipe", "debug", *set_arguments(alone))
+    assert done.returncode == 0, done.stderr
+    expected = [
+        r["loss"]
+        for r in read_metrics(load_recipe("debug", alone).run_path)
+        if r["kind"] == "train"
+    ]
+    found = [loss for loss, _ in _losses([*common, "name=several"], config)]
+    # Muon multiplies in bf16, which takes sums in another order to other digits.
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert found[-1] < found[0] - 0.05
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_fsdp2_and_the_sparse_kernels_compute_the_gradient_of_one_dense_process(

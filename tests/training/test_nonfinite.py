@@ -88,10 +88,18 @@ def test_the_data_continues_after_it(tiny, nan_at):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "config", ["ddp8.yaml", pytest.param("fsdp2.yaml", marks=pytest.mark.long)]
+    ("config", "optimizer"),
+    [
+        ("ddp8.yaml", "adamw"),
+        pytest.param("fsdp2.yaml", "adamw", marks=pytest.mark.long),
+        pytest.param("fsdp2.yaml", "muon", marks=pytest.mark.long),
+    ],
 )
-def test_a_step_of_several_ranks_is_skipped_though_the_next_has_begun(tiny_overrides, config):
+def test_a_step_of_several_ranks_is_skipped_though_the_next_has_begun(
+    tiny_overrides, config, optimizer
+):
     own = [*tiny_overrides, "train.on_nonfinite=skip", "checkpoint.every_steps=0"]
+    own.append(f"optimizer.name={optimizer}")
     program = (str(DAMAGED), "spoil", "1", "3", "train", "--recipe", "debug")
     result = launch(2, *program, *set_arguments(own), config=config)
     assert result.returncode == 0, result.stderr[-3000:]

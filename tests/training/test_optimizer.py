@@ -1,11 +1,18 @@
-"""Decay groups and targeted re-initialisation."""
+"""Decay groups, Muon beside AdamW, refused updates, and targeted re-initialisation."""
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
+from conftest import set_arguments
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import build_model
+from sparsellm.recipe import load_recipe
+from sparsellm.runs import checkpoint
+from sparsellm.runs.state import optimizer_tensors
 from sparsellm.training.optimizer import build_optimizer, reinit_dead_neurons
 
 
@@ -20,6 +27,76 @@ def test_decay_is_on_matrices_only(tiny):
     assert not any("norm" in names[id(p)] for p in decayed["params"])
     assert len(decayed["params"]) + len(plain["params"]) == len(names)
     assert decayed["fused"]
+
+
+def _step(model, optimizer, refused=0.0, spoilt=1.0):
+    """An update by the gradient of some text."""
+    tokens = torch.arange(32).reshape(2, 16)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    for parameter in model.parameters():
+        parameter.grad *= spoilt
+    optimizer.found_inf = torch.tensor(refused)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_steps_as_long_as_adamw(tiny):
+    recipe = tiny("optimizer.name=muon", "optimizer.weight_decay=0")
+    model = build_model(recipe, eos_token_id=256)
+    optimizer = build_optimizer(model, recipe.optimizer)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    _step(model, optimizer)
+    for name, parameter in model.named_parameters():
+        block = parameter.dim() == 2 and ".layers." in name
+        assert ("momentum_buffer" in optimizer.state[parameter]) == block
+        assert ("exp_avg" in optimizer.state[parameter]) != block
+        if block:
+            length = (parameter - before[name]).pow(
+                2
+            ).mean().sqrt() / recipe.optimizer.learning_rate
+            assert 0.1 < float(length) < 0.3, name  # AdamW's is 0.2 to 0.4 in training
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_refused_update_changes_nothing(tiny, name, first):
+    recipe = tiny(f"optimizer.name={name}")
+    models = [build_model(recipe, eos_token_id=256) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [build_optimizer(model, recipe.optimizer) for model in models]
+    if not first:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            _step(model, optimizer)
+    _step(models[0], optimizers[0], refused=1.0, spoilt=math.nan)
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+    for model, optimizer in zip(models, optimizers, strict=True):
+        _step(model, optimizer)
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+    tensors = [optimizer_tensors(*pair) for pair in zip(models, optimizers, strict=True)]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.equal(tensor, tensors[1][key]) for key, tensor in tensors[0].items())
+
+
+def test_muon_resumes_to_the_same_bits_and_not_as_adamw(tiny_overrides, cli_here):
+    common = [*tiny_overrides, "optimizer.min_lr_ratio=1", "runtime.compile=false"]
+
+    def train(name, steps, optimizer="muon"):
+        own = [*common, f"name={name}", f"train.steps={steps}", f"optimizer.name={optimizer}"]
+        return cli_here("train", "--recipe", "debug", *set_arguments(own))
+
+    for name, steps in (("straight", 4), ("halves", 2), ("halves", 4)):
+        done = train(name, steps)
+        assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stdout
+    folder = load_recipe("debug", common).run_path.parent
+    last = [folder / name / "checkpoints" / "step_00000004" for name in ("straight", "halves")]
+    for kind in ("model", "optimizer"):
+        whole, halves = (checkpoint.read_kind(path, kind) for path in last)
+        assert whole.keys() == halves.keys()
+        assert all(torch.equal(tensor, halves[key]) for key, tensor in whole.items())
+    other = train("halves", 6, "adamw")
+    assert other.returncode == 1
+    assert "has the state of optimizer.name muon, not adamw: resume with --set" in other.stderr
 
 
 def test_reinit_moves_the_gate_rows_of_dead_neurons_alone(tiny):

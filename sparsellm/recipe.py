@@ -18,7 +18,14 @@ from pydantic import (
     model_validator,
 )
 
-from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, Activation, Architecture
+from sparsellm.architecture import (
+    ACTIVATIONS,
+    ARCHITECTURES,
+    WITH_EXACT_ZEROS,
+    Activation,
+    Architecture,
+    rectified_activations,
+)
 from sparsellm.paths import bundled
 from sparsellm.recipe_sections import (
     CheckpointConfig,
@@ -71,9 +78,10 @@ class Recipe(StrictModel):
                 f"{sequence} = {self.micro_batch_tokens}"
             )
         if not self.activation.exact_zeros and self.sparsity.reinit_rate:
-            raise ValueError("sparsity.reinit_rate needs ffn.activation: relu (no neuron is dead)")
+            raise ValueError(f"sparsity.reinit_rate needs {WITH_EXACT_ZEROS} (no neuron is dead)")
         if not self.activation.kernels and self.ffn.kernels == "sparse":
-            raise ValueError("ffn.kernels: sparse needs ffn.activation: relu (nothing is zero)")
+            names = " or ".join(rectified_activations())
+            raise ValueError(f"ffn.kernels: sparse needs ffn.activation: {names}")
         if self.architecture.gated != self.ffn.gated:
             gated = str(self.architecture.gated).lower()
             raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")
@@ -88,7 +96,7 @@ class Recipe(StrictModel):
             return
         if not self.activation.exact_zeros:
             raise ValueError(
-                "sparsity.target_nnz needs ffn.activation: relu (nothing is zero); set it to null"
+                f"sparsity.target_nnz needs {WITH_EXACT_ZEROS} (nothing is zero); set it to null"
             )
         if target >= self.model.intermediate_size:
             raise ValueError(

@@ -187,7 +187,7 @@ def test_unknown_key_names_file_key_and_nearest(tmp_path):
         ("optimizer.foo=1", r"valid keys of optimizer: name, [^.]*, clip_norm$"),
         ("train.micro_batch_size=3", r"global_batch_tokens 8192 must be a multiple"),
         ("model.hidden_size=100", r"model.hidden_size 100 must be an even multiple"),
-        ("ffn.activation=gelu", r"'relu' or 'silu'"),
+        ("ffn.activation=gelu", r"'relu' or 'relu2' or 'silu'"),
         ("ffn.kernels=fast", r"'auto', 'dense' or 'sparse'"),
         ("train.steps", r"section.key=value"),
         ("train=5", r"key 'train'"),
@@ -282,7 +282,9 @@ def test_every_key_has_a_description():
 
 def test_sparse_kernels_need_relu():
     wrong = ["ffn.activation=silu", "ffn.kernels=sparse"]
-    with pytest.raises(ValueError, match=r"ffn.kernels: sparse needs ffn.activation: relu"):
+    with pytest.raises(
+        ValueError, match=r"ffn.kernels: sparse needs ffn.activation: relu or relu2"
+    ):
         load_recipe("debug", wrong)
     assert load_recipe("ablations/dense-silu").ffn.kernels == "auto"  # dense, without ReLU
 

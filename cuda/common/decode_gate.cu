@@ -10,6 +10,7 @@
 // a product, so a lane copies 16 contiguous bytes of a row: of 32 k, lane l has 8(l%4) and the next 7
 // in rows l/4 and l/4 + 8, and the same k of token l/4. No lane reads what another one copied: each
 // waits for its own cp.async alone, and a block always has 64 KB of copies in flight.
+#include "common/activation.cuh"
 #include "common/decode.cuh"
 
 namespace {
@@ -215,13 +216,13 @@ __device__ __forceinline__ float4 add_up(Shared& shared, const Sums<octets>& d, 
   return sum;
 }
 
-// FATReLU of two tokens, of which `present` are there: what is not above the threshold, once it is
+// The activation of two tokens, of which `present` are there: what is not above the threshold, once it is
 // rounded, becomes zero, as does a token past M. NaN passes.
 __device__ __forceinline__ uint32 apply_threshold(float low, float high, float threshold, int present) {
   const uint32 pair = pack_elements(low, high);
   const bool no_low = present < 1 || element_low(pair) <= threshold;
   const bool no_high = present < 2 || element_high(pair) <= threshold;
-  return pair & (no_low ? 0xffff0000u : ~0u) & (no_high ? 0x0000ffffu : ~0u);
+  return activated(pair & (no_low ? 0xffff0000u : ~0u) & (no_high ? 0x0000ffffu : ~0u));
 }
 
 // gate * (up + add), pairwise; with `relu` of the sum.

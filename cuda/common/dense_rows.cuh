@@ -4,6 +4,7 @@
 // Rows are processed in rounds of as many as fit into scratch memory. `first` are the weights whose
 // product decides which neurons fire, `second` the other ones, or null.
 #pragma once
+#include "common/activation.cuh"
 #include "common/rows_gemm.cuh"
 #include "common/twell.cuh"
 
@@ -62,7 +63,7 @@ __device__ __forceinline__ uint32 add_bias(float low, float high, const element*
 }
 
 // Gate and up of 128 rows × 64 neurons, or of 128 neurons without a gate: `keep(row, j, neuron, gate,
-// up)` is called with pairs of neighbouring neurons, after relu, the same ones for the same `j` of four;
+// up)` is called with pairs of neighbouring neurons, after the activation, the same ones for the same `j` of four;
 // without a gate `up` is all ones. All lanes call it, `row` being -1 where there is none and `neuron` -1
 // likewise.
 template <typename Keep>
@@ -98,7 +99,7 @@ __device__ __forceinline__ void activations(GemmShared& shared, const Sizes& siz
         const bool there = row < round.rows && neuron < size.n;
         uint32 gate = 0, up = two_ones;
         if (there) {
-          gate = threshold_pair(add_bias(d[i][j][2 * half], d[i][j][2 * half + 1], w.b_first, neuron),
+          gate = activate(add_bias(d[i][j][2 * half], d[i][j][2 * half + 1], w.b_first, neuron),
                           w.threshold);
           if (gated) {
             const float(&sums)[4] = d[i][(j + 2) % 4];

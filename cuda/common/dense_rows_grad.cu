@@ -39,11 +39,11 @@ struct Gradients {
 // Of one non-zero, or of what is zero.
 __device__ __forceinline__ Gradients gradients_of(float sum, float gate, float up, float lambda,
                                                   bool gated) {
-  if (!gated) return {up == 0.0f ? 0.0f : sum + lambda, 0.0f, up};
+  if (!gated) return {up == 0.0f ? 0.0f : (sum + lambda) * slope(up), 0.0f, up};
   const float h = element_low(pack_elements(gate * up, 0.0f));
   const float d_h = sum + (h == 0.0f ? 0.0f : copysignf(lambda, h));
   if (gate == 0.0f) return {0.0f, 0.0f, 0.0f};
-  return {d_h * gate, d_h * up, h};
+  return {d_h * gate, d_h * up * slope(gate), h};
 }
 
 __device__ void grad_activations(GemmShared& shared, const Sizes& size, const element* w_down,

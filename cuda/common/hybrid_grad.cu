@@ -2,8 +2,10 @@
 // format (common/hybrid.cuh; common/walk.cuh has how).
 //
 // ∇h = ∇y · W_downᵀ at their non-zeros, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
-// ∇up = ∇h * gate, ∇gate = ∇h * up; then ∇x = ∇up · W_up + ∇gate · W_gate. Without a gate ∇up = ∇h.
+// ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate); then ∇x = ∇up · W_up + ∇gate · W_gate. Without a gate
+// ∇up = ∇h * slope(h).
 // `pair` keeps ∇up in the low half and ∇gate in the high one.
+#include "common/activation.cuh"
 #include "common/hybrid.cuh"
 
 namespace {
@@ -35,9 +37,9 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
       const float own = element_low(up[place]);
       const float h = element_low(pack_elements(gate * own, 0.0f));
       const float d_h = sum + (h == 0.0f ? 0.0f : copysignf(lambda, h));
-      pair[place] = pack_elements(d_h * gate, d_h * own);
+      pair[place] = pack_elements(d_h * gate, d_h * own * slope(gate));
     } else {
-      pair[place] = pack_elements(sum + lambda, 0.0f);
+      pair[place] = pack_elements((sum + lambda) * slope(gate), 0.0f);
     }
   });
 }

@@ -12,6 +12,7 @@
 //   end(unit, warp, sum)        once per warp of `part_warps`
 //   shifts, shift()   whether there is something to add to every sum, before it is rounded, and what
 #pragma once
+#include "common/activation.cuh"
 #include "common/columns.cuh"
 
 namespace {
@@ -89,8 +90,8 @@ struct UnionUp {
 // The gradients of gate and up at their non-zeros.
 //
 // ∇h = ∇y · W_downᵀ on the pattern, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
-// ∇up = ∇h * gate, ∇gate = ∇h * up where the gate fires. Without a gate ∇up = ∇h where h is not 0,
-// and `up` holds h.
+// ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate) where the gate fires. Without a gate `up` holds h, and
+// ∇up = ∇h * slope(h) where h is not 0.
 struct ColumnsGrad {
   static constexpr bool shifts = true;
   const int* offset;
@@ -132,12 +133,24 @@ struct ColumnsGrad {
     const uint2 factor = gated ? of_gate : make_uint2(two_ones, two_ones);
     const float2 x = d_h(sums.x, of_gate.x, multiply_elements(factor.x, of_up.x));
     const float2 y = d_h(sums.y, of_gate.y, multiply_elements(factor.y, of_up.y));
-    *column_part(d_up, name, place) = make_uint2(scaled(x, factor.x), scaled(y, factor.y));
-    if (gated) *column_part(d_gate, name, place) = make_uint2(scaled(x, of_up.x), scaled(y, of_up.y));
+    // Before any condition: as part of one it would be a branch.
+    const float2 of_x = slopes(of_gate.x), of_y = slopes(of_gate.y);
+    *column_part(d_up, name, place) = make_uint2(scaled(x, factor.x, unless(gated, of_x)),
+                                                 scaled(y, factor.y, unless(gated, of_y)));
+    if (gated)
+      *column_part(d_gate, name, place) =
+          make_uint2(scaled(x, of_up.x, of_x), scaled(y, of_up.y, of_y));
     return 0.0f;
   }
-  static __device__ __forceinline__ uint32 scaled(float2 d_h, uint32 pair) {
-    return pack_elements(d_h.x * element_low(pair), d_h.y * element_high(pair));
+  static __device__ __forceinline__ float2 slopes(uint32 fires) {
+    return make_float2(slope(element_low(fires)), slope(element_high(fires)));
+  }
+  static __device__ __forceinline__ float2 unless(bool ones, float2 slopes) {
+    return make_float2(ones ? 1.0f : slopes.x, ones ? 1.0f : slopes.y);
+  }
+  static __device__ __forceinline__ uint32 scaled(float2 d_h, uint32 pair, float2 slopes) {
+    return pack_elements(d_h.x * element_low(pair) * slopes.x,
+                         d_h.y * element_high(pair) * slopes.y);
   }
 
   __device__ __forceinline__ void end(const Part&, int, float) const {}

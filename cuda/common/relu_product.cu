@@ -1,19 +1,21 @@
 // relu_product: h = relu(gate) * up, or * relu(up), or relu(gate) alone, dense; what dispatch runs between two
 // cuBLAS products where the pattern is too dense for the sparse kernels. Eight values a thread.
-#include "common/element.cuh"
+#include "common/activation.cuh"
 
 namespace {
 constexpr int threads = 256, values = 8;
 
-// FATReLU: what is not above the threshold becomes zero; NaN passes.
-__device__ __forceinline__ float apply_threshold(float gate, float threshold) {
-  return gate <= threshold ? 0.0f : gate;
+// What is not above the threshold becomes zero; NaN passes.
+__device__ __forceinline__ float apply_threshold(float gate, float threshold, float value) {
+  return gate <= threshold ? 0.0f : value;
 }
 
 __device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float threshold, bool relu_up) {
   if (relu_up) up = relu_elements(up);
-  return pack_elements(apply_threshold(element_low(gate), threshold) * element_low(up),
-                   apply_threshold(element_high(gate), threshold) * element_high(up));
+  const uint32 value = activated(gate);
+  return pack_elements(
+      apply_threshold(element_low(gate), threshold, element_low(value)) * element_low(up),
+      apply_threshold(element_high(gate), threshold, element_high(value)) * element_high(up));
 }
 }  // namespace
 

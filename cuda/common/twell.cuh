@@ -24,13 +24,6 @@ __device__ __forceinline__ uint32 word_neuron(uint32 word) { return word & 0xfff
 // 256 times this and all counts fit 32 bits.
 constexpr uint32 not_held = 1u << 17;
 
-// Relu of a pair of gates: values up to the threshold, which is not negative, become +0; NaN stays NaN.
-__device__ __forceinline__ uint32 threshold_pair(uint32 pair, float threshold) {
-  const uint32 low = element_low(pair) <= threshold ? 0 : 0xffffu;
-  const uint32 high = element_high(pair) <= threshold ? 0 : 0xffff0000u;
-  return pair & (low | high);
-}
-
 // Words of `control`: rows left to dense_rows; blocks of threads that have finished; non-zeros of all
 // rows, 64 bits; work items of dense_rows that are claimed, and finished.
 constexpr int num_overflowed = 0, num_finished = 1, num_nonzeros = 2, next_item = 4, items_done = 5;

@@ -1,5 +1,6 @@
 // pack_twell: a dense gate, before its relu → TwELL (common/twell.cuh). What gate_twell does in its
 // epilogue, for GPUs other than Hopper. A warp packs a row of a tile, eight neurons a lane.
+#include "common/activation.cuh"
 #include "common/twell.cuh"
 
 namespace {
@@ -18,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(threads)
   uint4 eight = make_uint4(0, 0, 0, 0);
   if (neuron < n)
     eight = *reinterpret_cast<const uint4*>(gate_MN + static_cast<uint64>(row) * n + neuron);
-  const uint32 pair[4] = {threshold_pair(eight.x, threshold), threshold_pair(eight.y, threshold),
-                          threshold_pair(eight.z, threshold), threshold_pair(eight.w, threshold)};
+  const uint32 pair[4] = {activate(eight.x, threshold), activate(eight.y, threshold),
+                          activate(eight.z, threshold), activate(eight.w, threshold)};
   uint32 own = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) own += ((pair[i] & 0xffffu) != 0) + (pair[i] >> 16 != 0);

@@ -3,6 +3,7 @@
 //
 // One block of threads a token block and tile. It reads 64 × 256 values once, and stages them in
 // shared memory, from where each column that fires is written transposed. Bound by memory.
+#include "common/activation.cuh"
 #include "common/mma.cuh"
 #include "common/union.cuh"
 
@@ -22,10 +23,11 @@ __device__ __forceinline__ uint32 swizzled(int row, int chunk) {
   return row * row_bytes + ((chunk ^ row % 8) << 4);
 }
 
-// FATReLU; NaN passes, as through a dense relu.
+// The activation, with FATReLU's threshold; NaN passes, as through a dense relu.
 __device__ __forceinline__ uint32 apply_threshold(uint32 pair, float threshold) {
   const float low = element_low(pair), high = element_high(pair);
-  return pack_elements_relu(low <= threshold ? 0.0f : low, high <= threshold ? 0.0f : high);
+  return activated(
+      pack_elements_relu(low <= threshold ? 0.0f : low, high <= threshold ? 0.0f : high));
 }
 
 // Bits `2 * word` and the next: which halves, of at most 0x7fff each, are not zero.

@@ -12,6 +12,7 @@
 // [256 neurons][8 chunks of 8 tokens], chunk c of neuron n at c ^ n % 8; `first` is the first token,
 // which may lie past the last one, `neuron` the first neuron; `place` is what `pack.place` returned.
 #pragma once
+#include "common/activation.cuh"
 #include "common/tiles.cuh"
 #include "sm90/hopper.cuh"
 #include "sm90/wgmma.cuh"
@@ -173,7 +174,7 @@ __device__ __forceinline__ void zero_out_of_range(float (&d)[128], int rows, int
     if (i / 2 % 2 * 8 >= rows || i / 4 * 8 >= columns) d[i] = 0.0f;
 }
 
-// Stores the warp's part of the tile, after relu and transposed: 16 tokens of every neuron.
+// Stores the warp's part of the tile, after the activation and transposed: 16 tokens of every neuron.
 __device__ __forceinline__ void store_tile(const float (&d)[128], uint4 (&out)[tile_n][8]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   // Lane l names row l%8 of matrix l/8: neuron within an octet; matrices are octet, 8 tokens.
@@ -181,10 +182,10 @@ __device__ __forceinline__ void store_tile(const float (&d)[128], uint4 (&out)[t
   const uint32 to = smem_address(&out[neuron][chunk ^ neuron % 8]);
 #pragma unroll
   for (int j = 0; j < 32; j += 2)
-    store_transposed(to + j * 8 * 128, pack_elements_relu(d[4 * j], d[4 * j + 1]),
-                     pack_elements_relu(d[4 * j + 2], d[4 * j + 3]),
-                     pack_elements_relu(d[4 * j + 4], d[4 * j + 5]),
-                     pack_elements_relu(d[4 * j + 6], d[4 * j + 7]));
+    store_transposed(to + j * 8 * 128, activated(pack_elements_relu(d[4 * j], d[4 * j + 1])),
+                     activated(pack_elements_relu(d[4 * j + 2], d[4 * j + 3])),
+                     activated(pack_elements_relu(d[4 * j + 4], d[4 * j + 5])),
+                     activated(pack_elements_relu(d[4 * j + 6], d[4 * j + 7])));
 }
 
 using PackedTile = uint4[tile_n][8];

@@ -207,7 +207,8 @@ def _cell(value: object) -> str:
 
 def _caveats(pretrained: Pretrained) -> str:
     lines = [_LOADS]
-    if pretrained.recipe.ffn.activation != LLAMA_CPP_ACTIVATION:
+    recipe = pretrained.recipe
+    if recipe.ffn.activation != recipe.architecture.usual_activation:
         lines.append(_OTHER_ACTIVATIONS)
     return "\n".join([*lines, _TOKENS])
 
@@ -217,7 +218,6 @@ _LOADS = """## Where it loads
 - **transformers**: `AutoModelForCausalLM` and `AutoTokenizer`, no remote code. The model runs
   densely there: the zeros cost as much as the rest."""
 
-LLAMA_CPP_ACTIVATION = "silu"  # whatever the configuration says
 _OTHER_ACTIVATIONS = """\
 - **llama.cpp** ignores `hidden_act` and computes the architecture's usual activation (SiLU in
   Llama, squared ReLU in Arcee): a converted model loads and gives wrong text. Do not use it.

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.analyze.firing import held_out_corpus, held_out_tokens
+from sparsellm.architecture import WITH_EXACT_ZEROS
 from sparsellm.estimate import count_parameters
 from sparsellm.export.drop_report import DropReport, LayerReport
 from sparsellm.ffn.module import SparseFFN
@@ -59,12 +60,12 @@ def drop_dead_neurons(
 
     Raises:
         FileNotFoundError: no such files.
-        ValueError: not a ReLU model, no held-out text can be read, or under one sequence of it.
+        ValueError: no exact zeros, no held-out text can be read, or under one sequence of it.
     """
     recipe, model = pretrained.recipe, pretrained.model
     if not recipe.activation.exact_zeros:
         raise ValueError(
-            f"--drop-dead needs ffn.activation: relu; {recipe.name} has {recipe.ffn.activation}, "
+            f"--drop-dead needs {WITH_EXACT_ZEROS}; {recipe.name} has {recipe.ffn.activation}, "
             "whose activations are never exactly zero: no neuron is dead"
         )
     device = model.device

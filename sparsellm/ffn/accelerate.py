@@ -1,4 +1,4 @@
-"""`sparsellm.accelerate`: the sparse kernels under any Hugging Face model with ReLU FFNs.
+"""`sparsellm.accelerate`: the sparse kernels under any Hugging Face model with ReLU or ReLU² FFNs.
 
 `discover` proposes FFNs by their names, `admission` says which may be taken over, `probe` finds out
 what they compute, and `replace` swaps their forward for the kernels.
@@ -25,7 +25,7 @@ from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, new_dispatch
 from sparsellm.ffn.formula import OtherFormula
 from sparsellm.ffn.fp8 import unsupported
 from sparsellm.ffn.prefill_order import PrefillOrder
-from sparsellm.ffn.probe import formula_of, own_threshold
+from sparsellm.ffn.probe import formula_of, own_formulas
 from sparsellm.ffn.replace import put_back, replace_forward, stop_ordering, take_order_from
 from sparsellm.ffn.types import Format
 
@@ -77,8 +77,9 @@ def accelerate(
 ) -> Acceleration:
     """Runs every FFN that the sparse kernels support on them. Changes the model in place.
 
-    Supported are gate/up/down with ReLU, FATReLU (its threshold is read from the module) or dReLU
-    (``relu(gate) * relu(up)``), and up/down with ReLU or FATReLU, with or without biases. Names
+    Supported are gate/up/down with ReLU, ReLU² (``relu(gate)² * up``), FATReLU (its threshold is
+    read from the module) or dReLU (``relu(gate) * relu(up)``), and up/down with ReLU, ReLU² or
+    FATReLU, with or without biases. Names
     only propose an FFN. It is accepted if its matrices are plain `nn.Linear` on a GPU, if none of
     its modules has hooks or a tensor that the formula does not use, and if its own forward returns
     what the formula returns: on random tokens, in its own type and in fp32.
@@ -174,7 +175,7 @@ def _accept(
     if reason := foreign.refusal():
         raise OtherFormula(reason)
     ffn, activation = foreign.ffn, activation_of(found.module)
-    own_threshold(activation, like=ffn.up.weight)
+    own_formulas(activation, like=ffn.up.weight)
     if reason := cannot_compute(ffn):
         raise OtherFormula(reason)
     formula = formula_of(foreign, activation)

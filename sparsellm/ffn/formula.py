@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sparsellm.architecture import Rectified, rectified_activations
 from sparsellm.ffn.discover import Projections
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS, FFNWeights
@@ -28,14 +29,31 @@ class OtherFormula(ValueError):
 
 
 class Formula(NamedTuple):
-    """``fatrelu(gate, threshold) * up``, or with ``relu_up`` (dReLU) ``… * relu(up)``."""
+    """``act(fatrelu(gate, threshold)) * up``, or with ``relu_up`` (dReLU) ``… * relu(up)``."""
 
     threshold: float
     relu_up: bool
+    activation: str
 
 
-def threshold_of(activation: Callable[[Tensor], Any], like: Tensor) -> float | None:
-    """The t of an activation that is ``x if x > t else 0``; 0 for ReLU, None for anything else.
+def computed_by(activation: Callable[[Tensor], Any], like: Tensor) -> Formula | None:
+    """The formula of an activation that is ``act(x) if x > t else 0``; None for any other one.
+
+    Args:
+        activation: of a foreign module.
+        like: a tensor of the type and device to try it with.
+    """
+    for name, kernels in rectified_activations().items():
+        threshold = _threshold_of(activation, kernels, like)
+        if threshold is not None:
+            return Formula(threshold, relu_up=False, activation=name)
+    return None
+
+
+def _threshold_of(
+    activation: Callable[[Tensor], Any], known: Rectified, like: Tensor
+) -> float | None:
+    """The t of an activation that is ``act(x) if x > t else 0``; 0 for ReLU.
 
     Every finite value of the type of ``like`` is tried; of fp32 those of bf16, and all near t.
     """
@@ -43,16 +61,18 @@ def threshold_of(activation: Callable[[Tensor], Any], like: Tensor) -> float | N
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16, device="cpu").view(dtype)
     device = "cpu" if like.is_meta else like.device
     x = every[every.isfinite()].to(like.dtype).to(device)
-    threshold = _threshold_among(activation, x)
+    threshold = _threshold_among(activation, known, x)
     if threshold and like.dtype not in ELEMENTS:
         next_up = x[x > threshold].min()
         bits = torch.stack([x.new_tensor(threshold), next_up]).float().view(torch.int32).tolist()
         near = torch.arange(bits[0], bits[1] + 1, dtype=torch.int32, device=device)
-        threshold = _threshold_among(activation, near.view(torch.float32))
+        threshold = _threshold_among(activation, known, near.view(torch.float32))
     return threshold
 
 
-def _threshold_among(activation: Callable[[Tensor], Any], x: Tensor) -> float | None:
+def _threshold_among(
+    activation: Callable[[Tensor], Any], known: Rectified, x: Tensor
+) -> float | None:
     try:
         with torch.no_grad():
             y = activation(x)
@@ -61,8 +81,12 @@ def _threshold_among(activation: Callable[[Tensor], Any], x: Tensor) -> float | 
     if not isinstance(y, Tensor) or (y.shape, y.dtype, y.device) != (x.shape, x.dtype, x.device):
         return None
     threshold = x[y == 0].max() if (y == 0).any() else x.min()
-    right = torch.where(x <= threshold, 0, x)
-    return float(threshold) if threshold >= 0 and torch.equal(y, right) else None
+    # First 0: what is small may vanish in the activation itself, such as the square of 1e-30.
+    for candidate in (0.0, float(threshold)):
+        right = known.value(torch.where(x <= candidate, 0, x))
+        if threshold >= 0 and torch.equal(y, right):
+            return candidate
+    return None
 
 
 def probe_tokens(k: int, like: Tensor) -> Tensor:
@@ -96,13 +120,13 @@ def in_fp32(ffn: Projections) -> Iterator[None]:
             parameters.update(previous)
 
 
-def find_formula(x: Tensor, y: object, w: FFNWeights) -> Formula:
-    """The formula by which an FFN with weights ``w`` computes ``y`` from ``x``.
+def find_formula(x: Tensor, y: object, known: list[FFNWeights]) -> Formula:
+    """The formula by which an FFN computes ``y`` from ``x``.
 
     Args:
         x: (…, K), see `probe_tokens`.
         y: what the module's own forward returned.
-        w: its weights, with the threshold of its activation.
+        known: its weights, with each activation and threshold that it may have.
 
     Raises:
         OtherFormula: it is none of those that the kernels support.
@@ -114,16 +138,25 @@ def find_formula(x: Tensor, y: object, w: FFNWeights) -> Formula:
         raise OtherFormula(f"its forward overflows {y.dtype} on every random token")
     if not y.any():
         raise OtherFormula("its forward gives zero for every token that was tried")
-    candidates = [w] if w.gate_NK is None else [w, w._replace(relu_up=True)]
+    candidates = list(known)
+    if known[0].gate_NK is not None:
+        candidates += [w._replace(relu_up=True) for w in known]
     errors = [_error(y, fatrelu_ffn(x, candidate)) for candidate in candidates]
     best = min(range(len(errors)), key=errors.__getitem__)
     if errors[best] <= _TOLERANCE[x.dtype]:
-        return Formula(w.threshold, candidates[best].relu_up)
-    formulas = "relu(up)" if w.gate_NK is None else "relu(gate) * up or relu(gate) * relu(up)"
+        found = candidates[best]
+        return Formula(found.threshold, found.relu_up, found.activation)
+    formulas = " or ".join(_text_of(w) for w in candidates)
     raise OtherFormula(
         f"its forward does not compute {formulas}: on random tokens it differs by "
         f"{errors[best]:.2%}"
     )
+
+
+def _text_of(w: FFNWeights) -> str:
+    if w.gate_NK is None:
+        return f"{w.activation}(up)"
+    return f"{w.activation}(gate) * {'relu(up)' if w.relu_up else 'up'}"
 
 
 def _error(found: Tensor, right: Tensor) -> float:

@@ -18,7 +18,7 @@ torch.library.define(
     "sparsellm::sparse_ffn",
     "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor down_NK, "
     "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, float threshold, bool relu_up, "
-    "int dispatch, Tensor? token_M=None, Tensor? quantised_NK=None, "
+    "str activation, int dispatch, Tensor? token_M=None, Tensor? quantised_NK=None, "
     "Tensor? quantised_scale_N=None) -> Tensor",
 )
 
@@ -35,6 +35,7 @@ def _sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
     b_down_K: Tensor | None,
     threshold: float,
     relu_up: bool,
+    activation: str,
     dispatch: int,
     token_M: Tensor | None = None,
     quantised_NK: Tensor | None = None,
@@ -42,7 +43,8 @@ def _sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
 ) -> Tensor:
     biases = (b_gate_N, b_up_N, b_down_K)
     quantised = quantised_from(quantised_NK, quantised_scale_N)
-    w = FFNWeights(w_gate_NK, w_up_NK, w_down_KN, *biases, threshold, relu_up, quantised)
+    matrices = (w_gate_NK, w_up_NK, w_down_KN)
+    w = FFNWeights(*matrices, *biases, threshold, relu_up, activation, quantised)
     if x_MK.is_cuda:
         return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
     _check(x_MK, w, down_NK, x_MK.dtype, token_M)
@@ -118,7 +120,7 @@ def sparse_ffn(
     if type(x_MK) is Tensor and x_MK.is_cuda and not torch.compiler.is_compiling():
         return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
     y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(
-        x_MK, *w[:3], down_NK, *w[3:8], dispatch, token_M, *(w.quantised or ())
+        x_MK, *w[:3], down_NK, *w[3:9], dispatch, token_M, *(w.quantised or ())
     )
     return y_MK
 

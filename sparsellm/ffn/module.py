@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from sparsellm.architecture import ACTIVATIONS
+from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.capacity import Capacity
 from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path, check_format
 from sparsellm.ffn.fills import Fills
@@ -105,13 +105,14 @@ class SparseFFN(nn.Module):
                 all ranks. None: ``auto`` stays dense.
 
         Raises:
-            ValueError: unknown ``kernels``; ``sparse`` without ReLU.
+            ValueError: unknown ``kernels``; ``sparse`` where there are none for the activation.
         """
         if kernels not in get_args(Kernels):
             raise ValueError(f"kernels {kernels!r} must be one of {', '.join(get_args(Kernels))}")
-        can_be_sparse = ACTIVATIONS[self.activation].kernels
+        can_be_sparse = self.activation in rectified_activations()
         if kernels == "sparse" and not can_be_sparse:
-            raise ValueError(f"kernels: sparse needs activation relu, not {self.activation}")
+            names = " or ".join(rectified_activations())
+            raise ValueError(f"kernels: sparse needs activation {names}, not {self.activation}")
         self.kernels = kernels
         self.costs = costs if can_be_sparse else None
         self.path: Path = "sparse" if kernels == "sparse" else "dense"
@@ -184,7 +185,7 @@ class SparseFFN(nn.Module):
     def _weights(self) -> FFNWeights:
         gate = self.gate_proj.weight if self.gated else None
         up, down = self.up_proj.weight, self.down_proj.weight
-        return FFNWeights(gate, up, down, None, None, None, 0.0)
+        return FFNWeights(gate, up, down, None, None, None, 0.0, activation=self.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) → (…, K), as Hugging Face's MLP."""

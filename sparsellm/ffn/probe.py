@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsellm.architecture import ACTIVATIONS, rectified_activations
 from sparsellm.ffn.admission import ForeignFFN
 from sparsellm.ffn.discover import Projections, further_arguments
 from sparsellm.ffn.formula import (
     Formula,
     OtherFormula,
+    computed_by,
     find_formula,
     in_fp32,
     probe_tokens,
-    threshold_of,
 )
 from sparsellm.ffn.replace import weights_of
 
@@ -38,15 +39,20 @@ def formula_of(foreign: ForeignFFN, activation: Activation | None) -> Formula:
         return (_layer_formula if foreign.is_layer else _module_formula)(foreign, activation)
 
 
-def own_threshold(activation: Activation | None, like: Tensor) -> float:
-    """The threshold of an activation that is ReLU or FATReLU; else raises OtherFormula."""
+def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
+    """Of an activation that the kernels compute, at a threshold; any where the module has none.
+
+    Raises:
+        OtherFormula: it is another activation.
+    """
     if activation is None:
-        return 0.0  # the formula says whether it is ReLU
-    threshold = threshold_of(activation, like)
-    if threshold is None:
+        return [Formula(0.0, relu_up=False, activation=name) for name in rectified_activations()]
+    formula = computed_by(activation, like)
+    if formula is None:
         name = getattr(activation, "__name__", type(activation).__name__)
-        raise OtherFormula(f"its activation is {name}, not ReLU")
-    return threshold
+        known = " or ".join(ACTIVATIONS[name].title for name in rectified_activations())
+        raise OtherFormula(f"its activation is {name}, not {known}")
+    return [formula]
 
 
 def _module_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
@@ -86,8 +92,8 @@ def _formula(
 def _formula_on(
     x: Tensor, forward: Callable[[Tensor], Any], ffn: Projections, activation: Activation | None
 ) -> Formula:
-    own = Formula(own_threshold(activation, like=x), relu_up=False)
-    return find_formula(x, _try(forward, x), weights_of(ffn, own))
+    known = [weights_of(ffn, own) for own in own_formulas(activation, like=x)]
+    return find_formula(x, _try(forward, x), known)
 
 
 def _check_use(layer: nn.Module, chain: list[nn.Module], x_BTK: Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.architecture import ACTIVATIONS
+from sparsellm.architecture import ACTIVATIONS, Rectified, rectified_activations
 from sparsellm.ffn.quantised import linear
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
@@ -39,8 +39,24 @@ def stands_in(device: torch.device) -> bool:
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
     """The function of an entry of `architecture.ACTIVATIONS`."""
-    function: Callable[[Tensor], Tensor] = getattr(F, ACTIVATIONS[name].name)
-    return function
+    kernels = ACTIVATIONS[name].kernels
+    if kernels is None:
+        function: Callable[[Tensor], Tensor] = getattr(F, name)
+        return function
+    return lambda z: kernels.value(F.relu(z))
+
+
+def rectified(w: FFNWeights) -> Rectified:
+    """How the kernels compute the activation of an FFN.
+
+    Raises:
+        ValueError: they do not.
+    """
+    kernels = rectified_activations().get(w.activation)
+    if kernels is None:
+        names = " or ".join(rectified_activations())
+        raise ValueError(f"sparse_ffn: activation {w.activation} must be {names}")
+    return kernels
 
 
 def ffn_stats(h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> FFNStats:
@@ -113,13 +129,14 @@ def _by(weight: Tensor) -> Product:
 
 
 def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
-    """``(fatrelu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d``; y of (M, K).
+    """``(act(fatrelu(x W_g + b_g)) * (x W_u + b_u)) W_d + b_d``; y of (M, K).
 
-    Without W_g ``fatrelu(x W_u + b_u) W_d + b_d``. With ``relu_up`` the up projection goes through
-    relu too (dReLU, Turbo Sparse, arXiv 2406.05955, eq. 2). NaN passes, as through relu.
+    Without W_g ``act(fatrelu(x W_u + b_u)) W_d + b_d``; act changes nothing for ReLU. With
+    ``relu_up`` the up projection goes through relu too (dReLU, Turbo Sparse, arXiv 2406.05955,
+    eq. 2). NaN passes, as through relu.
     """
     gate_MN = linear(x_MK, *w.first_multiplied)
-    h_MN = gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
+    h_MN = gate_MN = rectified(w).value(torch.where(gate_MN <= w.threshold, 0, gate_MN))
     if w.gate_NK is not None:
         up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
         h_MN = gate_MN * (F.relu(up_MN) if w.relu_up else up_MN)
@@ -143,10 +160,10 @@ def empty_columns(x_MK: Tensor, num_neurons: int, room: Room, *, gated: bool) ->
 
 
 def columns_of(gate_MN: Tensor | None, up_MN: Tensor, capacity: int) -> Columns:
-    """The pattern of a gate after its relu, and both activations on it, in C = ``capacity``
+    """The pattern of a gate after its activation, and both activations on it, in C = ``capacity``
     columns.
 
-    Without a gate ``up`` is the activation after relu, and the pattern is that of ``up``.
+    Without a gate ``up`` is after the activation, and the pattern is that of ``up``.
     """
     up_BNP = _by_place(up_MN)
     gate_BNP = up_BNP if gate_MN is None else _by_place(gate_MN)
@@ -234,8 +251,8 @@ def output_of(
 
 
 def activations(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
-    """Gate after its relu, and up. Without a gate: None, and up after relu."""
-    first_MN = F.relu(linear(x_MK, *w.first_multiplied))
+    """Gate after its activation, and up. Without a gate: None, and up after the activation."""
+    first_MN = rectified(w).value(F.relu(linear(x_MK, *w.first_multiplied)))
     if w.gate_NK is None:
         return None, first_MN
     return first_MN, F.linear(x_MK, w.up_NK, w.b_up_N)
@@ -286,12 +303,13 @@ def gradients_on(  # noqa: PLR0917
     dy_MK, x_wide_MK = dy_MK.to(wide), x_MK.to(wide)
     dh_MN = dy_MK @ w.down_KN.to(wide) + d_l1.to(wide) * h_MN.sign().to(wide)
     dh_MN = torch.where(active_MN, dh_MN, 0)
-    d_up_MN = dh_MN if gate_MN is None else dh_MN * gate_MN
+    slope = rectified(w).slope
+    d_up_MN = dh_MN * (slope(up_MN.to(wide)) if gate_MN is None else gate_MN)
     d_up_MN = d_up_MN.to(x_MK.dtype).to(wide)
     dx_MK = d_up_MN @ w.up_NK.to(wide)
     d_gate_NK = d_b_gate_N = None
-    if w.gate_NK is not None:
-        d_gate_MN = (dh_MN * up_MN).to(x_MK.dtype).to(wide)
+    if gate_MN is not None and w.gate_NK is not None:
+        d_gate_MN = (dh_MN * up_MN * slope(gate_MN.to(wide))).to(x_MK.dtype).to(wide)
         dx_MK += d_gate_MN @ w.gate_NK.to(wide)
         d_gate_NK = d_gate_MN.t() @ x_wide_MK
         d_b_gate_N = None if w.b_gate_N is None else d_gate_MN.sum(0)

@@ -23,6 +23,7 @@ from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.prefill_order import PrefillOrder
 from sparsellm.ffn.quantised import E4M3, QuantisedRows
+from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.types import FFNWeights
 
 DOWN_NK, INSTALLED = "sparsellm_down_NK", "sparsellm_installed"
@@ -291,5 +292,6 @@ def _few_dense(x: Tensor, w: FFNWeights) -> Tensor:
     up = F.linear(x, w.up_NK, w.b_up_N)
     if w.relu_up:
         up = F.relu(up)
-    h = F.relu(up) if w.gate_NK is None else F.relu(F.linear(x, w.gate_NK, w.b_gate_N)) * up
+    activation = activation_function(w.activation)
+    h = activation(up) if w.gate_NK is None else activation(F.linear(x, w.gate_NK, w.b_gate_N)) * up
     return F.linear(h, w.down_KN, w.b_down_K)

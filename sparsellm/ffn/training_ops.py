@@ -49,7 +49,7 @@ def sparse_ffn_training(  # noqa: PLR0917
     *,
     fp8: bool = False,
 ) -> tuple[Tensor, FFNStats]:
-    """``y = (relu(x W_g + b_g) * (x W_u + b_u)) W_d + b_d`` and its statistics, for training.
+    """``y = (act(x W_g + b_g) * (x W_u + b_u)) W_d + b_d`` and its statistics, for training.
 
     Computes in the type of x, under autocast in autocast's. Weights may be of another type: they
     are cast inside, and their gradients come back in their own type without having been rounded to
@@ -57,7 +57,7 @@ def sparse_ffn_training(  # noqa: PLR0917
 
     Args:
         x_MK: the tokens; bf16 on a GPU.
-        w: the FFN; its threshold must be 0 (ReLU).
+        w: the FFN; its threshold must be 0.
         capacity: what is reserved for the pattern until the backward pass, see `Room`; 0 where
             there will be none. Columns of the union format are at most ``blocks * N``, and did not
             suffice where ``stats.union_sum`` exceeds them. ``stats.recomputed`` counts the tokens
@@ -113,7 +113,7 @@ def sparse_ffn_of_rows(  # noqa: PLR0917
     elif fp8:
         quantised = quantised_rows((w.up_NK if w.gate_NK is None else w.gate_NK).to(x_MK.dtype))
     tensors = FFNTensors(x_MK, *w[:6], token_M, *(quantised or (None, None)), *ready, *sums)
-    found = sparse_ffn_forward(*tensors, capacity, ell_width, format)
+    found = sparse_ffn_forward(*tensors, capacity, ell_width, format, w.activation)
     y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = found
     recomputed = FORMATS[format].saved(*saved).recomputed
     return y_MK, FFNStats(l1_sum, nnz_M, fired_N, union_sum, recomputed)
@@ -144,11 +144,10 @@ class FFNTensors(NamedTuple):
         """x and the parameters, in the order of `FFNGradients`."""
         return self[:7]
 
-    @property
-    def weights(self) -> FFNWeights:
-        """The parameters."""
+    def weights(self, activation: str) -> FFNWeights:
+        """The parameters, as an FFN with this activation."""
         quantised = quantised_from(self.quantised_NK, self.quantised_scale_N)
-        return FFNWeights(*self[1:7], 0.0, quantised=quantised)
+        return FFNWeights(*self[1:7], 0.0, activation=activation, quantised=quantised)
 
     @property
     def ready(self) -> KernelWeights | None:
@@ -174,6 +173,7 @@ def _schema(sums: str) -> str:
     )
 
 
+_GIVEN = "Tensor dy_MK, Tensor d_l1, Tensor[] saved, str format, str activation"
 _READ = "Tensor? sum_gate_NK, Tensor? sum_up_NK, Tensor? sum_down_NK"
 _WRITTEN = "Tensor(a!)? sum_gate_NK, Tensor(b!)? sum_up_NK, Tensor(c!)? sum_down_NK"
 
@@ -182,18 +182,19 @@ _WRITTEN = "Tensor(a!)? sum_gate_NK, Tensor(b!)? sum_up_NK, Tensor(c!)? sum_down
     "sparsellm::sparse_ffn_forward",
     mutates_args=(),
     device_types=_DEVICES,
-    schema=f"({_schema(_READ)}, SymInt capacity, SymInt ell_width, str format) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor[])",
+    schema=f"({_schema(_READ)}, SymInt capacity, SymInt ell_width, str format, "
+    "str activation) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor[])",
 )
 def sparse_ffn_forward(*arguments: Any) -> Any:
-    """See `sparse_ffn_training`, which is what to call. Takes `FFNTensors`, `Room` and the format.
+    """See `sparse_ffn_training`, which is what to call. Takes `FFNTensors`, `Room`, the format and
+    the activation.
 
     Returns:
         y (M, K); l1_sum () fp32; nnz (M,) and fired (N,) int32; union_sum () int64; what the format
         saves. Gradients flow through y and l1_sum.
     """
-    tensors, room, format = _split(arguments)
-    x_MK, w = tensors.x_MK, tensors.weights
+    tensors, room, format, activation = _split(arguments)
+    x_MK, w = tensors.x_MK, tensors.weights(activation)
     _check(x_MK, w, tensors.token_M, room, format)
     y_MK, stats, saved = training_formats.forward(
         format, x_MK, w, tensors.ready, room, tensors.token_M
@@ -201,13 +202,14 @@ def sparse_ffn_forward(*arguments: Any) -> Any:
     return y_MK, *stats[:4], list(saved)
 
 
-def _split(arguments: tuple[Any, ...]) -> tuple[FFNTensors, Room, Format]:
-    return FFNTensors(*arguments[:-3]), Room(*arguments[-3:-1]), arguments[-1]
+def _split(arguments: tuple[Any, ...]) -> tuple[FFNTensors, Room, Format, str]:
+    *tensors, capacity, ell_width, format, activation = arguments
+    return FFNTensors(*tensors), Room(capacity, ell_width), format, activation
 
 
 @sparse_ffn_forward.register_fake
 def _(*arguments: Any) -> Any:
-    tensors, room, format = _split(arguments)
+    tensors, room, format, _ = _split(arguments)
     x_MK, (m, n) = tensors.x_MK, (tensors.x_MK.shape[0], tensors.w_up_NK.shape[0])
     gated = tensors.w_gate_NK is not None
     return (
@@ -224,10 +226,15 @@ def _(*arguments: Any) -> Any:
     "sparsellm::sparse_ffn_backward",
     mutates_args=(),
     device_types=_DEVICES,
-    schema=f"(Tensor dy_MK, Tensor d_l1, Tensor[] saved, str format, {_schema(_READ)}) -> Tensor[]",
+    schema=f"({_GIVEN}, {_schema(_READ)}) -> Tensor[]",
 )
 def sparse_ffn_backward(
-    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, *tensors: Tensor | None
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    saved: list[Tensor],
+    format: Format,
+    activation: str,
+    *tensors: Tensor | None,
 ) -> list[Tensor]:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
 
@@ -238,13 +245,19 @@ def sparse_ffn_backward(
         Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for an absent one.
     """
     given = FFNTensors(*tensors)  # type: ignore[arg-type]
-    found, x_MK, own = _backward(dy_MK, d_l1, saved, format, given), given.x_MK, given.w_up_NK.dtype
+    found = _backward(dy_MK, d_l1, saved, format, activation, given)
+    x_MK, own = given.x_MK, given.w_up_NK.dtype
     return [found.x_MK, *(x_MK.new_empty(0) if g is None else g.to(own) for g in found[1:])]
 
 
 @sparse_ffn_backward.register_fake
 def _(
-    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, *tensors: Tensor | None
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    saved: list[Tensor],
+    format: Format,
+    activation: str,
+    *tensors: Tensor | None,
 ) -> list[Tensor]:
     x_MK, *parameters = FFNTensors(*tensors).differentiable  # type: ignore[arg-type]
     assert x_MK is not None
@@ -256,11 +269,15 @@ def _(
     "sparsellm::sparse_ffn_backward_into",
     mutates_args=("sum_gate_NK", "sum_up_NK", "sum_down_NK"),
     device_types=_DEVICES,
-    schema=f"(Tensor dy_MK, Tensor d_l1, Tensor[] saved, str format, {_schema(_WRITTEN)}) "
-    "-> Tensor",
+    schema=f"({_GIVEN}, {_schema(_WRITTEN)}) -> Tensor",
 )
 def sparse_ffn_backward_into(
-    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, *tensors: Tensor | None
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    saved: list[Tensor],
+    format: Format,
+    activation: str,
+    *tensors: Tensor | None,
 ) -> Tensor:
     """`sparse_ffn_backward` of an FFN without biases that adds the matrices' gradients to the sums.
 
@@ -268,27 +285,38 @@ def sparse_ffn_backward_into(
         The gradient of x.
     """
     given = FFNTensors(*tensors)  # type: ignore[arg-type]
-    return _backward(dy_MK, d_l1, saved, format, given).x_MK
+    return _backward(dy_MK, d_l1, saved, format, activation, given).x_MK
 
 
 @sparse_ffn_backward_into.register_fake
-def _(
-    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, x_MK: Tensor, *_: Any
+def _(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    saved: list[Tensor],
+    format: Format,
+    activation: str,
+    x_MK: Tensor,
+    *_: Any,
 ) -> Tensor:
     return torch.empty_like(x_MK)
 
 
-def _backward(
-    dy_MK: Tensor, d_l1: Tensor, saved: list[Tensor], format: Format, given: FFNTensors
+def _backward(  # noqa: PLR0917
+    dy_MK: Tensor,
+    d_l1: Tensor,
+    saved: list[Tensor],
+    format: Format,
+    activation: str,
+    given: FFNTensors,
 ) -> FFNGradients:
-    kept, x_MK, w = FORMATS[format].saved(*saved), given.x_MK, given.weights
+    kept, x_MK, w = FORMATS[format].saved(*saved), given.x_MK, given.weights(activation)
     return training_formats.backward(
         format, dy_MK, d_l1, x_MK, w, given.ready, kept, given.token_M, given.sums
     )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    tensors, _, ctx.format = _split(inputs)
+    tensors, _, ctx.format, ctx.activation = _split(inputs)
     _, _, *counts, saved = output
     ctx.mark_non_differentiable(*counts, *saved)
     ctx.set_materialize_grads(False)
@@ -304,7 +332,7 @@ def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) ->
     dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
     if d_l1 is None:
         d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
-    given = (dy_MK, d_l1, saved, ctx.format, *tensors)
+    given = (dy_MK, d_l1, saved, ctx.format, ctx.activation, *tensors)
     found: list[Tensor | None]
     if tensors.sums is None:
         of_each = zip(tensors.differentiable, sparse_ffn_backward(*given), strict=True)

@@ -62,6 +62,7 @@ class FFNWeights(NamedTuple):
     b_down_K: Tensor | None
     threshold: float  # FATReLU's: a gate that is not above it counts as zero; 0 is ReLU
     relu_up: bool = False  # dReLU: relu(gate) * relu(up); with a gate, and at inference only
+    activation: str = "relu"  # a name of `architecture.ACTIVATIONS` that has kernels
     # In FP8: the matrix whose product decides what fires. That product, pattern and values, is then
     # computed from this; everything else from the matrices above.
     quantised: QuantisedRows | None = None
@@ -128,8 +129,8 @@ class Columns(NamedTuple):
     offset: Tensor  # (blocks + 1,) int32, first column of each block, then E
     neuron: Tensor  # (C,) int32
     mask: Tensor  # (C,) int64, bit t: token t of the block fires the neuron
-    gate: Tensor  # (C, 64), after relu; (0, 64) without W_g
-    up: Tensor  # (C, 64), x W_u + b_u of every token; without W_g its relu, which is h
+    gate: Tensor  # (C, 64), after the activation; (0, 64) without W_g
+    up: Tensor  # (C, 64), x W_u + b_u of every token; without W_g its activation, which is h
     # Where E may exceed C: (2,) int64, E once more and the number of non-zeros, else (0,). Of a
     # GPU's columns it lies on the host: backward must know before it launches. -1: still to come.
     needed: Tensor

@@ -219,7 +219,7 @@ def test_mistakes_are_named(tiny, tmp_path, capsys):
     path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}", "ffn.activation=silu"))
     out = str(tmp_path / "out")
     for arguments, message in (
-        (["--drop-dead"], "--drop-dead needs ffn.activation: relu; debug has silu"),
+        (["--drop-dead"], "--drop-dead needs ffn.activation: relu or relu2; debug has silu"),
         (["--drop-dead-tokens", "64"], "add --drop-dead, or leave them out"),
         (["--drop-dead", "--device", "nowhere"], "--device nowhere"),
     ):

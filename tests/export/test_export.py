@@ -32,6 +32,7 @@ VARIANTS = {
     "relu": [],
     "silu": ["ffn.activation=silu"],
     "non-gated": ["ffn.gated=false"],
+    "non-gated relu2": ["ffn.activation=relu2", "ffn.gated=false"],
     "grouped heads, untied, other RoPE": [
         "model.num_key_value_heads=1",
         "model.tie_word_embeddings=false",
@@ -284,6 +285,21 @@ def test_a_dense_export_is_not_called_sparse(tiny, tmp_path):
     export(_checkpoint(tiny("ffn.activation=silu")), tmp_path / "out")
     assert _head_of_card(tmp_path / "out")["tags"] == ["sparsellm", "silu"]
     assert "Citation" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["ffn.activation=silu"], False),
+        (["ffn.activation=relu2"], True),
+        (["ffn.activation=relu2", "ffn.gated=false"], False),  # as Arcee's own models
+        (["ffn.activation=relu", "ffn.gated=false"], True),
+    ],
+)
+def test_the_card_warns_where_others_compute_another_activation(tiny, tmp_path, overrides, warned):
+    export(_checkpoint(tiny(*overrides)), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("llama.cpp** ignores `hidden_act`" in card) == warned
 
 
 @pytest.mark.parametrize(

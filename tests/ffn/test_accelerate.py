@@ -14,6 +14,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -52,6 +54,9 @@ FAMILIES = [
     (MistralConfig, MistralForCausalLM, {}),
     (Qwen3Config, Qwen3ForCausalLM, {}),
     (ArceeConfig, ArceeForCausalLM, {}),  # non-gated
+    (LlamaConfig, LlamaForCausalLM, {"hidden_act": "relu2"}),
+    (ArceeConfig, ArceeForCausalLM, {"hidden_act": "relu2", "mlp_bias": True}),
+    (NemotronConfig, NemotronForCausalLM, {"hidden_act": "relu2"}),
 ]
 
 
@@ -159,7 +164,9 @@ def test_token_order_under_compile(monkeypatch):
 def test_what_cannot_be_served_is_named_and_left_alone():
     silu = _model(LlamaConfig, LlamaForCausalLM, hidden_act="silu")
     done = sparsellm.accelerate(silu)
-    assert done.left_alone["model.layers.1.mlp"] == "its activation is SiLUActivation, not ReLU"
+    assert done.left_alone["model.layers.1.mlp"] == (
+        "its activation is SiLUActivation, not ReLU or ReLU²"
+    )
     told = "left alone: model.layers.0.mlp and 1 more: its activation is SiLUActivation"
     assert told in str(done)
     fp32 = sparsellm.accelerate(_model(LlamaConfig, LlamaForCausalLM).float())
@@ -301,7 +308,7 @@ def test_the_operator_equals_its_formula(gated, threshold):
     torch.testing.assert_close(sparse_ffn(x, w, transposed), F.linear(h, w_down, biases[2]))
     torch.library.opcheck(
         torch.ops.sparsellm.sparse_ffn.default,
-        (x, *w[:3], transposed, *w[3:8], 0),
+        (x, *w[:3], transposed, *w[3:9], 0),
         test_utils=("test_schema", "test_faketensor"),
     )
 

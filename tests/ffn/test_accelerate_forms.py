@@ -27,7 +27,7 @@ from transformers import (
 )
 
 import sparsellm
-from sparsellm.ffn.formula import threshold_of
+from sparsellm.ffn.formula import Formula, computed_by
 from sparsellm.ffn.types import ELEMENTS
 
 K, N = 32, 48
@@ -177,32 +177,37 @@ def test_asking_for_fatrelu_only_adds_to_what_the_module_cuts():
 
 
 @pytest.mark.parametrize(
-    ("activation", "threshold"),
+    ("activation", "read"),
     [
-        (nn.ReLU(), 0.0),
-        (F.relu, 0.0),
-        (FATReLU(0.5), 0.5),
-        (nn.Threshold(0.25, 0.0), 0.25),
+        (nn.ReLU(), (0.0, "relu")),
+        (F.relu, (0.0, "relu")),
+        (FATReLU(0.5), (0.5, "relu")),
+        (nn.Threshold(0.25, 0.0), (0.25, "relu")),
+        (lambda x: x.relu().square(), (0.0, "relu2")),
+        (lambda x: FATReLU(0.5)(x).pow(2), (0.5, "relu2")),
         (nn.SiLU(), None),
         (nn.Identity(), None),
         (nn.ReLU6(), None),
         (nn.LeakyReLU(1e-4), None),
         (nn.Threshold(-0.5, 0.0), None),
         (nn.Threshold(0.5, 0.25), None),
-        (lambda x: x.relu().square(), None),
+        (lambda x: x.square(), None),
+        (lambda x: x.relu().pow(3), None),
         (lambda x: x.relu().sum(), None),
         (nn.Linear(3, 3), None),
     ],
 )
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_an_activation_is_read_from_all_its_values(activation, threshold, element):
-    assert threshold_of(activation, torch.empty(0, dtype=element)) == threshold
+def test_an_activation_is_read_from_all_its_values(activation, read, element):
+    found = computed_by(activation, torch.empty(0, dtype=element))
+    assert (found and (found.threshold, found.activation)) == read
 
 
 def test_a_threshold_is_one_of_its_types_numbers():
     for element in (*ELEMENTS, torch.float32):
         like = torch.tensor(0.1, dtype=element)  # to which torch rounds it before it compares
-        assert threshold_of(FATReLU(0.1), like) == float(like)
+        for name, act in (("relu", FATReLU(0.1)), ("relu2", lambda x: FATReLU(0.1)(x).square())):
+            assert computed_by(act, like) == Formula(float(like), False, name)
 
 
 @pytest.mark.parametrize(("loud", "taken"), [(50.0, True), (3e4, False)])
@@ -376,3 +381,22 @@ def test_fused_experts_are_named(model_class, config):
 
 def test_a_model_without_an_ffn_says_so():
     assert "nothing in this model looks like an FFN" in str(sparsellm.accelerate(nn.Linear(3, 3)))
+
+
+def test_a_square_in_the_forward_itself_is_found_by_trying():
+    class MLP(nn.Module):
+        """As nanochat writes it: no attribute says what the activation is."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.c_fc, self.c_proj = nn.Linear(K, N, bias=False), nn.Linear(N, K, bias=False)
+
+        def forward(self, x):
+            return self.c_proj(F.relu(self.c_fc(x)).square())
+
+    torch.manual_seed(0)
+    mlp, x = MLP().bfloat16().requires_grad_(False).eval(), _tokens(20)
+    right = mlp(x)
+    assert sparsellm.accelerate(mlp, kernels="sparse").accelerated == [""]
+    torch.testing.assert_close(mlp(x), right, rtol=2e-2, atol=2e-2)
+    assert "sparse_ffn" in _operators(mlp, x)

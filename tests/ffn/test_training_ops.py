@@ -127,11 +127,11 @@ def test_operators_are_what_they_say(gated, biased, capacity, ordered, format):
     x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
     token_M = torch.randperm(70, dtype=torch.int32) if ordered else None
     operands = (x_MK, *w[:6], token_M, *(None,) * 8)
-    room = (capacity, 8, format)
+    room = (capacity, 8, format, "relu")
     torch.library.opcheck(sparse_ffn_forward, (*operands, *room))
     y_MK, l1_sum, *_, saved = sparse_ffn_forward(*operands, *room)
     detached = [t.detach() if torch.is_tensor(t) else t for t in operands]
-    given = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], format)
+    given = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], format, "relu")
     torch.library.opcheck(sparse_ffn_backward, (*given, *detached))
 
 

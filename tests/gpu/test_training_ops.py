@@ -533,10 +533,11 @@ def test_operators_are_what_they_say(gated, capacity, ordered):
     columns = p.worst if capacity == "all" else 0
     token_M = torch.randperm(70, dtype=torch.int32, device=DEVICE) if ordered else None
     operands = (p.x_MK, *p.w[:6], token_M, *(None,) * 8)
-    torch.library.opcheck(sparse_ffn_forward, (*operands, columns, 0, "union"))
-    y_MK, l1_sum, *_, saved = sparse_ffn_forward(*operands, columns, 0, "union")
+    room = (columns, 0, "union", "relu")
+    torch.library.opcheck(sparse_ffn_forward, (*operands, *room))
+    y_MK, l1_sum, *_, saved = sparse_ffn_forward(*operands, *room)
     detached = [t.detach() if torch.is_tensor(t) else t for t in operands]
-    given = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], "union")
+    given = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], "union", "relu")
     torch.library.opcheck(sparse_ffn_backward, (*given, *detached))
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import calculate_time_spent
 
+from sparsellm.architecture import Rectified, rectified_activations
 from sparsellm.ffn.kernels.compile_cache import compiled_once, prepare_cache
 from sparsellm.ffn.kernels.gpu_architecture import Source, target_of
 from sparsellm.ffn.kernels.launch import Layout, launch
@@ -39,7 +40,11 @@ def sources() -> dict[str, Path]:
 
 
 def compile_options(
-    source: Path, target: str, shared_kib: int, element: torch.dtype = torch.bfloat16
+    source: Path,
+    target: str,
+    shared_kib: int,
+    element: torch.dtype = torch.bfloat16,
+    activation: str = "relu",
 ) -> tuple[str, ...]:
     """NVRTC options.
 
@@ -48,6 +53,7 @@ def compile_options(
         target: such as ``sm_90a``.
         shared_kib: shared memory that a block of threads can have, in KiB.
         element: one of `ELEMENTS`, see ``cuda/common/element.cuh``.
+        activation: see `for_activation`.
     """
     return (
         f"-arch={target}",
@@ -55,8 +61,34 @@ def compile_options(
         f"-I{bundled('cuda')}",
         f"-DSPARSELLM_SHARED_KIB={shared_kib}",
         *(("-DSPARSELLM_FP16",) if element == torch.float16 else ()),
+        *(() if activation == _BUILT_IN else _defined(rectified_activations()[activation])),
         f"-DSPARSELLM_HEADERS={_headers_digest(source)}",
     )
+
+
+def _defined(rectified: Rectified) -> tuple[str, str]:
+    return (
+        f"-DSPARSELLM_VALUE={rectified.device_value}",
+        f"-DSPARSELLM_SLOPE={rectified.device_slope}",
+    )
+
+
+_BUILT_IN = "relu"  # what sources compute without further options
+
+
+def for_activation(kernel: str, activation: str) -> str:
+    """The name of a kernel that is compiled for an activation, such as ``decode_gate.relu2``.
+
+    Those whose source includes ``cuda/common/activation.cuh`` differ between activations. By such
+    a name they are loaded and launched as others are.
+    """
+    return kernel if activation == _BUILT_IN else f"{kernel}.{activation}"
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """The kernel and the activation of a name, see `for_activation`."""
+    kernel, _, activation = name.partition(".")
+    return kernel, activation or _BUILT_IN
 
 
 def _headers_digest(source: Path) -> str:
@@ -125,7 +157,7 @@ def compile_seconds() -> float:
 
 
 @functools.cache
-def _module(path: Path, device_index: int, element: torch.dtype) -> Any:
+def _module(path: Path, device_index: int, element: torch.dtype, activation: str) -> Any:
     prepare_cache()
     try:
         import cupy
@@ -136,7 +168,8 @@ def _module(path: Path, device_index: int, element: torch.dtype) -> Any:
         major, minor = int(device.compute_capability[:-1]), int(device.compute_capability[-1])
         shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
         source = path.read_text(encoding="utf-8")
-        options = compile_options(path, target_of((major, minor)), shared_kib, element)
+        target = target_of((major, minor))
+        options = compile_options(path, target, shared_kib, element, activation)
         began = time.perf_counter()
         with compiled_once(path.stem, source, options):
             module = cupy.RawModule(code=source, options=options)
@@ -152,7 +185,8 @@ def exported(kernel: str, name: str, device_index: int, element: torch.dtype) ->
     Raises:
         RuntimeError: as `load`.
     """
-    module = _module(sources()[kernel], device_index, element)
+    kernel, activation = _parts(kernel)
+    module = _module(sources()[kernel], device_index, element, activation)
     import cupy
     import numpy as np
 
@@ -164,24 +198,25 @@ def exported(kernel: str, name: str, device_index: int, element: torch.dtype) ->
 def load(kernel: str, device_index: int, element: torch.dtype) -> Kernel:
     """A kernel, compiled for and loaded on a device.
 
-    ``element`` is one of `ELEMENTS`.
+    ``element`` is one of `ELEMENTS`; ``kernel`` may be a name of `for_activation`.
 
     Raises:
         RuntimeError: CuPy is not installed; the source does not compile for the device.
     """
-    path = sources()[kernel]
-    module = _module(path, device_index, element)
+    own, activation = _parts(kernel)
+    path = sources()[own]
+    module = _module(path, device_index, element, activation)
     import cupy
 
     with cupy.cuda.Device(device_index) as device:
-        function = module.get_function(kernel)
+        function = module.get_function(own)
         shared_bytes = exported(kernel, "shared_bytes", device_index, element)
         if shared_bytes > 48 * 1024:
             function.max_dynamic_shared_size_bytes = shared_bytes
-        parameters = kernels_of(path.read_text(encoding="utf-8"))[kernel]
+        parameters = kernels_of(path.read_text(encoding="utf-8"))[own]
         return Kernel(
             function=function.kernel,
-            layout=Layout(kernel, parameters),
+            layout=Layout(own, parameters),
             threads=exported(kernel, "threads", device_index, element),
             shared_bytes=shared_bytes,
             num_multiprocessors=device.attributes["MultiProcessorCount"],

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import exported, load, load_for
+from sparsellm.ffn.kernels.compile import exported, for_activation, load, load_for
 from sparsellm.ffn.types import MAX_DECODE_TOKENS, MAX_NEURONS, FFNWeights
 
 
@@ -36,8 +36,9 @@ def decode_ffn(
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     _check(m, k, n, down_NK)
-    gate, stream = load_for("decode_gate", x_MK)
-    sections, stride, neuron_at, columns = _division(n, x_MK.get_device(), x_MK.dtype)
+    name = for_activation("decode_gate", w.activation)
+    gate, stream = load_for(name, x_MK)
+    sections, stride, neuron_at, columns = _division(name, n, x_MK.get_device(), x_MK.dtype)
     padded = next(size for size in (8, 16, 32, 64) if m <= size)
     # One allocation: count, neuron and value of cuda/common/decode.cuh.
     value_at = neuron_at + 2 * sections * stride
@@ -74,12 +75,11 @@ class _Division(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _division(num_neurons: int, device_index: int, element: torch.dtype) -> _Division:
+def _division(gate: str, num_neurons: int, device_index: int, element: torch.dtype) -> _Division:
     most, longest = (
-        exported("decode_gate", name, device_index, element)
-        for name in ("max_sections", "max_section")
+        exported(gate, name, device_index, element) for name in ("max_sections", "max_section")
     )
-    multiprocessors = load("decode_gate", device_index, element).num_multiprocessors
+    multiprocessors = load(gate, device_index, element).num_multiprocessors
     sections = min(max(multiprocessors, -(-num_neurons // longest)), most, num_neurons)
     stride = -(-num_neurons // (16 * sections)) * 16
     columns = exported("decode_down", "columns", device_index, element)

@@ -9,7 +9,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import exported_like, launch_for, threads_of
+from sparsellm.ffn.kernels.compile import exported_like, for_activation, launch_for, threads_of
 from sparsellm.ffn.types import FFNWeights
 
 
@@ -17,10 +17,10 @@ def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     """`reference.fatrelu_ffn`, to the type's rounding; y of (M, K)."""
     h_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
     if w.gate_NK is None:
-        relu_product(h_MN, None, w.threshold, h_MN)
+        relu_product(h_MN, None, w.threshold, h_MN, activation=w.activation)
     else:
         gate_MN = F.linear(x_MK, w.gate_NK, w.b_gate_N)
-        relu_product(gate_MN, h_MN, w.threshold, h_MN, relu_up=w.relu_up)
+        relu_product(gate_MN, h_MN, w.threshold, h_MN, relu_up=w.relu_up, activation=w.activation)
     return F.linear(h_MN, w.down_KN, w.b_down_K)
 
 
@@ -31,15 +31,17 @@ def relu_product(
     h_MN: Tensor,
     *,
     relu_up: bool = False,
+    activation: str = "relu",
 ) -> None:
-    """``h`` ← relu(gate) * up, or relu(gate); ``h`` may be one of them. N is a multiple of 8.
+    """``h`` ← act(gate) * up, or act(gate); ``h`` may be one of them. N is a multiple of 8.
 
-    With ``relu_up`` relu(gate) * relu(up).
+    With ``relu_up`` act(gate) * relu(up).
     """
-    octets = h_MN.numel() // exported_like("relu_product", "values", h_MN)
+    kernel = for_activation("relu_product", activation)
+    octets = h_MN.numel() // exported_like(kernel, "values", h_MN)
     launch_for(
-        "relu_product",
+        kernel,
         h_MN,
-        -(-octets // threads_of("relu_product", h_MN)),
+        -(-octets // threads_of(kernel, h_MN)),
         *(gate_MN, up_MN, h_MN, np.uint64(octets), np.float32(threshold), np.int32(relu_up)),
     )

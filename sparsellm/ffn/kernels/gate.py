@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import exported_like, grid_size
+from sparsellm.ffn.kernels.compile import exported_like, for_activation, grid_size
 from sparsellm.ffn.kernels.gpu_architecture import Source
 from sparsellm.ffn.kernels.quantise import quantise_rows
 from sparsellm.ffn.quantised import QuantisedRows
@@ -28,12 +28,13 @@ class GateLaunch(NamedTuple):
     x_MK: Tensor  # what `map_of_x` points to
 
 
-def gate_launch(
+def gate_launch(  # noqa: PLR0917
     kernel: Source,
     kernel_fp8: Source,
     x_MK: Tensor,
     w_NK: Tensor | QuantisedRows,
     token_M: Tensor | None = None,
+    activation: str = "relu",
 ) -> GateLaunch:
     """The launch of a kernel that computes the gate of x with these weights.
 
@@ -45,6 +46,7 @@ def gate_launch(
     if isinstance(w_NK, QuantisedRows):
         name, (w_NK, *w_scale) = kernel_fp8.kernel, w_NK
         x_MK, *x_scale = quantise_rows(x_MK, token_M)
+    name = for_activation(name, activation)
     (m, k), n = x_MK.shape, w_NK.shape[0]
     tokens, cluster = (exported_like(name, what, like) for what in ("tokens", "cluster"))
     pairs = -(-m // (cluster * tokens)) * -(-n // TILE_NEURONS)  # tiles of a cluster

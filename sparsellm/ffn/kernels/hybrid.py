@@ -15,7 +15,13 @@ from torch import Tensor
 
 from sparsellm.ffn.formats import COMPRESSION, ROUND_ROWS, Hybrid, empty_hybrid
 from sparsellm.ffn.kernels import twell
-from sparsellm.ffn.kernels.compile import exported_like, grid_size, launch_for, threads_of
+from sparsellm.ffn.kernels.compile import (
+    exported_like,
+    for_activation,
+    grid_size,
+    launch_for,
+    threads_of,
+)
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.types import (
     CONTROL_WORDS,
@@ -57,7 +63,7 @@ def forward(
     """
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
     gate = twell.empty_twell(m, n, COMPRESSION, x_MK.device)
-    twell.gate_twell(x_MK, *w.first_multiplied, 0.0, gate)
+    twell.gate_twell(x_MK, *w.first_multiplied, 0.0, gate, w.activation)
     saved = empty_hybrid(x_MK, n, room, gated=gated)
     saved = saved._replace(row=gate.overflowed, counted=gate.control)
     kept = _fill(saved, gate, x_MK, n, token_M)
@@ -135,7 +141,7 @@ def backward(  # noqa: PLR0917
     pair, dx_MK = torch.empty_like(saved.word), torch.empty_like(x_MK)
     rows, sizes = _rows_of(saved), tuple(map(np.int32, x_MK.shape))
     launch_for(
-        "hybrid_grad",
+        for_activation("hybrid_grad", w.activation),
         x_MK,
         rows.blocks,
         *(dy_MK, *rows.arguments, saved.up if gated else None, down_NK, d_l1, *sizes),
@@ -234,10 +240,11 @@ def _add_dense_rows(  # noqa: PLR0917
     room = min(ROUND_ROWS, max(-(-backup_rows // tile), 1) * tile)
     scratch = x_MK.new_empty(3, room, n)
     control = saved.length.new_zeros(CONTROL_WORDS)
+    kernel = for_activation("dense_rows_grad", w.activation)
     launch_for(
-        "dense_rows_grad",
+        kernel,
         x_MK,
-        grid_size("dense_rows_grad", x_MK, -(-n // (tile // 2)) * -(-m // tile)),
+        grid_size(kernel, x_MK, -(-n // (tile // 2)) * -(-m // tile)),
         *(x_MK, dy_MK, *w.first, *w.second, down_NK, d_l1, np.int32(n), np.int32(k), token_M),
         *(saved.row, saved.counted, control, np.int32(room)),
         *(saved.backup_gate if gated else None, saved.backup_up, np.int32(backup_rows)),

@@ -56,7 +56,7 @@ def sparse(  # noqa: PLR0917
 
 def _by_twell(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor, observed: int) -> None:
     gate = twell.empty_twell(x_MK.shape[0], w.up_NK.shape[0], COMPRESSION, x_MK.device)
-    twell.gate_twell(x_MK, *w.first_multiplied, w.threshold, gate)
+    twell.gate_twell(x_MK, *w.first_multiplied, w.threshold, gate, w.activation)
     twell.twell_ffn(gate, x_MK, w, down_NK, y_MK, observed)
 
 
@@ -78,7 +78,15 @@ def _by_union(  # noqa: PLR0917
     gate = union.empty_union(
         x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits, element=x_MK.dtype
     )
-    union.gate_union(x_MK, *w.first_multiplied, w.threshold, gate, observed, token_M=rows_M)
+    union.gate_union(
+        x_MK,
+        *w.first_multiplied,
+        w.threshold,
+        gate,
+        observed,
+        token_M=rows_M,
+        activation=w.activation,
+    )
     if w.gate_NK is not None:
         union.union_up(x_MK, w.up_NK, w.b_up_N, gate, relu_up=w.relu_up, token_M=rows_M)
     union.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)

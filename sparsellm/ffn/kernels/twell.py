@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.formats import BACKUP_SHARE
-from sparsellm.ffn.kernels.compile import exported_like, grid_size, launch_for, threads_of
+from sparsellm.ffn.kernels.compile import (
+    exported_like,
+    for_activation,
+    grid_size,
+    launch_for,
+    threads_of,
+)
 from sparsellm.ffn.kernels.gate import gate_launch
 from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, architecture_of
 from sparsellm.ffn.kernels.quantise import linear
@@ -47,22 +53,24 @@ def empty_twell(num_tokens: int, num_neurons: int, compression: int, device: tor
     )
 
 
-def gate_twell(
+def gate_twell(  # noqa: PLR0917
     x_MK: Tensor,
     w_NK: Tensor | QuantisedRows,
     bias_N: Tensor | None,
     threshold: float,
     out: Twell,
+    activation: str = "relu",
 ) -> None:
-    """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
+    """``out`` ← act(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
 
     Of weights in e4m3 the product is computed in FP8: x is quantised here.
     """
     architecture = architecture_of(x_MK.get_device())
     if not architecture.makes_gate:
-        pack_twell(linear(x_MK, w_NK, bias_N), threshold, out)
+        pack_twell(linear(x_MK, w_NK, bias_N), threshold, out, activation)
         return
-    launch = gate_launch(architecture.gate_twell, architecture.gate_twell_fp8, x_MK, w_NK)
+    gate, gate_fp8 = architecture.gate_twell, architecture.gate_twell_fp8
+    launch = gate_launch(gate, gate_fp8, x_MK, w_NK, activation=activation)
     launch_for(
         launch.kernel,
         x_MK,
@@ -73,10 +81,10 @@ def gate_twell(
     )
 
 
-def pack_twell(gate_MN: Tensor, threshold: float, out: Twell) -> None:
-    """``out`` ← relu(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
+def pack_twell(gate_MN: Tensor, threshold: float, out: Twell, activation: str = "relu") -> None:
+    """``out`` ← act(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
     (m, n), (_, tiles, width) = gate_MN.shape, out.word.shape
-    pack = PORTABLE.gate_twell.kernel
+    pack = for_activation(PORTABLE.gate_twell.kernel, activation)
     launch_for(
         pack,
         gate_MN,
@@ -163,16 +171,17 @@ def dense_rows(  # noqa: PLR0917
     row_tiles, half = -(-m // DENSE_ROW_TILE), DENSE_ROW_TILE // 2
     room = -(-m // (BACKUP_SHARE * DENSE_ROW_TILE)) * DENSE_ROW_TILE
     h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
+    kernel = for_activation("dense_rows", w.activation)
     if kept is not None:
         tiles = -(-n // (half if gated else DENSE_ROW_TILE))
-        warps = threads_of("dense_rows", x_MK) // 32
+        warps = threads_of(kernel, x_MK) // 32
         l1 = torch.zeros(row_tiles * tiles * warps, device=x_MK.device)
         backup_rows = len(kept.up)
-    blocks_each = exported_like("dense_rows", "blocks", x_MK)
+    blocks_each = exported_like(kernel, "blocks", x_MK)
     launch_for(
-        "dense_rows",
+        kernel,
         x_MK,
-        grid_size("dense_rows", x_MK, -(-n // half) * row_tiles, blocks_each),
+        grid_size(kernel, x_MK, -(-n // half) * row_tiles, blocks_each),
         *(x_MK, *w.first, *w.second, down_NK, w.b_down_K),
         *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(n), np.int32(k)),
         *(gate.overflowed, gate.control, np.int32(room), h),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import exported_like, launch_for, launch_source
+from sparsellm.ffn.kernels.compile import exported_like, for_activation, launch_for, launch_source
 from sparsellm.ffn.kernels.gate import gate_launch
 from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, GPUArchitecture, architecture_of
 from sparsellm.ffn.kernels.quantise import linear
@@ -88,8 +88,9 @@ def gate_union(  # noqa: PLR0917
     *,
     token_M: Tensor | None = None,
     zeroed: Sequence[Tensor] = (),
+    activation: str = "relu",
 ) -> None:
-    """``out`` ← relu(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
+    """``out`` ← act(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
 
     ``observed`` and ``zeroed`` as in `union_entries`. ``token_M``: (M,) int32, the row of x that
     each row of the result comes from; None where it is the same; where `gathers` says so. Of
@@ -98,9 +99,10 @@ def gate_union(  # noqa: PLR0917
     architecture = _architecture(x_MK)
     if not architecture.makes_gate:
         assert token_M is None
-        pack_union(linear(x_MK, w_NK, bias_N), threshold, out, observed, zeroed)
+        gate_MN = linear(x_MK, w_NK, bias_N)
+        pack_union(gate_MN, threshold, out, observed, zeroed, activation=activation)
         return
-    launch = gate_launch(architecture.gate, architecture.gate_fp8, x_MK, w_NK, token_M)
+    launch = gate_launch(architecture.gate, architecture.gate_fp8, x_MK, w_NK, token_M, activation)
     launch_for(
         launch.kernel,
         x_MK,
@@ -118,11 +120,13 @@ def pack_union(
     out: Union,
     observed: int = 0,
     zeroed: Sequence[Tensor] = (),
+    *,
+    activation: str = "relu",
 ) -> None:
-    """``out`` ← relu(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
+    """``out`` ← act(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
     m, n = gate_MN.shape
     launch_for(
-        PORTABLE.gate.kernel,
+        for_activation(PORTABLE.gate.kernel, activation),
         gate_MN,
         out.count.numel(),
         *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),

@@ -7,6 +7,7 @@ contiguous. `reference.sparse_forward` and `sparse_backward` are the specificati
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from sparsellm.ffn.kernels import union
 from sparsellm.ffn.kernels.compile import (
     exported_like,
+    for_activation,
     grid_size,
     launch_for,
     launch_source,
@@ -101,9 +103,10 @@ def backward(  # noqa: PLR0917
         control,
     )
 
+    columns_grad = architecture.columns_grad
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
     launch_source(
-        architecture.columns_grad,
+        replace(columns_grad, kernel=for_activation(columns_grad.kernel, w.activation)),
         x_MK,
         len(unit),
         *(*union.tokens_of(dy_MK, token_M), down_NK, np.int32(k)),
@@ -176,16 +179,17 @@ def _activations(
     columns = empty_columns(x_MK, n, room, gated=w.gate_NK is not None)
     fired_N, nnz_M = _ints(n, like=x_MK), _ints(m, like=x_MK)
     needed = torch.empty(2, dtype=torch.int64, device=x_MK.device)
-    zeroed = [needed, fired_N, nnz_M]
+    first, zeroed = (*w.first_multiplied, 0.0), [needed, fired_N, nnz_M]
     if w.gate_NK is None:
         warps = threads_of("union_columns", x_MK) // 32
         l1 = torch.empty(_columns_grid(scratch), warps, device=x_MK.device)
-        union.gate_union(x_MK, *w.first_multiplied, 0.0, scratch, zeroed=zeroed)
+        union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
         _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, needed, l1)
     else:
         up = architecture_of(x_MK.get_device()).up.kernel
         l1 = torch.empty(blocks, tiles, exported_like(up, "parts", x_MK), device=x_MK.device)
-        union.gate_union(x_MK, *w.first_multiplied, 0.0, scratch, zeroed=[*zeroed, l1])
+        zeroed.append(l1)
+        union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
         _columns(scratch, token_M, columns, columns.gate, fired_N, nnz_M, needed, None)
         kept = union.Kept(columns.offset, columns.up, l1)
         union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)

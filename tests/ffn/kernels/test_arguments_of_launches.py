@@ -11,6 +11,7 @@ import torch
 
 from ffn.kernels import nvrtc
 from ffn.kernels.test_compile import NEWEST, compile_kernels
+from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import (
     compile,
@@ -45,17 +46,19 @@ def everywhere(monkeypatch):
 def launched(everywhere, architecture, cubins, monkeypatch):
     """The kernels that were launched; what they were to compute is undefined."""
     kernels = []
-    compiled = compile_kernels(cubins, NEWEST, "sm_90a" if architecture == HOPPER else "sm_80")
+    compiled = compile_kernels(cubins, NEWEST, _target(architecture))
 
-    def load(kernel, device_index, element):
+    def load(name, device_index, element):
+        kernel, _ = compile._parts(name)
         source = compile.sources()[kernel].read_text(encoding="utf-8")
         layout = launch.Layout(kernel, kernels_of(source)[kernel])
         threads = exported(kernel, "threads", device_index, element)
-        function = SimpleNamespace(ptr=kernel)
+        function = SimpleNamespace(ptr=name)
         return compile.Kernel(function, layout, threads, 0, 132, may_overlap=True)
 
     @functools.cache
     def exported(kernel, name, device_index, element):
+        kernel, _ = compile._parts(kernel)
         return nvrtc.exported(compiled[kernel].read_bytes(), f"{kernel}_{name}")
 
     def record(config, function, pointers, extra):
@@ -71,6 +74,10 @@ def launched(everywhere, architecture, cubins, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     return kernels
+
+
+def _target(architecture):
+    return "sm_90a" if architecture == HOPPER else "sm_80"
 
 
 def _matrix(*shape):
@@ -91,8 +98,9 @@ def architecture(request, everywhere):
     return request.param
 
 
-def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False):
+def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="relu"):
     x_MK, down_NK, w = _matrix(M, K), _matrix(N, K), _weights(gated, biased)
+    w = w._replace(activation=activation)
     quantise.quantise_rows(x_MK)
     if fp8:
         w = w._replace(quantised=quantised_rows(w.first[0]))
@@ -124,3 +132,23 @@ def test_every_launch_passes_what_its_kernel_takes(architecture, launched):
     folders = {"common", architecture.folder}
     expected = {k for k, path in compile.sources().items() if path.parent.name in folders}
     assert set(launched) == expected
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name in rectified_activations() if name != "relu"])
+def test_what_an_activation_changes_is_launched_for_it(architecture, launched, cubins, name):
+    for gated in (True, False):
+        for fp8 in (True, False):
+            _launch_all(gated, True, True, torch.bfloat16, added=False, fp8=fp8, activation=name)
+    parts = [compile._parts(kernel) for kernel in launched]
+    found = {compile.sources()[kernel] for kernel, activation in parts if activation == name}
+    own, of_relu = (
+        compile_kernels(cubins, NEWEST, _target(architecture), activation=activation)
+        for activation in (name, "relu")
+    )
+    folders, changed = {"common", architecture.folder}, set()
+    for kernel, path in own.items():
+        source = compile.sources()[kernel]
+        if source.parent.name in folders and path.read_bytes() != of_relu[kernel].read_bytes():
+            changed.add(source)
+    assert found == changed

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ffn.kernels import nvrtc
+from sparsellm.architecture import rectified_activations
 from sparsellm.ffn import token_order, types
 from sparsellm.ffn.kernels import compile
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, Source, target_of
@@ -52,6 +53,7 @@ COMPILATIONS = [
     *QUICK,
     *(pytest.param(*job, marks=pytest.mark.long) for job in EVERY if job not in QUICK),
 ]
+ACTIVATION_HEADER = bundled("cuda") / "common" / "activation.cuh"
 # A few words that change from work unit to work unit may be kept in local memory.
 FRAME_BYTES = 32
 # Where a compiler keeps more of them: its kernel is right, and slower than another one's.
@@ -88,25 +90,31 @@ def library(version: str) -> Path:
     return path
 
 
-def job(source: Path, target: str, element: torch.dtype) -> nvrtc.Job:
+def job(source: Path, target: str, element: torch.dtype, activation: str) -> nvrtc.Job:
     """With the options that `sparsellm.ffn.kernels.compile` passes."""
     shared_kib = SHARED_KIB[target.replace("compute_", "sm_")]
-    options = compile.compile_options(source, target, shared_kib, element)
+    options = compile.compile_options(source, target, shared_kib, element, activation)
     # CuPy adds -ftz=true.
     text = source.read_text(encoding="utf-8")
     return nvrtc.Job(source.stem, target, text, (*options, "-ftz=true"))
 
 
 def compile_kernels(
-    cache: Path, version: str, target: str, element: torch.dtype = BF16
+    cache: Path, version: str, target: str, element: torch.dtype = BF16, activation: str = "relu"
 ) -> dict[str, Path]:
-    """Compiles what runs on a target: machine code by kernel, as files."""
+    """Compiles what runs on a target: machine code by kernel, as files.
+
+    For an activation other than ReLU that is what `compile.for_activation` names.
+    """
     kernels = {
         kernel: source
         for kernel, source in KERNELS.items()
-        if runs_on(source, target) and (element == BF16 or kernel in INFERENCE)
+        if runs_on(source, target)
+        and (element == BF16 or kernel in INFERENCE)
+        and (activation == "relu" or ACTIVATION_HEADER in compile._included(source))
     }
-    jobs = [job(source, target, element) for source in sorted(set(kernels.values()))]
+    used = sorted(set(kernels.values()))
+    jobs = [job(source, target, element, activation) for source in used]
     files = nvrtc.compile_all(library(version), jobs, cache)
     return {kernel: files[source.stem] for kernel, source in kernels.items()}
 
@@ -127,7 +135,21 @@ def test_every_target_that_a_compiler_knows_is_compiled(version):
 @pytest.mark.timeout(900)  # ten seconds to thirty, where the cores are free
 @pytest.mark.parametrize(("version", "target", "element"), COMPILATIONS, ids=str)
 def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, element):
-    kernels = compiled(version, target, element)
+    _check_usage(compiled(version, target, element), version, target)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("activation", [name for name in rectified_activations() if name != "relu"])
+@pytest.mark.parametrize(
+    ("target", "element"),
+    [*((target, BF16) for target in ("sm_80", "sm_90a", "sm_100", "sm_120")), ("sm_90a", FP16)],
+    ids=str,
+)
+def test_kernels_of_every_activation_compile(compiled, activation, target, element):
+    _check_usage(compiled(NEWEST, target, element, activation), NEWEST, target)
+
+
+def _check_usage(kernels: dict[str, Path], version: str, target: str) -> None:
     assert kernels
     if target.startswith("compute_"):
         return

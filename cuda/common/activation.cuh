@@ -1,0 +1,32 @@
+// The activation that a kernel is compiled for: a function of r = relu(z), and its slope where z > 0, by
+// a = act(z), the value that the formats keep. ReLU, or what `sparsellm/architecture.py` has of another
+// one, which comes as SPARSELLM_VALUE and SPARSELLM_SLOPE: fp32 expressions of r and of a.
+#pragma once
+#include "common/element.cuh"
+
+#ifdef SPARSELLM_VALUE
+__device__ __forceinline__ float root(float a) {
+  float result;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(a));
+  return result;
+}
+
+// Of a pair after relu, rounded as a dense model rounds both. NaN has to pass.
+__device__ __forceinline__ float activated(float r) { return SPARSELLM_VALUE; }
+__device__ __forceinline__ uint32 activated(uint32 pair) {
+  return pack_elements(activated(element_low(pair)), activated(element_high(pair)));
+}
+
+__device__ __forceinline__ float slope(float a) { return SPARSELLM_SLOPE; }
+#else
+__device__ __forceinline__ uint32 activated(uint32 pair) { return pair; }
+__device__ __forceinline__ float slope(float) { return 1.0f; }
+#endif
+
+// The activation of a pair of gates: values up to the threshold, which is not negative, become +0; NaN
+// stays NaN.
+__device__ __forceinline__ uint32 activate(uint32 pair, float threshold) {
+  const uint32 low = element_low(pair) <= threshold ? 0 : 0xffffu;
+  const uint32 high = element_high(pair) <= threshold ? 0 : 0xffff0000u;
+  return activated(pair & (low | high));
+}

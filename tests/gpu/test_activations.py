@@ -1,0 +1,117 @@
+"""The kernels of every activation but ReLU, which the other tests have, against float64."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from gpu.conditions import need_kernels, poisoned
+from gpu.test_hybrid import check
+from gpu.test_sparse_ffn import error, problem, shape
+from sparsellm.architecture import rectified_activations
+from sparsellm.ffn.dispatch import new_dispatch
+from sparsellm.ffn.formats import backup_rows_for
+from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.inference_ops import sparse_ffn
+from sparsellm.ffn.reference import fatrelu_ffn, sparse_backward, sparse_forward
+from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.types import ELEMENTS, FFNWeights
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("architecture"),
+    pytest.mark.parametrize("name", [name for name in rectified_activations() if name != "relu"]),
+]
+CASES = 60
+
+
+@pytest.fixture(autouse=True)
+def cupy():
+    need_kernels()
+
+
+def _wide(w: FFNWeights) -> FFNWeights:
+    return FFNWeights(*(t.double() if isinstance(t, torch.Tensor) else t for t in w))
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_inference_equals_float64(name, element):
+    """Decode and prefill, in both formats, and the dense product between two GEMMs."""
+    for case in range(CASES):
+        choose = random.Random(f"activations/{name}/{case}")
+        torch.manual_seed(case)
+        m, k, n = shape(choose)
+        x_MK, w = problem(m, k, n, choose, element)
+        w = w._replace(activation=name)
+        right = fatrelu_ffn(x_MK.double(), _wide(w))
+        if not right.to(element).isfinite().all():  # squares of fp16 end early
+            continue
+        kernels, format = choose.choice(
+            [("sparse", "union"), ("sparse", "twell"), ("dense", "union")]
+        )
+        dispatch = new_dispatch(kernels, pinned=True, format=format)
+        with poisoned():
+            found = sparse_ffn(x_MK, w, w.down_KN.t().contiguous(), dispatch.handle)
+        assert error(found, right) < 2e-2, f"case {case}: {m} × {k} × {n}, {kernels}, {format}"
+
+
+def test_training_on_unions_equals_float64(name):
+    for case in range(CASES):
+        choose = random.Random(f"activations/{name}/union/{case}")
+        torch.manual_seed(case)
+        m, k, n = shape(choose)
+        x_MK, w = problem(m, k, n, choose)
+        w = w._replace(activation=name, threshold=0.0, relu_up=False)
+        given = [x_MK, *(t for t in w[:6] if t is not None)]
+        leaves = [t.detach().requires_grad_() for t in given]
+        own = iter(leaves[1:])
+        of_leaves = w._replace(**{f: next(own) for f in w._fields[:6] if getattr(w, f) is not None})
+        worst = -(-m // 64) * n
+        capacity = choose.choice([worst, worst // 20])  # which may overflow
+        dy_MK = torch.randn_like(x_MK)
+        with poisoned():
+            y_MK, stats = sparse_ffn_training(leaves[0], of_leaves, capacity)
+            loss = (y_MK.float() * dy_MK.float()).sum() + 0.3 * stats.l1_sum
+            found = torch.autograd.grad(loss, leaves)
+        right_y, right_stats, saved = sparse_forward(x_MK.double(), _wide(w), worst)
+        d_l1 = torch.tensor(0.3, device=x_MK.device, dtype=torch.float64)
+        right = sparse_backward(dy_MK.double(), d_l1, x_MK.double(), _wide(w), saved)
+        assert error(y_MK, right_y) < 2e-2, case
+        assert float(stats.l1_sum) == pytest.approx(float(right_stats.l1_sum), rel=2e-2, abs=1e-3)
+        most = 2e-2 + 8e-2 / max(int(right_stats.nnz_M.sum()), 1) ** 0.5
+        gradients = [t for t in right if t is not None]
+        for index, (one, other) in enumerate(zip(found, gradients, strict=True)):
+            assert error(one, other) < most, f"case {case}: {m} × {k} × {n}, gradient {index}"
+
+
+def test_training_in_the_hybrid_format_equals_float64(name):
+    from sparsellm.ffn.kernels import hybrid
+
+    heavy = 0
+    for case in range(CASES):
+        choose = random.Random(f"activations/{name}/hybrid/{case}")
+        torch.manual_seed(case)
+        m, k, n = shape(choose)
+        x_MK, w = problem(m, k, n, choose)
+        w = w._replace(activation=name, threshold=0.0, relu_up=False)
+        rows = choose.choice([backup_rows_for(m), choose.randrange(m + 1)])
+        heavy += check(hybrid, x_MK, w, choose.choice([32, 128]), rows, choose=choose)
+    assert heavy > 0
+
+
+@pytest.mark.parametrize("format", ["union", "twell"])
+def test_fp8_computes_its_own_formula(name, format):
+    torch.manual_seed(0)
+    m, k, n = 300, 256, 1024
+    x_MK = torch.randn(m, k, device="cuda").bfloat16()
+    gate_NK, up_NK = ((torch.randn(n, k, device="cuda") / k**0.5).bfloat16() for _ in range(2))
+    down_KN = (torch.randn(k, n, device="cuda") / n**0.5).bfloat16()
+    bias_N = torch.full((n,), -2.0, device="cuda").bfloat16()
+    w = FFNWeights(gate_NK, up_NK, down_KN, bias_N, None, None, 0.0, activation=name)
+    w = w._replace(quantised=quantised_rows(gate_NK))
+    dispatch = new_dispatch("sparse", pinned=True, format=format)
+    with poisoned():
+        found = sparse_ffn(x_MK, w, down_KN.t().contiguous(), dispatch.handle)
+    assert error(found, fatrelu_ffn(x_MK, w).double()) < 2e-2

@@ -12,7 +12,7 @@ from sparsellm import __version__
 from sparsellm.arguments import check_out
 from sparsellm.report import tables
 from sparsellm.report.collect import RunData, read_runs
-from sparsellm.report.plots import plot_run
+from sparsellm.report.plots import save_plots
 from sparsellm.report.series import chart_specs, run_series
 from sparsellm.runs.files import write_atomically
 
@@ -52,7 +52,7 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> list[Path]:
         write_atomically(out, page)
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error}); name another file: --out") from error
-    return [out, *(png for run in runs for png in _plots(run.path))]
+    return [out, *(png for run in runs for png in _plots(run))]
 
 
 def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
@@ -84,12 +84,12 @@ def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], _file("page.html"))
 
 
-def _plots(run_path: Path) -> list[Path]:
+def _plots(run: RunData) -> list[Path]:
     try:
-        return plot_run(run_path)
+        return save_plots(run.path, run.recipe, run.train, run.validation)
     except OSError as error:
         raise ValueError(
-            f"{run_path / 'plots'} cannot be written ({error}); copy the run to a folder of yours"
+            f"{run.path / 'plots'} cannot be written ({error}); copy the run to a folder of yours"
         ) from error
 
 

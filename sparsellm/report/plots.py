@@ -30,8 +30,12 @@ def plot_run(run_path: Path) -> list[Path]:
     train = [r for r in records if r["kind"] == "train"]
     if not train:
         raise ValueError(f"{run_path}: nothing was logged yet, so there is nothing to plot")
-    recipe = read_recipe(run_path)
     validation = [r for r in records if r["kind"] == "validation"]
+    return save_plots(run_path, read_recipe(run_path), train, validation)
+
+
+def save_plots(run_path: Path, recipe: Recipe, train: Records, validation: Records) -> list[Path]:
+    """Writes the plots of `plot_run` from what was read of the run."""
     folder = run_path / "plots"
     folder.mkdir(exist_ok=True)
     with drawing.style():

@@ -63,7 +63,10 @@ GROUPS = {
     ),
     "checkpoints": Group(
         [f"sparsellm/runs/{name}.py" for name in ("checkpoint", "manifest", "saver", "state")],
-        ["tests/runs/test_*.py", "tests/training/test_loop.py", "tests/training/test_formula.py"],
+        [
+            "tests/runs/test_*.py",
+            *(f"tests/training/test_{name}.py" for name in ("loop", "nonfinite", "formula")),
+        ],
     ),
     "formats": Group(
         ["sparsellm/ffn/formats.py", "sparsellm/ffn/reference.py"], ["tests/ffn/test_*.py"]

@@ -59,6 +59,17 @@ def count_parameters(recipe: Recipe) -> ParameterCount:
     )
 
 
+def active_parameters(recipe: Recipe, nnz: float) -> int:
+    """Parameters that a token uses where ``nnz`` neurons of a layer fire for it.
+
+    All but the rows of neurons that do not fire. The matrix that decides the pattern, the gate or
+    without one up, is used whole.
+    """
+    m, matrices = recipe.model, len(recipe.architecture.ffn_matrices)
+    unused = (matrices - 1) * m.hidden_size * (m.intermediate_size - nnz)
+    return count_parameters(recipe).total - round(m.num_hidden_layers * unused)
+
+
 def train_flops_per_token(recipe: Recipe) -> float:
     """Dense-equivalent FLOPs of forward and backward for one token.
 
@@ -186,6 +197,7 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
         )
     rows = [
         ("parameters", f"{parameters.total:,} ({parameters.ffn / parameters.total:.0%} in FFNs)"),
+        *_active(recipe),
         ("vocabulary", f"{recipe.padded_vocab_size:,} rows, padded"),
         ("tokens per step", f"{tokens:,}"),
         ("a step is", step),
@@ -207,6 +219,14 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
         sharded = _memory(recipe, GPUS_PER_NODE, num_gpus)
         rows.append((f"memory per GPU, HSDP {nodes} × {GPUS_PER_NODE}", sharded))
     return "\n".join(f"# {name:28} {value}" for name, value in rows)
+
+
+def _active(recipe: Recipe) -> list[tuple[str, str]]:
+    target = recipe.sparsity.target_nnz
+    if target is None:
+        return []
+    active = active_parameters(recipe, target)
+    return [("active parameters", f"{active:,} for a token, with sparsity.target_nnz {target:g}")]
 
 
 def _memory(recipe: Recipe, num_shards: int = 1, num_gpus: int | None = None) -> str:

@@ -12,6 +12,7 @@ import results
 from sparsellm.architecture import ARCHITECTURES
 from sparsellm.bench import record
 from sparsellm.estimate import (
+    active_parameters,
     count_parameters,
     estimate_memory,
     executed_flops_per_token,
@@ -164,6 +165,21 @@ def test_executed_flops_are_those_of_the_gate_and_of_what_fires(gated):
     forward += sum(2 * k * n + (matrices - 1) * 2 * k * nnz for nnz in nnz_L)
     assert executed_flops_per_token(again) == dense + blocks / 3
     assert executed_flops_per_token(again, nnz_L, [True] * layers) == flops + forward
+
+
+@pytest.mark.parametrize("size", ["0.5b", "1b", "1.5b", "2b"])
+def test_wide_recipes_have_four_times_the_neurons_and_fit_eight_gpus(size):
+    recipe, usual = load_recipe(f"wide/{size}-wide"), load_recipe(size)
+    assert recipe.model.intermediate_size == 4 * usual.model.intermediate_size
+    # Of the Hopper and Ampere GPUs' 80 GB, 74.5 GiB, the allocator needs some.
+    assert estimate_memory(recipe, 8).total / 2**30 < 70
+    # Whatever fires, the gate is used whole.
+    layers, k, n = recipe.model.num_hidden_layers, recipe.model.hidden_size, 22_528
+    expected = count_parameters(recipe).total - layers * 2 * k * (n - 60)
+    assert active_parameters(recipe, 60) == expected
+    assert f"# active parameters            {expected:,} for a token" in summary(recipe, 8)
+    assert active_parameters(recipe, n) == count_parameters(recipe).total
+    assert "active" not in summary(load_recipe(size, ["sparsity.target_nnz=null"]), 8)
 
 
 def test_unknown_key_names_file_key_and_nearest(tmp_path):

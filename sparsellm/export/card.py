@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from sparsellm import __version__
-from sparsellm.estimate import count_parameters
+from sparsellm.estimate import active_parameters, count_parameters
 from sparsellm.export.card_metadata import metadata
 from sparsellm.export.drop_report import COLUMNS, DROP_DEAD_FILE, DropReport
 from sparsellm.runs import checkpoint
@@ -44,7 +45,7 @@ def model_card(
     trained_width = dropped.intermediate_size_before if dropped else width
     parts = [
         f"---\n{metadata(pretrained.recipe, evaluation, license_name)}\n---",
-        _head(pretrained, dtype),
+        _head(pretrained, records, dtype),
         *([_dropped(dropped)] if dropped else []),
         _training(pretrained, records),
         _sparsity(pretrained, records, trained_width),
@@ -56,19 +57,23 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _head(pretrained: Pretrained, dtype: str) -> str:
+def _head(pretrained: Pretrained, records: list[dict[str, Any]], dtype: str) -> str:
     recipe = pretrained.recipe
     shape = recipe.model
     formula, activation = recipe.architecture.formula, recipe.activation.title
     model_class = type(pretrained.model).__name__
     num_parameters = count_parameters(recipe).total
+    train = _last(records, "train")
+    nnz = train["sparsity"]["nnz_mean"] if train and recipe.activation.exact_zeros else []
+    active = f" ({active_parameters(recipe, fmean(nnz)):,} active for a token)" if nnz else ""
     return f"""# {recipe.name}
 
 {_text(recipe.description) or "A language model."}
 
-`{model_class}` of {num_parameters:,} parameters in {dtype}: {shape.num_hidden_layers} layers of
-width {shape.hidden_size:,}, feedforward width {shape.intermediate_size:,}, {activation} in
-`({formula}) W_d`, context {shape.context_length:,} tokens, tokenizer `{recipe.data.tokenizer}`.
+`{model_class}` of {num_parameters:,} parameters{active} in {dtype}:
+{shape.num_hidden_layers} layers of width {shape.hidden_size:,}, feedforward width
+{shape.intermediate_size:,}, {activation} in `({formula}) W_d`,
+context {shape.context_length:,} tokens, tokenizer `{recipe.data.tokenizer}`.
 A base model: it continues text. Exported by sparsellm {__version__}.
 
 ```python

@@ -16,6 +16,7 @@ from sparsellm import __version__
 from sparsellm.cores import usable_cores
 from sparsellm.estimate import (
     GPUS_PER_NODE,
+    active_parameters,
     count_parameters,
     estimate_memory,
     train_flops_per_token,
@@ -74,11 +75,13 @@ def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks:
     """
     m, batch = recipe.model, recipe.train.global_batch_tokens
     parameters = count_parameters(recipe)
+    target = recipe.sparsity.target_nnz
+    active = f" ({_short(active_parameters(recipe, target))} active)" if target else ""
     gate = "gated" if recipe.ffn.gated else "non-gated"
     rows = [
         (
             "model",
-            f"{_short(parameters.total)} parameters: {m.num_hidden_layers} layers, "
+            f"{_short(parameters.total)} parameters{active}: {m.num_hidden_layers} layers, "
             f"{m.hidden_size}/{m.intermediate_size}, {gate} "
             f"{recipe.activation.title}, context {m.context_length}",
         ),

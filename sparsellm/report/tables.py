@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from sparsellm.estimate import count_parameters
+from sparsellm.estimate import active_parameters, count_parameters
 from sparsellm.report.collect import RunData
 from sparsellm.runs.evaluations import Evaluation
 from sparsellm.runs.metrics import mean
@@ -21,6 +21,7 @@ def summary_table(runs: list[RunData]) -> str:
     """One row per quantity, one column per run."""
     rows: dict[str, Callable[[RunData], str]] = {
         "Parameters": lambda r: f"{count_parameters(r.recipe).total:,}",
+        "Active parameters, for a token": _active,
         "Layers × neurons": lambda r: (
             f"{r.recipe.model.num_hidden_layers} × {r.recipe.model.intermediate_size:,}"
         ),
@@ -183,6 +184,11 @@ def _validation(run: RunData) -> str:
         return "–"
     last = run.validation[-1]
     return f"{last['loss']:.4f} (step\u00a0{last['step']:,})"
+
+
+def _active(run: RunData) -> str:
+    nnz = _last(run)["nnz_mean"]
+    return f"{active_parameters(run.recipe, mean(nnz)):,}" if nnz else "–"
 
 
 def _nnz(run: RunData) -> str:

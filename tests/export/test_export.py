@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from sparsellm.cli import main
+from sparsellm.estimate import active_parameters
 from sparsellm.export.card_metadata import metadata
 from sparsellm.export.importer import import_export
 from sparsellm.export.save_export import export
@@ -236,6 +237,8 @@ def test_card_tells_the_run(tiny, tmp_path):
     assert f"| training loss at step 4 | {last_train['loss']:.4f} nats |" in card
     assert f"| held-out loss at step 4 | {validation['loss']:.4f} nats (512 tokens) |" in card
     assert "| tokens | 1,024 |" in card
+    active = active_parameters(recipe, sum(last_train["sparsity"]["nnz_mean"]) / 2)
+    assert f" parameters ({active:,} active for a token) in " in card
     assert f"| 1 | {last_train['sparsity']['nnz_mean'][1]:.1f} |" in card
     assert card.count("| piqa | acc | 75.00 ± 1.25 |") == 1
     assert "llama.cpp** ignores `hidden_act`" in card

@@ -45,7 +45,7 @@ def test_it_comes_before_torch_is_imported(tiny_overrides):
 
 def test_a_node_of_eight():
     lines = banner(load_recipe("0.5b"), "0.5b", "new", NODE, ALL)
-    assert "514 M parameters: 8 layers, 2048/5632, gated ReLU" in lines
+    assert "514 M parameters (331 M active): 8 layers, 2048/5632, gated ReLU" in lines
     assert "10,000 of 1,048,576 tokens: 10.5 G in all" in lines
     assert "8 of 8 × NVIDIA H200, 140 GiB each" in lines
     assert "8; a step is 4 micro-batches of 16 sequences on each" in lines

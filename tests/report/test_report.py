@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from report.browser import CHROMIUM, Browser
 from sparsellm.cli import main
+from sparsellm.estimate import active_parameters
 from sparsellm.recipe import load_recipe
 from sparsellm.report import drawing
 from sparsellm.report.collect import Activity, read_runs
@@ -24,7 +25,7 @@ from sparsellm.report.plots import plot_run
 from sparsellm.report.series import chart_specs, run_series, thin
 from sparsellm.report.tables import difference_table, evaluation_table, summary_table
 from sparsellm.runs.evaluations import Score, read_evaluations
-from sparsellm.runs.metrics import LAYER_METRICS, METRICS
+from sparsellm.runs.metrics import LAYER_METRICS, METRICS, mean
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
 
 CHARTS = [
@@ -159,7 +160,10 @@ def test_a_resumed_run_adds_up_its_processes(tiny):
     seconds = [(1, 5.0), (2, 9.0), (3, 4.0), (4, 7.0)]
     [run] = read_runs([write_run(recipe, [record(recipe, s, seconds=t) for s, t in seconds])])
     assert (run.resumed_at, run.seconds) == ([3], 16.0)
-    assert "step 3" in summary_table([run])
+    table = summary_table([run])
+    assert "step 3" in table
+    active = active_parameters(recipe, mean(run.train[-1]["sparsity"]["nnz_mean"]))
+    assert f"{active:,}" in table
 
 
 # --- what is drawn --------------------------------------------------------------------------------

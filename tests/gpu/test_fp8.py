@@ -114,9 +114,9 @@ def test_training_equals_float64_at_the_gates_own_values(shape, gated, format, r
     h = gate * up if gated else gate
     expected_y = h @ weights["down_proj.weight"].t()
     expected = torch.autograd.grad((expected_y * dy.double()).sum() + 0.1 * h.abs().sum(), inputs)
-    # Of TwELL, tokens that overflow are dense products of bf16: as exact, but other values. And sums
-    # within tensor cores are short: a few gates that are nearly zero fire on one side alone, which
-    # changes y by nothing and gradients by what their neuron's would be.
+    # Of TwELL, tokens that overflow are dense products of bf16: as exact, but other values. And
+    # sums within tensor cores are short: a few gates that are nearly zero fire on one side alone,
+    # which changes y by nothing, and gradients by what those of their neurons would be.
     most = {"y": 2e-2 if format == "union" else 5e-2}
     counted, right = int(stats.nnz_M.sum()), int((value > 0).sum())
     assert abs(counted - right) < 0.02 * right + 9, (counted, right)

@@ -139,7 +139,7 @@ def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, cap
     assert "each dropped neuron fires on under 0.0029 of the tokens" in printed
 
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "feedforward width 256, ReLU" in card
+    assert "feedforward width\n256, ReLU" in card
     assert "Trained with a feedforward width of 384; this export has\n256." in card
     assert "128 neurons are left out of every layer that fired\non none of 1,024 tokens" in card
     assert "layer 0 decides, 130 of its 384 neurons fired" in card

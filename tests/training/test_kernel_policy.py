@@ -59,7 +59,7 @@ def test_without_costs_and_without_a_choice():
     silu = SparseFFN(8, 96, activation="silu", gated=True)
     silu.use_kernels("auto", COSTS)
     assert _path_after(silu, 0.0) == "dense"
-    with pytest.raises(ValueError, match="sparse needs activation relu, not silu"):
+    with pytest.raises(ValueError, match="sparse needs activation relu or relu2, not silu"):
         silu.use_kernels("sparse")
     with pytest.raises(ValueError, match="'fast' must be one of auto, sparse, dense"):
         silu.use_kernels("fast")

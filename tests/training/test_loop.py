@@ -22,7 +22,7 @@ from sparsellm.runs.records import read_metrics
 from sparsellm.training import loop as train_module
 
 # What a record says of the machine, not of the training.
-TIMINGS = {"tokens_per_second", "seconds", "memory_gib"}
+TIMINGS = {"tokens_per_second", "seconds", "train_seconds", "compile_seconds", "memory_gib"}
 
 
 def _command(overrides):

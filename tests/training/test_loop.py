@@ -183,11 +183,15 @@ def test_resume_says_what_the_recipe_changed_and_continues(tiny_overrides, cli_h
         return cli_here("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *overrides]))
 
     assert train().returncode == 0
+    first = checkpoint.load(
+        load_recipe("debug", tiny_overrides).run_path / "checkpoints/step_00000004"
+    )
     longer = train("train.steps=6")
     assert longer.returncode == 0, longer.stderr
     assert "changed since the checkpoint: train.steps 4 → 6" in longer.stdout
     records, snapshot, _ = _outcome([*tiny_overrides, "train.steps=6"])
     assert snapshot.step == 6
+    assert first.manifest.id in snapshot.manifest.ancestors
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
     again = train("train.steps=6", "sparsity.l1_coefficient=9")
     assert again.returncode == 0

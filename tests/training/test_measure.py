@@ -82,6 +82,7 @@ def test_a_signal_within_validation_leaves_it_to_the_resumed_run(train, monkeypa
     assert "stopped after step 2 (SIGTERM); the same command resumes here" in stopped.stdout
     assert "SIGTERM: saves after this step" in stopped.stderr or not stopped.stderr
     assert _kinds(train) == []
+    assert checkpoint.latest(train.path / "checkpoints").name == "step_00000002"
     resumed = train(*stopping)
     assert resumed.returncode == 0, resumed.stderr
     assert _kinds(train) == [("validation", step) for step in range(2, steps + 1, 2)]

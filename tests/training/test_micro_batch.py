@@ -14,6 +14,8 @@ from sparsellm.runs.records import read_metrics
 from sparsellm.training import micro_batch
 from sparsellm.training.micro_batch import CALM_STEPS, MicroBatch, possible_sizes
 from sparsellm.training.objective import Objective
+from sparsellm.training.rehearsal import grow
+from sparsellm.training.run import build_run, close_run
 from training.test_distributed import launch
 
 WORKER = Path(__file__).with_name("small_memory.py")
@@ -97,6 +99,23 @@ def test_it_grows_and_neither_losses_nor_a_resume_notice(memory, train):
     assert f"step {first + 5} goes on with 2 sequences × 4 micro-batches" in said
     assert _sizes(halves) == _sizes(grown)
     assert [r["loss"] for r in halves] == [r["loss"] for r in grown]  # to the bit
+
+
+@pytest.mark.parametrize(("room", "size"), [(10, 2), (9, 1), (None, 1)])
+def test_it_grows_where_twice_the_activations_fit(memory, tiny, monkeypatch, room, size):
+    run = build_run(tiny("train.micro_batch_size=auto", "runtime.compile=false"))
+    # Between steps 5 parts are in use, and 8 at the peak: 1 of gradients, 2 that double.
+    part = sum(p.nbytes for p in run.objective.parameters())
+    used = (5 * part, 8 * part) if room else None
+    monkeypatch.setattr(micro_batch, "memory_used", lambda device: used)
+    monkeypatch.setattr(micro_batch, "device_memory", lambda device: (room or 10) * part)
+    monkeypatch.setattr(micro_batch, "ROOM", 1.0)
+    try:
+        for _ in range(CALM_STEPS + 1):
+            grow(run, [True, True])
+        assert run.micro_batch.size == size
+    finally:
+        close_run(run)
 
 
 def test_a_size_that_does_not_fit_is_not_taken(memory, train, monkeypatch):

@@ -20,7 +20,7 @@ from sparsellm.training.counters import CounterLayout, Counters, SkippedSteps
 from sparsellm.training.objective import LossSums
 from sparsellm.training.statistics import SparsityStats
 
-L, B, T, N = 3, 4, 16, 24
+L, B, T, N = 3, 8, 16, 24  # over 100 tokens: p99 is not the largest
 CPU = torch.device("cpu")
 SHAPE = [f"model.num_hidden_layers={L}", f"model.intermediate_size={N}"]
 SHAPE += [f"model.context_length={T}", f"train.global_batch_tokens={B * T}"]
@@ -91,7 +91,7 @@ def test_split_into_micro_batches_and_ranks_changes_nothing(monkeypatch):
     active = _active(seed=1, density=0.1)
     none_dead = torch.zeros(L, N, dtype=torch.bool)
     expected = _reading(_counted(active), none_dead)
-    ranks = [_counted(active[:, [0]], active[:, [2]]), _counted(active[:, [1]], active[:, [3]])]
+    ranks = [_counted(active[:, i : i + 2], active[:, i + 4 : i + 6]) for i in (0, 2)]
     own = []  # what an all-reduce would sum: collected first, then given to both
     monkeypatch.setattr(counters_module, "all_reduce_sum", own.append)
     for counters in ranks:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsellm.estimate import train_flops_per_token
 from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.processes.signals import StopRequest
+from sparsellm.training import meter as meter_module
 from sparsellm.training.meter import Meter
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
@@ -80,3 +82,22 @@ def test_compilation_and_pauses_are_no_time_of_training(tiny):
     assert min(own, inside, outside) > 0
     assert values["compile_seconds"] == pytest.approx(own + inside + outside)
     assert 0.9 * step < values["train_seconds"] <= wall - inside
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_utilisation_is_of_the_bf16_peak_and_unknown_in_fp32(tiny, monkeypatch, precision):
+    monkeypatch.setattr(meter_module, "peak_flops", lambda name: 1e12)
+    run = build_run(tiny("runtime.compile=false", f"runtime.precision={precision}"))
+    try:
+        meter = Meter(run)
+        totals = train_step(run, StopRequest())
+        record = meter.record(run, totals)
+    finally:
+        close_run(run)
+    assert record.l1_by_layer == totals.l1_by_layer
+    values = record.values
+    if precision == "fp32":
+        assert (values["mfu"], values["mfu_dense"]) == (None, None)
+    else:
+        flops = train_flops_per_token(run.recipe)
+        assert values["mfu_dense"] == pytest.approx(values["tokens_per_second"] * flops / 1e12)

@@ -1,14 +1,17 @@
-"""Benchmarks during training: what they lack is said before anything else is done."""
+"""Benchmarks during training: what they lack is said first; a failure does not end the run."""
 
 from __future__ import annotations
 
 import importlib.util
+import signal
 
 import pytest
 from conftest import set_arguments
 
 from sparsellm.cli import main
+from sparsellm.evaluate.lm import SparseLM
 from sparsellm.recipe import load_recipe
+from sparsellm.runs.records import read_metrics
 from sparsellm.training import loop
 
 EVALUATED = "evaluation.every_steps=2"
@@ -62,3 +65,39 @@ def test_sizes_are_scored_and_have_a_target(name):
     recipe = load_recipe(name)
     assert 0 < recipe.evaluation.every_steps <= recipe.train.steps
     assert recipe.sparsity.target_nnz == (76 if name == "8b" else 30)
+
+
+def test_a_failed_or_interrupted_evaluation_does_not_end_the_run(
+    tiny_overrides, test_data, tmp_path, cli_here, monkeypatch
+):
+    own = [*tiny_overrides, "validation.every_steps=0", "evaluation.every_steps=2"]
+    own += [
+        f"evaluation.data_dir={test_data / 'eval'}",
+        "evaluation.limit=3",
+        "checkpoint.every_steps=2",
+    ]
+    real, calls = SparseLM._model_call, []
+
+    def faulty(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("CUDA out of memory")
+        if len(calls) == 4:  # of the second evaluation, that of step 4
+            signal.raise_signal(signal.SIGTERM)
+        return real(self, *args, **kwargs)
+
+    def kinds():
+        records = read_metrics(tmp_path / "runs" / "debug")
+        own = [r for r in records if not r["kind"].startswith("session")]
+        return [(r["kind"], r["step"]) for r in own[1:]]
+
+    monkeypatch.setattr(SparseLM, "_model_call", faulty)
+    stopped = cli_here("train", "--recipe", "debug", *set_arguments(own))
+    assert stopped.returncode == 0, stopped.stderr
+    assert "the evaluation failed (RuntimeError: CUDA out of memory)" in stopped.stderr
+    assert "stopped after step 4 (SIGTERM)" in stopped.stdout
+    trained = [("train", 2), ("failure", 2), ("train", 3), ("train", 4)]
+    assert kinds() == trained
+    resumed = cli_here("train", "--recipe", "debug", *set_arguments(own))
+    assert resumed.returncode == 0, resumed.stderr
+    assert kinds() == [*trained, ("evaluation", 4)]

@@ -261,10 +261,13 @@ def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
     assert other.returncode == 1
     assert "has shape (64, 32), the recipe's model (96, 32)" in other.stderr
     assert "(changed since the checkpoint: model.intermediate_size 64 → 96)" in other.stderr
+    run_path = load_recipe("debug", tiny_overrides).run_path
+    from_it = cli_here(*wider, "--set", "name=new", "--init-from", str(run_path))
+    assert f"{run_path}/checkpoints/step_00000004" in from_it.stderr
+    assert "train a recipe of the same shapes" in from_it.stderr
     fresh = cli_here(*wider, "--fresh")
     assert fresh.returncode == 0, fresh.stderr
     assert "the earlier run is now" in fresh.stdout
-    run_path = load_recipe("debug", tiny_overrides).run_path
     assert (run_path.with_name("debug.1") / "metrics.jsonl").is_file()
 
 

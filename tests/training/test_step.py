@@ -101,3 +101,20 @@ def test_utilisation_is_of_the_bf16_peak_and_unknown_in_fp32(tiny, monkeypatch, 
     else:
         flops = train_flops_per_token(run.recipe)
         assert values["mfu_dense"] == pytest.approx(values["tokens_per_second"] * flops / 1e12)
+
+
+def test_a_dead_neuron_alone_is_reinitialised_after_the_step(tiny):
+    own = ["sparsity.reinit_rate=0.1", "sparsity.dead_window_tokens=256", "runtime.compile=false"]
+    run = build_run(tiny(*own))
+    weight_NK = run.ffns[0].pattern_weight
+    try:
+        with torch.no_grad():
+            weight_NK[3] = 0  # never fires, and has no gradient
+        before_NK = weight_NK.detach().clone()
+        train_step(run, StopRequest())
+    finally:
+        close_run(run)
+    std = 0.1 * run.recipe.model.initializer_range
+    assert float(weight_NK[3].detach().std()) == pytest.approx(std, rel=0.4)
+    alive_N = run.stats.silent_tokens_LN[0] == 0
+    assert (weight_NK - before_NK)[alive_N].abs().max() < 2 * run.recipe.optimizer.learning_rate

@@ -1,11 +1,12 @@
 """A run on two ranks under random faults, for as long as asked: ``python tests/soak.py``.
 
 Ranks and launcher are killed, stall, get signals, raise, lose their data and meet a full disk;
-checkpoints are damaged, purged and gone back on; other trainings and stray folders come into the
-run's. Every 37th step is NaN and every 53rd reads a damaged batch. Each time the same command goes
-on. At the end every step must have been trained or skipped exactly once, to the losses of an
-undisturbed run, with all its records; no process may be left, none may hang, and memory stays flat.
-`--record` adds the figures to results.jsonl.
+checkpoints are damaged, copied, purged and gone back on; other trainings, strays and text that one
+rank alone sees come into the run's; its folder is copied. Every 37th step is NaN and every 53rd
+reads a damaged batch. Each time the same command goes on. At the end every step must have been
+trained or skipped exactly once, to the losses of an undisturbed run, with all its records; no
+process may be left, none may hang, and memory stays flat. `--record` adds the figures to
+results.jsonl.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import shlex
 import shutil
 import statistics
 import sys
@@ -32,8 +34,8 @@ from sparsellm.runs.records import METRICS_FILE, read_metrics
 class Soak:
     """One run in a folder, and what happened to it."""
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
-        self.folder, self.chance = folder, chance
+    def __init__(self, folder: Path, chance: random.Random, kinds: list[str]) -> None:
+        self.folder, self.chance, self.kinds = folder, chance, kinds
         self.faults: Counter[str] = Counter()
         self.problems: list[str] = []
         self.slowest = (0.0, "")  # seconds from a fault to no process left, and its kind
@@ -42,7 +44,7 @@ class Soak:
     def fault(self) -> None:
         """One session that meets a fault: all kinds in random order, and then again."""
         if not self._deck:
-            self._deck = self.chance.sample(sorted(FAULTS), len(FAULTS))
+            self._deck = self.chance.sample(self.kinds, len(self.kinds))
         kind = self._deck.pop()
         session, problem = FAULTS[kind](self.folder, self.chance)
         began = time.monotonic()
@@ -116,11 +118,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20, help="in all (default 20)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=sorted(FAULTS), default=sorted(FAULTS))
     parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help="results.jsonl")
     options = parser.parse_args()
     began, seconds = time.monotonic(), 60 * options.minutes
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    soak = Soak(folder, random.Random(options.seed))
+    soak = Soak(folder, random.Random(options.seed), options.kinds)
     while time.monotonic() - began < 0.78 * seconds and not soak.problems:
         soak.fault()
         print(f"{time.monotonic() - began:6.0f} s, step {last_step(folder / 'soak')}", end=": ")
@@ -147,8 +150,7 @@ def main() -> int:
     print(*soak.problems, sep="\n")
     case = {"ranks": 2, "kinds": len(soak.faults), "seed": options.seed}
     if options.record:
-        command = f"python tests/soak.py --minutes {options.minutes:g} --seed {options.seed}"
-        taken = {"command": command}
+        taken = {"command": shlex.join(["python", "tests/soak.py", *sys.argv[1:]])}
         append(
             [Measurement("soak", case, n, float(v), u, taken=taken) for n, v, u in figures],
             options.record,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from soak_run import Session, last_step
+from soak_run import TEXTS, Session, last_step
 
 from sparsellm.runs import checkpoint
+from sparsellm.runs.records import METRICS_FILE
 
 Fault = Callable[[Path, random.Random], tuple[Session, str]]
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
@@ -154,7 +158,9 @@ def _rollback(folder: Path, chance: random.Random) -> tuple[Session, str]:
     run_path = folder / "soak"
     aside = sorted(run_path.glob("abandoned/*/step_*"))
     earlier = checkpoint.checkpoints_in(run_path / "checkpoints")[:-1]
-    choices = earlier + [path for path in aside if int(path.name[5:]) > last_step(run_path) - 40]
+    choices = earlier + [
+        path for path in aside if (checkpoint.complete_step(path) or 0) > last_step(run_path) - 40
+    ]
     choices = [path for path in choices if _is_whole(path)]
     if not choices:
         return _stop(_start(folder), chance)
@@ -194,6 +200,101 @@ def _stray(folder: Path, chance: random.Random) -> tuple[Session, str]:
     return _stop(_start(folder), chance)
 
 
+def _copies(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """Of the oldest checkpoint, by the highest name and where the next will be."""
+    place, step = folder / "soak" / "checkpoints", last_step(folder / "soak")
+    for oldest in checkpoint.checkpoints_in(place)[:1]:
+        for name in (f"step_{step // 10 * 10 + 10:08d}", "step_99999999"):
+            if not (place / name).exists():
+                shutil.copytree(oldest, place / name)
+    session, problem = _stop(_start(folder), chance)
+    session.all_end()
+    if last_step(folder / "soak") < step:
+        problem = problem or f"a copy was taken for the newest: {step} steps had been done"
+    return session, problem
+
+
+def _stray_files(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """A third rank's files, `latest` outside the run, and a record of a later version."""
+    run_path, step = folder / "soak", last_step(folder / "soak")
+    if step:
+        newest = checkpoint.latest(run_path / "checkpoints")
+        (newest / "rank_00002.json").write_text("of another run")
+        (newest / "rank_00002.safetensors").write_text("of another run")
+        (run_path / "checkpoints" / "latest").write_text(chance.choice(["/etc", "..", "../.."]))
+        with (run_path / METRICS_FILE).open("a") as metrics:
+            metrics.write('{"kind": "of a later version", "step": 1}\n')
+    session, problem = _stop(_start(folder), chance)
+    session.all_end()
+    if last_step(run_path) < step:
+        problem = problem or f"training began anew: {step} steps had been done"
+    return session, problem
+
+
+def _other_text(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """One rank sees a file that was edited and has the same size."""
+    other, edited = folder / "other", chance.choice(sorted(TEXTS.values()))
+    other.mkdir(exist_ok=True)
+    for name in TEXTS.values():
+        shutil.copyfile(folder / name, other / name)
+    with (other / edited).open("r+b") as file:
+        file.seek(10_000 + chance.randrange(100_000))
+        letter = file.read(1)
+        file.seek(-1, 1)
+        file.write(b"a" if letter != b"a" else b"b")
+    rank = chance.randint(0, 1)
+    return _refused(
+        _start(folder, fault="elsewhere", rank=rank, steps=other),
+        rf"the ranks differ in {folder}/{edited}.jsonl",
+    )
+
+
+def _killed_change(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """Back and to the abandoned branch again, killed as it changes; then the same command."""
+    run_path = folder / "soak"
+    place = run_path / "checkpoints"
+    newest = last_step(run_path)
+    earlier = [c for c in checkpoint.checkpoints_in(place) if checkpoint.complete_step(c) < newest]
+    if not earlier:
+        return _stop(_start(folder), chance)
+    before = set(run_path.glob("abandoned/*"))
+    back, problem = _stop(_start(folder, "--resume", str(earlier[-1])), chance)
+    back.all_end()
+    aside = [path for new in set(run_path.glob("abandoned/*")) - before for path in new.glob("st*")]
+    if not aside:
+        return back, problem or "nothing was set aside"
+    again = ("--resume", str(max(aside)))
+    killed = _start(folder, *again, fault="kill-branch", steps=chance.randint(0, 4))
+    killed.wait(120)
+    killed.all_end()
+    if "-9" not in killed.said:
+        problem = problem or f"met no kill: {killed.said[-300:]}"
+    session, problem = _stop(_start(folder, *again), chance, problem)
+    session.all_end()
+    if last_step(run_path) < newest:
+        problem = problem or f"of the branch of {newest} steps not all came back"
+    return session, problem
+
+
+def _copied_run(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    """A copy of the run's folder, with its lock: it does not stop the run, and is trained too."""
+    copy = folder / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    session = _start(folder)
+    problem = session.until_training(chance, early=0)
+    with contextlib.suppress(shutil.Error):  # of what is saved or pruned just now
+        shutil.copytree(session.run_path, copy, ignore=shutil.ignore_patterns(".tmp-*"))
+    command = [sys.executable, "-m", "sparsellm", "stop", str(copy)]
+    stopped = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not stopped.returncode or "was copied from" not in stopped.stderr:
+        problem = problem or f"stop was not refused for the copy: {stopped.stderr}"
+    second = Session(folder, "copy")
+    problem = problem or second.until_training(chance, early=0)
+    if not second.alive:
+        problem = problem or f"the copy is not trained: {second.said[-300:]}"
+    return _stop(session, chance, problem)
+
+
 def _wandb(folder: Path, chance: random.Random) -> tuple[Session, str]:
     """wandb is out of reach."""
     online = ("--set", "logging.wandb=online")
@@ -220,4 +321,9 @@ FAULTS: dict[str, Fault] = {
     "purge": _purge,
     "stray folders": _stray,
     "wandb": _wandb,
+    "copied checkpoints": _copies,
+    "stray files": _stray_files,
+    "other text": _other_text,
+    "killed change of branch": _killed_change,
+    "copied run": _copied_run,
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
-import re
 import subprocess
 import sys
 import time
@@ -20,12 +20,13 @@ from sparsellm.runs.records import METRICS_FILE
 FAULTY = Path(__file__).parent / "training" / "faulty_rank.py"
 END_SECONDS = 150  # in which all processes must have ended after a fault
 VALIDATION = 7
+TEXTS = {"files": "train", "validation_files": "held-out"}
 PATIENCE = 30  # seconds that ranks wait for one that stalls
 OVERRIDES = [
     *TINY,
     "train.micro_batch_size=1",
     "train.on_nonfinite=skip",
-    "train.spike_threshold=3",
+    "train.spike_threshold=30",  # the gradient of these texts grows tenfold by step 223
     "data.num_workers=1",
     "optimizer.min_lr_ratio=1",  # the same rate however long it will be
     f"validation.every_steps={VALIDATION}",
@@ -43,7 +44,7 @@ class Session:
         name: of the run.
         fault: of `faulty_rank`, on one rank, after some steps.
         rank: that meets it.
-        steps: after which it does.
+        steps: after which it does; of ``elsewhere``, the folder.
         arguments: further ones of `sparsellm train`.
         environment: further variables.
     """
@@ -55,7 +56,7 @@ class Session:
         *,
         fault: str = "none",
         rank: int = 0,
-        steps: int = 0,
+        steps: int | Path = 0,
         arguments: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
     ) -> None:
@@ -63,6 +64,7 @@ class Session:
         command += [f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}", "--num_processes=2"]
         command += [str(FAULTY), fault, str(rank), str(steps), "train", "--recipe", "debug"]
         own = [*OVERRIDES, "train.steps=1000000", f"logging.run_dir={folder}", f"name={name}"]
+        own += _texts(folder)
         self.run_path = folder / name
         self._mark = f"logging.run_dir={folder}"
         self._log = folder / f"{name}.log"
@@ -75,6 +77,7 @@ class Session:
             [*command, *set_arguments(own), *arguments],
             stdout=writer.stdin,
             stderr=subprocess.STDOUT,
+            cwd=folder,
             env=process_env(**damage, **(environment or {})),
             start_new_session=True,
         )
@@ -146,8 +149,18 @@ class Session:
         return False
 
 
+def _texts(folder: Path) -> list[str]:
+    """Python's own sources; each rank reads what lies in the folder where it works."""
+    sources = sorted(Path(json.__file__).parents[1].glob("*.py"))
+    for name, own in zip(TEXTS.values(), (sources[:-20], sources[-20:]), strict=True):
+        if not (folder / name).exists():
+            lines = [json.dumps({"text": path.read_text(encoding="utf-8")}) for path in own]
+            (folder / name).write_text("\n".join(lines) + "\n")
+            (folder / f"{name}.jsonl").symlink_to(f"/proc/self/cwd/{name}")
+    return ["data.corpus=local", *(f"data.{k}=[{folder}/{n}.jsonl]" for k, n in TEXTS.items())]
+
+
 def last_step(run_path: Path) -> int:
-    """Of the newest checkpoint."""
+    """Of the newest checkpoint, whatever its folder is called."""
     newest = checkpoint.latest(run_path / "checkpoints")
-    found = re.search(r"step_(\d+)", newest.name) if newest else None
-    return int(found[1]) if found else 0
+    return (checkpoint.complete_step(newest) if newest else None) or 0

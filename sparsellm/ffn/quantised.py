@@ -7,6 +7,7 @@ from 2^-6 to 448. A row is scaled so that its largest magnitude is 448, so numbe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -59,9 +60,14 @@ def scaled_product(x: QuantisedRows, w: QuantisedRows, dtype: torch.dtype) -> Te
     return product
 
 
-def linear(x_MK: Tensor, w_NK: Tensor | QuantisedRows, bias_N: Tensor | None) -> Tensor:
+def linear(
+    x_MK: Tensor,
+    w_NK: Tensor | QuantisedRows,
+    bias_N: Tensor | None,
+    quantise: Callable[[Tensor], QuantisedRows] = rows_in_e4m3,
+) -> Tensor:
     """``x Wᵀ + bias``, in FP8 where the weight is; its result has the type of x."""
     if not isinstance(w_NK, QuantisedRows):
         return F.linear(x_MK, w_NK, bias_N)
-    y_MN = scaled_product(rows_in_e4m3(x_MK), w_NK, x_MK.dtype)
+    y_MN = scaled_product(quantise(x_MK), w_NK, x_MK.dtype)
     return y_MN if bias_N is None else y_MN + bias_N

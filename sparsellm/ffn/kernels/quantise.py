@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from sparsellm.ffn import quantised
 from sparsellm.ffn.kernels.compile import launch_for, threads_of
-from sparsellm.ffn.quantised import E4M3, QuantisedRows, scaled_product
+from sparsellm.ffn.quantised import E4M3, QuantisedRows
 
 
 def quantise_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
@@ -29,8 +29,5 @@ def quantise_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
 
 
 def linear(x_MK: Tensor, w_NK: Tensor | QuantisedRows, bias_N: Tensor | None) -> Tensor:
-    """``x Wᵀ + bias``, dense; in FP8 where the weight is."""
-    if not isinstance(w_NK, QuantisedRows):
-        return F.linear(x_MK, w_NK, bias_N)
-    y_MN = scaled_product(quantise_rows(x_MK), w_NK, x_MK.dtype)
-    return y_MN if bias_N is None else y_MN + bias_N
+    """`quantised.linear`, with x quantised by the kernel."""
+    return quantised.linear(x_MK, w_NK, bias_N, quantise_rows)

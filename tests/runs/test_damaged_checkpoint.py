@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from runs.test_manifest import FILES
 from sparsellm.runs import checkpoint, saver
 from sparsellm.runs.checkpoint import RankState, Snapshot
 
@@ -22,18 +23,6 @@ def _snapshot(step: int) -> Snapshot:
         recipe_yaml=f"name: r{step}\n",
         rank=RankState(data={"cursor": step}, rng={"cpu": torch.get_rng_state()}),
     )
-
-
-FILES = [
-    "manifest.json",
-    "model.safetensors",
-    "optimizer.safetensors",
-    "rank_00000.json",
-    "rank_00000.safetensors",
-    "recipe.yaml",
-    "stats.safetensors",
-    "trainer.json",
-]
 
 
 @pytest.fixture

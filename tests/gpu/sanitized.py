@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.formats import backup_rows_for
+from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import compile, dense, hybrid, inference, twell, union
 from sparsellm.ffn.kernels.decode import decode_ffn
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
@@ -29,6 +30,8 @@ def main() -> None:
             if architecture.runs_on(capability):
                 with forced(architecture.name):
                     infer()
+                    if architecture.makes_gate:  # otherwise FP8 is a GEMM of PyTorch's
+                        infer_fp8(200, 272, 776)
                     for shape in ((200, 264, 776), (65, 72, 264), (1100, 72, 40), (200, 72, 1032)):
                         train(*shape)
     if capability == HOPPER.oldest:
@@ -69,6 +72,13 @@ def infer() -> None:
         for tokens in (1, 9, MAX_DECODE_TOKENS):
             decode_ffn(x_MK[:tokens], w, w_NK, y_MK[:tokens])
         dense.relu_product(gate_MN, gate_MN, 0.0, gate_MN)
+
+
+def infer_fp8(m: int, k: int, n: int) -> None:
+    """The gate in e4m3, in both formats."""
+    x_MK, b_N, rows = matrix(m, k), matrix(n), quantised_rows(matrix(n, k))
+    union.gate_union(x_MK, rows, b_N, 0.0, union.empty_union(m, n, x_MK.device))
+    twell.gate_twell(x_MK, rows, b_N, 0.0, twell.empty_twell(m, n, 2, x_MK.device))
 
 
 def order_of(m: int) -> TokenOrder:

@@ -9,7 +9,7 @@ import torch
 
 from gpu.conditions import need_kernels, poisoned
 from gpu.test_hybrid import check
-from gpu.test_sparse_ffn import error, problem, shape
+from gpu.test_sparse_ffn import doubt, error, expected, problem, shape
 from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.dispatch import new_dispatch
 from sparsellm.ffn.formats import backup_rows_for
@@ -45,7 +45,7 @@ def test_inference_equals_float64(name, element):
         m, k, n = shape(choose)
         x_MK, w = problem(m, k, n, choose, element)
         w = w._replace(activation=name)
-        right = fatrelu_ffn(x_MK.double(), _wide(w))
+        right = expected(x_MK, w)
         if not right.to(element).isfinite().all():  # squares of fp16 end early
             continue
         kernels, format = choose.choice(
@@ -54,7 +54,8 @@ def test_inference_equals_float64(name, element):
         dispatch = new_dispatch(kernels, pinned=True, format=format)
         with poisoned():
             found = sparse_ffn(x_MK, w, w.down_KN.t().contiguous(), dispatch.handle)
-        assert error(found, right) < 2e-2, f"case {case}: {m} × {k} × {n}, {kernels}, {format}"
+        most = 2e-2 + doubt(x_MK, w, right)
+        assert error(found, right) < most, f"case {case}: {m} × {k} × {n}, {kernels}, {format}"
 
 
 def test_training_on_unions_equals_float64(name):
@@ -64,6 +65,8 @@ def test_training_on_unions_equals_float64(name):
         m, k, n = shape(choose)
         x_MK, w = problem(m, k, n, choose)
         w = w._replace(activation=name, threshold=0.0, relu_up=False)
+        if w.gate_NK is not None:  # x W_u is rounded before its bias, which may turn h's sign
+            w = w._replace(b_up_N=None)
         given = [x_MK, *(t for t in w[:6] if t is not None)]
         leaves = [t.detach().requires_grad_() for t in given]
         own = iter(leaves[1:])

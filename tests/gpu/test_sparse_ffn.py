@@ -13,7 +13,7 @@ from gpu.conditions import may_go_either_way, need_kernels, poisoned
 from gpu.union_cases import linear64
 from sparsellm.ffn.dispatch import new_dispatch
 from sparsellm.ffn.inference_ops import sparse_ffn
-from sparsellm.ffn.reference import fatrelu_ffn
+from sparsellm.ffn.reference import fatrelu_ffn, rectified
 from sparsellm.ffn.types import ELEMENTS, FFNWeights
 
 pytestmark = pytest.mark.gpu
@@ -39,7 +39,7 @@ def expected(x_MK: Tensor, w: FFNWeights) -> Tensor:
     first, b_first = (wide[1], wide[4]) if w.gate_NK is None else (wide[0], wide[3])
     linear = torch.nn.functional.linear
     gate_MN = linear(x_MK.double(), first, b_first).to(x_MK.dtype).double()
-    gate_MN = torch.where(gate_MN <= w.threshold, 0, gate_MN)
+    gate_MN = rectified(w).value(torch.where(gate_MN <= w.threshold, 0, gate_MN))
     up_MN = linear(x_MK.double(), wide[1], wide[4])
     up_MN = torch.relu(up_MN) if w.relu_up else up_MN
     h_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
@@ -53,7 +53,8 @@ def doubt(x_MK: Tensor, w: FFNWeights, right: Tensor) -> float:
     gate = (w.up_NK, w.b_up_N) if w.gate_NK is None else (w.gate_NK, w.b_gate_N)
     gate_MN = linear64(x_MK, *gate)
     in_doubt = may_go_either_way(gate_MN, w.threshold, x_MK.dtype)
-    h_MN = gate_MN if w.gate_NK is None else gate_MN * linear64(x_MK, w.up_NK, w.b_up_N)
+    value_MN = rectified(w).value(gate_MN)
+    h_MN = value_MN if w.gate_NK is None else value_MN * linear64(x_MK, w.up_NK, w.b_up_N)
     return error(linear64(torch.where(in_doubt, h_MN, 0), w.down_KN, None) + right, right)
 
 

@@ -10,6 +10,7 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +35,6 @@ from sparsellm.ffn.types import (
     StepShared,
     TokenOrder,
 )
-
-_DEVICES = ("cpu", "cuda")
 
 
 def sparse_ffn_training(  # noqa: PLR0917
@@ -113,8 +112,11 @@ def sparse_ffn_of_rows(  # noqa: PLR0917
     elif fp8:
         quantised = quantised_rows((w.up_NK if w.gate_NK is None else w.gate_NK).to(x_MK.dtype))
     tensors = FFNTensors(x_MK, *w[:6], token_M, *(quantised or (None, None)), *ready, *sums)
-    found = sparse_ffn_forward(*tensors, capacity, ell_width, format, w.activation)
-    y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = found
+    y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = (
+        torch.ops.sparsellm.sparse_ffn_training.default(
+            *tensors, capacity, ell_width, format, w.activation
+        )
+    )
     recomputed = FORMATS[format].saved(*saved).recomputed
     return y_MK, FFNStats(l1_sum, nnz_M, fired_N, union_sum, recomputed)
 
@@ -176,18 +178,14 @@ def _schema(sums: str) -> str:
 _GIVEN = "Tensor dy_MK, Tensor d_l1, Tensor[] saved, str format, str activation"
 _READ = "Tensor? sum_gate_NK, Tensor? sum_up_NK, Tensor? sum_down_NK"
 _WRITTEN = "Tensor(a!)? sum_gate_NK, Tensor(b!)? sum_up_NK, Tensor(c!)? sum_down_NK"
-
-
-@torch.library.custom_op(
-    "sparsellm::sparse_ffn_forward",
-    mutates_args=(),
-    device_types=_DEVICES,
-    schema=f"({_schema(_READ)}, SymInt capacity, SymInt ell_width, str format, "
-    "str activation) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor[])",
+_FORWARD = (
+    f"({_schema(_READ)}, SymInt capacity, SymInt ell_width, str format, str activation) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor[])"
 )
-def sparse_ffn_forward(*arguments: Any) -> Any:
-    """See `sparse_ffn_training`, which is what to call. Takes `FFNTensors`, `Room`, the format and
-    the activation.
+
+
+def _forward(*arguments: Any) -> tuple[Any, ...]:
+    """Of `FFNTensors`, `Room`, the format and the activation; see `sparse_ffn_training`.
 
     Returns:
         y (M, K); l1_sum () fp32; nnz (M,) and fired (N,) int32; union_sum () int64; what the format
@@ -207,8 +205,7 @@ def _split(arguments: tuple[Any, ...]) -> tuple[FFNTensors, Room, Format, str]:
     return FFNTensors(*tensors), Room(capacity, ell_width), format, activation
 
 
-@sparse_ffn_forward.register_fake
-def _(*arguments: Any) -> Any:
+def _fake_forward(*arguments: Any) -> tuple[Any, ...]:
     tensors, room, format, _ = _split(arguments)
     x_MK, (m, n) = tensors.x_MK, (tensors.x_MK.shape[0], tensors.w_up_NK.shape[0])
     gated = tensors.w_gate_NK is not None
@@ -222,127 +219,120 @@ def _(*arguments: Any) -> Any:
     )
 
 
-@torch.library.custom_op(
-    "sparsellm::sparse_ffn_backward",
-    mutates_args=(),
-    device_types=_DEVICES,
-    schema=f"({_GIVEN}, {_schema(_READ)}) -> Tensor[]",
-)
-def sparse_ffn_backward(
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    saved: list[Tensor],
-    format: Format,
-    activation: str,
-    *tensors: Tensor | None,
-) -> list[Tensor]:
+def _backward(*arguments: Any) -> list[Tensor]:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
 
-    Args: dy (contiguous, of x's type, by token) and d_l1 (); what forward saved and was given, but
-    no sums.
+    Of dy (contiguous, of x's type, by token), d_l1 (), what forward saved, the format, the
+    activation and `FFNTensors` without sums.
 
     Returns:
         Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for an absent one.
     """
-    given = FFNTensors(*tensors)  # type: ignore[arg-type]
-    found = _backward(dy_MK, d_l1, saved, format, activation, given)
-    x_MK, own = given.x_MK, given.w_up_NK.dtype
-    return [found.x_MK, *(x_MK.new_empty(0) if g is None else g.to(own) for g in found[1:])]
+    found, own = _gradients(*arguments), FFNTensors(*arguments[5:]).w_up_NK.dtype
+    x_MK = found.x_MK
+    return [x_MK, *(x_MK.new_empty(0) if g is None else g.to(own) for g in found[1:])]
 
 
-@sparse_ffn_backward.register_fake
-def _(
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    saved: list[Tensor],
-    format: Format,
-    activation: str,
-    *tensors: Tensor | None,
-) -> list[Tensor]:
-    x_MK, *parameters = FFNTensors(*tensors).differentiable  # type: ignore[arg-type]
+def _fake_backward(*arguments: Any) -> list[Tensor]:
+    x_MK, *parameters = FFNTensors(*arguments[5:]).differentiable
     assert x_MK is not None
     empty = [x_MK.new_empty(0) if p is None else p.new_empty(p.shape) for p in parameters]
     return [torch.empty_like(x_MK), *empty]
 
 
-@torch.library.custom_op(
-    "sparsellm::sparse_ffn_backward_into",
-    mutates_args=("sum_gate_NK", "sum_up_NK", "sum_down_NK"),
-    device_types=_DEVICES,
-    schema=f"({_GIVEN}, {_schema(_WRITTEN)}) -> Tensor",
-)
-def sparse_ffn_backward_into(
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    saved: list[Tensor],
-    format: Format,
-    activation: str,
-    *tensors: Tensor | None,
-) -> Tensor:
-    """`sparse_ffn_backward` of an FFN without biases that adds the matrices' gradients to the sums.
+def _backward_into(*arguments: Any) -> Tensor:
+    """`_backward` of an FFN without biases that adds the matrices' gradients to the sums.
 
     Returns:
         The gradient of x.
     """
-    given = FFNTensors(*tensors)  # type: ignore[arg-type]
-    return _backward(dy_MK, d_l1, saved, format, activation, given).x_MK
+    return _gradients(*arguments).x_MK
 
 
-@sparse_ffn_backward_into.register_fake
-def _(  # noqa: PLR0917
+def _fake_backward_into(*arguments: Any) -> Tensor:
+    return torch.empty_like(FFNTensors(*arguments[5:]).x_MK)
+
+
+def _gradients(
     dy_MK: Tensor,
     d_l1: Tensor,
     saved: list[Tensor],
     format: Format,
     activation: str,
-    x_MK: Tensor,
-    *_: Any,
-) -> Tensor:
-    return torch.empty_like(x_MK)
-
-
-def _backward(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    saved: list[Tensor],
-    format: Format,
-    activation: str,
-    given: FFNTensors,
+    *tensors: Any,
 ) -> FFNGradients:
-    kept, x_MK, w = FORMATS[format].saved(*saved), given.x_MK, given.weights(activation)
+    given = FFNTensors(*tensors)
+    kept, w = FORMATS[format].saved(*saved), given.weights(activation)
     return training_formats.backward(
-        format, dy_MK, d_l1, x_MK, w, given.ready, kept, given.token_M, given.sums
+        format, dy_MK, d_l1, given.x_MK, w, given.ready, kept, given.token_M, given.sums
     )
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    tensors, _, ctx.format, ctx.activation = _split(inputs)
-    _, _, *counts, saved = output
-    ctx.mark_non_differentiable(*counts, *saved)
-    ctx.set_materialize_grads(False)
-    ctx.num_inputs = len(inputs)
-    ctx.save_for_backward(*tensors, *saved)
+class _SparseFFN(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        y_MK, l1_sum, *counts, saved = torch.ops.sparsellm.sparse_ffn_forward.default(*arguments)
+        tensors, _, ctx.format, ctx.activation = _split(arguments)
+        ctx.mark_non_differentiable(*counts, *saved)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *saved)
+        return y_MK, l1_sum, *counts, *saved
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Any, ...]:
+        (dy_MK, d_l1, *_), kept = given, ctx.saved_tensors
+        count = len(FFNTensors._fields)
+        tensors, saved = FFNTensors(*kept[:count]), list(kept[count:])
+        x_MK = tensors.x_MK
+        # What the loss does not depend on has no gradient.
+        dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
+        if d_l1 is None:
+            d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
+        arguments = (dy_MK, d_l1, saved, ctx.format, ctx.activation, *tensors)
+        found: list[Tensor | None]
+        if tensors.sums is None:
+            gradients = torch.ops.sparsellm.sparse_ffn_backward.default(*arguments)
+            of_each = zip(tensors.differentiable, gradients, strict=True)
+            found = [None if tensor is None else gradient for tensor, gradient in of_each]
+        else:
+            found = [torch.ops.sparsellm.sparse_ffn_backward_into.default(*arguments)]
+        return (*found, *(None,) * (count + 4 - len(found)))
 
 
-def _gradients(ctx: Any, dy_MK: Tensor | None, d_l1: Tensor | None, *_: None) -> tuple[Any, ...]:
-    kept, count = ctx.saved_tensors, len(FFNTensors._fields)
-    tensors, saved = FFNTensors(*kept[:count]), list(kept[count:])
-    x_MK = tensors.x_MK
-    # What the loss does not depend on has no gradient.
-    dy_MK = torch.zeros_like(x_MK) if dy_MK is None else dy_MK.contiguous()
-    if d_l1 is None:
-        d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
-    given = (dy_MK, d_l1, saved, ctx.format, ctx.activation, *tensors)
-    found: list[Tensor | None]
-    if tensors.sums is None:
-        of_each = zip(tensors.differentiable, sparse_ffn_backward(*given), strict=True)
-        found = [None if tensor is None else gradient for tensor, gradient in of_each]
-    else:
-        found = [sparse_ffn_backward_into(*given)]
-    return (*found, *(None,) * (ctx.num_inputs - len(found)))
+def _differentiable_forward(*arguments: Any) -> tuple[Any, ...]:
+    found = _SparseFFN.apply(*arguments)
+    return *found[:5], list(found[5:])
 
 
-sparse_ffn_forward.register_autograd(_gradients, setup_context=_save)
+# As in shared_linear.py: registered without `torch.library.custom_op` and its `register_autograd`,
+# whose wrappers take the host longer than all launches of the kernels together.
+_library = torch.library.Library("sparsellm", "FRAGMENT")
+
+
+def _define(name: str, schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    _library.define(name + schema, tags=torch.Tag.pt2_compliant_tag)
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, compute, device)
+    torch.library.register_fake(f"sparsellm::{name}", fake, lib=_library)
+
+
+_define("sparse_ffn_forward", _FORWARD, _forward, _fake_forward)
+_define(
+    "sparse_ffn_backward", f"({_GIVEN}, {_schema(_READ)}) -> Tensor[]", _backward, _fake_backward
+)
+_define(
+    "sparse_ffn_backward_into",
+    f"({_GIVEN}, {_schema(_WRITTEN)}) -> Tensor",
+    _backward_into,
+    _fake_backward_into,
+)
+_library.define("sparse_ffn_training" + _FORWARD, tags=torch.Tag.pt2_compliant_tag)
+_library.impl("sparse_ffn_training", _differentiable_forward, "Autograd")
+_library.impl(
+    "sparse_ffn_training",
+    torch.ops.sparsellm.sparse_ffn_forward.default,
+    "CompositeExplicitAutograd",
+)
 
 
 def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, room: Room, format: Format) -> None:

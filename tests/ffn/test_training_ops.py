@@ -17,8 +17,6 @@ from sparsellm.ffn import training_formats
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import columns_of, sparse_backward, sparse_forward
 from sparsellm.ffn.training_ops import (
-    sparse_ffn_backward,
-    sparse_ffn_forward,
     sparse_ffn_of_rows,
     sparse_ffn_training,
 )
@@ -128,11 +126,12 @@ def test_operators_are_what_they_say(gated, biased, capacity, ordered, format):
     token_M = torch.randperm(70, dtype=torch.int32) if ordered else None
     operands = (x_MK, *w[:6], token_M, *(None,) * 8)
     room = (capacity, 8, format, "relu")
-    torch.library.opcheck(sparse_ffn_forward, (*operands, *room))
-    y_MK, l1_sum, *_, saved = sparse_ffn_forward(*operands, *room)
+    operators = torch.ops.sparsellm
+    torch.library.opcheck(operators.sparse_ffn_training.default, (*operands, *room))
+    y_MK, l1_sum, *_, saved = operators.sparse_ffn_training(*operands, *room)
     detached = [t.detach() if torch.is_tensor(t) else t for t in operands]
     given = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], format, "relu")
-    torch.library.opcheck(sparse_ffn_backward, (*given, *detached))
+    torch.library.opcheck(operators.sparse_ffn_backward.default, (*given, *detached))
 
 
 def test_half_of_the_loss_and_half_of_the_weights():

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from gpu.conditions import poisoned
 from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.training_ops import sparse_ffn_backward, sparse_ffn_forward, sparse_ffn_training
+from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
@@ -534,11 +534,12 @@ def test_operators_are_what_they_say(gated, capacity, ordered):
     token_M = torch.randperm(70, dtype=torch.int32, device=DEVICE) if ordered else None
     operands = (p.x_MK, *p.w[:6], token_M, *(None,) * 8)
     room = (columns, 0, "union", "relu")
-    torch.library.opcheck(sparse_ffn_forward, (*operands, *room))
-    y_MK, l1_sum, *_, saved = sparse_ffn_forward(*operands, *room)
+    operators = torch.ops.sparsellm
+    torch.library.opcheck(operators.sparse_ffn_training.default, (*operands, *room))
+    y_MK, l1_sum, *_, saved = operators.sparse_ffn_training(*operands, *room)
     detached = [t.detach() if torch.is_tensor(t) else t for t in operands]
     given = (y_MK.detach(), l1_sum.detach(), [t.detach() for t in saved], "union", "relu")
-    torch.library.opcheck(sparse_ffn_backward, (*given, *detached))
+    torch.library.opcheck(operators.sparse_ffn_backward.default, (*given, *detached))
 
 
 @pytest.mark.timeout(600)

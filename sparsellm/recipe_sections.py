@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -15,7 +17,8 @@ from pydantic import (
 )
 
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
-from sparsellm.strict import Globs, StrictModel
+from sparsellm.paths import bundled
+from sparsellm.strict import Globs, StrictModel, load_yaml
 from sparsellm.vocabulary import check_name
 
 
@@ -160,6 +163,13 @@ class DataConfig(StrictModel):
     validation_files: Globs | None = Field(
         None, description="The same in place of the corpus's `validation_files`"
     )
+    validation_fraction: float = Field(
+        0.01,
+        ge=0,
+        lt=1,
+        description="Share of the documents of `files` that is held out, by a hash of their text; "
+        "where `validation_files` are given, none",
+    )
     text_field: str | None = Field(
         None, description="Column or key of the text, in place of the corpus's `text_field`"
     )
@@ -168,6 +178,21 @@ class DataConfig(StrictModel):
         description="On resume with other text, another seed or tokenizer: refuse, or restart "
         "the data stream from its beginning; ranks and workers may change",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_of_your_own(cls, content: Any) -> Any:
+        """`files` alone name a corpus, and so does a folder, file or glob given as ``corpus``."""
+        if not isinstance(content, dict) or not isinstance(corpus := content.get("corpus"), str):
+            return content
+        file = bundled("data") / f"{corpus}.yaml"
+        if file.is_file():
+            other = content.get("files") and load_yaml(file).get("source") != "files"
+            return content | {"corpus": "local"} if other else content
+        is_text = Path(corpus).expanduser().exists() or "://" in corpus or glob.has_magic(corpus)
+        if is_text and Path(corpus).suffix not in (".yaml", ".yml") and not content.get("files"):
+            return content | {"corpus": "local", "files": [corpus]}
+        return content
 
     @property
     def corpus_name(self) -> str:
@@ -182,6 +207,7 @@ class DataConfig(StrictModel):
             "corpus": self.corpus,
             "files": self.files,
             "validation_files": self.validation_files,
+            "validation_fraction": self.validation_fraction,
             "text_field": self.text_field,
         }
 

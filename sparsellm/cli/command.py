@@ -170,6 +170,10 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")
     check_out(run_path, is_folder=True, option="--set logging.run_dir=DIR")
+    if ranks.is_main():
+        from sparsellm.data.corpus import check_files
+
+        check_files(recipe.data)
     from sparsellm.processes.waiting import waiting
 
     say = _say_what_is_trained(recipe, options)

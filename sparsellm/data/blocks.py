@@ -46,10 +46,15 @@ class BlockCache:
         return None if found is None else len(found)
 
     def documents(self, shard: Shard, block: int, rows: Rows) -> list[str] | list[Tokens]:
-        """The documents at ``rows`` of a block, in that order; a null is an empty document."""
+        """The documents at ``rows`` of a block, in that order; a null is an empty document.
+
+        So is one that is not in the shard's part.
+        """
         found = self._block(shard, block)
         assert found is not None
-        return found.documents(rows)
+        return [  # type: ignore[return-value]  # texts, or ids, of all of them
+            content if shard.holds(content) else content[:0] for content in found.documents(rows)
+        ]
 
     def _block(self, shard: Shard, index: int) -> Block | None:
         column = _column(shard)

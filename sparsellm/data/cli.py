@@ -78,13 +78,11 @@ def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _corpus(options: argparse.Namespace) -> Corpus:
     from sparsellm.data.corpus import load_corpus
+    from sparsellm.recipe_sections import DataConfig
 
-    return load_corpus(
-        options.corpus,
-        files=options.files,
-        validation_files=options.validation_files,
-        text_field=options.text_field,
-    )
+    keys = ("corpus", "files", "validation_files", "text_field")
+    sources = DataConfig(**{key: getattr(options, key) for key in keys}).sources()
+    return load_corpus(sources.pop("corpus"), **sources)
 
 
 def _fetch(options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from sparsellm.data.shards import Shard, expand, fingerprint, real_place, to_sha
 from sparsellm.data.stdlib import stdlib_shards
 from sparsellm.data.witness import witness
 from sparsellm.paths import bundled
+from sparsellm.recipe_sections import DataConfig
 from sparsellm.strict import Globs, StrictModel, load_yaml, validate
 
 
@@ -64,6 +66,9 @@ class FilesCorpus(StrictModel):
     validation_shards: int = Field(
         0, ge=0, description="Last training files to hold out; in place of validation_files"
     )
+    validation_fraction: float = Field(
+        0, ge=0, lt=1, description="Share of the documents to hold out, by a hash of their text"
+    )
     text_field: str = Field("text", description="Column or key that holds the document")
 
 
@@ -106,10 +111,12 @@ def corpus_path(name_or_path: str) -> Path:
     for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
         if candidate.is_file():
             return candidate
-    names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    close = difflib.get_close_matches(name_or_path, names, n=1, cutoff=0.5)
     raise FileNotFoundError(
-        f"corpus {name_or_path!r}: no such file, and no bundled corpus of that name; "
-        f"bundled are {names}"
+        f"corpus {name_or_path!r}: no such file or folder, and no bundled corpus of that name; "
+        f"{f'did you mean {close[0]!r}? ' if close else ''}bundled are {', '.join(names)}; to read "
+        "text of your own: --set 'data.files=[FOLDER]'"
     )
 
 
@@ -132,11 +139,18 @@ def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
     return found
 
 
+def check_files(data: DataConfig) -> None:
+    """Raises what `load_corpora` would, of corpora that are found without a network."""
+    if not hub_sources(data.corpus) and not any("://" in file for file in data.files or ()):
+        load_corpora(**data.sources())
+
+
 def load_corpora(
     corpus: str | dict[str, float],
     *,
     files: list[str] | None = None,
     validation_files: list[str] | None = None,
+    validation_fraction: float = 0,
     text_field: str | None = None,
 ) -> tuple[Corpus, ...]:
     """The corpora of a run with their weights; a single one unless it is a mixture.
@@ -145,6 +159,7 @@ def load_corpora(
         corpus: a name or file as for `load_corpus`, or the weight of each by name or file.
         files: as for `load_corpus`; not for a mixture.
         validation_files: likewise.
+        validation_fraction: likewise, but nothing to a mixture.
         text_field: likewise.
 
     Raises:
@@ -154,11 +169,14 @@ def load_corpora(
         path = corpus_path(corpus)
         content = load_yaml(path)
         if content.get("source") != "mixture":
-            return (
-                load_corpus(
-                    corpus, files=files, validation_files=validation_files, text_field=text_field
-                ),
+            own = load_corpus(
+                corpus,
+                files=files,
+                validation_files=validation_files,
+                validation_fraction=validation_fraction,
+                text_field=text_field,
             )
+            return (own,)
         mixture = validate(MixtureCorpus, content, str(path), path)
         assert isinstance(mixture, MixtureCorpus)
         weights = mixture.corpora
@@ -179,10 +197,11 @@ def load_corpora(
 
 def _check_held_out(corpora: tuple[Corpus, ...]) -> None:
     """Whether what one corpus of a mixture holds out is trained on with another."""
-    trained = {_text_of(shard): corpus.name for corpus in corpora for shard in corpus.train}
+    trained = {_text_of(shard): (c.name, shard.part) for c in corpora for shard in c.train}
     for corpus in corpora:
         for shard in corpus.validation:
-            if other := trained.get(_text_of(shard)):
+            other, part = trained.get(_text_of(shard), ("", (0.0, 0.0)))
+            if part[0] < shard.part[1] and shard.part[0] < part[1]:
                 raise ValueError(
                     f"{shard.url} is held out by corpus {corpus.name} and in the training files of "
                     f"corpus {other}; take it out of one of them"
@@ -198,6 +217,7 @@ def load_corpus(
     *,
     files: list[str] | None = None,
     validation_files: list[str] | None = None,
+    validation_fraction: float = 0,
     text_field: str | None = None,
 ) -> Corpus:
     """Reads a corpus's YAML and finds its shards (hub: one request to the hub).
@@ -206,6 +226,8 @@ def load_corpus(
         name_or_path: name of a file of ``data/``, or a path.
         files: globs that replace the YAML's ``files`` and drop its ``validation_files``.
         validation_files: globs that replace its ``validation_files``.
+        validation_fraction: share of the documents of ``files`` that is held out, unless
+            ``validation_files`` or the YAML's ``validation_shards`` are.
         text_field: replaces its ``text_field``.
 
     Raises:
@@ -214,8 +236,10 @@ def load_corpus(
     """
     path = corpus_path(name_or_path)
     content = load_yaml(path)
-    if files is not None and "validation_files" in content:
-        content["validation_files"] = []  # held out of other text
+    if files is not None:
+        content.pop("validation_files", None)  # held out of other text
+        if validation_files is None and not content.get("validation_shards"):
+            content["validation_fraction"] = validation_fraction
     overrides = {"files": files, "validation_files": validation_files, "text_field": text_field}
     given = {key: value for key, value in overrides.items() if value is not None}
     content |= given
@@ -263,6 +287,13 @@ def _files(name: str, config: FilesCorpus, path: Path, given: Set[str]) -> Corpu
     # Several globs may cover several layouts; together they must match something.
     train = found("files", config.files)
     shards = [to_shard(url, config.text_field) for url in train.values()]
+    if fraction := config.validation_fraction:
+        train_part, held_out_part = (fraction, 1.0), (0.0, fraction)
+        return Corpus(
+            name,
+            tuple(replace(shard, part=train_part) for shard in shards),
+            tuple(replace(shard, part=held_out_part) for shard in shards),
+        )
     if config.validation_files:
         held_out = found("validation_files", config.validation_files)
         overlap = held_out.keys() & train.keys()

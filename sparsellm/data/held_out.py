@@ -65,7 +65,7 @@ def validation_batches(
     if not corpus.validation:
         raise ValueError(
             f"corpus {corpus.name} has no held-out text: give some with data.validation_files (the "
-            "YAML's is not used together with data.files), set validation_shards in its YAML, or "
+            "YAML's is not used together with data.files), set validation_fraction in its YAML, or "
             "do without: validation.every_steps=0"
         )
     import torch
@@ -84,8 +84,8 @@ def validation_batches(
     if not sequences:
         raise ValueError(
             f"corpus {corpus.name}: the held-out text is shorter than one sequence of "
-            f"{context_length} tokens: give more with data.validation_files, or do without: "
-            "validation.every_steps=0"
+            f"{context_length} tokens: give more with data.validation_files or a larger "
+            "data.validation_fraction, or do without: validation.every_steps=0"
         )
     if len(sequences) < wanted and rank == 0:
         logger.warning(

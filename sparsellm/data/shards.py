@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from sparsellm.data.retry import with_retries
@@ -52,6 +55,17 @@ class Shard:
     text_field: str = "text"
     compression: str | None = None
     members: tuple[str, ...] = ()
+    part: tuple[float, float] = (0.0, 1.0)  # its documents whose hash, in [0, 1), is from a up to b
+
+    def holds(self, document: str | NDArray[np.integer]) -> bool:
+        """Whether a document is in `part`: by a hash of its text or ids alone, so always again."""
+        if self.part == (0.0, 1.0):
+            return True
+        if isinstance(document, str):
+            data = document.encode("utf-8", "replace")
+        else:
+            data = document.astype(np.int32).tobytes()
+        return self.part[0] <= xxhash.xxh3_64_intdigest(data) / 2**64 < self.part[1]
 
 
 def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
@@ -220,6 +234,8 @@ def identity(shard: Shard) -> str:
         digest.update(f"{Path(part).name}\n{content_identity(part)}\n".encode())
     if shard.text_field != "text" and shard.format != "sources":
         digest.update(f"column {shard.text_field}\n".encode())
+    if shard.part != (0.0, 1.0):
+        digest.update(f"documents {shard.part}\n".encode())
     return digest.hexdigest()[:32]
 
 

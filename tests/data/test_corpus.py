@@ -9,9 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparsellm.data.corpus import KINDS, load_corpora, load_corpus
+from sparsellm.data.held_out import documents_in_order
 from sparsellm.data.readers import open_shard
 from sparsellm.data.shards import Shard
 from sparsellm.paths import bundled
+from sparsellm.recipe_sections import DataConfig
 from sparsellm.strict import load_yaml, validate
 
 
@@ -284,3 +286,37 @@ def test_null_and_blank_lines_are_empty_documents(tmp_path):
 def test_missing_shard_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"gone\.parquet is missing.*restore it"):
         open_shard(Shard(str(tmp_path / "gone.parquet"), "parquet"))
+
+
+def test_a_folder_alone_holds_out_whole_documents_by_their_text(tmp_path):
+    texts = [f"document {i} of some length" for i in range(400)]
+    _parquet(tmp_path / "a.parquet", texts[:200])
+    _parquet(tmp_path / "b.parquet", texts[200:] + texts[:5])  # five stand in both files
+
+    def parts(fraction):
+        config = DataConfig(corpus=str(tmp_path), validation_fraction=fraction)
+        assert config == DataConfig(
+            corpus="local", files=[str(tmp_path)], validation_fraction=fraction
+        )
+        (corpus,) = load_corpora(**config.sources())
+        return corpus, *(
+            [d for ds in documents_in_order(side) for d in ds if d]
+            for side in (corpus.train, corpus.validation)
+        )
+
+    corpus, train, held_out = parts(0.1)
+    assert sorted(train + held_out) == sorted(texts + texts[:5])
+    assert not set(train) & set(held_out)
+    assert 0.05 < len(held_out) / len(texts) < 0.15
+    assert set(held_out) < set(parts(0.2)[2])  # a larger share adds documents
+    assert parts(0.2)[0].fingerprint != corpus.fingerprint
+    assert parts(0)[2] == []
+
+
+def test_text_of_ones_own_is_read_in_place_of_another_kind_of_corpus(tmp_path):
+    for bundled_corpus in ("sample", "fineweb-edu"):
+        config = DataConfig(corpus=bundled_corpus, files=[str(tmp_path)])
+        assert (config.corpus, config.files) == ("local", [str(tmp_path)])
+    assert DataConfig(corpus="/no/such/folder").corpus == "/no/such/folder"
+    with pytest.raises(FileNotFoundError, match=r"did you mean 'fineweb'.*data\.files=\[FOLDER\]"):
+        load_corpora(**DataConfig(corpus="finweb").sources())

@@ -28,8 +28,35 @@ torch.set_num_threads(1)
 gc.freeze()
 
 
+class _FailuresAtOnce:
+    """Prints each failure as it happens: a run that is cut off has named those until then."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One line for a test; of several processes, where their reports come together."""
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            # Where, and the first line of the message; of a process that ended, what became of it.
+            line = str(crash).split("\n")[0] if crash else report.longreprtext.split("\n")[-1]
+            terminal.write(f"\nFAILED {report.nodeid} ({report.when}): {line}\n", flush=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Not within a process of `pytest -n`, whose reports go to the one that started it."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailuresAtOnce(config))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped, with the reason, where there is no CUDA device."""
+    """Orders and skips tests.
+
+    Those that start processes come first: at the end no process of `pytest -n` waits for another
+    one's long test. Those marked `gpu` are skipped, with the reason, where there is no CUDA device.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if torch.cuda.is_available():
         return
     for item in items:

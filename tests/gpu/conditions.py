@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +16,48 @@ import torch
 from sparsellm.ffn import training_costs
 from sparsellm.ffn.kernels import inference
 from sparsellm.ffn.kernels.gpu_architecture import FORCED, architecture_of, unsupported
+
+
+def each(cases: Sequence[Any]) -> Callable[[Callable[..., None]], pytest.MarkDecorator]:
+    """Runs a test with each case as ``case``: large ones apart, ten small ones in one test.
+
+    A case begins with its sizes. What fails is named in the error's notes.
+    """
+    large = [case for case in cases if _size(case) > 2**31]
+    small = [case for case in cases if case not in large]
+    batches = [[case] for case in large] + [small[at : at + 10] for at in range(0, len(small), 10)]
+
+    def decorate(test: Callable[..., None]) -> pytest.MarkDecorator:
+        @functools.wraps(test)
+        def run(*, batch: list[Any], **fixtures: Any) -> None:
+            for case in batch:
+                with named(case):
+                    test(case=case, **fixtures)
+
+        signature = inspect.signature(test)
+        parameters = [
+            p.replace(name="batch" if p.name == "case" else p.name, kind=p.KEYWORD_ONLY)
+            for p in signature.parameters.values()
+        ]
+        run.__signature__ = signature.replace(parameters=parameters)  # what pytest passes
+        ids = [str(b[0]) if len(b) == 1 else f"{b[0]} and {len(b) - 1} more" for b in batches]
+        return pytest.mark.parametrize("batch", batches, ids=ids)(run)
+
+    return decorate
+
+
+def _size(case: Sequence[Any]) -> int:
+    return math.prod(size for size in case[:3] if isinstance(size, int))
+
+
+@contextmanager
+def named(*case: object) -> Iterator[None]:
+    """An error within says for which case it is."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"case: {', '.join(map(str, case))}")
+        raise
 
 
 def need_kernels() -> None:

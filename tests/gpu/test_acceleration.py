@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 
 import sparsellm
-from gpu.conditions import need_kernels
+from gpu.conditions import named, need_kernels
 from sparsellm.ffn.types import ELEMENTS
 from tests.ffn.test_accelerate import FAMILIES, TOKENS, _model
 from tests.ffn.test_accelerate_forms import OPT, K, _mlp, drelu
@@ -31,24 +31,23 @@ def _error(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
-@pytest.mark.parametrize("kernels", ["auto", "sparse", "dense"])
-@pytest.mark.parametrize("element", ELEMENTS)
 @torch.inference_mode()
-def test_every_family_gives_its_own_logits(config_class, model_class, options, kernels, element):
-    model = _on_gpu(config_class, model_class, options, element)
-    tokens = TOKENS.cuda()
-    exact = copy.deepcopy(model).double()(tokens).logits
-    plain = model(tokens).logits
-    done = sparsellm.accelerate(model, kernels=kernels)
-    assert len(done.accelerated) == 2
-    assert not done.left_alone
-    # 40 tokens take the decode kernels, 300 the union's.
-    margin = torch.finfo(element).eps / 8
-    assert _error(model(tokens).logits, exact) < 2 * _error(plain, exact) + margin
-    long = torch.arange(300, device="cuda").view(6, 50) % 128
-    found = model(long).logits
-    sparsellm.restore(model)
-    assert _error(found, model(long).logits) < 3.8 * torch.finfo(element).eps
+def test_every_family_gives_its_own_logits(config_class, model_class, options):
+    tokens, long = TOKENS.cuda(), torch.arange(300, device="cuda").view(6, 50) % 128
+    for element in ELEMENTS:
+        model = _on_gpu(config_class, model_class, options, element)
+        exact = copy.deepcopy(model).double()(tokens).logits
+        plain, plain_long = model(tokens).logits, model(long).logits
+        for kernels in ("auto", "sparse", "dense"):
+            with named(element, kernels):
+                done = sparsellm.accelerate(model, kernels=kernels)
+                assert len(done.accelerated) == 2
+                assert not done.left_alone
+                # 40 tokens take the decode kernels, 300 the union's.
+                margin = torch.finfo(element).eps / 8
+                assert _error(model(tokens).logits, exact) < 2 * _error(plain, exact) + margin
+                assert _error(model(long).logits, plain_long) < 3.8 * torch.finfo(element).eps
+                sparsellm.restore(model)
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
@@ -119,17 +118,18 @@ def test_inputs_that_are_not_contiguous():
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kernels", ["auto", "sparse", "dense"])
 @torch.inference_mode()
-def test_drelu_equals_its_own_forward(kernels, bias):
+def test_drelu_equals_its_own_forward(bias):
     mlp = _mlp(drelu, bias=bias).cuda()
     for num_tokens in (1, 40, 300):  # the decode kernels', and the union's
         x = torch.randn(num_tokens, K, device="cuda").bfloat16()
         exact = copy.deepcopy(mlp).double()(x.double())
         plain = mlp(x)
-        assert sparsellm.accelerate(mlp, kernels=kernels).accelerated == [""]
-        assert _error(mlp(x), exact) < 2 * _error(plain, exact) + 1e-3
-        sparsellm.restore(mlp)
+        for kernels in ("auto", "sparse", "dense"):
+            with named(num_tokens, kernels):
+                assert sparsellm.accelerate(mlp, kernels=kernels).accelerated == [""]
+                assert _error(mlp(x), exact) < 2 * _error(plain, exact) + 1e-3
+                sparsellm.restore(mlp)
 
 
 @torch.inference_mode()

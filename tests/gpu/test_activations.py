@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.usefixtures("architecture"),
     pytest.mark.parametrize("name", [name for name in rectified_activations() if name != "relu"]),
 ]
-CASES = 60
+CASES = 20
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sparsellm
-from gpu.conditions import need_kernels
+from gpu.conditions import each, need_kernels
 from sparsellm.ffn.dispatch import new_dispatch
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.types import FFNWeights
@@ -17,7 +17,7 @@ from tests.ffn.test_accelerate_forms import FATReLU, GatedMLP, relu_gate
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 K, N = 136, 776
 # The decode kernels, and those of a format.
-TOKENS = [3, 40, 200]
+TOKENS = [(3, "union"), (40, "twell"), (200, "union"), (200, "twell")]
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +47,9 @@ def by_torch(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor, Tensor]:
     return h_MN, F.linear(h_MN, w.down_KN)
 
 
-@pytest.mark.parametrize("format", ["union", "twell"])
-@pytest.mark.parametrize("m", TOKENS)
-def test_an_output_beyond_the_end_is_infinite(m, format):
+@each(TOKENS)
+def test_an_output_beyond_the_end_is_infinite(case):
+    m, format = case
     x_MK, w = problem(m, scale=60_000.0)
     h_MN, dense_MK = by_torch(x_MK, w)
     assert h_MN.isfinite().all()
@@ -62,9 +62,9 @@ def test_an_output_beyond_the_end_is_infinite(m, format):
     assert torch.equal(found_MK[beyond], dense_MK[beyond])
 
 
-@pytest.mark.parametrize("format", ["union", "twell"])
-@pytest.mark.parametrize("m", TOKENS)
-def test_a_product_of_gate_and_up_beyond_the_end_spoils_its_own_token_alone(m, format):
+@each(TOKENS)
+def test_a_product_of_gate_and_up_beyond_the_end_spoils_its_own_token_alone(case):
+    m, format = case
     x_MK, w = problem(m)
     x_MK[1] *= 2000  # gate and up are finite, most of their products are not
     h_MN, dense_MK = by_torch(x_MK, w)
@@ -77,10 +77,10 @@ def test_a_product_of_gate_and_up_beyond_the_end_spoils_its_own_token_alone(m, f
     torch.testing.assert_close(found_MK[rest], dense_MK[rest], rtol=5e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("format", ["union", "twell"])
-@pytest.mark.parametrize("m", TOKENS)
-def test_numbers_below_the_normal_ones_are_kept(m, format):
+@each(TOKENS)
+def test_numbers_below_the_normal_ones_are_kept(case):
     """fp16 has subnormal ones from 6e-5 on, where a bf16 kernel may flush those of fp32."""
+    m, format = case
     x_MK, w = problem(m)
     x_MK = x_MK * 2.0**-8  # h is about 2^-16
     w = w._replace(down_KN=w.down_KN * 64)
@@ -96,10 +96,10 @@ def test_numbers_below_the_normal_ones_are_kept(m, format):
     assert of_found < 1.2 * of_dense
 
 
-@pytest.mark.parametrize("format", ["union", "twell"])
-@pytest.mark.parametrize("m", TOKENS)
+@each(TOKENS)
 @torch.inference_mode()
-def test_a_threshold_is_met_by_what_is_rounded_to_fp16(m, format):
+def test_a_threshold_is_met_by_what_is_rounded_to_fp16(case):
+    m, format = case
     torch.manual_seed(0)
     activation = FATReLU(0.1)  # which is no fp16 number
     mlp = GatedMLP(relu_gate, activation=activation).half().cuda().eval()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sparsellm
-from gpu.conditions import need_kernels, poisoned
+from gpu.conditions import each, named, need_kernels, poisoned
 from gpu.union_cases import CASES, FUZZ, dense, inputs_of, poisoned_union
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import twell, union
@@ -29,9 +29,14 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize(("m", "k"), [(1, 8), (7, 64), (300, 200), (1000, 2048), (65, 5120)])
-def test_quantised_rows_are_those_of_plain_torch(m, k, element):
+def test_quantised_rows_are_those_of_plain_torch(element):
     need_kernels()
+    for m, k in [(1, 8), (7, 64), (300, 200), (1000, 2048), (65, 5120)]:
+        with named(m, k):
+            _check_quantised_rows(m, k, element)
+
+
+def _check_quantised_rows(m, k, element):
     x = torch.randn(m, k, device="cuda") * torch.randn(m, 1, device="cuda").exp()
     x[m // 2] = 0
     if m > 5:
@@ -50,7 +55,7 @@ def test_quantised_rows_are_those_of_plain_torch(m, k, element):
 
 
 @pytest.mark.usefixtures("architecture")
-@pytest.mark.parametrize("case", GATES, ids=str)
+@each(GATES)
 def test_gates_are_the_product_of_the_e4m3_numbers(case):
     t = inputs_of(case)
     x, w = quantised_rows(t.x_MK), quantised_rows(t.w_gate_NK)
@@ -77,9 +82,14 @@ def test_gates_are_the_product_of_the_e4m3_numbers(case):
 @pytest.mark.usefixtures("architecture")
 @pytest.mark.parametrize("format", ["union", "twell"])
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("shape", [(70, 64, 272), (1000, 256, 1040), (2048, 1024, 2816)])
-@pytest.mark.parametrize("room", ["all", "little"])
-def test_training_equals_float64_at_the_gates_own_values(shape, gated, format, room):
+def test_training_equals_float64_at_the_gates_own_values(gated, format):
+    for shape in [(70, 64, 272), (1000, 256, 1040), (2048, 1024, 2816)]:
+        for room in ("all", "little"):
+            with named(shape, room):
+                _check_training(shape, gated, format, room)
+
+
+def _check_training(shape, gated, format, room):
     m, k, n = shape
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -128,8 +138,7 @@ def test_training_equals_float64_at_the_gates_own_values(shape, gated, format, r
     assert all(error < most.get(name, 6e-2) for name, error in errors.items()), errors
 
 
-@pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(("gated", "element"), zip((True, False), ELEMENTS, strict=True))
 @torch.inference_mode()
 def test_accelerated_prefill_is_off_by_fp8_rounding_and_decoding_by_none(gated, element):
     need_kernels()

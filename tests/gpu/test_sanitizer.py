@@ -16,16 +16,17 @@ SANITIZER = shutil.which("compute-sanitizer")
 KERNELS = list(sources())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
-def test_sanitizer_finds_nothing(tool):
+def test_sanitizer_finds_nothing(tool, architecture):
     pytest.importorskip("cupy", reason="CuPy is not installed")
     if SANITIZER is None:
         pytest.skip("compute-sanitizer is not on the PATH")
     filters = [f"--kernel-name=kns={name}" for name in KERNELS]
     command = [SANITIZER, f"--tool={tool}", "--error-exitcode=9", *filters]
     result = subprocess.run(
-        [*command, sys.executable, "-m", "tests.gpu.sanitized"],
+        [*command, sys.executable, "-m", "tests.gpu.sanitized", architecture.name],
         capture_output=True,
         text=True,
         check=False,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from training.gradient_worker import accumulated_gradients
 
-from gpu.conditions import poisoned
+from gpu.conditions import each, poisoned
 from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.shared_linear import SharedLinear, add_weight_gradient
 
@@ -28,11 +28,9 @@ def random():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(
-    "shape", [(8192, 2048, 2048), (8192, 5632, 2048), (333, 72, 1544), (1, 8, 24), (65, 7, 3)]
-)
-def test_a_product_is_added_in_fp32_and_to_nothing_else(random, dtype, shape):
-    m, n, k = shape
+@each([(8192, 2048, 2048), (8192, 5632, 2048), (333, 72, 1544), (1, 8, 24), (65, 7, 3)])
+def test_a_product_is_added_in_fp32_and_to_nothing_else(random, dtype, case):
+    m, n, k = case
     dy, x = random(m, n).to(dtype), random(m, k).to(dtype)
     flat = random(n * k + 2000)  # as DDP's buckets: a gradient is a part of them
     before = flat.clone()

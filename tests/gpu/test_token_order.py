@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpu.conditions import need_kernels, poisoned
+from gpu.conditions import each, named, need_kernels, poisoned
 from sparsellm.ffn.token_order import in_order, token_order
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights, TokenOrder
@@ -36,10 +36,15 @@ def _random_order(m, seed=7):
     return TokenOrder(token_M.int(), token_M.argsort())
 
 
-@pytest.mark.parametrize("power", [0, 4, 40])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (1, 129), (8, 2048), (16, 2048), (32, 2048)])
-def test_the_order_is_that_of_the_cpu(shape, power):
+def test_the_order_is_that_of_the_cpu():
     """By comparing all with all, and of more tokens by a sort; all ids equal, or few, or many."""
+    for shape in [(1, 1), (3, 100), (1, 129), (8, 2048), (16, 2048), (32, 2048)]:
+        for power in (0, 4, 40):
+            with named(shape, power):
+                _check_order(shape, power)
+
+
+def _check_order(shape, power):
     generator = torch.Generator().manual_seed(1)
     ids_BT = (torch.rand(shape, generator=generator) ** power * 200_000).long()
     with poisoned():
@@ -67,20 +72,19 @@ def test_sorting_waits_for_nothing_and_can_be_captured():
         assert torch.equal(captured.token_M, expected.token_M)
 
 
-@pytest.mark.parametrize(("m", "k"), [(1, 8), (200, 264), (1001, 2048), (333, 4104)])
-def test_permuted_rows(m, k):
+def test_permuted_rows():
     need_kernels()
     from sparsellm.ffn.kernels.permute import permuted_rows
 
-    x_MK, order = _normal(m, k), _random_order(m)
-    with poisoned():
-        found = permuted_rows(x_MK, order.token_M)
-    assert torch.equal(found, x_MK[order.token_M])
+    for m, k in [(1, 8), (200, 264), (1001, 2048), (333, 4104)]:
+        x_MK, order = _normal(m, k), _random_order(m)
+        with named(m, k), poisoned():
+            found = permuted_rows(x_MK, order.token_M)
+            assert torch.equal(found, x_MK[order.token_M])
 
 
 # Of a block's first tokens all neurons fire: with 5,632 of them in several parts.
-@pytest.mark.parametrize(
-    ("m", "k", "n", "bias", "loud"),
+@each(
     [
         (4096, 256, 5632, -2.6, 1000),
         (1100, 1096, 5632, -3.2, 300),
@@ -88,13 +92,14 @@ def test_permuted_rows(m, k):
         (2000, 64, 5632, 5.0, None),
         (2048, 64, 1024, -100.0, None),
         (16_384, 512, 5632, -3.0, 2048),
-    ],
+    ]
 )
 @pytest.mark.usefixtures("architecture")
-def test_parts_of_heavy_blocks_cover_all_members_once(m, k, n, bias, loud):
+def test_parts_of_heavy_blocks_cover_all_members_once(case):
     from sparsellm.ffn.kernels import union
     from sparsellm.ffn.kernels.splits import MAX_PARTS, allocate_splits
 
+    m, k, n, bias, loud = case
     x_MK, w = _ffn(m, k, n, bias, loud)
     with poisoned():
         splits = allocate_splits(x_MK, n)
@@ -127,15 +132,13 @@ def test_parts_of_heavy_blocks_cover_all_members_once(m, k, n, bias, loud):
 
 
 @pytest.mark.parametrize("path", ["gathering", "copying"])
-@pytest.mark.parametrize(
-    "ffn", [(65, 8, 8, 0.5), (1001, 264, 776, -1.0), (4096, 512, 5632, -2.8, 1000)]
-)
-def test_inference_in_an_order_equals_float64_and_repeats(architecture, monkeypatch, path, ffn):
+@each([(65, 8, 8, 0.5), (1001, 264, 776, -1.0), (4096, 512, 5632, -2.8, 1000)])
+def test_inference_in_an_order_equals_float64_and_repeats(architecture, monkeypatch, path, case):
     from sparsellm.ffn.kernels import inference, union
 
     if path == "copying":
         monkeypatch.setattr(union, "MAX_GATHERED", 0)
-    x_MK, w = _ffn(*ffn)
+    x_MK, w = _ffn(*case)
     down_NK, order = w.down_KN.t().contiguous(), _random_order(len(x_MK))
     with poisoned():
         found, *again = (inference.sparse(x_MK, w, down_NK, 0, order.token_M) for _ in range(4))
@@ -146,9 +149,17 @@ def test_inference_in_an_order_equals_float64_and_repeats(architecture, monkeypa
     assert all(torch.equal(found, other) for other in again)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_training_in_an_order_through_autograd(architecture, compiled):
+def test_training_in_an_order_through_autograd(architecture):
     """By the operators, x scattered into the order and its gradient gathered; under autocast."""
+    _check_training(compiled=False)
+
+
+def test_training_in_an_order_compiled():
+    need_kernels()
+    _check_training(compiled=True)
+
+
+def _check_training(*, compiled):
     x_MK, w = _ffn(4096, 256, 5632, -2.6, 1000)
     order = _random_order(4096)
     weights = [t.float().requires_grad_() for t in (w.gate_NK, w.up_NK, w.down_KN)]

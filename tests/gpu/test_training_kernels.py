@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu.conditions import poisoned
+from gpu.conditions import each, named, poisoned
 from sparsellm.ffn.reference import dense_of
 from sparsellm.ffn.types import TOKEN_AT, FFNWeights, Room
 
@@ -81,9 +81,15 @@ def _inputs(case: Case) -> tuple[Tensor, FFNWeights, Tensor]:
     return x_MK, FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0), dy_MK
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_equal_float64_autograd_and_repeat_to_the_bit(case, ordered):
+@each(CASES)
+def test_equal_float64_autograd_and_repeat_to_the_bit(case):
+    for ordered in (False, True):
+        with named("ordered" if ordered else "as they come"):
+            check(case, ordered)
+
+
+def check(case: Case, ordered: bool) -> None:
+    """One case: forward and backward, twice."""
     from sparsellm.ffn.kernels import union_training
 
     x_MK, w, dy_MK = _inputs(case)
@@ -93,10 +99,14 @@ def test_equal_float64_autograd_and_repeat_to_the_bit(case, ordered):
     rows_MK = x_MK if token_M is None else x_MK[token_M]
     with poisoned():
         given = (rows_MK, w, down_NK, Room(capacity), token_M)
-        y_MK, (l1_sum, nnz_M, fired_N, *_), saved = union_training.forward(*given)
-        assert torch.equal(union_training.forward(*given)[0], y_MK)
+        (y_MK, stats, saved), (again_MK, *repeated) = (
+            union_training.forward(*given) for _ in range(2)
+        )
+        assert torch.equal(again_MK, y_MK)
         given = (dy_MK, d_l1, rows_MK, w, down_NK, saved, torch.float32, token_M)
         found, again = union_training.backward(*given), union_training.backward(*given)
+    if case.capacity is None:
+        check_statistics(case, token_M, (stats, saved), repeated)
 
     x, up, down = (t.double().requires_grad_() for t in (x_MK, w.up_NK, w.down_KN))
     gate = None if w.gate_NK is None else w.gate_NK.double().requires_grad_()
@@ -106,11 +116,11 @@ def test_equal_float64_autograd_and_repeat_to_the_bit(case, ordered):
     ((y * dy_MK.double()).sum() + LAMBDA * l1).backward()
 
     assert _error(y_MK, y) < 8e-3
-    assert float(l1_sum) == pytest.approx(float(l1), rel=1e-3)
+    assert float(stats.l1_sum) == pytest.approx(float(l1), rel=1e-3)
     active_MN = gate_MN != 0
     # A gate within fp32 rounding of zero may go either way.
-    assert (nnz_M - active_MN.sum(1)).abs().max() <= 1
-    assert (fired_N - active_MN.sum(0)).abs().max() <= 2
+    assert (stats.nnz_M - active_MN.sum(1)).abs().max() <= 1
+    assert (stats.fired_N - active_MN.sum(0)).abs().max() <= 2
     dx = x.grad if token_M is None else x.grad[token_M]
     expected = (dx, None if gate is None else gate.grad, up.grad, down.grad)
     for own, repeated, right in zip(found[:4], again[:4], expected, strict=True):
@@ -120,22 +130,11 @@ def test_equal_float64_autograd_and_repeat_to_the_bit(case, ordered):
             assert _error(own, right) < 1e-2
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("case", [case for case in CASES if case.capacity is None], ids=str)
-def test_statistics_are_those_of_the_columns_and_repeat_to_the_bit(case, ordered):
-    from sparsellm.ffn.kernels import union_training
-
-    x_MK, w, _ = _inputs(case)
-    down_NK, blocks = w.down_KN.t().contiguous(), -(-case.m // 64)
-    token_M = _order(case, x_MK.device, ordered)
-    rows_MK = x_MK if token_M is None else x_MK[token_M]
-    with poisoned():
-        given = (rows_MK, w, down_NK, Room(blocks * case.n), token_M)
-        (_, stats, saved), (_, other_stats, again) = (
-            union_training.forward(*given) for _ in range(2)
-        )
-    l1_sum, nnz_M, fired_N, union_sum, _ = stats
-    used = int(saved.offset[-1])
+def check_statistics(case: Case, token_M: Tensor | None, found, again) -> None:
+    """Those of the columns, which two forward passes (statistics, what is saved) find alike."""
+    (l1_sum, nnz_M, fired_N, union_sum, _), saved = found
+    other_stats, again = again
+    blocks, used = -(-case.m // 64), int(saved.offset[-1])
     assert int(union_sum) == used
     pattern_CP = (saved.gate if case.gated else saved.up) != 0
     active_MN = dense_of(saved, pattern_CP.int(), case.m, case.n) != 0
@@ -143,12 +142,12 @@ def test_statistics_are_those_of_the_columns_and_repeat_to_the_bit(case, ordered
     nnz_of_rows_M = nnz_M if token_M is None else nnz_M[token_M]
     assert torch.equal(nnz_of_rows_M, active_MN.sum(1, dtype=torch.int32))
     assert torch.equal(fired_N, active_MN.sum(0, dtype=torch.int32))
-    bit_P = 1 << torch.tensor(TOKEN_AT, device=x_MK.device)
+    bit_P = 1 << torch.tensor(TOKEN_AT, device=nnz_M.device)
     assert torch.equal(saved.mask[:used], (pattern_CP[:used] * bit_P).sum(1))
     if case.loud is not None:
         loud = (saved.offset.diff() == case.n).sum()
         assert 1 <= loud <= -(-case.m // case.loud)
-        assert ordered or loud == -(-case.m // case.loud)
+        assert token_M is not None or loud == -(-case.m // case.loud)
     assert torch.equal(l1_sum, other_stats.l1_sum)
     for own, repeated in zip(saved[:5], again[:5], strict=True):
         rows = used if own is not saved.offset else None

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from gpu.conditions import need_kernels, poisoned
+from gpu.conditions import named, need_kernels, poisoned
 from sparsellm.ffn.kernels import transpose
 from sparsellm.ffn.kernels.transpose import transposed
 
@@ -49,29 +49,28 @@ def _fuzz(count):
 
 
 @pytest.mark.parametrize(("given", "wanted"), TYPES, ids=str)
-@pytest.mark.parametrize("shape", [*SHAPES, *_fuzz(20)], ids=str)
-def test_equals_pytorch_to_the_bit(shape, given, wanted, kernel):
-    matrix = _matrix(*shape, given)
-    found, expected = transposed(matrix, wanted), matrix.t().to(wanted).contiguous()
-    assert kernel == ["transpose"]
-    assert found.is_contiguous()
-    assert found.dtype == wanted
-    bits = torch.int16 if wanted == BF16 else torch.int32
-    assert torch.equal(found.view(bits), expected.view(bits))
+def test_equals_pytorch_to_the_bit(given, wanted, kernel):
+    for shape in [*SHAPES, *_fuzz(12)]:
+        with named(shape):
+            matrix = _matrix(*shape, given)
+            kernel.clear()
+            found, expected = transposed(matrix, wanted), matrix.t().to(wanted).contiguous()
+            assert kernel == ["transpose"]
+            assert found.is_contiguous()
+            assert found.dtype == wanted
+            bits = torch.int16 if wanted == BF16 else torch.int32
+            assert torch.equal(found.view(bits), expected.view(bits))
 
 
-@pytest.mark.parametrize(
-    "matrix",
-    [
-        lambda: _matrix(64, 128, FP32)[:, ::2],
-        lambda: _matrix(64, 64, BF16).flatten()[4:516].view(8, 64),  # not aligned to 16 bytes
-        lambda: _matrix(12, 64, BF16),
-        lambda: _matrix(64, 64, torch.float16),
-        lambda: _matrix(64, 64, BF16)[:0],
-    ],
-    ids=["strided", "unaligned", "odd", "float16", "empty"],
-)
-def test_pytorch_takes_what_the_kernel_does_not(matrix, kernel):
-    matrix = matrix()
-    assert torch.equal(transposed(matrix, BF16), matrix.t().to(BF16))
-    assert kernel == []
+def test_pytorch_takes_what_the_kernel_does_not(kernel):
+    matrices = {
+        "strided": _matrix(64, 128, FP32)[:, ::2],
+        "not aligned to 16 bytes": _matrix(64, 64, BF16).flatten()[4:516].view(8, 64),
+        "odd": _matrix(12, 64, BF16),
+        "float16": _matrix(64, 64, torch.float16),
+        "empty": _matrix(64, 64, BF16)[:0],
+    }
+    for name, matrix in matrices.items():
+        with named(name):
+            assert torch.equal(transposed(matrix, BF16), matrix.t().to(BF16))
+            assert kernel == []

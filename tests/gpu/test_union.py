@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpu import union_cases
+from gpu.conditions import each, named
 from gpu.union_cases import CASES, FP16, FUZZ
 from sparsellm.ffn.kernels import union as kernels
 from sparsellm.ffn.types import ELEMENTS
@@ -13,7 +14,7 @@ from sparsellm.ffn.types import ELEMENTS
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 
 
-@pytest.mark.parametrize("case", [*CASES, *FUZZ, *FP16], ids=str)
+@each([*CASES, *FUZZ, *FP16])
 def test_gate_up_and_down_equal_float64(case):
     union_cases.check_against_float64(kernels, case)
 
@@ -23,15 +24,21 @@ def test_the_same_bits_every_time():
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("threshold", [0.0, 1.0])
-def test_nan_passes(threshold, element):
-    union_cases.check_nan_passes(kernels, threshold, element)
+def test_nan_passes(element):
+    for threshold in (0.0, 1.0):
+        with named(f"threshold {threshold}"):
+            union_cases.check_nan_passes(kernels, threshold, element)
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("threshold", [0.0, 1.5])
-@pytest.mark.parametrize(("m", "n"), [(1, 8), (64, 256), (65, 264), (130, 776), (700, 5632)])
-def test_packing_is_exact(m, n, threshold, element):
+def test_packing_is_exact(element):
+    for threshold in (0.0, 1.5):
+        for m, n in [(1, 8), (64, 256), (65, 264), (130, 776), (700, 5632)]:
+            with named(m, n, threshold):
+                _check_packing(m, n, threshold, element)
+
+
+def _check_packing(m, n, threshold, element):
     gate = torch.randn(m, n, device="cuda").to(element)
     gate[:, torch.randperm(n)[: n // 2]] = -1.0
     special = [float("nan"), -0.0, float("inf"), float("-inf"), threshold, 0.0]
@@ -43,11 +50,12 @@ def test_packing_is_exact(m, n, threshold, element):
     assert torch.equal(found.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))
 
     # Members are exactly the neurons that fire, in ascending order, and their zeros are +0.
-    for block, counts in enumerate(union.count.tolist()):
-        fires = (expected[block * 64 : block * 64 + 64] != 0).any(0)
-        for tile, count in enumerate(counts):
-            members = fires[tile * 256 : tile * 256 + 256].nonzero()[:, 0]
-            assert union.neuron[block, tile, :count].tolist() == members.tolist()
-            bits = union.value[block, tile, :count].view(torch.int16)
-            assert not (bits == -(2**15)).any()
-    assert union.total.tolist() == union.count.sum(1).tolist()
+    blocks, tiles = union.count.shape
+    fires = torch.zeros(blocks * 64, tiles * 256, dtype=torch.bool, device="cuda")
+    fires[:m, :n] = expected != 0
+    fires = fires.view(blocks, 64, tiles, 256).any(1)
+    assert torch.equal(union.count.long(), fires.sum(2))
+    member = torch.arange(256, device="cuda") < union.count[:, :, None]
+    assert torch.equal(union.neuron[member].long(), fires.nonzero()[:, 2])
+    assert not (union.value[member].view(torch.int16) == -(2**15)).any()
+    assert torch.equal(union.total.long(), union.count.sum(1).long())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu.conditions import poisoned
+from gpu.conditions import each, poisoned
 from sparsellm.ffn.kernels.weight_grad import Operands, group_columns, sum_groups, weight_grads
 from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
 
@@ -186,9 +186,8 @@ def _check_sums(found: Tensor, values_MN: Tensor, fires_MN: Tensor, rows_MK: Ten
     assert not found[~fires_MN.any(0)].any()
 
 
-def check_against_float64(case: Case, device: torch.device) -> None:
+def check_against_float64(case: Case, t: Inputs) -> None:
     """All gradients of one case."""
-    t = inputs_of(case, device)
     nnz = int(t.fires_MN.sum())  # no more scratch memory than that
     found_gate, found_up, found_down = weight_grads(
         Operands(*t[:5]), case.n, case.dtype, num_nonzeros=nnz
@@ -208,20 +207,16 @@ def _device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-@pytest.mark.parametrize("case", [*CASES, *_fuzz(40)], ids=str)
+@each([*CASES, *_fuzz(20)])
 def test_equals_float64(case):
-    check_against_float64(case, _device())
-
-
-ADDED = [c for c in CASES if c.dtype == torch.float32] + [
-    c for c in _fuzz(40) if c.dtype == torch.float32
-]
-
-
-@pytest.mark.parametrize("case", ADDED, ids=str)
-def test_added_to_what_is_there(case):
-    """The sum of both, rounded once; rows of silent neurons stay what they are."""
     t = inputs_of(case, _device())
+    check_against_float64(case, t)
+    if case.dtype == torch.float32:
+        check_added_to_what_is_there(case, t)
+
+
+def check_added_to_what_is_there(case: Case, t: Inputs) -> None:
+    """The sum of both, rounded once; rows of silent neurons stay what they are."""
     own = weight_grads(Operands(*t[:5]), case.n, case.dtype)
     before = [None if g is None else torch.randn_like(g) for g in own]
     sums = GradientSums(*(None if b is None else b.clone() for b in before))
@@ -231,7 +226,7 @@ def test_added_to_what_is_there(case):
         assert total is None or torch.equal(total, b + g)
 
 
-@pytest.mark.parametrize("case", [CASES[3], CASES[9], CASES[11]], ids=str)
+@each([CASES[3], CASES[9], CASES[11]])
 def test_the_same_bits_every_time(case):
     t = inputs_of(case, _device())
     first = weight_grads(Operands(*t[:5]), case.n, case.dtype)

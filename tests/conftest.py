@@ -39,9 +39,11 @@ class _FailuresAtOnce:
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         if report.failed and terminal is not None:
             crash = getattr(report.longrepr, "reprcrash", None)
-            # Where, and the first line of the message; of a process that ended, what became of it.
-            line = str(crash).split("\n")[0] if crash else report.longreprtext.split("\n")[-1]
-            terminal.write(f"\nFAILED {report.nodeid} ({report.when}): {line}\n", flush=True)
+            said = report.longreprtext if crash is None else crash.message
+            first, *rest = said.strip().splitlines()  # notes on an error come last
+            line = " … ".join((first, *rest[-1:]))
+            where = "" if crash is None else f"{crash.path}:{crash.lineno}: "
+            terminal.write(f"\nFAILED {report.nodeid} ({report.when}): {where}{line}\n", flush=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

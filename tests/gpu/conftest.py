@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from gpu.conditions import forced, need_kernels
+from gpu.conditions import forced, need_kernels, why_no_kernels
+from sparsellm.ffn.kernels import compile
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, GPUArchitecture
 
 
@@ -20,3 +22,21 @@ def architecture(request: pytest.FixtureRequest) -> Iterator[GPUArchitecture]:
         pytest.skip(f"this GPU cannot run the kernels of {own.name}")
     with forced(own.name):
         yield own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    """Each process of ``pytest -n`` compiles its share of the kernels before it runs tests.
+
+    Otherwise all of them wait for one kernel after another, which the same tests come to first.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes == 1 or not torch.cuda.is_available() or why_no_kernels():
+        return
+    capability = torch.cuda.get_device_capability()
+    folders = {"common", *(a.folder for a in ARCHITECTURES if a.runs_on(capability))}
+    by_file = {path: kernel for kernel, path in compile.sources().items()}
+    kernels = [kernel for path, kernel in by_file.items() if path.parent.name in folders]
+    own = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    for kernel in kernels[own::processes]:
+        compile.load(kernel, torch.cuda.current_device(), torch.bfloat16)

@@ -69,37 +69,54 @@ def rectified_activations() -> dict[str, Rectified]:
 class Architecture:
     """A Hugging Face model whose blocks can hold our FFN."""
 
-    name: str  # `model.family` of the recipe; without one, the first that is gated, or not
-    gated: bool  # as `ffn.gated` of the recipe
-    config_class: str  # of transformers
-    model_class: str  # of transformers
-    ffn_matrices: tuple[str, ...]  # of its FFN, all hidden_size × intermediate_size
-    formula: str  # of the FFN's hidden activations, for people
-    usual_activation: (
-        str  # the only one of llama.cpp and of vLLM's own model, whatever is configured
-    )
+    # Hugging Face's `model_type`, and `model.family` of the recipe; a recipe without one has the
+    # first that is gated, or not.
+    name: str
+    prefix: str  # of transformers' classes
+    gated: bool = True  # as `ffn.gated` of the recipe
+    # Of its FFN, all hidden_size × intermediate_size.
+    ffn_matrices: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    formula: str = "act(x W_g) * (x W_u)"  # of the FFN's hidden activations, for people
+    # The only one of llama.cpp and of vLLM's own model, whatever is configured.
+    usual_activation: str = "silu"
+    # What a recipe does not say in `model.huggingface` has the default of transformers' class, or:
+    defaults: tuple[tuple[str, Any], ...] = ()
+    # Projections of its attention, of q, k, v and o, that have a bias whatever is configured.
+    attention_biases: str = ""
+    query_key_norms: bool = False  # an RMSNorm over each head of queries and of keys
+
+    @property
+    def config_class(self) -> str:
+        """Of transformers."""
+        return f"{self.prefix}Config"
+
+    @property
+    def model_class(self) -> str:
+        """Of transformers."""
+        return f"{self.prefix}ForCausalLM"
 
 
 ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (
+        Architecture("llama", "Llama"),
         Architecture(
-            name="llama",
-            gated=True,
-            config_class="LlamaConfig",
-            model_class="LlamaForCausalLM",
-            ffn_matrices=("gate_proj", "up_proj", "down_proj"),
-            formula="act(x W_g) * (x W_u)",
-            usual_activation="silu",
-        ),
-        Architecture(
-            name="arcee",
+            "arcee",
+            "Arcee",
             gated=False,
-            config_class="ArceeConfig",
-            model_class="ArceeForCausalLM",
             ffn_matrices=("up_proj", "down_proj"),
             formula="act(x W_u)",
             usual_activation="relu2",
         ),
+        Architecture("mistral", "Mistral", defaults=(("sliding_window", None),)),
+        Architecture("qwen2", "Qwen2", attention_biases="qkv"),
+        Architecture("qwen3", "Qwen3", query_key_norms=True),
+        Architecture("smollm3", "SmolLM3"),
     )
+}
+# `model_type` of the paper's published checkpoints, whose own code is not run, and the family whose
+# block with a ReLU FFN they are: gated, and not.
+PUBLISHED: dict[str, tuple[str, str | None]] = {
+    "llama_sparse_relu": ("llama", "arcee"),
+    "qwen2_sparse_relu": ("qwen2", None),
 }

@@ -36,26 +36,30 @@ class ParameterCount:
     output: int  # output matrix when not tied
     attention: int
     ffn: int
-    norms: int
+    vectors: int  # of norms, and biases
 
     @property
     def total(self) -> int:
         """All parameters, shared ones once."""
-        return self.embedding + self.output + self.attention + self.ffn + self.norms
+        return self.embedding + self.output + self.attention + self.ffn + self.vectors
 
 
 def count_parameters(recipe: Recipe) -> ParameterCount:
     """Parameters of the recipe's model."""
-    m = recipe.model
-    kv_size = m.hidden_size // m.num_attention_heads * m.num_key_value_heads
-    matrices = len(recipe.architecture.ffn_matrices)
+    m, architecture = recipe.model, recipe.architecture
+    matrices = len(architecture.ffn_matrices)
     embedding = recipe.padded_vocab_size * m.hidden_size
+    query, key = (h * m.head_dim for h in (m.num_attention_heads, m.num_key_value_heads))
+    outputs = {"q": query, "k": key, "v": key, "o": m.hidden_size}
+    biased = "qkvo" if m.huggingface.get("attention_bias") else architecture.attention_biases
+    biases = sum(outputs[projection] for projection in biased)
+    norms = 2 * m.hidden_size + (2 * m.head_dim if architecture.query_key_norms else 0)
     return ParameterCount(
         embedding=embedding,
         output=0 if m.tie_word_embeddings else embedding,
-        attention=m.num_hidden_layers * 2 * m.hidden_size * (m.hidden_size + kv_size),
+        attention=m.num_hidden_layers * 2 * m.hidden_size * (query + key),
         ffn=m.num_hidden_layers * matrices * m.hidden_size * m.intermediate_size,
-        norms=(2 * m.num_hidden_layers + 1) * m.hidden_size,
+        vectors=m.num_hidden_layers * (norms + biases) + m.hidden_size,
     )
 
 
@@ -73,14 +77,15 @@ def active_parameters(recipe: Recipe, nnz: float) -> int:
 def train_flops_per_token(recipe: Recipe) -> float:
     """Dense-equivalent FLOPs of forward and backward for one token.
 
-    6 per matrix parameter (2 forward, 4 backward) plus 12·L·H·T for attention scores and values
-    (PaLM, appendix B: the causal half is not subtracted). Activations that happen to be zero are
-    counted: the figure compares dense and sparse runs by the work of the dense one.
+    6 per matrix parameter (2 forward, 4 backward) plus 12·L·H·T for attention scores and values, H
+    being the width of all heads (PaLM, appendix B: the causal half is not subtracted). Activations
+    that happen to be zero are counted: the figure compares dense and sparse runs by the work of the
+    dense one.
     """
     m = recipe.model
     parameters = count_parameters(recipe)
     matrices = parameters.attention + parameters.ffn + recipe.padded_vocab_size * m.hidden_size
-    attention = 12 * m.num_hidden_layers * m.hidden_size * m.context_length
+    attention = 12 * m.num_hidden_layers * m.num_attention_heads * m.head_dim * m.context_length
     return 6 * matrices + attention
 
 

@@ -73,6 +73,14 @@ class SparseDecoderLayer(nn.Module):
 def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
     """The Hugging Face configuration of a recipe; stock transformers builds the same model."""
     shape = recipe.model
+    further: dict[str, Any] = {
+        "max_position_embeddings": shape.context_length,
+        "head_dim": shape.head_dim,
+        "rope_parameters": {"rope_type": "default"},
+        **dict(recipe.architecture.defaults),
+        **shape.huggingface,
+    }
+    further["rope_parameters"] = {**further["rope_parameters"], "rope_theta": shape.rope_theta}
     config: PretrainedConfig = getattr(transformers, recipe.architecture.config_class)(
         vocab_size=recipe.padded_vocab_size,
         hidden_size=shape.hidden_size,
@@ -80,18 +88,15 @@ def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
         num_hidden_layers=shape.num_hidden_layers,
         num_attention_heads=shape.num_attention_heads,
         num_key_value_heads=shape.num_key_value_heads,
-        max_position_embeddings=shape.context_length,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         rms_norm_eps=shape.rms_norm_eps,
         initializer_range=shape.initializer_range,
         tie_word_embeddings=shape.tie_word_embeddings,
         hidden_act=recipe.ffn.activation,
-        attention_bias=False,
-        mlp_bias=False,
         bos_token_id=eos_token_id,
         eos_token_id=eos_token_id,
         pad_token_id=None,
         attn_implementation="sdpa",
+        **further,
     )
     return config
 

@@ -8,7 +8,9 @@ recipe_sections.py; this module checks what several sections decide together.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import yaml
@@ -128,9 +130,21 @@ class Recipe(StrictModel):
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding: the tokenizer's vocabulary rounded up to `vocab_multiple`."""
+        """Rows of the embedding: `vocab_size`, or the tokenizer's, to a `vocab_multiple`.
+
+        Raises:
+            ValueError: the tokenizer has more ids than `vocab_size`, or its files cannot be had.
+        """
+        ids, rows = vocab_size(self.data.tokenizer), self.model.vocab_size
         multiple = self.model.vocab_multiple
-        return -(-vocab_size(self.data.tokenizer) // multiple) * multiple
+        if rows is None:
+            return -(-ids // multiple) * multiple
+        if rows < ids:
+            raise ValueError(
+                f"model.vocab_size {rows} is less than the {ids} ids of data.tokenizer "
+                f"{self.data.tokenizer}; take the model's own tokenizer"
+            )
+        return rows
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -200,10 +214,19 @@ def bundled_recipes() -> list[str]:
     return sorted(name for name in names if not name.startswith("sweeps/"))
 
 
-def load_recipe(name_or_path: str, overrides: list[str] | None = None) -> Recipe:
+def load_recipe(
+    name_or_path: str,
+    overrides: list[str] | None = None,
+    instead: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Recipe:
     """Reads a recipe and applies ``section.key=value`` overrides (values are YAML).
 
     A recipe may begin with ``base: <name>``: it then states only what differs from that one.
+
+    Args:
+        name_or_path: see `recipe_path`.
+        overrides: as ``--set`` has them.
+        instead: values of sections that take the place of the file's.
 
     Raises:
         FileNotFoundError: no such recipe.
@@ -211,6 +234,8 @@ def load_recipe(name_or_path: str, overrides: list[str] | None = None) -> Recipe
     """
     path = recipe_path(name_or_path)
     content = without_removed(_with_base(path))
+    for section, values in instead.items():
+        content[section] = {**content.get(section, {}), **values}
     for override in overrides or []:
         _apply(content, override)
     source = str(path) + (f" with --set {' '.join(overrides)}" if overrides else "")

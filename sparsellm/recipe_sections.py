@@ -9,12 +9,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     model_validator,
 )
+from typing_extensions import TypedDict  # pydantic reads typing's own from Python 3.12 on
 
 from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES
 from sparsellm.paths import bundled
@@ -26,6 +29,23 @@ def _known_family(name: str | None) -> str | None:
     if name is not None and name not in ARCHITECTURES:
         raise ValueError(f"must be null or {' or '.join(map(repr, ARCHITECTURES))}")
     return name
+
+
+class HuggingFaceFields(TypedDict, total=False):
+    """`model.huggingface`: fields of Hugging Face's configurations under their own names."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    attention_bias: bool
+    attention_dropout: NonNegativeFloat
+    head_dim: PositiveInt
+    layer_types: list[str]
+    max_position_embeddings: PositiveInt
+    max_window_layers: NonNegativeInt
+    no_rope_layers: list[int]
+    rope_parameters: dict[str, Any]  # without rope_theta, which is a key of the recipe
+    sliding_window: PositiveInt | None
+    use_sliding_window: bool
 
 
 class ModelConfig(StrictModel):
@@ -50,10 +70,46 @@ class ModelConfig(StrictModel):
     vocab_multiple: PositiveInt = Field(
         128, le=65_536, description="Vocabulary is padded to a multiple of it"
     )
+    vocab_size: PositiveInt | None = Field(
+        None, description="Rows of the embedding; null is the vocabulary, padded"
+    )
+    huggingface: HuggingFaceFields = Field(
+        HuggingFaceFields(),
+        description="Further fields of the family's Hugging Face configuration: "
+        + ", ".join(HuggingFaceFields.__annotations__),
+    )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of an attention head, elements."""
+        return self.huggingface.get("head_dim", self.hidden_size // self.num_attention_heads)
+
+    @model_validator(mode="after")
+    def _context_fits(self) -> Self:
+        for field, why in (
+            ("max_position_embeddings", "positions beyond it have no embedding"),
+            ("sliding_window", "training has no other attention mask than the causal one"),
+        ):
+            most = self.huggingface.get(field)
+            if isinstance(most, int) and self.context_length > most:
+                raise ValueError(
+                    f"model.context_length {self.context_length} must not exceed "
+                    f"model.huggingface.{field} {most}: {why}"
+                )
+        if "rope_theta" in self.huggingface.get("rope_parameters", {}):
+            raise ValueError(
+                "model.huggingface.rope_parameters.rope_theta must be given as model.rope_theta"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        if self.hidden_size % (2 * self.num_attention_heads):
+        if "head_dim" in self.huggingface:
+            if self.head_dim % 2:
+                raise ValueError(
+                    f"model.huggingface.head_dim {self.head_dim} must be even (RoPE rotates pairs)"
+                )
+        elif self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
                 f"model.hidden_size {self.hidden_size} must be an even multiple of "
                 f"model.num_attention_heads {self.num_attention_heads} (RoPE rotates pairs)"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, is_typeddict
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -300,7 +300,8 @@ def _type_name(annotation: Any) -> str:
     if get_origin(annotation) is dict:
         return f"{{{_type_name(arguments[0])}: {_type_name(arguments[1])}, …}}"
     names = {int: "whole number", float: "number", str: "text", bool: "true | false"}
-    return names.get(annotation, "null" if annotation is type(None) else str(annotation))
+    other = "{field: value, …}" if is_typeddict(annotation) else str(annotation)
+    return names.get(annotation, "null" if annotation is type(None) else other)
 
 
 def _limit(constraint: Any) -> str:

@@ -22,6 +22,13 @@ VARIANTS = {
         for name, family in ARCHITECTURES.items()
     },
     "non-gated": ["ffn.gated=false"],
+    "head_dim, biases, llama3's RoPE": [
+        "model.huggingface.head_dim=6",
+        "model.huggingface.attention_bias=true",
+        "model.huggingface.max_position_embeddings=64",
+        "model.huggingface.rope_parameters={rope_type: llama3, factor: 4.0, low_freq_factor: 1.0, "
+        "high_freq_factor: 4.0, original_max_position_embeddings: 16}",
+    ],
     "grouped heads, untied": [
         "model.num_key_value_heads=1",
         "model.tie_word_embeddings=false",

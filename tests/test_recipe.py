@@ -312,3 +312,28 @@ def test_a_model_family_is_known_and_has_the_recipes_kind_of_ffn():
         load_recipe("debug", ["model.family=gpt"])
     with pytest.raises(ValueError, match=r"model.family: arcee needs ffn.gated: false"):
         load_recipe("debug", ["model.family=arcee"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("huggingface.max_position_embeddings=128", r"context_length 256 must not exceed .*128"),
+        (
+            "huggingface.sliding_window=64",
+            r"context_length 256 must not exceed .*sliding_window 64",
+        ),
+        ("huggingface.head_dim=7", r"model\.huggingface\.head_dim 7 must be even"),
+        ("huggingface.rope_parameters={rope_theta: 1}", r"must be given as model\.rope_theta"),
+        ("huggingface.mlp_bias=true", r"unknown key 'model\.huggingface\.mlp_bias'"),
+        ("huggingface.head_dim=x", r"key 'model\.huggingface\.head_dim': must be a whole number"),
+    ],
+)
+def test_fields_of_hugging_face_that_cannot_be(override, message):
+    with pytest.raises(ValueError, match=message):
+        load_recipe("debug", [f"model.{override}"])
+
+
+def test_an_embedding_smaller_than_the_vocabulary_is_refused():
+    assert load_recipe("debug", ["model.vocab_size=300"]).padded_vocab_size == 300
+    with pytest.raises(ValueError, match=r"vocab_size 200 is less than the 257 ids .* bytes"):
+        load_recipe("debug", ["model.vocab_size=200"]).padded_vocab_size  # noqa: B018

@@ -48,6 +48,13 @@ def add_sweep_parser(commands: Any) -> None:
         dest="overrides",
         help="override a recipe key in all runs; may be repeated",
     )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["*"],
+        metavar="RUN",
+        help="train these runs alone; a name may hold wildcards, such as 'dense-*'",
+    )
     parser.add_argument("--seconds", type=float, help="start no run after this many seconds")
     parser.add_argument("--list", action="store_true", help="list the runs without training")
     parser.set_defaults(run=_sweep)
@@ -58,14 +65,16 @@ def _sweep(options: argparse.Namespace) -> None:
     from sparsellm.sweep.runner import is_finished, run_sweep
 
     plan = load_plan(options.sweep, options.overrides)
+    chosen = plan.named(options.only)
     if options.list:
-        for run in plan.runs:
+        for run in chosen:
             tokens = run.recipe.train.steps * run.recipe.train.global_batch_tokens
             state = "finished" if is_finished(run.recipe) else "to do"
             print(f"{run.name:32} {tokens:>14,} tokens  {state}")
         return
     unfinished = run_sweep(
         plan,
+        chosen,
         jobs=options.jobs,
         gpus=options.gpus,
         gpus_per_run=options.gpus_per_run,
@@ -73,13 +82,13 @@ def _sweep(options: argparse.Namespace) -> None:
         seconds=options.seconds,
         say=partial(print, flush=True),  # also into a log file: a run may take hours
     )
-    if len(unfinished) < len(plan.runs):
+    if len(unfinished) < len(chosen):
         from sparsellm.report.sweep_report import write_sweep_report
 
         for path in write_sweep_report(plan.folder):
             print(path)
     if unfinished:
         raise ValueError(
-            f"{len(unfinished)} of {len(plan.runs)} runs are not finished: "
+            f"{len(unfinished)} of {len(chosen)} runs are not finished: "
             f"{', '.join(unfinished)}; the same command continues them"
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -66,6 +68,20 @@ class SweepPlan:
     description: str
     folder: Path
     runs: tuple[PlannedRun, ...]
+
+    def named(self, patterns: Sequence[str]) -> list[PlannedRun]:
+        """The runs whose names match any of the patterns (`fnmatch`).
+
+        Raises:
+            ValueError: a pattern matches none.
+        """
+        for pattern in patterns:
+            if not fnmatch.filter((run.name for run in self.runs), pattern):
+                raise ValueError(
+                    f"sweep {self.name}: no run is called {pattern!r}; `sparsellm sweep "
+                    f"{self.name} --list` lists them"
+                )
+        return [run for run in self.runs if any(fnmatch.fnmatch(run.name, p) for p in patterns)]
 
 
 def sweep_path(name_or_path: str) -> Path:

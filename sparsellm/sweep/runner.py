@@ -42,6 +42,7 @@ from sparsellm.training.measure import check_evaluation
 
 def run_sweep(
     plan: SweepPlan,
+    chosen: Sequence[PlannedRun],
     *,
     jobs: int,
     gpus: Sequence[str],
@@ -50,10 +51,11 @@ def run_sweep(
     seconds: float | None = None,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Trains the unfinished runs; returns the names of those that are still unfinished.
+    """Trains the chosen runs; returns the names of those that are not finished then.
 
     Args:
-        plan: what to run.
+        plan: the sweep.
+        chosen: of its runs; finished ones are skipped.
         jobs: parallel runs on each GPU or group of GPUs (without a GPU: in total).
         gpus: values of CUDA_VISIBLE_DEVICES; if empty, the variable is not changed.
         gpus_per_run: above 1, each run is started by `accelerate launch` on so many GPUs.
@@ -66,17 +68,17 @@ def run_sweep(
             or a requirement of the benchmarks is missing.
     """
     places = _places(gpus, gpus_per_run)
-    for run in plan.runs:
+    for run in chosen:
         run.recipe.accumulation_steps(gpus_per_run)
-    for recipe in {str(run.recipe.evaluation): run.recipe for run in plan.runs}.values():
+    for recipe in {str(run.recipe.evaluation): run.recipe for run in chosen}.values():
         check_evaluation(recipe)
     launch_config(config)
-    done = {run.name for run in plan.runs if is_finished(run.recipe)}
+    done = {run.name for run in chosen if is_finished(run.recipe)}
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_atomically(plan.folder / SWEEP_FILE, json.dumps(_describe(plan), indent=1) + "\n")
     for name in sorted(done):
         say(f"{name}: finished before")
-    todo = deque(run for run in plan.runs if run.name not in done)
+    todo = deque(run for run in chosen if run.name not in done)
     begun = time.monotonic()
     job: Callable[[Recipe], float] = train_one
     if gpus_per_run > 1:
@@ -99,7 +101,7 @@ def run_sweep(
                 done |= {run.name} if _report(run, future, begun, say) else set()
                 if isinstance(future.exception(), BrokenProcessPool):
                     todo.clear()  # the pool accepts no further runs
-    return [run.name for run in plan.runs if run.name not in done]
+    return [run.name for run in chosen if run.name not in done]
 
 
 def _places(gpus: Sequence[str], gpus_per_run: int) -> list[str | None]:

@@ -85,6 +85,15 @@ def test_a_wrong_sweep_is_refused_before_anything_runs(sweep_file, change, messa
         load_plan(str(sweep_file(**change)))
 
 
+def test_runs_are_chosen_by_name(sweep_file, capsys):
+    command = ["sweep", str(sweep_file()), "--list", "--only"]
+    assert main([*command, "dense-*1", "l1*"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["dense-relu-seed1", "l1-0.1-seed0"]
+    assert main([*command, "l1*", "none*"]) == 1
+    assert "no run is called 'none*'; `sparsellm sweep tiny --list`" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here):
     runs = [
@@ -92,10 +101,10 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
         {"name": "l1", "each": {"sparsity.l1_coefficient": [0.1]}},
     ]
     command = ["sweep", str(sweep_file(runs=runs)), "--set", f"logging.run_dir={tmp_path}"]
-    late = cli_here(*command, "--seconds", "-1")
+    late = cli_here(*command, "--seconds", "-1", "--only", "dense-*")
     assert late.returncode == 1
-    assert late.stdout.count("not started: the time limit has passed") == 2
-    assert "2 of 2 runs are not finished: dense-relu-seed0, l1-0.1-seed0" in late.stderr
+    assert late.stdout.count("not started: the time limit has passed") == 1
+    assert "1 of 1 runs are not finished: dense-relu-seed0;" in late.stderr
     done = cli_here(*command)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tiny"

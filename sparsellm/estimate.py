@@ -177,14 +177,13 @@ def estimate_memory(
     )
 
 
-def most_gpus(recipe: Recipe) -> int:
-    """The largest number of GPUs of a node of eight by which the global batch divides."""
-    batches = recipe.train.global_batch_tokens // recipe.micro_batch_tokens
-    return math.gcd(batches, 8)
+def most_gpus(recipe: Recipe, of: int) -> int:
+    """The largest divisor of ``of`` GPUs by which the global batch divides."""
+    return math.gcd(recipe.train.global_batch_tokens // recipe.micro_batch_tokens, of)
 
 
 def summary(recipe: Recipe, num_gpus: int) -> str:
-    """What ``sparsellm recipe show`` prints under the recipe; lines begin with ``#``.
+    """What ``sparsellm recipe show`` prints above the recipe; lines begin with ``#``.
 
     Raises:
         ValueError: the global batch does not divide over ``num_gpus``.

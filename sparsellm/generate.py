@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsellm.arguments import positive_int
+from sparsellm.waiting import waiting
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm --help` must not
     from torch import Tensor
@@ -53,11 +54,12 @@ def add_generate_parser(commands: Any) -> None:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    from sparsellm.device import default_dtype, pick_device
-    from sparsellm.runs.pretrained import load_pretrained
+    with waiting("loading PyTorch and the checkpoint"):
+        from sparsellm.device import default_dtype, pick_device
+        from sparsellm.runs.pretrained import load_pretrained
 
-    device = pick_device(options.device)
-    pretrained = load_pretrained(options.source, device, default_dtype(device))
+        device = pick_device(options.device)
+        pretrained = load_pretrained(options.source, device, default_dtype(device))
 
     def write(text: str) -> None:
         sys.stdout.write(text)

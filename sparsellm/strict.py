@@ -28,6 +28,7 @@ def _as_list(value: object) -> object:
 # A string where a list of one is meant.
 Globs = Annotated[list[str], BeforeValidator(_as_list)]
 
+MOST_LISTED = 8  # keys in an error
 MAX_VALUES = 100_000  # of a YAML file, its aliases written out
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -257,6 +258,10 @@ def nearest(model: type[BaseModel], key: str) -> str:
     for names in (beside, elsewhere):  # the right name may be in the wrong section
         if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
             return f"; nearest valid key: '{names[close[0]]}'"
+    if len(beside) > MOST_LISTED:
+        names = elsewhere if beside is by_section[""] else beside
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0)
+        return f"; nearest valid keys: {', '.join(repr(names[found]) for found in close)}"
     where = f" of {section}" if section else ""
     return f"; valid keys{where}: {', '.join(beside)}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsellm.arguments import check_out, positive_int
+from sparsellm.waiting import waiting
 
 ANALYSIS_FOLDER = "analysis"  # in a checkpoint, or of a run without
 STATISTICS_FILE = "statistics.json"
@@ -63,6 +64,7 @@ def add_analyze_parser(commands: Any) -> None:
     parser.set_defaults(run=_analyze)
 
 
+@waiting("analyzing")
 def _analyze(options: argparse.Namespace) -> None:
     from sparsellm.analyze.firing import analyze, held_out_corpus
     from sparsellm.analyze.trace import save_traces
@@ -91,6 +93,13 @@ def _analyze(options: argparse.Namespace) -> None:
     print(f"wrote {out / STATISTICS_FILE} and {out / TRACES_FILE}")
 
 
+_LEGEND = (
+    "mean, p50, p99, max: neurons that fire for a token; tile: the most of 256 adjacent ones",
+    "union 64, 128, 256: neurons that so many neighbouring tokens fire between them",
+    "top 256, 512: share of all firings that so many neurons have; never: neurons without any",
+)
+
+
 def table(statistics: dict[str, Any]) -> str:
     """The layers of `statistics.json`, a line each, for a terminal."""
     heading = (
@@ -109,6 +118,7 @@ def table(statistics: dict[str, Any]) -> str:
             f"{union['128']:>7.0f} {union['256']:>7.0f} {share['256']:>8.1%} {share['512']:>6.1%} "
             f"{layer['never_fired_fraction']:>6.1%}"
         )
+    lines += _LEGEND
     for end in ("lowest", "highest"):
         tokens = ", ".join(
             f"{t['text']!r} {t['nnz_mean']:.1f}" for t in statistics["tokens_by_nnz"][end][:8]

@@ -174,7 +174,7 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
         from sparsellm.data.corpus import check_files
 
         check_files(recipe.data)
-    from sparsellm.processes.waiting import waiting
+    from sparsellm.waiting import waiting
 
     say = _say_what_is_trained(recipe, options)
     with waiting("loading PyTorch", say):  # after every check that needs no PyTorch

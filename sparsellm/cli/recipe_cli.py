@@ -49,7 +49,9 @@ def add_recipe_parser(commands: Any) -> None:
     )
     add_recipe_arguments(show)
     show.add_argument(
-        "--gpus", type=positive_int, help="number of GPUs (default: 8, if they divide)"
+        "--gpus",
+        type=positive_int,
+        help="number of GPUs (default: those of this machine, else 8, as far as they divide)",
     )
     show.set_defaults(run=_show)
     keys = actions.add_parser(
@@ -121,11 +123,12 @@ def _show(options: argparse.Namespace) -> None:
     from sparsellm.recipe import load_recipe
 
     recipe = load_recipe(options.recipe, options.overrides)
-    num_gpus = options.gpus or most_gpus(recipe)
-    print(recipe.to_yaml())
+    machine = Machine.present()
+    num_gpus = options.gpus or most_gpus(recipe, len(machine.gpus) or 8)
     print(summary(recipe, num_gpus))
-    for line in short_on_gpus(recipe, Machine.present(), num_gpus):
+    for line in short_on_gpus(recipe, machine, num_gpus):
         print(f"# warning: {line}")
+    print(f"\n{recipe.to_yaml()}", end="")
 
 
 def _keys(options: argparse.Namespace) -> None:

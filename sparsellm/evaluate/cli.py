@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsellm.arguments import check_out, positive_int
+from sparsellm.waiting import waiting
 
 if TYPE_CHECKING:
     from sparsellm.evaluate.evaluator import Evaluator
@@ -87,50 +89,53 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
-    import torch
+    with waiting("loading PyTorch, the tasks and the checkpoint"):
+        import torch
 
-    from sparsellm.device import default_dtype, pick_device, refuse_sparse_without_gpu
-    from sparsellm.evaluate.evaluator import Evaluator
-    from sparsellm.evaluate.foreign import Foreign, load_foreign
-    from sparsellm.evaluate.scores import table
-    from sparsellm.evaluate.suite import load_suite
-    from sparsellm.ffn.accelerate import accelerate_whole
-    from sparsellm.runs.hf_folder import is_export, is_hugging_face
-    from sparsellm.runs.hub import local_copy, results_place
-    from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
+        from sparsellm.device import default_dtype, pick_device, refuse_sparse_without_gpu
+        from sparsellm.evaluate.evaluator import Evaluator
+        from sparsellm.evaluate.foreign import Foreign, load_foreign
+        from sparsellm.evaluate.scores import table
+        from sparsellm.evaluate.suite import load_suite
+        from sparsellm.ffn.accelerate import accelerate_whole
+        from sparsellm.runs.hf_folder import is_export, is_hugging_face
+        from sparsellm.runs.hub import local_copy, results_place
+        from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
-    folder = local_copy(options.checkpoint)  # before the tasks, which take longer
-    foreign = is_hugging_face(folder) and not is_export(folder)
-    path = folder if foreign else find_checkpoint(folder)
-    suite = load_suite()
-    names = _names(options.tasks)
-    place = results_place(options.checkpoint, path)
-    out = options.out or _beside(place, suite, names, options.limit)
-    check_out(out)
-    device = accelerator.device if accelerator is not None else pick_device(options.device)
-    if options.kernels != "dense":
-        refuse_sparse_without_gpu(f"--kernels {options.kernels}", device, "leave --kernels out")
-    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, None: default_dtype(device)}
-    evaluator = Evaluator(
-        names=names,
-        data_dir=options.data_dir,
-        limit=options.limit,
-        batch_size=options.batch_size,
-        accelerator=accelerator,
-        show_progress=True,
-        log_samples=options.log_samples,
-        suite=suite,
-    )
-    loaded: Pretrained | Foreign
-    if foreign:
-        loaded = load_foreign(str(options.checkpoint), path, device, dtypes[options.dtype])
-    else:
-        loaded = load_pretrained(path, device, dtypes[options.dtype])
+        folder = local_copy(options.checkpoint)  # before the tasks, which take longer
+        foreign = is_hugging_face(folder) and not is_export(folder)
+        path = folder if foreign else find_checkpoint(folder)
+        suite = load_suite()
+        names = _names(options.tasks)
+        place = results_place(options.checkpoint, path)
+        out = options.out or _beside(place, suite, names, options.limit)
+        check_out(out)
+        device = accelerator.device if accelerator is not None else pick_device(options.device)
+        if options.kernels != "dense":
+            refuse_sparse_without_gpu(f"--kernels {options.kernels}", device, "leave --kernels out")
+        dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, None: default_dtype(device)}
+        evaluator = Evaluator(
+            names=names,
+            data_dir=options.data_dir,
+            limit=options.limit,
+            batch_size=options.batch_size,
+            accelerator=accelerator,
+            show_progress=True,
+            log_samples=options.log_samples,
+            suite=suite,
+        )
+        loaded: Pretrained | Foreign
+        if foreign:
+            loaded = load_foreign(str(options.checkpoint), path, device, dtypes[options.dtype])
+        else:
+            loaded = load_pretrained(path, device, dtypes[options.dtype])
     if options.kernels != "dense":
         accelerate_whole(loaded.model, options.kernels)
     context_length = (
         loaded.context_length if isinstance(loaded, Foreign) else loaded.recipe.model.context_length
     )
+    if accelerator is None or accelerator.is_main_process:
+        print(f"preparing the rows of {len(evaluator.tasks)} tasks", file=sys.stderr, flush=True)
     scores = evaluator.run(loaded.model, loaded.tokenizer, context_length)
     if scores is None:
         return

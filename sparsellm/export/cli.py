@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsellm.arguments import positive_int
+from sparsellm.waiting import waiting
 
 
 def add_export_parsers(commands: Any) -> None:
@@ -69,6 +70,7 @@ def _add_drop_dead_arguments(export: argparse.ArgumentParser) -> None:
     group.add_argument("--device", help="where to measure (default: a GPU if there is one)")
 
 
+@waiting("exporting")
 def _export(options: argparse.Namespace) -> None:
     given = {
         "tokens": options.drop_dead_tokens,

@@ -2,5 +2,5 @@
 
 May import `runs`, `data`, `recipe` and `estimate`; imported by the command line, `training`,
 `sweep` and `bench`. What a process needs before torch is imported (`ranks`, `pipes`, `signals`,
-`banner`, `waiting`) does not import it.
+`banner`) does not import it.
 """

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sparsellm.waiting import waiting
+
 
 def add_report_parsers(commands: Any) -> None:
     """Adds ``report`` and ``plot`` to the ``sparsellm`` command."""
@@ -42,6 +44,7 @@ def add_report_parsers(commands: Any) -> None:
     plot.set_defaults(run=_plot)
 
 
+@waiting("writing the report")
 def _report(options: argparse.Namespace) -> None:
     from sparsellm.report.collect import without_records
     from sparsellm.report.page import write_report

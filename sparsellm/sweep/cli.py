@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sparsellm.arguments import positive_int
@@ -83,12 +85,23 @@ def _sweep(options: argparse.Namespace) -> None:
         say=partial(print, flush=True),  # also into a log file: a run may take hours
     )
     if len(unfinished) < len(chosen):
-        from sparsellm.report.sweep_report import write_sweep_report
+        from sparsellm.report.sweep_report import SUMMARY_FILE, write_sweep_report
 
-        for path in write_sweep_report(plan.folder):
-            print(path)
+        page = write_sweep_report(plan.folder)[0]
+        print(_table(plan.folder / SUMMARY_FILE), f"report: {page}", sep="\n")
     if unfinished:
         raise ValueError(
             f"{len(unfinished)} of {len(chosen)} runs are not finished: "
             f"{', '.join(unfinished)}; the same command continues them"
         )
+
+
+def _table(summary: Path) -> str:
+    """A sweep's summary.json in lines for a terminal."""
+    lines = [f"{'':28} {'active':>8} {'held-out loss':>13} {'tokens/s':>10}"]
+    for group in json.loads(summary.read_text(encoding="utf-8")):
+        losses = group["held_out_losses"]
+        loss = f"{sum(losses) / len(losses):.4f}" if losses else "–"
+        rate = group["tokens_per_second"]
+        lines.append(f"{group['group']:28} {group['nnz']:>8.1f} {loss:>13} {rate:>10,.0f}")
+    return "\n".join(lines)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import shlex
 import signal
 import sys
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sparsellm.processes.launched import launch_config
@@ -38,6 +40,9 @@ from sparsellm.sweep.worker import (
     work,
 )
 from sparsellm.training.measure import check_evaluation
+
+# Seconds between two looks at what the runs print: after a start few, then longer.
+FIRST_PAUSE, LONGEST_PAUSE = 3.0, 48.0
 
 
 def run_sweep(
@@ -85,6 +90,7 @@ def run_sweep(
         job = partial(train_launched, gpus=gpus_per_run, config=config)
     with _pool(jobs, places, len(todo)) as (pool, workers):
         running: dict[Future[float], PlannedRun] = {}
+        pause = FIRST_PAUSE
         while todo or running:
             late = seconds is not None and time.monotonic() - begun > seconds
             while todo and late:
@@ -93,15 +99,28 @@ def run_sweep(
             while todo and len(running) < workers:
                 run = todo.popleft()
                 log = run.recipe.run_path / LOG_FILE
-                say(f"{_at(begun)} | {run.name}: started; its progress is in {log}")
+                say(f"{_at(begun)} | {run.name}: started; its log is {log}")
                 running[pool.submit(work, job, run.recipe)] = run
-            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            finished, _ = wait(running, pause, return_when=FIRST_COMPLETED)
+            pause = FIRST_PAUSE if finished else min(2 * pause, LONGEST_PAUSE)
+            for run in running.values() if not finished else ():
+                if line := _last_line(run.recipe.run_path / LOG_FILE):
+                    say(f"{_at(begun)} | {run.name}: {line}")
             for future in finished:
                 run = running.pop(future)
                 done |= {run.name} if _report(run, future, begun, say) else set()
                 if isinstance(future.exception(), BrokenProcessPool):
                     todo.clear()  # the pool accepts no further runs
     return [run.name for run in chosen if run.name not in done]
+
+
+def _last_line(log: Path) -> str:
+    """Of a run's progress, or "" before it says anything."""
+    if not log.is_file():
+        return ""
+    with log.open("rb") as file:
+        file.seek(-min(log.stat().st_size, 2**12), os.SEEK_END)
+        return file.read().decode(errors="replace").rstrip().rpartition("\n")[2]
 
 
 def _places(gpus: Sequence[str], gpus_per_run: int) -> list[str | None]:

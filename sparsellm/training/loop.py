@@ -19,7 +19,6 @@ from sparsellm.processes.consensus import agreed_checkpoint, compare_environment
 from sparsellm.processes.distributed import FailedTogether, RankActivity, any_rank, cause_of
 from sparsellm.processes.peers import Peers
 from sparsellm.processes.signals import StopRequest
-from sparsellm.processes.waiting import waiting
 from sparsellm.recipe import Recipe
 from sparsellm.runs.dashboard import check_wandb
 from sparsellm.runs.files import write_atomically
@@ -44,6 +43,7 @@ from sparsellm.training.run import Run, build_accelerator, build_run, close_run
 from sparsellm.training.run_state import begin_save, first_state
 from sparsellm.training.schedule import Due, is_due, next_may_launch
 from sparsellm.training.step import StepTotals, train_step
+from sparsellm.waiting import waiting
 
 
 def train(

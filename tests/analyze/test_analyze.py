@@ -203,7 +203,7 @@ def test_the_command_reads_files(checkpoint, tmp_path, capsys):
 def test_without_held_out_text_the_remedy_is_an_option_of_the_command(tiny, tmp_path):
     text = tmp_path / "text.jsonl"
     text.touch()
-    recipe = tiny("data.corpus=local", f"data.files=[{text}]")
+    recipe = tiny(f"data.files=[{text}]", "data.validation_fraction=0")
     with pytest.raises(ValueError, match=r"corpus local has no held-out text; name .* --data GLOB"):
         held_out_corpus(recipe, None)
     text.unlink()

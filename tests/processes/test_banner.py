@@ -22,8 +22,8 @@ from sparsellm.processes.banner import (
     unused_gpus,
     warnings,
 )
-from sparsellm.processes.waiting import waiting
 from sparsellm.recipe import load_recipe
+from sparsellm.waiting import waiting
 
 GIB = 2**30
 CPU = Machine(gpus=(), gpu_bytes=None, cores=2, memory_bytes=24 * GIB)
@@ -181,8 +181,8 @@ def test_sparse_kernels_without_a_gpu_are_refused(tiny_overrides, cli_here, monk
 
 
 def test_signs_of_life(monkeypatch):
-    monkeypatch.setattr("sparsellm.processes.waiting.QUIET_SECONDS", 0.02)
-    monkeypatch.setattr("sparsellm.processes.waiting.REPEAT_SECONDS", 0.02)
+    monkeypatch.setattr("sparsellm.waiting.QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("sparsellm.waiting.REPEAT_SECONDS", 0.02)
     lines: list[str] = []
     several = threading.Event()
 
@@ -196,7 +196,7 @@ def test_signs_of_life(monkeypatch):
     assert lines[0] == "compiling …"
     assert lines[1].startswith("compiling … ")
     assert lines[-1].startswith("compiling: ")
-    monkeypatch.setattr("sparsellm.processes.waiting.QUIET_SECONDS", 60)
+    monkeypatch.setattr("sparsellm.waiting.QUIET_SECONDS", 60)
     lines.clear()
     with waiting("nothing", say):
         pass

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 QUIET_SECONDS = 2.0  # what is over by then is not mentioned
 REPEAT_SECONDS = 15.0
 
 
 @contextmanager
-def waiting(what: str, say: Callable[[str], object]) -> Iterator[None]:
+def waiting(what: str, say: Callable[[str], object] | None = None) -> Iterator[None]:
     """Prints every 15 seconds that ``what`` is in progress, and at the end how long it took.
 
     Args:
         what: such as ``compiling the model``.
-        say: prints a line; called from another thread.
+        say: prints a line, by default to stderr; called from another thread.
     """
+    say = say or partial(print, file=sys.stderr, flush=True)
     began, over = time.monotonic(), threading.Event()
 
     def watch() -> None:

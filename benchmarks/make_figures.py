@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import quality_figures
 import results
 import train_results
+from published_kernels import PUBLISHED_KERNELS
 from results import Drawn, FFNSetting, Line
 from sparsellm.bench import record
 from sparsellm.report import drawing
-from sparsellm.report.published import PAPER_MODELS, PUBLISHED_KERNELS
+from sparsellm.report.published import PAPER_MODELS
 from train_results import TrainPair
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import results
 import train_results
 from listing import cell, listing, markdown_table
 from model_tables import Made, change
+from published_kernels import PUBLISHED_KERNELS
 from results import FFNSetting, Line
 from sparsellm.bench import record
-from sparsellm.report.published import PUBLISHED_KERNELS
 from train_results import TrainPair
 
 PAGE = results.FOLDER / "RESULTS.md"

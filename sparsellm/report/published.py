@@ -97,4 +97,3 @@ PAPER_RUNS = (
     PaperRun("SiLU", 5632, 2.240, 47.1, None),
 )
 PAPER_CORRELATION = -0.996  # correlation of a layer's mean non-zeros with its speed-up
-PAPER_DEAD = 0.30  # at λ 2e-5: over this share of the neurons

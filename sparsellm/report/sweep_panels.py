@@ -1,4 +1,4 @@
-"""Panels of a sweep's figures with a marker per group: against non-zeros, λ, target and size.
+"""Panels of a sweep's figures: markers of its groups against non-zeros, λ, target and size.
 
 A panel draws on the given axes; if its data is missing, it returns a sentence that says so.
 Groups keep their colour and marker in all panels.
@@ -7,12 +7,14 @@ Groups keep their colour and marker in all panels.
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparsellm.estimate import count_parameters
 from sparsellm.report import drawing
 from sparsellm.report.published import (
+    PAPER_CORRELATION,
     PAPER_DENSE,
     PAPER_MODELS,
     PAPER_RUNS,
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
 Panel = Callable[[SweepData, "Axes"], str | None]  # the reason, if nothing was drawn
 Points = Callable[[Group], Sequence[tuple[float, float]]]
 
-NNZ = "non-zeros per token, mean over layers"
-SHARE = "share of the neurons that fire"
-NO_VALIDATION = "no run has a held-out loss (validation.every_steps)"
+_NNZ = "non-zeros per token, mean over layers"
+_SHARE = "share of the neurons that fire"
+_NO_VALIDATION = "no run has a held-out loss (validation.every_steps)"
 _NO_SCORES = "no run has a mean task score (evaluation.every_steps, or `sparsellm eval RUN`)"
 _NO_FORWARD = "no forward was measured (`sparsellm bench forward RUN… --record DIR/bench.jsonl`)"
-NO_LAYERS = _NO_FORWARD.replace("--record", "--layers --record")
+_NO_LAYERS = _NO_FORWARD.replace("--record", "--layers --record")
 
 
 # Markers of the paper's 1.5B runs and of its model sizes.
@@ -115,11 +117,11 @@ def _dense_lines(sweep: SweepData, axes: Axes) -> None:
         drawing.dense_lines(axes, sweep.dense_relu)
 
 
-loss_by_nnz = against("Held-out loss", NNZ, "nats per token", losses, NO_VALIDATION,
+loss_by_nnz = against("Held-out loss", _NNZ, "nats per token", losses, _NO_VALIDATION,
                       further=_dense_lines)  # fmt: skip
-score_by_nnz = against("Mean task score", NNZ, "% right", scores, _NO_SCORES)
-rate_by_nnz = against("Training", NNZ, "thousand tokens/s", rates, "", from_zero=True)
-forward_by_nnz = against("Forward of the model", NNZ, "× dense", forwards, _NO_FORWARD)
+score_by_nnz = against("Mean task score", _NNZ, "% right", scores, _NO_SCORES)
+rate_by_nnz = against("Training", _NNZ, "thousand tokens/s", rates, "", from_zero=True)
+forward_by_nnz = against("Forward of the model", _NNZ, "× dense", forwards, _NO_FORWARD)
 
 # --- beside the paper -----------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ def loss_beside_paper(sweep: SweepData, axes: Axes) -> str | None:
         _reference(axes, points, _RUNS)
 
     title = "Loss over that of dense ReLU"
-    return against(title, SHARE, "ratio", ratios, NO_VALIDATION, further=beside)(sweep, axes)
+    return against(title, _SHARE, "ratio", ratios, _NO_VALIDATION, further=beside)(sweep, axes)
 
 
 def _score_beside(sweep: SweepData, axes: Axes) -> None:
@@ -154,9 +156,9 @@ def _by_share(points: Points) -> Points:
     return lambda g: [(x / g.recipe.model.intermediate_size, y) for x, y in points(g)]
 
 
-score_beside_paper = against("Mean task score", SHARE, "% right", _by_share(scores), _NO_SCORES,
+score_beside_paper = against("Mean task score", _SHARE, "% right", _by_share(scores), _NO_SCORES,
                              further=_score_beside)  # fmt: skip
-forward_beside_paper = against("Forward of the model", SHARE, "× dense", _by_share(forwards),
+forward_beside_paper = against("Forward of the model", _SHARE, "× dense", _by_share(forwards),
                                _NO_FORWARD, further=_forward_beside)  # fmt: skip
 
 # --- against a setting: λ, target, size -----------------------------------------------------------
@@ -229,7 +231,7 @@ def panels_by(name: str) -> list[Panel]:
     beside = {"target": _diagonal, "size": _paper_sizes}.get(name)
     found = [
         by_setting(name, "Non-zeros per token", "", nnz_of, "", further=beside),
-        by_setting(name, "Held-out loss", "nats per token", losses, NO_VALIDATION),
+        by_setting(name, "Held-out loss", "nats per token", losses, _NO_VALIDATION),
         by_setting(name, "Training", "thousand tokens/s", rates, "", from_zero=True),
         by_setting(name, "Forward of the model: speed", "× dense", forwards, _NO_FORWARD),
     ]
@@ -237,3 +239,29 @@ def panels_by(name: str) -> list[Panel]:
         title = "Forward of the model: energy"
         found.append(by_setting(name, title, "dense over sparse", energies, _NO_FORWARD))
     return found
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+
+def layer_speed(sweep: SweepData, axes: Axes) -> str | None:
+    """A layer's non-zeros against its measured speed-up, with the correlation."""
+    title = "FFN of a layer, forward"
+    points = {i: _layer_points(g) for i, g in enumerate(sweep.groups)}
+    together = [point for values in points.values() for point in values]
+    if not together:
+        return f"A layer's non-zeros against its speed-up: {_NO_LAYERS}."
+    for index, values in points.items():
+        if values:
+            name = sweep.groups[index].name
+            axes.plot(*zip(*values, strict=True), label=name, **drawing.points_style(index))
+    x, y = zip(*together, strict=True)
+    if len(set(x)) > 1 and len(set(y)) > 1:
+        found = statistics.correlation(x, y)
+        title += f": correlation {found:.3f} (paper {PAPER_CORRELATION})".replace("-", "−")
+    drawing.label(axes, title, "non-zeros per token", "× dense")
+    return None
+
+
+def _layer_points(g: Group) -> list[tuple[float, float]]:
+    return [(r["case"]["measured_nnz"], r["ratio"]) for r in g.measured("layer_forward", "ms")]

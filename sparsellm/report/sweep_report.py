@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from sparsellm.arguments import check_out
 from sparsellm.report import drawing
-from sparsellm.report import sweep_curves as curves
 from sparsellm.report import sweep_panels as panels
 from sparsellm.report.page import REPORT_FILE, SweepSection, render_page
 from sparsellm.report.sweep_panels import Panel
@@ -56,24 +55,7 @@ FIGURES: dict[str, tuple[str, list[Panel]]] = {
     "against_lambda": ("Against λ", panels.panels_by("λ")),
     "against_target": ("Against the target", panels.panels_by("target")),
     "against_size": ("Against the size of the model", panels.panels_by("size")),
-    "training": (
-        "Over training",
-        [
-            curves.nnz_over_training,
-            curves.dead_over_training,
-            curves.loss_over_training,
-            curves.l1_over_training,
-        ],
-    ),
-    "layers_and_positions": (
-        "By layer and by position, at the last record",
-        [curves.by_layer, curves.by_position],
-    ),
-    "layer_speed": ("A layer's non-zeros against its speed-up", [curves.layer_speed]),
-    "active_tokens": (
-        "Least and most active tokens of the sparsest run that was analysed",
-        [curves.active_tokens("lowest"), curves.active_tokens("highest")],
-    ),
+    "layer_speed": ("A layer's non-zeros against its speed-up", [panels.layer_speed]),
 }
 
 

@@ -132,7 +132,7 @@ BYTE_READERS: dict[str, Callable[[Path], object]] = {
     "model.safetensors": lambda path: stored_parts(path, "restore it"),
     "model-00001-of-00001.safetensors": lambda path: hf_folder.stored_dtypes(path.parent),
     "traces.npz": lambda path: load_traces(path, 64),
-    "ids.npy": lambda path: load_ids(path, 8),
+    "ids.npz": load_ids,
 }
 
 

@@ -63,8 +63,6 @@ def load_traces(path: Path, num_neurons: int) -> list[Trace]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such trace file; `sparsellm analyze` writes them")
     arrays = _load(path)
-    if isinstance(arrays, np.ndarray):
-        raise ValueError(f"{path} is not a trace file: it is one array")
     names = arrays.keys() - {"ids"}
     layers = range(sum(name.startswith("count") for name in names))
     if not layers or names != {f"{kind}{layer}" for kind in ("count", "idx") for layer in layers}:
@@ -81,35 +79,30 @@ def load_traces(path: Path, num_neurons: int) -> list[Trace]:
     return traces
 
 
-def _load(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """One array, or those of an archive by name.
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an archive by name.
 
     Raises:
-        ValueError: it is neither, or damaged.
+        ValueError: it is damaged, or is not an archive of arrays.
     """
     try:
         loaded = np.load(path, allow_pickle=False)
-        return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
+        if not isinstance(loaded, np.ndarray):
+            return dict(loaded)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged, or not a NumPy file ({error})") from error
+    raise ValueError(f"{path} is not a trace file: it is one array")
 
 
-def load_ids(path: Path, context_length: int) -> NDArray[np.int64] | None:
+def load_ids(path: Path) -> NDArray[np.int64] | None:
     """The token ids of a trace file, (sequences, context_length), or None where it has none.
 
-    Args:
-        path: a trace file, or an array of ids (``.npy``).
-        context_length: of ids that are stored flat.
-
     Raises:
-        ValueError: ids that are not whole sequences.
+        ValueError: the file is damaged, or the ids are not whole sequences.
     """
-    loaded = _load(path)
-    ids = loaded if isinstance(loaded, np.ndarray) else loaded.get("ids")
+    ids = _load(path).get("ids")
     if ids is None:
         return None
-    if ids.ndim == 1 and len(ids) % context_length == 0:
-        ids = ids.reshape(-1, context_length)
     if ids.ndim != 2:
-        raise ValueError(f"{path}: ids {ids.shape} are not sequences of {context_length} tokens")
+        raise ValueError(f"{path}: ids {ids.shape} are not (sequences, context_length)")
     return ids.astype(np.int64)

@@ -39,8 +39,6 @@ def ffn_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nnz", metavar="NNZ", default=nnz, help=text, **many)
     text = "patterns of a trained model, from `sparsellm analyze` (default: those of the checkout)"
     parser.add_argument("--traces", type=Path, metavar="FILE", help=text)
-    text = "token ids of the traces (.npy), if those have none: adds cases in token order"
-    parser.add_argument("--ids", type=Path, metavar="FILE", help=text)
     text = "how the active neurons are stored (default: union)"
     formats = ("union", "twell")
     parser.add_argument("--format", choices=formats, default=["union"], help=text, **many)

@@ -22,7 +22,6 @@ from sparsellm.ffn.types import Format, TokenOrder
 DECODE_TOKENS = 64  # cases of at most so many tokens are measured as decoding
 DISTINCT_TOKENS = 16_384  # larger inputs repeat these
 VOCABULARY = 50_304  # vocabulary size of the traced model
-TRACED_CONTEXT = 2048  # tokens per sequence if the token ids of a trace are stored flat
 
 
 class Shape(NamedTuple):

@@ -24,7 +24,6 @@ from sparsellm.bench.compare import Comparison, compare, gpu
 from sparsellm.bench.ffn_cases import (
     SAMPLE_COMMANDS,
     SAMPLE_TRACES,
-    TRACED_CONTEXT,
     VOCABULARY,
     Case,
     FFNVariant,
@@ -63,8 +62,7 @@ class FFNBench:
         self.num_layers = 0
         if self.traces is not None:
             self.num_layers = len(load_traces(self.traces, ffn_cases.TRACED.intermediate_size))
-        source = options.ids or self.traces
-        self.ids_BT = None if source is None else load_ids(source, TRACED_CONTEXT)
+        self.ids_BT = None if self.traces is None else load_ids(self.traces)
         self._sort_ms: dict[int, float] = {}
 
     @cached_property

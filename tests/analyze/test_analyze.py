@@ -141,7 +141,7 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert len(found["layers"]) == 2
     assert len(found["tokens_by_nnz"]["highest"]) > 0
     traces = load_traces(checkpoint / "analysis" / "traces.npz", 64)
-    ids_BT = load_ids(checkpoint / "analysis" / "traces.npz", 1)
+    ids_BT = load_ids(checkpoint / "analysis" / "traces.npz")
     assert ids_BT.size == 512
     common = found["tokens_by_nnz"]["highest"][0]
     assert (ids_BT == common["id"]).sum() == common["occurrences"]
@@ -228,13 +228,12 @@ def test_trace_files_are_checked(tmp_path):
 
 def test_a_trace_file_may_have_the_ids_of_its_tokens(tmp_path):
     trace, ids_BT = _trace(np.eye(8, dtype=bool)), np.arange(8).reshape(2, 4)
-    path, plain, flat = (tmp_path / name for name in ("ids.npz", "plain.npz", "ids.npy"))
+    path, plain, flat = (tmp_path / name for name in ("ids.npz", "plain.npz", "flat.npz"))
     save_traces(path, [trace], ids_BT)
     save_traces(plain, [trace])
-    np.save(flat, np.arange(8, dtype=np.uint16))
+    save_traces(flat, [trace], ids_BT.reshape(-1))
     assert load_traces(path, 8)[0].index.tolist() == list(range(8))
-    assert load_ids(plain, 4) is None
-    for source in (path, flat):
-        assert np.array_equal(load_ids(source, 4), ids_BT)
-    with pytest.raises(ValueError, match=r"ids \(8,\) are not sequences of 3 tokens"):
-        load_ids(flat, 3)
+    assert load_ids(plain) is None
+    assert np.array_equal(load_ids(path), ids_BT)
+    with pytest.raises(ValueError, match=r"ids \(8,\) are not \(sequences, context_length\)"):
+        load_ids(flat)

@@ -215,9 +215,9 @@ def test_what_is_skipped_says_why(name, clock, monkeypatch, traces):
 
 
 def test_ids_of_another_trace_are_refused(clock, traces, tmp_path):
-    np.save(tmp_path / "ids.npy", np.zeros((3, 50), int))
-    words = ["--traces", str(traces), "--ids", str(tmp_path / "ids.npy")]
-    [skipped] = run("ffn", "--pattern", "trace", *words)
+    other = tmp_path / "other.npz"
+    np.savez(other, ids=np.zeros((3, 50), int), **np.load(traces))
+    [skipped] = run("ffn", "--pattern", "trace", "--traces", str(other))
     assert "150 ids do not belong to a trace of 200 tokens" in skipped
 
 

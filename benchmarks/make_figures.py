@@ -10,7 +10,6 @@ import results
 import train_results
 from published_kernels import PUBLISHED_KERNELS
 from results import Drawn, FFNSetting, Line
-from sparsellm.bench import record
 from sparsellm.report import drawing
 from sparsellm.report.published import PAPER_MODELS
 from train_results import TrainPair
@@ -210,7 +209,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {
 
 def main() -> None:
     """Writes the figures, and names those that have no records."""
-    drawn = draw_all(record.read(results.RECORDS))
+    drawn = draw_all(results.read_records(results.RECORDS))
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in drawn.items():
         (FOLDER / name).write_text(text, encoding="utf-8", newline="\n")

@@ -20,7 +20,6 @@ from listing import cell, listing, markdown_table
 from model_tables import Made, change
 from published_kernels import PUBLISHED_KERNELS
 from results import FFNSetting, Line
-from sparsellm.bench import record
 from train_results import TrainPair
 
 PAGE = results.FOLDER / "RESULTS.md"
@@ -252,7 +251,7 @@ def main(words: list[str] | None = None) -> None:
         help="print all cases of this benchmark instead; without a name, list the benchmarks",
     )
     wanted = parser.parse_args(words).all
-    records = record.read(results.RECORDS)
+    records = results.read_records(results.RECORDS)
     count = Counter(line["bench"] for line in records)
     if wanted is None:
         PAGE.write_text(results_page(records), encoding="utf-8", newline="\n")

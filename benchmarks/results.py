@@ -13,6 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict
+
+from sparsellm.runs.files import read_json_lines
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -26,6 +30,32 @@ FOLDER = Path(__file__).resolve().parent
 RECORDS = FOLDER / "results.jsonl"
 GPU = "NVIDIA H200"
 TOKENS, HIDDEN, WIDTH = 16_384, 2048, 5632  # of the FFN in figures and tables
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    bench: str
+    case: dict[str, Any]
+    metric: str
+    value: float
+    unit: str
+    baseline: float | None
+    ratio: float | None
+    sustained: dict[str, float] | None = None
+    baseline_sustained: dict[str, float] | None = None
+    hardware: str
+    commit: str
+    command: str
+
+
+def read_records(path: Path) -> list[Line]:
+    """All recorded lines.
+
+    Raises:
+        ValueError: a line is damaged; names file, line and key.
+    """
+    return read_json_lines(path, _Record, "restore the file, or correct that line")
 
 
 def newest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

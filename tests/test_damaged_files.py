@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_strict import BOMB
 
+from results import read_records
 from sparsellm.analyze.trace import load_ids, load_traces
-from sparsellm.bench import record
 from sparsellm.data import load_corpora, position
 from sparsellm.data.shards import read_about
 from sparsellm.evaluate.suite import _check_rows
@@ -118,7 +118,7 @@ JSON_READERS: dict[str, Callable[[Path], object]] = {
 LINE_READERS: dict[str, Callable[[Path], object]] = {
     "metrics.jsonl": lambda path: read_metrics(path.parent),
     "bench.jsonl": sweep_runs._lines,
-    "results.jsonl": record.read,
+    "results.jsonl": read_records,
     "validation.jsonl": _check_rows,
 }
 YAML_READERS: dict[str, Callable[[Path], object]] = {

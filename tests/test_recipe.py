@@ -10,7 +10,6 @@ import yaml
 
 import results
 from sparsellm.architecture import ARCHITECTURES
-from sparsellm.bench import record
 from sparsellm.estimate import (
     active_parameters,
     count_parameters,
@@ -84,7 +83,7 @@ def test_a_value_beyond_reason_is_refused_before_anything_is_built(key, value):
 def test_memory_is_estimated_as_it_was_measured():
     measured = [
         r
-        for r in results.newest(record.read())
+        for r in results.newest(results.read_records(results.RECORDS))
         if (r["bench"], r["metric"]) == ("train", "memory_GiB") and r["case"]["kernels"] == "dense"
     ]
     assert {r["case"]["config"] for r in measured} == {"single", "ddp8", "fsdp2"}

@@ -12,14 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from sparsellm.cores import usable_cores
-from sparsellm.runs.files import read_json_lines
 from sparsellm.runs.session import commit
 
 RESULTS = Path("benchmarks/results.jsonl")
-OPTIONAL = ("sustained", "baseline_sustained")  # keys that a line may lack
+OPTIONAL = ("sustained", "baseline_sustained")  # keys that are left out where they are None
 
 
 @dataclass(frozen=True)
@@ -104,25 +101,3 @@ def _number(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1e4 else f"{value:,.4g}"
-
-
-def read(path: Path = RESULTS) -> list[dict[str, Any]]:
-    """All recorded lines."""
-    return read_json_lines(path, _Line, "restore the file, or correct that line")
-
-
-class _Line(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    bench: str
-    case: dict[str, Any]
-    metric: str
-    value: float
-    unit: str
-    baseline: float | None
-    ratio: float | None
-    sustained: dict[str, float] | None = None
-    baseline_sustained: dict[str, float] | None = None
-    hardware: str
-    commit: str
-    command: str

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from conftest import ROOT
-
 from listing import listing
-from sparsellm.bench.record import Measurement, append, read, row
+from results import RECORDS, read_records
+from sparsellm.bench.record import Measurement, append, row
 
 KEYS = ["bench", "case", "metric", "value", "unit", "baseline", "ratio"]
 SUSTAINED = ["sustained", "baseline_sustained"]  # not in older records
@@ -31,12 +30,12 @@ def test_appended_lines_have_exactly_the_agreed_keys(tmp_path, monkeypatch):
     assert (list(new), list(old)) == (KEYS + SUSTAINED + CONTEXT, KEYS + CONTEXT)
     assert new["command"] == "sparsellm bench ffn --M 5"
     assert old["commit"] == "abc"
-    assert [r["baseline_sustained"] for r in read(path)[:1]] == [under | {"watts": 7.0}]
+    assert [r["baseline_sustained"] for r in read_records(path)[:1]] == [under | {"watts": 7.0}]
     assert "| 6 | ms | 3 | ms |  |  |" in listing([new | {"bench": "x"}, old | {"bench": "x"}])
 
 
 def test_the_repositorys_records_are_whole():
-    records = read(ROOT / "benchmarks" / "results.jsonl")
+    records = read_records(RECORDS)
     assert records
     for record in records:
         assert [key for key in record if key not in SUSTAINED] == KEYS + CONTEXT

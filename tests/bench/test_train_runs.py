@@ -16,8 +16,8 @@ from conftest import set_arguments
 from rank_processes import wait_until_gone
 
 from listing import listing
+from results import read_records
 from sparsellm.bench import model_forward, train_runs
-from sparsellm.bench.record import read
 from sparsellm.bench.train_figures import Figures, Reading, figures, measurements
 from sparsellm.bench.train_runs import DENSE, Setting, check, measure, recipe_of, settings
 from sparsellm.recipe import load_recipe
@@ -246,12 +246,12 @@ def test_a_real_run_and_its_checkpoints_forward(tiny_overrides, tmp_path, monkey
     command += [*set_arguments(overrides), "--record", str(results)]
     done = cli_here(*command)
     assert done.returncode == 0, done.stdout + done.stderr
-    records = {r["metric"]: r for r in read(results)}
+    records = {r["metric"]: r for r in read_records(results)}
     case = records["tokens_per_ms"]["case"]
     assert (case["recipe"], case["gpus"], case["config"]) == ("debug", 1, "single")
     assert records["tokens_per_ms"]["value"] >= records["tokens_per_ms"]["sustained"]["p10"] > 0
     assert "memory_GiB" not in records
-    assert "| tokens_per_ms |" in listing(read(results))
+    assert "| tokens_per_ms |" in listing(read_records(results))
 
     monkeypatch.setattr(torch, "compile", lambda model: model)
     [run] = [path for path in folder.glob("runs-*/single-1-*") if path.is_dir()]

@@ -8,7 +8,7 @@ import pytest
 from report.test_report import record, write_run
 
 from record_sweep import main, settled_step
-from sparsellm.bench.record import read
+from results import read_records
 
 
 def _at(step, nnz):
@@ -47,7 +47,7 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path,
     (folder / "sweep.json").write_text(json.dumps(content))
     main([str(folder), "--record", str(results)])
     assert "sweep_x run=target-seed0 " in capsys.readouterr().out
-    rows = read(results)
+    rows = read_records(results)
     assert {(r["bench"], r["hardware"], r["commit"], r["date"], r["command"]) for r in rows} == {
         ("sweep_x", "2× NVIDIA H200, 32 cores", "abc", "2026-01-02", "sparsellm sweep x")
     }

@@ -16,7 +16,6 @@ import results
 import sweep_results
 import train_results
 from make_tables import TABLES, results_page
-from sparsellm.bench import record
 
 COMMITTED = ROOT / "benchmarks"
 H200 = "1× NVIDIA H200, 16 cores"
@@ -46,7 +45,7 @@ def table_of(page: str, title: str) -> list[list[str]]:
 
 
 def test_the_committed_page_is_what_the_records_give():
-    page = results_page(record.read(COMMITTED / "results.jsonl"))
+    page = results_page(results.read_records(COMMITTED / "results.jsonl"))
     assert (COMMITTED / "RESULTS.md").read_text(encoding="utf-8") == page
     titles = re.findall(r"^## (.*)", page, re.MULTILINE)
     assert len(titles) <= 6
@@ -62,7 +61,7 @@ def test_the_committed_figures_are_what_the_records_give():
     pinned = (ROOT / "constraints.txt").read_text()
     if f"matplotlib=={matplotlib.__version__}\n" not in pinned:
         pytest.skip(f"matplotlib {matplotlib.__version__} is not that of constraints.txt")
-    drawn = make_figures.draw_all(record.read(COMMITTED / "results.jsonl"))
+    drawn = make_figures.draw_all(results.read_records(COMMITTED / "results.jsonl"))
     assert drawn.keys() == {f"{name}.svg" for name in make_figures.FIGURES}
     for name, text in drawn.items():
         assert (COMMITTED / "figures" / name).read_text(encoding="utf-8") == text, name

@@ -23,7 +23,10 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from sparsellm.bench.record import Measurement, append, row
-from sparsellm.data import TokenLoader, load_corpora, load_tokenizer, validation_batches
+from sparsellm.data.corpus import load_corpora
+from sparsellm.data.held_out import validation_batches
+from sparsellm.data.loader import TokenLoader
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.training.objective import build_loss

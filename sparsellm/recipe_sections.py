@@ -258,7 +258,7 @@ class DataConfig(StrictModel):
         return " + ".join(f"{weight:g} {name}" for name, weight in self.corpus.items())
 
     def sources(self) -> dict[str, Any]:
-        """The arguments of `sparsellm.data.load_corpora`."""
+        """The arguments of `data.corpus.load_corpora`."""
         return {
             "corpus": self.corpus,
             "files": self.files,

@@ -26,7 +26,7 @@ from conftest import ROOT, TINY, process_env, set_arguments
 from safetensors import safe_open
 
 from sparsellm.cli import main as sparsellm
-from sparsellm.data import TokenLoader
+from sparsellm.data.loader import TokenLoader
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import read_metrics

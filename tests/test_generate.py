@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsellm.cli import main
-from sparsellm.data import load_tokenizer
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.generate import Sampling, _Streamer, count_non_zeros, generate
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs.pretrained import load_pretrained

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sparsellm.analyze.tally import LayerTally, TokenTally
 from sparsellm.analyze.trace import Trace, index_dtype
-from sparsellm.data import load_corpora, load_corpus, validation_batches
-from sparsellm.data.corpus import Corpus
+from sparsellm.data.corpus import Corpus, load_corpora, load_corpus
+from sparsellm.data.held_out import validation_batches
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.types import FFNStats

@@ -22,8 +22,9 @@ import psutil
 
 from sparsellm.bench.record import Found, Measurement
 from sparsellm.cores import usable_cores
-from sparsellm.data import TokenLoader, load_corpora, load_tokenizer
-from sparsellm.data.corpus import Corpus
+from sparsellm.data.corpus import Corpus, load_corpora
+from sparsellm.data.loader import TokenLoader
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.recipe import Recipe, load_recipe
 
 Figures = dict[str, float]  # of one rank

@@ -24,7 +24,9 @@ from sparsellm.bench.ffn_run import dense, dense_weights
 from sparsellm.bench.patterns import describe
 from sparsellm.bench.record import Found, Measurement
 from sparsellm.bench.timing import Side
-from sparsellm.data import load_corpora, load_tokenizer, validation_batches
+from sparsellm.data.corpus import load_corpora
+from sparsellm.data.held_out import validation_batches
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.ffn.accelerate import TokenOrder, accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe

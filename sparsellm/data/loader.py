@@ -131,7 +131,7 @@ class TokenLoader:
     def state_dict(self, at: Bookmark | None = None) -> dict[str, Any]:
         """JSON-serialisable: the position after the last micro-batch that was handed out.
 
-        It covers the lanes that this rank has read; `sparsellm.data.merge` merges those of all
+        It covers the lanes that this rank has read; `position.merge` merges those of all
         ranks. With a bookmark it is the position there.
         """
         at = at or self.bookmark()

@@ -18,7 +18,7 @@ import xxhash
 from accelerate import Accelerator
 
 import sparsellm
-from sparsellm.data import Corpus
+from sparsellm.data.corpus import Corpus
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.data.witness import seen_here
 from sparsellm.processes.distributed import from_first_rank, together

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel as HFModel
 
-from sparsellm.data import load_tokenizer
-from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.device import place
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe, load_recipe

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sparsellm.data import load_tokenizer
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.device import default_dtype, place
 from sparsellm.evaluate.evaluator import Evaluator
 from sparsellm.evaluate.scores import table, to_record

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsellm.data import TokenLoader
-from sparsellm.data.loader import Bookmark
+from sparsellm.data.loader import Bookmark, TokenLoader
 from sparsellm.training.counters import Counters
 from sparsellm.training.objective import LossSums
 

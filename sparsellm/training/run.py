@@ -14,14 +14,10 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from sparsellm.data import (
-    Corpus,
-    TokenLoader,
-    load_corpora,
-    load_tokenizer,
-    validation_batches,
-)
-from sparsellm.data.loader import Bookmark
+from sparsellm.data.corpus import Corpus, load_corpora
+from sparsellm.data.held_out import validation_batches
+from sparsellm.data.loader import Bookmark, TokenLoader
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.device import check_fp8
 from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.ffn.module import SparseFFN

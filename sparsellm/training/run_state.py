@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from sparsellm import __version__
-from sparsellm.data import DataStateMismatch, merge
+from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe, without_removed
 from sparsellm.runs import checkpoint, state

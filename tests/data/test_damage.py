@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsellm.data import TokenLoader, load_corpus, load_tokenizer
 from sparsellm.data.blocks import BlockCache
-from sparsellm.data.corpus import Corpus
+from sparsellm.data.corpus import Corpus, load_corpus
 from sparsellm.data.held_out import documents_in_order
 from sparsellm.data.json_lines import BLOCK_BYTES
+from sparsellm.data.loader import TokenLoader
 from sparsellm.data.shards import to_shard
+from sparsellm.data.tokenizer import load_tokenizer
 
 
 def _loader(corpus, num_workers, context_length=64):

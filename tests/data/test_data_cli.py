@@ -18,16 +18,13 @@ import pytest
 import torch
 
 from sparsellm.cli import main
-from sparsellm.data import (
-    DataStateMismatch,
-    TokenLoader,
-    load_corpora,
-    load_tokenizer,
-    merge,
-    validation_batches,
-)
 from sparsellm.data import tokenize_corpus as tokenize_module
+from sparsellm.data.corpus import load_corpora
+from sparsellm.data.held_out import validation_batches
+from sparsellm.data.loader import TokenLoader
+from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.token_shards import read_index
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.runs.hf_tokenizer import build_tokenizer
 
 

@@ -11,13 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparsellm.data import TokenLoader, load_tokenizer, merge
 from sparsellm.data.blocks import BlockCache
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.lanes import NUM_LANES, LaneState, Picks, Share, StreamConfig, make
-from sparsellm.data.position import Position, to_json
+from sparsellm.data.loader import TokenLoader
+from sparsellm.data.position import Position, merge, to_json
 from sparsellm.data.shards import to_shard
 from sparsellm.data.stream import Cursor, LaneConfig, documents
+from sparsellm.data.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer("bytes")
 LENGTH = 32

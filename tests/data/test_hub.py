@@ -13,16 +13,18 @@ import pytest
 from conftest import ROOT, TINY, process_env, set_arguments
 
 from data.fake_hub import REPO, REVISION, FakeHub
-from sparsellm.data import load_corpus, load_tokenizer
 from sparsellm.data.blocks import BlockCache
+from sparsellm.data.corpus import load_corpus
 from sparsellm.data.shards import to_shard
 from sparsellm.data.stream import Cursor, LaneConfig, pack
+from sparsellm.data.tokenizer import load_tokenizer
 
 # In a process of its own: the hub's address is read when its client is imported.
 READ = """
 import json, logging, sys
 import tenacity, tenacity.nap
-from sparsellm.data import load_corpus, load_tokenizer
+from sparsellm.data.corpus import load_corpus
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.data.blocks import BlockCache
 from sparsellm.data.stream import Cursor, LaneConfig, pack
 logging.basicConfig(level=logging.WARNING)

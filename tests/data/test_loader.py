@@ -20,17 +20,13 @@ import pytest
 import torch
 from conftest import process_env
 
-from sparsellm.data import (
-    DataStateMismatch,
-    TokenLoader,
-    load_corpora,
-    load_corpus,
-    load_tokenizer,
-    merge,
-    validation_batches,
-)
 from sparsellm.data import witness as witness_module
+from sparsellm.data.corpus import load_corpora, load_corpus
+from sparsellm.data.held_out import validation_batches
 from sparsellm.data.lanes import Picks
+from sparsellm.data.loader import TokenLoader
+from sparsellm.data.position import DataStateMismatch, merge
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.training.objective import IGNORED_TARGET
 from sparsellm.training.validation import ValidationSet
 
@@ -297,7 +293,9 @@ def test_text_of_ones_own_needs_held_out_text_of_ones_own(tmp_path, monkeypatch)
 
 PARENT = """
 import multiprocessing, signal, sys, threading, time
-from sparsellm.data import TokenLoader, load_corpora, load_tokenizer
+from sparsellm.data.corpus import load_corpora
+from sparsellm.data.loader import TokenLoader
+from sparsellm.data.tokenizer import load_tokenizer
 
 def start():
     next(loader), next(loader)  # one of each worker: both are ready

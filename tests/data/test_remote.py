@@ -14,8 +14,12 @@ import pytest
 import torch
 
 from data.range_server import RangeServer
-from sparsellm.data import DataStateMismatch, TokenLoader, load_corpus, load_tokenizer, merge, retry
+from sparsellm.data import retry
 from sparsellm.data import text_files as data_files
+from sparsellm.data.corpus import load_corpus
+from sparsellm.data.loader import TokenLoader
+from sparsellm.data.position import DataStateMismatch, merge
+from sparsellm.data.tokenizer import load_tokenizer
 
 NAMES = ("0.parquet", "1.jsonl.gz", "2.jsonl", "3.txt")
 

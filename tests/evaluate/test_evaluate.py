@@ -22,7 +22,7 @@ from runs.test_metrics_log import _offline_records
 from training.test_distributed import launch
 from transformers import GPT2TokenizerFast
 
-from sparsellm.data import load_tokenizer
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.evaluate import suite as suite_module
 from sparsellm.evaluate.cli import _beside
 from sparsellm.evaluate.evaluator import Evaluator

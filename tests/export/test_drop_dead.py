@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sparsellm import accelerate
 from sparsellm.analyze.firing import held_out_tokens
 from sparsellm.cli import main
-from sparsellm.data import load_corpus
+from sparsellm.data.corpus import load_corpus
 from sparsellm.export.drop_dead import DropDead, choose_kept
 from sparsellm.export.save_export import export
 from sparsellm.processes.signals import StopRequest

@@ -8,7 +8,9 @@ import pytest
 from conftest import ROOT, set_arguments
 from training.test_distributed import launch
 
-from sparsellm.data import load_corpora, load_tokenizer, witness
+from sparsellm.data import witness
+from sparsellm.data.corpus import load_corpora
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.processes import consensus
 from sparsellm.processes.consensus import (
     agreed_checkpoint,

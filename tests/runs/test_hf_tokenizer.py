@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from sparsellm.data import load_tokenizer
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.runs.hf_tokenizer import build_tokenizer, check_tokenizer, write_tokenizer
 
 # Runs of every kind of white space, contractions, digits and signs: where GPT-2's split decides.

@@ -7,7 +7,7 @@ import signal
 import pytest
 from conftest import set_arguments
 
-from sparsellm.data import TokenLoader
+from sparsellm.data.loader import TokenLoader
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import read_metrics

@@ -7,7 +7,7 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -145,22 +145,25 @@ def check_files(data: DataConfig) -> None:
         load_corpora(**data.sources())
 
 
-def load_corpora(
-    corpus: str | dict[str, float],
-    *,
-    files: list[str] | None = None,
-    validation_files: list[str] | None = None,
-    validation_fraction: float = 0,
-    text_field: str | None = None,
-) -> tuple[Corpus, ...]:
+class Sources(TypedDict, total=False):
+    """What a recipe's `data` section sets in place of a corpus's own YAML."""
+
+    files: (
+        list[str] | None
+    )  # globs that replace the YAML's `files`, and drop its `validation_files`
+    validation_files: list[str] | None  # globs that replace its `validation_files`
+    # Share of the documents of `files` to hold out, unless there are validation files or shards.
+    validation_fraction: float
+    text_field: str | None  # replaces its `text_field`
+
+
+def load_corpora(corpus: str | dict[str, float], **sources: Unpack[Sources]) -> tuple[Corpus, ...]:
     """The corpora of a run with their weights; a single one unless it is a mixture.
 
     Args:
         corpus: a name or file as for `load_corpus`, or the weight of each by name or file.
-        files: as for `load_corpus`; not for a mixture.
-        validation_files: likewise.
-        validation_fraction: likewise, but nothing to a mixture.
-        text_field: likewise.
+        sources: as for `load_corpus`; a mixture takes none but ``validation_fraction``, which has
+            no effect there.
 
     Raises:
         FileNotFoundError, ValueError: as `load_corpus`.
@@ -169,20 +172,11 @@ def load_corpora(
         path = corpus_path(corpus)
         content = load_yaml(path)
         if content.get("source") != "mixture":
-            own = load_corpus(
-                corpus,
-                files=files,
-                validation_files=validation_files,
-                validation_fraction=validation_fraction,
-                text_field=text_field,
-            )
-            return (own,)
-        mixture = validate(MixtureCorpus, content, str(path), path)
-        assert isinstance(mixture, MixtureCorpus)
-        weights = mixture.corpora
+            return (load_corpus(corpus, **sources),)
+        weights = validate(MixtureCorpus, content, str(path), path).corpora
     else:
         weights = corpus
-    if files or validation_files or text_field:
+    if any(sources.get(key) for key in ("files", "validation_files", "text_field")):
         raise ValueError(
             "data.files, data.validation_files and data.text_field apply to a single corpus; in a "
             "mixture give each a YAML file of its own"
@@ -212,23 +206,12 @@ def _text_of(shard: Shard) -> tuple[str, str]:
     return real_place(shard.url), shard.text_field
 
 
-def load_corpus(
-    name_or_path: str,
-    *,
-    files: list[str] | None = None,
-    validation_files: list[str] | None = None,
-    validation_fraction: float = 0,
-    text_field: str | None = None,
-) -> Corpus:
+def load_corpus(name_or_path: str, **sources: Unpack[Sources]) -> Corpus:
     """Reads a corpus's YAML and finds its shards (hub: one request to the hub).
 
     Args:
         name_or_path: name of a file of ``data/``, or a path.
-        files: globs that replace the YAML's ``files`` and drop its ``validation_files``.
-        validation_files: globs that replace its ``validation_files``.
-        validation_fraction: share of the documents of ``files`` that is held out, unless
-            ``validation_files`` or the YAML's ``validation_shards`` are.
-        text_field: replaces its ``text_field``.
+        sources: what replaces the YAML's keys.
 
     Raises:
         FileNotFoundError: the corpus does not exist, or a glob matches nothing.
@@ -236,12 +219,12 @@ def load_corpus(
     """
     path = corpus_path(name_or_path)
     content = load_yaml(path)
-    if files is not None:
+    fraction = sources.pop("validation_fraction", 0)
+    given = {key: value for key, value in sources.items() if value is not None}
+    if "files" in given:
         content.pop("validation_files", None)  # held out of other text
-        if validation_files is None and not content.get("validation_shards"):
-            content["validation_fraction"] = validation_fraction
-    overrides = {"files": files, "validation_files": validation_files, "text_field": text_field}
-    given = {key: value for key, value in overrides.items() if value is not None}
+        if "validation_files" not in given and not content.get("validation_shards"):
+            content["validation_fraction"] = fraction
     content |= given
     kind = content.get("source")
     if kind not in KINDS:

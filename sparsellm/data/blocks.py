@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from sparsellm.data.block_types import Block, Rows, ShardReader
 from sparsellm.data.readers import open_shard
@@ -44,6 +46,15 @@ class BlockCache:
         """Number of rows of a block; None past the end of a stream."""
         found = self._block(shard, block)
         return None if found is None else len(found)
+
+    def sizes(self, shard: Shard) -> Iterator[int]:
+        """Number of rows of each block of a shard, from front to back."""
+        num_blocks = self.num_blocks(shard)
+        for block in itertools.count() if num_blocks is None else range(num_blocks):
+            size = self.size(shard, block)
+            if size is None:
+                return
+            yield size
 
     def documents(self, shard: Shard, block: int, rows: Rows) -> list[str] | list[Tokens]:
         """The documents at ``rows`` of a block, in that order; a null is an empty document.

@@ -31,16 +31,10 @@ def documents_in_order(shards: tuple[Shard, ...]) -> Iterator[list[str] | list[T
     """Every document of the shards, a block's next `MOST_DOCUMENTS` at a time; some are empty."""
     blocks = BlockCache(most_bytes=0)
     for shard in shards:
-        block = 0
-        num_blocks = blocks.num_blocks(shard)
-        while num_blocks is None or block < num_blocks:
-            size = blocks.size(shard, block)
-            if size is None:
-                break
+        for block, size in enumerate(blocks.sizes(shard)):
             for first in range(0, size, MOST_DOCUMENTS):
                 rows = np.arange(first, min(first + MOST_DOCUMENTS, size))
                 yield blocks.documents(shard, block, rows)
-            block += 1
 
 
 def validation_batches(

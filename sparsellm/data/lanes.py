@@ -193,11 +193,7 @@ def _count_documents(corpus: Corpus, enough: int) -> int:
     """Documents with text in a corpus, counted up to ``enough``."""
     blocks, count = BlockCache(most_bytes=0), 0
     for shard in corpus.train:
-        num_blocks = blocks.num_blocks(shard)
-        for block in itertools.count() if num_blocks is None else range(num_blocks):
-            size = blocks.size(shard, block)
-            if size is None:
-                break
+        for block, size in enumerate(blocks.sizes(shard)):
             for row in range(size):
                 count += len(blocks.documents(shard, block, np.array([row]))[0]) > 0
                 if count >= enough:

@@ -104,14 +104,10 @@ def tokenize_shard(tokenizer: str, shard: Shard, path: Path) -> Tokenised:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     encoder, blocks = load_tokenizer(tokenizer), BlockCache(most_bytes=0)
     writer = TokenWriter(path, encoder.vocab_size)
-    num_blocks = blocks.num_blocks(shard)
     block_sizes: list[int] = []
     documents = tokens = 0
-    while num_blocks is None or len(block_sizes) < num_blocks:
-        block = len(block_sizes)
-        size = blocks.size(shard, block)
-        if size is None:
-            break
+    for block, size in enumerate(blocks.sizes(shard)):
+        block_sizes.append(size)
         for first in range(0, size, MOST_DOCUMENTS):
             rows = np.arange(first, min(first + MOST_DOCUMENTS, size))
             texts = blocks.documents(shard, block, rows)
@@ -120,14 +116,13 @@ def tokenize_shard(tokenizer: str, shard: Shard, path: Path) -> Tokenised:
                 ids = next(encoded) if len(text) else np.empty(0, np.int32)
                 writer.add(ids)
                 documents, tokens = documents + bool(len(ids)), tokens + len(ids)
-        block_sizes.append(size)
     writer.finish(
         {
             "tokenizer": encoder.identity,
             "eot_id": encoder.eot_id,
             "text": shard.url,
             "identity": identity(shard),
-            "stream": num_blocks is None,
+            "stream": blocks.num_blocks(shard) is None,
             "block_sizes": block_sizes,
         }
     )

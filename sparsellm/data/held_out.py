@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 def read_in_order(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> Iterator[Tokens]:
     """Tokens of every document of the shards, once, unshuffled, each ended by ``eot_id``."""
     for contents in documents_in_order(shards):
-        yield from with_eot([content for content in contents if len(content)], tokenizer)
+        yield from with_eot(contents, tokenizer)
 
 
-def documents_in_order(shards: tuple[Shard, ...]) -> Iterator[list[str] | list[Tokens]]:
+def documents_in_order(shards: tuple[Shard, ...]) -> Iterator[Sequence[str | Tokens]]:
     """Every document of the shards, a block's next `MOST_DOCUMENTS` at a time; some are empty."""
     blocks = BlockCache(most_bytes=0)
     for shard in shards:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -64,9 +63,14 @@ def _read(
 ) -> Contents:
     contents = Contents()
     with tqdm(total=limit, unit="document", desc=name, leave=False) as bar:
-        for content, tokens in islice(_documents(shards, tokenizer), limit):
+        documents = (
+            pair
+            for some in documents_in_order(shards)
+            for pair in zip(some, with_eot(some, tokenizer), strict=True)
+        )
+        for content, tokens in islice(documents, limit):
             bar.update()
-            if tokens is None:
+            if not len(tokens):
                 contents.empty += 1
                 continue
             contents.documents += 1
@@ -76,15 +80,6 @@ def _read(
             if len(contents.samples) < num_samples:
                 contents.samples.append(_sample(content, tokenizer))
     return contents
-
-
-def _documents(
-    shards: tuple[Shard, ...], tokenizer: Tokenizer
-) -> Iterator[tuple[str | Tokens, Tokens | None]]:
-    for contents in documents_in_order(shards):
-        encoded = with_eot([content for content in contents if len(content)], tokenizer)
-        for content in contents:
-            yield content, (next(encoded) if len(content) else None)
 
 
 def _hash(content: str | bytes) -> int:

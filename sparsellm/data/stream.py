@@ -8,7 +8,7 @@ position is a handful of integers, the `Cursor`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -214,10 +214,15 @@ def _tokenised(stream: Iterator[Document], tokenizer: Tokenizer) -> Iterator[tup
             yield document.start, tokens
 
 
-def with_eot(contents: list[str | Tokens], tokenizer: Tokenizer) -> Iterator[Tokens]:
-    """Tokens of documents, each ended by ``eot_id``; what is tokenised already stays as it is."""
-    texts = [content for content in contents if isinstance(content, str)]
-    encoded = iter(tokenizer.encode_batch(texts))
+def with_eot(contents: Sequence[str | Tokens], tokenizer: Tokenizer) -> Iterator[Tokens]:
+    """Tokens of each document, ended by ``eot_id``; an empty text has none.
+
+    Documents that are tokens already stay as they are.
+    """
+    encoded = iter(tokenizer.encode_batch([c for c in contents if isinstance(c, str) and c]))
     eot = np.array([tokenizer.eot_id], dtype=np.int32)
     for content in contents:
-        yield np.concatenate([next(encoded), eot]) if isinstance(content, str) else content
+        if not isinstance(content, str):
+            yield content
+        else:
+            yield np.concatenate([next(encoded), eot]) if content else eot[:0]

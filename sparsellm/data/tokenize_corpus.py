@@ -111,9 +111,7 @@ def tokenize_shard(tokenizer: str, shard: Shard, path: Path) -> Tokenised:
         for first in range(0, size, MOST_DOCUMENTS):
             rows = np.arange(first, min(first + MOST_DOCUMENTS, size))
             texts = blocks.documents(shard, block, rows)
-            encoded = with_eot([text for text in texts if len(text)], encoder)
-            for text in texts:
-                ids = next(encoded) if len(text) else np.empty(0, np.int32)
+            for ids in with_eot(texts, encoder):
                 writer.add(ids)
                 documents, tokens = documents + bool(len(ids)), tokens + len(ids)
     writer.finish(

@@ -1,4 +1,7 @@
-"""The faults of the soak: each is one session of a run, that ends, and what it must have said."""
+"""The faults of the soak: each is one session of a run, that ends, and what it must have said.
+
+Those that need a checkpoint start nothing, and do not count, where there is none.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,16 @@ from soak_run import TEXTS, Session, last_step
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import METRICS_FILE
 
-Fault = Callable[[Path, random.Random], tuple[Session, str]]
+Ended = tuple[Session, str]  # and what was wrong
+Fault = Callable[[Path, random.Random], Ended | None]
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 _EARLY = 100  # by this step a run may begin anew; later it is to keep its records to the end
 NO_WANDB = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
+
+
+def undisturbed(folder: Path, chance: random.Random) -> Ended:
+    """A session that meets no fault, until it is stopped."""
+    return _stop(_start(folder), chance)
 
 
 def _start(folder: Path, *arguments: str, **options) -> Session:
@@ -31,7 +40,7 @@ def _start(folder: Path, *arguments: str, **options) -> Session:
 def _injected(kind: str, expected: str = "") -> Fault:
     """One that a rank meets by itself, after some steps."""
 
-    def fault(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    def fault(folder: Path, chance: random.Random) -> Ended:
         rank, steps = chance.randint(0, 1), chance.randint(0, 60)
         session = _start(folder, fault=kind, rank=rank, steps=steps)
         problem = session.until_training(chance, early=0)
@@ -44,7 +53,7 @@ def _injected(kind: str, expected: str = "") -> Fault:
     return fault
 
 
-def _somewhere(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _somewhere(folder: Path, chance: random.Random) -> Ended:
     """A session at a random moment, and what was wrong by then."""
     session = _start(folder)
     problem = session.until_training(chance)
@@ -53,7 +62,7 @@ def _somewhere(folder: Path, chance: random.Random) -> tuple[Session, str]:
 
 
 def _killed(who: str) -> Fault:
-    def fault(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    def fault(folder: Path, chance: random.Random) -> Ended:
         session, problem = _somewhere(folder, chance)
         ranks = session.ranks()
         if who != "rank" or not ranks:
@@ -68,7 +77,7 @@ def _killed(who: str) -> Fault:
 def _signalled(name: str) -> Fault:
     """One rank gets it, or both."""
 
-    def fault(folder: Path, chance: random.Random) -> tuple[Session, str]:
+    def fault(folder: Path, chance: random.Random) -> Ended:
         session, problem = _somewhere(folder, chance)
         ranks = session.ranks()
         one = chance.random() < 0.5
@@ -78,7 +87,7 @@ def _signalled(name: str) -> Fault:
     return fault
 
 
-def _stop(session: Session, chance: random.Random, problem: str = "") -> tuple[Session, str]:
+def _stop(session: Session, chance: random.Random, problem: str = "") -> Ended:
     """Ends a session that goes on in spite of its fault."""
     problem = problem or session.until_training(chance, early=0)
     if not session.alive:
@@ -88,21 +97,21 @@ def _stop(session: Session, chance: random.Random, problem: str = "") -> tuple[S
     return session, problem
 
 
-def _refused(session: Session, expected: str) -> tuple[Session, str]:
+def _refused(session: Session, expected: str) -> Ended:
     if not session.wait(150):
         return session, "was not refused"
     found = re.search(expected, session.said)
     return session, "" if found and session.status else f"did not say {expected!r}"
 
 
-def _differ(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _differ(folder: Path, chance: random.Random) -> Ended:
     """Ranks have different recipes."""
     return _refused(
         _start(folder, fault="differ", rank=1), r"the ranks differ in the recipe's seed"
     )
 
 
-def _validation(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _validation(folder: Path, chance: random.Random) -> Ended:
     """A validation fails: training goes on."""
     session = _start(folder, fault="validation", rank=chance.randint(0, 1))
     problem = session.until_training(chance, early=0)
@@ -113,12 +122,12 @@ def _validation(folder: Path, chance: random.Random) -> tuple[Session, str]:
     return _stop(session, chance, problem or ("" if said else "no validation failed"))
 
 
-def _bit_flip(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _bit_flip(folder: Path, chance: random.Random) -> Ended | None:
     """Of any file of the newest checkpoint; what the refusal offers is resumed from."""
     saved, step = folder / "soak" / "checkpoints", last_step(folder / "soak")
     newest = checkpoint.latest(saved)
     if newest is None:
-        return _stop(_start(folder), chance)
+        return None
     file = chance.choice([path for path in sorted(newest.iterdir()) if path.stat().st_size])
     good = file.read_bytes()
     content = bytearray(good)
@@ -137,7 +146,7 @@ def _bit_flip(folder: Path, chance: random.Random) -> tuple[Session, str]:
     return _stop(_start(folder), chance, problem)
 
 
-def _second(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _second(folder: Path, chance: random.Random) -> Ended:
     """Two trainings in one folder."""
     first = _start(folder)
     problem = first.until_training(chance, early=0)
@@ -153,7 +162,7 @@ def _second(folder: Path, chance: random.Random) -> tuple[Session, str]:
     return first, problem
 
 
-def _rollback(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _rollback(folder: Path, chance: random.Random) -> Ended | None:
     """Back to an earlier checkpoint, or to an abandoned branch."""
     run_path = folder / "soak"
     aside = sorted(run_path.glob("abandoned/*/step_*"))
@@ -163,7 +172,7 @@ def _rollback(folder: Path, chance: random.Random) -> tuple[Session, str]:
     ]
     choices = [path for path in choices if _is_whole(path)]
     if not choices:
-        return _stop(_start(folder), chance)
+        return None
     return _stop(_start(folder, "--resume", str(chance.choice(choices))), chance)
 
 
@@ -175,20 +184,19 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _purge(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _purge(folder: Path, chance: random.Random) -> Ended | None:
     """All checkpoints are gone, the records are not. Late in the soak only the oldest are."""
     folder_of, step = folder / "soak" / "checkpoints", last_step(folder / "soak")
-    if step > _EARLY:
-        shutil.rmtree(checkpoint.checkpoints_in(folder_of)[0])
-    elif step:
-        shutil.rmtree(folder_of)
+    if not step:
+        return None
+    shutil.rmtree(checkpoint.checkpoints_in(folder_of)[0] if step > _EARLY else folder_of)
     session, problem = _stop(_start(folder), chance)
-    if 0 < step <= _EARLY and "records are set aside" not in session.said:
+    if step <= _EARLY and "records are set aside" not in session.said:
         problem = problem or "records were overwritten without a word"
     return session, problem
 
 
-def _stray(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _stray(folder: Path, chance: random.Random) -> Ended:
     """A link, a copy and half-made folders among the checkpoints, also where the next will be."""
     place = folder / "soak" / "checkpoints"
     place.mkdir(parents=True, exist_ok=True)
@@ -200,13 +208,15 @@ def _stray(folder: Path, chance: random.Random) -> tuple[Session, str]:
     return _stop(_start(folder), chance)
 
 
-def _copies(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _copies(folder: Path, chance: random.Random) -> Ended | None:
     """Of the oldest checkpoint, by the highest name and where the next will be."""
     place, step = folder / "soak" / "checkpoints", last_step(folder / "soak")
-    for oldest in checkpoint.checkpoints_in(place)[:1]:
-        for name in (f"step_{step // 10 * 10 + 10:08d}", "step_99999999"):
-            if not (place / name).exists():
-                shutil.copytree(oldest, place / name)
+    if not step:
+        return None
+    oldest = checkpoint.checkpoints_in(place)[0]
+    for name in (f"step_{step // 10 * 10 + 10:08d}", "step_99999999"):
+        if not (place / name).exists():
+            shutil.copytree(oldest, place / name)
     session, problem = _stop(_start(folder), chance)
     session.all_end()
     if last_step(folder / "soak") < step:
@@ -214,16 +224,17 @@ def _copies(folder: Path, chance: random.Random) -> tuple[Session, str]:
     return session, problem
 
 
-def _stray_files(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _stray_files(folder: Path, chance: random.Random) -> Ended | None:
     """A third rank's files, `latest` outside the run, and a record of a later version."""
     run_path, step = folder / "soak", last_step(folder / "soak")
-    if step:
-        newest = checkpoint.latest(run_path / "checkpoints")
-        (newest / "rank_00002.json").write_text("of another run")
-        (newest / "rank_00002.safetensors").write_text("of another run")
-        (run_path / "checkpoints" / "latest").write_text(chance.choice(["/etc", "..", "../.."]))
-        with (run_path / METRICS_FILE).open("a") as metrics:
-            metrics.write('{"kind": "of a later version", "step": 1}\n')
+    newest = checkpoint.latest(run_path / "checkpoints")
+    if newest is None:
+        return None
+    (newest / "rank_00002.json").write_text("of another run")
+    (newest / "rank_00002.safetensors").write_text("of another run")
+    (run_path / "checkpoints" / "latest").write_text(chance.choice(["/etc", "..", "../.."]))
+    with (run_path / METRICS_FILE).open("a") as metrics:
+        metrics.write('{"kind": "of a later version", "step": 1}\n')
     session, problem = _stop(_start(folder), chance)
     session.all_end()
     if last_step(run_path) < step:
@@ -231,7 +242,7 @@ def _stray_files(folder: Path, chance: random.Random) -> tuple[Session, str]:
     return session, problem
 
 
-def _other_text(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _other_text(folder: Path, chance: random.Random) -> Ended:
     """One rank sees a file that was edited and has the same size."""
     other, edited = folder / "other", chance.choice(sorted(TEXTS.values()))
     other.mkdir(exist_ok=True)
@@ -249,14 +260,14 @@ def _other_text(folder: Path, chance: random.Random) -> tuple[Session, str]:
     )
 
 
-def _killed_change(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _killed_change(folder: Path, chance: random.Random) -> Ended | None:
     """Back and to the abandoned branch again, killed as it changes; then the same command."""
     run_path = folder / "soak"
     place = run_path / "checkpoints"
     newest = last_step(run_path)
     earlier = [c for c in checkpoint.checkpoints_in(place) if checkpoint.complete_step(c) < newest]
     if not earlier:
-        return _stop(_start(folder), chance)
+        return None
     before = set(run_path.glob("abandoned/*"))
     back, problem = _stop(_start(folder, "--resume", str(earlier[-1])), chance)
     back.all_end()
@@ -276,7 +287,7 @@ def _killed_change(folder: Path, chance: random.Random) -> tuple[Session, str]:
     return session, problem
 
 
-def _copied_run(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _copied_run(folder: Path, chance: random.Random) -> Ended:
     """A copy of the run's folder, with its lock: it does not stop the run, and is trained too."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
@@ -295,7 +306,7 @@ def _copied_run(folder: Path, chance: random.Random) -> tuple[Session, str]:
     return _stop(session, chance, problem)
 
 
-def _wandb(folder: Path, chance: random.Random) -> tuple[Session, str]:
+def _wandb(folder: Path, chance: random.Random) -> Ended:
     """wandb is out of reach."""
     online = ("--set", "logging.wandb=online")
     return _stop(_start(folder, *online, environment=NO_WANDB), chance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -152,6 +153,19 @@ def test_a_small_file_that_cannot_be_replaced_leaves_nothing(tmp_path):
     with pytest.raises(IsADirectoryError):
         write_atomically(tmp_path / "taken", "text")
     assert _names(tmp_path) == ["taken"]
+
+
+def test_a_failure_of_the_last_save_is_a_warning_with_its_reason(tmp_path, monkeypatch, capsys):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saver, "_write_small", full)
+    own = saver.Saver(tmp_path, keep=1)
+    own.begin(_snapshot(1))
+    own.close()
+    err = capsys.readouterr().err
+    assert "step_00000001 was not written: [Errno 28] No space left on device; there is no" in err
+    assert "Free space and start again" in err
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
@@ -320,7 +334,7 @@ def test_json_and_tensors_are_plain(tmp_path):
     path = saver.save(tmp_path, _snapshot(3), keep=1)
     assert json.loads((path / "trainer.json").read_text())["step"] == 3
     save_file({}, tmp_path / "empty.safetensors")
-    assert read_tensors(tmp_path / "empty.safetensors") == {}
+    assert read_tensors(tmp_path / "empty.safetensors", "") == {}
 
 
 def test_links_and_strays_are_neither_counted_nor_deleted_nor_in_the_way(tmp_path, capsys):

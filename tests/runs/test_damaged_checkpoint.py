@@ -75,7 +75,7 @@ def test_of_a_copy_the_step_decides_what_is_offered(folder):
 
 def test_tensors_keep_their_types(folder):
     silent = checkpoint.read_kind(folder / "step_00000006", "stats")["silent"]
-    assert torch.equal(silent, torch.tensor([2**40 + 6]))
+    assert silent.tolist() == [2**40 + 6]  # which fp32 would round
 
 
 def test_a_pointer_that_is_no_text_counts_for_nothing(folder):

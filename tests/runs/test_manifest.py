@@ -99,6 +99,21 @@ def test_a_checkpoint_of_before_there_were_manifests_is_read(folder):
     assert [p.name for p in checkpoint.checkpoints_in(folder)] == ["step_00000002", "step_00000003"]
 
 
+def test_a_manifest_that_an_earlier_version_wrote_keeps_its_hash(tmp_path):
+    written = {
+        "id": "5e1c",
+        "ancestors": ["77ab"],
+        "step": 3,
+        "created": "2026-11-20T08:00:00.000+00:00",
+        "world_size": 2,
+        "files": {"b": {"size": 1, "xxh3_128": ["0f"]}, "a": {"size": 0, "xxh3_128": []}},
+        "xxh3_128": "f098e324712c9c73afa88da835a645ac",
+    }
+    (tmp_path / "manifest.json").write_text(json.dumps(written))
+    found = manifest.read_manifest(tmp_path, "")
+    assert (found.id, found.step, found.files["b"].size) == ("5e1c", 3, 1)
+
+
 def test_chunks_are_hashed_where_they_lie(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(manifest, "_READ_BYTES", 300)

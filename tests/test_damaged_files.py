@@ -101,7 +101,7 @@ def _tokenizer_config(path: Path) -> None:
 
 
 JSON_READERS: dict[str, Callable[[Path], object]] = {
-    "trainer.json": lambda path: read_model(path, TrainerState),
+    "trainer.json": lambda path: read_model(path, TrainerState, "restore it"),
     "rank_00000.json": checkpoint.read_position,
     "manifest.json": lambda path: read_manifest(path.parent, "restore it"),
     "running.json": _stop,
@@ -129,7 +129,7 @@ YAML_READERS: dict[str, Callable[[Path], object]] = {
     "sweep.yaml": lambda path: load_plan(str(path)),
 }
 BYTE_READERS: dict[str, Callable[[Path], object]] = {
-    "stats.safetensors": read_tensors,
+    "stats.safetensors": lambda path: read_tensors(path, "restore it"),
     "model.safetensors": lambda path: stored_parts(path, "restore it"),
     "model-00001-of-00001.safetensors": lambda path: hf_folder.stored_dtypes(path.parent),
     "traces.npz": lambda path: load_traces(path, 64),
@@ -216,7 +216,7 @@ def test_lines_of_keys(tmp_path):
     trainer = tmp_path / "trainer.json"
     trainer.write_text(json.dumps({"tokens": 1, "step": "x"}, indent=1), encoding="utf-8")
     with pytest.raises(ValueError, match=r"trainer\.json, line 3: key 'step': must be a whole"):
-        read_model(trainer, TrainerState)
+        read_model(trainer, TrainerState, "restore it")
     rank = tmp_path / "rank_00000.json"
     lane = {"number": 1, "cursors": {"a": [1, 2]}}
     state = {

@@ -76,8 +76,8 @@ def test_json_that_is_not_a_state(tmp_path, text, reason):
 def test_bytes_that_are_no_text_are_named(tmp_path):
     path = tmp_path / "trainer.json"
     path.write_bytes(b"\xff\xfe{}")
-    with pytest.raises(ValueError, match=r"trainer.json is truncated or damaged"):
-        read_json(path)
+    with pytest.raises(ValueError, match=r"trainer.json is truncated or damaged .*; restore it$"):
+        read_json(path, "restore it")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -73,7 +74,7 @@ class BlockCache:
         if key in self._blocks:
             self._blocks.move_to_end(key)
             return self._blocks[key]
-        if index >= self._num_blocks.get(column, index + 1):
+        if index >= self._num_blocks.get(column, math.inf):
             return None
         reader = self._reader_at(shard, index)
         # Blocks that a stream passes are cached too, for lanes that are a little behind.

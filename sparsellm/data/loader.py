@@ -38,6 +38,9 @@ if TYPE_CHECKING:  # workers import this folder, and are smaller without torch
     from torch import Tensor
 
 
+PREFETCHED = 4  # micro-batches that workers have made in advance
+
+
 class _Batch(NamedTuple):
     tokens_BT1: Tensor
     lanes: list[LaneState]  # after each of its sequences
@@ -66,7 +69,6 @@ class TokenLoader:
         rank: this rank; its sequences are disjoint from the others'.
         world_size: number of ranks.
         num_workers: background processes of this rank; 0 tokenises in this process.
-        prefetch_batches: number of micro-batches that are made in advance.
 
     Raises:
         ValueError: a corpus has no document, or was tokenised by another tokenizer.
@@ -83,14 +85,12 @@ class TokenLoader:
         rank: int,
         world_size: int,
         num_workers: int,
-        prefetch_batches: int = 4,
     ) -> None:
         for corpus in corpora:
             check_tokenizer(corpus.train, tokenizer)
         self._tokenizer = tokenizer
         self._micro_batch_size = micro_batch_size
         self._rank, self._world_size, self._num_workers = rank, world_size, num_workers
-        self._prefetch = prefetch_batches
         self._config = StreamConfig(corpora, context_length, seed, choose_num_lanes(corpora))
         self._position = Position(num_lanes=self._config.num_lanes)
         self._handed_out = 0  # of this rank, since `_position.number`
@@ -120,7 +120,7 @@ class TokenLoader:
         share = Share(first, self._world_size)
         if self._num_workers:
             job = Job(self._config, self._tokenizer.name, share, self._position.lanes)
-            return _Background(job, self._num_workers, self._micro_batch_size, self._prefetch)
+            return _Background(job, self._num_workers, self._micro_batch_size)
         made = make(self._config, self._tokenizer, share, dict(self._position.lanes))
         return _InLine(made, self._micro_batch_size)
 
@@ -244,7 +244,7 @@ class _InLine:
 class _Background:
     """Workers that make the sequences, and a thread that makes micro-batches of them."""
 
-    def __init__(self, job: Job, num_workers: int, micro_batch_size: int, prefetch: int) -> None:
+    def __init__(self, job: Job, num_workers: int, micro_batch_size: int) -> None:
         import torch
 
         num_lanes = job.config.num_lanes
@@ -260,7 +260,7 @@ class _Background:
         # The rank's sequences come from its lanes in turn, and lane i is worker i % num_workers'.
         self._turns = itertools.cycle(i % num_workers for i in range(len(lanes)))
         self._micro_batch_size = micro_batch_size
-        self._ready: queue.Queue[_Batch | Exception] = queue.Queue(prefetch)
+        self._ready: queue.Queue[_Batch | Exception] = queue.Queue(PREFETCHED)
         self._closed = False
         device = torch.cuda.current_device() if torch.cuda.is_available() else None
         self._thread = threading.Thread(target=self._run, args=(device,), daemon=True)

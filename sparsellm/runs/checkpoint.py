@@ -121,7 +121,7 @@ def complete_step(path: Path) -> int | None:
     try:
         manifest = read_manifest(path, REMEDY)
         if manifest is None:  # of an earlier version, or made by hand
-            return int(read_model(path / TRAINER_FILE, TrainerState)["step"])
+            return int(read_model(path / TRAINER_FILE, TrainerState, REMEDY)["step"])
         sizes = {name: (path / name).stat().st_size for name in manifest.files}
     except (ValueError, OSError):
         return None
@@ -152,16 +152,16 @@ def data_states(path: Path) -> list[dict[str, Any]]:
     return [read_position(file) for file in files_like(path, "rank_*.json", REMEDY)]
 
 
-def read_position(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
+def read_position(path: Path) -> dict[str, Any]:
     """The data position of one rank, from its ``rank_….json``.
 
     Raises:
         FileNotFoundError, ValueError: the file is missing or damaged; names it, the line and key.
     """
-    content = read_json(path, remedy)
+    content = read_json(path, REMEDY)
     # Positions of earlier versions have other keys, which `merge` reports.
     if content.get("format") == position.FORMAT:
-        check_model(position.SavedPosition, content, path, remedy)
+        check_model(position.SavedPosition, content, path, REMEDY)
     return content
 
 
@@ -177,7 +177,7 @@ def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
     with _offering_older(path):
         if not (path / TRAINER_FILE).is_file():
             raise FileNotFoundError(f"{path} is not a checkpoint: it has no {TRAINER_FILE}")
-        return _load(path, rank, world_size, REMEDY)
+        return _load(path, rank, world_size)
 
 
 def identity(path: Path) -> str:
@@ -205,21 +205,21 @@ def _offering_older(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _load(path: Path, rank: int, world_size: int, remedy: str) -> SavedState:
-    manifest = _manifest(path, remedy)
+def _load(path: Path, rank: int, world_size: int) -> SavedState:
+    manifest = _manifest(path, REMEDY)
     if manifest is not None:
         # Every rank reads the small files; each verifies its share of all others.
         own = [TRAINER_FILE, RECIPE_FILE, *sorted(manifest.files)[rank::world_size]]
-        verify(path, manifest, dict.fromkeys(own), remedy)
-    trainer = read_model(path / TRAINER_FILE, TrainerState, remedy)
+        verify(path, manifest, dict.fromkeys(own), REMEDY)
+    trainer = read_model(path / TRAINER_FILE, TrainerState, REMEDY)
     data_file = path / f"{rank_name(rank)}.json"
-    has_rank = data_file in files_like(path, data_file.name, remedy)
+    has_rank = data_file in files_like(path, data_file.name, REMEDY)
     rank_state = RankState(
-        data=read_position(data_file, remedy) if has_rank else {},
-        rng=read_tensors(data_file.with_suffix(".safetensors"), remedy) if has_rank else {},
+        data=read_position(data_file) if has_rank else {},
+        rng=read_tensors(data_file.with_suffix(".safetensors"), REMEDY) if has_rank else {},
     )
     kinds = (MODEL, OPTIMIZER, STATS)
-    names = {kind: CheckpointReader(path, [kind], remedy).shapes() for kind in kinds}
+    names = {kind: CheckpointReader(path, [kind], REMEDY).shapes() for kind in kinds}
     return SavedState(
         path=path,
         step=int(trainer["step"]),
@@ -254,7 +254,7 @@ def _older_whole(path: Path) -> Path | None:
         if step > limit or older == path:
             continue
         try:
-            _load(older, 0, 1, REMEDY)
+            _load(older, 0, 1)
         except (FileNotFoundError, ValueError):
             continue
         return older

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from sparsellm.strict import parse_json, validate
 
-_REMEDY = "resume from an older checkpoint"
-
 
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a small file atomically: readers see the old or the new one, also after a kill."""
@@ -38,7 +36,7 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_json(path: Path, remedy: str = _REMEDY) -> dict[str, Any]:
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """A JSON object; a missing or damaged file is named, with the remedy."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")
@@ -49,7 +47,7 @@ def read_json(path: Path, remedy: str = _REMEDY) -> dict[str, Any]:
     return parse_json(text, str(path), remedy)
 
 
-def read_model(path: Path, model: type[BaseModel], remedy: str = _REMEDY) -> dict[str, Any]:
+def read_model(path: Path, model: type[BaseModel], remedy: str) -> dict[str, Any]:
     """As `read_json`, an object whose keys are those of ``model``, which names one that is not."""
     content = read_json(path, remedy)
     check_model(model, content, path, remedy)
@@ -126,7 +124,7 @@ def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dic
     return found
 
 
-def read_tensors(path: Path, remedy: str = _REMEDY) -> dict[str, Tensor]:
+def read_tensors(path: Path, remedy: str) -> dict[str, Tensor]:
     """A safetensors file; a missing or damaged one is named, with the remedy."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")

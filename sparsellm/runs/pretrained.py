@@ -155,7 +155,7 @@ def read_weights(path: Path) -> Weights:
         recipe = _recipe_of(found)
         return Weights(found, recipe, hf_folder.read_weights(found), hf_folder.read_trainer(found))
     checkpoint.check_files(found, [checkpoint.TRAINER_FILE, checkpoint.RECIPE_FILE])
-    trainer = read_model(found / checkpoint.TRAINER_FILE, TrainerState)
+    trainer = read_model(found / checkpoint.TRAINER_FILE, TrainerState, checkpoint.REMEDY)
     recipe = load_recipe(str(found / checkpoint.RECIPE_FILE))
     tensors = checkpoint.read_kind(found, checkpoint.MODEL)
     return Weights(found, recipe, tensors, trainer)

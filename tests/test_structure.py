@@ -15,6 +15,8 @@ def test_imports_point_one_way_and_make_no_cycle(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))
     assert api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
+    # It would silence all loggers that there are, also in later tests.
+    monkeypatch.setattr("logging.config.dictConfig", lambda config: None)
     status = cli.lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
     assert status == os.EX_OK, capsys.readouterr().out
 

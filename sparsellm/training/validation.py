@@ -23,8 +23,7 @@ class ValidationSet:
     """
 
     def __init__(self, batches: Iterable[Tensor], micro_batch_size: int, device: torch.device):
-        sequences = [batch_BT1.int() for batch_BT1 in batches]
-        self._tokens_ST1 = torch.cat(sequences) if sequences else torch.empty(0, 0).int()
+        self._tokens_ST1 = torch.cat([batch_BT1.int() for batch_BT1 in batches])
         self._micro_batch_size = micro_batch_size
         own = self._tokens_ST1.shape[0]
         most = torch.zeros(1, dtype=torch.int64, device=device) + own

@@ -122,7 +122,10 @@ def test_a_step_over_its_limits_is_refused(spoilt, value):
     reading = counters.read()
     assert reading.refused == bool(refused)
     assert (reading.sparsity is None) == bool(refused)
+    assert not reading.failed
     assert counters.reduce(torch.tensor(1.0), NO_LIMITS, stop=False, failed=True)  # no data
+    counters.send(None)
+    assert counters.read().failed
 
 
 def test_sums_of_integers_are_exact_where_fp32_is_not():

@@ -19,8 +19,9 @@ TRAIN_LEGEND = """Forward and backward of one FFN in training, with the gradient
 weights: ours on the sparse path, with statistics and L1; in brackets baseline over value, the \
 baseline being the plain formula under torch.compile; above 1 is better. `forward_ms`: the \
 forward alone. `memory_MiB`: kept from forward to backward, without x, y and weights; \
-`peak_MiB`: the peak, with y and all gradients. `difference`: the largest difference from dense \
-eager among y, the L1 sum and the gradients.
+`peak_MiB`: the peak, with y and all gradients. `host_ms`: how long the host takes to queue \
+both stages. `difference`: the largest difference from dense eager among y, the L1 sum and the \
+gradients.
 
 """
 DISPATCH_LEGEND = """Forward and backward in training at rising unions (neurons that fire for any \

@@ -11,12 +11,17 @@ are read so often that a warm cache makes no difference. In token order the time
 the layer's share of the sort, and copies of x in that order and of its gradient back. In a model
 they cost less: the norm before the FFN makes them.
 
+`host_ms` is how long the host takes to queue a forward and a backward while the GPU has room for
+them: where it exceeds the time of the kernels, an eager loop is bound by the host.
+
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +41,7 @@ from sparsellm.ffn.types import TokenOrder
 
 L1_COEFFICIENT = 0.1  # ∇y is N(0, 1): large enough for the check to see the L1 term
 AT_ONCE = 4  # forwards before their backwards
+HOST_ROUNDS = 20  # of which the median is taken
 SETTLING_STEPS = 64  # observations until `Capacity` no longer changes
 _MIB = 2**20
 
@@ -88,7 +94,7 @@ def measure(options: argparse.Namespace, device: torch.device | None = None) -> 
             check=lambda: difference,
             mode=torch.enable_grad,
             charged={"forward": bench.sort_share(inputs)},
-            more=partial(memory_records, steps) if bench.device.type == "cuda" else _nothing,
+            more=partial(gpu_records, steps) if bench.device.type == "cuda" else _nothing,
         )
 
     yield from bench.run(build)
@@ -161,15 +167,32 @@ def _checked(ours: Step, expected: Step, names: list[str], most_off: float) -> f
     return max(refuse_if_off(w, relative_difference(a, b), most_off) for w, a, b in pairs)
 
 
-def memory_records(steps: Mapping[str, Step], case: dict[str, Any]) -> list[Measurement]:
-    """``memory_MiB``, kept from forward to backward, and ``peak_MiB``; warm, on a GPU."""
-    memory = {name: _memory(step) for name, step in steps.items()}
+def gpu_records(steps: Mapping[str, Step], case: dict[str, Any]) -> list[Measurement]:
+    """``memory_MiB``, kept from forward to backward, ``peak_MiB`` and ``host_ms``; warm."""
+    found = {name: (*_memory(step), _host_ms(step)) for name, step in steps.items()}
+    metrics = (("memory_MiB", "MiB"), ("peak_MiB", "MiB"), ("host_ms", "ms"))
     return [
-        Measurement("ffn_train", case, metric, ours, "MiB", of_dense, of_dense / ours)
-        for metric, ours, of_dense in zip(
-            ("memory_MiB", "peak_MiB"), memory["ours"], memory["dense"], strict=True
+        Measurement("ffn_train", case, metric, ours, unit, of_dense, of_dense / ours)
+        for (metric, unit), ours, of_dense in zip(
+            metrics, found["ours"], found["dense"], strict=True
         )
     ]
+
+
+def _host_ms(step: Step) -> float:
+    """Milliseconds of the host for a forward and a backward, each queued on an idle GPU."""
+    found = []
+    for _ in range(HOST_ROUNDS):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        kept = [step.forward() for _ in range(AT_ONCE)]
+        forward = time.perf_counter() - began
+        torch.cuda.synchronize()  # a backward looks whether its pattern has fitted
+        began = time.perf_counter()
+        for outputs in kept:
+            step.backward(outputs)
+        found.append(forward + time.perf_counter() - began)
+    return 1e3 * statistics.median(found) / AT_ONCE
 
 
 def _memory(step: Step) -> tuple[float, float]:

@@ -240,8 +240,8 @@ def _element_of(tensor: torch.Tensor) -> torch.dtype:
 
 def load_for(kernel: str, tensor: torch.Tensor) -> tuple[Kernel, int]:
     """The kernel for a tensor's device and type, and the handle of the device's current stream."""
-    index = tensor.get_device()
-    return load_like(kernel, tensor), torch.cuda.current_stream(index).cuda_stream
+    # `torch.cuda.current_stream` makes an object of it each time.
+    return load_like(kernel, tensor), torch._C._cuda_getCurrentRawStream(tensor.get_device())
 
 
 def launch_for(kernel: str, like: torch.Tensor, grid: int, *arguments: Any) -> None:

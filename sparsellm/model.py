@@ -27,9 +27,9 @@ from sparsellm.ffn.types import FFNStats, StepShared, TokenOrder
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
 
-# Graphs that torch compiles of a block, beyond which it would run it uncompiled: six of each
-# micro-batch size (dense, sparse with two kinds of capacity; a step's last micro-batch and the
-# others), and those of validation.
+# Graphs that torch compiles of a block, beyond which it would run it uncompiled: four of each
+# micro-batch size (dense and sparse; a step's last micro-batch and the others), and those of
+# validation.
 _COMPILED_VARIANTS = 32
 
 
@@ -198,6 +198,9 @@ def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
         # torch's cache of compiled graphs on disk does not see what operators say of their results:
         # after an update it would hand out graphs that expect other shapes.
         torch.compiler.config.cache_key_tag = operators_digest()
+        # One graph for all capacities: torch would compile one for the first capacity alone, and
+        # stand still to compile another when a sparse layer's patterns have shrunk.
+        torch.compiler.config.dynamic_sources = "L['capacity']"
         # For DDP torch would cut each graph where 25 MB of gradients are complete, to begin with
         # their reduction: block and loss of 0.5B into seven, and nothing is fused across a cut.
         torch._dynamo.config.optimize_ddp = False

@@ -171,15 +171,38 @@ def test_without_a_sparse_layer_tokens_are_not_sorted(tiny, monkeypatch):
     _loss_and_gradients(recipe, recipe.runtime, "dense")
 
 
-@pytest.mark.usefixtures("process_group")
-def test_ddp_does_not_cut_what_is_compiled(tiny, monkeypatch):
-    graphs = []
+@pytest.fixture
+def graphs(monkeypatch):
+    """Those that torch compiles, which are run as they are."""
+    found = []
 
     def backend(graph, _inputs):
-        graphs.append(graph)
+        found.append(graph)
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    return found
+
+
+def test_a_block_is_compiled_once_for_all_capacities(tiny, graphs):
+    recipe = tiny("runtime.compile=true", "model.num_hidden_layers=1")
+    model = build_model(recipe, eos_token_id=256).train()
+    prepare_blocks(model, recipe.runtime)
+    (layer,), x_BTC = model.model.layers, torch.randn(2, 64, recipe.model.hidden_size)
+    layer.mlp.use_kernels("sparse")
+    rotary, first = (
+        model.model.rotary_emb(x_BTC, torch.arange(64)[None]),
+        layer.mlp.capacity_for(128),
+    )
+    given = {"return_stats": True, "position_embeddings": rotary, "attention_mask": None}
+    for capacity in (first, 50, 20, first - 2):  # as it begins, shrinks and grows again
+        found, _ = layer(x_BTC, capacity=capacity, **given)
+        torch.testing.assert_close(found, layer(x_BTC, capacity=first, **given)[0])
+    assert len(graphs) == 1
+
+
+@pytest.mark.usefixtures("process_group")
+def test_ddp_does_not_cut_what_is_compiled(tiny, graphs):
     # A gradient of the block is 100 MB, four buckets of DDP's.
     wide = ("model.hidden_size=1024", "model.intermediate_size=8192", "runtime.compile=true")
     recipe = tiny(*wide, "model.num_hidden_layers=1")

@@ -20,7 +20,10 @@ SHRUNK_STEPS = _LATELY + 2
 
 
 class Capacity:
-    """Columns of one layer; begins at the worst case, which cannot overflow.
+    """Columns of one layer; begins above the worst case, which cannot overflow.
+
+    One column above: room for exactly the worst case is what a CUDA graph needs, which cannot look
+    whether a pattern fits, and torch compiles a graph of its own for it (`Columns.needed`).
 
     Args:
         worst: columns of a pattern in which every neuron fires, ``blocks * N``.
@@ -28,7 +31,7 @@ class Capacity:
 
     def __init__(self, worst: int) -> None:
         self.worst = worst
-        self.columns = worst
+        self.columns = self._most = worst + 1
         self._largest: deque[int] = deque(maxlen=_LATELY)
 
     def observe(self, largest: int) -> None:
@@ -38,7 +41,7 @@ class Capacity:
         would have fitted into less.
         """
         self._largest.append(largest)
-        wanted = min(size_for(_ROOM * max(self._largest)), self.worst)
+        wanted = min(size_for(_ROOM * max(self._largest)), self._most)
         full = len(self._largest) == _LATELY
         if (wanted > self.columns and _CLOSE * largest > self.columns) or (
             wanted < self.columns and full
@@ -49,8 +52,8 @@ class Capacity:
     def scaled(self, worst: int) -> Capacity:
         """For micro-batches of another size: room for as many columns per token."""
         other = Capacity(worst)
-        if self.columns < self.worst:  # else it has not been observed for long
-            other.columns = min(size_for(self.columns * worst / self.worst), worst)
+        if self.columns < self._most:  # else it has not been observed for long
+            other.columns = min(size_for(self.columns * worst / self.worst), other._most)
         return other
 
 

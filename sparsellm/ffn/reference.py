@@ -147,7 +147,7 @@ def empty_columns(x_MK: Tensor, num_neurons: int, room: Room, *, gated: bool) ->
     """Uninitialised columns for the pattern of these tokens."""
     blocks, capacity = (x_MK.shape[0] + BLOCK_TOKENS - 1) // BLOCK_TOKENS, room.capacity
     needed = torch.empty(2, dtype=torch.int64)
-    if capacity == blocks * num_neurons:  # enough for any pattern
+    if capacity == blocks * num_neurons:  # as a CUDA graph needs it
         needed = x_MK.new_empty(0, dtype=torch.int64)
     return Columns(
         offset=x_MK.new_empty(blocks + 1, dtype=torch.int32),

@@ -59,7 +59,7 @@ class TrainingFormat:
 
 def _check_columns(num_tokens: int, num_neurons: int, room: Room) -> None:
     worst = -(-num_tokens // BLOCK_TOKENS) * num_neurons
-    if not 0 <= room.capacity <= worst:
+    if not 0 <= room.capacity <= worst + 1:  # as `Capacity` begins
         raise ValueError(
             f"sparse_ffn: capacity {room.capacity:,} must be 0 to {worst:,} (blocks × N)"
         )

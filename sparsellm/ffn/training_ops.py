@@ -58,9 +58,9 @@ def sparse_ffn_training(  # noqa: PLR0917
         x_MK: the tokens; bf16 on a GPU.
         w: the FFN; its threshold must be 0.
         capacity: what is reserved for the pattern until the backward pass, see `Room`; 0 where
-            there will be none. Columns of the union format are at most ``blocks * N``, and did not
-            suffice where ``stats.union_sum`` exceeds them. ``stats.recomputed`` counts the tokens
-            that the dense backup of the hybrid format had no row for.
+            there will be none. Columns of the union format, of which ``blocks * N`` are always
+            enough, did not suffice where ``stats.union_sum`` exceeds them. ``stats.recomputed``
+            counts the tokens that the dense backup of the hybrid format had no row for.
         order: in which to compute; it changes ``stats.union_sum`` and the order of sums, and
             nothing else.
         shared: of this optimizer step. The matrices are then not cast and transposed here; with

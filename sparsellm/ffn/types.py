@@ -131,8 +131,9 @@ class Columns(NamedTuple):
     mask: Tensor  # (C,) int64, bit t: token t of the block fires the neuron
     gate: Tensor  # (C, 64), after the activation; (0, 64) without W_g
     up: Tensor  # (C, 64), x W_u + b_u of every token; without W_g its activation, which is h
-    # Where E may exceed C: (2,) int64, E once more and the number of non-zeros, else (0,). Of a
-    # GPU's columns it lies on the host: backward must know before it launches. -1: still to come.
+    # (2,) int64, E once more and the number of non-zeros. Of a GPU's columns it lies on the host:
+    # backward must know before it launches. -1: still to come. (0,) where C is just enough for any
+    # pattern: what runs in a CUDA graph cannot have results on the host.
     needed: Tensor
 
     @property

@@ -233,7 +233,7 @@ def test_overflow_and_recomputation_change_no_bit():
         ({"down_KN": torch.zeros(16, 8)}, r"W_d is \(16, 8\) where \(8, 16\)"),
         ({"gate_NK": torch.zeros(16, 8).double()}, "W_g is torch.float64"),
         ({"b_up_N": torch.zeros(8)}, r"b_u is \(8,\) where \(16,\)"),
-        ({"capacity": 49}, "capacity 49 must be 0 to 48"),
+        ({"capacity": 50}, "capacity 50 must be 0 to 48"),
         ({"capacity": -1}, "capacity -1"),
         ({"x_MK": torch.zeros(2, 65, 8)}, r"x \(2, 65, 8\) must be"),
     ],

@@ -28,6 +28,11 @@ class Variant(StrictModel):
     set: dict[str, Any] = Field({}, description="Recipe keys, such as sparsity.l1_coefficient: 0")
     each: dict[str, list[Any]] = Field({}, description="Recipe keys with several values each")
     seeds: list[NonNegativeInt] | None = Field(None, description="Replaces the sweep's seeds")
+    init_from: str | None = Field(
+        None,
+        description="Run of this sweep, listed before, such as dense-seed0: these begin with its "
+        "last checkpoint, once it is finished",
+    )
 
 
 class Sweep(StrictModel):
@@ -58,6 +63,7 @@ class PlannedRun:
     group: str
     seed: int
     recipe: Recipe
+    init_from: str | None = None  # name of the run whose last checkpoint it begins with
 
 
 @dataclass(frozen=True)
@@ -116,8 +122,14 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
     sweep = validate(Sweep, load_yaml(path), str(path), path)
     base = load_recipe(sweep.recipe, overrides)
     folder = Path(base.logging.run_dir).expanduser() / sweep.name
-    runs = []
+    runs: list[PlannedRun] = []
     for variant in sweep.runs:
+        source = variant.init_from
+        if source is not None and source not in (before := [run.name for run in runs]):
+            raise ValueError(
+                f"{path}: init_from of {variant.name}: no run {source!r} is listed before it; "
+                f"there are {', '.join(before) or 'none'}"
+            )
         for group, values in _settings(variant):
             seeds = sweep.seeds if variant.seeds is None else variant.seeds
             for seed in seeds:
@@ -126,7 +138,7 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
                 keys = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
                 own = [f"name={name}", f"seed={seed}", f"logging.run_dir={json.dumps(str(folder))}"]
                 recipe = load_recipe(sweep.recipe, [*keys, *(overrides or []), *own])
-                runs.append(PlannedRun(name, group, seed, recipe))
+                runs.append(PlannedRun(name, group, seed, recipe, source))
     names = [run.name for run in runs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: two runs are called {min(twice)}; give them other names")

@@ -16,7 +16,6 @@ import shlex
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -78,29 +77,32 @@ def run_sweep(
     for recipe in {str(run.recipe.evaluation): run.recipe for run in chosen}.values():
         check_evaluation(recipe)
     launch_config(config)
-    done = {run.name for run in chosen if is_finished(run.recipe)}
+    needed = {run.init_from for run in chosen} | {run.name for run in chosen}
+    done = {run.name for run in plan.runs if run.name in needed and is_finished(run.recipe)}
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_atomically(plan.folder / SWEEP_FILE, json.dumps(_describe(plan), indent=1) + "\n")
     for name in sorted(done):
         say(f"{name}: finished before")
-    todo = deque(run for run in chosen if run.name not in done)
+    todo = [run for run in chosen if run.name not in done]
     begun = time.monotonic()
-    job: Callable[[Recipe], float] = train_one
+    job: Callable[[Recipe, Path | None], float] = train_one
     if gpus_per_run > 1:
         job = partial(train_launched, gpus=gpus_per_run, config=config)
     with _pool(jobs, places, len(todo)) as (pool, workers):
         running: dict[Future[float], PlannedRun] = {}
-        pause = FIRST_PAUSE
+        pause, late = FIRST_PAUSE, False
         while todo or running:
             late = seconds is not None and time.monotonic() - begun > seconds
-            while todo and late:
-                say(f"{_at(begun)} | {todo.popleft().name}: not started: the time limit has passed")
             # Submit no more runs than workers: a stopped worker must not start another run.
-            while todo and len(running) < workers:
-                run = todo.popleft()
+            ready = [run for run in todo if not late and run.init_from in {None, *done}]
+            for run in ready[: workers - len(running)]:
+                todo.remove(run)
                 log = run.recipe.run_path / LOG_FILE
                 say(f"{_at(begun)} | {run.name}: started; its log is {log}")
-                running[pool.submit(work, job, run.recipe)] = run
+                source = plan.folder / run.init_from if run.init_from else None
+                running[pool.submit(work, job, run.recipe, source)] = run
+            if not running:
+                break
             finished, _ = wait(running, pause, return_when=FIRST_COMPLETED)
             pause = FIRST_PAUSE if finished else min(2 * pause, LONGEST_PAUSE)
             for run in running.values() if not finished else ():
@@ -111,6 +113,9 @@ def run_sweep(
                 done |= {run.name} if _report(run, future, begun, say) else set()
                 if isinstance(future.exception(), BrokenProcessPool):
                     todo.clear()  # the pool accepts no further runs
+    for run in todo:
+        why = "the time limit has passed" if late else f"{run.init_from} is not finished"
+        say(f"{_at(begun)} | {run.name}: not started: {why}")
     return [run.name for run in chosen if run.name not in done]
 
 

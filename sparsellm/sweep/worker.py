@@ -44,10 +44,12 @@ def begin_worker(places: Any) -> None:
     threading.Thread(target=_end_with_sweep, daemon=True).start()
 
 
-def work(job: Callable[[Recipe], float], recipe: Recipe) -> float:
+def work(
+    job: Callable[[Recipe, Path | None], float], recipe: Recipe, init_from: Path | None
+) -> float:
     """Trains one run by ``job``, unless the worker was asked to stop; returns its seconds."""
     with _training:
-        return 0.0 if _asked_to_stop.is_set() else job(recipe)
+        return 0.0 if _asked_to_stop.is_set() else job(recipe, init_from)
 
 
 def _note_signals() -> None:
@@ -66,7 +68,7 @@ def _end_with_sweep() -> None:
         os._exit(1)
 
 
-def train_one(recipe: Recipe) -> float:
+def train_one(recipe: Recipe, init_from: Path | None) -> float:
     """Trains one run, in a worker; returns its seconds."""
     import torch
 
@@ -86,7 +88,7 @@ def train_one(recipe: Recipe) -> float:
     ):
         try:
             if not _asked_to_stop.is_set():  # while the imports above took their seconds
-                train(recipe, stop)
+                train(recipe, stop, init_from=init_from)
         except BaseException:
             traceback.print_exc()
             raise
@@ -97,7 +99,7 @@ def train_one(recipe: Recipe) -> float:
     return time.monotonic() - begun
 
 
-def train_launched(recipe: Recipe, gpus: int, config: str) -> float:
+def train_launched(recipe: Recipe, init_from: Path | None, gpus: int, config: str) -> float:
     """Trains one run on several of the worker's GPUs, in a worker; returns its seconds.
 
     Raises:
@@ -109,7 +111,7 @@ def train_launched(recipe: Recipe, gpus: int, config: str) -> float:
     with tempfile.TemporaryDirectory(prefix="sparsellm-sweep-") as folder, log.open("ab") as file:
         planned = Path(folder) / RECIPE_FILE
         planned.write_text(recipe.to_yaml(), encoding="utf-8")
-        command = train_command(config, gpus, str(planned), [], None)
+        command = train_command(config, gpus, str(planned), [], init_from)
         at = file.tell()
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 

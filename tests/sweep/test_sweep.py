@@ -78,6 +78,7 @@ def test_a_plan_is_every_setting_and_seed(sweep_file, tmp_path):
         ({"set": {"seed": 3}}, "key 'seed' is the sweep's own"),
         ({"runs": [{"name": "a"}, {"name": "a"}]}, "two runs are called a-seed0"),
         ({"recipe": "none"}, "recipe 'none': no such file"),
+        ({"runs": [{"name": "a", "init_from": "b-seed0"}]}, "no run 'b-seed0' is listed before it"),
     ],
 )
 def test_a_wrong_sweep_is_refused_before_anything_runs(sweep_file, change, message):
@@ -98,7 +99,7 @@ def test_runs_are_chosen_by_name(sweep_file, capsys):
 def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here):
     runs = [
         {"name": "dense-relu", "set": {"sparsity.l1_coefficient": 0}},
-        {"name": "l1", "each": {"sparsity.l1_coefficient": [0.1]}},
+        {"name": "l1", "each": {"sparsity.l1_coefficient": [0.1]}, "init_from": "dense-relu-seed0"},
     ]
     command = ["sweep", str(sweep_file(runs=runs)), "--set", f"logging.run_dir={tmp_path}"]
     late = cli_here(*command, "--seconds", "-1", "--only", "dense-*")
@@ -119,6 +120,10 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     end = first[0]["started_at"] + first[-1]["seconds"]
     assert (first[-1]["kind"], first[0]["pid"]) == ("session_end", second[0]["pid"])
     assert second[0]["started_at"] >= end  # its wall time is not that of the whole worker
+    trainer = json.loads(
+        (folder / "l1-0.1-seed0/checkpoints/step_00000004/trainer.json").read_text()
+    )
+    assert trainer["init_from"] == {"name": "dense-relu-seed0", "step": 4, "tokens": 1024}
     killed = folder / "l1-0.1-seed0"  # after step 3, whose last checkpoint is step 2's
     shutil.rmtree(killed / "checkpoints" / "step_00000004")
     (killed / "checkpoints" / "latest").write_text("step_00000002")

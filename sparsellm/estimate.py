@@ -96,7 +96,8 @@ def executed_flops_per_token(
 
     Those of `train_flops_per_token` without what sparse layers leave out: they compute the forward
     product that decides the pattern for all neurons, and everything else for those that fire.
-    Activation checkpointing adds each block's forward a second time.
+    Activation checkpointing adds each block's forward a second time, and a teacher
+    (`train.distillation`) a dense forward pass.
 
     Args:
         recipe: the run.
@@ -107,13 +108,14 @@ def executed_flops_per_token(
     flops, checkpointed = train_flops_per_token(recipe), recipe.runtime.activation_checkpointing
     head = 6 * recipe.padded_vocab_size * k
     forward = (flops - head) / 3  # of the blocks
+    teacher = flops / 3 if recipe.train.distillation else 0.0
     matrices = len(recipe.architecture.ffn_matrices)
     for nnz, sparse in zip(nnz_L, sparse_L, strict=True):
         if sparse:
             saved = 2 * k * (n - nnz)  # by a product of one matrix
             forward -= (matrices - 1) * saved
             flops -= (3 * matrices - 1) * saved
-    return flops + checkpointed * forward
+    return flops + checkpointed * forward + teacher
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,12 @@ def estimate_memory(
         # 50,304 on one H200, commit 4dbf639); eager keeps fp32 logits and their gradient too.
         logit_bytes = half if recipe.runtime.compile else half + 8
         per_token += recipe.padded_vocab_size * logit_bytes
+    copies = parameters * 2 if half == 2 else 0
+    if recipe.train.distillation:  # a whole teacher on each GPU, and its logits
+        copies += parameters * half
+        per_token += recipe.padded_vocab_size * half
     return MemoryEstimate(
-        weights=parameters * 4 // num_shards + (parameters * 2 if half == 2 else 0),
+        weights=parameters * 4 // num_shards + copies,
         # FSDP2 shards gradients at the last micro-batch; until then each GPU accumulates whole
         # ones.
         gradients=parameters * 4 // (num_shards if rounds == 1 else 1),

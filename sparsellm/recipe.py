@@ -84,6 +84,16 @@ class Recipe(StrictModel):
         if not self.activation.kernels and self.ffn.kernels == "sparse":
             names = " or ".join(rectified_activations())
             raise ValueError(f"ffn.kernels: sparse needs ffn.activation: {names}")
+        if self.ffn.ramp_steps and self.ffn.ramp_from == self.ffn.activation:
+            raise ValueError(
+                f"ffn.ramp_steps needs two activations: ffn.ramp_from and ffn.activation are both "
+                f"{self.ffn.activation}"
+            )
+        if self.train.distillation and self.runtime.loss == "liger":
+            raise ValueError(
+                "train.distillation compares logits, which runtime.loss: liger never has: set "
+                "runtime.loss to torch"
+            )
         if self.architecture.gated != self.ffn.gated:
             gated = str(self.architecture.gated).lower()
             raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")

@@ -134,6 +134,15 @@ class FFNConfig(StrictModel):
     activation: Annotated[str, AfterValidator(_known_activation)] = Field(
         "relu", description="Activation of the gate: " + " or ".join(ACTIVATIONS)
     )
+    ramp_from: Annotated[str, AfterValidator(_known_activation)] = Field(
+        "silu", description="Activation that `activation` replaces within the first ramp_steps"
+    )
+    ramp_steps: NonNegativeInt = Field(
+        0,
+        description="Steps in which training mixes both activations, beginning with ramp_from "
+        "alone: FFNs are then dense, while λ, statistics, held-out loss and checkpoints are those "
+        "of `activation`; 0 uses that from the first step",
+    )
     gated: bool = Field(True, description="gate * up (Llama), or up alone (paper, appendix)")
     kernels: Literal["auto", "dense", "sparse"] = Field(
         "auto",
@@ -285,6 +294,13 @@ class TrainConfig(StrictModel):
             description="Sequences per rank and micro-batch; auto: as many as fit while layers are "
             "dense, a power of two, and up to four times as many once layers are sparse"
         )
+    )
+    distillation: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Weight α in (1 - α) · cross-entropy + α · KL divergence from the logits of "
+        "the model that --init-from names; 0 trains without that teacher",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",

@@ -21,6 +21,7 @@ from sparsellm.ffn.types import (
     FFNStats,
     FFNWeights,
     Format,
+    Ramp,
     StepShared,
     TokenOrder,
 )
@@ -58,6 +59,7 @@ class SparseFFN(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
         self._capacity: Capacity | None = None
         self.step_shared: StepShared | None = None
+        self.ramp: Ramp | None = None
         self.fp8 = False
         self.use_kernels(kernels)
 
@@ -127,13 +129,24 @@ class SparseFFN(nn.Module):
                 cost of the union format is linear in it.
             mean_nnz: number of neurons that fire for a token; the cost of TwELL is linear in it.
         """
-        if self.kernels != "auto" or self.costs is None:
+        if self.kernels != "auto" or self.costs is None or self.ramp is not None:
             return
         fired = mean_union if self.format == "union" else mean_nnz
         share = self.costs.sparse(fired) / self.costs.dense
         if share > LEAVE:
             self.path = "dense"
         elif share < RETURN:
+            self.path = "sparse"
+
+    def use_ramp(self, ramp: Ramp | None) -> None:
+        """Mixes activations in training, by dense products, until it is called with None.
+
+        In evaluation mode the FFN computes with its own activation alone.
+        """
+        self.ramp = ramp
+        if ramp is not None:
+            self.path = "dense"
+        elif self.kernels == "sparse":
             self.path = "sparse"
 
     def capacity_for(self, num_tokens: int) -> int | None:
@@ -243,6 +256,7 @@ class SparseFFN(nn.Module):
             self.down_proj,
             self.activation,
             None if order is None else order.token_M,
+            self.ramp if self.training else None,
         )
         return y_MK.reshape(x.shape), stats
 

@@ -23,6 +23,7 @@ from sparsellm.ffn.types import (
     FFNGradients,
     FFNStats,
     FFNWeights,
+    Ramp,
     Room,
 )
 
@@ -88,6 +89,7 @@ def dense_ffn(  # noqa: PLR0917
     down: Product,
     activation: str = "relu",
     token_M: Tensor | None = None,
+    ramp: Ramp | None = None,
 ) -> tuple[Tensor, FFNStats]:
     """``y = (act(x W_g) * (x W_u)) W_d`` (paper, section 2, eq. 1) with its statistics.
 
@@ -101,13 +103,21 @@ def dense_ffn(  # noqa: PLR0917
         down: ``h W_d``.
         activation: a name of `architecture.ACTIVATIONS`.
         token_M: see `ffn_stats`.
+        ramp: y is that of a mixture of activations; the statistics, and so L1 and what counts as
+            active, remain those of ``activation``.
 
     Returns:
         y of shape (M, K) and `ffn_stats`.
     """
-    gate_MN = activation_function(activation)((up if gate is None else gate)(x_MK))
-    h_MN = gate_MN if gate is None else gate_MN * up(x_MK)
-    return down(h_MN), ffn_stats(h_MN, gate_MN, token_M)
+    z_MN = (up if gate is None else gate)(x_MK)
+    gate_MN = activation_function(activation)(z_MN)
+    up_MN = None if gate is None else up(x_MK)
+    h_MN = mixed_MN = gate_MN if up_MN is None else gate_MN * up_MN
+    if ramp is not None:
+        before_MN = activation_function(ramp.activation)(z_MN)
+        mixed_MN = before_MN + ramp.share * (gate_MN - before_MN)
+        mixed_MN = mixed_MN if up_MN is None else mixed_MN * up_MN
+    return down(mixed_MN), ffn_stats(h_MN, gate_MN, token_M)
 
 
 def gated_ffn(

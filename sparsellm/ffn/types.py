@@ -44,6 +44,13 @@ class FFNStats(NamedTuple):
     recomputed: Tensor | None = None
 
 
+class Ramp(NamedTuple):
+    """A mixture of activations: one is replaced by another over many steps."""
+
+    activation: str  # that is replaced, a name of `architecture.ACTIVATIONS`
+    share: Tensor  # () fp32, of the activation that replaces it
+
+
 class TokenOrder(NamedTuple):
     """A permutation of the tokens of a micro-batch, see `token_order.token_order`."""
 

@@ -86,6 +86,10 @@ class _OriginState(BaseModel):
     tokens: NonNegativeInt
 
 
+class _TeacherState(_OriginState):
+    path: str
+
+
 class TrainerState(BaseModel):
     """The keys of a ``trainer.json`` that readers use; earlier versions wrote fewer."""
 
@@ -101,6 +105,7 @@ class TrainerState(BaseModel):
     target: _TargetState | None = None
     kernels: _KernelsState | None = None
     init_from: _OriginState | None = None
+    teacher: _TeacherState | None = None
 
 
 def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dict[str, Any]]:

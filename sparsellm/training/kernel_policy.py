@@ -18,6 +18,7 @@ from sparsellm.device import refuse_sparse_without_gpu
 from sparsellm.ffn.dispatch import RETURN, Costs
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.types import Ramp
 from sparsellm.paths import how_to_install_cuda
 from sparsellm.processes.distributed import all_reduce_sum, any_rank
 from sparsellm.recipe import Recipe
@@ -102,8 +103,13 @@ def described_costs(ffns: list[SparseFFN]) -> str | None:
     )
 
 
-def each_path(ffns: list[SparseFFN]) -> Iterator[None]:
-    """Iterates over the paths that the FFNs may take, then restores their own."""
+def each_path(ffns: list[SparseFFN], ramp: Ramp | None = None) -> Iterator[None]:
+    """Iterates over the paths that the FFNs may take, then restores their own.
+
+    Args:
+        ffns: of each layer, on no ramp.
+        ramp: for a path with this mixture of activations; None: there is none.
+    """
     yield
     free = [ffn for ffn in ffns if ffn.kernels == "auto" and ffn.costs is not None]
     own = [ffn.path for ffn in free]
@@ -112,6 +118,15 @@ def each_path(ffns: list[SparseFFN]) -> Iterator[None]:
     if free:
         yield
     for ffn, path in zip(free, own, strict=True):
+        ffn.path = path
+    if ramp is None:
+        return
+    own = [ffn.path for ffn in ffns]
+    for ffn in ffns:
+        ffn.use_ramp(ramp)
+    yield
+    for ffn, path in zip(ffns, own, strict=True):
+        ffn.use_ramp(None)
         ffn.path = path
 
 

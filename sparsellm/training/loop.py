@@ -43,6 +43,7 @@ from sparsellm.training.run import Run, build_accelerator, build_run, close_run
 from sparsellm.training.run_state import begin_save, first_state
 from sparsellm.training.schedule import Due, is_due, next_may_launch
 from sparsellm.training.step import StepTotals, train_step
+from sparsellm.training.teacher import load_teacher
 from sparsellm.waiting import waiting
 
 
@@ -105,6 +106,7 @@ def _train(
     if run.accelerator.is_main_process:
         check_wandb(recipe)
     evaluator = PeriodicEvaluation(run, stop) if recipe.evaluation.every_steps else None
+    run.teacher = load_teacher(recipe, run.accelerator.device, resume_from, init_from)
     doing = "compiling the model" if recipe.runtime.compile else "first pass"
     with waiting(doing, run.accelerator.print):
         fit_first(run)

@@ -20,6 +20,7 @@ from sparsellm.recipe_sections import RuntimeConfig
 IGNORED_TARGET = -100
 
 LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+DistillationFunction = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class LossSums(NamedTuple):
@@ -32,6 +33,7 @@ class LossSums(NamedTuple):
     union_L: Tensor  # (L,) int64, Σ over blocks of 64 tokens of the neurons that any of them fires
     # () int64, layers with tokens that the backward pass computes again; None but for TwELL.
     recomputed: Tensor | None = None
+    divergence_sum: Tensor | None = None  # () fp32, nats, from a teacher; None without one
 
 
 class Objective(nn.Module):
@@ -44,14 +46,21 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.loss_function = build_loss(runtime)
+        distils = torch.compile(distillation_losses) if runtime.compile else distillation_losses
+        self._distillation: DistillationFunction = distils
         self._sorts_tokens = runtime.token_order == "auto"
         # Where micro-batches change their size, torch would compile blocks for any size: slower
         # code than one graph for each of the few sizes that there are.
         self.compiles_each_size = False
         self._rotary_by_kind: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
-    def forward(self, inputs_BT: Tensor, targets_BT: Tensor) -> LossSums:
-        """int64 token ids; targets of `IGNORED_TARGET` add nothing to the cross-entropy."""
+    def forward(
+        self, inputs_BT: Tensor, targets_BT: Tensor, teacher_BTV: Tensor | None = None
+    ) -> LossSums:
+        """int64 token ids; targets of `IGNORED_TARGET` add nothing to the cross-entropy.
+
+        With the logits of a teacher also the divergence from it.
+        """
         backbone = self.model.model
         x_BTC = backbone.embed_tokens(inputs_BT)
         if torch.is_autocast_enabled(x_BTC.device.type):
@@ -80,14 +89,21 @@ class Objective(nn.Module):
         if self.compiles_each_size:
             for tensor in (x_MC, targets_M):
                 torch._dynamo.mark_static(tensor)
+        w_VC, divergence = self.model.lm_head.weight, None
+        if teacher_BTV is None:
+            cross_entropy = self.loss_function(x_MC, w_VC, targets_M)
+        else:
+            teacher_MV = teacher_BTV.flatten(0, 1)
+            cross_entropy, divergence = self._distillation(x_MC, w_VC, targets_M, teacher_MV)
         recomputed = [s.recomputed > 0 for s in stats if s.recomputed is not None]
         return LossSums(
-            cross_entropy_sum=self.loss_function(x_MC, self.model.lm_head.weight, targets_M),
+            cross_entropy_sum=cross_entropy,
             l1_sum_L=torch.stack([s.l1_sum for s in stats]),
             nnz_LBT=torch.stack([s.nnz_M for s in stats]).view(-1, *inputs_BT.shape),
             fired_LN=torch.stack([s.fired_N for s in stats]),
             union_L=torch.stack([s.union_sum for s in stats]),
             recomputed=torch.stack(recomputed).sum() if recomputed else None,
+            divergence_sum=divergence,
         )
 
     @torch.no_grad()
@@ -108,20 +124,28 @@ class Objective(nn.Module):
 
 
 def total_loss(
-    sums: LossSums, l1_coefficient: float | Tensor, global_tokens: int, world_size: int
+    sums: LossSums,
+    l1_coefficient: float | Tensor,
+    global_tokens: int,
+    world_size: int,
+    distillation: float = 0.0,
 ) -> Tensor:
     """This micro-batch's part of ``CE + λ·L1`` of the whole step, ready for `backward`.
 
     ``CE = Σ ce / tokens`` and ``L1 = Σ|h| / (tokens · layers)``, tokens being those of all ranks
     and micro-batches (``global_tokens``): neither depends on how the batch is split. The paper's
     eq. 2 takes the mean over the N hidden units too; λ here is N times smaller than λ there. Where
-    layers have a λ each, ``l1_coefficient`` is (L,) and the mean is of λ·L1.
+    layers have a λ each, ``l1_coefficient`` is (L,) and the mean is of λ·L1. With a teacher
+    ``(1 - α)·CE + α·KL`` takes the place of CE, α being ``distillation``.
 
     DDP and FSDP2 average gradients over ranks; ``world_size`` turns their mean into the sum.
     """
     num_layers = sums.l1_sum_L.shape[0]
     penalty = (l1_coefficient * sums.l1_sum_L).sum() / num_layers
-    return (sums.cross_entropy_sum + penalty) * (world_size / global_tokens)
+    loss = sums.cross_entropy_sum
+    if sums.divergence_sum is not None:
+        loss = (1 - distillation) * loss + distillation * sums.divergence_sum
+    return (loss + penalty) * (world_size / global_tokens)
 
 
 def reshard(model: nn.Module) -> None:
@@ -150,6 +174,16 @@ def build_loss(runtime: RuntimeConfig) -> LossFunction:
 def logits_cross_entropy(x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tensor:
     """Cross-entropy sum over materialised logits; the softmax is computed in fp32."""
     return F.cross_entropy(F.linear(x_MC, w_VC).float(), targets_M, reduction="sum")
+
+
+def distillation_losses(
+    x_MC: Tensor, w_VC: Tensor, targets_M: Tensor, teacher_MV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sums of the cross-entropy and of ``KL(teacher ‖ student)``, both in fp32."""
+    log_p_MV = F.log_softmax(F.linear(x_MC, w_VC).float(), dim=-1)
+    log_teacher_MV = F.log_softmax(teacher_MV.float(), dim=-1)
+    divergence = F.kl_div(log_p_MV, log_teacher_MV, reduction="sum", log_target=True)
+    return F.nll_loss(log_p_MV, targets_M, reduction="sum"), divergence
 
 
 def _liger_loss() -> LossFunction:

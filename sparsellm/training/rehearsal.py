@@ -21,6 +21,7 @@ from sparsellm.training.step import (
     begin_sharing,
     clear_gradients,
     forward,
+    ramp_at,
 )
 
 
@@ -33,7 +34,7 @@ def warm_up(run: Run) -> None:
     """
     run.activity.begin("compiling", run.step)
     several = run.rounds > 1
-    for _ in each_path(run.ffns):
+    for _ in each_path(run.ffns, ramp_at(run, 0)):
         # Of several micro-batches that share weights the last one is a graph of its own: its
         # gradients go through autograd. Without sharing they are all alike.
         sparse = any(ffn.path == "sparse" for ffn in run.ffns)
@@ -170,7 +171,7 @@ def _one_micro_batch(run: Run) -> None:
     moments = []
     if not run.optimizer.state:  # two moments at most, which are made at the first step
         moments = [torch.empty_like(p) for p in run.objective.parameters() for _ in range(2)]
-    for _ in each_path(run.ffns):
+    for _ in each_path(run.ffns, ramp_at(run, 0)):
         begin_sharing(run, accumulate=True)
         with accumulating(run):
             _rehearse(run)

@@ -38,6 +38,7 @@ from sparsellm.training.objective import Objective
 from sparsellm.training.optimizer import build_optimizer
 from sparsellm.training.statistics import SparsityStats
 from sparsellm.training.target import TargetController
+from sparsellm.training.teacher import Teacher
 from sparsellm.training.validation import ValidationSet
 
 
@@ -58,6 +59,7 @@ class Run:
     saver: Saver
     group: ProcessGroup | None  # of CPU processes, for checkpoints; None for one process
     target: TargetController | None = None
+    teacher: Teacher | None = None  # of `train.distillation`
     step: int = 0
     tokens: int = 0  # that all ranks have trained on
     activity: RankActivity = field(default_factory=RankActivity)

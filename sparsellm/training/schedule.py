@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from sparsellm.recipe import Recipe
-from sparsellm.recipe_sections import OptimizerConfig, SparsityConfig
+from sparsellm.recipe_sections import FFNConfig, OptimizerConfig, SparsityConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -54,6 +54,11 @@ def l1_coefficient(config: SparsityConfig, step: int) -> float:
         return config.l1_coefficient
     progress = (step - config.l1_zero_steps + 1) / config.l1_ramp_steps
     return config.l1_coefficient * min(progress, 1.0)
+
+
+def ramp_share(config: FFNConfig, step: int) -> float | None:
+    """Share of `activation` in its mixture with `ramp_from`; None once the ramp is over."""
+    return step / config.ramp_steps if step < config.ramp_steps else None
 
 
 @dataclass(frozen=True)

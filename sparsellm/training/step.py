@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.types import Ramp
 from sparsellm.processes.distributed import FailedTogether
 from sparsellm.processes.signals import StopRequest
 from sparsellm.training.counters import Counters, StepReading
@@ -32,7 +33,7 @@ from sparsellm.training.nonfinite import Skip, reason_to_skip
 from sparsellm.training.objective import LossSums, total_loss
 from sparsellm.training.optimizer import reinit_dead_neurons
 from sparsellm.training.run import Run
-from sparsellm.training.schedule import is_logged, l1_coefficient, learning_rate
+from sparsellm.training.schedule import is_logged, l1_coefficient, learning_rate, ramp_share
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,25 @@ def l1_by_layer(run: Run) -> list[float]:
 def start_step(run: Run, number: int) -> StartedStep:
     """Queues the first forward pass of a step; 1 is the first step."""
     choose_kernels(run.ffns, run.readings)
+    if run.recipe.ffn.ramp_steps:
+        ramp = ramp_at(run, number - 1)
+        for ffn in run.ffns:
+            ffn.use_ramp(ramp)
     shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
     reader = MicroBatchReader(run.loader, shape, number)
     num_micro_batches = run.rounds * run.accelerator.num_processes
     counters = Counters(run.layout, run.ffns, run.micro_batch_tokens, num_micro_batches)
     passes = _forward_passes(run, reader)
     return StartedStep(reader, counters, itertools.chain([next(passes)], passes))
+
+
+def ramp_at(run: Run, step: int) -> Ramp | None:
+    """The mixture of activations at a step, counted from 0; None where there is none."""
+    share = ramp_share(run.recipe.ffn, step)
+    if share is None:
+        return None
+    on_device = torch.tensor(share).to(run.accelerator.device, non_blocking=True)
+    return Ramp(run.recipe.ffn.ramp_from, on_device)
 
 
 def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
@@ -246,12 +260,15 @@ def accumulating(run: Run) -> Iterator[None]:
 def forward(run: Run, tokens_BT1: Tensor) -> LossSums:
     """The sums of a micro-batch of this rank, with their graph."""
     tokens_BT1 = tokens_BT1.to(run.accelerator.device, non_blocking=True)
+    inputs_BT, targets_BT = tokens_BT1[:, :-1], tokens_BT1[:, 1:]
+    teacher_BTV = run.teacher.logits(inputs_BT) if run.teacher else None
     with run.accelerator.autocast():
-        sums: LossSums = run.objective(tokens_BT1[:, :-1], tokens_BT1[:, 1:])
+        sums: LossSums = run.objective(inputs_BT, targets_BT, teacher_BTV)
     return sums
 
 
 def backward(run: Run, sums: LossSums, l1_weight: float | Tensor) -> None:
     """Backward of a micro-batch; ``l1_weight`` is λ, or (L,) that of each layer."""
-    tokens = run.recipe.train.global_batch_tokens
-    run.accelerator.backward(total_loss(sums, l1_weight, tokens, run.accelerator.num_processes))
+    train, ranks = run.recipe.train, run.accelerator.num_processes
+    loss = total_loss(sums, l1_weight, train.global_batch_tokens, ranks, train.distillation)
+    run.accelerator.backward(loss)

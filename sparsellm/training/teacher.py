@@ -1,0 +1,103 @@
+"""The teacher of `train.distillation`: the model that the run was initialised from, as it was.
+
+It takes no part in training: not a module of the objective, so neither the optimizer nor a
+checkpoint has its weights. A checkpoint names it, and a resumed run reads it again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsellm.model import HFModel, prepare_blocks
+from sparsellm.processes.distributed import together
+from sparsellm.recipe import Recipe
+from sparsellm.runs import checkpoint
+from sparsellm.runs.files import TrainerState, read_model
+from sparsellm.runs.pretrained import load_pretrained
+
+
+class Teacher:
+    """A frozen model in the run's compute type.
+
+    Args:
+        model: in evaluation mode.
+        name: what checkpoints say of it: path, and the run's name, step and tokens.
+    """
+
+    def __init__(self, model: HFModel, name: dict[str, Any]) -> None:
+        self._model, self.name = model.requires_grad_(False), name
+
+    @torch.no_grad()
+    def logits(self, inputs_BT: Tensor) -> Tensor:
+        """(B, T) token ids → (B, T, V)."""
+        backbone = self._model.model
+        x_BTC = backbone.embed_tokens(inputs_BT)
+        positions_1T = torch.arange(inputs_BT.shape[1], device=inputs_BT.device)[None]
+        rotary = backbone.rotary_emb(x_BTC, positions_1T)
+        for layer in backbone.layers:
+            x_BTC = layer(x_BTC, position_embeddings=rotary, attention_mask=None)
+        return F.linear(backbone.norm(x_BTC), self._model.lm_head.weight)
+
+
+def load_teacher(
+    recipe: Recipe, device: torch.device, resume_from: Path | None, init_from: Path | None
+) -> Teacher | None:
+    """The teacher, if the recipe asks for one; all ranks call it.
+
+    Args:
+        recipe: of the run.
+        device: of this rank.
+        resume_from: checkpoint, which names the teacher.
+        init_from: where the teacher is; None if it is where the checkpoint says.
+
+    Raises:
+        ValueError: there is no teacher, it has another vocabulary, or it is not the run's.
+        FileNotFoundError: it is no longer there; says how to give its new place.
+    """
+    if not recipe.train.distillation:
+        return None
+    saved = _saved_name(resume_from)
+    path = init_from or (Path(saved["path"]) if saved else None)
+    if path is None:
+        raise ValueError(
+            "train.distillation: the teacher is the model that training begins from: give it with "
+            "--init-from, or set train.distillation to 0"
+        )
+    precision = "fp32" if recipe.runtime.precision == "fp32" else "bf16"
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    with together(device):
+        try:
+            loaded = load_pretrained(path, device, dtype)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"train.distillation needs its teacher: {error}; if it was moved, say where it is "
+                "with --init-from"
+            ) from error
+    name = {"path": str(loaded.path.resolve()), "name": loaded.recipe.name}
+    name |= {key: loaded.trainer[key] for key in ("step", "tokens")}
+    if saved and (other := [key for key in name if key != "path" and name[key] != saved[key]]):
+        was = ", ".join(f"{key} {saved[key]}" for key in other)
+        raise ValueError(f"train.distillation: {path} is another teacher than this run's ({was})")
+    theirs, ours = loaded.recipe.data.tokenizer, recipe.data.tokenizer
+    if theirs != ours or loaded.recipe.padded_vocab_size != recipe.padded_vocab_size:
+        raise ValueError(
+            f"train.distillation: the teacher {path} has the tokenizer {theirs} and "
+            f"{loaded.recipe.padded_vocab_size} logits, this run {ours} and "
+            f"{recipe.padded_vocab_size}: both must be the same"
+        )
+    plain = {"activation_checkpointing": False, "weight_gradients": "autograd"}
+    runtime = recipe.runtime.model_copy(update=plain | {"precision": precision})
+    prepare_blocks(loaded.model, runtime)
+    return Teacher(loaded.model, name)
+
+
+def _saved_name(resume_from: Path | None) -> dict[str, Any] | None:
+    if resume_from is None:
+        return None
+    trainer = read_model(resume_from / checkpoint.TRAINER_FILE, TrainerState, checkpoint.REMEDY)
+    return trainer.get("teacher")

@@ -1,0 +1,178 @@
+"""SiLU → ReLU: the ramp of the activation and the teacher, each against its formula."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import TINY
+from safetensors.torch import load_file
+
+from sparsellm.estimate import executed_flops_per_token, train_flops_per_token
+from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.types import Ramp
+from sparsellm.processes.signals import StopRequest
+from sparsellm.recipe import load_recipe
+from sparsellm.runs.records import read_metrics
+from sparsellm.training.loop import train
+from sparsellm.training.objective import LossSums, distillation_losses, total_loss
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.run_state import initialise_run
+from sparsellm.training.step import train_step
+from sparsellm.training.teacher import load_teacher
+
+SILU = ["ffn.activation=silu", "sparsity.l1_coefficient=0", "name=dense"]
+RAMP = ["name=sparse", "ffn.ramp_steps=2", "sparsity.l1_coefficient=0.01"]
+DISTILLED = [*RAMP, "train.distillation=0.5"]
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    """A run that was trained with SiLU."""
+    runs = tmp_path_factory.mktemp("relufy")
+    recipe = load_recipe("debug", [*TINY, *SILU, f"logging.run_dir={runs}"])
+    _train(recipe)
+    return recipe.run_path
+
+
+def _train(recipe, **options):
+    with StopRequest() as stop:
+        train(recipe, stop, **options)
+    return recipe.run_path / "checkpoints" / f"step_{recipe.train.steps:08d}"
+
+
+def _losses(path):
+    return [line["loss"] for line in read_metrics(path) if line["kind"] == "train"]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_ramp_mixes_the_output_and_counts_what_remains(gated):
+    torch.manual_seed(0)
+    ffn = SparseFFN(16, 32, gated=gated).double()
+    x_MK = torch.randn(64, 16, dtype=torch.float64)
+    ffn.use_ramp(Ramp("silu", torch.tensor(0.25)))
+    y_MK, stats = ffn.forward_with_stats(x_MK)
+    z_MN = F.linear(x_MK, ffn.pattern_weight)
+    up_MN = ffn.up_proj(x_MK) if gated else 1
+    mixed_MN = 0.75 * F.silu(z_MN) + 0.25 * F.relu(z_MN)
+    torch.testing.assert_close(y_MK, ffn.down_proj(mixed_MN * up_MN))
+    torch.testing.assert_close(stats.l1_sum, (F.relu(z_MN) * up_MN).abs().sum())
+    assert stats.nnz_M.equal((z_MN > 0).sum(1).int())
+    alone = ffn.eval()(x_MK)
+    ffn.use_ramp(None)
+    assert ffn.train()(x_MK).equal(alone)
+    torch.testing.assert_close(alone, ffn.down_proj(F.relu(z_MN) * up_MN))
+
+
+def test_kernels_are_dense_while_the_ramp_lasts():
+    ffn = SparseFFN(16, 32, gated=True, kernels="sparse")
+    ffn.use_ramp(Ramp("silu", torch.tensor(0.25)))
+    assert ffn.capacity_for(64) is None
+    ffn.use_ramp(None)
+    assert ffn.capacity_for(64) is not None
+
+
+@pytest.mark.parametrize("kernels", ["dense", "sparse"])
+def test_a_ramp_begins_with_the_old_activation_and_ends_with_the_new(tiny, dense, kernels):
+    recipe = tiny(*RAMP, "checkpoint.every_steps=0", f"ffn.kernels={kernels}")
+    _train(recipe)
+    assert _losses(recipe.run_path)[0] == _losses(dense)[0]
+    records = [line for line in read_metrics(recipe.run_path) if line["kind"] == "train"]
+    paths = [line["kernels"]["sparse"] for line in records]
+    assert paths == [[False] * 2] * 2 + [[kernels == "sparse"] * 2] * 2
+    assert all(max(line["sparsity"]["nnz_mean"]) < 60 for line in records)  # of 64, ReLU's
+
+
+def test_the_divergence_has_its_gradient():
+    torch.manual_seed(0)
+    x_MC = torch.randn(6, 8, requires_grad=True)
+    w_VC = torch.randn(11, 8, requires_grad=True)
+    teacher_MV, targets_M = torch.randn(6, 11), torch.arange(6)
+    cross_entropy, divergence = distillation_losses(x_MC, w_VC, targets_M, teacher_MV)
+    p_MV, q_MV = (x_MC @ w_VC.T).softmax(1), teacher_MV.softmax(1)
+    torch.testing.assert_close(divergence, (q_MV * (q_MV.log() - p_MV.log())).sum())
+    torch.testing.assert_close(cross_entropy, -p_MV.log()[range(6), targets_M].sum())
+    none = torch.zeros(0)
+    sums = LossSums(cross_entropy, torch.zeros(1), none, none, none, divergence_sum=divergence)
+    total_loss(sums, 0.0, 12, 2, distillation=0.25).backward()
+    one_hot_MV = F.one_hot(targets_M, 11)
+    d_logits_MV = (0.75 * (p_MV - one_hot_MV) + 0.25 * (p_MV - q_MV)).detach() * 2 / 12
+    torch.testing.assert_close(x_MC.grad, d_logits_MV @ w_VC.detach())
+    torch.testing.assert_close(w_VC.grad, d_logits_MV.T @ x_MC.detach())
+
+
+def test_the_teacher_is_the_original_and_neither_trained_nor_saved(tiny, dense):
+    recipe = tiny(*DISTILLED, "train.distillation=1", "sparsity.l1_coefficient=0")
+    last = _train(recipe, init_from=dense)
+    original = load_file(dense / "checkpoints" / "step_00000004" / "model.safetensors")
+    tensors = load_file(last / "model.safetensors")
+    assert tensors.keys() == original.keys()
+    run = build_run(recipe)
+    try:
+        device = run.accelerator.device
+        run.teacher = load_teacher(recipe, device, last, None)
+        own = {id(p) for group in run.optimizer.param_groups for p in group["params"]}
+        assert own.isdisjoint(map(id, run.teacher._model.parameters()))
+        initialise_run(run, dense)
+        # The same weights and activation: nothing to learn, and no gradient.
+        totals = train_step(run, StopRequest())
+        assert totals.reading.gradient_norm < 1e-5
+    finally:
+        close_run(run)
+    teacher = json.loads((last / "trainer.json").read_text())["teacher"]
+    path = str((dense / "checkpoints" / "step_00000004").resolve())
+    assert teacher == {"path": path, "name": "dense", "step": 4, "tokens": 1024}
+
+
+def test_a_resumed_run_distils_and_ramps_to_the_same_bits(tiny, dense):
+    steps = ["train.steps=4", "checkpoint.every_steps=1", "ffn.ramp_steps=3"]
+    recipe = tiny(*DISTILLED, *steps)
+    last = _train(recipe, init_from=dense)
+    whole, losses = load_file(last / "model.safetensors"), _losses(recipe.run_path)
+    for step in (3, 4):
+        shutil.rmtree(last.with_name(f"step_{step:08d}"))
+    (last.parent / "latest").write_text("step_00000002")
+    _train(recipe)
+    assert _losses(recipe.run_path) == losses
+    again = load_file(last / "model.safetensors")
+    assert all(again[name].equal(tensor) for name, tensor in whole.items())
+
+
+def test_a_teacher_that_cannot_be_had_is_named(tiny, dense, tmp_path):
+    recipe, there = tiny(*DISTILLED, "train.steps=1"), tmp_path / "there"
+    with pytest.raises(ValueError, match=r"teacher is the model .* give it with --init-from"):
+        _train(recipe)
+    last = _train(recipe, init_from=shutil.copytree(dense, there))
+    moved, cpu = there.rename(tmp_path / "elsewhere"), torch.device("cpu")
+    with pytest.raises(FileNotFoundError, match=r"needs its teacher: .*moved, say where it is"):
+        load_teacher(recipe, cpu, last, None)
+    earlier = moved / "checkpoints" / "step_00000002"
+    with pytest.raises(ValueError, match=r"another teacher than this run's \(step 4, tokens 1024"):
+        load_teacher(recipe, cpu, last, earlier)
+    assert load_teacher(recipe, cpu, last, moved).name["path"].startswith(str(moved))
+    other = tiny(*DISTILLED, "model.vocab_multiple=128")
+    with pytest.raises(ValueError, match=r"tokenizer bytes and 320 logits, this run bytes and 384"):
+        load_teacher(other, cpu, None, moved)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["ffn.ramp_steps=5", "ffn.ramp_from=relu"], "ffn.ramp_from and ffn.activation are both"),
+        (["train.distillation=0.5", "runtime.loss=liger"], "runtime.loss: liger never has"),
+        (["ffn.ramp_from=gelu"], "ffn.ramp_from"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(tiny, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(*overrides)
+
+
+def test_the_teachers_forward_pass_counts(tiny):
+    alone, taught = tiny(), tiny("train.distillation=0.5")
+    forward = train_flops_per_token(alone) / 3
+    more = executed_flops_per_token(taught) - executed_flops_per_token(alone)
+    assert more == pytest.approx(forward)

@@ -41,7 +41,6 @@ class HuggingFaceFields(TypedDict, total=False):
     head_dim: PositiveInt
     layer_types: list[str]
     max_position_embeddings: PositiveInt
-    max_window_layers: NonNegativeInt
     no_rope_layers: list[int]
     rope_parameters: dict[str, Any]  # without rope_theta, which is a key of the recipe
     sliding_window: PositiveInt | None

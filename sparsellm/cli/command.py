@@ -103,9 +103,9 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--init-from",
         type=Path,
-        metavar="CHECKPOINT",
-        help="a new run begins with these weights (checkpoint, run, exported folder, or one on the "
-        "Hugging Face hub: owner/name) at step 0",
+        metavar="MODEL",
+        help="a new run begins with these weights at step 0, and has their model and tokenizer: a "
+        "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)",
     )
     train.set_defaults(run=_train)
 
@@ -159,13 +159,18 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
-    from sparsellm.recipe import load_recipe
-
-    recipe = load_recipe(options.recipe, options.overrides)
     if options.fresh and options.resume:
         raise ValueError("--fresh starts at step 0 and --resume does not; give one of them")
     if options.init_from and options.resume:
         raise ValueError("--init-from starts at step 0 and --resume does not; give one of them")
+    if options.init_from:
+        from sparsellm.runs.pretrained import recipe_for
+
+        recipe = recipe_for(options.recipe, options.overrides, options.init_from)
+    else:
+        from sparsellm.recipe import load_recipe
+
+        recipe = load_recipe(options.recipe, options.overrides)
     run_path = recipe.run_path.resolve()
     if options.fresh and options.init_from and options.init_from.resolve().is_relative_to(run_path):
         raise ValueError(f"--fresh would move --init-from {options.init_from}; add --set name=NEW")

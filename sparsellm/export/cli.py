@@ -30,13 +30,18 @@ def add_export_parsers(commands: Any) -> None:
 
     back = commands.add_parser(
         "import",
-        help="an exported folder as a checkpoint again",
+        help="a Hugging Face folder, or an exported one, as a checkpoint",
         description="Writes a run folder with one checkpoint: weights in fp32, no optimizer "
         "state. `sparsellm train --init-from RUN_DIR` trains on from it.",
     )
-    back.add_argument("source", type=Path, metavar="DIR", help="exported folder")
+    back.add_argument(
+        "source",
+        type=Path,
+        metavar="DIR",
+        help="exported folder, or a Hugging Face model or folder",
+    )
     back.add_argument("run_path", type=Path, metavar="RUN_DIR", help="new run folder to write")
-    back.add_argument("--recipe", help="name or file (default: the one in DIR)")
+    back.add_argument("--recipe", help="name or file (default: that of the model in DIR)")
     back.set_defaults(run=_import)
 
 

@@ -1,4 +1,4 @@
-"""`sparsellm import`: an exported folder as a checkpoint again, weights only."""
+"""`sparsellm import`: a Hugging Face folder as a checkpoint, weights only."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def import_export(
     ``sparsellm train --init-from`` begins; it is not resumed.
 
     Args:
-        source: the exported folder, or another of Hugging Face's with weights of that shape.
+        source: a folder of Hugging Face's, exported by us or not, or a model of the hub.
         run_path: a new run folder.
-        recipe: bundled name or file; default is the recipe that the export carries.
+        recipe: bundled name or file; default is the recipe that an export carries, else one of the
+            model in config.json.
 
     Returns:
         The checkpoint, and the types that the weights had; ``F32`` alone lost nothing.
@@ -40,7 +41,7 @@ def import_export(
     loaded = load_export(source, recipe)
     written = save(run_path / "checkpoints", _snapshot(loaded), keep=1)
     write_atomically(run_path / checkpoint.RECIPE_FILE, loaded.recipe.to_yaml())
-    return written, stored_dtypes(source)
+    return written, stored_dtypes(loaded.path)
 
 
 def _snapshot(loaded: Pretrained) -> Snapshot:

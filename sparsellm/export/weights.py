@@ -6,9 +6,6 @@ import json
 import re
 from pathlib import Path
 
-from transformers import GenerationConfig
-
-from sparsellm.recipe import Recipe
 from sparsellm.runs.hf_folder import CONFIG_FILE
 from sparsellm.runs.pretrained import Pretrained
 
@@ -32,29 +29,16 @@ def write_weights(pretrained: Pretrained, folder: Path, max_shard_size: str) -> 
         folder: an existing folder.
         max_shard_size: such as ``4GB`` (10⁹ bytes); a larger tensor is a shard of its own.
     """
-    model = pretrained.model
-    eot_id = pretrained.tokenizer.eot_id
-    model.generation_config = generation_config(
-        pretrained.recipe, pretrained.tokenizer.vocab_size, eot_id
-    )
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-    _state_rope_twice(folder / CONFIG_FILE, pretrained.recipe)
+    pretrained.model.save_pretrained(folder, max_shard_size=max_shard_size)
+    _state_rope_twice(folder / CONFIG_FILE)
 
 
-def generation_config(recipe: Recipe, vocab_size: int, eot_id: int) -> GenerationConfig:
-    """Ends at ``<|endoftext|>`` and never gives an id that only pads the embedding."""
-    padding = list(range(vocab_size, recipe.padded_vocab_size))
-    return GenerationConfig(
-        bos_token_id=eot_id,
-        eos_token_id=eot_id,
-        pad_token_id=eot_id,
-        suppress_tokens=padding or None,
-    )
-
-
-def _state_rope_twice(path: Path, recipe: Recipe) -> None:
+def _state_rope_twice(path: Path) -> None:
     # transformers 5 has `rope_parameters`; version 4 and readers of its files look for
-    # `rope_theta` and would silently take 10,000 where it is absent.
+    # `rope_theta` and `rope_scaling`, and would silently take 10,000 and none otherwise.
     config = json.loads(path.read_text(encoding="utf-8"))
-    config["rope_theta"] = recipe.model.rope_theta
+    scaling = dict(config["rope_parameters"])
+    config["rope_theta"] = scaling.pop("rope_theta")
+    if scaling["rope_type"] != "default":
+        config["rope_scaling"] = scaling
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Reads exported folders: files, weights, and checks that they agree with one another."""
+"""The files of a Hugging Face folder, exported by us or not: weights, and what an export adds."""
 
 from __future__ import annotations
 
@@ -9,33 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sparsellm.model import model_config
+from sparsellm.architecture import PUBLISHED
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.files import TrainerState, damaged, read_model, read_tensors
+from sparsellm.runs.files import TrainerState, damaged, read_json, read_model, read_tensors
 
 EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
 EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"  # where there is more than one shard
 
-_REMEDY = "export the checkpoint again"
-# What of config.json decides the function that the weights compute.
-_COMPARED = (
-    "model_type",
-    "hidden_act",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "rms_norm_eps",
-    "rope_parameters",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-)
+REMEDY = "put the model's own file back, or export the checkpoint again"
 
 
 class _ShardIndex(BaseModel):
@@ -59,32 +43,59 @@ def read_trainer(path: Path) -> dict[str, Any]:
     file = path / EXPORT_TRAINER_FILE
     if not file.is_file():
         return {"step": 0, "tokens": 0}
-    return read_model(file, TrainerState, _REMEDY)
+    return read_model(file, TrainerState, REMEDY)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """All tensors in the type in which they lie in the shards, on the CPU.
 
     Raises:
-        FileNotFoundError: there are no weights, or a shard is missing.
+        FileNotFoundError: there are no safetensors, or a shard is missing.
         ValueError: a shard is truncated, or has not what the index says.
     """
     index_file = path / INDEX_FILE
     if not index_file.is_file():
-        return read_tensors(path / checkpoint.MODEL_FILE, _REMEDY)
-    places: dict[str, str] = read_model(index_file, _ShardIndex, _REMEDY)["weight_map"]
+        return read_tensors(path / checkpoint.MODEL_FILE, REMEDY)
+    places: dict[str, str] = read_model(index_file, _ShardIndex, REMEDY)["weight_map"]
     tensors: dict[str, Tensor] = {}
     for name, shard in places.items():
         if shard != Path(shard).name or shard == "..":
             raise ValueError(f"{index_file}: the shard {shard!r} of {name} is not in the folder")
     for shard in sorted(set(places.values())):
-        found = read_tensors(path / shard, _REMEDY)
+        found = read_tensors(path / shard, REMEDY)
         expected = {name for name, place in places.items() if place == shard}
         if found.keys() != expected:
             odd = sorted(found.keys() ^ expected)[0]
-            raise ValueError(f"{path / shard} and {INDEX_FILE} differ, such as {odd}; {_REMEDY}")
+            raise ValueError(f"{path / shard} and {INDEX_FILE} differ, such as {odd}; {REMEDY}")
         tensors |= found
     return tensors
+
+
+def model_weights(path: Path, recipe: Recipe) -> dict[str, Tensor]:
+    """The tensors of the recipe's model; stock transformers leaves the same others aside.
+
+    The paper's training saved W_down transposed, (intermediate_size, hidden_size): its shape tells.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_weights`.
+    """
+    tensors = read_weights(path)
+    if recipe.model.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    shape = recipe.model.intermediate_size, recipe.model.hidden_size
+    transposed = is_published(path) and shape[0] != shape[1]
+    return {
+        name: tensor.t().contiguous()
+        if transposed and name.endswith("mlp.down_proj.weight") and tensor.shape == shape
+        else tensor
+        for name, tensor in tensors.items()
+        if not name.endswith("rotary_emb.inv_freq")  # earlier versions of transformers saved it
+    }
+
+
+def is_published(path: Path) -> bool:
+    """Whether a folder is one of the paper's checkpoints, by the ``model_type`` of its own code."""
+    return read_json(path / CONFIG_FILE, REMEDY).get("model_type") in PUBLISHED
 
 
 def stored_dtypes(path: Path) -> list[str]:
@@ -95,36 +106,5 @@ def stored_dtypes(path: Path) -> list[str]:
             with safe_open(shard, framework="pt") as tensors:
                 found |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
         except SafetensorError as error:
-            raise damaged(shard, error, _REMEDY) from error
+            raise damaged(shard, error, REMEDY) from error
     return sorted(found)
-
-
-def check_config(path: Path, recipe: Recipe) -> None:
-    """Compares ``config.json`` with the recipe's model.
-
-    Raises:
-        ValueError: it is damaged, or a value that changes the model's function differs.
-    """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
-    wrong = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
-    file = path / CONFIG_FILE
-    try:
-        found = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (*wrong, RecursionError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())[:200]  # transformers goes on for paragraphs
-        raise ValueError(f"{file} cannot be read ({reason}); {_REMEDY}") from error
-    if getattr(found, "quantization_config", None) is not None:
-        raise ValueError(
-            f"{file} has a quantization_config, and quantised weights are not read; save the model "
-            "in float32 or bfloat16"
-        )
-    expected = model_config(recipe, eos_token_id=0)
-    for key in _COMPARED:
-        has, wants = getattr(found, key, None), getattr(expected, key, None)
-        if has != wants:
-            raise ValueError(
-                f"{file}: {key} is {has!r} and the recipe's model has {wants!r}; give the recipe "
-                "that the weights were trained with"
-            )

@@ -1,0 +1,192 @@
+"""Models of other people's: imported by their config.json, and exported in the same class."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from conftest import set_arguments
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from runs.hf_models import MODELS, change, logits, stock_model, write_model
+from sparsellm.cli import main
+from sparsellm.estimate import count_parameters
+from sparsellm.export.importer import import_export
+from sparsellm.export.save_export import export
+from sparsellm.recipe_sections import RuntimeConfig
+from sparsellm.runs.pretrained import load_pretrained, load_recipe_of
+from sparsellm.training.objective import Objective
+
+
+@pytest.fixture
+def folder(request, tmp_path):
+    return write_model(stock_model(request.param), tmp_path / "theirs")
+
+
+every_model = pytest.mark.parametrize("folder", MODELS, indirect=True)
+
+
+@every_model
+def test_logits_are_stock_transformers_after_import_and_after_export(folder, tmp_path):
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    expected = logits(theirs)
+    written, _ = import_export(folder, tmp_path / "run")
+    ours = load_pretrained(written)
+    assert torch.equal(logits(ours.model), expected)
+    assert torch.equal(logits(load_pretrained(folder).model), expected)
+    assert count_parameters(ours.recipe).total == theirs.num_parameters()
+    export(written, tmp_path / "exported", "fp32")
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert type(back) is type(theirs)
+    assert torch.equal(logits(back), expected)
+    text = "It's 2,048 zeros"
+    ids = [
+        AutoTokenizer.from_pretrained(f)(text).input_ids for f in (folder, tmp_path / "exported")
+    ]
+    assert ids[0] == ids[1]
+
+
+@every_model
+def test_loss_and_gradients_are_stock_transformers(folder):
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    theirs.config.attention_dropout = 0.0
+    ours = load_pretrained(folder)
+    tokens = torch.arange(34).view(2, 17) * 7
+    sums = Objective(ours.model, RuntimeConfig(compile=False))(tokens[:, :-1], tokens[:, 1:])
+    (sums.cross_entropy_sum / 32).backward()
+    expected = theirs(tokens, labels=tokens).loss
+    expected.backward()
+    torch.testing.assert_close(sums.cross_entropy_sum / 32, expected)
+    found = dict(ours.model.named_parameters())
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(found[name].grad, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("folder", ["Qwen3"], indirect=True)
+def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
+    folder, tiny_overrides, tmp_path, capsys
+):
+    own = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
+    command = ["train", "debug", *set_arguments([*own, "ffn.activation=relu"])]
+    assert main([*command, "--init-from", str(folder), "--set", "train.steps=1"]) == 0
+    out = capsys.readouterr().out
+    assert f"weights of {folder}; the optimizer and the data begin at step 0" in out
+    assert "changed since the checkpoint: ffn.activation silu → relu" in out
+    recipe = load_pretrained(tmp_path / "runs" / "debug").recipe
+    derived = load_recipe_of(folder)
+    assert recipe.data.tokenizer == derived.data.tokenizer == f"hf:{folder}"
+    assert recipe.model == derived.model.model_copy(update={"context_length": 32})
+    assert recipe.model.family == "qwen3"
+    begun, theirs = (load_pretrained(f).model for f in (tmp_path / "runs" / "debug", folder))
+    for trained, given in zip(begun.parameters(), theirs.parameters(), strict=True):
+        assert 0 < (trained - given).abs().max() < 0.005  # one step at a rate of 0.003
+    assert main([*command, "--init-from", str(folder), "--set", "train.steps=2"]) == 0
+    assert "resuming from" in capsys.readouterr().out
+    export(tmp_path / "runs" / "debug", tmp_path / "out", "fp32")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert (config["hidden_act"], config["max_position_embeddings"]) == ("relu", 64)
+
+
+@pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"mlp_bias": True},
+            "mlp_bias is True and the recipe's model has False; that value cannot",
+        ),
+        (
+            {"hidden_act": "gelu"},
+            "hidden_act 'gelu' is no activation of sparsellm's; those are relu",
+        ),
+        (
+            {"model_type": "gpt2"},
+            "model_type 'gpt2' is no family of sparsellm's; those are llama, ",
+        ),
+        ({"model_type": "brandnew"}, "cannot be read (The checkpoint you are trying to load has"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "has a quantization_config"),
+        ({"head_dim": 7}, "cannot be read (Class validation"),
+        ({"num_attention_heads": 0}, "cannot be read"),
+        ({"vocab_size": 200}, "model.vocab_size 200 is less than the 257 ids"),
+        ({"num_hidden_layers": 2}, "names differ, such as model.layers.2."),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_carried_is_refused_by_name(folder, fields, reason, tmp_path, capsys):
+    change(folder, fields)
+    assert main(["import", str(folder), str(tmp_path / "run")]) == 1
+    error = capsys.readouterr().err
+    assert reason in error
+    assert str(folder) in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_missing_file_is_named(folder, missing, tmp_path, capsys):
+    (folder / missing).unlink()
+    assert main(["import", str(folder), str(tmp_path / "run")]) == 1
+    assert missing in capsys.readouterr().err
+
+
+PUBLISHED = {
+    "model_type": "llama_sparse_relu",
+    "architectures": ["LlamaSparseReluForCausalLM"],
+    "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
+    "hidden_act": "silu",
+    "mlp_bias": False,
+    "sparsity_gated_mlp": True,
+    "sparsity_new_intermediate_size": None,
+}
+
+
+def _transposed(name, tensor):
+    return tensor.t() if name.endswith("down_proj.weight") else tensor
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("stock", "fields"),
+    [
+        ("ReLU, tied", {}),
+        ("ReLU, tied", {"intermediate_size": 96, "sparsity_new_intermediate_size": 48}),
+        ("ReLU, tied", {"tie_word_embeddings": None, "rope_theta": None, "rope_parameters": None}),
+        ("ReLU, no gate", {"sparsity_gated_mlp": False}),
+        ("ReLU, Qwen2", {"model_type": "qwen2_sparse_relu"}),
+    ],
+)
+def test_the_papers_checkpoints_are_read_by_their_fields(stock, fields, transposed, tmp_path):
+    """Synthetic ones: stock models with the fields that those have."""
+    model = stock_model(stock)
+    folder = write_model(model, tmp_path / "theirs")
+    change(folder, PUBLISHED | fields, *([_transposed] if transposed else []))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    written, _ = import_export(folder, tmp_path / "run")
+    expected = logits(model)
+    assert torch.equal(logits(load_pretrained(folder).model), expected)
+    assert torch.equal(logits(load_pretrained(written).model), expected)
+    assert load_pretrained(written).recipe.ffn.activation == "relu"
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"mlp_bias": True}, "mlp_bias is True"),
+        (
+            {"model_type": "qwen2_sparse_relu", "sparsity_gated_mlp": False},
+            "sparsity_gated_mlp: false has no stock model with qwen2's attention",
+        ),
+        ({"intermediate_size": None}, "cannot be read ('intermediate_size')"),
+        ({"sparsity_new_intermediate_size": 40}, "has shape (48, 32), the recipe's model (40, 32)"),
+    ],
+)
+def test_a_published_checkpoint_that_cannot_be_read(fields, reason, tmp_path):
+    folder = write_model(stock_model("ReLU, tied"), tmp_path / "theirs")
+    change(folder, PUBLISHED | fields)
+    with pytest.raises(ValueError, match=re.escape(reason)) as caught:
+        import_export(folder, tmp_path / "run")
+    assert str(folder) in str(caught.value)

@@ -19,8 +19,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
 from runs.test_metrics_log import _offline_records
-from training.test_distributed import launch
 from transformers import GPT2TokenizerFast
+from warm import ranks
 
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.evaluate import suite as suite_module
@@ -253,7 +253,7 @@ def test_cli_prints_a_table_and_writes_json_beside_the_checkpoint(
     assert "Yaml" not in logged.stdout  # what lm-eval says of a task that states no version
 
     command = ["eval", str(checkpoint), *command[2:], "--out", str(out), "--log-samples"]
-    several = launch(2, "-m", "sparsellm", *command)
+    several = ranks(2, "-m", "sparsellm", *command)
     assert several.returncode == 0, several.stderr[-3000:]
     assert several.stdout.count("mean of the 7 scores") == 1  # one rank speaks
     assert json.loads(out.read_text())["processes"] == 2
@@ -274,9 +274,9 @@ def _assert_same_scores(found: dict, expected: dict) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_training_evaluates_and_is_not_disturbed(
-    tiny_overrides, cli_here, data_dir, tmp_path, ranks
+    tiny_overrides, cli_here, data_dir, tmp_path, number
 ):
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "validation.every_steps=0"]
     evaluation = ["evaluation.every_steps=3", f"evaluation.data_dir={data_dir}"]
@@ -284,10 +284,10 @@ def test_training_evaluates_and_is_not_disturbed(
 
     def train(*further):
         program = ["train", "--recipe", "debug", *set_arguments([*overrides, *further])]
-        if ranks == 1:
+        if number == 1:
             result = cli_here(*program)
         else:
-            result = launch(ranks, "-m", "sparsellm", *program, config="fsdp2.yaml")
+            result = ranks(number, "-m", "sparsellm", *program, config="fsdp2.yaml")
         assert result.returncode == 0, result.stderr[-3000:]
 
     train("name=with", *evaluation)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from conftest import ROOT, set_arguments
-from training.test_distributed import launch
+from warm import ranks
 
 from sparsellm.data import witness
 from sparsellm.data.corpus import load_corpora
@@ -110,7 +110,7 @@ def test_a_rank_that_sees_other_text_is_named_fresh_or_resumed(
 
     def train(folder):
         program = [faulty, "elsewhere", "1", str(folder), "train", "--recipe", "debug"]
-        return launch(2, *program, *set_arguments(own))
+        return ranks(2, *program, *set_arguments(own))
 
     for edited in corpus.values():
         (other / f"{edited}.txt").write_text(text[:99_999] + "?" + text[100_000:])

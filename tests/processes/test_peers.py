@@ -11,13 +11,22 @@ import time
 import pytest
 from conftest import ROOT, process_env, set_arguments
 from rank_processes import LAUNCHER, processes_with, wait_until_gone
-from training.test_distributed import launch
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import METRICS_FILE
 
 FAULTY = ROOT / "tests" / "training" / "faulty_rank.py"
+
+
+def launch(num_processes: int, *program: str) -> subprocess.CompletedProcess[str]:
+    """``accelerate launch``; without CUDA the ranks talk over gloo."""
+    command = [sys.executable, "-m", LAUNCHER, "--main_process_port=0"]
+    command += [f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}"]
+    command += [f"--num_processes={num_processes}"]
+    return subprocess.run(
+        [*command, *program], capture_output=True, text=True, check=False, env=process_env()
+    )
 
 
 def _launch(overrides, kind):

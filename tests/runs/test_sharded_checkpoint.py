@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import process_env
+from warm import ranks
 
 from runs import checkpoint_worker
 from sparsellm.runs import checkpoint, state
@@ -18,9 +16,7 @@ WORKER = Path(__file__).with_name("checkpoint_worker.py")
 
 @pytest.mark.slow
 def test_ranks_and_shardings_read_one_anothers_checkpoints(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    command += [str(WORKER), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=process_env())
+    result = ranks(4, str(WORKER), str(tmp_path))
     assert result.returncode == 0, result.stderr[-3000:]
     expected = checkpoint_worker.build()
     checkpoint_worker.train(*expected, steps=3)

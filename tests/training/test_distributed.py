@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, process_env, set_arguments
+from conftest import set_arguments
 from safetensors.torch import load_file
+from warm import ranks
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.records import read_metrics
@@ -19,26 +18,10 @@ from sparsellm.runs.records import read_metrics
 WORKER = Path(__file__).with_name("gradient_worker.py")
 
 
-def launch(num_processes: int, *program: str, config: str = "") -> subprocess.CompletedProcess[str]:
-    """``accelerate launch`` with the shipped configs; without CUDA the ranks talk over gloo."""
-    config = config or ("ddp8.yaml" if num_processes > 1 else "single.yaml")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port=0"]
-    command += [f"--config_file={ROOT / 'launch' / config}", f"--num_processes={num_processes}"]
-    if config == "hsdp.yaml":  # two "nodes" of this machine's processes
-        shards = num_processes // 2
-        command += ["--num_machines=1", "--parallelism_config_dp_replicate_size=2"]
-        command.append(f"--parallelism_config_dp_shard_size={shards}")
-    if config in ("fsdp2.yaml", "hsdp.yaml"):
-        command.append(str(WORKER.with_name("fsdp_on_cpu.py")))
-    return subprocess.run(
-        [*command, *program], capture_output=True, text=True, check=False, env=process_env()
-    )
-
-
 def _losses(overrides, config=""):
     """Loss and gradient norm of each step of ``sparsellm train`` on two processes."""
     program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(overrides)]
-    result = launch(2, *program, config=config)
+    result = ranks(2, *program, config=config)
     assert result.returncode == 0, result.stderr[-3000:]
     records = read_metrics(load_recipe("debug", overrides).run_path)
     return [(r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"]
@@ -47,7 +30,7 @@ def _losses(overrides, config=""):
 def _gradients(num_processes, out, common, splits, config=""):
     """A step for each split, all in one launch: (gradient by parameter, numbers) of each."""
     words = [word for split in splits for word in ("--", *split)]
-    result = launch(num_processes, str(WORKER), str(out), *common, *words, config=config)
+    result = ranks(num_processes, str(WORKER), str(out), *common, *words, config=config)
     assert result.returncode == 0, result.stderr[-3000:]
     files = [Path(f"{out}-{index}.safetensors") for index in range(len(splits))]
     return [(load_file(f), json.loads(f.with_suffix(".json").read_text())) for f in files]
@@ -58,14 +41,14 @@ def _relative(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, ranks):
+@pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_gradient_does_not_depend_on_the_split(tiny_overrides, tmp_path, several):
     # clip_norm out of the way: what is compared is the gradient, not its direction.
     common = [*tiny_overrides, "sparsity.l1_coefficient=0.5", "optimizer.clip_norm=1e6"]
     common += ["validation.every_steps=0"]
     common += ["sparsity.target_nnz=10", "sparsity.target_per_layer=true"]
     expected = numbers = None
-    for num_processes in (1, ranks):
+    for num_processes in (1, several):
         splits = [
             (f"train.micro_batch_size={size}", f"runtime.activation_checkpointing={recomputed}")
             for recomputed in ("false", "true")
@@ -192,7 +175,7 @@ def test_two_processes_train_to_the_same_bits_killed_or_not(tiny_overrides, cli_
 
     def train(name, *overrides):
         words = set_arguments([*common, f"name={name}", *overrides])
-        result = launch(2, "-m", "sparsellm", "train", "debug", *words, config=config)
+        result = ranks(2, "-m", "sparsellm", "train", "debug", *words, config=config)
         assert result.returncode == 0, result.stderr[-3000:]
         return result.stdout
 
@@ -245,7 +228,7 @@ def test_sparse_kernels_in_token_order_train_under_ddp(tiny_overrides):
 def test_another_number_of_processes_continues_with_the_same_stream(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "train.micro_batch_size=1", "optimizer.min_lr_ratio=1"]
     program = ["train", "--recipe", "debug"]
-    first = launch(2, "-m", "sparsellm", *program, *set_arguments([*overrides, "name=changed"]))
+    first = ranks(2, "-m", "sparsellm", *program, *set_arguments([*overrides, "name=changed"]))
     assert first.returncode == 0, first.stderr[-3000:]
     for name in ("changed", "straight"):
         own = set_arguments([*overrides, "train.steps=6", f"name={name}", "data.num_workers=1"])

@@ -6,13 +6,12 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
-from conftest import ROOT, process_env, set_arguments
+from conftest import ROOT, set_arguments
+from warm import ranks, started
 
 from sparsellm.cli import main
 from sparsellm.recipe import load_recipe
@@ -25,25 +24,8 @@ from sparsellm.training import loop as train_module
 TIMINGS = {"tokens_per_second", "seconds", "train_seconds", "compile_seconds", "memory_gib"}
 
 
-def _command(overrides):
-    program = [sys.executable, "-u", "-m", "sparsellm", "train", "--recipe", "debug"]
-    return [*program, *set_arguments(overrides)]
-
-
-def _start(overrides):
-    return subprocess.Popen(
-        _command(overrides),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=process_env(),
-    )
-
-
-def _train(overrides):
-    return subprocess.run(
-        _command(overrides), capture_output=True, text=True, check=False, env=process_env()
-    )
+def _program(overrides):
+    return ("-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(overrides))
 
 
 def _outcome(overrides):
@@ -75,16 +57,16 @@ def _assert_same(one, other):
 def test_sigterm_saves_and_the_same_command_resumes(tiny_overrides, cli_here):
     overrides = [*tiny_overrides, "train.steps=60", "checkpoint.every_steps=1000"]
     overrides += ["data.num_workers=2", "sparsity.reinit_rate=0.1"]
-    process = _start([*overrides, "name=stopped"])
     lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("step 10/"):
-            process.send_signal(signal.SIGTERM)
-    assert process.wait() == 0, "".join(lines)
+    with started(*_program([*overrides, "name=stopped"])) as (process, printed):
+        for line in printed:
+            lines.append(line)
+            if line.startswith("step 10/"):
+                process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0, "".join(lines)
     assert "(SIGTERM); the same command resumes here" in lines[-1]
     assert "step 60/60" not in "".join(lines)
-    resumed = _train([*overrides, "name=stopped"])
+    resumed = ranks(1, *_program([*overrides, "name=stopped"]))
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming from" in resumed.stdout
     straight = cli_here("train", "debug", *set_arguments([*overrides, "name=straight"]))
@@ -101,17 +83,17 @@ def test_sigkills_change_nothing(tiny_overrides, cli_here):
     chance = random.Random(4)
     killed_at = []
     for _ in range(4):
-        process = _start([*overrides, "name=killed"])
         lines_to_see = chance.randint(1, 8)  # the first is of the resume: kills may hit it too
-        for line in process.stdout:
-            lines_to_see -= 1
-            if lines_to_see == 0:
-                # Most of a step of this tiny model is the writing of its checkpoint.
-                time.sleep(chance.uniform(0, 0.05))
-                killed_at.append(line)
-                process.kill()
-        assert process.wait() == -signal.SIGKILL, killed_at
-    finished = _train([*overrides, "name=killed"])
+        with started(*_program([*overrides, "name=killed"])) as (process, printed):
+            for line in printed:
+                lines_to_see -= 1
+                if lines_to_see == 0:
+                    # Most of a step of this tiny model is the writing of its checkpoint.
+                    time.sleep(chance.uniform(0, 0.05))
+                    killed_at.append(line)
+                    process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL, killed_at
+    finished = ranks(1, *_program([*overrides, "name=killed"]))
     assert finished.returncode == 0, finished.stderr
     straight = cli_here("train", "debug", *set_arguments([*overrides, "name=straight"]))
     assert straight.returncode == 0, straight.stderr

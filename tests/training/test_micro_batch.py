@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import set_arguments
+from warm import ranks
 
 from sparsellm.estimate import estimate_memory
 from sparsellm.recipe import load_recipe
@@ -16,7 +17,6 @@ from sparsellm.training.micro_batch import CALM_STEPS, MicroBatch, possible_size
 from sparsellm.training.objective import Objective
 from sparsellm.training.rehearsal import grow
 from sparsellm.training.run import build_run, close_run
-from training.test_distributed import launch
 
 WORKER = Path(__file__).with_name("small_memory.py")
 
@@ -168,7 +168,7 @@ def test_ranks_agree_though_one_has_less_memory(tiny_overrides, config):
     def sizes(room_of_rank_1):
         name = f"name=with{room_of_rank_1}"
         arguments = ["train", "--recipe", "debug", *set_arguments([*own, name])]
-        result = launch(2, str(WORKER), str(room_of_rank_1), *arguments, config=config)
+        result = ranks(2, str(WORKER), str(room_of_rank_1), *arguments, config=config)
         assert result.returncode == 0, result.stderr[-3000:]
         records = read_metrics(load_recipe("debug", [*own, name]).run_path)
         return [size for _, size in _sizes([r for r in records if r["kind"] == "train"])]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import set_arguments
+from warm import ranks
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, state
@@ -17,7 +18,6 @@ from sparsellm.training import loop, nonfinite
 from sparsellm.training import step as step_module
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.run_state import save_run
-from training.test_distributed import launch
 
 DAMAGED = Path(__file__).with_name("damaged_batch.py")
 
@@ -104,7 +104,7 @@ def test_a_step_of_several_ranks_is_skipped_though_the_next_has_begun(
     own = [*tiny_overrides, "train.on_nonfinite=skip", "checkpoint.every_steps=0"]
     own.append(f"optimizer.name={optimizer}")
     program = (str(DAMAGED), "spoil", "1", "3", "train", "--recipe", "debug")
-    result = launch(2, *program, *set_arguments(own), config=config)
+    result = ranks(2, *program, *set_arguments(own), config=config)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "step 3 was skipped: loss " in result.stdout
     records = read_metrics(load_recipe("debug", own).run_path)

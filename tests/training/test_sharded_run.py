@@ -8,11 +8,11 @@ import pytest
 import torch
 from conftest import set_arguments
 from safetensors.torch import load_file
+from warm import ranks
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.records import read_metrics
-from training.test_distributed import launch
 
 
 @pytest.mark.long
@@ -30,7 +30,7 @@ def test_shards_are_read_by_every_command_and_continued_by_other_launches(
         return ["train", "--recipe", "debug", *own]
 
     def train_on_two(steps, config):
-        done = launch(2, "-m", "sparsellm", *arguments(steps), config=config)
+        done = ranks(2, "-m", "sparsellm", *arguments(steps), config=config)
         assert done.returncode == 0, done.stderr[-3000:]
 
     def read(*words):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from conftest import set_arguments
+from warm import ranks
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.metrics import METRICS
 from sparsellm.runs.records import read_metrics
 from sparsellm.training.counters import DECAY, SETTLED_STEPS, SkippedSteps
-from training.test_distributed import launch
 
 DAMAGED = Path(__file__).with_name("damaged_batch.py")
 BAD_STEP = SETTLED_STEPS + 5
@@ -53,19 +53,19 @@ def test_averages_are_those_of_the_steps_so_far():
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "on_nonfinite"), [(1, "stop"), (2, "skip")])
-def test_a_damaged_batch_is_skipped_and_counted(tiny_overrides, ranks, on_nonfinite):
+@pytest.mark.parametrize(("number", "on_nonfinite"), [(1, "stop"), (2, "skip")])
+def test_a_damaged_batch_is_skipped_and_counted(tiny_overrides, number, on_nonfinite):
     own = [*tiny_overrides, *OVERRIDES, f"train.on_nonfinite={on_nonfinite}"]
-    rank, step = str(ranks - 1), str(BAD_STEP)
+    rank, step = str(number - 1), str(BAD_STEP)
     program = (str(DAMAGED), "damage", rank, step, "train", "--recipe", "debug")
 
     def train(name, *overrides):
         arguments = set_arguments([*own, f"name={name}", *overrides])
-        result = launch(ranks, *program, *arguments)
+        result = ranks(number, *program, *arguments)
         assert result.returncode == 0, result.stderr[-3000:]
         return load_recipe("debug", [*own, f"name={name}"]).run_path, result.stdout
 
-    if ranks == 1:  # taken, it is a spike
+    if number == 1:  # taken, it is a spike
         taken, _ = train("taken")
         norms = [r["grad_norm"] for r in read_metrics(taken) if r["kind"] == "train"]
         assert norms[BAD_STEP - 1] > 3 * norms[BAD_STEP - 2]

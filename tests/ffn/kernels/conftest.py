@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+
+from ffn.kernels import nvrtc
 
 
 @pytest.fixture
-def cubins(request):
-    """The folder of what was compiled before."""
-    return Path(request.config.cache.mkdir("cubins"))
+def cubins():
+    """The folder of what was compiled before, beside the compilers."""
+    folder = nvrtc.FOLDER / "cubins"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -142,7 +142,11 @@ def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, el
 @pytest.mark.parametrize("activation", [name for name in rectified_activations() if name != "relu"])
 @pytest.mark.parametrize(
     ("target", "element"),
-    [*((target, BF16) for target in ("sm_80", "sm_90a", "sm_100", "sm_120")), ("sm_90a", FP16)],
+    [
+        *((target, BF16) for target in ("sm_80", "sm_90a", "sm_120")),
+        ("sm_90a", FP16),
+        pytest.param("sm_100", BF16, marks=pytest.mark.long),
+    ],
     ids=str,
 )
 def test_kernels_of_every_activation_compile(compiled, activation, target, element):

@@ -1,0 +1,177 @@
+"""Python programs that begin with torch imported: forked from a process that imported it once.
+
+A rank of a training run takes five seconds of CPU to import torch and transformers, and one to
+train. Tests of what ranks compute start them here; tests of how they are started, watched and ended
+use the launcher.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from conftest import ROOT, process_env
+
+
+def ranks(number: int, *program: str, config: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a program (a script or ``-m module``, with its arguments) on so many ranks to its end.
+
+    They have the environment that ``accelerate launch`` would give them by a file of launch/; their
+    rendezvous is in this process, as it is in torchrun's.
+    """
+    import torch.distributed as dist
+
+    env, store = process_env(), None
+    if number > 1:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        env |= _environment(config or "ddp8.yaml", number)
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        env |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
+        env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    if config in ("fsdp2.yaml", "hsdp.yaml"):
+        program = (str(ROOT / "tests" / "training" / "fsdp_on_cpu.py"), *program)
+    with tempfile.TemporaryDirectory() as folder:
+        out, errors = Path(folder) / "out", Path(folder) / "errors"
+        started = []
+        for rank in range(number):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if number > 1 else {}
+            started.append(Program(program, env | own, out, errors))
+        status = _wait_for(started)
+        return subprocess.CompletedProcess(program, status, out.read_text(), errors.read_text())
+
+
+def _wait_for(started: list[Program]) -> int:
+    """1 where one failed, whose others then have half a minute to end by themselves."""
+    failed_at = None
+    while any(program.poll() is None for program in started):
+        if failed_at is None and any(program.poll() for program in started):
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() > failed_at + 30:
+            for program in started:
+                program.send_signal(signal.SIGKILL)
+        time.sleep(0.02)
+    return int(any(program.poll() for program in started))
+
+
+def _environment(config: str, number: int) -> dict[str, str]:
+    """What ``accelerate launch`` adds."""
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    words = [f"--config_file={ROOT / 'launch' / config}", f"--num_processes={number}"]
+    if config == "hsdp.yaml":  # two "nodes" of this machine's processes
+        words += ["--num_machines=1", "--parallelism_config_dp_replicate_size=2"]
+        words.append(f"--parallelism_config_dp_shard_size={number // 2}")
+    arguments = launch.launch_command_parser().parse_args(
+        [*words, "--main_process_port=0", "program"]
+    )
+    arguments, *_ = launch._validate_launch_command(arguments)
+    found = prepare_multi_gpu_env(arguments)
+    return {key: value for key, value in found.items() if os.environ.get(key) != value}
+
+
+class Program:
+    """A process that runs a program."""
+
+    def __init__(
+        self, words: tuple[str, ...], env: dict[str, str], out: Path, errors: Path
+    ) -> None:
+        """Starts it. It appends to the files ``out`` and ``errors``, which may be one."""
+        request = {"words": words, "env": env, "cwd": str(Path.cwd())}
+        self.out, self.errors, self._server = out, errors, _server()
+        self.pid = self._server.start(request | {"out": str(out), "errors": str(errors)})
+
+    def poll(self) -> int | None:
+        """As of `subprocess.Popen`."""
+        return self._server.status(self.pid)
+
+    def wait(self) -> int:
+        """Likewise."""
+        while (status := self.poll()) is None:
+            time.sleep(0.01)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """To a process that may have ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+@contextlib.contextmanager
+def started(*program: str) -> Iterator[tuple[Program, Iterator[str]]]:
+    """A single process, and the lines that it prints, as it prints them; killed at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = Path(folder) / "printed"
+        os.mkfifo(pipe)
+        process = Program(program, process_env(), pipe, pipe)
+        try:
+            with pipe.open(encoding="utf-8") as lines:
+                yield process, lines
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+@functools.cache
+def _server() -> _Server:
+    return _Server()
+
+
+class _Server:
+    """The process that forks the others; it ends with this one."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("warm_server.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=process_env(),
+        )
+        atexit.register(self._end)
+        self._status: dict[int, int] = {}
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._rest = ""
+        self._begun: list[int] = []
+
+    def start(self, request: dict) -> int:
+        """Returns the process's id."""
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        while not self._begun:
+            select.select([self._process.stdout], [], [])
+            self._read()
+        return self._begun.pop()
+
+    def status(self, pid: int) -> int | None:
+        """None as long as it runs."""
+        self._read()
+        return self._status.get(pid)
+
+    def _end(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._process.stdout.fileno(), 65536):
+                self._rest += chunk.decode()
+            raise RuntimeError("the process that starts tests' programs has ended")
+        *lines, self._rest = self._rest.split("\n")
+        for pid, status in map(json.loads, lines):
+            if status is None:
+                self._begun.append(pid)
+            else:
+                self._status[pid] = status

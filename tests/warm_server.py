@@ -1,0 +1,89 @@
+"""The process that warm.py forks programs from.
+
+It reads requests, one JSON object a line, and writes a line for each program that it starts,
+``[pid, null]``, and for each that ends, ``[pid, status]``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+# Nothing of sparsellm: its modules may look about when they are imported.
+IMPORTED = (
+    "accelerate",
+    "numpy",
+    "pydantic",
+    "safetensors.torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "transformers.models.llama.modeling_llama",
+)
+
+
+def _serve() -> dict | None:
+    """Returns the request in the process that is to run it, and None where there are no more."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    awake, wake = os.pipe()
+    os.set_blocking(awake, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the process that started it
+    while True:
+        ready, _, _ = select.select([0, awake], [], [])
+        if 0 in ready:
+            if not (line := sys.stdin.readline()):
+                return None
+            if (pid := os.fork()) == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                os.close(awake)
+                os.close(wake)
+                return json.loads(line)
+            print(json.dumps([pid, None]), flush=True)
+        with contextlib.suppress(BlockingIOError):
+            os.read(awake, 1000)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                print(json.dumps([ended[0], os.waitstatus_to_exitcode(ended[1])]), flush=True)
+
+
+def _run(words: list[str], env: dict[str, str], cwd: str, out: str, errors: str) -> None:
+    """Becomes the program."""
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None  # what the environment says
+    os.chdir(cwd)
+    for number, path, mode in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, out, os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+        (2, errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+    ):
+        os.dup2(os.open(path, mode, 0o600), number)
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", 1, encoding="utf-8") for fd in (1, 2))
+    if words[0] == "-m":
+        sys.argv, sys.path[0] = words[1:], cwd
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    if (request := _serve()) is not None:
+        _run(**request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from sparsellm.runs import checkpoint, hf_folder
 from sparsellm.runs.dashboard import read_sent
 from sparsellm.runs.evaluations import read_evaluations
 from sparsellm.runs.files import TrainerState, read_model, read_tensors
+from sparsellm.runs.hf_config import check_config, derive_recipe
 from sparsellm.runs.manifest import read_manifest
 from sparsellm.runs.presence import ask_to_stop, find
 from sparsellm.runs.pretrained import load_recipe_of
@@ -92,7 +94,9 @@ def _analysis(path: Path) -> None:
 
 
 def _config(path: Path) -> None:
-    hf_folder.check_config(path.parent, load_recipe("debug"))
+    with contextlib.suppress(ValueError):
+        derive_recipe(path.parent, path.parent)
+    check_config(path.parent, load_recipe("debug"))
 
 
 def _tokenizer_config(path: Path) -> None:

@@ -19,7 +19,7 @@ EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"  # where there is more than one shard
 
-REMEDY = "put the model's own file back, or export the checkpoint again"
+REMEDY = "export the checkpoint again, or put the model's own file back"
 
 
 class _ShardIndex(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 
@@ -16,8 +17,19 @@ from sparsellm.estimate import count_parameters
 from sparsellm.export.importer import import_export
 from sparsellm.export.save_export import export
 from sparsellm.recipe_sections import RuntimeConfig
+from sparsellm.runs.hf_config import derive_recipe
 from sparsellm.runs.pretrained import load_pretrained, load_recipe_of
 from sparsellm.training.objective import Objective
+
+PUBLISHED = {
+    "model_type": "llama_sparse_relu",
+    "architectures": ["LlamaSparseReluForCausalLM"],
+    "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
+    "hidden_act": "silu",
+    "mlp_bias": False,
+    "sparsity_gated_mlp": True,
+    "sparsity_new_intermediate_size": None,
+}
 
 
 @pytest.fixture
@@ -124,23 +136,25 @@ def test_what_cannot_be_carried_is_refused_by_name(folder, fields, reason, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["Qwen2, windows", "ReLU, tied"])
+def test_any_value_of_any_field_is_taken_or_refused(name, tmp_path):
+    folder = write_model(stock_model(name), tmp_path / "theirs")
+    if name == "ReLU, tied":
+        change(folder, PUBLISHED)
+    config = json.loads((folder / "config.json").read_text())
+    for key in config:
+        for value in (None, -1, "x", {"a": None}):
+            (folder / "config.json").write_text(json.dumps(config | {key: value}))
+            with contextlib.suppress(ValueError):
+                derive_recipe(folder, folder)
+
+
 @pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
 @pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_missing_file_is_named(folder, missing, tmp_path, capsys):
     (folder / missing).unlink()
     assert main(["import", str(folder), str(tmp_path / "run")]) == 1
     assert missing in capsys.readouterr().err
-
-
-PUBLISHED = {
-    "model_type": "llama_sparse_relu",
-    "architectures": ["LlamaSparseReluForCausalLM"],
-    "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
-    "hidden_act": "silu",
-    "mlp_bias": False,
-    "sparsity_gated_mlp": True,
-    "sparsity_new_intermediate_size": None,
-}
 
 
 def _transposed(name, tensor):

@@ -45,8 +45,8 @@ bench: $(READY) ## the data loader and, on a GPU, the kernels of one FFN beside 
 	else echo 'no CUDA device: the kernels were not measured'; fi
 
 results: $(READY) ## benchmarks/RESULTS.md and its figures, from benchmarks/results.jsonl
-	$(BIN)/python benchmarks/make_tables.py
 	$(BIN)/python benchmarks/make_figures.py
+	$(BIN)/python benchmarks/make_tables.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"sparsellm needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Set PYTHON=python3.12, say")'

@@ -147,7 +147,7 @@ def _model_sizes(lines: Sequence[Line]) -> Drawn | None:
 
 
 def _scaling(lines: Sequence[Line]) -> Drawn | None:
-    """Scaling efficiency (rate per GPU over that of one GPU in the same run), and the rates."""
+    """Scaling efficiency (rate per GPU over that of one GPU), and the rates."""
     pairs = [p for p in train_results.default_pairs(lines) if _usual(p) and p.gpus > 1]
     recipes = list(dict.fromkeys(p.recipe for p in pairs))
     if not recipes:
@@ -199,6 +199,10 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {
     "quality_and_speed": (
         "Held-out loss and training speed against non-zeros",
         quality_figures.quality_and_speed,
+    ),
+    "frontier": (
+        "Held-out loss against GPU time, dense and sparse FFNs",
+        quality_figures.frontier,
     ),
     "score_and_forward": (
         "Mean task score, and the forward pass's speed and energy, against non-zeros",

@@ -1,4 +1,4 @@
-"""Makes RESULTS.md from results.jsonl: at most six tables of at most eight columns, with figures.
+"""Makes RESULTS.md from results.jsonl: at most seven tables of at most eight columns, with figures.
 
 Every table states what was measured, on which hardware and at which commit. With ``--all`` it lists
 the benchmarks that have records, and with ``--all BENCH`` it prints every case of one.
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import claims
 import model_tables
 import results
 import train_results
@@ -40,7 +41,8 @@ def results_page(lines: Sequence[Line]) -> str:
         if made is None:
             continue
         text, shown = made
-        image = "".join(f"![{title}](figures/{figure}.svg)\n\n" for figure in figures)
+        drawn = (f for f in figures if (results.FOLDER / "figures" / f"{f}.svg").is_file())
+        image = "".join(f"![{title}](figures/{figure}.svg)\n\n" for figure in drawn)
         taken = results.taken_on(shown).replace(" · ", ". ").replace("commit", "Commit", 1)
         parts.append(f"## {title}\n\n{image}{text}\n{legend.strip()}\n\nHardware: {taken}.\n")
     return "\n".join(parts)
@@ -221,6 +223,12 @@ weights no cache holds (decoding). `auto` chose the kernels. Command: `sparsellm
 
 # Title, figures, legend, and the function that makes the table.
 TABLES: tuple[tuple[str, tuple[str, ...], str, Callable[[Sequence[Line]], Made | None]], ...] = (
+    (
+        "More neurons for the same time",
+        ("frontier",),
+        model_tables.FRONTIER_LEGEND,
+        model_tables.frontier_table,
+    ),
     ("One FFN", ("ffn_speed",), FFN_LEGEND, _ffn_table),
     ("Union against TwELL", (), FORMAT_LEGEND, _format_table),
     (
@@ -256,6 +264,7 @@ def main(words: list[str] | None = None) -> None:
     if wanted is None:
         PAGE.write_text(results_page(records), encoding="utf-8", newline="\n")
         print(PAGE)
+        claims.fill_pages(records)
     elif not wanted:
         print("\n".join(f"{name:24} {number:6,} records" for name, number in sorted(count.items())))
     elif wanted in count:

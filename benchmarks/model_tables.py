@@ -111,7 +111,7 @@ def scaling_table(lines: Sequence[Line]) -> Made | None:
 
 
 def _efficiency(pair: TrainPair) -> str:
-    """Scaling efficiency: rate over that of one GPU times the number of GPUs, in the same run."""
+    """Scaling efficiency: rate over that of one GPU times the number of GPUs."""
     sides: list[Metrics] = [pair.dense, pair.sparse]
     ratios = [side.get("tokens_per_ms_a_gpu", {}).get("ratio") for side in sides]
     return "; ".join(f"{ratio:.0%}" if ratio else "–" for ratio in ratios) if any(ratios) else ""
@@ -119,9 +119,49 @@ def _efficiency(pair: TrainPair) -> str:
 
 SCALING_LEGEND = """
 Whole trainings through `accelerate launch` on GPUs of one node, dense → sparse (in token order
-unless the table says otherwise), from settled weights. Efficiency: rate per GPU over that of one
-GPU with the same kernels, in the same run. Energy is of all GPUs while training. Command:
-`sparsellm bench train`.
+unless the table says otherwise), from settled weights. Efficiency: rate per GPU over the newest
+rate of one GPU with the same kernels. That one may be of another machine, batch or number of
+non-zeros, so a few percent say nothing, and it can exceed 100%. Energy is of all GPUs while
+training. Command: `sparsellm bench train`.
+"""
+
+# --- width ---------------------------------------------------------------------------------------
+
+FRONTIER = "frontier"  # the sweep
+
+
+def frontier_table(lines: Sequence[Line]) -> Made | None:
+    """Loss, rate and GPU time of FFNs of several widths; a row for each learning rate."""
+    groups = [g for g in sweep_results.sweep_groups(lines) if g.sweep == FRONTIER and g.losses]
+    if not groups:
+        return None
+    steps = max(g.case["step"] for g in groups)
+    groups = [g for g in groups if g.case["step"] == steps]  # others were stopped
+    groups.sort(key=lambda g: (min(g.losses), g.name))
+    rows = [
+        [
+            f"{'sparse' if g.case['target_nnz'] else 'dense'}, {g.case['activation']}"
+            + ("" if g.case["gated"] else ", non-gated")
+            + (", re-initialised" if "reinit" in g.name else ""),
+            g.case["intermediate_size"],
+            f"{statistics.fmean(g.nnz):,.0f}" if g.nnz else "",
+            g.case["precision"],
+            f"{g.case['learning_rate']:g}",
+            ", ".join(f"{value:.3f}" for value in g.losses),
+            ", ".join(f"{rate / 1e3:,.0f}k" for rate in g.rates),
+            ", ".join(f"{seconds:,.1f}" for seconds in g.gpu_seconds),
+        ]
+        for g in groups
+    ]
+    head = ["FFN", "Neurons", "Active", "Precision", "Learning rate", "Held-out loss of each seed"]
+    head += ["Training, tokens/s", "GPU seconds"]
+    return markdown_table(head, rows), [line for g in groups for line in g.lines]
+
+
+FRONTIER_LEGEND = """
+Runs of the recipe `small` on 29.5M tokens (`sparsellm sweep frontier`), best first. Active: neurons
+that fire for a token at the end, mean over layers. GPU seconds: of training steps alone. Rates and
+GPU seconds are missing where two runs shared the GPU, or where they were not recorded.
 """
 
 # --- quality --------------------------------------------------------------------------------------
@@ -130,6 +170,7 @@ GPU with the same kernels, in the same run. Energy is of all GPUs while training
 def quality_table(lines: Sequence[Line]) -> Made | None:
     """Loss and rate of each group of runs of a sweep."""
     groups = [g for g in sweep_results.sweep_groups(lines) if g.losses and g.nnz]
+    groups = [g for g in groups if g.sweep != FRONTIER]
     if not groups:
         return None
     dense = sweep_results.dense_relu_losses(groups)

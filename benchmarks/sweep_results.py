@@ -24,6 +24,7 @@ class SweepGroup:
     rates: list[float]  # tokens/s, median over the second half of the recorded steps
     dead: list[float]
     scores: list[float]  # mean over the tasks; not of limited rows
+    gpu_seconds: list[float]  # of training, of all GPUs; none in older records
     lines: list[Line]
 
     @property
@@ -68,11 +69,14 @@ def _group(sweep: str, name: str, members: list[list[Line]]) -> SweepGroup:
         sweep,
         name,
         max((line["case"] for line in lines), key=lambda case: case["step"]),
-        nnz=each("nnz", lambda values: values[-1]),
+        nnz=each("nnz", lambda values: values[-1])
+        or each("non-zeros per token", lambda values: values[-1]),
         losses=each("validation_loss", lambda values: values[-1]),
-        rates=each("throughput", lambda values: statistics.median(values[len(values) // 2 :])),
+        rates=each("throughput", lambda values: statistics.median(values[len(values) // 2 :]))
+        or each("tokens_per_second", lambda values: values[-1]),
         dead=each("dead_fraction", lambda values: values[-1]),
         scores=each("score_mean", lambda values: values[-1]),
+        gpu_seconds=each("gpu_seconds", lambda values: values[-1]),
         lines=lines,
     )
 

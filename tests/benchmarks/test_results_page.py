@@ -10,6 +10,7 @@ import matplotlib
 import pytest
 from conftest import ROOT
 
+import claims
 import make_figures
 import make_tables
 import results
@@ -48,7 +49,7 @@ def test_the_committed_page_is_what_the_records_give():
     page = results_page(results.read_records(COMMITTED / "results.jsonl"))
     assert (COMMITTED / "RESULTS.md").read_text(encoding="utf-8") == page
     titles = re.findall(r"^## (.*)", page, re.MULTILINE)
-    assert len(titles) <= 6
+    assert len(titles) <= 7
     assert set(titles) <= {title for title, *_ in TABLES}
     for title in titles:
         assert {len(row) for row in table_of(page, title)} <= set(range(2, 9))
@@ -62,7 +63,7 @@ def test_the_committed_figures_are_what_the_records_give():
     if f"matplotlib=={matplotlib.__version__}\n" not in pinned:
         pytest.skip(f"matplotlib {matplotlib.__version__} is not that of constraints.txt")
     drawn = make_figures.draw_all(results.read_records(COMMITTED / "results.jsonl"))
-    assert drawn.keys() == {f"{name}.svg" for name in make_figures.FIGURES}
+    assert drawn.keys() == {path.name for path in (COMMITTED / "figures").glob("*.svg")}
     for name, text in drawn.items():
         assert (COMMITTED / "figures" / name).read_text(encoding="utf-8") == text, name
         assert re.search(r">[\d×, ]*NVIDIA H200 · commits? \w+", text), name
@@ -76,6 +77,7 @@ def test_the_scripts_write_page_and_figures(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results, "RECORDS", tmp_path / "results.jsonl")
     monkeypatch.setattr(make_figures, "FOLDER", tmp_path / "figures")
     monkeypatch.setattr(make_tables, "PAGE", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(claims, "PAGES", ())
     make_figures.main()
     said = capsys.readouterr().out
     assert f"{tmp_path}/figures/ffn_speed.svg\n" in said
@@ -227,3 +229,38 @@ def test_hardware_is_what_was_used_not_what_the_machine_has():
     lines = [line | {"date": "2026-11-21"}, line | {"case": {}, "date": "2026-11-22"}]
     assert results.taken_on(lines[:1]) == "1× NVIDIA H200 · commit abc"
     assert results.taken_on(lines) == "1×, 2× NVIDIA H200 · commit abc"
+
+
+def test_numbers_in_prose_are_those_of_the_newest_records():
+    lines = results.read_records(COMMITTED / "results.jsonl")
+    for page in claims.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert claims.fill(text, lines) == text, f"{page}: run `make results`"
+
+
+@pytest.mark.parametrize("page", claims.COMPLETE, ids=lambda page: page.name)
+def test_no_measured_number_stands_without_its_record(page):
+    assert claims.unclaimed(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_claim_takes_the_newest_record_and_its_last_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "SOURCES", tmp_path / "claims.yaml")
+    (tmp_path / "claims.yaml").write_text("new: b run=x-* loss\nother: b run=y loss\nall: b loss\n")
+
+    def of(value, **changes):
+        return line("b", "loss", value, **changes)
+
+    old, early, last = (
+        of(value, commit=commit, run="x-1", step=step)
+        for value, commit, step in ((9.0, "aaa", 9), (4.0, "bbb", 1), (3.25, "bbb", 2))
+    )
+    lines = [old, early, last, of(4.0, run="y", commit="bbb")]
+    text = "at 7.1<!--= new -->, 1<!--= 100 * (1 - new / other) -->% lower"
+    now = "at 3.2<!--= new -->, 19<!--= 100 * (1 - new / other) -->% lower"
+    assert claims.fill(text, lines) == now
+    with pytest.raises(ValueError, match="the sentence says the opposite"):
+        claims.fill("2<!--= new - other -->", lines)
+    with pytest.raises(ValueError, match="several cases"):
+        claims.fill("2<!--= all -->", [*lines[1:2], of(1.0, run="z", step=1, commit="bbb")])
+    text = "2.5% and 3×, `4.5`, 5.5<!--set-->, [6](7.5), 0.5b, 8.5<!--= new -->"
+    assert len(claims.unclaimed(text)) == 2

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from statistics import fmean
+from typing import Any
 
 from results import FOLDER, GPU, Line, case_text, devices
 from sparsellm.strict import load_yaml
@@ -25,7 +26,7 @@ SOURCES = FOLDER / "claims.yaml"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 COMPLETE = (ROOT / "README.md", ROOT / "docs" / "results.md")  # every measured number is tied
 _CLAIM = re.compile(r"(\d[\d,]*(?:\.\d+)?)<!--= (.+?) -->", re.DOTALL)
-_FUNCTIONS = {"mean": lambda *values: fmean(values), "abs": abs}
+_FUNCTIONS: dict[str, Any] = {"mean": lambda *values: fmean(values), "abs": abs}
 
 
 def fill(text: str, lines: Sequence[Line]) -> str:

@@ -65,7 +65,7 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
     for g in sweep_results.sweep_groups(lines):
         case = g.case
         keys = ("activation", "intermediate_size", "target_nnz", "precision")
-        arm = _ARMS.get(tuple(case.get(key) for key in keys))  # type: ignore[call-overload]
+        arm = _ARMS.get(tuple(case.get(key) for key in keys))  # type: ignore[arg-type]
         plain = g.sweep == "frontier" and case["gated"] and "reinit" not in g.name
         if arm and plain and g.gpu_seconds:
             arms[arm].append(g)

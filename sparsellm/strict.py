@@ -168,21 +168,24 @@ def parse_json(text: str, source: str, remedy: str) -> dict[str, Any]:
 def validate(
     model: type[Model],
     content: dict[str, Any],
-    source: str,
+    source: str | Path,
     file: Path | None = None,
     overridden: Collection[str] = (),
     *,
     removed: Mapping[str, object] = MappingProxyType({}),
+    remedy: str = "",
 ) -> Model:
     """Builds ``model`` from ``content``; ``source`` begins every error line.
 
     Args:
         model: what the content must be.
         content: as it was read.
-        source: where from, such as a file.
-        file: YAML or JSON in which the lines of keys are looked for.
-        overridden: dotted keys whose values are not from there.
+        source: where the content is from: words, or the YAML or JSON file itself.
+        file: the file in which the lines of keys are looked for; by default ``source``, if it is
+            a path.
+        overridden: dotted keys whose values are not from that file.
         removed: dotted keys of earlier versions, each with the value that now always holds.
+        remedy: what to do about an error, if the key alone does not say it.
 
     Raises:
         ValueError: one line per wrong key, each naming source, line, key and remedy.
@@ -191,12 +194,13 @@ def validate(
         return model.model_validate(content)
     except ValidationError as error:
         lines = []
+        file = source if isinstance(source, Path) else file
         for item in error.errors():
             is_here = ".".join(map(str, item["loc"])) not in overridden
             number = line_of(file, item["loc"]) if file is not None and is_here else None
             where = source if number is None else f"{source}, line {number}"
             lines.append(f"{where}: {_explain(model, item, removed)}")
-        raise ValueError("\n".join(lines)) from None
+        raise ValueError("\n".join(lines) + (remedy and f"; {remedy}")) from None
 
 
 def _explain(model: type[BaseModel], item: Any, removed: Mapping[str, object]) -> str:

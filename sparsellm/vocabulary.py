@@ -151,7 +151,7 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
     """
     content = _read_json(path)
     try:
-        validate(_TokenizerFile, content, str(path), path)
+        validate(_TokenizerFile, content, path)
     except ValueError as error:
         raise ValueError(f"{path} is damaged, or no tokenizer's file: {error}") from None
     return content

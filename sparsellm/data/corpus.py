@@ -133,9 +133,9 @@ def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
             continue
         content = load_yaml(path)
         if content.get("source") == "hub":
-            found.append(validate(HubCorpus, content, str(path), path))
+            found.append(validate(HubCorpus, content, path))
         elif content.get("source") == "mixture":
-            found += hub_sources(validate(MixtureCorpus, content, str(path), path).corpora)
+            found += hub_sources(validate(MixtureCorpus, content, path).corpora)
     return found
 
 
@@ -173,7 +173,7 @@ def load_corpora(corpus: str | dict[str, float], **sources: Unpack[Sources]) -> 
         content = load_yaml(path)
         if content.get("source") != "mixture":
             return (load_corpus(corpus, **sources),)
-        weights = validate(MixtureCorpus, content, str(path), path).corpora
+        weights = validate(MixtureCorpus, content, path).corpora
     else:
         weights = corpus
     if any(sources.get(key) for key in ("files", "validation_files", "text_field")):
@@ -235,7 +235,7 @@ def load_corpus(name_or_path: str, **sources: Unpack[Sources]) -> Corpus:
                 f"data.{key} does not apply to data.corpus {name_or_path}, whose source is "
                 f"{kind!r}; to read files of your own set data.corpus to local"
             )
-    config = validate(KINDS[kind], content, str(path), path)
+    config = validate(KINDS[kind], content, path)
     name = Path(name_or_path).stem
     if isinstance(config, HubCorpus):
         return _hub(name, config)

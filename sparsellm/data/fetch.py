@@ -39,7 +39,7 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
         raise ValueError(
             f"{path}: its source is {content.get('source')!r}; only hub corpora can be fetched"
         )
-    config = validate(HubCorpus, content, str(path), path)
+    config = validate(HubCorpus, content, path)
     assert isinstance(config, HubCorpus)
     corpus = load_corpus(name)
     train = corpus.train[:num_shards]

@@ -250,7 +250,7 @@ def read_about(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{about} is missing: {TOKENIZE_AGAIN}")
     try:
         content = parse_json(about.read_text(encoding="utf-8"), str(about), TOKENIZE_AGAIN)
-        validate(_About, content, str(about), about)
+        validate(_About, content, about)
     except ValueError as error:
         raise ValueError(f"{about} is damaged ({error}): {TOKENIZE_AGAIN}") from error
     return content

@@ -75,7 +75,7 @@ def load_suite() -> Suite:
     Raises:
         ValueError: unknown or mistyped key.
     """
-    return validate(Suite, load_yaml(suite_path()), str(suite_path()), suite_path())
+    return validate(Suite, load_yaml(suite_path()), suite_path())
 
 
 def task_file(name: str) -> Path:

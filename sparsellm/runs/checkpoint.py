@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from sparsellm.data import position
-from sparsellm.runs.files import TrainerState, check_model, read_json, read_model, read_tensors
+from sparsellm.runs.files import TrainerState, read_json, read_model, read_tensors
 from sparsellm.runs.manifest import MANIFEST_FILE, Manifest, files_like, read_manifest, verify
 from sparsellm.runs.storage import CheckpointReader, load_tensors
 from sparsellm.runs.tensor_files import files_of
+from sparsellm.strict import validate
 
 LATEST = "latest"
 ABANDONED = "abandoned"  # folder of a run, see history.py
@@ -161,7 +162,7 @@ def read_position(path: Path) -> dict[str, Any]:
     content = read_json(path, REMEDY)
     # Positions of earlier versions have other keys, which `merge` reports.
     if content.get("format") == position.FORMAT:
-        check_model(position.SavedPosition, content, path, REMEDY)
+        validate(position.SavedPosition, content, path, remedy=REMEDY)
     return content
 
 

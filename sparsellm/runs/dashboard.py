@@ -18,7 +18,7 @@ from pydantic import RootModel
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs.evaluations import task_metrics
-from sparsellm.runs.files import read_model, write_atomically
+from sparsellm.runs.files import read_model, warn, write_atomically
 from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Line, mean
 from sparsellm.runs.records import (
     EvaluationRecord,
@@ -87,7 +87,7 @@ class Dashboard:
         self._queue.put(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            _warn(f"wandb still sends; `wandb sync {self._recipe.run_path}/wandb/*` does the rest")
+            warn(f"wandb still sends; `wandb sync {self._recipe.run_path}/wandb/*` does the rest")
 
     def _work(self) -> None:
         ended = False
@@ -100,7 +100,7 @@ class Dashboard:
             number = len(self._waiting)
             self._try("offline")
             if not self._waiting:
-                _warn(
+                warn(
                     f"wandb was out of reach for {number} records; "
                     f"`wandb sync {self._recipe.run_path}/wandb/offline-run-*` sends them"
                 )
@@ -108,7 +108,7 @@ class Dashboard:
             try:
                 self._run.finish()
             except Exception as error:
-                _warn(f"wandb did not end well ({type(error).__name__}: {error})")
+                warn(f"wandb did not end well ({type(error).__name__}: {error})")
 
     def _take(self) -> bool:
         """Moves queued records to the unsent ones; True at the end of the run."""
@@ -137,7 +137,7 @@ class Dashboard:
             self._next_try = time.monotonic() + self._retry
             self._retry = min(2 * self._retry, 600.0)
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            _warn(f"wandb is out of reach ({reason[:300]}); its records wait, training goes on")
+            warn(f"wandb is out of reach ({reason[:300]}); its records wait, training goes on")
         else:
             self._retry = RETRY_SECONDS
             self._mark()
@@ -146,7 +146,7 @@ class Dashboard:
         try:
             write_atomically(self._sent_file, json.dumps(self._sent) + "\n")
         except OSError as error:
-            _warn(f"{self._sent_file} cannot be written: {error}")
+            warn(f"{self._sent_file} cannot be written: {error}")
 
 
 def _end_wandb() -> None:
@@ -154,10 +154,6 @@ def _end_wandb() -> None:
     if wandb := sys.modules.get("wandb"):
         with contextlib.suppress(Exception):
             wandb.teardown()
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def check_wandb(recipe: Recipe) -> None:

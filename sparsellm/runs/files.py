@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from sparsellm.strict import parse_json, validate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -36,6 +38,11 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def warn(text: str) -> None:
+    """Prints a warning to standard error."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """A JSON object; a missing or damaged file is named, with the remedy."""
     if not path.is_file():
@@ -50,16 +57,8 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 def read_model(path: Path, model: type[BaseModel], remedy: str) -> dict[str, Any]:
     """As `read_json`, an object whose keys are those of ``model``, which names one that is not."""
     content = read_json(path, remedy)
-    check_model(model, content, path, remedy)
+    validate(model, content, path, remedy=remedy)
     return content
-
-
-def check_model(model: type[BaseModel], content: dict[str, Any], path: Path, remedy: str) -> None:
-    """Raises ValueError if an object read from ``path`` does not have the keys of ``model``."""
-    try:
-        validate(model, content, str(path), path)
-    except ValueError as error:
-        raise ValueError(f"{error}; {remedy}") from None
 
 
 class _AveragesState(BaseModel):
@@ -122,10 +121,7 @@ def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dic
     for number, line in enumerate(lines, 1):
         source = f"{path}, line {number}"
         found.append(parse_json(line, source, remedy))
-        try:
-            validate(model, found[-1], source)
-        except ValueError as error:
-            raise ValueError(f"{error}; {remedy}") from None
+        validate(model, found[-1], source, remedy=remedy)
     return found
 
 
@@ -133,6 +129,8 @@ def read_tensors(path: Path, remedy: str) -> dict[str, Tensor]:
     """A safetensors file; a missing or damaged one is named, with the remedy."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")
+    from safetensors.torch import load_file  # torch: `sparsellm stop` answers sooner without it
+
     try:
         return load_file(path)
     except SafetensorError as error:

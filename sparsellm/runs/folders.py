@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from sparsellm.runs.checkpoint import complete_step, replaced_name, step_name, steps_in
+from sparsellm.runs.files import warn
 from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest
 
 
@@ -56,11 +56,6 @@ def make_way(final: Path) -> None:
 def _unused(folder: Path, name: str) -> Path:
     places = (folder / f"{name}{i or ''}" for i in itertools.count())
     return next(place for place in places if not (place.exists() or place.is_symlink()))
-
-
-def warn(text: str) -> None:
-    """Prints a warning to standard error."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:

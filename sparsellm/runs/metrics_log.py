@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs.dashboard import Dashboard
-from sparsellm.runs.files import write_atomically
+from sparsellm.runs.files import warn, write_atomically
 from sparsellm.runs.records import (
     METRICS_FILE,
     Record,
@@ -114,11 +113,9 @@ class _Lines:
             self._write()
         except OSError as error:
             if not self._refused:
-                print(
-                    f"warning: {self._path} cannot be written ({error.strerror}): its records wait "
-                    "in memory, and training goes on to the next checkpoint; free space",
-                    file=sys.stderr,
-                    flush=True,
+                warn(
+                    f"{self._path} cannot be written ({error.strerror}): its records wait in "
+                    "memory, and training goes on to the next checkpoint; free space"
                 )
             self._refused = True
         else:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
-from sparsellm.strict import parse_json, validate
+from sparsellm.runs.files import read_model
 
 PRESENCE_FILE = "running.json"
 
@@ -109,17 +109,8 @@ def read_presence(run_path: Path) -> Presence:
         FileNotFoundError: there is none: nobody trains the run.
         ValueError: it is damaged; names it and the key.
     """
-    path = run_path / PRESENCE_FILE
     remedy = f"if nothing trains {run_path}, delete it"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text ({error}); {remedy}") from None
-    content = parse_json(text, str(path), remedy)
-    try:
-        return validate(Presence, content, str(path), path)
-    except ValueError as error:
-        raise ValueError(f"{error}; {remedy}") from None
+    return Presence(**read_model(run_path / PRESENCE_FILE, Presence, remedy))
 
 
 def ask_to_stop(run_path: Path) -> psutil.Process:

@@ -230,10 +230,7 @@ def read_lines(path: Path) -> list[tuple[str, Record | Session | None]]:
             continue  # a kill can truncate the last line
         source = f"{path}, line {number}"
         content = parse_json(line, source, _REMEDY)
-        try:
-            found.append((line, _record(content, source, unknown)))
-        except ValueError as error:
-            raise ValueError(f"{error}; {_REMEDY}") from None
+        found.append((line, _record(content, source, unknown)))
     if unknown:
         _note(f"{path}: passes over what another version wrote: {', '.join(sorted(unknown))}")
     return found
@@ -278,11 +275,11 @@ _LINES: dict[str, type[BaseModel]] = {
 
 def _record(line: dict[str, Any], source: str, unknown: set[str]) -> Record | Session | None:
     """The record of a line; adds to ``unknown`` what it does not take from it."""
-    kind = validate(_Kind, line, source).kind
+    kind = validate(_Kind, line, source, remedy=_REMEDY).kind
     if kind not in _LINES:
         unknown.add(f"lines of kind {kind}")
         return None
-    read = validate(_LINES[kind], line, source)
+    read = validate(_LINES[kind], line, source, remedy=_REMEDY)
     if isinstance(read, RootModel):
         unknown |= {f"{kind}.{key}" for key in line.keys() - {"kind"} - vars(read.root).keys()}
         record: Record | Session = read.root

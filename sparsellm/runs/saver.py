@@ -27,23 +27,9 @@ from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
-from sparsellm.runs.checkpoint import (
-    FORMAT,
-    LATEST,
-    MODEL,
-    OPTIMIZER,
-    RECIPE_FILE,
-    REMEDY,
-    STATS,
-    TRAINER_FILE,
-    CheckpointError,
-    Snapshot,
-    latest,
-    rank_name,
-    step_name,
-)
-from sparsellm.runs.files import fsync, write_atomically
-from sparsellm.runs.folders import check_arrived, make_way, prepare, prune, remove, warn
+from sparsellm.runs import checkpoint, folders
+from sparsellm.runs.checkpoint import CheckpointError, Snapshot
+from sparsellm.runs.files import fsync, warn, write_atomically
 from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_hashed, write_manifest
 from sparsellm.runs.storage import CheckpointWriter, engine_errors
 from sparsellm.runs.tensor_files import Part, file_name, write_parts
@@ -132,14 +118,14 @@ class Saver:
         """
         self.wait()
         texts, small = _texts(snapshot, self._rank), _small_tensors(snapshot, self._rank)
-        final = self._folder / step_name(snapshot.step)
+        final = self._folder / checkpoint.step_name(snapshot.step)
         skipped = int(snapshot.trainer.get("skipped_in_a_row", 0))
         partial = self._folder / f".tmp-{final.name}"
         writer = CheckpointWriter(
             partial,
             self._rank,
             self._world_size,
-            prepare=lambda: prepare(self._folder, partial),
+            prepare=lambda: folders.prepare(self._folder, partial),
             write_own=lambda: _write_small(partial, texts, small),
             publish=lambda files: self._publish(partial, final, snapshot.step, skipped, files),
         )
@@ -171,7 +157,7 @@ class Saver:
                 future.result()
         except Exception as error:
             if self._rank == 0:
-                remove(self._folder / f".tmp-{final.name}")
+                folders.remove(self._folder / f".tmp-{final.name}")
             raise CheckpointError(_failure_message(self._folder, final, error)) from error
         return final
 
@@ -187,7 +173,10 @@ class Saver:
         """The tensors that this rank copies and writes, by ``<kind>/<tensor>``."""
         tensors = {
             f"{kind}/{name}": tensor
-            for kind, content in ((MODEL, snapshot.model), (OPTIMIZER, snapshot.optimizer))
+            for kind, content in (
+                (checkpoint.MODEL, snapshot.model),
+                (checkpoint.OPTIMIZER, snapshot.optimizer),
+            )
             for name, tensor in content.items()
         }
         owners = _share_out(tensors, self._world_size)
@@ -198,7 +187,7 @@ class Saver:
     def _publish(
         self, partial: Path, final: Path, step: int, skipped: int, files: dict[str, FileEntry]
     ) -> None:
-        check_arrived(partial, files)
+        folders.check_arrived(partial, files)
         manifest = Manifest(
             id=secrets.token_hex(8),
             ancestors=self.ancestors,
@@ -209,13 +198,13 @@ class Saver:
         )
         write_manifest(partial, manifest)
         fsync(partial)
-        make_way(final)
+        folders.make_way(final)
         partial.rename(final)
         fsync(self._folder)
-        write_atomically(self._folder / LATEST, final.name + "\n")
+        write_atomically(self._folder / checkpoint.LATEST, final.name + "\n")
         self.ancestors = manifest.branch
         try:
-            prune(self._folder, manifest, self._keep, skipped)
+            folders.prune(self._folder, manifest, self._keep, skipped)
         except OSError as error:  # what was to be saved is saved
             warn(f"an old checkpoint stays: {error}")
 
@@ -228,8 +217,8 @@ def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     Raises:
         CheckpointError: as `Saver.wait`.
     """
-    newest = latest(folder)
-    manifest = read_manifest(newest, REMEDY) if newest else None
+    newest = checkpoint.latest(folder)
+    manifest = read_manifest(newest, checkpoint.REMEDY) if newest else None
     saver = Saver(folder, keep, manifest.branch if manifest else ())
     saver.begin(snapshot)
     path = saver.wait()
@@ -252,20 +241,23 @@ def _share_out(tensors: dict[str, Tensor], world_size: int) -> dict[str, int]:
 
 def _texts(snapshot: Snapshot, rank: int) -> dict[str, str]:
     """Files by name: this rank's own, and from the first rank what is the same on all."""
-    texts = {f"{rank_name(rank)}.json": _json(snapshot.rank.data)}
+    texts = {f"{checkpoint.rank_name(rank)}.json": _json(snapshot.rank.data)}
     if rank == 0:
-        trainer = snapshot.trainer | {"format": FORMAT}
-        texts |= {TRAINER_FILE: _json(trainer), RECIPE_FILE: snapshot.recipe_yaml}
+        trainer = snapshot.trainer | {"format": checkpoint.FORMAT}
+        texts |= {
+            checkpoint.TRAINER_FILE: _json(trainer),
+            checkpoint.RECIPE_FILE: snapshot.recipe_yaml,
+        }
     return texts
 
 
 def _small_tensors(snapshot: Snapshot, rank: int) -> dict[str, dict[str, Tensor]]:
     """Likewise, by the name of the file without its suffix; copies on the CPU."""
-    kinds = {rank_name(rank): snapshot.rank.rng}
+    kinds = {checkpoint.rank_name(rank): snapshot.rank.rng}
     if rank == 0:
-        kinds[STATS] = snapshot.stats
+        kinds[checkpoint.STATS] = snapshot.stats
         # These are there where they are empty, too: an import has no optimizer state.
-        large = {MODEL: snapshot.model, OPTIMIZER: snapshot.optimizer}
+        large = {checkpoint.MODEL: snapshot.model, checkpoint.OPTIMIZER: snapshot.optimizer}
         kinds |= {kind: {} for kind, content in large.items() if not content}
     return {
         kind: {name: t.detach().to("cpu", copy=True) for name, t in content.items()}
@@ -289,7 +281,7 @@ def _json(content: dict[str, Any]) -> str:
 
 
 def _failure_message(folder: Path, final: Path, failure: Exception) -> str:
-    previous = latest(folder)
+    previous = checkpoint.latest(folder)
     kept = f"{previous} is intact" if previous else "there is no earlier checkpoint"
     who = "".join(f" ({note})" for note in getattr(failure, "__notes__", []))
     full = isinstance(failure, OSError) and failure.errno in _FULL

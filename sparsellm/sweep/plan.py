@@ -119,7 +119,7 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
         ValueError: an unknown key, values that contradict one another, or two runs of one name.
     """
     path = sweep_path(name_or_path)
-    sweep = validate(Sweep, load_yaml(path), str(path), path)
+    sweep = validate(Sweep, load_yaml(path), path)
     base = load_recipe(sweep.recipe, overrides)
     folder = Path(base.logging.run_dir).expanduser() / sweep.name
     runs: list[PlannedRun] = []

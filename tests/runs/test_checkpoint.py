@@ -361,7 +361,7 @@ def test_links_and_strays_are_neither_counted_nor_deleted_nor_in_the_way(tmp_pat
 def test_what_cannot_be_deleted_blocks_neither_saving_nor_pruning(tmp_path, monkeypatch, capsys):
     (tmp_path / ".tmp-step_00000003").mkdir()
     (tmp_path / ".tmp-pruned-step_00000001").mkdir()
-    real = saver.remove.__globals__["shutil"].rmtree
+    real = shutil.rmtree
 
     def refused(path, **options):
         if path.name in (".tmp-step_00000003", ".tmp-pruned-step_00000001"):

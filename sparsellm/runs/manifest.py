@@ -52,62 +52,31 @@ class Manifest(StrictModel):
         return [self.id, *self.ancestors][:_LONGEST]
 
 
-class HashedFile:
-    """A new file whose hashes are computed while it is written."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self._size = 0
-        self._hash = xxhash.xxh3_128()
-        self._hashes: list[str] = []
-
-    def write(self, content: memoryview) -> None:
-        """Appends bytes (a one-dimensional view of them)."""
-        while content:
-            room = CHUNK_BYTES - self._size % CHUNK_BYTES
-            piece = content[: min(room, _READ_BYTES)]
-            content = content[len(piece) :]
-            self._hash.update(piece)
-            self._file.write(piece)
-            self._size += len(piece)
-            if self._size % CHUNK_BYTES == 0:
-                self._end_chunk()
-
-    def close(self) -> FileEntry:
-        """Makes the file durable."""
-        if self._size % CHUNK_BYTES or not self._size:
-            self._end_chunk()
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-        return FileEntry(size=self._size, xxh3_128=self._hashes)
-
-    def abandon(self) -> None:
-        """Closes the file after a failure."""
-        self._file.close()
-
-    def _end_chunk(self) -> None:
-        self._hashes.append(self._hash.hexdigest())
-        self._hash = xxhash.xxh3_128()
-
-
 def write_hashed(path: Path, text: str) -> FileEntry:
     """A small file, durable."""
     return write_pieces(path, [memoryview(text.encode("utf-8"))])
 
 
 def write_pieces(path: Path, pieces: Iterable[memoryview]) -> FileEntry:
-    """A file of these bytes, durable."""
-    file = HashedFile(path)
-    try:
+    """A file of these bytes (one-dimensional views), durable; hashed while it is written."""
+    size, hashes, digest = 0, [], xxhash.xxh3_128()
+    with path.open("wb") as file:
         for piece in pieces:
-            file.write(piece)
-        return file.close()
-    except BaseException:
-        file.abandon()
-        raise
+            begin = 0
+            while begin < len(piece):
+                end = begin + min(_READ_BYTES, CHUNK_BYTES - size % CHUNK_BYTES)
+                part, begin = piece[begin:end], end
+                digest.update(part)
+                file.write(part)
+                size += len(part)
+                if size % CHUNK_BYTES == 0:
+                    hashes.append(digest.hexdigest())
+                    digest = xxhash.xxh3_128()
+        file.flush()
+        os.fsync(file.fileno())
+    if size % CHUNK_BYTES or not size:
+        hashes.append(digest.hexdigest())
+    return FileEntry(size=size, xxh3_128=hashes)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -129,9 +98,9 @@ def read_manifest(folder: Path, remedy: str) -> Manifest | None:
     if not path.is_file():
         return None
     content = read_json(path, remedy)
-    if not isinstance(content, dict) or content.pop("xxh3_128", None) != _own_hash(content):
+    if content.pop("xxh3_128", None) != _own_hash(content):
         raise damaged(path, "its hash differs", remedy)
-    return validate(Manifest, content, str(path))
+    return validate(Manifest, content, str(path), remedy=remedy)
 
 
 def files_like(folder: Path, pattern: str, remedy: str) -> list[Path]:

@@ -1,10 +1,10 @@
-"""Benchmark scores of a run: from its metrics, from `sparsellm eval`, or from lm-eval itself."""
+"""Benchmark scores of a run: from its metrics, and from the files of `sparsellm eval`."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -58,7 +58,7 @@ class _TaskScores(BaseModel):
 
 
 class _ScoresFile(BaseModel):
-    """Of `sparsellm eval` (``tasks``), or of lm-eval itself (``results``)."""
+    """What `sparsellm eval` writes."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -101,9 +101,7 @@ def _worth(evaluation: Evaluation) -> tuple[bool, int, int]:
 
 
 def _from_record(record: dict[str, Any]) -> Evaluation:
-    scores = dict(_task_scores(record["tasks"], {}))
-    limit = _limit(_task_rows(record["tasks"]))
-    return Evaluation(record["step"], record["tokens"], _mean(record), scores, limit)
+    return _evaluation(record, record["step"], record["tokens"])
 
 
 def _from_file(path: Path, content: dict[str, Any], tokens: dict[int, int]) -> Evaluation:
@@ -111,15 +109,17 @@ def _from_file(path: Path, content: dict[str, Any], tokens: dict[int, int]) -> E
     named = re.search(r"step_(\d+)", f"{path.parent.name}/{path.name}")
     if step is None and named:
         step = int(named[1])
-    if isinstance(content.get("tasks"), dict):
-        suite = content.get("suite", {}).get("tasks", {})
-        scores = dict(_task_scores(content["tasks"], suite))
-        limit = _limit(_task_rows(content["tasks"]))
-    else:
-        scores = dict(_lm_eval_scores(content.get("results")))
-        limit = _limit(_lm_eval_rows(content.get("n-samples")))
     seen = content.get("tokens", tokens.get(step) if step is not None else None)
-    return Evaluation(step, seen, _mean(content), scores, limit)
+    return _evaluation(content, step, seen)
+
+
+def _evaluation(content: dict[str, Any], step: int | None, tokens: int | None) -> Evaluation:
+    tasks: dict[str, Any] = content.get("tasks") or {}
+    scores = dict(_scores(tasks, content.get("suite", {}).get("tasks", {})))
+    # Records do not name a limit: the rows of each task that were scored, and all it has, do.
+    rows = [(values.get("num_rows"), values.get("num_rows_total")) for values in tasks.values()]
+    cut = [n for n, total in rows if _is_number(n) and _is_number(total) and n < total]
+    return Evaluation(step, tokens, _mean(content), scores, int(max(cut)) if cut else None)
 
 
 def _mean(content: dict[str, Any]) -> Score | None:
@@ -127,10 +127,10 @@ def _mean(content: dict[str, Any]) -> Score | None:
     return Score(float(value), content.get("mean_stderr")) if _is_number(value) else None
 
 
-def _task_scores(
+def _scores(
     tasks: dict[str, Any], suite: dict[str, Any]
 ) -> Iterator[tuple[tuple[str, str], Score]]:
-    """`sparsellm eval`'s layout: ``acc``, ``acc_stderr``, ``acc_norm``, … of each task."""
+    """The scores of each task: ``acc``, ``acc_stderr``, ``acc_norm``, …"""
     for task, values in tasks.items():
         config = suite.get(task, {})
         for metric, value in task_metrics(values).items():
@@ -152,33 +152,6 @@ def stderr_name(metric: str) -> str:
     """Of a metric's standard error: the filter's name comes last."""
     name, space, filter_name = metric.partition(" ")
     return f"{name}_stderr{space}{filter_name}"
-
-
-def _lm_eval_scores(results: Any) -> Iterator[tuple[tuple[str, str], Score]]:
-    """lm-eval's own layout: ``acc,none`` and ``acc_stderr,none`` of each task in ``results``."""
-    for task, values in results.items() if isinstance(results, dict) else ():
-        for key, value in values.items() if isinstance(values, dict) else ():
-            metric, _, filter_name = key.partition(",")
-            is_score = "stderr" not in metric and metric not in ("sample_len", "samples")
-            if _is_number(value) and is_score:
-                error = values.get(f"{metric}_stderr,{filter_name}")
-                name = metric if filter_name in ("", "none") else f"{metric} ({filter_name})"
-                yield (task, name), Score(value, error if _is_number(error) else None)
-
-
-def _task_rows(tasks: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    return ((values.get("num_rows"), values.get("num_rows_total")) for values in tasks.values())
-
-
-def _lm_eval_rows(samples: Any) -> Iterator[tuple[Any, Any]]:
-    for rows in samples.values() if isinstance(samples, dict) else ():
-        yield rows.get("effective"), rows.get("original")
-
-
-def _limit(rows: Iterable[tuple[Any, Any]]) -> int | None:
-    """From the rows of each task that were scored, and all it has: records do not name a limit."""
-    cut = [n for n, total in rows if _is_number(n) and _is_number(total) and n < total]
-    return int(max(cut)) if cut else None
 
 
 def _is_number(value: object) -> TypeGuard[float]:

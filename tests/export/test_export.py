@@ -224,7 +224,7 @@ def test_card_tells_the_run(tiny, tmp_path):
     recipe = tiny()
     train(recipe)
     path = checkpoint.latest(recipe.run_path / "checkpoints")
-    scores = {"results": {"piqa": {"alias": "piqa", "acc,none": 0.75, "acc_stderr,none": 0.0125}}}
+    scores = {"tasks": {"piqa": {"acc": 0.75, "acc_stderr": 0.0125}}}
     (path / "eval_quick.json").write_text(json.dumps(scores))
     (recipe.run_path / "eval_old.json").write_text(json.dumps({"step": 1, **scores}))
     export(recipe.run_path, tmp_path / "out")

@@ -277,8 +277,8 @@ def test_evaluations_of_every_kind(tiny):
     save("checkpoints/eval_step_00000002.json", whole | {"tasks": {"boolq": task}, "suite": suite})
     many = {name: task | SHORT for name in ("boolq", "piqa", "sciq")}
     save("checkpoints/eval_tried.json", whole | {"limit": 5, "tasks": many})  # loses: cut short
-    harness = {"results": {"wiki": {"word_perplexity,none": 12.5, "acc,none": 0.25, "alias": "w"}}}
-    save("checkpoints/step_00000003/eval.json", harness)
+    unnamed = {"tasks": {"wiki": {"word_perplexity": 12.5, "acc": 0.25, "version": "2.0"}}}
+    save("checkpoints/step_00000003/eval.json", unnamed)
 
     [run] = read_runs([path])
     assert [(e.step, e.tokens) for e in run.evaluations] == [(1, 256), (2, 512), (3, None)]
@@ -309,14 +309,11 @@ def test_what_was_cut_short_is_marked(tiny):
     assert lines["evaluation_limited"] == {"x": [256], "y": [0.4]}
 
     (path / "checkpoints").mkdir()
-    harness = {"results": {"piqa": {"acc,none": 0.3}}}
-    for rows in (20, 7):
-        samples = {"n-samples": {"piqa": {"original": 90, "effective": rows}}}
-        file = path / "checkpoints" / f"eval_step_00000002_limit{rows}.json"
-        file.write_text(json.dumps(harness | samples))
-    assert [e.limit for e in read_evaluations(path, [])] == [20]  # more rows, though read first
-    samples["n-samples"]["piqa"]["effective"] = 90
-    (path / "checkpoints" / "eval_step_00000002.json").write_text(json.dumps(harness | samples))
+    for name, rows in (("_limit20", 20), ("_limit7", 7), ("", 90)):
+        if not name:  # of the two, that of more rows counts, though it is read first
+            assert [e.limit for e in read_evaluations(path, [])] == [20]
+        scored = {"tasks": {"piqa": {"acc": 0.3, "num_rows": rows, "num_rows_total": 90}}}
+        (path / "checkpoints" / f"eval_step_00000002{name}.json").write_text(json.dumps(scored))
     assert [e.limit for e in read_evaluations(path, [])] == [None]
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel as HFModel
 from transformers import PreTrainedTokenizerBase as HFTokenizer
 
 from sparsellm.data.tokenizer import Tokenizer
-from sparsellm.evaluate.agreement import Agreement
 from sparsellm.evaluate.lm_eval_tasks import build_other_tasks
 from sparsellm.evaluate.scores import Scores, from_lm_eval
 from sparsellm.evaluate.suite import (
@@ -21,6 +20,9 @@ from sparsellm.evaluate.suite import (
     quiet,
     templates_compiled_once,
 )
+
+if TYPE_CHECKING:  # it needs lm-eval
+    from sparsellm.evaluate.lm import Agreement
 
 
 @dataclass

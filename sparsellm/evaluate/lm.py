@@ -6,7 +6,7 @@ Splitting, truncation, batching and scoring are lm-eval's (`HFLM`), so scores ar
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from lm_eval.models.huggingface import HFLM
@@ -15,9 +15,22 @@ from transformers import PreTrainedModel as HFModel
 from transformers import PreTrainedTokenizerBase as HFTokenizer
 
 from sparsellm.data.tokenizer import Tokenizer
-from sparsellm.evaluate.agreement import Agreement, InterruptedHere
 
 Request = tuple[tuple[str, str], list[int], list[int]]  # (context, continuation), their tokens
+
+
+class Agreement(Protocol):
+    """How ranks that score different rows agree to end: if one fails or must stop, all do."""
+
+    def interrupted(self) -> bool:
+        """Whether this rank was asked to stop; called before each batch."""
+
+    def agree(self, error: Exception | None) -> None:
+        """Raises on every rank if one has an error or was interrupted; every rank calls it."""
+
+
+class InterruptedHere(Exception):
+    """This rank leaves its rows, to agree with the others."""
 
 
 class TokenizerAdapter:

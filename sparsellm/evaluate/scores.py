@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparsellm.evaluate.suite import Suite
 from sparsellm.runs.evaluations import stderr_name
 from sparsellm.runs.records import EvaluationRecord
 
+_ACCURACIES = ("acc", "acc_norm")
 _NO_VERSION = ("Yaml", "None", "N/A")
 
 
@@ -22,23 +23,10 @@ class TaskScore:
     shots: int
     num_rows: int  # scored
     num_rows_total: int  # in the split
-    acc: float | None  # None where the task has none, as only tasks beside the suite
-    acc_stderr: float | None  # None for a single row
-    acc_norm: float | None  # None where the task has none
-    acc_norm_stderr: float | None
-    # Of tasks beside the suite: the metrics that are neither, as "exact_match" or, of a filter of
-    # lm-eval's, "exact_match (strict-match)"; standard errors as "exact_match_stderr".
-    further: dict[str, float] = field(default_factory=dict)
-
-    def value(self, metric: str) -> float:
-        """``acc`` or ``acc_norm``."""
-        value = getattr(self, metric)
-        assert value is not None, f"build_tasks checks that the task has {metric}"
-        return value
-
-    def stderr(self, metric: str) -> float | None:
-        """Its standard error."""
-        return getattr(self, f"{metric}_stderr")
+    # Each metric and its standard error, such as "acc" and "acc_stderr"; with a filter of lm-eval's
+    # "exact_match (strict-match)". A task of the suite has "acc" and "acc_norm" at most. A single
+    # row has no standard error.
+    values: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -68,12 +56,9 @@ def from_lm_eval(
 
 
 def _task_score(results: dict[str, Any], name: str, suite: Suite) -> TaskScore:
-    found = results["results"][name]
-
-    def number(key: str) -> float | None:
-        value = found.get(f"{key},none")  # "none" is the filter's name
-        return float(value) if isinstance(value, int | float) else None  # "N/A" for one row
-
+    values = dict(_values(results["results"][name]))
+    if name in suite.tasks:
+        values = {k: v for k, v in values.items() if k.removesuffix("_stderr") in _ACCURACIES}
     rows = results["n-samples"].get(name) or _rows_of_group(results, name)
     return TaskScore(
         # "Yaml" is what lm-eval says of a task without a version.
@@ -81,23 +66,16 @@ def _task_score(results: dict[str, Any], name: str, suite: Suite) -> TaskScore:
         shots=int(results["n-shot"].get(name, 0)),
         num_rows=int(rows["effective"]),
         num_rows_total=int(rows["original"]),
-        acc=number("acc"),
-        acc_stderr=number("acc_stderr"),
-        acc_norm=number("acc_norm"),
-        acc_norm_stderr=number("acc_norm_stderr"),
-        further={} if name in suite.tasks else dict(_further(found)),
+        values=values,
     )
 
 
-def _further(found: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def _values(found: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in found.items():
-        metric, comma, filter_name = key.partition(",")
-        if not comma or isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if filter_name != "none":
-            yield f"{metric} ({filter_name})", float(value)
-        elif metric.removesuffix("_stderr") not in ("acc", "acc_norm"):
-            yield metric, float(value)
+        metric, comma, filter_name = key.partition(",")  # such as "acc,none"
+        # A standard error of one row is "N/A".
+        if comma and isinstance(value, int | float) and not isinstance(value, bool):
+            yield metric if filter_name == "none" else f"{metric} ({filter_name})", float(value)
 
 
 def _rows_of_group(results: dict[str, Any], name: str) -> dict[str, int]:
@@ -113,8 +91,9 @@ def _mean(tasks: dict[str, TaskScore], suite: Suite) -> tuple[float | None, floa
     names = [name for name, config in suite.tasks.items() if config.in_mean]
     if any(name not in tasks for name in names):
         return None, None
-    values = [tasks[name].value(suite.tasks[name].metric) for name in names]
-    errors = [tasks[name].stderr(suite.tasks[name].metric) for name in names]
+    # `build_tasks` checks that each task has its metric.
+    values = [tasks[name].values[suite.tasks[name].metric] for name in names]
+    errors = [tasks[name].values.get(f"{suite.tasks[name].metric}_stderr") for name in names]
     squares = [error**2 for error in errors if error is not None]
     mean = sum(values) / len(values)
     if len(squares) < len(errors):
@@ -132,17 +111,18 @@ def table(scores: Scores, suite: Suite) -> str:
         config = suite.tasks.get(name)
         starred = config.metric if config and config.in_mean else ""
         cells = [
-            _cell(getattr(score, metric), score.stderr(metric), metric == starred)
-            for metric in ("acc", "acc_norm")
+            _cell(score.values.get(metric), score.values.get(f"{metric}_stderr"), metric == starred)
+            for metric in _ACCURACIES
         ]
         lines.append(
             f"{name:{width}}{score.version or '-':>8}{score.shots:>7}{score.num_rows:>9,}"
             f"  {cells[0]:>15}  {cells[1]:>15}"
         )
-        for metric in (m for m in score.further if "_stderr" not in m):
-            error = score.further.get(stderr_name(metric))
-            text = f"{score.further[metric]:.4f}" + (f" ± {error:.4f}" if error else "")
-            lines.append(f"  {metric}: {text}")
+        for metric, value in score.values.items():
+            if "_stderr" not in metric and metric not in _ACCURACIES:
+                error = score.values.get(stderr_name(metric))
+                text = f"{value:.4f}" + (f" ± {error:.4f}" if error else "")
+                lines.append(f"  {metric}: {text}")
     if scores.tasks.keys() & suite.tasks.keys():
         lines.append(_mean_line(scores, suite))
     if scores.num_cut:
@@ -184,8 +164,5 @@ def to_record(scores: Scores, step: int, tokens: int) -> EvaluationRecord:
 
 def task_records(scores: Scores) -> dict[str, dict[str, Any]]:
     """What is recorded of each task: one level of plain values."""
-    found = {}
-    for name, score in scores.tasks.items():
-        values = asdict(score)
-        found[name] = values | values.pop("further")
-    return found
+    found = {name: asdict(score) for name, score in scores.tasks.items()}
+    return {name: values | values.pop("values") for name, values in found.items()}

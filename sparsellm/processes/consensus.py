@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -24,14 +22,13 @@ from sparsellm.data.witness import seen_here
 from sparsellm.processes.distributed import from_first_rank, together
 from sparsellm.processes.ranks import leave, tell
 from sparsellm.recipe import Recipe
-from sparsellm.runs import checkpoint
+from sparsellm.runs import checkpoint, session
 from sparsellm.runs.history import finish_change
 from sparsellm.runs.lock import RunLock
 from sparsellm.runs.presence import Presence
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.strict import flatten
 
-_LIBRARIES = ("torch", "transformers", "accelerate", "safetensors", "triton")
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _MOST_NAMED = 3  # differences
 
@@ -70,7 +67,7 @@ def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
     device = accelerator.device
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     own = {f"the recipe's {key}": str(v) for key, v in flatten(recipe.model_dump()).items()}
-    own |= {"the device": gpu, "sparsellm": _code_version()} | _library_versions()
+    own |= {"the device": gpu, "sparsellm": _code_version()} | _versions()
     own["the number of ranks"] = str(accelerator.num_processes)
     _compare(own, "start all ranks by the same command, code, libraries and kind of GPU")
     differing = _differing(_node_settings())
@@ -140,8 +137,8 @@ def agreed_checkpoint(
     return path
 
 
-def _library_versions() -> dict[str, str]:
-    versions = {name: version(name) for name in _LIBRARIES if find_spec(name)}
+def _versions() -> dict[str, str]:
+    versions = session.versions("torch", "transformers", "accelerate", "safetensors", "triton")
     versions["CUDA of torch"] = str(torch.version.cuda)
     if torch.cuda.is_available():
         versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from sparsellm.processes.distributed import WAITS, RankActivity
+from sparsellm.runs.presence import pid_namespace
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,6 @@ class Heartbeats:
         self._store, self._rank, self._world_size = store, rank, world_size
         self._activity = activity
         self._count = 0
-        self._namespace = ""
-        with contextlib.suppress(OSError):
-            self._namespace = str(Path("/proc/self/ns/pid").readlink())
 
     def send(self) -> None:
         """Replaces this rank's heartbeat by its present one."""
@@ -74,7 +70,7 @@ class Heartbeats:
             count=self._count,
             host=socket.gethostname(),
             pid=os.getpid(),
-            namespace=self._namespace,
+            namespace=pid_namespace(),
             phase=self._activity.phase,
             step=self._activity.step,
             seconds=self._activity.seconds,

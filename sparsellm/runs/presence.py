@@ -45,7 +45,7 @@ class Presence(BaseModel):
             host=socket.gethostname(),
             pid=os.getpid(),
             created=psutil.Process().create_time(),
-            namespace=_namespace(),
+            namespace=pid_namespace(),
             id=secrets.token_hex(8),
             folder=str(run_path.resolve()),
             inode=run_path.stat().st_ino,
@@ -59,7 +59,7 @@ class Presence(BaseModel):
     @property
     def is_here(self) -> bool:
         """Whether this host can see if the process lives."""
-        return (self.host, self.namespace) == (socket.gethostname(), _namespace())
+        return (self.host, self.namespace) == (socket.gethostname(), pid_namespace())
 
     @property
     def text(self) -> str:
@@ -88,7 +88,8 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def _namespace() -> str:
+def pid_namespace() -> str:
+    """Names the namespace of this process's number; "" where the system does not tell."""
     with contextlib.suppress(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
     return ""

@@ -52,15 +52,14 @@ def this_session(step: int, tokens: int, ranks: int, device: torch.device) -> Se
 
 
 def _versions() -> dict[str, str]:
-    found = {"sparsellm": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+    found = {"sparsellm": __version__, "python": platform.python_version()} | versions(*_PACKAGES)
+    return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    installed = [name for name in packages if any(metadata.distributions(name=name))]
+    return {name: metadata.version(name) for name in installed}
 
 
 def commit() -> str:

@@ -25,6 +25,7 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs.records import (
     KernelStats,
     StepStats,
+    nnz_bucket_edges,
     num_position_buckets,
     position_bucket_starts,
 )
@@ -92,6 +93,7 @@ class CounterLayout:
         self.position_tokens_P = [
             sequences * (end - start) for start, end in zip(starts, ends, strict=True)
         ]
+        self.nnz_edges = nnz_bucket_edges(self.num_neurons)
         positions = torch.arange(model.context_length, device=device)
         starts_P = torch.tensor(starts, device=device)
         self.bucket_T = torch.bucketize(positions, starts_P, right=True) - 1
@@ -211,7 +213,9 @@ class Counters:
         refused, sparsity = bool(at.refused[0]), None
         if len(copy) > layout.num_read and not refused:
             histogram_LC = copy[layout.num_read :].reshape(num_layers, -1)
-            sparsity = step_stats(histogram_LC, nnz_LP, layout.position_tokens_P, at.dead_L)
+            sparsity = step_stats(
+                histogram_LC, nnz_LP, at.dead_L, layout.position_tokens_P, layout.nnz_edges
+            )
         return StepReading(
             loss=float(at.cross_entropy[0]) / tokens,
             l1=float(at.l1[0]) / (tokens * num_layers),

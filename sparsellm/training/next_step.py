@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsellm.data.loader import Bookmark, TokenLoader
-from sparsellm.training.counters import Counters
+from sparsellm.training.counters import Counters, StepReading
 from sparsellm.training.objective import LossSums
 
 
@@ -59,6 +59,7 @@ class NextStep:
     def __init__(self) -> None:
         self._launched: StartedStep | Exception | None = None
         self.position: Bookmark | None = None  # of the data before it, if it is launched
+        self.readings: list[StepReading] = []  # since kernels were last chosen for a step
 
     def launch(self, position: Bookmark, start: Callable[[], StartedStep]) -> None:
         """Starts it. What that raises is raised when the step is taken: the one before is whole."""

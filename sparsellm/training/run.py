@@ -27,11 +27,8 @@ from sparsellm.processes.consensus import compare_files
 from sparsellm.processes.distributed import RankActivity, checkpoint_group, from_first_rank
 from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
-from sparsellm.training.counters import CounterLayout, SkippedSteps, StepReading
-from sparsellm.training.kernel_policy import (
-    described_costs,
-    set_up_kernels,
-)
+from sparsellm.training.counters import CounterLayout, SkippedSteps
+from sparsellm.training.kernel_policy import described_costs, set_up_kernels
 from sparsellm.training.micro_batch import MicroBatch, first_micro_batch
 from sparsellm.training.next_step import NextStep
 from sparsellm.training.objective import Objective
@@ -48,14 +45,12 @@ class Run:
 
     recipe: Recipe
     accelerator: Accelerator
-    model: HFModel  # unwrapped: parameters by Hugging Face's names
     objective: torch.nn.Module  # what is called: `Objective`, wrapped by DDP or FSDP2
     optimizer: torch.optim.Optimizer
     loader: TokenLoader
     micro_batch: MicroBatch
     validation: dict[str, ValidationSet]  # by corpus; empty where there is no validation
     stats: SparsityStats
-    layout: CounterLayout  # of each step's counters
     saver: Saver
     group: ProcessGroup | None  # of CPU processes, for checkpoints; None for one process
     target: TargetController | None = None
@@ -66,9 +61,19 @@ class Run:
     between_steps: bool = True  # weights, optimizer and statistics are those after `step`
     skips: SkippedSteps = field(default_factory=SkippedSteps)
     next_step: NextStep = field(default_factory=NextStep)
-    readings: list[StepReading] = field(default_factory=list)  # since kernels were last chosen
     compiled_before: float = field(default_factory=compile_seconds)  # by this process
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
+
+    @cached_property
+    def model(self) -> HFModel:
+        """The model within the objective: parameters by Hugging Face's names."""
+        objective: Objective = self.accelerator.unwrap_model(self.objective)
+        return objective.model
+
+    @cached_property
+    def layout(self) -> CounterLayout:
+        """Of each step's counters."""
+        return CounterLayout(self.recipe, self.accelerator.device)
 
     @property
     def data_position(self) -> Bookmark:
@@ -204,7 +209,6 @@ def build_run(
         activity=activity or RankActivity(),
         recipe=recipe,
         accelerator=accelerator,
-        model=accelerator.unwrap_model(objective).model,
         objective=objective,
         optimizer=optimizer.optimizer,
         loader=loader,
@@ -216,7 +220,6 @@ def build_run(
             recipe.sparsity.dead_window_tokens,
             accelerator.device,
         ),
-        layout=CounterLayout(recipe, accelerator.device),
         target=(
             TargetController(
                 recipe.sparsity, recipe.model.num_hidden_layers, recipe.optimizer.warmup_steps

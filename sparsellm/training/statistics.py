@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.runs.records import StepStats, nnz_bucket_edges
+from sparsellm.runs.records import StepStats
 
 
 class SparsityStats:
@@ -87,15 +87,20 @@ _STATE = (
 
 
 def step_stats(
-    histogram_LC: np.ndarray, nnz_LP: np.ndarray, position_tokens_P: list[int], dead_L: np.ndarray
+    histogram_LC: np.ndarray,
+    nnz_LP: np.ndarray,
+    dead_L: np.ndarray,
+    position_tokens_P: list[int],
+    nnz_edges: list[int],
 ) -> StepStats:
     """The statistics of one step, computed on the host.
 
     Args:
         histogram_LC: tokens with each number of non-zeros.
         nnz_LP: non-zeros of all tokens of each position bucket.
-        position_tokens_P: tokens of each position bucket.
         dead_L: dead neurons.
+        position_tokens_P: tokens of each position bucket.
+        nnz_edges: see `nnz_bucket_edges`.
     """
     tokens_LC = histogram_LC.astype(np.int64)
     num_tokens, num_neurons = tokens_LC[0].sum(), tokens_LC.shape[1] - 1
@@ -113,5 +118,5 @@ def step_stats(
         nnz_p99=percentile(99),
         dead_fraction=(dead_L / num_neurons).tolist(),
         nnz_by_position=(nnz_LP / position_tokens_P).tolist(),
-        nnz_histogram=np.add.reduceat(tokens_LC.sum(0), nnz_bucket_edges(num_neurons)).tolist(),
+        nnz_histogram=np.add.reduceat(tokens_LC.sum(0), nnz_edges).tolist(),
     )

@@ -111,7 +111,7 @@ def l1_by_layer(run: Run) -> list[float]:
 
 def start_step(run: Run, number: int) -> StartedStep:
     """Queues the first forward pass of a step; 1 is the first step."""
-    choose_kernels(run.ffns, run.readings)
+    choose_kernels(run.ffns, run.next_step.readings)
     if run.recipe.ffn.ramp_steps:
         ramp = ramp_at(run, number - 1)
         for ffn in run.ffns:
@@ -178,9 +178,9 @@ def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 def _adapt(run: Run, reading: StepReading) -> None:
     """After a step that was taken: moves λ, and decides on kernels and dead neurons."""
     run.skips.take(reading.loss, reading.gradient_norm)
-    run.readings.append(reading)
+    run.next_step.readings.append(reading)
     if run.next_step.position is None:
-        choose_kernels(run.ffns, run.readings)
+        choose_kernels(run.ffns, run.next_step.readings)
     if run.target:
         run.target.observe(run.step - 1, reading.nnz_L)
     run.activity.begin("between steps", run.step)

@@ -1,62 +1,106 @@
-"""The gate's GEMM on Hopper (``cuda/sm90/gate.cuh``): its launch, whatever its epilogue packs."""
+"""Computes a gate in either format: on Hopper by a GEMM whose epilogue packs it, elsewhere by a
+dense GEMM and a kernel that packs its result.
+
+M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
+"""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import exported_like, for_activation, grid_size
-from sparsellm.ffn.kernels.gpu_architecture import Source
-from sparsellm.ffn.kernels.quantise import quantise_rows
+from sparsellm.ffn.kernels.compile import (
+    exported_like,
+    for_activation,
+    grid_size,
+    launch_for,
+    threads_of,
+)
+from sparsellm.ffn.kernels.gpu_architecture import architecture_of
+from sparsellm.ffn.kernels.quantise import linear, quantise_rows
 from sparsellm.ffn.quantised import QuantisedRows
-from sparsellm.ffn.types import TILE_NEURONS
+from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS, Format
 
 
-class GateLaunch(NamedTuple):
-    """What differs from call to call."""
-
-    kernel: str
-    grid: int  # whole clusters
-    sizes: tuple[np.int32, np.int32, np.int32]  # M, N, K
-    map_of_x: bytes
-    map_of_w: bytes
-    x_scale: tuple[Tensor, ...]  # of FP8, otherwise nothing
-    w_scale: tuple[Tensor, ...]
-    x_MK: Tensor  # what `map_of_x` points to
-
-
-def gate_launch(  # noqa: PLR0917
-    kernel: Source,
-    kernel_fp8: Source,
+def compute_gate(  # noqa: PLR0917
+    format: Format,
     x_MK: Tensor,
     w_NK: Tensor | QuantisedRows,
+    bias_N: Tensor | None,
+    threshold: float,
+    out: tuple[object, ...],
     token_M: Tensor | None = None,
     activation: str = "relu",
-) -> GateLaunch:
-    """The launch of a kernel that computes the gate of x with these weights.
+) -> None:
+    """``out`` ← act(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
 
-    For weights in e4m3 it is the second one, and x is quantised here, in the order of ``token_M``.
+    With weights in e4m3 the product is computed in FP8, and x is quantised here.
+
+    Args:
+        format: of the result.
+        x_MK: the tokens.
+        w_NK: the matrix that decides what fires.
+        bias_N: its bias.
+        threshold: of FATReLU.
+        out: the kernels' arguments for the result, which are the same on every GPU.
+        token_M: (M,) int32, the row of x that each row of the result comes from; None where it is
+            the same. Of the union format, where `union.gathers` says so.
+        activation: a name of `architecture.ACTIVATIONS`.
     """
-    name, like = kernel.kernel, x_MK
-    x_scale: list[Tensor] = []
-    w_scale: list[Tensor] = []
+    if architecture_of(x_MK.get_device()).makes_gate:
+        _multiply(format, x_MK, w_NK, bias_N, threshold, out, token_M, activation)
+    else:
+        assert token_M is None
+        _pack(format, linear(x_MK, w_NK, bias_N), threshold, out, activation)
+
+
+def _multiply(  # noqa: PLR0917
+    format: Format,
+    x_MK: Tensor,
+    w_NK: Tensor | QuantisedRows,
+    bias_N: Tensor | None,
+    threshold: float,
+    out: tuple[object, ...],
+    token_M: Tensor | None,
+    activation: str,
+) -> None:
+    """By ``gate_<format>`` (``cuda/sm90/gate.cuh``), or ``gate_<format>_fp8``."""
+    name, like = f"gate_{format}", x_MK
+    of_x: list[object] = [x_MK, token_M] if format == "union" else []
+    of_w: list[object] = []
     if isinstance(w_NK, QuantisedRows):
-        name, (w_NK, *w_scale) = kernel_fp8.kernel, w_NK
-        x_MK, *x_scale = quantise_rows(x_MK, token_M)
+        name += "_fp8"
+        rows = quantise_rows(x_MK, token_M)
+        x_MK, of_x = rows.values_MK, [rows.scale_M]
+        of_w, w_NK = [w_NK.scale_M], w_NK.values_MK
     name = for_activation(name, activation)
     (m, k), n = x_MK.shape, w_NK.shape[0]
     tokens, cluster = (exported_like(name, what, like) for what in ("tokens", "cluster"))
     pairs = -(-m // (cluster * tokens)) * -(-n // TILE_NEURONS)  # tiles of a cluster
     # Each block of a cluster loads its share of the neurons.
-    of_x, of_w = (x_MK, m, tokens), (w_NK, n, TILE_NEURONS // cluster)
+    boxes = ((x_MK, m, tokens), (w_NK, n, TILE_NEURONS // cluster))
     map_of_x, map_of_w = (
         tensor_map.encode(matrix.data_ptr(), rows, k, box, matrix.element_size())
-        for matrix, rows, box in (of_x, of_w)
+        for matrix, rows, box in boxes
     )
-    grid = grid_size(name, like, cluster * pairs) // cluster * cluster
-    sizes = (np.int32(m), np.int32(n), np.int32(k))
-    scales = tuple(x_scale), tuple(w_scale)
-    return GateLaunch(name, grid, sizes, map_of_x, map_of_w, *scales, x_MK)
+    launch_for(
+        name,
+        like,
+        grid_size(name, like, cluster * pairs) // cluster * cluster,  # whole clusters
+        *(map_of_x, *of_x, map_of_w, *of_w),
+        *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold), *out),
+    )
+
+
+def _pack(
+    format: Format, gate_MN: Tensor, threshold: float, out: tuple[object, ...], activation: str
+) -> None:
+    """By ``pack_<format>``, from a dense product."""
+    (m, n), name = gate_MN.shape, for_activation(f"pack_{format}", activation)
+    tiles = -(-n // TILE_NEURONS)
+    if format == "union":
+        grid = -(-m // BLOCK_TOKENS) * tiles
+    else:
+        grid = -(-m * tiles // (threads_of(name, gate_MN) // 32))  # a warp packs a row of a tile
+    launch_for(name, gate_MN, grid, gate_MN, np.float32(threshold), np.int32(m), np.int32(n), *out)

@@ -35,11 +35,7 @@ class GPUArchitecture:
     folder: str  # of cuda/, with the kernels that no other GPU runs
     oldest: Capability
     newest: Capability | None
-    gate: Source  # in the union format
-    gate_twell: Source
-    gate_fp8: Source  # of x and weights in e4m3
-    gate_twell_fp8: Source
-    makes_gate: bool  # else these four pack what a dense GEMM made
+    makes_gate: bool  # by its kernels ``gate_…``; else ``pack_…`` packs what a dense GEMM made
     tensor_maps: bool  # x and dy are read through the bulk copy engine
     up: Source
     down: Source
@@ -57,10 +53,6 @@ HOPPER = GPUArchitecture(
     folder="sm90",
     oldest=(9, 0),
     newest=(9, 0),  # wgmma is gone from Blackwell on
-    gate=Source("gate_union"),
-    gate_twell=Source("gate_twell"),
-    gate_fp8=Source("gate_union_fp8"),
-    gate_twell_fp8=Source("gate_twell_fp8"),
     makes_gate=True,
     tensor_maps=True,
     up=Source("union_up"),
@@ -75,10 +67,6 @@ PORTABLE = GPUArchitecture(
     folder="sm80",
     oldest=(8, 0),  # bf16 in tensor cores, cp.async
     newest=None,
-    gate=Source("pack_union"),
-    gate_twell=Source("pack_twell"),
-    gate_fp8=Source("pack_union"),
-    gate_twell_fp8=Source("pack_twell"),
     makes_gate=False,
     tensor_maps=False,
     up=Source("portable_up", 2),

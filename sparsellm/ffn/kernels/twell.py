@@ -20,9 +20,7 @@ from sparsellm.ffn.kernels.compile import (
     launch_for,
     threads_of,
 )
-from sparsellm.ffn.kernels.gate import gate_launch
-from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, architecture_of
-from sparsellm.ffn.kernels.quantise import linear
+from sparsellm.ffn.kernels.gate import compute_gate
 from sparsellm.ffn.quantised import QuantisedRows
 from sparsellm.ffn.types import CONTROL_WORDS, DENSE_ROW_TILE, TILE_NEURONS, FFNWeights
 
@@ -61,37 +59,9 @@ def gate_twell(  # noqa: PLR0917
     out: Twell,
     activation: str = "relu",
 ) -> None:
-    """``out`` ← act(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
-
-    Of weights in e4m3 the product is computed in FP8: x is quantised here.
-    """
-    architecture = architecture_of(x_MK.get_device())
-    if not architecture.makes_gate:
-        pack_twell(linear(x_MK, w_NK, bias_N), threshold, out, activation)
-        return
-    gate, gate_fp8 = architecture.gate_twell, architecture.gate_twell_fp8
-    launch = gate_launch(gate, gate_fp8, x_MK, w_NK, activation=activation)
-    launch_for(
-        launch.kernel,
-        x_MK,
-        launch.grid,
-        *(launch.map_of_x, *launch.x_scale, launch.map_of_w, *launch.w_scale),
-        *(bias_N, *launch.sizes, np.float32(threshold)),
-        *(np.int32(out.word.shape[2]), out.word, out.control),
-    )
-
-
-def pack_twell(gate_MN: Tensor, threshold: float, out: Twell, activation: str = "relu") -> None:
-    """``out`` ← act(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
-    (m, n), (_, tiles, width) = gate_MN.shape, out.word.shape
-    pack = for_activation(PORTABLE.gate_twell.kernel, activation)
-    launch_for(
-        pack,
-        gate_MN,
-        -(-m * tiles // (threads_of(pack, gate_MN) // 32)),  # a row of a tile a warp
-        *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),
-        *(np.int32(width), out.word, out.control),
-    )
+    """`compute_gate` in TwELL."""
+    arrays = (np.int32(out.word.shape[2]), out.word, out.control)
+    compute_gate("twell", x_MK, w_NK, bias_N, threshold, arrays, activation=activation)
 
 
 def twell_ffn(  # noqa: PLR0917

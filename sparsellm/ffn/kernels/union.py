@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import exported_like, for_activation, launch_for, launch_source
-from sparsellm.ffn.kernels.gate import gate_launch
-from sparsellm.ffn.kernels.gpu_architecture import PORTABLE, GPUArchitecture, architecture_of
-from sparsellm.ffn.kernels.quantise import linear
+from sparsellm.ffn.kernels.compile import exported_like, launch_for, launch_source
+from sparsellm.ffn.kernels.gate import compute_gate
+from sparsellm.ffn.kernels.gpu_architecture import GPUArchitecture, architecture_of
 from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, Splits
 from sparsellm.ffn.quantised import QuantisedRows
 from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS
@@ -90,48 +89,9 @@ def gate_union(  # noqa: PLR0917
     zeroed: Sequence[Tensor] = (),
     activation: str = "relu",
 ) -> None:
-    """``out`` ← act(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
-
-    ``observed`` and ``zeroed`` as in `union_entries`. ``token_M``: (M,) int32, the row of x that
-    each row of the result comes from; None where it is the same; where `gathers` says so. Of
-    weights in e4m3 the product is computed in FP8: x is quantised here.
-    """
-    architecture = _architecture(x_MK)
-    if not architecture.makes_gate:
-        assert token_M is None
-        gate_MN = linear(x_MK, w_NK, bias_N)
-        pack_union(gate_MN, threshold, out, observed, zeroed, activation=activation)
-        return
-    launch = gate_launch(architecture.gate, architecture.gate_fp8, x_MK, w_NK, token_M, activation)
-    launch_for(
-        launch.kernel,
-        x_MK,
-        launch.grid,
-        *(launch.map_of_x, *(launch.x_scale or (x_MK, token_M)), launch.map_of_w, *launch.w_scale),
-        *(bias_N, *launch.sizes, np.float32(threshold)),
-        *(out.count, out.neuron, out.value, out.control),
-    )
-    union_entries(out, observed, zeroed)
-
-
-def pack_union(
-    gate_MN: Tensor,
-    threshold: float,
-    out: Union,
-    observed: int = 0,
-    zeroed: Sequence[Tensor] = (),
-    *,
-    activation: str = "relu",
-) -> None:
-    """``out`` ← act(gate), of a dense gate; what is not above ``threshold`` counts as zero."""
-    m, n = gate_MN.shape
-    launch_for(
-        for_activation(PORTABLE.gate.kernel, activation),
-        gate_MN,
-        out.count.numel(),
-        *(gate_MN, np.float32(threshold), np.int32(m), np.int32(n)),
-        *(out.count, out.neuron, out.value, out.control),
-    )
+    """`compute_gate` in the union format; ``observed`` and ``zeroed`` as in `union_entries`."""
+    arrays = (out.count, out.neuron, out.value, out.control)
+    compute_gate("union", x_MK, w_NK, bias_N, threshold, arrays, token_M, activation)
     union_entries(out, observed, zeroed)
 
 

@@ -77,34 +77,8 @@ def sparse_ffn_training(  # noqa: PLR0917
     device = x_MK.device.type
     if torch.is_autocast_enabled(device):
         x_MK = x_MK.to(torch.get_autocast_dtype(device))
-    rows_MK = x_MK.contiguous() if order is None else in_order(x_MK, order)
+    x_MK = x_MK.contiguous() if order is None else in_order(x_MK, order)
     token_M = None if order is None else order.token_M
-    return sparse_ffn_of_rows(rows_MK, w, capacity, token_M, shared, format, ell_width, fp8=fp8)
-
-
-def sparse_ffn_of_rows(  # noqa: PLR0917
-    x_MK: Tensor,
-    w: FFNWeights,
-    capacity: int,
-    token_M: Tensor | None,
-    shared: StepShared | None = None,
-    format: Format = "union",
-    ell_width: int = ELL_WIDTH,
-    *,
-    fp8: bool = False,
-) -> tuple[Tensor, FFNStats]:
-    """`sparse_ffn_training` of tokens that are in order already.
-
-    Args:
-        x_MK: contiguous, and of the type to compute in.
-        w: as there.
-        capacity: as there.
-        token_M: (M,) int32, the token of each row of x; y and nnz are by token.
-        shared: as there.
-        format: as there.
-        ell_width: as there.
-        fp8: as there.
-    """
     none, quantised = (None,) * 3, None
     ready, sums = (none, none) if shared is None else (shared.weights[:3], shared.sums or none)
     if shared is not None:

@@ -16,11 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from sparsellm.ffn import training_formats
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import columns_of, sparse_backward, sparse_forward
-from sparsellm.ffn.training_ops import (
-    sparse_ffn_of_rows,
-    sparse_ffn_training,
-)
-from sparsellm.ffn.types import Columns, FFNWeights, Room
+from sparsellm.ffn.training_ops import sparse_ffn_training
+from sparsellm.ffn.types import Columns, FFNWeights, Room, TokenOrder
 
 VARIANTS = list(itertools.product((True, False), (True, False)))  # gated, biased
 IDS = ["gated, biased", "gated", "non-gated, biased", "non-gated"]
@@ -242,8 +239,9 @@ def test_what_does_not_fit_is_named(change, message):
     x_MK, w = _inputs(130, 8, 16, dtype=torch.float32)
     change = {"x_MK": x_MK, "capacity": 48, "token_M": None} | change
     x_MK, capacity, token_M = (change.pop(name) for name in ("x_MK", "capacity", "token_M"))
+    order = None if token_M is None else TokenOrder(token_M, torch.arange(130))
     with pytest.raises(ValueError, match=message):
-        sparse_ffn_of_rows(x_MK, w._replace(**change), capacity, token_M)
+        sparse_ffn_training(x_MK, w._replace(**change), capacity, order)
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -120,24 +119,6 @@ def dense_ffn(  # noqa: PLR0917
     return down(mixed_MN), ffn_stats(h_MN, gate_MN, token_M)
 
 
-def gated_ffn(
-    x_MK: Tensor, w_gate_NK: Tensor, w_up_NK: Tensor, w_down_KN: Tensor, activation: str = "relu"
-) -> tuple[Tensor, FFNStats]:
-    """`dense_ffn` of three matrices."""
-    return dense_ffn(x_MK, _by(w_gate_NK), _by(w_up_NK), _by(w_down_KN), activation)
-
-
-def non_gated_ffn(
-    x_MK: Tensor, w_up_NK: Tensor, w_down_KN: Tensor, activation: str = "relu"
-) -> tuple[Tensor, FFNStats]:
-    """`dense_ffn` of two matrices."""
-    return dense_ffn(x_MK, None, _by(w_up_NK), _by(w_down_KN), activation)
-
-
-def _by(weight: Tensor) -> Product:
-    return partial(F.linear, weight=weight)
-
-
 def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     """``(act(fatrelu(x W_g + b_g)) * (x W_u + b_u)) W_d + b_d``; y of (M, K).
 
@@ -232,7 +213,7 @@ def sparse_forward(
     """A training forward pass (paper, section on training): y, statistics, and columns for
     backward.
 
-    y and the statistics equal those of `gated_ffn` and `non_gated_ffn` at any capacity.
+    y and the statistics equal those of `dense_ffn` at any capacity.
 
     Args:
         x_MK: the tokens; everything is computed in their type.

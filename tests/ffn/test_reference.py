@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from sparsellm.ffn.reference import columns_of, dense_of, gated_ffn, non_gated_ffn
+from sparsellm.ffn.reference import columns_of, dense_ffn, dense_of
 from sparsellm.ffn.types import TOKEN_AT
 
 
@@ -31,6 +34,11 @@ def _weights(m: int, k: int, n: int, density: float, seed: int) -> tuple[torch.T
     return x_MK, w_gate_NK, w_up_NK, w_down_KN
 
 
+def _ffn(x_MK, *matrices, activation="relu"):
+    *gate, up, down = (partial(F.linear, weight=weight) for weight in matrices)
+    return dense_ffn(x_MK, gate[0] if gate else None, up, down, activation)
+
+
 shapes = st.tuples(st.integers(1, 9), st.integers(2, 7), st.integers(1, 12))
 densities = st.sampled_from([0.0, 0.1, 0.5, 1.0])
 
@@ -39,7 +47,7 @@ densities = st.sampled_from([0.0, 0.1, 0.5, 1.0])
 @given(shape=shapes, density=densities, seed=st.integers(0, 10**6))
 def test_gated_is_the_papers_formula_with_exact_statistics(shape, density, seed):
     x, w_gate, w_up, w_down = _weights(*shape, density, seed)
-    y, stats = gated_ffn(x, w_gate, w_up, w_down)
+    y, stats = _ffn(x, w_gate, w_up, w_down)
     gate = np.maximum(x.numpy() @ w_gate.numpy().T, 0)
     h = gate * (x.numpy() @ w_up.numpy().T)
     np.testing.assert_allclose(y.numpy(), h @ w_down.numpy().T, rtol=1e-12, atol=1e-12)
@@ -52,7 +60,7 @@ def test_gated_is_the_papers_formula_with_exact_statistics(shape, density, seed)
 @given(shape=shapes, density=densities, seed=st.integers(0, 10**6))
 def test_non_gated_is_its_own_gate(shape, density, seed):
     x, w_up, _, w_down = _weights(*shape, density, seed)
-    y, stats = non_gated_ffn(x, w_up, w_down)
+    y, stats = _ffn(x, w_up, w_down)
     h = np.maximum(x.numpy() @ w_up.numpy().T, 0)
     np.testing.assert_allclose(y.numpy(), h @ w_down.numpy().T, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(float(stats.l1_sum), h.sum(), rtol=1e-12, atol=1e-12)
@@ -65,11 +73,11 @@ def test_gradients_of_output_and_l1_in_float64(shape, density, seed):
     inputs = [w.requires_grad_() for w in _weights(*shape, density, seed)]
 
     def gated(*tensors):
-        y, stats = gated_ffn(*tensors)
+        y, stats = _ffn(*tensors)
         return y, stats.l1_sum
 
     def non_gated(x, w_up, w_down):
-        y, stats = non_gated_ffn(x, w_up, w_down)
+        y, stats = _ffn(x, w_up, w_down)
         return y, stats.l1_sum
 
     assert gradcheck(gated, inputs)
@@ -80,14 +88,14 @@ def test_l1_gradient_is_the_sign_on_the_pattern():
     x, w_gate, w_up, w_down = _weights(5, 4, 6, 0.5, seed=1)
     gate = torch.relu(x @ w_gate.T)
     w_up.requires_grad_()
-    gated_ffn(x, w_gate, w_up, w_down)[1].l1_sum.backward()
+    _ffn(x, w_gate, w_up, w_down)[1].l1_sum.backward()
     sign = torch.sign(gate * (x @ w_up.detach().T))
     torch.testing.assert_close(w_up.grad, (sign * gate).T @ x)
 
 
 def test_silu_has_no_zeros():
     x, w_gate, w_up, w_down = _weights(5, 4, 6, 0.5, seed=1)
-    stats = gated_ffn(x, w_gate, w_up, w_down, "silu")[1]
+    stats = _ffn(x, w_gate, w_up, w_down, activation="silu")[1]
     assert stats.nnz_M.tolist() == [6] * 5
 
 
@@ -95,7 +103,7 @@ def test_l1_is_accumulated_in_fp32_under_bf16():
     h = torch.full((4096, 64), 1.0, dtype=torch.bfloat16)
     eye = torch.eye(64, dtype=torch.bfloat16)
     # bf16 sums stop growing at 256; 4096 × 64 ones are 262,144.
-    assert float(non_gated_ffn(h, eye, eye)[1].l1_sum) == pytest.approx(4096 * 64)
+    assert float(_ffn(h, eye, eye)[1].l1_sum) == pytest.approx(4096 * 64)
 
 
 def test_places_of_a_column_are_those_of_the_kernels():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 from weakref import WeakValueDictionary
 
 import torch
@@ -25,6 +25,19 @@ Path = Literal["sparse", "dense"]
 LEAVE, RETURN = 0.97, 0.92
 _FIRST_PROBE, _LAST_PROBE = 16, 256  # dense calls between two probes, doubled each time
 _NUM_BUCKETS = 32
+
+
+class Measured(NamedTuple):
+    """The FFNs and calls that cost alike."""
+
+    num_tokens: int
+    k: int
+    n: int
+    gated: bool
+    format: Format
+    device_index: int
+    element: torch.dtype = torch.bfloat16
+    fp8: bool = False
 
 
 @dataclass(frozen=True)

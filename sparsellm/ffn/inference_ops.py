@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.dispatch import by_handle
+from sparsellm.ffn.dispatch import Measured, by_handle
 from sparsellm.ffn.quantised import quantised_from
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS, MAX_NEURONS, MAX_TOKENS, FFNWeights
@@ -77,8 +77,10 @@ def _run(
     path = chooser.choose(
         m,
         lambda: inference.costs_of(
-            *(m, k, n, gated, chooser.format, x_MK.get_device(), x_MK.dtype),
-            fp8=w.quantised is not None,
+            Measured(
+                *(m, k, n, gated, chooser.format, x_MK.get_device(), x_MK.dtype),
+                fp8=w.quantised is not None,
+            )
         ),
         frozen=torch.cuda.is_current_stream_capturing(),
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsellm.ffn.dispatch import Costs
+from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import hybrid, union_training
@@ -20,13 +20,7 @@ from sparsellm.ffn.kernels.inference import median_ms
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.reference import dense_ffn
 from sparsellm.ffn.shared_linear import SharedLinear, fp8_weight
-from sparsellm.ffn.types import (
-    BLOCK_TOKENS,
-    FFNStats,
-    FFNWeights,
-    Format,
-    Room,
-)
+from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats, FFNWeights, Room
 
 # Standard deviations above which a normal gate lies for one token in 32, and in token order for one
 # in 16: two and four tokens of a block; the columns of real traces have 1.7 to 2.5, and 3.8 to 5.4.
@@ -34,17 +28,7 @@ _FIRES_ABOVE, _FIRES_ABOVE_IN_ORDER = 1.8627, 1.5341
 
 
 @functools.lru_cache(maxsize=64)
-def measure_costs(  # noqa: PLR0917
-    num_tokens: int,
-    k: int,
-    n: int,
-    gated: bool,
-    compiled: bool,
-    device_index: int,
-    ordered: bool = False,
-    format: Format = "union",
-    fp8: bool = False,
-) -> Costs:
+def measure_costs(call: Measured, *, compiled: bool, ordered: bool) -> Costs:
     """Times forward and backward on random weights, dense and sparse; waits for the GPU.
 
     Both include statistics and the L1 term, as in training; dense is compiled if ``compiled``. A
@@ -54,6 +38,7 @@ def measure_costs(  # noqa: PLR0917
     The cost of TwELL depends on the non-zeros of a token, and not on the order. With ``fp8`` both
     sides compute in FP8 what training does.
     """
+    num_tokens, k, n, gated, format, device_index, _, fp8 = call
     device = torch.device("cuda", device_index)
     generator = torch.Generator(device).manual_seed(0)
 

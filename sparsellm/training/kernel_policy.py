@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sparsellm.device import refuse_sparse_without_gpu
-from sparsellm.ffn.dispatch import RETURN, Costs
+from sparsellm.ffn.dispatch import RETURN, Costs, Measured
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import Ramp
@@ -68,17 +68,17 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
     from sparsellm.ffn.training_costs import measure_costs
 
     shape = recipe.model
-    own = measure_costs(
+    call = Measured(
         recipe.micro_batch_tokens,
         shape.hidden_size,
         shape.intermediate_size,
         recipe.ffn.gated,
-        recipe.runtime.compile,
-        torch.empty(0, device=device).get_device(),
-        recipe.runtime.token_order == "auto",
         recipe.ffn.format,
-        recipe.runtime.precision == "fp8",
+        torch.empty(0, device=device).get_device(),
+        fp8=recipe.runtime.precision == "fp8",
     )
+    ordered = recipe.runtime.token_order == "auto"
+    own = measure_costs(call, compiled=recipe.runtime.compile, ordered=ordered)
     mean = torch.tensor(astuple(own), dtype=torch.float64, device=device)
     all_reduce_sum(mean)
     mean /= dist.get_world_size() if dist.is_initialized() else 1

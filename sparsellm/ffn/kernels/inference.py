@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.dispatch import Costs, bucket_of
+from sparsellm.ffn.dispatch import Costs, Measured, bucket_of
 from sparsellm.ffn.formats import COMPRESSION
 from sparsellm.ffn.kernels import decode, twell, union
 from sparsellm.ffn.kernels.dense import dense_ffn
@@ -92,19 +92,10 @@ def _by_union(  # noqa: PLR0917
     union.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
 
 
-def costs_of(  # noqa: PLR0917
-    num_tokens: int,
-    k: int,
-    n: int,
-    gated: bool,
-    format: Format,
-    device_index: int,
-    element: torch.dtype,
-    fp8: bool = False,
-) -> Costs:
-    """The measured costs of dense and sparse at this order of magnitude of M."""
-    largest = 1 << min(bucket_of(num_tokens), _LARGEST_MEASURED)
-    return measure_costs(largest, k, n, gated, format, device_index, element, fp8)
+def costs_of(call: Measured) -> Costs:
+    """The measured costs of dense and sparse at the order of magnitude of its tokens."""
+    largest = 1 << min(bucket_of(call.num_tokens), _LARGEST_MEASURED)
+    return measure_costs(call._replace(num_tokens=largest))
 
 
 # Assumed if memory is too short to measure: H200, M 16384, K 2048, N 5632 in units of dense.
@@ -115,44 +106,27 @@ _MAX_COPIES = 6
 
 
 @functools.lru_cache(maxsize=256)
-def measure_costs(  # noqa: PLR0917
-    num_tokens: int,
-    k: int,
-    n: int,
-    gated: bool,
-    format: Format,
-    device_index: int,
-    element: torch.dtype = torch.bfloat16,
-    fp8: bool = False,
-) -> Costs:
+def measure_costs(call: Measured) -> Costs:
     """Times dense and sparse on random weights, once per shape and process; waits for the GPU.
 
     A bias decides which neurons fire, for all tokens, so that sparse is timed at two known unions;
     its cost is linear in the union (the gate's GEMM, then work per member). The cost of TwELL is
     linear in the non-zeros of a token, which here equal the union and are few enough for its tiles.
     """
-    device = torch.device("cuda", device_index)
-    # Decoding knows no format: its cost is that of the union.
-    by_token = format == "twell" and num_tokens > MAX_DECODE_TOKENS
+    if call.num_tokens <= MAX_DECODE_TOKENS:  # decoding knows no format
+        call = call._replace(format="union")
     try:
-        with torch.cuda.device(device):
-            timed: Format = "twell" if by_token else "union"
-            return _measure_costs(num_tokens, k, n, gated, timed, device, element, fp8)
+        with torch.cuda.device(call.device_index):
+            return _measure_costs(call)
     except torch.cuda.OutOfMemoryError:
+        by_token = call.format == "twell"
         per_share = _ASSUMED_PER_TOKEN_SHARE if by_token else _ASSUMED_PER_SHARE
-        return Costs(1.0, _ASSUMED_FIXED, per_share / n)
+        return Costs(1.0, _ASSUMED_FIXED, per_share / call.n)
 
 
-def _measure_costs(  # noqa: PLR0917
-    num_tokens: int,
-    k: int,
-    n: int,
-    gated: bool,
-    format: Format,
-    device: torch.device,
-    element: torch.dtype,
-    fp8: bool,
-) -> Costs:
+def _measure_costs(call: Measured) -> Costs:
+    num_tokens, k, n, gated, format, device_index, element, fp8 = call
+    device = torch.device("cuda", device_index)
     generator = torch.Generator(device).manual_seed(0)
 
     def matrix(*shape: int) -> Tensor:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections import deque
 
-_LATELY = 16  # observations (steps) whose largest pattern must fit
-_ROOM = 1.25  # columns for each one that was needed lately
-_CLOSE = 1.1  # less room than this, and it grows before anything is lost
+_LATELY = 16  # steps whose largest pattern must fit
+_ROOM = 1.25  # columns reserved for each that the largest recent pattern needed
+_CLOSE = 1.1  # with less room than this the capacity grows, before a pattern overflows
 _ROUND = 1024  # columns
 _STEP = 1.2  # between one size and the next: few sizes, so that freed memory fits again
 
-# Beyond so many steps of a run room has shrunk to what is needed: the first step of `auto` is
-# dense, and the step after the observations is the first that follows them.
+# After so many steps of a run its capacities have shrunk to what is needed: the first step of
+# `auto` is dense, and the first smaller capacity is that of the step after the observations.
 SHRUNK_STEPS = _LATELY + 2
 
 
 class Capacity:
-    """Columns of one layer; begins above the worst case, which cannot overflow.
+    """The columns reserved for one layer. It begins above the worst case, which cannot overflow.
 
-    One column above: room for exactly the worst case is what a CUDA graph needs, which cannot look
-    whether a pattern fits, and torch compiles a graph of its own for it (`Columns.needed`).
+    It begins one column above. Exactly the worst case is for CUDA graphs, which cannot check whether
+    a pattern fits, and torch would compile another graph for it (`Columns.needed`).
 
     Args:
         worst: columns of a pattern in which every neuron fires, ``blocks * N``.
@@ -50,9 +50,9 @@ class Capacity:
             self._largest.clear()
 
     def scaled(self, worst: int) -> Capacity:
-        """For micro-batches of another size: room for as many columns per token."""
+        """A capacity for micro-batches of another size: as many columns per token."""
         other = Capacity(worst)
-        if self.columns < self._most:  # else it has not been observed for long
+        if self.columns < self._most:  # otherwise too few steps have been observed
             other.columns = min(size_for(self.columns * worst / self.worst), other._most)
         return other
 

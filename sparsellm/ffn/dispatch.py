@@ -1,8 +1,8 @@
 """Chooses sparse kernels or dense GEMMs for a layer's call, from measured costs, without waiting.
 
-The sparse kernels write the mean union of their token blocks to one word of pinned host memory;
-the host reads whatever is there. A layer that runs dense tries the sparse
-kernels now and then, with an equally correct result, to see whether they would be faster by now.
+The sparse kernels write the mean union of their token blocks to one word of pinned host memory; the
+host reads its present value. A layer that runs dense tries the sparse kernels now and then, to see
+whether they have become faster. The result is equally correct.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUM_BUCKETS = 32
 
 
 class Measured(NamedTuple):
-    """The FFNs and calls that cost alike."""
+    """The calls of an FFN that cost the same: what their costs are measured for."""
 
     num_tokens: int
     k: int
@@ -92,7 +92,7 @@ class Dispatch:
         _by_handle[self.handle] = self
 
     def __deepcopy__(self, memo: dict[int, object]) -> Dispatch:
-        """One that has seen nothing, with words of its own: a GPU writes to those it was given."""
+        """A new dispatch with its own words, since a GPU writes to those of the original."""
         return new_dispatch(self.kernels, self.observed.is_pinned(), self.format)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -107,8 +107,8 @@ class Dispatch:
 
         Args:
             num_tokens: M.
-            costs: measures, called once for a magnitude of M.
-            frozen: a CUDA graph is being captured: the path of now, and no probe.
+            costs: measures them; called once for each magnitude of M.
+            frozen: a CUDA graph is being captured: returns the present path and does not probe.
         """
         if self.kernels != "auto":
             return self.kernels
@@ -128,7 +128,7 @@ class Dispatch:
         return "sparse"
 
     def stays_dense(self, num_tokens: int) -> bool:
-        """Whether `choose` would say dense: if so, it counts as asked, and need not be."""
+        """Whether `choose` would return dense. If so, this counts as that call."""
         bucket = bucket_of(num_tokens)
         state = self.states.get(bucket)
         if state is None or state.path == "sparse":
@@ -156,7 +156,7 @@ class Dispatch:
             state.path = "sparse"
 
     def paths(self) -> dict[int, Path]:
-        """The present path by the largest number of tokens that it stands for."""
+        """The present path of each magnitude, by its largest number of tokens."""
         return {1 << bucket: state.path for bucket, state in sorted(self.states.items())}
 
 
@@ -178,16 +178,16 @@ def new_dispatch(kernels: Kernels, pinned: bool, format: Format = "union") -> Di
 
 
 def _loaded_dispatch(kernels: Kernels, pinned: bool, format: Format) -> Dispatch:
-    """Of a module that was saved, perhaps where there was a GPU."""
+    """The dispatch of a module that was saved, perhaps on a machine with a GPU."""
     return new_dispatch(kernels, pinned and torch.cuda.is_available(), format)
 
 
-# Operators take numbers and tensors only: a dispatch goes through them by its handle. Who holds the
-# dispatch keeps it alive.
+# Operators take only numbers and tensors, so a dispatch is passed to them by its handle. Whoever
+# holds the dispatch keeps it alive.
 _by_handle: WeakValueDictionary[int, Dispatch] = WeakValueDictionary()
 _next_handle = itertools.count(1)
 
 
 def by_handle(handle: int) -> Dispatch | None:
-    """The dispatch of a handle; None for 0, which stands for the sparse path always."""
+    """The dispatch of a handle; None for 0, which means that the path is always sparse."""
     return _by_handle[handle] if handle else None

@@ -101,7 +101,7 @@ class Hybrid(NamedTuple):
     word: Tensor  # (M, W) int32: gate and neuron of each non-zero, as in TwELL; without W_g h
     length: Tensor  # (M,) int32: how many of a row's words are filled; 0 of a heavy row
     heavy: Tensor  # (2 · blocks,) int32: bit r % 32 of word r / 32: row r is heavy
-    row: Tensor  # (M,) int32: the heavy rows, ascending; what follows is not filled
+    row: Tensor  # (M,) int32: the heavy rows, ascending; the rest is not filled
     counted: Tensor  # (8,) int32: the first is the number of heavy rows
     # (M, W), the values of `word`, which rounds them to bf16; (0, W) where x is bf16.
     gate: Tensor
@@ -206,7 +206,7 @@ def on_neurons(values_MW: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
 def hybrid_forward(
     x_MK: Tensor, w: FFNWeights, room: Room, compression: int, token_M: Tensor | None = None
 ) -> tuple[Tensor, FFNStats, Hybrid]:
-    """`reference.sparse_forward`, keeping the hybrid format; right whatever overflows."""
+    """`reference.sparse_forward` that keeps the hybrid format; exact even if rows overflow."""
     gate_MN, up_MN = activations(x_MK, w)
     y_MK, stats = output_of(gate_MN, up_MN, w, token_M)
     return y_MK, stats, hybrid_of(gate_MN, up_MN, room, compression)

@@ -48,7 +48,7 @@ def _sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
     if x_MK.is_cuda:
         return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
     _check(x_MK, w, down_NK, x_MK.dtype, token_M)
-    # What the kernels read.
+    # W_d from the copy that the kernels read.
     return fatrelu_ffn(x_MK, w._replace(down_KN=down_NK.t()))
 
 
@@ -110,7 +110,7 @@ def sparse_ffn(
         down_NK: W_d transposed; the sparse kernels read this one.
         dispatch: `Dispatch.handle`; 0 always uses the sparse kernels.
         token_M: the order in which the sparse kernels process the tokens, (M,) int32, see
-            `TokenOrder`; None is that of x. It affects the time and the order of summation.
+            `TokenOrder`; None is the order of x. It changes only the time and the order of sums.
 
     Returns:
         y of (M, K).

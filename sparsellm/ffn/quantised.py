@@ -1,8 +1,8 @@
 """Matrices in e4m3 numbers with one scale per row: the specification, in plain torch.
 
 A number of e4m3 has 3 bits of mantissa: its relative rounding error is at most 1/16, for magnitudes
-from 2^-6 to 448. A row is scaled so that its largest magnitude is 448, so numbers down to a
-28,672th of that are rounded no worse, and an outlier costs the other rows nothing.
+from 2^-6 to 448. A row is scaled so that its largest magnitude is 448: numbers down to a 28,672th
+of that are rounded no worse, and an outlier in one row does not affect the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class QuantisedRows(NamedTuple):
 
 
 def quantised_from(values_MK: Tensor | None, scale_M: Tensor | None) -> QuantisedRows | None:
-    """Of an operator's arguments, both or none."""
+    """The rows that two arguments of an operator stand for; None if they are None."""
     return None if values_MK is None or scale_M is None else QuantisedRows(values_MK, scale_M)
 
 

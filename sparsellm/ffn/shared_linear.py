@@ -59,7 +59,8 @@ class SharedLinear(nn.Linear):
             )
         super().__init__(num_in, num_out, bias=False, device="meta")
         self.weight, self.fp8, self.accumulates = weight, fp8, accumulates
-        # Inputs of a compiled graph, which is compiled anew where one comes or goes, not by step.
+        # Inputs of a compiled graph. It is compiled again where one of them is None and was not, or
+        # the other way round, but not for every step.
         self.ready_NK: Tensor | None = None  # the weight in the type of the step's products
         self.quantised: FP8Weight | None = None
         self.sum_NK: Tensor | None = None  # fp32, to which backward passes add the gradient
@@ -126,7 +127,7 @@ class FP8Weight(NamedTuple):
 
 
 def fp8_weight(weight_NK: Tensor) -> FP8Weight:
-    """Of a weight in the type of the tokens."""
+    """Quantises a weight that is in the type of the tokens."""
     return FP8Weight(quantised_rows(weight_NK), quantised_rows(weight_NK.t().contiguous()))
 
 
@@ -219,10 +220,10 @@ def _add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
         sum_NK.addmm_(dy_NM.to(sum_NK.dtype), x_MK.to(sum_NK.dtype))
 
 
-# Registered without `torch.library.custom_op`, whose wrapper takes the host 20 to 30 µs a call. The
-# product itself is no call at all in compiled code: autograd's kernel is plain torch, which is what
-# is traced. Were the `autograd.Function` called directly, Dynamo would trace it: such graphs bypass
-# the cache on disk, and in torch 2.11 gradients were wrong where two arguments were one tensor.
+# Registered without `torch.library.custom_op`, whose wrapper takes the host 20 to 30 µs a call. In
+# compiled code the product is not even a call: autograd's kernel is plain torch, and is traced. If
+# the `autograd.Function` were called directly, Dynamo would trace it: such graphs bypass the cache
+# on disk, and in torch 2.11 gradients were wrong where two arguments were the same tensor.
 _library = torch.library.Library("sparsellm", "FRAGMENT")
 _library.define(
     "shared_linear(Tensor x_MK, Tensor weight_NK, Tensor ready_NK, Tensor? sum_NK) -> Tensor",

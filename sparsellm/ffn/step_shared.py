@@ -32,7 +32,7 @@ def kernel_weights(
 
 
 def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """The transposed matrix in ``dtype``, contiguous."""
+    """The transpose of a matrix, contiguous and in ``dtype``."""
     if matrix.is_cuda:
         from sparsellm.ffn.kernels import transpose
 
@@ -86,10 +86,10 @@ def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
 
 
 def add_to_gradient(parameter: Tensor, total: Tensor) -> None:
-    """Adds a sum to the parameter's gradient, unless the sum is that gradient.
+    """Adds a sum to the parameter's gradient, unless the sum is in the gradient's own memory.
 
-    DDP rebuilds its buckets in the forward pass after its first backward pass: the gradient, still
-    zero, has then moved since `begin_step`.
+    It may be elsewhere: DDP rebuilds its buckets in the forward pass after its first backward pass,
+    and so moves the gradients, which are still zero then.
     """
     if parameter.grad is None:
         parameter.grad = total

@@ -1,10 +1,9 @@
 """Token order: FFNs process the tokens of a micro-batch sorted, so that similar tokens are
 adjacent.
 
-An FFN computes each token independently, and the union of the neurons that 64 similar tokens fire
-is far smaller than that of 64 neighbours in the text; the cost of the sparse kernels is linear in
-that union. The sort key was chosen by measurement
-(benchmarks/LOG.md).
+An FFN computes each token independently. The union of the neurons that 64 similar tokens fire is
+far smaller than that of 64 neighbours in the text, and the cost of the sparse kernels is linear in
+it. The sort key was chosen by measurement (benchmarks/LOG.md).
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from sparsellm.ffn.types import TokenOrder
 # A sequence's first tokens fire many more neurons than later ones, whatever they are.
 EARLY_POSITIONS = 16
 
-# Bits of the key below that of early or not, 31 in all. What has more is sorted a little worse.
+# Bits of the key below the one for early positions, of 31 in all. Larger numbers lose bits, which
+# makes the order a little worse.
 _FREQUENCY_BITS, _ID_BITS = 13, 17
-# Tokens up to which comparing each with all is quicker than a general sort (the kernel's limit).
+# Up to so many tokens the kernel, which compares each with all others, is faster than a sort.
 _MAX_COMPARED = 32_768
 
 

@@ -22,8 +22,8 @@ from sparsellm.ffn.reference import dense_ffn
 from sparsellm.ffn.shared_linear import SharedLinear, fp8_weight
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNStats, FFNWeights, Room
 
-# Standard deviations above which a normal gate lies for one token in 32, and in token order for one
-# in 16: two and four tokens of a block; the columns of real traces have 1.7 to 2.5, and 3.8 to 5.4.
+# A normal gate is above so many standard deviations for one token in 32, and in token order for one
+# in 16: two and four tokens of a block. In real traces a column has 1.7 to 2.5, and 3.8 to 5.4.
 _FIRES_ABOVE, _FIRES_ABOVE_IN_ORDER = 1.8627, 1.5341
 
 

@@ -1,7 +1,7 @@
 """The formats in which training keeps an activation pattern from forward to backward.
 
-The operators of training_ops.py know no more of a format than its `TrainingFormat`, and compute
-here: by kernels on a GPU, elsewhere in plain torch.
+The operators of training_ops.py know a format only by its `TrainingFormat`. They compute here: by
+kernels on a GPU, elsewhere in plain torch.
 
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
@@ -125,7 +125,7 @@ def forward(  # noqa: PLR0917
             cast = _for_kernels(w, x_MK.dtype, ready)
             found = _kernels(format).forward(x_MK, cast, cast.down_KN.t(), room, token_M)
     else:
-        # An operator's inside still sees autocast; here every type is chosen.
+        # Autocast still applies inside an operator, where every type has been chosen already.
         with torch.autocast(x_MK.device.type, enabled=False):
             found = FORMATS[format].forward(x_MK, _cast(w, x_MK.dtype, ready), room, token_M)
     return found  # type: ignore[no-any-return]
@@ -159,7 +159,7 @@ def backward(  # noqa: PLR0917
 
 
 def runs_kernels(x_MK: Tensor) -> bool:
-    """Whether an operator computes by kernels; without any token it needs none."""
+    """Whether an operator computes by kernels: on a GPU, if there are any tokens."""
     return x_MK.is_cuda and x_MK.shape[0] > 0
 
 
@@ -181,7 +181,7 @@ def _check_limits(x_MK: Tensor, w: FFNWeights) -> None:
 
 
 def _for_kernels(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
-    """All in ``dtype``, and the matrices as the kernels read them: ``ready``, or made so here."""
+    """All in ``dtype``, and the matrices as the kernels read them: ``ready``, or made here."""
     if ready is None:
         with Fills() as fills:
             ready = kernel_weights(w, dtype, fills)
@@ -189,7 +189,7 @@ def _for_kernels(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None)
 
 
 def _cast(w: FFNWeights, dtype: torch.dtype, ready: KernelWeights | None) -> FFNWeights:
-    """All in ``dtype``; the matrices are ``ready``, where they are."""
+    """All in ``dtype``; the matrices are those of ``ready``, if given."""
     if ready is not None:
         w = w._replace(gate_NK=ready.gate_NK, up_NK=ready.up_NK, down_KN=ready.down_NK.t())
     cast = [t.to(dtype) if isinstance(t, Tensor) else t for t in w]

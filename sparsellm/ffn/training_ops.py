@@ -1,8 +1,8 @@
 """Training the FFN on its sparsity pattern: forward and backward as `torch.library` operators.
 
-The operators are the same for every format (training_formats.py). They hold no state: what they
-compute depends on their arguments alone, so compiling, recomputing and sharding need nothing
-special.
+The operators are the same for every format (training_formats.py). They hold no state: their results
+depend only on their arguments, so that compiling, recomputing and sharding work as for any other
+operator.
 
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
@@ -68,8 +68,8 @@ def sparse_ffn_training(  # noqa: PLR0917
         format: in which the pattern is kept.
         ell_width: of ``twell``; tokens with more non-zeros, or with a tile that overflows TwELL,
             are dense.
-        fp8: the product that decides the pattern is computed in FP8: its values too. What
-            ``shared`` was made for goes first.
+        fp8: the product that decides the pattern, and with it the gate's values, is computed in
+            FP8. Ignored with ``shared``, whose weights are quantised or not.
 
     Raises:
         ValueError: shapes, types, devices or a room that do not fit, by name.
@@ -159,7 +159,7 @@ _FORWARD = (
 
 
 def _forward(*arguments: Any) -> tuple[Any, ...]:
-    """Of `FFNTensors`, `Room`, the format and the activation; see `sparse_ffn_training`.
+    """Takes `FFNTensors`, `Room`, the format and the activation; see `sparse_ffn_training`.
 
     Returns:
         y (M, K); l1_sum () fp32; nnz (M,) and fired (N,) int32; union_sum () int64; what the format
@@ -196,11 +196,12 @@ def _fake_forward(*arguments: Any) -> tuple[Any, ...]:
 def _backward(*arguments: Any) -> list[Tensor]:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
 
-    Of dy (contiguous, of x's type, by token), d_l1 (), what forward saved, the format, the
+    Takes dy (contiguous, of x's type, by token), d_l1 (), what forward saved, the format, the
     activation and `FFNTensors` without sums.
 
     Returns:
-        Of x, W_g, W_u, W_d, b_g, b_u, b_d, each of its type; (0,) for an absent one.
+        The gradients of x, W_g, W_u, W_d, b_g, b_u and b_d, each in its type; (0,) for an absent
+        one.
     """
     found, own = _gradients(*arguments), FFNTensors(*arguments[5:]).w_up_NK.dtype
     x_MK = found.x_MK
@@ -215,7 +216,7 @@ def _fake_backward(*arguments: Any) -> list[Tensor]:
 
 
 def _backward_into(*arguments: Any) -> Tensor:
-    """`_backward` of an FFN without biases that adds the matrices' gradients to the sums.
+    """`_backward` of an FFN without biases, which adds the matrices' gradients to the sums.
 
     Returns:
         The gradient of x.
@@ -320,7 +321,7 @@ def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, room: Room, form
 
 
 def operators_digest() -> str:
-    """Changes with the files of this folder: what graphs compiled with its operators depend on."""
+    """A digest of this folder's files, on which graphs compiled with its operators depend."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())

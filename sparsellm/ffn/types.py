@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsellm.ffn.quantised import QuantisedRows
 
-# What fixes the formats; cuda/common/tiles.cuh has the same numbers.
+# The sizes of the formats; cuda/common/tiles.cuh has the same numbers.
 BLOCK_TOKENS = 64
 TILE_NEURONS = 256  # the column tile of the gate's GEMM
 CONTROL_WORDS = 8  # counters of a call
@@ -20,11 +20,11 @@ MAX_NEURONS = 65_536  # 16-bit numbers
 MAX_TOKENS = 65_536 * BLOCK_TOKENS  # 16-bit numbers of blocks
 MAX_ELL_WIDTH = 1024  # of the hybrid format
 DENSE_ROW_TILE = 128  # of the dense backup of the hybrid format
-MAX_DECODE_TOKENS = 64  # up to which the kernels need no format
-# What tokens, weights and activations of the kernels may be; training takes the first alone.
+MAX_DECODE_TOKENS = 64  # up to so many tokens the kernels need no format
+# The types of tokens, weights and activations that the kernels take; training takes only bf16.
 ELEMENTS = (torch.bfloat16, torch.float16)
-# How kernels keep an activation pattern: by the neurons that 64 tokens share
-# (cuda/common/union.cuh), or as the paper does, each token for itself (cuda/common/twell.cuh).
+# How kernels store an activation pattern: by the neurons that any of 64 tokens fires
+# (cuda/common/union.cuh), or each token by itself, as the paper does (cuda/common/twell.cuh).
 Format = Literal["union", "twell"]
 # The token of a block at each place of a column, `token_at` of cuda/common/union.cuh.
 TOKEN_AT = [
@@ -40,7 +40,8 @@ class FFNStats(NamedTuple):
     nnz_M: Tensor  # (M,) int32, non-zero gate activations of each token
     fired_N: Tensor  # (N,) int32, tokens on which each neuron's gate was non-zero
     union_sum: Tensor  # () int64, Σ over blocks of 64 tokens of the neurons that any of them fires
-    # () int64, tokens that the backward pass computes again; None where `union_sum` says it all.
+    # () int64, tokens that the backward pass computes again; None for the union format, where the
+    # capacity and `union_sum` tell whether it computes the whole pattern again.
     recomputed: Tensor | None = None
 
 
@@ -138,9 +139,9 @@ class Columns(NamedTuple):
     mask: Tensor  # (C,) int64, bit t: token t of the block fires the neuron
     gate: Tensor  # (C, 64), after the activation; (0, 64) without W_g
     up: Tensor  # (C, 64), x W_u + b_u of every token; without W_g its activation, which is h
-    # (2,) int64, E once more and the number of non-zeros. Of a GPU's columns it lies on the host:
-    # backward must know before it launches. -1: still to come. (0,) where C is just enough for any
-    # pattern: what runs in a CUDA graph cannot have results on the host.
+    # (2,) int64, E again and the number of non-zeros. It is in host memory even for columns on a
+    # GPU, since backward must know it before it launches; -1: the copy has not arrived. (0,) where C
+    # is exactly enough for any pattern: a CUDA graph cannot return anything on the host.
     needed: Tensor
 
     @property

@@ -79,8 +79,8 @@ _BUILT_IN = "relu"  # what sources compute without further options
 def for_activation(kernel: str, activation: str) -> str:
     """The name of a kernel that is compiled for an activation, such as ``decode_gate.relu2``.
 
-    Those whose source includes ``cuda/common/activation.cuh`` differ between activations. By such
-    a name they are loaded and launched as others are.
+    Kernels whose source includes ``cuda/common/activation.cuh`` differ between activations. They
+    are loaded and launched by such a name.
     """
     return kernel if activation == _BUILT_IN else f"{kernel}.{activation}"
 
@@ -147,10 +147,10 @@ _SECONDS: list[float] = []  # that each source took: compiled, read from disk, o
 
 
 def compile_seconds() -> float:
-    """How long this process has stood still to compile: kernels here, and torch.compile's graphs.
+    """Seconds in which this process has waited for compilation: of kernels here, and of graphs.
 
-    The graphs are what torch counts as `calculate_time_spent`: tracing, code generation and
-    waiting for compilers, of forward and backward passes.
+    Of torch.compile's graphs it is what `calculate_time_spent` counts: tracing, code generation and
+    waiting for compilers, in forward and backward passes.
     """
     graphs: float = calculate_time_spent()["total_wall_time"]
     return graphs + sum(_SECONDS)

@@ -21,7 +21,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 CACHE_VARIABLE = "CUPY_CACHE_DIR"
-# Longer than any kernel takes to compile on a busy node; the holder of a lock may be suspended.
+# Longer than any kernel takes to compile on a busy node. The holder of a lock may be suspended, so
+# nobody waits for ever.
 WAIT_SECONDS = 600.0
 
 
@@ -38,7 +39,7 @@ def prepare_cache() -> None:
     if reason is None:
         return
     own = _node_folder()
-    if own is None or "cupy" in sys.modules:  # which has chosen its folder
+    if own is None or "cupy" in sys.modules:  # CuPy reads the variable when it is imported
         os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
         kept = "in memory, and compiled again by every process"
     else:

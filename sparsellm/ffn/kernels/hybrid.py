@@ -34,7 +34,8 @@ from sparsellm.ffn.types import (
     Room,
 )
 
-# Rows of a block of threads, as far as its list holds the non-zeros of all (cuda/common/walk.cuh).
+# Rows of a block of threads; fewer where its list (cuda/common/walk.cuh) would not hold all their
+# non-zeros.
 _MOST_ROWS_EACH = 4
 # So many that the warps which run at a time have two slices: 17 MB each of x and ∇y at M 16,384.
 _SEGMENTS_PER_MULTIPROCESSOR = 8
@@ -93,7 +94,7 @@ def forward(
 def _fill(
     saved: Hybrid, gate: twell.Twell, x_MK: Tensor, num_neurons: int, token_M: Tensor | None
 ) -> twell.KeptRows:
-    """Converts a gate in TwELL to its hybrid format, but for what is computed later; counts it."""
+    """Converts a gate in TwELL to the hybrid format, apart from up and the backup, and counts."""
     (m, _, twell_width), n, width = gate.word.shape, num_neurons, saved.word.shape[1]
     blocks, device = len(saved.table), x_MK.device
 

@@ -32,17 +32,18 @@ def sparse(  # noqa: PLR0917
     token_M: Tensor | None = None,
     format: Format = "union",
 ) -> Tensor:
-    """By the sparse kernels for this GPU and M; y of (M, K).
+    """Computes y, (M, K), by the sparse kernels for this GPU and M.
 
     Args:
         x_MK: the tokens.
         w: the FFN; its W_d is not read.
         down_NK: W_d transposed, which is what the kernels read.
-        observed: address of an int32, pinned, for the mean number of neurons that a block of
-            tokens fires between them, of TwELL that a token fires; 0 for none.
+        observed: address of an int32 in pinned memory; the kernels write there how many neurons
+            the tokens of a block fire between them on average (TwELL: how many a token fires). 0:
+            nowhere.
         token_M: (M,) int32, the order in which tokens are divided into blocks; None is the natural
             one. TwELL has no blocks.
-        format: in which the gate is stored; up to 64 tokens it is not.
+        format: in which the gate is stored; with up to 64 tokens it is not stored.
     """
     y_MK = torch.empty_like(x_MK)
     if x_MK.shape[0] <= MAX_DECODE_TOKENS:
@@ -98,8 +99,8 @@ def costs_of(call: Measured) -> Costs:
     return measure_costs(call._replace(num_tokens=largest))
 
 
-# Assumed if memory is too short to measure: H200, M 16384, K 2048, N 5632 in units of dense.
-# TwELL: 8 KB per non-zero at 8 TB/s.
+# Assumed if there is too little memory to measure: those of an H200 at M 16384, K 2048, N 5632, in
+# units of dense. TwELL: 8 KB per non-zero at 8 TB/s.
 _ASSUMED_FIXED, _ASSUMED_PER_SHARE, _ASSUMED_PER_TOKEN_SHARE = 0.35, 1.1, 55.0
 _LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
 _MAX_COPIES = 6
@@ -162,7 +163,7 @@ def _measure_costs(call: Measured) -> Costs:
 
 
 def median_ms(calls: list[Callable[[], object]], rounds: int = 7) -> float:
-    """Milliseconds per call on the GPU, in a CUDA graph: else small calls would measure the CPU."""
+    """Milliseconds per call on the GPU. In a CUDA graph, or small calls would measure the CPU."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

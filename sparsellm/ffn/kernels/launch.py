@@ -103,7 +103,7 @@ class Layout:
 
 
 class _Local(threading.local):
-    """What a launch fills in: one set per thread, since making it anew would cost microseconds."""
+    """The structures that a launch fills in, kept per thread: to make them takes microseconds."""
 
     def __init__(self) -> None:
         self.parameters = ctypes.create_string_buffer(_MAX_PARAMETER_BYTES)

@@ -9,7 +9,8 @@ import numpy as np
 
 from sparsellm.ffn.kernels.launch import driver
 
-# Of cuda.h. Copies care for an element's size alone: bf16 stands for fp16 too, bytes for e4m3.
+# Types of cuda.h. Only an element's size matters to a copy: bf16 serves for fp16 too, bytes for
+# e4m3.
 _TYPES = {1: 0, 2: 9}
 _SWIZZLE_128B, _L2_PROMOTION_256B = 3, 3
 _ROW_BYTES = 128  # of a box

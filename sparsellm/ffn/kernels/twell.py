@@ -111,7 +111,7 @@ def column_slices(kernel: str, *weights: Tensor) -> int:
 
 
 class KeptRows(NamedTuple):
-    """What training keeps of the rows of `dense_rows`, and the statistics, which it completes."""
+    """What training keeps of the rows of `dense_rows`, and the statistics that these complete."""
 
     gate: Tensor | None  # (R, N): of the first rows
     up: Tensor  # (R, N)

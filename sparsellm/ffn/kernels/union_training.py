@@ -141,9 +141,9 @@ def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:
 
     Waits until forward has counted its columns, but not for kernels queued after it.
 
-    The host usually runs ahead: it begins the backward pass with the last layer, whose forward may
-    still be queued on the GPU. A copy from the GPU here would wait for the head and the loss, and
-    the GPU would run out of work meanwhile.
+    The host usually runs ahead: when it begins the backward pass, with the last layer, that layer's
+    forward may still be queued on the GPU. A copy from the GPU here would wait for the head and the
+    loss too, and the GPU would run out of work.
     """
     if torch.cuda.is_current_stream_capturing():
         raise ValueError(

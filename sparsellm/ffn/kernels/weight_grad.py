@@ -196,9 +196,9 @@ def _fill_pieces(groups: Groups, given: Operands, num_nonzeros: int | None) -> _
     d_up, gated, num_tokens = given.d_up, given.d_gate is not None, len(given.x_MK)
     geometry, num_units, capacity = groups.geometry, len(groups.unit), len(groups.member)
     num_groups, rows = num_units - geometry.max_parts, geometry.piece_rows
-    # A group's rows are at most all tokens, and at most all tokens of its columns' blocks.
+    # A group has at most all tokens as rows, and at most all tokens of its columns' blocks.
     most = min(num_groups * -(-num_tokens // rows), capacity + num_groups)
-    if num_nonzeros is not None:  # each row of a group has one, and a group's last piece any number
+    if num_nonzeros is not None:  # each row has one; only a group's last piece may be part full
         most = min(most, num_nonzeros // rows + num_groups)
     x_row = torch.empty(most, rows, dtype=torch.int32, device=d_up.device)
     pieces = _Pieces(

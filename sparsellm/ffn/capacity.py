@@ -22,8 +22,8 @@ SHRUNK_STEPS = _LATELY + 2
 class Capacity:
     """The columns reserved for one layer. It begins above the worst case, which cannot overflow.
 
-    It begins one column above. Exactly the worst case is for CUDA graphs, which cannot check whether
-    a pattern fits, and torch would compile another graph for it (`Columns.needed`).
+    It begins one column above. Exactly the worst case is for CUDA graphs, which cannot check
+    whether a pattern fits, and torch would compile another graph for it (`Columns.needed`).
 
     Args:
         worst: columns of a pattern in which every neuron fires, ``blocks * N``.

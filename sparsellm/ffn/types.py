@@ -140,8 +140,8 @@ class Columns(NamedTuple):
     gate: Tensor  # (C, 64), after the activation; (0, 64) without W_g
     up: Tensor  # (C, 64), x W_u + b_u of every token; without W_g its activation, which is h
     # (2,) int64, E again and the number of non-zeros. It is in host memory even for columns on a
-    # GPU, since backward must know it before it launches; -1: the copy has not arrived. (0,) where C
-    # is exactly enough for any pattern: a CUDA graph cannot return anything on the host.
+    # GPU, since backward must know it before it launches; -1: the copy has not arrived. (0,) where
+    # C is exactly enough for any pattern: a CUDA graph cannot return anything on the host.
     needed: Tensor
 
     @property

@@ -35,7 +35,7 @@ from sparsellm.training.statistics import step_stats
 Values = TypeVar("Values")
 
 _NO_LIMIT = sys.float_info.max  # no finite number exceeds it; infinity and NaN are refused
-_NEVER = 2**62  # columns: what the dense path cannot overflow
+_NEVER = 2**62  # columns: a capacity that nothing overflows
 DECAY = 0.98  # of the moving averages: they remember about 50 steps
 SETTLED_STEPS = 50  # that must be averaged before a step can be a spike
 
@@ -48,7 +48,7 @@ class StepReading:
     l1: float  # Σ|h|, mean over tokens and layers
     gradient_norm: float  # before clipping
     stop: bool  # some rank was asked to stop
-    failed: bool  # some rank had no data: there is no step
+    failed: bool  # some rank could not read its data, so the step does not count
     refused: bool  # the weights stayed as they were
     nnz_L: list[float]  # non-zeros per token
     largest_union_L: list[int]  # columns, of this rank's micro-batches
@@ -65,7 +65,7 @@ class _Slices(NamedTuple, Generic[Values]):
     gradient_norm: Values
     refused: Values
     # Summed over ranks.
-    flags: Values  # asked to stop, without data
+    flags: Values  # ranks that were asked to stop; ranks without data
     objections: Values  # ranks whose gradient norm is over its limit
     cross_entropy: Values
     l1: Values
@@ -262,7 +262,7 @@ class SkippedSteps:
     def limits(self, threshold: float | None) -> dict[str, float]:
         """What a step must not exceed: ``threshold`` times the averages, once there are enough.
 
-        Else it is the largest number, which nothing finite exceeds.
+        Until then it is the largest number, which nothing finite exceeds.
         """
         if threshold is None or self._steps < SETTLED_STEPS:
             return dict.fromkeys(self._sums, _NO_LIMIT)

@@ -86,7 +86,7 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
 
 
 def described_costs(ffns: list[SparseFFN]) -> str | None:
-    """A line on what ``auto`` has measured and where it chooses sparse; None without a choice."""
+    """A line on what ``auto`` measured and where it chooses sparse; None if it cannot choose."""
     costs, num_neurons = ffns[0].costs, ffns[0].up_proj.out_features
     if ffns[0].kernels != "auto" or costs is None:
         return None
@@ -147,7 +147,7 @@ def restore_kernels(
     """Restores `kernels_state`, if the choice is still free and the GPU is the same model."""
     if not state or not state["costs"] or state["device"] != _name(device):
         return
-    if state.get("format", "union") != ffns[0].format:  # costs of the other one
+    if state.get("format", "union") != ffns[0].format:  # the costs are of another format
         return
     for ffn, path in zip(ffns, state["paths"], strict=True):
         if ffn.kernels == "auto" and ffn.costs is not None:

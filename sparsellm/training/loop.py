@@ -99,8 +99,8 @@ def _train(
 ) -> None:
     """Loads or begins the run, and trains to its last step.
 
-    ``flag``: ``--fresh`` or ``--resume``, if given: the same command would start over or go back
-    again, and goes on from here only without it.
+    ``flag``: ``--fresh`` or ``--resume``, if given. With it the same command would start over or go
+    back again; only without it does it go on from here.
     """
     recipe = run.recipe
     if run.accelerator.is_main_process:
@@ -196,7 +196,7 @@ def _loop(
 ) -> bool:
     """Trains to the last step; returns False if it was asked to stop earlier.
 
-    ``due``: what is to be measured before the first step, since a killed run did not come to it.
+    ``due``: what is measured before the first step, because the run was killed before it was.
     """
     recipe = run.recipe
     saved_step = run.step  # what it resumed from; nothing is worth saving at step 0
@@ -221,7 +221,7 @@ def _loop(
             _say_saved(run)
         if not stopped:
             stopped = not measure(run, log, stop, evaluator, due)
-        if due or saved_step == run.step:  # that may take minutes: heed what came meanwhile
+        if due or saved_step == run.step:  # which may take minutes, with a signal meanwhile
             stopped = any_rank(stopped or stop.received is not None, run.accelerator.device)
         if stopped and saves and saved_step != run.step:
             _save(run, log)

@@ -188,7 +188,8 @@ class PeriodicEvaluation:
             raise
         except Exception as met:
             error = met.with_traceback(None)  # which holds the copy of the model
-        # Of what comes after the scoring; or, where this rank did not come to it, the others'.
+        # All ranks agree once more after scoring; or a rank that failed earlier joins those that
+        # are still scoring.
         self._agreement.agree(error)
         if scores is None:
             return

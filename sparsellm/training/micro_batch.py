@@ -19,10 +19,10 @@ from sparsellm.estimate import estimate_memory
 from sparsellm.ffn.capacity import SHRUNK_STEPS
 from sparsellm.recipe import Recipe
 
-ROOM = 0.9  # share of a device's memory that is planned with; the rest is the allocator's
+ROOM = 0.9  # share of a device's memory that a step may need; the rest is left to the allocator
 MAX_GROWTH = 4  # times the first size
-# A layer that turns sparse reserves memory for the worst case, and only after so many steps for
-# what it needs.
+# A layer that turns sparse reserves memory for the worst case, and only after so many steps no more
+# than it needs.
 CALM_STEPS = SHRUNK_STEPS + 2
 
 
@@ -61,7 +61,7 @@ class MicroBatch:
 
 
 def first_micro_batch(recipe: Recipe, accelerator: Accelerator) -> MicroBatch:
-    """The recipe's own size, or for ``auto`` what fits dense; all ranks call it."""
+    """The recipe's size, or for ``auto`` one that fits if all is dense; all ranks call it."""
     size = recipe.train.micro_batch_size
     if size != "auto":
         return MicroBatch(size, size)

@@ -23,10 +23,10 @@ from sparsellm.training.objective import LossSums
 
 
 class MicroBatchReader:
-    """Reads the micro-batches of a step, of which 1 is the first.
+    """Reads the micro-batches of a step; steps count from 1.
 
-    A rank that cannot read data continues with zeros and reports the error with the step's numbers:
-    otherwise the other ranks would wait for it in their collectives until a timeout.
+    A rank that cannot read data continues with zeros and reports the error with the step's numbers.
+    Otherwise the other ranks would wait for it in a collective until it times out.
     """
 
     def __init__(self, loader: TokenLoader, shape: tuple[int, int], step: int) -> None:
@@ -62,7 +62,7 @@ class NextStep:
         self.readings: list[StepReading] = []  # since kernels were last chosen for a step
 
     def launch(self, position: Bookmark, start: Callable[[], StartedStep]) -> None:
-        """Starts it. What that raises is raised when the step is taken: the one before is whole."""
+        """Starts it. An error is raised only by `take`, since the step before it is complete."""
         self.position = position
         try:
             self._launched = start()

@@ -21,7 +21,7 @@ from sparsellm.training.counters import StepReading
 from sparsellm.training.objective import reshard
 from sparsellm.training.run import Run
 
-MOST_SKIPPED = 20  # steps in a row; what lasts longer is no passing fault
+MOST_SKIPPED = 20  # steps in a row; a fault that lasts longer will not pass by itself
 _SPIKE_KEY = "train.spike_threshold"
 
 

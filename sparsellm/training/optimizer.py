@@ -17,8 +17,8 @@ from sparsellm.recipe_sections import OptimizerConfig
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The recipe's optimizer; weight decay on matrices (embeddings included), none on norm vectors.
 
-    A step changes nothing where its attribute ``found_inf``, a tensor (), is 1. The host need not
-    know that.
+    A step changes nothing if the optimizer's attribute ``found_inf``, a tensor (), is 1; the host
+    does not wait for its value.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = {name: p for name, p in named if p.dim() >= 2}
@@ -72,7 +72,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         """One update of all parameters, or none where ``found_inf`` is 1."""
         assert closure is None
         first, *others = self.param_groups
-        # accelerate replaces groups and state, so both parts are given them anew.
+        # accelerate replaces groups and state, so both parts are given them at every step.
         self._muon.state = self._adamw.state = self.state
         for parameter in first["params"]:
             if parameter.grad is not None:

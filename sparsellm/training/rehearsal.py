@@ -35,8 +35,8 @@ def warm_up(run: Run) -> None:
     run.activity.begin("compiling", run.step)
     several = run.rounds > 1
     for _ in each_path(run.ffns, ramp_at(run, 0)):
-        # Of several micro-batches that share weights the last one is a graph of its own: its
-        # gradients go through autograd. Without sharing they are all alike.
+        # Where micro-batches share weights the last one has a graph of its own, since its gradients
+        # go through autograd. Without sharing all have the same graph.
         sparse = any(ffn.path == "sparse" for ffn in run.ffns)
         shares = sparse or run.recipe.runtime.weight_gradients == "fused"
         for _ in accumulation(run, 2 if several and shares else 1):
@@ -156,7 +156,7 @@ def _shrink(run: Run, size: int) -> None:
 
 
 def _predicted(run: Run, now: int, peak: int) -> int:
-    """Peak memory at twice the size, in bytes: what a step frees again is doubled."""
+    """Peak memory at twice the size, in bytes: only what a step frees again grows."""
     local = (p.to_local() if isinstance(p, DTensor) else p for p in run.objective.parameters())
     # Gradients are freed too, but do not grow. DDP keeps its own.
     gradients = sum(p.nbytes for p in local) if _drops_gradients(run) else 0
@@ -190,6 +190,6 @@ def _clean_up(run: Run) -> None:
 
 
 def _rehearse(run: Run) -> None:
-    """Forward and backward of one micro-batch of zeros, whose gradients are to be discarded."""
+    """Forward and backward of one micro-batch of zeros; the caller discards the gradients."""
     shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
     backward(run, forward(run, torch.zeros(shape, dtype=torch.int64)), 0.0)

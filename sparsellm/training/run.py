@@ -142,7 +142,7 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
 
 
 def _find_corpora(recipe: Recipe) -> tuple[Corpus, ...]:
-    """With their fingerprints, which the other ranks have from the first; see `compare_files`."""
+    """The corpora with their fingerprints, which the first rank sends to the others."""
     corpora = load_corpora(**recipe.data.sources())
     for corpus in corpora:
         _ = corpus.fingerprint, corpus.witness
@@ -158,7 +158,8 @@ def build_run(
 ) -> Run:
     """Builds a run at step 0, on this rank's device.
 
-    Without ``random_weights`` they are zero, which takes no time: for a run that loads others.
+    Without ``random_weights`` the weights are zero, which takes no time; for a run that loads its
+    weights.
     """
     accelerator = accelerator or build_accelerator(recipe)
     recipe.accumulation_steps(accelerator.num_processes)  # raises before anything is built
@@ -179,7 +180,7 @@ def build_run(
     )
     validation = {}
     if recipe.validation.every_steps:
-        # Of a mixture those that have held-out text, in proportion to their weights.
+        # The corpora of a mixture that have held-out text share the tokens, by their weights.
         held_out = [corpus for corpus in corpora if corpus.validation] or corpora[:1]
         for corpus in held_out:
             share = corpus.weight / sum(other.weight for other in held_out)

@@ -154,8 +154,8 @@ def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
 def _update(run: Run, refused: Tensor) -> float:
     """One update of the weights, or none where ``refused`` is 1; returns the learning rate.
 
-    torch's fused optimizers read ``refused`` from `found_inf`, as its `GradScaler` has them do; so
-    the host need not know.
+    torch's fused optimizers read ``refused`` from `found_inf`, as they do for its `GradScaler`, so
+    the host does not wait for it.
     """
     lr = learning_rate(run.recipe.optimizer, run.step, run.recipe.train.steps)
     for group in run.optimizer.param_groups:

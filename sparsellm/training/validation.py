@@ -46,8 +46,8 @@ class ValidationSet:
             interrupted: asked after each micro-batch.
 
         Raises:
-            FailedTogether: some rank failed; not under FSDP2, where it leaves the others waiting in
-                a collective and the error is raised as it is.
+            FailedTogether: some rank failed. Under FSDP2 the rank's own error is raised instead,
+                since the other ranks wait in a collective and cannot agree on it.
             Interrupted: some rank was interrupted.
         """
         sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)

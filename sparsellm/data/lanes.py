@@ -199,8 +199,9 @@ def _count_documents(corpus: Corpus, enough: int) -> int:
                 if count >= enough:
                     return count
     if not count:
+        held_out = any(shard.part != (0.0, 1.0) for shard in corpus.train)
         raise ValueError(
             f"corpus {corpus.name}: no document with text in {name_some(corpus.train)}: all of "
-            "them are empty"
+            f"them are empty{' or held out (data.validation_fraction)' if held_out else ''}"
         )
     return count

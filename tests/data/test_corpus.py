@@ -116,6 +116,7 @@ def test_a_path_that_is_not_there_is_named_beside_others_that_are(tmp_path):
 
 
 def test_of_a_folder_only_visible_data_is_read_and_the_rest_is_told(tmp_path, caplog):
+    own = tmp_path / ".cache"  # that is itself hidden is no matter
     for name in (
         "b.txt",
         "README.md",
@@ -124,11 +125,11 @@ def test_of_a_folder_only_visible_data_is_read_and_the_rest_is_told(tmp_path, ca
         "_temporary/0.txt",
         "sub/a.txt",
     ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("text")
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text("text")
     memory = fsspec.filesystem("memory")
-    memory.put(str(tmp_path), "/folder", recursive=True)
-    for folder in (str(tmp_path), "memory://folder"):
+    memory.put(str(own), "/.folder", recursive=True)
+    for folder in (str(own), "memory://.folder"):
         caplog.clear()
         corpus = load_corpus("local", files=[folder])
         found = [shard.url.removeprefix(folder) for shard in corpus.train]
@@ -140,8 +141,8 @@ def test_of_a_folder_only_visible_data_is_read_and_the_rest_is_told(tmp_path, ca
         assert told.startswith("not read of folder ")
         assert ".half.txt" in told
         assert "and 1 more (a glob can name them)" in told
-    named = load_corpus("local", files=[f"{tmp_path}/README.md"])
-    assert named.train[0].url == f"{tmp_path}/README.md"
+    named = load_corpus("local", files=[f"{own}/README.md"])
+    assert named.train[0].url == f"{own}/README.md"
 
 
 def test_a_path_and_its_address_are_one_file(tmp_path):

@@ -150,7 +150,7 @@ def main() -> int:
         ("tokens_once", 256 * steps, "tokens"),
         ("steps_compared", counts["compared"], "steps equal to the undisturbed run's to the bit"),
         ("end_seconds", soak.slowest[0], f"s, longest to no process left ({soak.slowest[1]})"),
-        ("memory_growth", *_growth(memory)),
+        *_growth(memory),
         ("problems", len(soak.problems), "problems"),
     ]
     for name, value, unit in figures:
@@ -170,14 +170,14 @@ def main() -> int:
     return bool(soak.problems)
 
 
-def _growth(memory: list[float]) -> tuple[float, str]:
-    """From the second quarter of the undisturbed run to the last."""
+def _growth(memory: list[float]) -> list[tuple[str, float, str]]:
+    """From the second quarter of the undisturbed run to the last; none if that was too short."""
     quarter = len(memory) // 4
     if quarter < 5:
-        return float("nan"), "MiB, too short to say"
+        return []
     begin, end = memory[quarter : 2 * quarter], memory[-quarter:]
     growth = statistics.median(end) - statistics.median(begin)
-    return growth, f"MiB over {quarter} s, of {max(memory):.0f}"
+    return [("memory_growth", growth, f"MiB over {quarter} s, of {max(memory):.0f}")]
 
 
 if __name__ == "__main__":

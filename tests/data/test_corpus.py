@@ -10,6 +10,7 @@ import pytest
 
 from sparsellm.data.corpus import KINDS, load_corpora, load_corpus
 from sparsellm.data.held_out import documents_in_order
+from sparsellm.data.lanes import choose_num_lanes
 from sparsellm.data.readers import open_shard
 from sparsellm.data.shards import Shard
 from sparsellm.paths import bundled
@@ -312,6 +313,8 @@ def test_a_folder_alone_holds_out_whole_documents_by_their_text(tmp_path):
     assert set(held_out) < set(parts(0.2)[2])  # a larger share adds documents
     assert parts(0.2)[0].fingerprint != corpus.fingerprint
     assert parts(0)[2] == []
+    with pytest.raises(ValueError, match=r"are empty or held out \(data\.validation_fraction\)"):
+        choose_num_lanes((parts(1 - 1e-9)[0],))
 
 
 def test_text_of_ones_own_is_read_in_place_of_another_kind_of_corpus(tmp_path):

@@ -303,6 +303,7 @@ def test_training_evaluates_and_is_not_disturbed(
         loaded.model, loaded.tokenizer, loaded.recipe.model.context_length
     )
     _assert_same_scores(records[-1], asdict(scores) | {"tasks": task_records(scores)})
+    assert scores.num_cut > scores.num_answers_cut > 0  # longer than a context of 32 bytes
 
 
 @pytest.mark.long

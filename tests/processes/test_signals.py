@@ -74,6 +74,9 @@ def test_signals_that_belong_to_one_stop_do_not_end_its_save():
         time.sleep(0.1)
         process.send_signal(getattr(signal, number))
     time.sleep(1)
+    process.send_signal(signal.SIGUSR1)  # however much later
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)  # later than any save takes
     _, errors = process.communicate(timeout=10)

@@ -10,6 +10,8 @@ import time
 import pytest
 from conftest import process_env
 
+from sparsellm.processes.signals import QUITS_AFTER
+
 # The main thread sits in C, as in a collective: no Python handler runs there.
 PROGRAM = """
 import ctypes, signal, sys, time
@@ -49,6 +51,11 @@ def test_before_the_first_step_it_ends_at_once_and_says_so(number):
     _, errors = process.communicate(timeout=10)
     assert process.returncode == 0
     assert errors == f"{number} before the first step: ends; there is nothing to save\n"
+
+
+def test_a_save_of_a_minute_outlives_sigterm_again():
+    """The others set the times short."""
+    assert QUITS_AFTER[signal.SIGINT] < 60 < QUITS_AFTER[signal.SIGTERM]
 
 
 def test_later_it_is_answered_at_once_and_ctrl_c_again_quits():

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm -
     from sparsellm.runs.pretrained import Pretrained
 
 DEFAULT_NEW_TOKENS = 128
+HELD_OUT_TOKENS = 64  # of a document that is continued
 
 
 def add_generate_parser(commands: Any) -> None:
@@ -35,9 +36,27 @@ def add_generate_parser(commands: Any) -> None:
         "text goes to stdout, non-zeros and speed to stderr.",
     )
     parser.add_argument(
-        "source", type=Path, metavar="CHECKPOINT", help="checkpoint, run or exported folder"
+        "source",
+        type=Path,
+        metavar="MODEL",
+        help="checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)",
     )
-    parser.add_argument("--prompt", required=True, help="text to continue")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument(
+        "--prompt", help="text to continue (default: the beginning of a held-out document)"
+    )
+    prompt.add_argument(
+        "--interactive",
+        action="store_true",
+        help="continue every line of stdin by itself, until it ends (Ctrl-D)",
+    )
+    prompt.add_argument(
+        "--data",
+        nargs="+",
+        metavar="GLOB",
+        help="continue the first document of this Parquet or JSONL (default: held-out text of the "
+        "recipe's corpus)",
+    )
     parser.add_argument(
         "--max-new-tokens",
         type=positive_int,
@@ -66,11 +85,46 @@ def _generate(options: argparse.Namespace) -> None:
         sys.stdout.flush()
 
     sampling = Sampling(options.temperature, options.top_k, options.seed)
-    report = generate(
-        pretrained, options.prompt, write, options.max_new_tokens, sampling, echo=True
-    )
-    write("\n")
-    print(report.line(pretrained.recipe.model.intermediate_size), file=sys.stderr)
+    length, width = options.max_new_tokens, pretrained.recipe.model.intermediate_size
+
+    def answer(prompt: str, *, echo: bool) -> None:
+        report = generate(pretrained, prompt, write, length, sampling, echo=echo)
+        write("\n")
+        print(report.line(width), file=sys.stderr)
+
+    if not options.interactive:
+        given = options.prompt
+        answer(_held_out(pretrained, options.data) if given is None else given, echo=True)
+        return
+    for line in _lines():
+        try:
+            answer(line, echo=False)
+        except ValueError as error:  # such as a line longer than the context
+            print(f"error: {error}", file=sys.stderr)
+
+
+def _lines() -> Iterator[str]:
+    """Lines of stdin that are not empty."""
+    sign = "> " if sys.stdin.isatty() else ""
+    with suppress(EOFError):
+        while True:
+            if line := input(sign):
+                yield line
+
+
+def _held_out(pretrained: Pretrained, files: list[str] | None) -> str:
+    """The beginning of the first held-out document."""
+    from sparsellm.analyze.firing import held_out_corpus
+    from sparsellm.data.held_out import read_in_order
+
+    corpus = held_out_corpus(pretrained.recipe, files)
+    for document in read_in_order(corpus.validation, pretrained.tokenizer):
+        most = min(HELD_OUT_TOKENS, len(document) // 2, pretrained.recipe.model.context_length // 2)
+        # A token may end inside a character.
+        text = pretrained.tokenizer.decode_bytes(document[:most].tolist()).decode("utf-8", "ignore")
+        if text:
+            return text
+    raise ValueError(f"corpus {corpus.name} has no held-out document; give --prompt TEXT")
 
 
 @dataclass(frozen=True)
@@ -135,8 +189,9 @@ def generate(
     """Continues ``prompt`` with a KV cache; calls ``write`` with each new piece of text.
     With ``echo``, first with the prompt.
 
-    The prompt follows an ``<|endoftext|>``, as every document does in training. Generation ends at
-    the next one, or after ``max_new_tokens`` (default: 128, or what is left of the context).
+    The prompt follows an ``<|endoftext|>``, as every document does in training, or what the model's
+    own tokenizer puts before a text. Generation ends at ``<|endoftext|>``, or after
+    ``max_new_tokens`` (default: 128, or what is left of the context).
 
     Raises:
         ValueError: the prompt and ``max_new_tokens`` do not fit the context.
@@ -146,13 +201,12 @@ def generate(
     model, tokenizer = pretrained.model, pretrained.tokenizer
     sampling = sampling or Sampling()
     (ids,) = tokenizer.encode_batch([prompt])
-    tokens_1T = torch.tensor([[tokenizer.eot_id, *ids.tolist()]], device=model.device)
-    context = pretrained.recipe.model.context_length
+    tokens_1T = torch.tensor([[*tokenizer.begin_ids, *ids.tolist()]], device=model.device)
+    context = model.config.max_position_embeddings
     limit = _limit(tokens_1T.shape[1], max_new_tokens, context)
     if echo:
         write(prompt)
     streamer = _Streamer(tokenizer, write)
-    padding = list(range(tokenizer.vocab_size, model.config.vocab_size))
     with count_non_zeros(model) as counts, torch.random.fork_rng(_cuda_devices(model)):
         torch.manual_seed(sampling.seed)
         model.generate(
@@ -160,8 +214,6 @@ def generate(
             attention_mask=torch.ones_like(tokens_1T),
             max_new_tokens=limit,
             streamer=streamer,
-            pad_token_id=tokenizer.eot_id,
-            suppress_tokens=padding or None,  # ids that only pad the embedding
             **sampling.arguments(),
         )
     first, last = streamer.times[0], streamer.times[-1]

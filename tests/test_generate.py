@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import itertools
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, processors
 
 from sparsellm.cli import main
+from sparsellm.data.corpus import load_corpora
+from sparsellm.data.held_out import read_in_order
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.generate import Sampling, _Streamer, count_non_zeros, generate
 from sparsellm.processes.signals import StopRequest
@@ -175,3 +180,56 @@ def test_mistakes(checkpoint_path, capsys, arguments, message):
     assert message in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+def test_without_a_prompt_a_held_out_document_is_continued(
+    checkpoint_path, pretrained, capsys, tmp_path
+):
+    own = next(read_in_order(load_corpora("sample")[0].validation, pretrained.tokenizer))
+    (tmp_path / "text.jsonl").write_text('{"text": ""}\n{"text": "héllo wo€ld, it is"}\n')
+    arguments = ["generate", str(checkpoint_path), "--max-new-tokens", "2", "--temperature", "0"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith(pretrained.tokenizer.decode(own[:16].tolist()))
+    assert main([*arguments, "--data", str(tmp_path / "text.jsonl")]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("héllo wo")
+    assert "\ufffd" not in text[:9]
+
+
+def test_interactive_continues_each_line(checkpoint_path, pretrained, capsys, monkeypatch):
+    lines = ["def f", "", "a" * 40, "im"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
+    arguments = ["generate", str(checkpoint_path), "--interactive", "--max-new-tokens", "3"]
+    assert main([*arguments, "--temperature", "0"]) == 0
+    out, error = capsys.readouterr()
+    expected = [
+        _generate(pretrained, line, max_new_tokens=3, sampling=GREEDY)[0]
+        for line in ("def f", "im")
+    ]
+    assert out == "".join(f"{text}\n" for text in expected)
+    assert "error: --prompt of 41 tokens" in error
+    assert error.count("tok/s") == 2
+
+
+def test_a_text_begins_with_what_its_tokenizer_puts_before(pretrained, tmp_path):
+    own = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "a": 2}, []))
+    own.add_special_tokens(["<s>", "</s>"])
+    for template, begin in ((None, [1]), ("<s> $A", [0])):
+        if template:
+            own.post_processor = processors.TemplateProcessing(
+                single=template, special_tokens=[("<s>", 0)]
+            )
+        folder = tmp_path / str(template is None)
+        folder.mkdir()
+        own.save(str(folder / "tokenizer.json"))
+        tokenizer = load_tokenizer(f"hf:{folder}")
+        assert tokenizer.begin_ids == begin
+        assert tokenizer.encode_batch(["aa"])[0].tolist() == [2, 2]
+    seen = []
+    ours = dataclasses.replace(pretrained, tokenizer=tokenizer)
+    hook = ours.model.model.embed_tokens.register_forward_pre_hook(
+        lambda _, given: seen.append(given[0].tolist())
+    )
+    _generate(ours, "aa", max_new_tokens=1, sampling=GREEDY)
+    hook.remove()
+    assert seen == [[[0, 2, 2]]]

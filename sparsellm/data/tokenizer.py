@@ -40,6 +40,7 @@ class Tokenizer(Protocol):
     identity: str  # changes with the ids that it gives
     vocab_size: int  # unpadded
     eot_id: int
+    begin_ids: list[int]  # what a text alone begins with
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
         """Ids of each text, without ``eot_id``."""
@@ -71,6 +72,7 @@ class GPT2Tokenizer:
             ) from error
         self.vocab_size = self._encoding.n_vocab
         self.eot_id = self._encoding.eot_token
+        self.begin_ids = [self.eot_id]
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
         return [self._encode(text) for text in texts]
@@ -148,6 +150,7 @@ class ByteTokenizer:
     name = identity = "bytes"
     vocab_size = 257
     eot_id = 256
+    begin_ids = [eot_id]  # noqa: RUF012 — never changed
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
         encoded = (text.encode("utf-8", "replace") for text in texts)
@@ -193,6 +196,8 @@ class HFTokenizer:
         if eot_id is None:
             raise ValueError(f"{path} has no token {self.eot!r}, its end-of-document token")
         self.eot_id = eot_id
+        # Llama's has a beginning-of-text token of its own.
+        self.begin_ids = self._tokenizer.encode("").ids or [eot_id]
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
         try:

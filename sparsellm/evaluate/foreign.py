@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import PreTrainedModel as HFModel
 from transformers import PreTrainedTokenizerBase as HFTokenizer
+
+from sparsellm.runs.load import load_stock
 
 _USUAL_CONTEXT = 2048  # of a model that does not say
 
@@ -28,15 +29,10 @@ def load_foreign(name: str, path: Path, device: torch.device, dtype: torch.dtype
     """Reads a Hugging Face folder without running code that lies in it.
 
     Raises:
-        ValueError: transformers cannot load it; the message says why. Or its tokenizer has no token
-            to put before a text without context.
+        ValueError: it cannot be loaded; the message says why. Or its tokenizer has no token to put
+            before a text without context.
     """
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds, remote code among them
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{name}: transformers cannot load it: {reason}") from error
+    model, tokenizer = load_stock(name, path, device, dtype)
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError(
             f"{name}: its tokenizer has neither a beginning-of-text nor an end-of-text token, one "
@@ -44,4 +40,4 @@ def load_foreign(name: str, path: Path, device: torch.device, dtype: torch.dtype
             f"{path / 'tokenizer_config.json'}"
         )
     context = getattr(model.config, "max_position_embeddings", None) or _USUAL_CONTEXT
-    return Foreign(name, path, model.to(device).eval(), tokenizer, int(context))
+    return Foreign(name, path, model, tokenizer, int(context))

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import tempfile
 from pathlib import Path
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sparsellm.data.tokenizer import Tokenizer, byte_spelling, without_special_pieces
 from sparsellm.vocabulary import (
@@ -66,6 +68,15 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
         "model_max_length": context_length,
     }
     (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def stock_tokenizer(name: str, context_length: int) -> PreTrainedTokenizerBase:
+    """A recipe's tokenizer as transformers has it where the model was exported."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(name, Path(folder), context_length)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.name_or_path = name
+    return tokenizer
 
 
 def build_tokenizer(name: str) -> HFTokenizer:

@@ -64,6 +64,16 @@ MODELS = {
     "ReLU, no gate": ("Arcee", {"hidden_act": "relu", "tie_word_embeddings": True}),
     "ReLU, Qwen2": ("Qwen2", {"hidden_act": "relu"}),
 }
+# What their config.json has beside that.
+PUBLISHED = {
+    "model_type": "llama_sparse_relu",
+    "architectures": ["LlamaSparseReluForCausalLM"],
+    "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
+    "hidden_act": "silu",
+    "mlp_bias": False,
+    "sparsity_gated_mlp": True,
+    "sparsity_new_intermediate_size": None,
+}
 
 
 def stock_model(name):

@@ -11,7 +11,7 @@ import torch
 from conftest import set_arguments
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from runs.hf_models import MODELS, change, logits, stock_model, write_model
+from runs.hf_models import MODELS, PUBLISHED, change, logits, stock_model, write_model
 from sparsellm.cli import main
 from sparsellm.estimate import count_parameters
 from sparsellm.export.importer import import_export
@@ -20,16 +20,6 @@ from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.hf_config import derive_recipe
 from sparsellm.runs.pretrained import load_pretrained, load_recipe_of
 from sparsellm.training.objective import Objective
-
-PUBLISHED = {
-    "model_type": "llama_sparse_relu",
-    "architectures": ["LlamaSparseReluForCausalLM"],
-    "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
-    "hidden_act": "silu",
-    "mlp_bias": False,
-    "sparsity_gated_mlp": True,
-    "sparsity_new_intermediate_size": None,
-}
 
 
 @pytest.fixture

@@ -1,0 +1,76 @@
+"""`sparsellm.load`: whatever a model is, it comes with its tokenizer, as transformers' classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import sparsellm
+from runs.hf_models import PUBLISHED, change, logits, stock_model, write_model
+from sparsellm.export.importer import import_export
+from sparsellm.export.save_export import export
+from sparsellm.runs import load as loading
+from sparsellm.runs.hf_tokenizer import write_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_model(stock_model("Llama 3"), tmp_path / "theirs")
+
+
+def test_a_run_a_checkpoint_an_export_and_a_folder_give_the_same(folder, tmp_path):
+    written, _ = import_export(folder, tmp_path / "run")
+    export(written, tmp_path / "exported", "fp32")
+    expected = logits(stock_model("Llama 3"))
+    for place in (folder, str(folder), written, tmp_path / "run", tmp_path / "exported"):
+        model, tokenizer = sparsellm.load(place)
+        assert type(model).__name__ == "LlamaForCausalLM"
+        assert not model.training
+        assert model.dtype == torch.float32
+        assert torch.equal(logits(model), expected)
+        ids = tokenizer("def x", return_tensors="pt")
+        assert ids.input_ids.tolist() == [list(b"def x")]
+        text = tokenizer.decode(model.generate(**ids, max_new_tokens=4, do_sample=False)[0])
+        assert text.startswith("def x")
+
+
+def test_ids_that_only_pad_the_embedding_are_not_generated(folder, tmp_path):
+    written, _ = import_export(folder, tmp_path / "run")
+    model, _ = sparsellm.load(written)
+    with torch.no_grad():
+        model.lm_head.weight[257:] *= 1000
+    assert model.generate(torch.tensor([[65]]), max_new_tokens=20, do_sample=True).max() < 257
+
+
+def test_a_model_of_no_family_of_ours_is_loaded_by_transformers(tmp_path):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=257)).eval()
+    model.save_pretrained(tmp_path)
+    write_tokenizer("bytes", tmp_path, 64)
+    assert torch.equal(logits(sparsellm.load(tmp_path).model), logits(model))
+
+
+def test_the_papers_checkpoints(tmp_path):
+    model = stock_model("ReLU, tied")
+    folder = write_model(model, tmp_path / "theirs")
+    change(folder, PUBLISHED)
+    found, tokenizer = sparsellm.load(folder)
+    assert torch.equal(logits(found), logits(model))
+    assert tokenizer("a").input_ids == [97]
+    change(folder, {"mlp_bias": True})
+    with pytest.raises(ValueError, match="mlp_bias is True"):
+        sparsellm.load(folder)
+
+
+def test_device_type_and_mistakes(folder, tmp_path, monkeypatch):
+    assert sparsellm.load(folder, "cpu", torch.bfloat16).model.dtype == torch.bfloat16
+    monkeypatch.setattr(loading, "put_kernels_under", lambda _: pytest.fail("on a CPU"))
+    sparsellm.load(folder)
+    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint .* or a Hugging Face folder"):
+        sparsellm.load(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="nonsense"):
+        sparsellm.load(folder, "nonsense")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=f"{folder}: transformers cannot load it: .*safetensors"):
+        sparsellm.load(folder)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -82,3 +84,13 @@ def test_every_link_and_figure_leads_somewhere(site):
                 assert unquote(url.fragment) in pages[file].anchors, (name, target)
             links += 1
     assert links > 100
+
+
+def test_search_works_on_pages_that_are_opened_as_files(site):
+    chromium = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("the search was NOT tried: no chromium or google-chrome on the PATH")
+    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += ["--virtual-time-budget=15000", f"file://{site}/index.html?q=union+format"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert re.search(r"md-search-result__meta\">\d+ matching documents", found)

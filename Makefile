@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEV := .venv/.dev
 COMPILERS := .venv/nvrtc/.ready
 
 .PHONY: help quickstart quickstart-gpu test test-long lint docs bench results clean
@@ -11,11 +12,14 @@ help: ## this list
 
 quickstart: $(READY) ## train recipes/debug.yaml for about a minute
 	$(BIN)/sparsellm train debug
-	@$(BIN)/sparsellm plot runs/debug
+	@echo 'text of the model that was trained, one byte per token:'
+	@$(BIN)/sparsellm generate runs/debug --prompt 'def ' --max-new-tokens 200
+	@$(BIN)/sparsellm report runs/debug | sed -n '1s/^/report: /p'
 	@echo 'next:'
 	@echo '  source .venv/bin/activate'
 	@echo '  sparsellm train debug --set train.steps=240   # go on from the checkpoint'
 	@echo '  sparsellm train debug --fresh --set sparsity.l1_coefficient=0   # without L1'
+	@echo "  sparsellm train debug --set name=mine --set 'data.files=[FOLDER]'   # text of your own"
 	@echo '  sparsellm recipe list; sparsellm recipe show 0.5b'
 
 quickstart-gpu: $(READY) ## train the pilot on DATA=/path/to/parquet, dense and sparse (one GPU)
@@ -23,18 +27,18 @@ quickstart-gpu: $(READY) ## train the pilot on DATA=/path/to/parquet, dense and 
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cuda]'
 	SPARSELLM_DATA=$(DATA) $(BIN)/sparsellm sweep quickstart-gpu
 
-test: $(READY) $(COMPILERS) ## the whole suite, without a GPU
+test: $(DEV) $(COMPILERS) ## the whole suite, without a GPU
 	$(BIN)/python -m pytest -n 2
 
-test-long: $(READY) $(COMPILERS) ## the tests that take most of a minute each, which `make test` leaves out
+test-long: $(DEV) $(COMPILERS) ## the tests that take most of a minute each, which `make test` leaves out
 	$(BIN)/python -m pytest -n 2 -m long
 
-lint: $(READY) ## format, lint and types, as pre-commit and CI do
+lint: $(DEV) ## format, lint and types, as pre-commit and CI do
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: $(READY) ## build the documentation into site/, with every link checked
+docs: $(DEV) ## build the documentation into site/, with every link checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo 'site/index.html'
 
@@ -44,17 +48,22 @@ bench: $(READY) ## the data loader and, on a GPU, the kernels of one FFN beside 
 	  $(BIN)/sparsellm bench ffn && $(BIN)/sparsellm bench ffn-train; \
 	else echo 'no CUDA device: the kernels were not measured'; fi
 
-results: $(READY) ## benchmarks/RESULTS.md and its figures, from benchmarks/results.jsonl
+results: $(DEV) ## benchmarks/RESULTS.md and its figures, from benchmarks/results.jsonl
 	$(BIN)/python benchmarks/make_figures.py
 	$(BIN)/python benchmarks/make_tables.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"sparsellm needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Set PYTHON=python3.12, say")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo 'installing what training needs: PyTorch is the largest download; pip names every size'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable .
 	touch $@
 
-$(COMPILERS): tests/ffn/kernels/nvrtc.py $(READY)
+$(DEV): $(READY)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(COMPILERS): tests/ffn/kernels/nvrtc.py $(DEV)
 	[ "$$(uname)" != Linux ] || $(BIN)/python $< fetch
 	mkdir -p $(@D) && touch $@
 

@@ -30,19 +30,23 @@ class Benchmark(NamedTuple):
 def ffn_options(parser: argparse.ArgumentParser) -> None:
     """Options that select the cases of one FFN, `ffn_cases.selected`, and their variants."""
     many: dict[str, Any] = {"nargs": "+"}
-    parser.add_argument("--M", type=int, metavar="TOKENS", default=[16_384], **many)
-    parser.add_argument("--shape", metavar="K/N[/non-gated]", default=["2048/5632"], **many)
+    text = "numbers of tokens that the FFN gets at once (default: 16,384)"
+    parser.add_argument("--M", type=int, metavar="TOKENS", default=[16_384], help=text, **many)
+    text = "shapes of the FFN: hidden size / neurons (default: 2048/5632)"
+    shape = "K/N[/non-gated]"
+    parser.add_argument("--shape", metavar=shape, default=["2048/5632"], help=text, **many)
+    text = "which neurons fire: as recorded, or synthetic (default: all three)"
     patterns = ("trace", "uniform", "skewed")
-    parser.add_argument("--pattern", choices=patterns, default=patterns, **many)
+    parser.add_argument("--pattern", choices=patterns, default=patterns, help=text, **many)
     nnz = ("15", "30", "60", "120", "300", "50%")
-    text = "non-zeros per token of uniform and skewed patterns: numbers or percentages"
+    text = "non-zeros per token of synthetic patterns, as numbers or percentages of the neurons"
     parser.add_argument("--nnz", metavar="NNZ", default=nnz, help=text, **many)
-    text = "patterns of a trained model, from `sparsellm analyze` (default: those of the checkout)"
+    text = "traces of a trained model, from `sparsellm analyze` (default: those of the checkout)"
     parser.add_argument("--traces", type=Path, metavar="FILE", help=text)
-    text = "how the active neurons are stored (default: union)"
+    text = "formats in which the active neurons are stored (default: union)"
     formats = ("union", "twell")
     parser.add_argument("--format", choices=formats, default=["union"], help=text, **many)
-    text = "of the product that decides what fires; dense is bf16 (default: bf16)"
+    text = "precisions of the gate's product on the sparse side; dense is bf16 (default: bf16)"
     precisions = ("bf16", "fp8")
     parser.add_argument("--precision", choices=precisions, default=["bf16"], help=text, **many)
     _add_seconds(parser)
@@ -51,25 +55,25 @@ def ffn_options(parser: argparse.ArgumentParser) -> None:
 def _forward_ffn_options(parser: argparse.ArgumentParser) -> None:
     ffn_options(parser)
     kernels = ("auto", "sparse", "dense")
-    text = "sparsellm's kernels: by measured density (auto, default), or always these"
+    text = "kernels of our side: chosen by measured density (auto, the default), or always these"
     parser.add_argument("--kernels", choices=kernels, default="auto", help=text)
 
 
 def _add_seconds(parser: argparse.ArgumentParser) -> None:
-    text = "of timing per side, after half as many of warming up (default: 3)"
+    text = "seconds for which each side is timed, after half as many of warming up (default: 3)"
     parser.add_argument("--seconds", type=float, default=3.0, help=text)
 
 
 def _forward_options(parser: argparse.ArgumentParser) -> None:
-    text = "checkpoint, run or exported folder"
+    text = "a checkpoint, a run or an exported folder"
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help=text)
-    text = "held-out text (default: the recipe's)"
+    text = "files of text to compute (default: the held-out text of the recipe)"
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
-    text = "sequences per forward (default: train.micro_batch_size, or 16,384 tokens for auto)"
+    text = "sequences in a forward (default: train.micro_batch_size, or 16,384 tokens for auto)"
     parser.add_argument("--sequences", type=positive_int, help=text)
-    text = "also time every FFN on its own inputs"
+    text = "also time every FFN alone, on its inputs in the model"
     parser.add_argument("--layers", action="store_true", help=text)
-    text = "token order of the accelerated model (default: none); several in one run"
+    text = "token orders of the accelerated model, each a run of its own (default: none)"
     orders = ("none", "auto")
     parser.add_argument("--token-order", nargs="+", choices=orders, default=["none"], help=text)
     _add_seconds(parser)
@@ -77,27 +81,27 @@ def _forward_options(parser: argparse.ArgumentParser) -> None:
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
     _add_recipe(parser, required=True)
-    text = "what is compared with ffn.kernels=dense (default: ffn.kernels=auto); several in one run"
+    text = "sides to compare with ffn.kernels=dense, each in a run (default: ffn.kernels=auto)"
     sides = ["ffn.kernels=auto"]
     side = "KEY=VALUE[,KEY=VALUE]"
     parser.add_argument("--side", nargs="+", default=sides, metavar=side, help=text)
-    text = "checkpoint with settled weights"
+    text = "checkpoint whose sparsity has settled; every run starts from its weights"
     parser.add_argument("--init-from", type=Path, metavar="CHECKPOINT", help=text)
-    text = "GPUs of a run (default: 1)"
+    text = "numbers of GPUs to train on, each a run of its own (default: 1)"
     parser.add_argument("--gpus", type=positive_int, nargs="+", default=[1], help=text)
-    text = "files of launch/ for several GPUs (default: ddp8); one GPU has launch/single.yaml"
+    text = "files of launch/ for several GPUs (default: ddp8); one GPU takes launch/single.yaml"
     parser.add_argument("--config", nargs="+", default=["ddp8"], help=text)
-    text = "tokens per step and GPU: weak scaling (default: the recipe's global batch)"
+    text = "tokens per step on each GPU, for weak scaling (default: the recipe's global batch)"
     parser.add_argument("--tokens-per-gpu", type=positive_int, metavar="TOKENS", help=text)
-    text = f"of each run (default: 40; {SHRUNK_STEPS} or fewer do not show sparse layers' memory)"
+    text = f"steps of each run (default: 40); above {SHRUNK_STEPS} they show sparse layers' memory"
     parser.add_argument("--steps", type=positive_int, default=40, help=text)
-    text = "keeps runs and figures; the same command continues (default: a temporary folder)"
+    text = "folder that keeps runs and figures, so that the same command continues (default: none)"
     parser.add_argument("--folder", type=Path, metavar="DIR", help=text)
 
 
 def _add_recipe(parser: argparse.ArgumentParser, **options: Any) -> None:
-    parser.add_argument("--recipe", help="bundled name or a YAML file", **options)
-    text = "override a key of the recipe"
+    parser.add_argument("--recipe", help="a bundled recipe or a YAML file", **options)
+    text = "override a key of the recipe; may be repeated"
     name = "KEY=VALUE"
     parser.add_argument(
         "--set", action="append", default=[], metavar=name, dest="overrides", help=text
@@ -106,48 +110,54 @@ def _add_recipe(parser: argparse.ArgumentParser, **options: Any) -> None:
 
 def _loader_options(parser: argparse.ArgumentParser) -> None:
     _add_recipe(parser, default="0.5b")
-    parser.add_argument("--num-workers", type=int, nargs="+", default=[0, 2])
-    parser.add_argument("--num-ranks", type=positive_int, default=1, help="training processes")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of measuring, each time")
+    text = "numbers of tokenising processes per rank, each measured (default: 0 and 2)"
+    parser.add_argument("--num-workers", type=int, nargs="+", default=[0, 2], help=text)
+    text = "processes that load data at once, as ranks of a training do (default: 1)"
+    parser.add_argument("--num-ranks", type=positive_int, default=1, help=text)
+    text = "seconds for which each rate is measured (default: 5)"
+    parser.add_argument("--seconds", type=float, default=5.0, help=text)
 
 
 BENCHMARKS = (
     Benchmark(
         "ffn",
-        "one FFN forward: sparse against dense, real and synthetic patterns (GPU)",
-        "Without options: 16,384 tokens at 2048/5632.",
+        "time the forward of one FFN, sparse against dense (GPU)",
+        "Measures recorded and synthetic patterns of active neurons; without options, 16,384 "
+        "tokens at 2048/5632.",
         _forward_ffn_options,
         "ffn_forward",
     ),
     Benchmark(
         "ffn-train",
-        "one FFN forward and backward in training: sparse against dense (GPU)",
-        "Time and memory of the sparse path with statistics and L1, against the compiled dense "
-        "formula. Without options: 16,384 tokens at 2048/5632.",
+        "time forward and backward of one FFN in training, sparse against dense (GPU)",
+        "Compares time and memory of the sparse path, with statistics and L1, with those of the "
+        "compiled dense formula; without options, for 16,384 tokens at 2048/5632.",
         ffn_options,
         "ffn_train",
     ),
     Benchmark(
         "forward",
-        "whole forward of trained models, sparse against dense (GPU)",
-        "Both are compiled and compute held-out text. Checkpoints without ReLU are skipped.",
+        "time the forward of trained models, sparse against dense (GPU)",
+        "Both sides are compiled and compute held-out text. A checkpoint is skipped if no kernels "
+        "compute its activation.",
         _forward_options,
         "model_forward",
     ),
     Benchmark(
         "train",
-        "whole training runs through accelerate launch, on 1 to 8 GPUs of a node",
-        "A run for each combination of --gpus, --config and --side: rate, memory, energy and "
-        "scaling over the second half of the steps. Sparsity must have settled: train for some "
-        "hundred steps before, and give --init-from. Checkpoints, validation and wandb are off "
-        "unless --set turns them on.",
+        "time whole trainings through accelerate launch, on the GPUs of a node",
+        "Trains one run for each combination of --gpus, --config and --side, and measures rate, "
+        "memory, energy and scaling over the second half of its steps. Sparsity must have settled: "
+        "train for some hundred steps before, and give that run to --init-from. Checkpoints, "
+        "validation and wandb are off unless --set turns them on.",
         _train_options,
         "train_runs",
     ),
     Benchmark(
         "loader",
-        "rate of the data loader, from files on disk to micro-batches",
-        "Tokens per second, and the seconds until the first micro-batch, fresh and resumed.",
+        "measure the rate of the data loader, from files on disk to micro-batches",
+        "Measures tokens per second, and the seconds until the first micro-batch, both of a new "
+        "loader and of a resumed one.",
         _loader_options,
         "loader_rate",
     ),
@@ -156,17 +166,20 @@ BENCHMARKS = (
 
 def add_bench_parser(commands: Any) -> None:
     """Adds ``bench`` and its benchmarks to the ``sparsellm`` command."""
-    bench = commands.add_parser("bench", help="measure speed; results under benchmarks/")
+    bench = commands.add_parser("bench", help="measure speed on this machine")
     names = bench.add_subparsers(metavar="BENCHMARK")
     for benchmark in BENCHMARKS:
         parser = names.add_parser(
             benchmark.name,
             help=benchmark.help,
-            description=f"{benchmark.help}. {benchmark.details}",
+            description=f"{benchmark.help[0].upper()}{benchmark.help[1:]}. {benchmark.details}",
         )
         benchmark.options(parser)
         parser.add_argument(
-            "--record", type=Path, metavar="FILE", help="append to FILE (benchmarks/results.jsonl)"
+            "--record",
+            type=Path,
+            metavar="FILE",
+            help="append the figures to FILE (JSON lines)",
         )
         parser.set_defaults(run=_run, benchmark=benchmark.name, module=benchmark.module)
 

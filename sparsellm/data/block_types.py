@@ -118,9 +118,9 @@ def check_text_column(schema: pa.Schema, shard: Shard) -> None:
 
 
 def what_it_has(names: list[str]) -> str:
-    """The end of an error: the first columns or keys, shortened, and how to name the right one.
+    """The end of an error message: the first columns or keys, and how to name the right one.
 
-    A file without a header has text for names.
+    Names are shortened: in a file without a header they are the text of its first line.
     """
     shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20]]
     shown += ["…"] if len(names) > 20 else []

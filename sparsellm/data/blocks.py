@@ -58,9 +58,9 @@ class BlockCache:
             yield size
 
     def documents(self, shard: Shard, block: int, rows: Rows) -> list[str] | list[Tokens]:
-        """The documents at ``rows`` of a block, in that order; a null is an empty document.
+        """The documents at ``rows`` of a block, in that order.
 
-        So is one that is not in the shard's part.
+        A null is an empty document, and so is a document that is not in the shard's part.
         """
         found = self._block(shard, block)
         assert found is not None

@@ -49,7 +49,7 @@ class HubCorpus(StrictModel):
     split: str = Field("train", description="Its split")
     revision: str = Field(description="Commit or tag; pinned, so that a resumed run reads the same")
     text_field: str = Field("text", description="Column that holds the document")
-    language: str | None = Field(None, description="ISO 639-1, for the card of what it trained")
+    language: str | None = Field(None, description="ISO 639-1, for the card of a model")
     validation_shards: PositiveInt = Field(1, description="Last files, held out of training")
 
 
@@ -140,7 +140,7 @@ def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
 
 
 def check_files(data: DataConfig) -> None:
-    """Raises what `load_corpora` would, of corpora that are found without a network."""
+    """Raises the errors of `load_corpora` early, for corpora that need no network."""
     if not hub_sources(data.corpus) and not any("://" in file for file in data.files or ()):
         load_corpora(**data.sources())
 
@@ -190,7 +190,7 @@ def load_corpora(corpus: str | dict[str, float], **sources: Unpack[Sources]) -> 
 
 
 def _check_held_out(corpora: tuple[Corpus, ...]) -> None:
-    """Whether what one corpus of a mixture holds out is trained on with another."""
+    """Raises ValueError if one corpus of a mixture trains on text that another one holds out."""
     trained = {_text_of(shard): (c.name, shard.part) for c in corpora for shard in c.train}
     for corpus in corpora:
         for shard in corpus.validation:
@@ -222,7 +222,7 @@ def load_corpus(name_or_path: str, **sources: Unpack[Sources]) -> Corpus:
     fraction = sources.pop("validation_fraction", 0)
     given = {key: value for key, value in sources.items() if value is not None}
     if "files" in given:
-        content.pop("validation_files", None)  # held out of other text
+        content.pop("validation_files", None)  # they were held out of the files that are replaced
         if "validation_files" not in given and not content.get("validation_shards"):
             content["validation_fraction"] = fraction
     content |= given
@@ -292,7 +292,7 @@ def _files(name: str, config: FilesCorpus, path: Path, given: Set[str]) -> Corpu
 
 
 def _here(patterns: list[str], path: Path) -> list[str]:
-    """``${CORPUS_DIR}`` is the folder of the YAML file, so that both can be moved together."""
+    """Replaces ``${CORPUS_DIR}`` by the YAML file's folder, so that both can be moved together."""
     return [p.replace("${CORPUS_DIR}", str(path.resolve().parent)) for p in patterns]
 
 

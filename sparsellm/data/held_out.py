@@ -28,7 +28,7 @@ def read_in_order(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> Iterator[T
 
 
 def documents_in_order(shards: tuple[Shard, ...]) -> Iterator[Sequence[str | Tokens]]:
-    """Every document of the shards, a block's next `MOST_DOCUMENTS` at a time; some are empty."""
+    """Every document of the shards, up to `MOST_DOCUMENTS` of a block at a time; some are empty."""
     blocks = BlockCache(most_bytes=0)
     for shard in shards:
         for block, size in enumerate(blocks.sizes(shard)):

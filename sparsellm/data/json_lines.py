@@ -148,8 +148,10 @@ class JsonLinesStream:
 
 
 class _Lines:
-    """A block of lines, found and parsed only when their documents are read: a reader of a stream
-    passes many lines that belong to other lanes."""
+    """A block of lines, which are found and parsed only when their documents are read.
+
+    The reader of a stream passes many lines that belong to other lanes.
+    """
 
     def __init__(self, data: bytes, shard: Shard, first_line: Callable[[], int]) -> None:
         self._data, self._shard, self._first_line = data, shard, first_line

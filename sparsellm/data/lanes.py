@@ -28,7 +28,7 @@ from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 # 1, 2, 3, 4, 6, 8, 12, 16, 24 and 48 ranks divide it. More lanes cost memory: each holds a block.
 NUM_LANES = 48
-# Fewer, and lanes end an epoch at very different times.
+# With fewer documents per lane, lanes would end an epoch at very different times.
 DOCUMENTS_PER_LANE = 32
 # 2**64 / golden ratio: multiples of it, modulo 2**64, are spread as evenly as can be.
 _WEYL = 0x9E3779B97F4A7C15

@@ -174,7 +174,7 @@ class TokenLoader:
         return self._count(at or self.bookmark()).tokens
 
     def _count(self, at: Bookmark) -> Position:
-        """The position there, with its tokens. Later bookmarks count on from it, none twice."""
+        """The position at a bookmark, with its tokens; the next call counts on from there."""
         number = self._position.number + at.handed_out * self._world_size
         self._counted = advance(at.counted, number, self._config)
         return self._counted
@@ -320,8 +320,8 @@ def _assemble(made: list[Made]) -> _Batch:
 _loaders: weakref.WeakSet[TokenLoader] = weakref.WeakSet()
 
 
-# Else Python would wait at exit for the workers of a loader that an error left open: they ignore
-# the one SIGTERM that multiprocessing sends. Registered after its own end, so run before it.
+# At exit multiprocessing sends one SIGTERM, which workers ignore, and then waits for them: forever,
+# if an error has left a loader open. This handler runs before that, since it is registered later.
 @atexit.register
 def _close_all() -> None:
     for loader in list(_loaders):

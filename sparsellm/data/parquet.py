@@ -36,7 +36,7 @@ class ParquetReader:
                 table = self._file.read_row_group(
                     block, columns=[self._shard.text_field], use_threads=False
                 )
-                # By its name: a struct's fields have dotted names, which `columns` takes, too.
+                # By its name: `columns` also takes the dotted names of a struct's fields.
                 column = table.column(self._shard.text_field)
                 if len(column) != self._sizes[block]:
                     raise pa.ArrowInvalid(f"{len(column)} rows for {self._sizes[block]}")

@@ -53,9 +53,8 @@ class Position:
 def saved_groups(state: dict[str, Any], config: StreamConfig) -> tuple[int | None, ...]:
     """The groups of lanes that a saved position was made with; None for a corpus that is new."""
     groups = state.get("groups")
-    if (
-        groups is None
-    ):  # earlier, a lane had its own whole shards, or shared all shards with all lanes
+    if groups is None:
+        # In earlier versions a lane had whole shards of its own, or all lanes shared all shards.
         lanes = state["num_lanes"]
         groups = {
             corpus.name: lanes if len(corpus.train) >= MIN_UNITS_PER_LANE * lanes else 1
@@ -153,7 +152,7 @@ def compare_corpora(saved: dict[str, str], present: dict[str, str]) -> list[str]
     """What was added and removed, as sentences.
 
     Raises:
-        DataStateMismatch: none is left, or the fingerprint of one is another.
+        DataStateMismatch: no corpus is left, or the fingerprint of one has changed.
     """
     if not saved.keys() & present.keys():
         raise DataStateMismatch(
@@ -173,10 +172,12 @@ def compare_corpora(saved: dict[str, str], present: dict[str, str]) -> list[str]
 
 
 def compare_witnesses(corpus: str, saved: str | None, present: str | None) -> list[str]:
-    """A sentence, or none, on what two witnesses of a corpus say, whose fingerprint is the same.
+    """Compares two witnesses of a corpus whose fingerprint has not changed.
+
+    Returns a sentence if its files may have been edited, else nothing.
 
     Raises:
-        DataStateMismatch: its contents are not the same.
+        DataStateMismatch: a file has other content.
     """
     if saved is None or present is None or saved == present:
         return []

@@ -1,8 +1,8 @@
 """The documents of a shard by blocks: random access where the format has it, else a stream.
 
 A block is a Parquet row group, the lines that begin within a range of bytes of a JSON Lines file, a
-table of a stream, or a group of source files. `datasets` reads Arrow; why not the others:
-benchmarks/LOG.md.
+table of a stream, or a group of source files. `datasets` reads Arrow files; benchmarks/LOG.md says
+why it does not read the others.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Files:
             try:
                 compression = self._shard.compression
                 source = pa.CompressedInputStream(file, compression) if compression else file
-                return str(source.read().decode("utf-8-sig"))  # without the mark of its begin
+                return str(source.read().decode("utf-8-sig"))  # without a byte order mark
             except UnicodeDecodeError as error:
                 raise ValueError(
                     f"{url} is not UTF-8 text ({error}); convert it (iconv -f LATIN1 -t UTF-8, or "

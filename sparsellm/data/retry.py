@@ -1,4 +1,4 @@
-"""Reads over a network: tried again while the fault may pass, else one clear error."""
+"""Retries what fails over a network while the fault may be temporary; else one clear error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tenacity
 
-# Other ranks wait meanwhile. With the last attempt (files.TIMEOUT_SECONDS) it is under a minute.
+# Other ranks wait meanwhile. Together with the last attempt it stays under a minute.
 MAX_SECONDS = 45.0
 LEAST_WAIT_SECONDS = 1.0
 
@@ -20,12 +20,12 @@ Result = TypeVar("Result")
 
 
 def with_retries(action: Callable[[], Result], what: str) -> Result:
-    """Runs ``action``, again with exponential backoff (jittered) while the cause may pass.
+    """Runs ``action`` again, with jittered exponential backoff, while a fault may be temporary.
 
     Raises:
         ConnectionError: it failed for `MAX_SECONDS`, or the server asks to wait for longer.
         FileNotFoundError: the shard is missing.
-        Exception: whatever is not a passing fault, at once.
+        Exception: any other error, at once.
     """
     try:
         for attempt in _retrying(what):

@@ -55,10 +55,10 @@ class Shard:
     text_field: str = "text"
     compression: str | None = None
     members: tuple[str, ...] = ()
-    part: tuple[float, float] = (0.0, 1.0)  # its documents whose hash, in [0, 1), is from a up to b
+    part: tuple[float, float] = (0.0, 1.0)  # (a, b): documents whose hash h has a ≤ h < b
 
     def holds(self, document: str | NDArray[np.integer]) -> bool:
-        """Whether a document is in `part`: by a hash of its text or ids alone, so always again."""
+        """Whether a document is in `part`; its text or ids alone decide, so this never changes."""
         if self.part == (0.0, 1.0):
             return True
         if isinstance(document, str):
@@ -74,13 +74,14 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
     Args:
         patterns: ``${NAME}`` and ``~`` are expanded; a folder stands for the files below it, see
             `_in_folder`; ``scheme://…`` goes through fsspec, ``file://`` is a path.
-        where, key: in errors, where they were given, and their key.
+        where: says in errors where the patterns were given.
+        key: the key of the recipe's `data` section for such patterns.
 
     Returns:
         the path of each file by what it is once links are followed.
 
     Raises:
-        FileNotFoundError: they match nothing, or one that is no glob does not exist.
+        FileNotFoundError: they match nothing, or a path without wildcards does not exist.
         ValueError: an environment variable is not set, or one of them is not a regular file.
     """
     found: set[str] = set()
@@ -93,7 +94,7 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
             )
         expanded = expanded.removeprefix("file://")
         paths = _remote(expanded) if "://" in expanded else _local(expanded)
-        # Of several globs some may match nothing; a file that is named is one to read.
+        # Some of several globs may match nothing, but a path without wildcards must exist.
         if not paths and not glob.has_magic(expanded):
             is_folder = "://" in expanded or Path(expanded).expanduser().is_dir()
             what = "has no file of a known format" if is_folder else "does not exist"
@@ -148,12 +149,12 @@ def _local(pattern: str) -> list[str]:
             )
         else:
             files.append(path)
-    # A link keeps its name: in the hub's cache the file it leads to has neither format nor order.
+    # A link keeps its name: the files that the hub's cache links to have no suffix and no order.
     return [str(path.parent.resolve() / path.name) for path in files]
 
 
 def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
-    """Those of a known format and neither hidden nor being written, as far as names tell.
+    """The files of a known format that, by their names, are neither hidden nor being written.
 
     Names with a leading ``.`` or ``_`` are of hidden files and of those that a writer has not
     finished (Spark's, Hadoop's). A ``.md`` among data describes it; a glob can ask for it.
@@ -215,10 +216,10 @@ def fingerprint(shards: tuple[Shard, ...]) -> str:
 
 
 def identity(shard: Shard) -> str:
-    """What tells a shard from another, and from itself once it or its text field has changed.
+    """A hash that no two shards share, and that changes when a shard or its text field changes.
 
-    Of a local file it takes name, size and 64 KB each of its begin, middle and end; of an address
-    with a commit the address; of another what the server says of it (etag, checksum, time). Tokens
+    It covers the name, the size and 64 KB each of the beginning, middle and end of a local file; an
+    address with a commit; or what a server says of another address (etag, checksum, time). Tokens
     have the identity of their text.
 
     Raises:

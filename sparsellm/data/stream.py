@@ -79,7 +79,7 @@ def documents(config: LaneConfig, blocks: BlockCache, cursor: Cursor) -> Iterato
         ValueError: the corpus holds no document.
     """
     epoch, start, empty = cursor.epoch, cursor, 0
-    # Of a small corpus an epoch can hold nothing for this lane, but not so many in a row.
+    # An epoch of a small corpus may hold nothing for this lane, but not that many in a row do.
     while empty < 4 * config.num_lanes:
         empty += 1
         for document in _epoch(config, blocks, epoch, start):

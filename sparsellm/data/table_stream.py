@@ -45,8 +45,8 @@ class TableStream:
     def _open_csv(self) -> Iterator[pa.Table]:
         import pandas as pd
 
-        # Every field is text. By default pandas takes digits for numbers and NA for no text, block
-        # by block, and the first fields for the rows' names where rows have more than the header.
+        # Every field is text. By default pandas would take digits for numbers and NA for a missing
+        # value, and the first fields for names of rows that have more fields than the header.
         frames = pd.read_csv(
             open_steady(self._shard.url),
             dtype=str,
@@ -58,7 +58,7 @@ class TableStream:
             try:
                 with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
                     frame = next(frames, None)
-            except pd.errors.ParserWarning as warning:  # of fields that it would leave out
+            except pd.errors.ParserWarning as warning:  # pandas would leave out fields
                 raise ValueError("its rows have more fields than its header") from warning
             if frame is None:
                 return
@@ -78,7 +78,7 @@ class TableStream:
         )
 
     def _named(self, action: Callable[[], Result]) -> Result:
-        """What an action gives; its error says of which shard it is."""
+        """The result of an action, whose errors name the shard."""
         where = f"{self._shard.url}, after row {self.next_block * ROWS_PER_BLOCK}"
         try:
             return action()

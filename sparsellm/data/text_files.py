@@ -1,4 +1,4 @@
-"""Opening files, here and at addresses, so that reading them can be tried again."""
+"""Opens local and remote files, so that a failed read can be repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from sparsellm.data.retry import is_transient, with_retries
 
-# Without an answer for so long, an attempt has failed; with those that follow it is under a minute.
+# An attempt without an answer for so long has failed.
 TIMEOUT_SECONDS = 10
 _HUB = re.compile(r"hf://datasets/(?P<repo>[^@]+)@(?P<revision>[^/]+)/(?P<path>.+)")
 
@@ -36,7 +36,7 @@ def open_file(url: str) -> IO[bytes]:
 
 
 def open_steady(url: str) -> IO[bytes]:
-    """The same; a read that fails for a passing reason is tried again from the same place."""
+    """As `open_file`, for a stream; a read that fails for a temporary reason is repeated."""
     file = with_retries(lambda: open_file(url), url)
     if "://" not in url:
         return file

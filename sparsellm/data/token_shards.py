@@ -56,7 +56,7 @@ class TokenReader:
         return _Tokens(self._tokens, self._begins[begin:end], self._lengths[begin:end])
 
     def close(self) -> None:
-        """The mapping goes with the last array of it."""
+        """The mapping ends with the last array that uses it."""
 
 
 class _Tokens:
@@ -141,10 +141,11 @@ def read_index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int32], Any]:
 
 
 def check_tokenizer(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> None:
-    """Whether shards of tokens were made by a tokenizer; texts are left to it.
+    """Checks that shards of tokens were made by a tokenizer; shards of text pass.
 
     Raises:
-        FileNotFoundError, ValueError: they were not, or what says so is missing or damaged.
+        FileNotFoundError, ValueError: another tokenizer made one, or its ``.json``, which says so,
+            is missing or damaged.
     """
     for shard in shards:
         if shard.format != "tokens":

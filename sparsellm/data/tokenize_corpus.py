@@ -49,7 +49,7 @@ def tokenize(corpus: Corpus, tokenizer: str, folder: Path, num_workers: int) -> 
 
     Raises:
         FileNotFoundError, ValueError, ConnectionError: a shard is missing or damaged, the tokenizer
-            cannot be had, or the folder holds another corpus.
+            cannot be loaded, or the folder holds another corpus.
     """
     encoder = load_tokenizer(tokenizer)
     if any(shard.format == "tokens" for shard in (*corpus.train, *corpus.validation)):

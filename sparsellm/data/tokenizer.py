@@ -29,7 +29,7 @@ LONGEST_RUN = 500_000
 # A run of letters (digits, signs) is one word to GPT-2's pattern, and merging a word of n bytes
 # takes tiktoken n log n with a large factor: minutes for 100 MB. No language has such words.
 LONGEST_WORD = 10_000
-# `\s` as that regex has it; Python's takes in four control characters more.
+# White space by that regex; Python's `\s` matches four more control characters.
 WHITE_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
 
@@ -112,9 +112,9 @@ def without_surrogates(text: str) -> str:
 def cut_long_runs(text: str, longest: int = LONGEST_RUN, word: int = LONGEST_WORD) -> Iterator[str]:
     """Parts of a text whose GPT-2 ids, joined, are the text's.
 
-    None has more than ``longest`` white-space characters before another one: the cuts are before
-    the last of such a run, where GPT-2's own pattern has one. Only words of more than ``word``
-    characters get other ids, for the same text: they are cut every ``word`` characters.
+    No part has more than ``longest`` white-space characters before another character: such a run is
+    cut before its last one, as by GPT-2's own pattern. Words of more than ``word`` characters are
+    cut every ``word`` characters; they alone get other ids, which decode to the same text.
     """
     begin = 0
     if len(text) > min(longest, word):
@@ -132,7 +132,7 @@ def _white_space_cuts(text: str, longest: int) -> Iterator[int]:
 
 
 def _word_cuts(text: str, word: int) -> Iterator[int]:
-    # Such a word would leave some stretch of half its length without a space: quickly seen.
+    # A quick check first: some stretch of half its length would have no space.
     half = max(word // 2, 1)
     stretches = range(0, len(text) - half + 1, half)
     if all(text.find(" ", begin, begin + half) >= 0 for begin in stretches):
@@ -168,7 +168,7 @@ class HFTokenizer:
     spelt out in a text is ordinary text. Its end-of-document token stands between documents.
 
     Raises:
-        FileNotFoundError, ValueError: its files cannot be had, or are damaged.
+        FileNotFoundError, ValueError: its files cannot be loaded, or are damaged.
     """
 
     def __init__(self, name: str) -> None:
@@ -271,7 +271,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     """A tokenizer by its recipe name.
 
     Raises:
-        FileNotFoundError, ValueError: unknown name, or its files cannot be had.
+        FileNotFoundError, ValueError: unknown name, or its files cannot be loaded.
     """
     if check_name(name) == "gpt2":
         return GPT2Tokenizer()

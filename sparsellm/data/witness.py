@@ -1,7 +1,8 @@
 """Whether local files have changed, or differ between nodes, where their fingerprint does not look.
 
-A fingerprint samples 64 KB each of a file's begin, middle and end, since it is computed at every
-start and a corpus can hold terabytes. An edit elsewhere that keeps the size is seen by this.
+A fingerprint samples 64 KB each of a file's beginning, middle and end, since it is computed at
+every start and a corpus can hold terabytes. A witness also notices an edit elsewhere that keeps the
+size.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _CHUNK_BYTES = 2**22
 
 
 def witness(shards: tuple[Shard, ...]) -> str | None:
-    """Up to `WHOLE_BYTES` the hash of all contents; beyond, of names, sizes and times of change.
+    """A hash of all contents, or beyond `WHOLE_BYTES` of names, sizes and modification times.
 
-    None where there is a shard of tokens, which is checked against what it was made of, or one at
-    an address, whose fingerprint is the server's word for all of it.
+    None if a shard holds tokens, which are compared with the text that they were made of, or is
+    at an address, where the server's answer, which is in the fingerprint, covers the whole file.
 
     Raises:
         FileNotFoundError: a shard is missing.
@@ -47,12 +48,13 @@ def seen_here(shards: Iterable[Shard]) -> tuple[dict[str, str], dict[str, str]]:
     """What this process sees of each local file, for a comparison with other nodes.
 
     Returns:
-        what must be equal: of up to `WHOLE_BYTES` in all the content of each file, beyond that its
-        size and samples, or why it cannot be read; and, beyond `WHOLE_BYTES`, its time of change.
+        Two descriptions by path. The first must be equal on all nodes: size and a hash of each file
+        (of samples, if all files have more than `WHOLE_BYTES`), or why it cannot be read. The
+        second is its modification time, if only samples were hashed.
     """
     shards = list(shards)
     files = dict.fromkeys(Path(url) for url in _files(shards) if "://" not in url)
-    # Of tokens the index, too, decides what is read.
+    # The index of a shard of tokens decides what is read, too.
     files |= dict.fromkeys(Path(s.url).with_suffix(".idx") for s in shards if s.format == "tokens")
     whole = sum(path.stat().st_size for path in files if path.is_file()) <= WHOLE_BYTES
     contents, times = {}, {}

@@ -1,7 +1,7 @@
 """The loader's worker processes: the data they send, and how they handle signals and exit.
 
-Parcels of sequences travel through pipes, so nothing is taken of /dev/shm, and a worker that is
-killed is noticed by the end of its pipe.
+Sequences travel through pipes in parcels: /dev/shm is not used, and the end of the pipe tells that
+a worker was killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sparsellm.data.lanes import LaneState, Made, Share, StreamConfig, make
 from sparsellm.data.stream import Cursor
 from sparsellm.data.tokenizer import load_tokenizer
 
-# Sent to the whole process group, they ask the main process to save, which needs its workers.
+# To the whole process group they mean that the main process saves, for which it needs its workers.
 _GROUP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
 PARCEL_TOKENS = 32_768
 MOST_SEQUENCES = 64
@@ -59,9 +59,9 @@ class Worker:
         """Its next sequence.
 
         Raises:
-            ValueError, OSError: what it met, naming the shard.
+            ValueError, OSError: the worker's error, which names the shard.
             ChildProcessError: it was killed.
-            RuntimeError: a mistake in this program, with the worker's traceback.
+            RuntimeError: a bug in this program, with the worker's traceback.
         """
         if not self._parcel:
             self._parcel = self._receive()
@@ -99,11 +99,11 @@ class Worker:
 
     def kill(self) -> None:
         """Ends the process; whoever waits for its next sequence gets an error."""
-        # It keeps nothing that a kill could damage, and outlives one SIGTERM.
+        # A worker ignores its first SIGTERM, and has nothing that a kill could damage.
         self._process.kill()
 
     def close(self) -> None:
-        """Frees what is left of a killed one; nobody may wait for it any more."""
+        """Releases a killed worker's resources; nobody may be waiting for it."""
         self._process.join()
         self._connection.close()
 
@@ -130,7 +130,7 @@ def _send(parcels: queue.Queue[bytes], connection: Connection) -> None:
 
 
 def _parcels(job: Job) -> Iterator[bytes]:
-    """Pickled lists of sequences; an error is the last."""
+    """Pickled lists of sequences; an error, if there is one, comes last."""
     most = min(max(PARCEL_TOKENS // job.config.context_length, 1), MOST_SEQUENCES)
     parcel: list[Made] = []
     try:
@@ -169,17 +169,19 @@ def _pickled(parcel: list[Made], kind: Any) -> bytes:
 
 
 def worker_context() -> Any:
-    """The forkserver: a fork of a training process would inherit CUDA's, tiktoken's and Arrow's
-    threads in an unknown state, and spawning imports this module once a worker; the server does so
-    once a rank."""
+    """The forkserver, which imports this module once per rank; spawning would once per worker.
+
+    A fork of the training process would inherit the threads of CUDA, tiktoken and Arrow in an
+    unknown state.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    # The server inherits the mask: if it ended, its workers would end, too. The signals are blocked
-    # instead of ignored: any thread may block, and signals meanwhile still reach this process.
+    # The server inherits the mask, so that no signal ends it, and its workers with it. Signals are
+    # blocked, not ignored: any thread may block them, and this process gets them afterwards.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
     try:
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)  # that unblocked some
+        signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)  # it unblocked some
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

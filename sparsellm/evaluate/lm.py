@@ -92,7 +92,7 @@ class SparseLM(HFLM):
         softmax_dtype: None is the model's.
         accelerator: of the ranks; None is one process.
         show_progress: draw lm-eval's progress bar.
-        agreement: of the ranks; None where an error of one is the others' to find out.
+        agreement: of the ranks; without one, a rank does not tell the others of its error.
     """
 
     def __init__(

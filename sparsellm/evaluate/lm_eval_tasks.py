@@ -1,7 +1,7 @@
 """Tasks beside the suite: lm-eval's own, by name, group or tag, and YAML files of its kind.
 
-They are lm-eval's as they stand: the rows are where its YAML says (mostly the hub, unpinned), shots
-and metrics are its own.
+They are used unchanged: rows come from where the task's YAML says (mostly the hub, not pinned), and
+shots and metrics are the task's own.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def _configure(task: Any, name: str, config: TaskConfig) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """lm-eval's and datasets' errors only: no note a file, no bar a split and rank."""
+    """Leaves only the errors of lm-eval and datasets: no note per file, no bar per split."""
     import datasets
     from lm_eval.api import task
 

@@ -24,7 +24,7 @@ from sparsellm.estimate import (
 from sparsellm.recipe import Recipe
 
 GIB = 2**30
-# More than a core of any CPU does in bf16 or fp32: what is said of a CPU's time is "at least".
+# FLOP/s; no CPU core computes more, so that a run takes at least the time that is stated.
 CPU_CORE_FLOPS = 1e11
 _LONG_DAYS = 2.0
 _DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -189,7 +189,7 @@ def short_of_memory(recipe: Recipe, machine: Machine, ranks: Launch) -> str | No
 
 
 def short_on_gpus(recipe: Recipe, machine: Machine, num_gpus: int) -> list[str]:
-    """The same for each way to train on so many GPUs like those of this machine."""
+    """`short_of_memory` for each way to train on ``num_gpus`` GPUs like those of this machine."""
     ways = {"DDP": 1, f"FSDP2 × {num_gpus}": num_gpus}
     nodes, rest = divmod(num_gpus, GPUS_PER_NODE)
     if nodes > 1 and not rest:

@@ -146,7 +146,7 @@ def _versions() -> dict[str, str]:
 
 
 def _node_settings() -> dict[str, str]:
-    """What nodes may have reasons to differ in."""
+    """Settings in which nodes may have to differ."""
     settings = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     if _DRIVER_VERSION.is_file():
         text = _DRIVER_VERSION.read_text(encoding="utf-8", errors="replace")

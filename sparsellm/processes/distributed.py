@@ -64,7 +64,7 @@ def _largest(value: int, device: torch.device) -> int:
 class FailedTogether(RuntimeError):
     """Every rank raises it at the same place, so that they can go on, or save, together.
 
-    ``error`` is what this rank met, or None; ``speaks``, whether this rank is the one to tell.
+    ``error`` is this rank's error, or None; ``speaks`` says whether this rank reports its error.
     """
 
     def __init__(self, error: Exception | None, speaks: bool = True) -> None:
@@ -74,7 +74,7 @@ class FailedTogether(RuntimeError):
 
 
 def cause_of(error: Exception) -> Exception:
-    """What ends this process: an error of its own, or that another rank has one."""
+    """The error that ends this process: its own, or `EndedByAnother`."""
     if not isinstance(error, FailedTogether):
         return error
     return EndedByAnother() if error.error is None else error.error
@@ -114,9 +114,10 @@ def checkpoint_group() -> ProcessGroup | None:
 
 @contextmanager
 def together(device: torch.device) -> Iterator[None]:
-    """Where the body cannot read something on some rank, all ranks end: this one tells its own.
+    """Ends all ranks if the body fails on one; a rank whose body failed raises its own error.
 
     Raises:
+        ValueError, OSError: the body failed on this rank.
         EndedByAnother: the body failed on another rank alone.
     """
     error: Exception | None = None
@@ -131,11 +132,11 @@ def together(device: torch.device) -> Iterator[None]:
 
 
 def from_first_rank(make: Callable[[], Result], device: torch.device) -> Result:
-    """What rank 0 makes, on every rank.
+    """Calls ``make`` on rank 0, and returns its result on every rank.
 
     Raises:
-        ValueError, OSError: what it met, on rank 0.
-        EndedByAnother: the same, on the other ranks.
+        ValueError, OSError: the error of ``make``, on rank 0.
+        EndedByAnother: ``make`` failed; on the other ranks.
     """
     made: list[Result | None] = [None]
     with together(device):

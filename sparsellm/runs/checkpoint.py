@@ -44,7 +44,7 @@ TRAINER_FILE = "trainer.json"
 RECIPE_FILE = "recipe.yaml"
 # The "format" in trainer.json; since 2 there is a manifest.
 FORMAT = 2
-STEP_FOLDERS = "step_" + "[0-9]" * 8  # not a copy that somebody placed beside them
+STEP_FOLDERS = "step_" + "[0-9]" * 8  # matches no copy by another name
 _NAME = re.compile(r"step_[\w.-]{1,100}")  # in `latest`: no path that leads elsewhere
 REMEDY = "resume from an older checkpoint"
 
@@ -182,7 +182,7 @@ def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
 
 
 def identity(path: Path) -> str:
-    """By what ranks find out whether they see the same checkpoint.
+    """A name that is the same on all ranks that see the same checkpoint.
 
     Raises:
         ValueError: the manifest is damaged; the message offers an older checkpoint.

@@ -59,7 +59,8 @@ class Dashboard:
         recipe: the run; its folder gets wandb's files.
         written: the records already in metrics.jsonl; those that wandb lacks are sent now.
         branch: the run goes on from before what wandb has, on purpose: a new wandb run, with all
-            records. Else steps that are computed again, to the same numbers, are not sent again.
+            records. Otherwise steps that are computed again, with the same numbers, are not sent
+            again.
     """
 
     def __init__(self, recipe: Recipe, written: Iterable[Record], branch: bool) -> None:

@@ -149,7 +149,7 @@ def task_metrics(values: dict[str, Any]) -> dict[str, float]:
 
 
 def stderr_name(metric: str) -> str:
-    """Of a metric's standard error: the filter's name comes last."""
+    """The name of a metric's standard error; the name of a filter comes last."""
     name, space, filter_name = metric.partition(" ")
     return f"{name}_stderr{space}{filter_name}"
 

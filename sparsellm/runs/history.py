@@ -68,7 +68,7 @@ def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
 
 
 def finish_change(run_path: Path) -> str:
-    """Does what is left of a change of branch, such as one that was killed.
+    """Completes a change of branch, also one that a kill has interrupted.
 
     Returns:
         The folder of ``abandoned/`` whose branch is the present one again; "" where there is none.
@@ -76,9 +76,8 @@ def finish_change(run_path: Path) -> str:
     file = run_path / CHANGE_FILE
     if not file.is_file():
         return ""
-    change = _Change(
-        **read_model(file, _Change, "move it away, and check that records and `latest`")
-    )
+    remedy = "move it away, and check that the records and `latest` are of one branch"
+    change = _Change(**read_model(file, _Change, remedy))
     folder, abandoned = run_path / "checkpoints", run_path / ABANDONED
     aside, source = abandoned / change.aside, abandoned / change.source
     if change.aside:
@@ -157,11 +156,11 @@ def _not_continued(folder: Path, resumed: Path) -> list[str]:
 
 
 def _own_records(run_path: Path, resumed: Path) -> int | None:
-    """Up to which step the run's records belong to a checkpoint, wherever that is; None: all do."""
+    """The last step up to which the run's records are of a checkpoint's branch; None: all are."""
     folder = run_path / "checkpoints"
     manifest, present = read_manifest(resumed, REMEDY), _present(folder)
     if manifest is None or (present is None and checkpoints_in(folder)):
-        # Of an earlier version: its place alone says whose it is.
+        # Of an earlier version: only its place tells which run it belongs to.
         return None if resumed.resolve().is_relative_to(run_path.resolve()) else _NONE
     if present is None:
         return _NONE
@@ -186,7 +185,7 @@ def _present(folder: Path) -> Manifest | None:
 
 
 def _lost_lines(run_path: Path, until: int | None, source: Path | None = None) -> bool:
-    """Whether the records of a step would be gone."""
+    """Whether some step's records would be lost."""
     if until is None and source is None:
         return False
     taken = read_lines(source / METRICS_FILE) if source is not None and until is None else []
@@ -205,7 +204,7 @@ def _cut_records(run_path: Path, until: int) -> None:
 
 
 def _move(origin: Path, target: Path, name: str) -> None:
-    """Moves a checkpoint, and before it its scores, so that what is not done can be told."""
+    """Moves a checkpoint, and its scores before it: where it has moved, they have too."""
     if (origin / name).exists() and not (target / name).exists():
         for scores in origin.glob(f"eval_{name}*.json"):
             scores.rename(target / scores.name)

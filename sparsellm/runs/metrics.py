@@ -68,8 +68,8 @@ class LayerMetric:
     """One number per layer and step.
 
     Args:
-        name: for people who write code: ``layers/<name>/<layer>`` in wandb.
-        title: for people, where it is drawn.
+        name: makes its key in wandb, ``layers/<name>/<layer>``.
+        title: heading where it is drawn.
         of: the values of a line, one per layer.
         histogram: wandb's key of the values as bins of a histogram, which wandb draws as a heatmap
             over training; None is none.
@@ -99,7 +99,7 @@ class LayerMetric:
 
 
 def mean(values: list[float]) -> float:
-    """The arithmetic mean; NaN of none, such as those of a line that is older than they are."""
+    """The arithmetic mean; NaN of an empty list, as in a line older than the statistic."""
     return sum(values) / len(values) if values else math.nan
 
 

@@ -25,7 +25,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
-    """λ for people: the recipe's, or where a controller moves it, that of the last train record."""
+    """λ as text: the recipe's, or if a controller moves it, that of the last train record."""
     start = f"{config.l1_coefficient:g}"
     if config.target_nnz is None:
         return start
@@ -239,7 +239,7 @@ def read_lines(path: Path) -> list[tuple[str, Record | Session | None]]:
 def stays(record: Record | Session | None, step: int) -> bool:
     """Whether a record remains true where the steps after ``step`` are computed again.
 
-    What a process was does, and an unknown kind is nothing to judge.
+    Records of sessions do, and so do those of a kind that this version does not know.
     """
     return record is None or isinstance(record, Session) or record.step <= step
 

@@ -41,13 +41,13 @@ class _HostStager(AsyncStager):
     """Copies a state dict to host memory, which is kept from one save to the next.
 
     The first save of a launch allocates that memory, pinned, while training waits: 10 s at 2B on
-    one H200, 6 s on two, where later saves block for 0.5 s. A thread that did so earlier would gain
-    little: the optimizer's tensors, by which torch's copier knows its memory, exist only after the
-    first step, and by CUDA's programming guide no two streams run across an allocation of pinned
-    memory, so the steps meanwhile would wait.
+    one H200, 6 s on two, where later saves block for 0.5 s. A thread could not hide this: how much
+    the copier allocates follows from the optimizer's tensors, which exist only after the first
+    step; and by CUDA's programming guide no two streams run during an allocation of pinned memory,
+    so that the steps meanwhile would wait.
 
-    torch's `DefaultStager` is good for a single save below torch 2.13: it closes the copier within
-    `stage` (2.11), after which the next `stage` fails.
+    Before torch 2.13, torch's `DefaultStager` serves one save only: it closes the copier within
+    `stage` (seen in 2.11), and the next `stage` fails.
     """
 
     def __init__(self, pinned: bool) -> None:
@@ -65,7 +65,7 @@ class _HostStager(AsyncStager):
         """Nothing to wait for, since `stage` waits."""
 
     def close(self) -> None:
-        """What torch calls after a save; see `release`."""
+        """Does nothing: torch calls it after every save. `release` frees the memory."""
 
     def release(self) -> None:
         """Frees the host memory; the stager cannot be used afterwards."""
@@ -252,11 +252,11 @@ def _texts(snapshot: Snapshot, rank: int) -> dict[str, str]:
 
 
 def _small_tensors(snapshot: Snapshot, rank: int) -> dict[str, dict[str, Tensor]]:
-    """Likewise, by the name of the file without its suffix; copies on the CPU."""
+    """Small tensors by the name of their file without its suffix; copies on the CPU."""
     kinds = {checkpoint.rank_name(rank): snapshot.rank.rng}
     if rank == 0:
         kinds[checkpoint.STATS] = snapshot.stats
-        # These are there where they are empty, too: an import has no optimizer state.
+        # An empty kind has a file too: an import has no optimizer state.
         large = {checkpoint.MODEL: snapshot.model, checkpoint.OPTIMIZER: snapshot.optimizer}
         kinds |= {kind: {} for kind, content in large.items() if not content}
     return {

@@ -59,7 +59,7 @@ def _note_signals() -> None:
 
 
 def _end_with_sweep() -> None:
-    """Ends this worker after the death of the sweep, as by SIGKILL; its run saves before."""
+    """Ends this worker when the sweep is dead (by SIGKILL, say); its run saves first."""
     sweep = multiprocessing.parent_process()
     assert sweep is not None
     sweep.join()

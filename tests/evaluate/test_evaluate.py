@@ -17,6 +17,7 @@ from lm_eval import __main__ as lm_eval_main
 from lm_eval import utils
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import manager
 from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
 from runs.test_metrics_log import _offline_records
 from transformers import GPT2TokenizerFast
@@ -50,6 +51,17 @@ STOCK = [name for name in NAMES if name != "commonsense_qa_cloze"]
 def data_dir(test_data) -> Path:
     """The benchmarks' rows."""
     return test_data / "eval"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_stock_tasks(tmp_path_factory):
+    """lm-eval reads all of its tasks' thousands of files before it runs one: seven seconds."""
+    folder = tmp_path_factory.mktemp("lm_eval")
+    for name in ("arc", "commonsense_qa", "hellaswag", "openbookqa", "piqa", "wikitext"):
+        shutil.copytree(Path(manager.__file__).parent / name, folder / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "__file__", str(folder / "manager.py"))
+        yield
 
 
 @pytest.fixture
@@ -432,7 +444,7 @@ def test_without_lm_eval_the_error_says_what_to_install(monkeypatch):
         build_tasks(SUITE, ["piqa"], None)
 
 
-def test_mistakes_at_the_command_line_are_one_line(cli, cli_here, tmp_path, tiny_overrides):
+def test_mistakes_at_the_command_line_are_one_line(cli_here, tmp_path, tiny_overrides):
     nowhere = cli_here("eval", str(tmp_path))
     assert nowhere.returncode == 1
     assert "is not a checkpoint" in nowhere.stderr
@@ -443,7 +455,8 @@ def test_mistakes_at_the_command_line_are_one_line(cli, cli_here, tmp_path, tiny
     assert "step 1/4" not in early.stdout
     assert cli_here(*own).returncode == 0
     # The hub, which that process may not reach.
-    hub = cli("eval", str(tmp_path / "runs" / "debug"), "--tasks", "piqa")
+    program = ("-m", "sparsellm", "eval", str(tmp_path / "runs" / "debug"), "--tasks", "piqa")
+    hub = ranks(1, *program)
     assert hub.returncode == 1
     assert hub.stderr.count("error:") == 1
     assert "Without a network, give --data-dir DIR (to train: --set evaluation.data_" in hub.stderr

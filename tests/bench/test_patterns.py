@@ -78,11 +78,10 @@ def test_trace_pattern_is_the_trace(test_data):
     assert pattern.nonzero()[:, 1].tolist() == trace.index.tolist()
 
 
-@pytest.mark.parametrize("layer", [0, 5])
-def test_a_gate_reproduces_a_real_pattern_exactly(test_data, layer):
+def test_a_gate_reproduces_a_real_pattern_exactly(test_data):
     path = test_data / "traces" / "pilot_nnz16-44.npz"
     # As many tokens to a dimension as in the benchmark (16,384 to 2,048), the heavy ones with them.
-    pattern = trace_pattern(path, layer, 5632, torch.device("cpu"))[:256]
+    pattern = trace_pattern(path, 5, 5632, torch.device("cpu"))[:256]
     x, w = fit_gate(pattern, k=32)
     assert x.dtype == w.dtype == torch.bfloat16
     assert torch.equal(x.double() @ w.double().t() > 0, pattern)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
+import weakref
 from itertools import islice
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparsellm.data.block_types import TextColumn
 from sparsellm.data.blocks import BlockCache
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.lanes import Share, StreamConfig, make
@@ -43,24 +44,25 @@ def test_a_resumed_lane_tokenises_nothing_that_lies_behind_it(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [1, 3])
-def test_no_more_blocks_are_kept_than_their_bytes_allow(tmp_path, kept):
+def test_no_more_blocks_are_kept_than_their_bytes_allow(tmp_path, monkeypatch, kept):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["x" * 1000] * 24}), path, row_group_size=2)
     shard = to_shard(str(path), "text")
+    made = weakref.WeakSet()
+    make_column = TextColumn.__init__
+
+    def init(self, *arguments, **options):
+        make_column(self, *arguments, **options)
+        made.add(self)
+
+    monkeypatch.setattr(TextColumn, "__init__", init)
     probe = BlockCache()
     probe.size(shard, 0)
-    (block,) = _blocks()
-    size = block.num_bytes
-    del probe, block
+    (size,) = (block.num_bytes for block in made)
+    del probe
     blocks = BlockCache(most_bytes=kept * size + size // 2)
     for _ in range(2):
         for index in range(12):
             assert blocks.size(shard, index) > 0
-            assert 1 <= len(_blocks()) <= kept
-    assert len(_blocks()) == kept
-
-
-def _blocks():
-    """All blocks in memory."""
-    gc.collect()
-    return [found for found in gc.get_objects() if type(found).__name__ == "TextColumn"]
+            assert 1 <= len(made) <= kept
+    assert len(made) == kept

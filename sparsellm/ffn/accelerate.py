@@ -104,9 +104,9 @@ def accelerate(
             ``none`` keeps the natural order.
         precision: ``own`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
             scale per token and per neuron, in the one product of an FFN that decides what fires,
-            where it runs on the sparse kernels with more than 64 tokens: outputs then differ from
-            the dense model's by FP8 rounding, a few percent of an FFN's output. It needs a GPU from
-            Ada or Hopper on, and keeps that matrix in 8 bits too.
+            where it runs on the sparse kernels: outputs then differ from the dense model's by FP8
+            rounding, a few percent of an FFN's output. Up to 64 tokens only its weights are e4m3.
+            It needs a GPU from Ada or Hopper on, and keeps that matrix in 8 bits too.
 
     Returns:
         What was accelerated, and what looks like an FFN but was not, with the reasons.

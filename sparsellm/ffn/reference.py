@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsellm.architecture import ACTIVATIONS, Rectified, rectified_activations
-from sparsellm.ffn.quantised import linear
+from sparsellm.ffn.quantised import dequantised, linear
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
+    MAX_DECODE_TOKENS,
     TOKEN_AT,
     Columns,
     FFNGradients,
@@ -125,8 +126,14 @@ def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     Without W_g ``act(fatrelu(x W_u + b_u)) W_d + b_d``; act changes nothing for ReLU. With
     ``relu_up`` the up projection goes through relu too (dReLU, Turbo Sparse, arXiv 2406.05955,
     eq. 2). NaN passes, as through relu.
+
+    In FP8 up to `MAX_DECODE_TOKENS` tokens are not quantised: their time is that of the weights.
     """
-    gate_MN = linear(x_MK, *w.first_multiplied)
+    if w.quantised is not None and len(x_MK) <= MAX_DECODE_TOKENS:
+        exact = F.linear(x_MK.float(), dequantised(w.quantised)).to(x_MK.dtype)
+        gate_MN = exact if w.first[1] is None else exact + w.first[1]
+    else:
+        gate_MN = linear(x_MK, *w.first_multiplied)
     h_MN = gate_MN = rectified(w).value(torch.where(gate_MN <= w.threshold, 0, gate_MN))
     if w.gate_NK is not None:
         up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)

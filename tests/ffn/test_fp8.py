@@ -124,7 +124,7 @@ def test_what_a_step_shares_changes_no_bit():
 
 @pytest.mark.parametrize("gated", [True, False])
 @torch.no_grad()
-def test_accelerate_computes_prefill_in_fp8_and_follows_the_weights(gated):
+def test_accelerate_computes_in_fp8_and_follows_the_weights(gated):
     class FFN(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -141,8 +141,9 @@ def test_accelerate_computes_prefill_in_fp8_and_follows_the_weights(gated):
     model, x = FFN().bfloat16().eval(), matrix(M, K).bfloat16()
     first = model.gate_proj if gated else model.up_proj
 
-    def expected() -> torch.Tensor:
-        product = dequantised(quantised_rows(x)) @ dequantised(quantised_rows(first.weight)).t()
+    def expected(x: torch.Tensor = x, exact: bool = False) -> torch.Tensor:
+        tokens = x.float() if exact else dequantised(quantised_rows(x))
+        product = tokens @ dequantised(quantised_rows(first.weight)).t()
         gate = (product.bfloat16() + first.bias).relu()
         return model.down_proj(gate * model.up_proj(x) if gated else gate)
 
@@ -152,6 +153,9 @@ def test_accelerate_computes_prefill_in_fp8_and_follows_the_weights(gated):
     assert not torch.equal(model(x), type(model).forward(model, x))
     first.weight.mul_(-1)
     torch.testing.assert_close(model(x), expected())
+    few = x[:64]  # decoding, where tokens are not quantised
+    torch.testing.assert_close(model(few), expected(few, exact=True))
+    assert not torch.equal(model(few), expected(few))
     assert model.state_dict().keys() == state.keys()
     again = copy.deepcopy(model)
     torch.testing.assert_close(again(x), expected())

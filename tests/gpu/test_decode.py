@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from gpu.conditions import each, may_go_either_way, need_kernels, poisoned
+from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.quantised import dequantised
 from sparsellm.ffn.types import FFNWeights
 
 pytestmark = pytest.mark.gpu
@@ -30,6 +32,7 @@ class Case(NamedTuple):
     gated: bool = True
     bias: float | None = None  # the gate's mean bias; None for no biases at all
     element: torch.dtype = torch.bfloat16
+    fp8: bool = False
 
 
 # Threshold 100: nothing fires; a bias of 100: everything does.
@@ -55,6 +58,8 @@ CASES = [
     Case(64, 4096, 14336, 0.0, gated=False, bias=100.0),
 ]
 FP16 = [case._replace(element=torch.float16) for case in (*CASES[:11], *CASES[11::2])]
+# Numbers of e4m3 are exact in either type, so the bound is the same: that of the values they are.
+FP8 = [case._replace(fp8=True) for case in (*CASES, *FP16) if case.k % 16 == 0]
 
 
 def problem_of(case: Case) -> tuple[Tensor, FFNWeights]:
@@ -74,7 +79,8 @@ def problem_of(case: Case) -> tuple[Tensor, FFNWeights]:
         b_down = randn(k)
         b_up = randn(n, mean=0.0 if case.gated else case.bias)
         b_gate = randn(n, mean=case.bias) if case.gated else None
-    return x, FFNWeights(gate, up, down, b_gate, b_up, b_down, case.threshold)
+    w = FFNWeights(gate, up, down, b_gate, b_up, b_down, case.threshold)
+    return x, w._replace(quantised=quantised_rows(w.first[0])) if case.fp8 else w
 
 
 def run(decode, x_MK: Tensor, w: FFNWeights, observed: int = 0) -> Tensor:
@@ -93,8 +99,10 @@ def expected(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor, int, float]:
 
     The gate is rounded before it meets the threshold.
     """
-    up_MN = linear64(x_MK, w.up_NK, w.b_up_N)
-    gate_MN = up_MN if w.gate_NK is None else linear64(x_MK, w.gate_NK, w.b_gate_N)
+    first_NK, bias_N = w.first
+    if w.quantised is not None:
+        first_NK = dequantised(w.quantised)
+    gate_MN, up_MN = linear64(x_MK, first_NK, bias_N), linear64(x_MK, w.up_NK, w.b_up_N)
     in_doubt = may_go_either_way(gate_MN, w.threshold, x_MK.dtype)
     gate_MN = gate_MN.to(x_MK.dtype).double()
     open_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
@@ -108,7 +116,7 @@ def relative(found: Tensor, right: Tensor) -> float:
     return float((found.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
 
 
-@each([*CASES, *FP16])
+@each([*CASES, *FP16, *FP8])
 def test_equals_float64(decode, case):
     x, w = problem_of(case)
     observed = torch.full((1,), -1, dtype=torch.int32).pin_memory()
@@ -122,7 +130,13 @@ def test_equals_float64(decode, case):
     assert abs(int(observed) - fire) <= margin
 
 
-@each([Case(m, 2048, 5632, t) for m, t in zip((1, 8, 9, 33, 64) * 2, (0.0, 1.5) * 5, strict=True)])
+@each(
+    [
+        Case(m, 2048, 5632, t, fp8=fp8)
+        for fp8 in (False, True)
+        for m, t in zip((1, 8, 9, 33, 64) * 2, (0.0, 1.5) * 5, strict=True)
+    ]
+)
 def test_the_same_bits_every_time(decode, case):
     x, w = problem_of(case)
     first = run(decode, x, w)
@@ -137,6 +151,7 @@ def test_the_same_bits_every_time(decode, case):
         for threshold in (0.0, 1.0)
         for gated in (True, False)
     ]
+    + [Case(13, 144, 776, 0.0, gated, bias=0.5, fp8=True) for gated in (True, False)]
 )
 def test_nan_passes(decode, case):
     """A token of NaN stays one, as through a dense relu, and no other token sees it."""

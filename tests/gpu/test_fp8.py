@@ -140,7 +140,7 @@ def _check_training(shape, gated, format, room):
 
 @pytest.mark.parametrize(("gated", "element"), zip((True, False), ELEMENTS, strict=True))
 @torch.inference_mode()
-def test_accelerated_prefill_is_off_by_fp8_rounding_and_decoding_by_none(gated, element):
+def test_accelerated_prefill_and_decoding_are_off_by_fp8_rounding(gated, element):
     need_kernels()
     torch.manual_seed(0)
     with torch.device("cuda"):
@@ -152,7 +152,8 @@ def test_accelerated_prefill_is_off_by_fp8_rounding_and_decoding_by_none(gated, 
     assert done.accelerated == [""], done
     off = relative(module(x), dense)
     assert 2e-3 < off < 6e-2
-    assert relative(module(x[:40]), dense[:40]) < 2e-2
+    decoded = relative(module(x[:40]), dense[:40])
+    assert 2e-3 < decoded < off  # the tokens are exact there
     graph = torch.cuda.CUDAGraph()
     eager = module(x)
     with torch.cuda.graph(graph):

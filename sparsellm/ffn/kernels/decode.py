@@ -1,7 +1,8 @@
 """The FFN of up to 64 tokens, whose time is that of reading the weights.
 
-``cuda/common/decode_gate.cu`` reads the gate's weights and the rows of W_u whose neurons fire,
-``cuda/common/decode_down.cu`` the same neurons' rows of W_d; ``decode.cuh`` is their interface.
+``cuda/common/decode_gate.cuh`` reads the gate's weights, in FP8 8 bits each, and the rows of W_u
+whose neurons fire, ``decode_down.cu`` the same neurons' rows of W_d; ``decode.cuh`` is their
+interface.
 M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
@@ -23,6 +24,8 @@ def decode_ffn(
 ) -> None:
     """``y`` ← ``reference.fatrelu_ffn(x, w)``, on the current stream.
 
+    Quantised weights are what they stand for; x is not quantised.
+
     Args:
         x_MK: at most `MAX_DECODE_TOKENS` tokens.
         w: the FFN; its W_d is not read.
@@ -36,7 +39,11 @@ def decode_ffn(
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     _check(m, k, n, down_NK)
-    name = for_activation("decode_gate", w.activation)
+    if w.quantised is not None and k % 16:
+        raise ValueError(f"decode_ffn: hidden_size {k} must be a multiple of 16 in FP8")
+    kernel = "decode_gate" if w.quantised is None else "decode_gate_fp8"
+    first = w.first[:1] if w.quantised is None else w.quantised
+    name = for_activation(kernel, w.activation)
     gate, stream = load_for(name, x_MK)
     sections, stride, neuron_at, columns = _division(name, n, x_MK.get_device(), x_MK.dtype)
     padded = next(size for size in (8, 16, 32, 64) if m <= size)
@@ -49,7 +56,7 @@ def decode_ffn(
     gate.launch(
         sections,
         (
-            *(x_MK, *w.first, *w.second, down_NK, *sizes),
+            *(x_MK, *first, w.first[1], *w.second, down_NK, *sizes),
             *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(stride), *listed),
         ),
         stream,

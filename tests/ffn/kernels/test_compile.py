@@ -63,7 +63,7 @@ INFERENCE = {
     *("decode_gate", "decode_down", "relu_product", "permute_rows"),
     *("gate_union", "union_up", "union_down", "gate_twell", "twell_up", "twell_down"),
     "dense_rows",
-    *("gate_union_fp8", "gate_twell_fp8", "quantise_rows"),
+    *("gate_union_fp8", "gate_twell_fp8", "quantise_rows", "decode_gate_fp8"),
     *("pack_union", "pack_twell", "portable_up", "portable_down"),
 }
 

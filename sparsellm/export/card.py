@@ -226,8 +226,8 @@ _LOADS = """## Where it loads
 _OTHER_ACTIVATIONS = """\
 - **llama.cpp** ignores `hidden_act` and computes the architecture's usual activation (SiLU in
   Llama, squared ReLU in Arcee): a converted model loads and gives wrong text. Do not use it.
-- **vLLM** has the same activations built into its own models; `--model-impl transformers` takes
-  the model code from transformers instead. Not tested."""
+- **vLLM** and **SGLang** refuse this activation in model code of their own;
+  `--model-impl transformers` takes that of transformers instead. Not tested."""
 
 _CITATION = """\
 ## Citation

@@ -14,6 +14,7 @@ from conftest import TINY, set_arguments
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
+import sparsellm
 from sparsellm.cli import main
 from sparsellm.estimate import active_parameters
 from sparsellm.export.card_metadata import metadata
@@ -142,6 +143,13 @@ def test_pipeline_generates_from_it(exported):
     model = AutoModelForCausalLM.from_pretrained(exported)
     ids = model.generate(**tokenizer("def ", return_tensors="pt"), max_new_tokens=24)
     assert int(ids.max()) < len(tokenizer)
+
+
+def test_an_accelerated_pipeline_generates_the_same(exported):
+    generator = pipeline("text-generation", str(exported), dtype=torch.bfloat16)
+    result = generator("def ", max_new_tokens=8, do_sample=False)
+    assert len(sparsellm.accelerate(generator.model, kernels="sparse").accelerated) == 2
+    assert generator("def ", max_new_tokens=8, do_sample=False) == result
 
 
 def test_lm_evaluation_harness_takes_it(exported):

@@ -123,25 +123,6 @@ class Kernel:
     num_multiprocessors: int
     may_overlap: bool  # see `launch`
 
-    def launch(self, grid: int, arguments: tuple[Any, ...], stream: int) -> None:
-        """Queues the kernel on a CUDA stream (its handle); returns at once.
-
-        Args:
-            grid: number of blocks.
-            arguments: as `launch` takes them.
-            stream: the driver's handle.
-        """
-        launch(
-            self.function.ptr,
-            grid,
-            self.threads,
-            self.shared_bytes,
-            self.layout,
-            arguments,
-            stream,
-            overlap=self.may_overlap,
-        )
-
 
 _SECONDS: list[float] = []  # that each source took: compiled, read from disk, or waited for
 
@@ -238,12 +219,6 @@ def _element_of(tensor: torch.Tensor) -> torch.dtype:
     return torch.float16 if tensor.dtype == torch.float16 else torch.bfloat16
 
 
-def load_for(kernel: str, tensor: torch.Tensor) -> tuple[Kernel, int]:
-    """The kernel for a tensor's device and type, and the handle of the device's current stream."""
-    # `torch.cuda.current_stream` makes an object of it each time.
-    return load_like(kernel, tensor), torch._C._cuda_getCurrentRawStream(tensor.get_device())
-
-
 def launch_for(kernel: str, like: torch.Tensor, grid: int, *arguments: Any) -> None:
     """Queues a kernel on the current stream of a tensor's device; returns at once.
 
@@ -253,8 +228,18 @@ def launch_for(kernel: str, like: torch.Tensor, grid: int, *arguments: Any) -> N
         grid: number of blocks.
         arguments: as `launch` takes them.
     """
-    loaded, stream = load_for(kernel, like)
-    loaded.launch(grid, arguments, stream)
+    index = like.get_device()
+    loaded = load(kernel, index, _element_of(like))
+    launch(
+        loaded.function.ptr,
+        grid,
+        loaded.threads,
+        loaded.shared_bytes,
+        loaded.layout,
+        arguments,
+        torch._C._cuda_getCurrentRawStream(index),  # `current_stream` makes an object of it
+        overlap=loaded.may_overlap,
+    )
 
 
 def threads_of(kernel: str, like: torch.Tensor) -> int:

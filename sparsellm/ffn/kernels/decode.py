@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import exported, for_activation, load, load_for
+from sparsellm.ffn.kernels.compile import exported, for_activation, launch_for, load
 from sparsellm.ffn.types import MAX_DECODE_TOKENS, MAX_NEURONS, FFNWeights
 
 
@@ -44,7 +44,6 @@ def decode_ffn(
     kernel = "decode_gate" if w.quantised is None else "decode_gate_fp8"
     first = w.first[:1] if w.quantised is None else w.quantised
     name = for_activation(kernel, w.activation)
-    gate, stream = load_for(name, x_MK)
     sections, stride, neuron_at, columns = _division(name, n, x_MK.get_device(), x_MK.dtype)
     padded = next(size for size in (8, 16, 32, 64) if m <= size)
     # One allocation: count, neuron and value of cuda/common/decode.cuh.
@@ -53,22 +52,19 @@ def decode_ffn(
     count = scratch.data_ptr()
     neuron, value = count + neuron_at, count + value_at
     sizes, listed = (np.int32(m), np.int32(n), np.int32(k)), (count, neuron, value)
-    gate.launch(
+    launch_for(
+        name,
+        x_MK,
         sections,
-        (
-            *(x_MK, *first, w.first[1], *w.second, down_NK, *sizes),
-            *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(stride), *listed),
-        ),
-        stream,
+        *(x_MK, *first, w.first[1], *w.second, down_NK, *sizes),
+        *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(stride), *listed),
     )
-    down, _ = load_for("decode_down", x_MK)
-    down.launch(
+    launch_for(
+        "decode_down",
+        x_MK,
         -(-k // columns),
-        (
-            *(down_NK, w.b_down_K, *sizes, np.int32(sections), np.int32(stride)),
-            *(*listed, y_MK, observed),
-        ),
-        stream,
+        *(down_NK, w.b_down_K, *sizes, np.int32(sections), np.int32(stride)),
+        *(*listed, y_MK, observed),
     )
 
 

@@ -202,7 +202,7 @@ def generate(
     sampling = sampling or Sampling()
     (ids,) = tokenizer.encode_batch([prompt])
     tokens_1T = torch.tensor([[*tokenizer.begin_ids, *ids.tolist()]], device=model.device)
-    context = model.config.max_position_embeddings
+    context = pretrained.recipe.model.max_position_embeddings
     limit = _limit(tokens_1T.shape[1], max_new_tokens, context)
     if echo:
         write(prompt)

@@ -74,7 +74,7 @@ def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
     """The Hugging Face configuration of a recipe; stock transformers builds the same model."""
     shape = recipe.model
     further: dict[str, Any] = {
-        "max_position_embeddings": shape.context_length,
+        "max_position_embeddings": shape.max_position_embeddings,
         "head_dim": shape.head_dim,
         "rope_parameters": {"rope_type": "default"},
         **dict(recipe.architecture.defaults),

@@ -83,6 +83,11 @@ class ModelConfig(StrictModel):
         """Width of an attention head, elements."""
         return self.huggingface.get("head_dim", self.hidden_size // self.num_attention_heads)
 
+    @property
+    def max_position_embeddings(self) -> int:
+        """Positions that the model has, tokens; sequences of training may be shorter."""
+        return self.huggingface.get("max_position_embeddings", self.context_length)
+
     @model_validator(mode="after")
     def _context_fits(self) -> Self:
         for field, why in (

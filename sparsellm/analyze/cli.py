@@ -24,7 +24,10 @@ def add_analyze_parser(commands: Any) -> None:
         "patterns of its first tokens as traces.npz.",
     )
     parser.add_argument(
-        "source", type=Path, metavar="CHECKPOINT", help="checkpoint, run or exported folder"
+        "source",
+        type=Path,
+        metavar="MODEL",
+        help="checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)",
     )
     parser.add_argument(
         "--data", nargs="+", metavar="GLOB", help="Parquet or JSONL (default: the recipe's corpus)"

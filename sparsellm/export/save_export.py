@@ -115,7 +115,7 @@ def _write(
     recipe = pretrained.recipe
     dropped = report if report and report.num_dropped else None
     write_weights(pretrained, folder, max_shard_size)
-    write_tokenizer(recipe.data.tokenizer, folder, recipe.model.context_length)
+    write_tokenizer(recipe.data.tokenizer, folder, recipe.model.max_position_embeddings)
     (folder / EXPORT_RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
     trainer = json.dumps(pretrained.trainer, indent=1) + "\n"
     (folder / EXPORT_TRAINER_FILE).write_text(trainer, encoding="utf-8")

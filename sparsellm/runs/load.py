@@ -63,8 +63,8 @@ def load(
         loaded = load_stock(str(path), found, on, dtype)
     else:
         ours = load_pretrained(path, on, dtype)
-        context_length = ours.recipe.model.context_length
-        loaded = Loaded(ours.model, stock_tokenizer(ours.recipe.data.tokenizer, context_length))
+        most = ours.recipe.model.max_position_embeddings
+        loaded = Loaded(ours.model, stock_tokenizer(ours.recipe.data.tokenizer, most))
     if accelerate and on.type == "cuda":
         put_kernels_under(loaded.model)
     return loaded

@@ -16,8 +16,12 @@ from transformers import (
     MistralForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 import sparsellm
@@ -48,11 +52,23 @@ def _model(config_class, model_class, **options):
     return model_class(config_class(**SHAPE, **options)).bfloat16().eval()
 
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 FAMILIES = [
     (LlamaConfig, LlamaForCausalLM, {}),
     (LlamaConfig, LlamaForCausalLM, {"mlp_bias": True}),
-    (MistralConfig, MistralForCausalLM, {}),
+    (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "attention_bias": True}),
+    (MistralConfig, MistralForCausalLM, {"sliding_window": 8}),
+    (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     (Qwen3Config, Qwen3ForCausalLM, {}),
+    (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0], **NO_TOKENS}),
     (ArceeConfig, ArceeForCausalLM, {}),  # non-gated
     (LlamaConfig, LlamaForCausalLM, {"hidden_act": "relu2"}),
     (ArceeConfig, ArceeForCausalLM, {"hidden_act": "relu2", "mlp_bias": True}),
@@ -77,6 +93,34 @@ def test_every_family_gives_its_own_logits_and_keys(config_class, model_class, o
     sparsellm.restore(model)
     assert torch.equal(model(TOKENS).logits, expected)
     assert "sparsellm_down_NK" not in dict(model.named_buffers())
+
+
+@pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
+def test_every_family_decodes_and_trains_as_it_does(config_class, model_class, options):
+    check_decoding_and_training(_model(config_class, model_class, **options), TOKENS)
+
+
+def check_decoding_and_training(model, tokens):
+    """Token by token with a cache as at once; in training by the model's own forward."""
+    plain = copy.deepcopy(model)
+    assert len(sparsellm.accelerate(model, kernels="sparse").accelerated) == 2
+    with torch.inference_mode():
+        found, cache = [], None
+        for token in tokens.split(1, dim=1):
+            out = model(token, past_key_values=cache, use_cache=True)
+            found.append(out.logits)
+            cache = out.past_key_values
+        expected = plain(tokens).logits
+        torch.testing.assert_close(torch.cat(found, 1), expected, rtol=2e-2, atol=2e-2)
+    for each in (model, plain):
+        optimizer = torch.optim.SGD(each.train().parameters(), lr=1.0)
+        each(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        each.eval()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    with torch.inference_mode():  # with the new weights
+        torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, rtol=2e-2, atol=2e-2)
+        assert not torch.allclose(plain(tokens).logits, expected, rtol=2e-2, atol=2e-2)
 
 
 @torch.inference_mode()

@@ -6,12 +6,13 @@ import copy
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 
 import sparsellm
 from gpu.conditions import named, need_kernels
 from sparsellm.ffn.types import ELEMENTS
-from tests.ffn.test_accelerate import FAMILIES, TOKENS, _model
+from tests.ffn.test_accelerate import FAMILIES, TOKENS, _model, check_decoding_and_training
 from tests.ffn.test_accelerate_forms import OPT, K, _mlp, drelu
 
 pytestmark = pytest.mark.gpu
@@ -48,6 +49,13 @@ def test_every_family_gives_its_own_logits(config_class, model_class, options):
                 assert _error(model(tokens).logits, exact) < 2 * _error(plain, exact) + margin
                 assert _error(model(long).logits, plain_long) < 3.8 * torch.finfo(element).eps
                 sparsellm.restore(model)
+
+
+@pytest.mark.parametrize(("config_class", "model_class", "options"), FAMILIES)
+def test_every_family_decodes_and_trains_as_it_does(config_class, model_class, options):
+    # Of the backward passes of attention, this one gives the same bits each time.
+    with sdpa_kernel(SDPBackend.MATH):
+        check_decoding_and_training(_on_gpu(config_class, model_class, options), TOKENS.cuda())
 
 
 @pytest.mark.parametrize("element", ELEMENTS)

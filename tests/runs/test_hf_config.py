@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from runs.hf_models import MODELS, PUBLISHED, change, logits, stock_model, write_model
 from sparsellm.cli import main
 from sparsellm.estimate import count_parameters
+from sparsellm.evaluate.foreign import load_foreign
 from sparsellm.export.importer import import_export
 from sparsellm.export.save_export import export
 from sparsellm.recipe_sections import RuntimeConfig
@@ -43,6 +44,10 @@ def test_logits_are_stock_transformers_after_import_and_after_export(folder, tmp
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     assert type(back) is type(theirs)
     assert torch.equal(logits(back), expected)
+    # The end of a document is both tokens now, and layer_types says which layers have windows.
+    other = {"_name_or_path", "bos_token_id", "eos_token_id", "max_window_layers"}
+    given = {key: value for key, value in theirs.config.to_dict().items() if key not in other}
+    assert {key: back.config.to_dict()[key] for key in given} == given
     text = "It's 2,048 zeros"
     ids = [
         AutoTokenizer.from_pretrained(f)(text).input_ids for f in (folder, tmp_path / "exported")
@@ -194,3 +199,23 @@ def test_a_published_checkpoint_that_cannot_be_read(fields, reason, tmp_path):
     with pytest.raises(ValueError, match=re.escape(reason)) as caught:
         import_export(folder, tmp_path / "run")
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"), [("ReLU, tied", PUBLISHED), ("Qwen3", {"hidden_act": "relu"})]
+)
+def test_a_folder_is_analyzed_continued_and_scored(name, fields, tmp_path, capsys):
+    folder = write_model(stock_model(name), tmp_path / "theirs")
+    change(folder, fields)
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "so it is " * 40}))
+    data = ["--data", str(tmp_path / "text.jsonl")]
+    out = ["--out", str(tmp_path / "analysis")]
+    assert main(["analyze", str(folder), *data, "--tokens", "128", *out]) == 0
+    statistics = json.loads((tmp_path / "analysis" / "statistics.json").read_text())
+    assert 0 < statistics["layers"][0]["nnz_mean"] < 48
+    capsys.readouterr()
+    assert main(["generate", str(folder), *data, "--max-new-tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith("so it is so it is ")
+    scored = load_foreign("me/it", folder, torch.device("cpu"), torch.float32)
+    assert torch.equal(logits(scored.model), logits(load_pretrained(folder).model))
+    assert (scored.name, scored.context_length) == ("me/it", 64)

@@ -21,8 +21,10 @@ torch.compiler.config.cache_key_tag = operators_digest()
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Two test processes share the cores (`pytest -n 2`); torch would start a thread a core in each.
+# Two test processes share the cores (`pytest -n 2`); torch would start a thread a core in each, and
+# processes that compile, which import torch.
 torch.set_num_threads(1)
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 # Every run that is closed collects garbage; without what modules hold that takes 0.2 s less.
 gc.freeze()
@@ -179,7 +181,11 @@ def _any_precision() -> Iterator[None]:
 
 # The sparse path trains on a CPU here, by `ffn.reference`; users are told to take `auto`.
 os.environ["SPARSELLM_REFERENCE_KERNELS"] = "1"
-CHILDREN = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # one thread, no network
+CHILDREN = {  # one thread, no processes that compile, no network
+    "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def process_env(**extra: str) -> dict[str, str]:

@@ -41,7 +41,11 @@ def _launch(overrides, kind):
     ("kind", "message"),
     [
         ("raise", "error (rank 1): RuntimeError: injected fault"),
-        ("kill", "ended without a word (killed, or out of memory?); the other ranks end too"),
+        pytest.param(  # as below, in another moment
+            "kill",
+            "ended without a word (killed, or out of memory?); the other ranks end too",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             "data", "error (rank 1): shard 7 is missing; restore it", marks=pytest.mark.long
         ),

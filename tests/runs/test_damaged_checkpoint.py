@@ -6,23 +6,10 @@ import shutil
 import time
 
 import pytest
-import torch
 
+from runs.test_checkpoint import _snapshot
 from runs.test_manifest import FILES
 from sparsellm.runs import checkpoint, saver
-from sparsellm.runs.checkpoint import RankState, Snapshot
-
-
-def _snapshot(step: int) -> Snapshot:
-    return Snapshot(
-        step=step,
-        model={"w": torch.full((8,), float(step))},
-        optimizer={"exp_avg.w": torch.full((8,), step + 0.5)},
-        stats={"silent": torch.tensor([2**40 + step])},
-        trainer={"step": step, "world_size": 1, "format": checkpoint.FORMAT},
-        recipe_yaml=f"name: r{step}\n",
-        rank=RankState(data={"cursor": step}, rng={"cpu": torch.get_rng_state()}),
-    )
 
 
 @pytest.fixture
@@ -75,7 +62,7 @@ def test_of_a_copy_the_step_decides_what_is_offered(folder):
 
 def test_tensors_keep_their_types(folder):
     silent = checkpoint.read_kind(folder / "step_00000006", "stats")["silent"]
-    assert silent.tolist() == [2**40 + 6]  # which fp32 would round
+    assert silent.tolist() == [2**40 + 6]
 
 
 def test_a_pointer_that_is_no_text_counts_for_nothing(folder):

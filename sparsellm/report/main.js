@@ -11,11 +11,26 @@ const addLines = (spec) => charts.push(new LineChart(spec, state));
 // Of the run that has most of them.
 const numPoints = (name) => Math.max(...runs.map((run) => run.lines[name].x.length));
 
+// The value that a metric always had, in all runs; undefined where it changed.
+function constant(name) {
+  const values = new Set(runs.flatMap((run) => run.lines[name].y));
+  return values.size === 1 ? [...values][0] : undefined;
+}
+
 function addMetrics() {
+  const flat = [];
   for (const { section, name, title, unit, scale, from_zero } of metrics) {
     if (!numPoints(name)) continue; // no run recorded it
+    if (numPoints(name) > 1 && constant(name) !== undefined) {
+      flat.push(`${title} (${writeOf(unit)(constant(name))})`);
+      continue;
+    }
     const y = { label: unit, kind: scale, fromZero: from_zero, write: writeOf(unit) };
     addLines({ section, id: name, title, x: TOKENS, y, lines: { [name]: "" }, ...beside(name) });
+  }
+  if (flat.length) {
+    const note = html("p", { class: "note" }, `Without a chart, since they never changed: ${flat.join(", ")}.`);
+    document.getElementById("training").after(note);
   }
 }
 

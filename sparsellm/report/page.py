@@ -14,6 +14,7 @@ from sparsellm.report import tables
 from sparsellm.report.collect import RunData, read_runs
 from sparsellm.report.plots import save_plots
 from sparsellm.report.series import chart_specs, run_series
+from sparsellm.report.verdict import verdict
 from sparsellm.runs.files import write_atomically
 
 REPORT_FILE = "report.html"
@@ -71,6 +72,7 @@ def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
         "HEADING": escape(names if sweep or len(runs) <= 3 else f"{len(runs)} runs"),
         "DESCRIPTION": escape(sweep.description if sweep else _description(runs)),
         "SWEEP": _sweep_section(sweep.html, len(runs)) if sweep else "",
+        "VERDICT": "" if sweep else "\n".join(_verdict(r, len(runs) > 1) for r in runs),
         "SUMMARY": tables.summary_table(runs),
         "EVALUATION": tables.evaluation_table(runs),
         "LAYERS": tables.layer_tables(runs) + tables.analysis_tables(runs),
@@ -82,6 +84,12 @@ def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
     }
     # A single pass: inserted text is not searched for placeholders.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], _file("page.html"))
+
+
+def _verdict(run: RunData, several: bool) -> str:
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in verdict(run))
+    head = f"In short: {run.label}" if several else "In short"
+    return f"<section><h2>{escape(head)}</h2><ul>{sentences}</ul></section>"
 
 
 def _plots(run: RunData) -> list[Path]:

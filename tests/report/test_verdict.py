@@ -1,0 +1,49 @@
+"""What a report says first."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from sparsellm.recipe import load_recipe
+from sparsellm.report.verdict import verdict
+
+
+def run(losses=(), ends=(), **changes):
+    record = {"step": 120, "tokens": 983_040, "loss": 2.5, "tokens_per_second": 1000.0}
+    record |= {"sparsity": {"nnz_mean": [3.52, 3.52], "dead_fraction": [0.1, 0.2]}} | changes
+    return SimpleNamespace(
+        recipe=load_recipe("debug"),
+        train=[record],
+        validation=[{"loss": loss} for loss in losses],
+        session_ends={str(number): {"how": how} for number, how in enumerate(ends)},
+    )
+
+
+def test_it_says_loss_zeros_and_speed():
+    assert verdict(run(losses=[3.0, 2.0], ends=["stopped (SIGTERM)", "finished"])) == [
+        "120 of 120 steps, 983,040 tokens.",
+        "The held-out loss is 2.0000 nats per token.",
+        "3.5 of 352 neurons fire for a token: 99.0% of the activations are zero.",
+        "1,000 tokens/s.",
+    ]
+
+
+def test_it_says_what_is_odd():
+    dead = {"nnz_mean": [3.5], "dead_fraction": [0.75]}
+    odd = run(
+        losses=[2.0, 2.1],
+        ends=["killed", "failed: no space", "finished"],
+        sparsity=dead,
+        skipped_steps=3,
+        target_error=-0.25,
+        kernels={"sparse": [True], "overflows": 2},
+    )
+    assert [text for text in verdict(odd) if text.startswith("Odd: ")] == [
+        "Odd: the held-out loss has risen from 2.0000.",
+        "Odd: 3 steps were skipped, as not finite or as spikes.",
+        "Odd: the non-zeros are -25% off their target.",
+        "Odd: 75% of the neurons are silent.",
+        "Odd: 2 patterns of the last step overflowed, and were computed again.",
+        "Odd: a process was killed.",
+        "Odd: a process failed: no space.",
+    ]

@@ -7,7 +7,10 @@ from pathlib import Path
 import yaml
 
 from sparsellm.data.corpus import HubCorpus, corpus_path, load_corpus
+from sparsellm.data.retry import has_no_answer, one_line, with_retries
 from sparsellm.strict import load_yaml, validate
+
+_PATIENCE = 8.0  # seconds
 
 
 def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> Path:
@@ -31,8 +34,6 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
     """
     from huggingface_hub import snapshot_download
 
-    from sparsellm.data.retry import with_retries
-
     path = corpus_path(name)
     content = load_yaml(path)
     if content.get("source") != "hub":
@@ -41,6 +42,7 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
         )
     config = validate(HubCorpus, content, path)
     assert isinstance(config, HubCorpus)
+    _ask_once(config)
     corpus = load_corpus(name)
     train = corpus.train[:num_shards]
     files = [_in_repo(shard.url, config.repo) for shard in (*train, *corpus.validation)]
@@ -69,6 +71,20 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
     written = folder / f"{corpus.name}.yaml"
     written.write_text(yaml.safe_dump(mirror, sort_keys=False), encoding="utf-8")
     return written
+
+
+def _ask_once(config: HubCorpus) -> None:
+    """One request: whoever waits at a terminal should not wait for retries without a network."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().dataset_info(config.repo, revision=config.revision, timeout=_PATIENCE)
+    except Exception as error:
+        if has_no_answer(error):
+            raise ConnectionError(
+                f"the Hugging Face hub cannot be reached ({one_line(error)}); the same command "
+                "continues when it can"
+            ) from error
 
 
 def _in_repo(url: str, repo: str) -> str:

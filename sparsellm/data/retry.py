@@ -110,6 +110,11 @@ def is_transient(error: BaseException) -> bool:
     return False
 
 
+def has_no_answer(error: BaseException) -> bool:
+    """Whether no server answered at all."""
+    return _status(error) is None and is_transient(error)
+
+
 def _status(error: BaseException | None) -> int | None:
     """HTTP status of an error or of what caused it."""
     while error is not None:

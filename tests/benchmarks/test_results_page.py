@@ -236,6 +236,8 @@ def test_numbers_in_prose_are_those_of_the_newest_records():
     for page in claims.PAGES:
         text = page.read_text(encoding="utf-8")
         assert claims.fill(text, lines) == text, f"{page}: run `make results`"
+    drawn = (COMMITTED / "figures" / "frontier.svg").is_file()
+    assert drawn == ("figures/frontier.svg" in (ROOT / "README.md").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", claims.COMPLETE, ids=lambda page: page.name)

@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT, TINY, process_env, set_arguments
 
 from data.fake_hub import REPO, REVISION, FakeHub
+from sparsellm.cli import main
 from sparsellm.data.blocks import BlockCache
 from sparsellm.data.corpus import load_corpus
 from sparsellm.data.shards import to_shard
@@ -168,3 +169,16 @@ def test_fetch_makes_a_mirror_in_the_same_order_and_continues(corpus_file, tmp_p
     assert names == ["000.parquet", "001.parquet", "002.parquet", "004.parquet"]
     assert len(corpus.validation) == 1
     assert pq.read_table(corpus.train[1].url).column("text").to_pylist() == SHARDS[1]
+
+
+def test_fetch_without_a_network_says_so_at_once(corpus_file, tmp_path, monkeypatch, capsys):
+    from huggingface_hub import HfApi
+
+    def refused(*_, **__):
+        raise ConnectionError("connection refused")
+
+    monkeypatch.setattr(HfApi, "dataset_info", refused)
+    assert main(["data", "fetch", str(corpus_file), str(tmp_path / "mirror")]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "the Hugging Face hub cannot be reached (connection refused)" in said

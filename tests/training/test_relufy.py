@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import TINY
+from runs.hf_models import stock_model, write_model
 from safetensors.torch import load_file
 
 from sparsellm.estimate import executed_flops_per_token, train_flops_per_token
@@ -16,6 +17,7 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import Ramp
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
+from sparsellm.runs.pretrained import recipe_for
 from sparsellm.runs.records import read_metrics
 from sparsellm.training.loop import train
 from sparsellm.training.objective import LossSums, distillation_losses, total_loss
@@ -125,6 +127,19 @@ def test_the_teacher_is_the_original_and_neither_trained_nor_saved(tiny, dense):
     teacher = json.loads((last / "trainer.json").read_text())["teacher"]
     path = str((dense / "checkpoints" / "step_00000004").resolve())
     assert teacher == {"path": path, "name": "dense", "step": 4, "tokens": 1024}
+
+
+@pytest.mark.parametrize("name", ["Llama 3", "Mistral 0.1", "Qwen2", "Qwen3", "SmolLM3", "Arcee"])
+def test_the_teacher_of_any_family_gives_its_own_logits(name, tmp_path):
+    stock = stock_model(name)
+    folder = write_model(stock, tmp_path / "model")
+    overrides = [*TINY, "model.context_length=16", "train.distillation=0.5"]
+    kept = [o for o in overrides if not o.startswith("model.") or "context" in o]
+    recipe = recipe_for("debug", kept, folder)
+    teacher = load_teacher(recipe, torch.device("cpu"), None, folder)
+    tokens_BT = torch.arange(32).view(2, 16)
+    logits_BTV = teacher.logits(tokens_BT)[..., : stock.config.vocab_size]
+    torch.testing.assert_close(logits_BTV, stock(tokens_BT).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_a_resumed_run_distils_and_ramps_to_the_same_bits(tiny, dense):

@@ -179,7 +179,8 @@ def _logged_loop(
         then = f"{resumes} resumes here" if saves else "nothing was saved"
         say(f"stopped after step {run.step} ({why}); {then}")
         return
-    say(f"done: {run.step} steps, {run.tokens:,} tokens")
+    skipped = f" ({run.skips.total} of them skipped)" if run.skips.total else ""
+    say(f"done: {run.step} steps{skipped}, {run.tokens:,} tokens")
     if run.target and (verdict := run.target.verdict()):
         say(f"warning: {verdict}")
     files = "recipe.yaml, metrics.jsonl, checkpoints/" if saves else "recipe.yaml, metrics.jsonl"

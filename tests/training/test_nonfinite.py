@@ -57,6 +57,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(train, nan_at, tiny_ov
         r"step 3 was skipped: loss [\d.]+, L1 [\d.]+, gradient norm nan \(1 in all; train.on_nonf"
     )
     assert re.search(said, result.stdout)
+    assert "done: 6 steps (1 of them skipped), 1,536 tokens" in result.stdout
     run_path = load_recipe("debug", tiny_overrides).run_path
     records = read_metrics(run_path)
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 4, 5, 6]

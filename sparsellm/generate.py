@@ -73,6 +73,7 @@ def add_generate_parser(commands: Any) -> None:
 
 
 def _generate(options: argparse.Namespace) -> None:
+    sampling = Sampling(options.temperature, options.top_k, options.seed)
     with waiting("loading PyTorch and the checkpoint"):
         from sparsellm.device import default_dtype, pick_device
         from sparsellm.runs.pretrained import load_pretrained
@@ -84,7 +85,6 @@ def _generate(options: argparse.Namespace) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    sampling = Sampling(options.temperature, options.top_k, options.seed)
     length, width = options.max_new_tokens, pretrained.recipe.model.intermediate_size
 
     def answer(prompt: str, *, echo: bool) -> None:
@@ -127,6 +127,10 @@ def _held_out(pretrained: Pretrained, files: list[str] | None) -> str:
     raise ValueError(f"corpus {corpus.name} has no held-out document; give --prompt TEXT")
 
 
+# Below it the likeliest token is as good as certain, and logits divided by it overflow in fp32.
+_GREEDY = 1e-6
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen."""
@@ -141,10 +145,12 @@ class Sampling:
                 f"--temperature {self.temperature:g} must be finite, and neither it nor --top-k "
                 f"{self.top_k} may be negative"
             )
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"--seed {self.seed} must be from 0 to 2**64 - 1")
 
     def arguments(self) -> dict[str, Any]:
         """For `transformers`' generate."""
-        if self.temperature == 0:
+        if self.temperature < _GREEDY:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k}
 

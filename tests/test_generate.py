@@ -153,6 +153,11 @@ def test_default_length_is_what_the_context_leaves(pretrained):
         _generate(pretrained, "a" * 31)
 
 
+def test_a_temperature_by_which_logits_overflow_takes_the_likeliest(pretrained):
+    greedy, nearly = (_generate(pretrained, "abc", sampling=Sampling(t)) for t in (0, 1e-320))
+    assert nearly[0] == greedy[0]
+
+
 def test_command(checkpoint_path, capsys):
     arguments = ["generate", str(checkpoint_path), "--prompt", "im", "--max-new-tokens", "5"]
     assert main([*arguments, "--temperature", "0", "--device", "cpu"]) == 0
@@ -170,6 +175,7 @@ def test_command(checkpoint_path, capsys):
         (["--temperature", "-1"], "may be negative"),
         (["--temperature", "inf"], "--temperature inf must be finite"),
         (["--temperature", "nan"], "--temperature nan must be finite"),
+        (["--seed", str(2**64)], f"--seed {2**64} must be from 0 to"),
         (["--max-new-tokens", "32"], "--max-new-tokens is 32"),
     ],
 )

@@ -359,6 +359,15 @@ def test_sessions_are_kept_and_a_killed_one_gets_its_end_from_the_next(tiny):
     assert ends["a"]["step"] == 3
 
 
+def test_a_session_that_does_not_say_when_it_began_lasted_no_time(tiny):
+    recipe = tiny()
+    recipe.run_path.mkdir(parents=True)
+    (recipe.run_path / "metrics.jsonl").write_text('{"kind": "session", "step": 0}\n')
+    MetricsLog(recipe, 0, _session(0, "b", time.time())).close("finished")
+    [_, end, *_] = read_metrics(recipe.run_path)
+    assert (end["kind"], end["how"], end["seconds"]) == ("session_end", "killed", 0.0)
+
+
 def test_a_folder_without_metrics_is_not_a_run(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is not a run: it has no metrics.jsonl"):
         read_metrics(tmp_path)

@@ -701,7 +701,7 @@ def test_all_files_have_the_modes_of_new_files(tiny, tmp_path, mask):
 def test_what_users_wrote_is_escaped_in_the_card(tiny, tmp_path):
     recipe = tiny("description=a | b <script>alert(1)</script> [x](y) `z`\n# title")
     path = _checkpoint(recipe)
-    scores = {"results": {"my|task<b>": {"alias": "my|task<b>", "acc,none": 0.5}}}
+    scores = {"tasks": {"my|task<b>": {"acc": 0.5}}}
     (path / "eval_own.json").write_text(json.dumps(scores))
     export(path, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import re
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -27,6 +29,32 @@ def bundled(folder: str) -> Path:
     raise FileNotFoundError(
         f"this installation of sparsellm has no folder {folder!r} (it has {BUNDLED_FOLDERS}); "
         "reinstall the wheel, or install a checkout with `pip install -e .`"
+    )
+
+
+def named_file(
+    kind: str, name_or_path: str, folder: Path, names: Collection[str], remedy: str = ""
+) -> Path:
+    """The YAML file of a path, or of a name in a bundled folder.
+
+    Args:
+        kind: what it is in errors, such as ``recipe``.
+        name_or_path: of the file; a file of that path comes first.
+        folder: has ``<name>.yaml`` for each of ``names``.
+        names: for the error.
+        remedy: the end of the error.
+
+    Raises:
+        FileNotFoundError: there is neither; the message has the nearest name and all names.
+    """
+    for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
+        if candidate.is_file():
+            return candidate
+    close = difflib.get_close_matches(name_or_path, names, n=1, cutoff=0.5)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    raise FileNotFoundError(
+        f"{kind} {name_or_path!r}: no such file, and no bundled {kind} of that name; "
+        f"{meant}bundled are {', '.join(names)}{remedy}"
     )
 
 

@@ -7,7 +7,6 @@ recipe_sections.py; this module checks what several sections decide together.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +27,7 @@ from sparsellm.architecture import (
     Architecture,
     rectified_activations,
 )
-from sparsellm.paths import bundled
+from sparsellm.paths import bundled, named_file
 from sparsellm.recipe_sections import (
     CheckpointConfig,
     DataConfig,
@@ -205,16 +204,7 @@ def recipe_path(name_or_path: str) -> Path:
     Raises:
         FileNotFoundError: neither exists; the message lists the bundled names.
     """
-    folder = bundled("recipes")
-    for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
-        if candidate.is_file():
-            return candidate
-    bundled_names = bundled_recipes()
-    close = difflib.get_close_matches(name_or_path, bundled_names, n=1, cutoff=0.5)
-    raise FileNotFoundError(
-        f"recipe {name_or_path!r}: no such file, and no bundled recipe of that name; "
-        f"{f'did you mean {close[0]!r}? ' if close else ''}bundled are {', '.join(bundled_names)}"
-    )
+    return named_file("recipe", name_or_path, bundled("recipes"), bundled_recipes())
 
 
 def bundled_recipes() -> list[str]:

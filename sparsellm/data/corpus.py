@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from sparsellm.data.shards import Shard, expand, fingerprint, real_place, to_shard
 from sparsellm.data.stdlib import stdlib_shards
 from sparsellm.data.witness import witness
-from sparsellm.paths import bundled
+from sparsellm.paths import bundled, named_file
 from sparsellm.recipe_sections import DataConfig
 from sparsellm.strict import Globs, StrictModel, load_yaml, validate
 
@@ -108,16 +107,9 @@ def corpus_path(name_or_path: str) -> Path:
         FileNotFoundError: neither exists; the message lists the bundled names.
     """
     folder = bundled("data")
-    for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
-        if candidate.is_file():
-            return candidate
     names = sorted(path.stem for path in folder.glob("*.yaml"))
-    close = difflib.get_close_matches(name_or_path, names, n=1, cutoff=0.5)
-    raise FileNotFoundError(
-        f"corpus {name_or_path!r}: no such file or folder, and no bundled corpus of that name; "
-        f"{f'did you mean {close[0]!r}? ' if close else ''}bundled are {', '.join(names)}; to read "
-        "text of your own: --set 'data.files=[FOLDER]'"
-    )
+    remedy = "; to read text of your own: --set 'data.files=[FOLDER]'"
+    return named_file("corpus", name_or_path, folder, names, remedy)
 
 
 def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport
 from sparsellm.export.weights import check_shard_size, write_weights
 from sparsellm.runs.checkpoint import CheckpointError
+from sparsellm.runs.files import fsync
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE, EXPORT_TRAINER_FILE
 from sparsellm.runs.hf_tokenizer import write_tokenizer
 from sparsellm.runs.pretrained import Pretrained, find_checkpoint, load_pretrained
@@ -80,10 +80,9 @@ def export(
     try:
         shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
         partial.mkdir(parents=True)
-        card = model_card(
-            pretrained, dtype, report if report and report.num_dropped else None, license_name
-        )
-        _write(pretrained, partial, card, max_shard_size, report)
+        dropped = report if report and report.num_dropped else None
+        card = model_card(pretrained, dtype, dropped, license_name)
+        _write(pretrained, partial, card, max_shard_size, dropped)
         partial.replace(folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} was not written: {error}. {_remedy(error)}") from error
@@ -110,10 +109,9 @@ def _write(
     folder: Path,
     card: str,
     max_shard_size: str,
-    report: DropReport | None,
+    dropped: DropReport | None,
 ) -> None:
     recipe = pretrained.recipe
-    dropped = report if report and report.num_dropped else None
     write_weights(pretrained, folder, max_shard_size)
     write_tokenizer(recipe.data.tokenizer, folder, recipe.model.max_position_embeddings)
     (folder / EXPORT_RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
@@ -126,8 +124,4 @@ def _write(
     for shard in folder.glob("*.safetensors"):
         shard.chmod(mode)  # safetensors makes files that only their owner can read
     for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync(path)

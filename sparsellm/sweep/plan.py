@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from sparsellm.paths import bundled
+from sparsellm.paths import bundled, named_file
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.strict import StrictModel, load_yaml, validate
 
@@ -90,23 +90,6 @@ class SweepPlan:
         return [run for run in self.runs if any(fnmatch.fnmatch(run.name, p) for p in patterns)]
 
 
-def sweep_path(name_or_path: str) -> Path:
-    """The file of a bundled sweep, or of a path.
-
-    Raises:
-        FileNotFoundError: neither exists; the message lists the bundled names.
-    """
-    folder = bundled("recipes") / "sweeps"
-    for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
-        if candidate.is_file():
-            return candidate
-    names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
-    raise FileNotFoundError(
-        f"sweep {name_or_path!r}: no such file, and no bundled sweep of that name; "
-        f"bundled are {names}"
-    )
-
-
 def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPlan:
     """Reads a sweep and resolves all recipes, so that a wrong key is found before any run starts.
 
@@ -118,7 +101,9 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
         FileNotFoundError: the sweep or recipe does not exist.
         ValueError: an unknown key, values that contradict one another, or two runs of one name.
     """
-    path = sweep_path(name_or_path)
+    folder = bundled("recipes") / "sweeps"
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    path = named_file("sweep", name_or_path, folder, names)
     sweep = validate(Sweep, load_yaml(path), path)
     base = load_recipe(sweep.recipe, overrides)
     folder = Path(base.logging.run_dir).expanduser() / sweep.name

@@ -57,7 +57,7 @@ def test_what_was_meant(refused, command, meant):
     ("command", "listed"),
     [
         ([], "train a recipe; the same command resumes"),
-        (["recipe"], "names of the bundled recipes"),
+        (["recipe"], "list the bundled recipes"),
         (["data"], "write a corpus as shards"),
         (["bench"], "one FFN"),
     ],

@@ -19,7 +19,7 @@ def add_analyze_parser(commands: Any) -> None:
     """Adds ``analyze`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "analyze",
-        help="which neurons fire on real text: statistics and traces",
+        help="count which neurons fire on real text",
         description="Runs held-out text through a model and writes statistics.json, and the "
         "patterns of its first tokens as traces.npz.",
     )
@@ -30,7 +30,10 @@ def add_analyze_parser(commands: Any) -> None:
         help="checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)",
     )
     parser.add_argument(
-        "--data", nargs="+", metavar="GLOB", help="Parquet or JSONL (default: the recipe's corpus)"
+        "--data",
+        nargs="+",
+        metavar="GLOB",
+        help="files of text to read (default: the recipe's corpus)",
     )
     parser.add_argument(
         "--tokens",
@@ -61,9 +64,12 @@ def add_analyze_parser(commands: Any) -> None:
         help="sequences per forward (default: 4)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: analysis/ in the checkpoint's folder"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder to write (default: analysis/ in the checkpoint)",
     )
-    parser.add_argument("--device", help="such as cpu or cuda:1 (default: a GPU if there is one)")
+    parser.add_argument("--device", help="cpu, cuda:1, … (default: a GPU if there is one)")
     parser.set_defaults(run=_analyze)
 
 

@@ -24,8 +24,8 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs.pretrained import Pretrained
 
 SHOWN_TOKENS = 32  # of each end
-# Rarer tokens are excluded from the extremes: the paper's filter is one in 2¹⁴, also for short
-# texts.
+# Rarer tokens are excluded from the extremes: the paper's filter is one in 2¹⁴. The minimum is for
+# short texts.
 RAREST_TOKEN, MIN_OCCURRENCES = 2**14, 8
 
 

@@ -141,7 +141,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_sweep_parser(commands)
     completion = commands.add_parser(
         "completion",
-        help="completion of commands, options, recipes and keys for a shell",
+        help="print completion of commands, options, recipes and keys for a shell",
         description='For bash: eval "$(sparsellm completion bash)", in ~/.bashrc for good. For zsh '
         "the same in ~/.zshrc; fish: sparsellm completion fish | source.",
     )

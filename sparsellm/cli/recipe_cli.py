@@ -37,13 +37,13 @@ def add_recipe_parser(commands: Any) -> None:
     actions = recipe.add_subparsers(metavar="ACTION")
     bundled = actions.add_parser(
         "list",
-        help="names of the bundled recipes",
+        help="list the bundled recipes",
         description="Lists the bundled recipes, each with a sentence on what it trains.",
     )
     bundled.set_defaults(run=_list)
     show = actions.add_parser(
         "show",
-        help="resolved recipe, parameters, FLOPs, memory",
+        help="show a resolved recipe with its parameters, FLOPs and memory",
         epilog=_OWN_SIZE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -56,7 +56,7 @@ def add_recipe_parser(commands: Any) -> None:
     show.set_defaults(run=_show)
     keys = actions.add_parser(
         "keys",
-        help="what each key means, with its unit and default",
+        help="describe each key, with its unit and default",
         description="Lists the keys of a recipe with type, default, meaning and unit.",
     )
     keys.add_argument(
@@ -64,7 +64,7 @@ def add_recipe_parser(commands: Any) -> None:
         nargs="?",
         default="",
         metavar="PREFIX",
-        help="only keys that begin so, such as train",
+        help="show only keys that begin with it, such as train",
     )
     keys.set_defaults(run=_keys)
 

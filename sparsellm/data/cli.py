@@ -24,10 +24,14 @@ def add_data_parser(commands: Any) -> None:
         description="Downloads a corpus of the Hugging Face hub at its pinned revision, and writes "
         "a corpus file for data.corpus. The same command continues after an interruption.",
     )
-    fetch.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
+    fetch.add_argument("corpus", metavar="CORPUS", help="a corpus of data/, or a YAML file")
     fetch.add_argument("out", type=Path, metavar="DIR", help="folder to write")
-    fetch.add_argument("--shards", type=positive_int, help="training files (default: all)")
-    fetch.add_argument("--workers", type=positive_int, default=8, help="parallel downloads")
+    fetch.add_argument(
+        "--shards", type=positive_int, help="number of training files to fetch (default: all)"
+    )
+    fetch.add_argument(
+        "--workers", type=positive_int, default=8, help="parallel downloads (default: 8)"
+    )
     fetch.set_defaults(run=_fetch)
 
     tokenize = actions.add_parser(
@@ -37,7 +41,7 @@ def add_data_parser(commands: Any) -> None:
         "training reads without tokenising, as the same stream; and a corpus file for data.corpus. "
         "The same command continues after an interruption.",
     )
-    tokenize.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
+    tokenize.add_argument("corpus", metavar="CORPUS", help="a corpus of data/, or a YAML file")
     tokenize.add_argument("out", type=Path, metavar="DIR", help="folder to write")
     _add_source_arguments(tokenize)
     tokenize.add_argument(
@@ -50,14 +54,14 @@ def add_data_parser(commands: Any) -> None:
 
     inspect = actions.add_parser(
         "inspect",
-        help="documents, tokens, lengths, duplicates, overlap and samples",
+        help="count documents, tokens and duplicates, and show samples",
         description="Counts documents and tokens, shows how long documents are, and counts exact "
         "duplicates and held-out documents that are in the training text.",
     )
-    inspect.add_argument("corpus", metavar="CORPUS", help="name in data/, or a YAML file")
+    inspect.add_argument("corpus", metavar="CORPUS", help="a corpus of data/, or a YAML file")
     _add_source_arguments(inspect)
     inspect.add_argument(
-        "--limit", type=positive_int, help="documents of each split (default: all of them)"
+        "--limit", type=positive_int, help="documents to read of each split (default: all of them)"
     )
     inspect.add_argument("--samples", type=int, default=3, help="documents to show (default: 3)")
     inspect.set_defaults(run=_inspect)

@@ -23,7 +23,7 @@ def add_eval_parser(commands: Any) -> None:
     """Adds ``eval`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "eval",
-        help="benchmark scores of a checkpoint (eval/suite.yaml), through lm-eval",
+        help="score a checkpoint on benchmarks (eval/suite.yaml), through lm-eval",
         description="Scores a checkpoint on the tasks of eval/suite.yaml, zero-shot, through "
         "lm-eval, or on any other task that lm-eval knows (--tasks). On several GPUs: accelerate "
         "launch --config_file launch/ddp8.yaml -m sparsellm eval CHECKPOINT",
@@ -44,34 +44,40 @@ def add_eval_parser(commands: Any) -> None:
     parser.add_argument(
         "--tasks",
         metavar="A,B",
-        help="tasks of the suite, tasks, groups or tags of lm-eval, or YAML files of its kind; "
-        "--data-dir has the suite's rows only (default: the whole suite)",
+        help="tasks of the suite; tasks, groups or tags of lm-eval; or YAML files in its format. "
+        "--data-dir serves the suite's tasks only (default: the whole suite)",
     )
     parser.add_argument(
-        "--limit", type=positive_int, metavar="N", help="only the first N rows of each"
+        "--limit", type=positive_int, metavar="N", help="score only the first N rows of each task"
     )
     parser.add_argument(
-        "--batch-size", type=positive_int, default=32, metavar="N", help="default: 32"
+        "--batch-size",
+        type=positive_int,
+        default=32,
+        metavar="N",
+        help="rows at once (default: 32)",
     )
-    parser.add_argument("--dtype", choices=("bf16", "fp32"), help="default: bf16 on a GPU")
+    parser.add_argument(
+        "--dtype", choices=("bf16", "fp32"), help="of the weights (default: bf16 on a GPU)"
+    )
     parser.add_argument(
         "--kernels",
         choices=("dense", "auto", "sparse"),
         default="dense",
-        help="of the FFNs: dense as in stock transformers (default), or by sparsellm.accelerate",
+        help="how FFNs are computed: dense as in stock transformers (default), or sparse",
     )
-    parser.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU if there is one)")
+    parser.add_argument("--device", help="cpu, cuda:1, … (default: a GPU if there is one)")
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="the JSON (default: beside the checkpoint; its name tells --tasks and --limit)",
+        help="JSON to write (default: beside the checkpoint, named after --tasks and --limit)",
     )
     parser.add_argument(
         "--log-samples",
         action="store_true",
-        help="also write each row: question, answers, their log-likelihoods, as <task>.jsonl in a "
-        "folder beside the JSON",
+        help="also write each row with its question, answers and log-likelihoods, as <task>.jsonl "
+        "in a folder beside the JSON",
     )
     parser.set_defaults(run=_eval)
 

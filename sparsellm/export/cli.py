@@ -12,18 +12,24 @@ from sparsellm.waiting import waiting
 
 def add_export_parsers(commands: Any) -> None:
     """Adds both to the ``sparsellm`` command."""
-    export = commands.add_parser("export", help="a checkpoint for stock transformers")
+    export = commands.add_parser("export", help="write a checkpoint for stock transformers")
     export.add_argument("source", type=Path, metavar="CHECKPOINT", help="checkpoint or run folder")
     export.add_argument("folder", type=Path, metavar="DIR", help="new folder to write")
-    export.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="default: bf16")
     export.add_argument(
-        "--max-shard-size", default="4GB", metavar="SIZE", help="of a weight file (default: 4GB)"
+        "--dtype", choices=("bf16", "fp32"), default="bf16", help="of the weights (default: bf16)"
     )
     export.add_argument(
-        "--license", metavar="ID", help="for the model card: apache-2.0, mit, … (default: none)"
+        "--max-shard-size", default="4GB", metavar="SIZE", help="largest weight file (default: 4GB)"
+    )
+    export.add_argument(
+        "--license",
+        metavar="ID",
+        help="license in the model card, such as apache-2.0 (default: none)",
     )
     hub = export.add_argument_group("the Hugging Face hub")
-    hub.add_argument("--push", metavar="OWNER/NAME", help="also upload it there")
+    hub.add_argument(
+        "--push", metavar="OWNER/NAME", help="also upload the folder to this repository"
+    )
     hub.add_argument("--private", action="store_true", help="make a new repository private")
     _add_drop_dead_arguments(export)
     export.set_defaults(run=_export)
@@ -61,10 +67,13 @@ def _add_drop_dead_arguments(export: argparse.ArgumentParser) -> None:
         "--drop-dead-tokens",
         type=positive_int,
         metavar="N",
-        help="tokens to measure, in whole sequences (default: 1,048,576)",
+        help="held-out tokens to measure on, in whole sequences (default: 1,048,576)",
     )
     group.add_argument(
-        "--data", nargs="+", metavar="GLOB", help="Parquet or JSONL (default: the recipe's corpus)"
+        "--data",
+        nargs="+",
+        metavar="GLOB",
+        help="files of text to measure on (default: the recipe's corpus)",
     )
     group.add_argument(
         "--micro-batch-size",
@@ -72,7 +81,7 @@ def _add_drop_dead_arguments(export: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sequences per forward (default: 4)",
     )
-    group.add_argument("--device", help="where to measure (default: a GPU if there is one)")
+    group.add_argument("--device", help="device to measure on (default: a GPU if there is one)")
 
 
 @waiting("exporting")

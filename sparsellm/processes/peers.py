@@ -180,7 +180,7 @@ class Peers:
             self._neighbour = (beat.count, now)
         silent = now - self._neighbour[1] > SILENT_SECONDS
         if beat.is_dead(self._beats.own()) or silent:
-            self._wait_for_failure(2 * POLL_SECONDS)  # it may have ended because another one failed
+            self._wait_for_failure(2 * POLL_SECONDS)  # it may have ended because a third one failed
             how = (
                 f"gave no sign of life for {SILENT_SECONDS:.0f} s"
                 if silent

@@ -25,19 +25,19 @@ def add_report_parsers(commands: Any) -> None:
         "--sweep",
         type=Path,
         metavar="DIR",
-        help="a sweep's folder such as runs/quality: report its runs with table and figures (SVG)",
+        help="report the runs of a sweep, such as runs/quality, with a table and figures",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE.html",
-        help="file of the page (default: RUN/report.html; for several runs ./report.html)",
+        help="page to write (default: RUN/report.html, or ./report.html for several runs)",
     )
     parser.set_defaults(run=_report)
 
     plot = commands.add_parser(
         "plot",
-        help="PNG plots of a run",
+        help="write PNG plots of a run",
         description="Writes plots/training.png and plots/sparsity.png into the run's folder.",
     )
     plot.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")

@@ -98,7 +98,7 @@ def read_runs(run_paths: list[Path]) -> list[RunData]:
 
 
 def without_records(run_path: Path) -> str | None:
-    """Why a path (such as one matched by ``runs/*``) has nothing to report, or None."""
+    """Why a path, such as a match of ``runs/*``, has nothing to report; None if it has."""
     if not (run_path / METRICS_FILE).is_file():
         return f"it has no {METRICS_FILE}"
     if not any(record["kind"] == "train" for record in read_metrics(run_path)):

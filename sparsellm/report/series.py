@@ -166,7 +166,7 @@ def _distribution(counts: list[int], width: int) -> dict[str, Line]:
 
 
 def _popularity(activity: Activity) -> Line:
-    """Share of a layer's activations carried by its k most active neurons, for k up to N."""
+    """The share of a layer's activations that its k most active neurons have, for k up to N."""
     num_neurons = activity.fired_LN.shape[1]
     spread = [num_neurons ** (i / (POPULARITY_POINTS - 1)) for i in range(POPULARITY_POINTS)]
     ks = sorted({round(k) for k in spread})

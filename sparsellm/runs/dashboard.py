@@ -58,7 +58,7 @@ class Dashboard:
     Args:
         recipe: the run; its folder gets wandb's files.
         written: the records already in metrics.jsonl; those that wandb lacks are sent now.
-        branch: the run goes on from before what wandb has, on purpose: a new wandb run, with all
+        branch: the run goes back, on purpose, to before what wandb has: a new wandb run gets all
             records. Otherwise steps that are computed again, with the same numbers, are not sent
             again.
     """

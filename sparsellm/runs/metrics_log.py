@@ -25,13 +25,13 @@ from sparsellm.runs.records import (
 
 
 class MetricsLog:
-    """Writes records of the main rank; on other ranks nothing is ever called.
+    """Writes the records of a run; only the main rank has one.
 
     Args:
         recipe: the run; its folder gets the files.
         resume_step: records after this step are dropped: they will be computed again.
         session: what this process is; written first.
-        branch: it goes back to an earlier checkpoint on purpose, see `Dashboard`.
+        branch: whether the run goes back to an earlier checkpoint on purpose, see `Dashboard`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MetricsLog:
         """Makes the records durable and ends the wandb run.
 
         Args:
-            how: this process ended, in a word or two, such as ``finished``.
+            how: says in a few words how this process ended, such as ``finished``.
 
         Raises:
             OSError: they cannot be written.

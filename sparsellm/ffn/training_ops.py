@@ -200,19 +200,16 @@ def _backward(*arguments: Any) -> list[Tensor]:
     activation and `FFNTensors` without sums.
 
     Returns:
-        The gradients of x, W_g, W_u, W_d, b_g, b_u and b_d, each in its type; (0,) for an absent
-        one.
+        The gradients of those of x, W_g, W_u, W_d, b_g, b_u and b_d that there are, each in its
+        type.
     """
     found, own = _gradients(*arguments), FFNTensors(*arguments[5:]).w_up_NK.dtype
-    x_MK = found.x_MK
-    return [x_MK, *(x_MK.new_empty(0) if g is None else g.to(own) for g in found[1:])]
+    return [found.x_MK, *(gradient.to(own) for gradient in found[1:] if gradient is not None)]
 
 
 def _fake_backward(*arguments: Any) -> list[Tensor]:
-    x_MK, *parameters = FFNTensors(*arguments[5:]).differentiable
-    assert x_MK is not None
-    empty = [x_MK.new_empty(0) if p is None else p.new_empty(p.shape) for p in parameters]
-    return [torch.empty_like(x_MK), *empty]
+    given = FFNTensors(*arguments[5:]).differentiable
+    return [tensor.new_empty(tensor.shape) for tensor in given if tensor is not None]
 
 
 def _backward_into(*arguments: Any) -> Tensor:
@@ -266,9 +263,8 @@ class _SparseFFN(torch.autograd.Function):
         arguments = (dy_MK, d_l1, saved, ctx.format, ctx.activation, *tensors)
         found: list[Tensor | None]
         if tensors.sums is None:
-            gradients = torch.ops.sparsellm.sparse_ffn_backward.default(*arguments)
-            of_each = zip(tensors.differentiable, gradients, strict=True)
-            found = [None if tensor is None else gradient for tensor, gradient in of_each]
+            gradients = iter(torch.ops.sparsellm.sparse_ffn_backward.default(*arguments))
+            found = [None if t is None else next(gradients) for t in tensors.differentiable]
         else:
             found = [torch.ops.sparsellm.sparse_ffn_backward_into.default(*arguments)]
         return (*found, *(None,) * (count + 4 - len(found)))

@@ -89,12 +89,6 @@ __device__ __forceinline__ uint32 scan(Shared& shared, uint32 count, bool& many)
   return total;
 }
 
-// Where 16 bytes lie, `octets` of which are a row: of 8 rows each in its own banks.
-template <int octets>
-__device__ __forceinline__ uint32 swizzled(int row, int chunk) {
-  return row * octets * 16 + ((chunk ^ row * octets / 8 % octets) << 4);
-}
-
 // A warp's copies of one group of 16 of the `num` neurons in the list.
 template <int octets>
 __device__ __forceinline__ void copy_group(Slot<octets>& to, const Shared& shared, const Input& in,
@@ -104,14 +98,14 @@ __device__ __forceinline__ void copy_group(Slot<octets>& to, const Shared& share
   const auto entry = [&](int row) { return first + row < num ? shared.list[first + row] : 0; };
   const auto bytes = [&](int row) { return first + row < num ? 16 : 0; };
   const int row_w = lane / 2, column = blockIdx.x * block_columns + lane % 2 * 8;
-  copy16_async(smem_address(to.w) + swizzled<2>(row_w, lane % 2),
+  copy16_async(smem_address(to.w) + swizzled<32>(row_w, lane % 2),
                in.w + static_cast<uint64>(entry(row_w) & 0xffffu) * in.k + column,
                column < in.k ? bytes(row_w) : 0);
 #pragma unroll
   for (int piece = 0; piece < group * octets; piece += 32) {
     const int row = (piece + lane) / octets, chunk = (piece + lane) % octets;
     if (row < group)
-      copy16_async(smem_address(to.h) + swizzled<octets>(row, chunk),
+      copy16_async(smem_address(to.h) + swizzled<16 * octets>(row, chunk),
                    in.value + static_cast<uint64>(entry(row) >> 16) * (8 * octets) + chunk * 8,
                    bytes(row));
   }
@@ -125,17 +119,17 @@ template <int octets>
 __device__ __forceinline__ void multiply(const Slot<octets>& from, Sums<octets>& d) {
   const int lane = threadIdx.x % 32;
   uint32 w[4];
-  load_matrices_transposed(w, smem_address(from.w) + swizzled<2>(lane % 16, lane / 16));
+  load_matrices_transposed(w, smem_address(from.w) + swizzled<32>(lane % 16, lane / 16));
 #pragma unroll
   for (int tile = 0; tile < (octets + 1) / 2; ++tile) {
     uint32 h[4];
     if (octets == 1) {  // two matrices are all there are: neurons 0 to 7 and 8 to 15
-      load_matrices_transposed(h, smem_address(from.h) + swizzled<octets>(lane % 16, 0));
+      load_matrices_transposed(h, smem_address(from.h) + swizzled<16 * octets>(lane % 16, 0));
       h[2] = h[1];
       h[1] = h[3] = 0;
     } else {
       const int row = lane / 16 * 8 + lane % 8, chunk = 2 * tile + lane / 8 % 2;
-      load_matrices_transposed(h, smem_address(from.h) + swizzled<octets>(row, chunk));
+      load_matrices_transposed(h, smem_address(from.h) + swizzled<16 * octets>(row, chunk));
     }
     mma(d[tile][0], h, w[0], w[1]);
     mma(d[tile][1], h, w[2], w[3]);

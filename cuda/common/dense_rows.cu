@@ -36,7 +36,7 @@ __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w
       if (kept.gate != nullptr) *reinterpret_cast<uint32*>(kept.gate + at) = gate;
       *reinterpret_cast<uint32*>(kept.up + at) = w.second == nullptr ? gate : up;
     }
-    // Who fires: a pair of neurons a lane, a row a quad.
+    // Which neurons fire: each lane has a pair of neurons, each quad a row.
     const uint32 low = (gate & 0x7fffu) != 0, high = (gate & 0x7fff0000u) != 0;
     fired[j] += low | high << 16;
     neurons[j] = neuron;

@@ -64,8 +64,8 @@ __device__ __forceinline__ uint32 add_bias(float low, float high, const element*
 
 // Gate and up of 128 rows × 64 neurons, or of 128 neurons without a gate: `keep(row, j, neuron, gate,
 // up)` is called with pairs of neighbouring neurons, after the activation, the same ones for the same `j` of four;
-// without a gate `up` is all ones. All lanes call it, `row` being -1 where there is none and `neuron` -1
-// likewise.
+// without a gate `up` is all ones. All lanes call it: `row` is -1 where there is no row, `neuron` where
+// there is no neuron.
 template <typename Keep>
 __device__ __forceinline__ void activations(GemmShared& shared, const Sizes& size, const Weights& w,
                                             const element* x, const Round& round, int tile,

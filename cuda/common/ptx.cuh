@@ -12,6 +12,14 @@ __device__ __forceinline__ uint32 smem_address(const void* pointer) {
   return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
 
+// Where 16 bytes, chunk `chunk` of a row of shared memory, lie: rows are `row_bytes` long, a power of
+// two, and of 8 rows one chunk each is in banks of its own (128 bytes: TMA's and wgmma's swizzle).
+template <int row_bytes>
+__device__ __forceinline__ uint32 swizzled(int row, int chunk) {
+  constexpr int banks = row_bytes < 128 ? row_bytes / 16 : 8;
+  return row * row_bytes + ((chunk ^ row / (8 / banks) % banks) << 4);
+}
+
 // --- kernels that overlap ------------------------------------------------------------------------
 
 // Waits until the kernel before in the stream has ended and its writes are visible. Every kernel
@@ -23,7 +31,7 @@ __device__ __forceinline__ void await_previous_kernel() {
 }
 
 // Lets the next kernel's blocks start while this one runs. Only for kernels whose blocks all fit at
-// once: else the next kernel's would take the places of those that wait.
+// once: otherwise the next kernel's blocks would take the places of those that still wait.
 __device__ __forceinline__ void admit_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -28,10 +28,6 @@ __device__ __forceinline__ int warp_column() { return threadIdx.x / 32 % 4 * 32;
 // 128. A thread copies 16 bytes of two lines in each stage: `at(i, step)` says from where, and
 // `holds(i, step)` whether they are within the operand; outside of it there are zeros.
 template <bool across>
-__device__ __forceinline__ uint32 chunk_place(int line, int chunk) {
-  return across ? line * 256 + ((chunk ^ line % 8) << 4) : line * 64 + ((chunk ^ line / 2 % 4) << 4);
-}
-template <bool across>
 __device__ __forceinline__ int own_line(int i) {
   return across ? threadIdx.x / 16 + 16 * i : threadIdx.x / 4 + 64 * i;
 }
@@ -44,7 +40,7 @@ template <bool across, typename Operand>
 __device__ __forceinline__ void copy_operand(unsigned char* to, const Operand& operand, int step) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    copy16_async(smem_address(to) + chunk_place<across>(own_line<across>(i), own_chunk<across>()),
+    copy16_async(smem_address(to) + swizzled<across ? 256 : 64>(own_line<across>(i), own_chunk<across>()),
                  operand.at(i, step), operand.holds(i, step) ? 16 : 0);
   }
 }
@@ -60,22 +56,22 @@ __device__ __forceinline__ void multiply_stage(const unsigned char* a, const uns
     for (int j = 0; j < 2; ++j) {
       const int column = warp_column() + 16 * j;
       if (b_across)
-        load_matrices_transposed(of_b[j], smem_address(b) + chunk_place<true>(inner + low * 8 + octet,
-                                                                              column / 8 + high));
+        load_matrices_transposed(of_b[j], smem_address(b) + swizzled<256>(inner + low * 8 + octet,
+                                                                      column / 8 + high));
       else
-        load_matrices(of_b[j], smem_address(b) + chunk_place<false>(column + high * 8 + octet,
-                                                                    inner / 8 + low));
+        load_matrices(of_b[j], smem_address(b) + swizzled<64>(column + high * 8 + octet,
+                                                          inner / 8 + low));
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = warp_row() + 16 * i;
       uint32 of_a[4];
       if (a_across)
-        load_matrices_transposed(of_a, smem_address(a) + chunk_place<true>(inner + high * 8 + octet,
-                                                                           row / 8 + low));
+        load_matrices_transposed(of_a, smem_address(a) + swizzled<256>(inner + high * 8 + octet,
+                                                                      row / 8 + low));
       else
-        load_matrices(of_a, smem_address(a) + chunk_place<false>(row + low * 8 + octet,
-                                                                 inner / 8 + high));
+        load_matrices(of_a, smem_address(a) + swizzled<64>(row + low * 8 + octet,
+                                                          inner / 8 + high));
 #pragma unroll
       for (int j = 0; j < 4; ++j) mma(d[i][j], of_a, of_b[j / 2][j % 2 * 2], of_b[j / 2][j % 2 * 2 + 1]);
     }

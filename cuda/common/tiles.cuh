@@ -1,4 +1,4 @@
-// What fixes the formats: how the union (common/union.cuh) and TwELL (common/twell.cuh) cut an M × N
+// The sizes of the formats: how the union (common/union.cuh) and TwELL (common/twell.cuh) cut an M × N
 // activation matrix, and how large one may be. sparsellm/ffn/types.py has the same numbers, for machines
 // without a GPU; tests/ffn/kernels/test_compile.py compares them.
 #pragma once

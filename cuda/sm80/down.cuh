@@ -19,13 +19,7 @@ struct alignas(128) Shared {
   WorkUnit unit[2];
 };
 
-// Where 16 bytes, chunk `chunk` of a row, lie: of 8 rows each in its own banks.
-template <int row_bytes>
-__device__ __forceinline__ uint32 swizzled(int row, int chunk) {
-  return row * row_bytes + ((chunk ^ row % 8) << 4);
-}
-
-// A thread's way through the stages of a unit: of each it copies 16 bytes of one member's column and of
+// A thread's position in the stages of a unit: of each stage it copies 16 bytes of one member's column and of
 // four members' weights, `total` of them from the block's `begin`-th on. Sources come one after the
 // other, each with all members.
 template <typename Op>

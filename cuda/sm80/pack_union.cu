@@ -18,11 +18,6 @@ struct alignas(128) Shared {
   unsigned char fired[tile_neurons / chunk_neurons][warps];  // bit i: neuron i of the chunk
 };
 
-// Chunks of 8 neighbouring tokens lie in 8 different groups of banks.
-__device__ __forceinline__ uint32 swizzled(int row, int chunk) {
-  return row * row_bytes + ((chunk ^ row % 8) << 4);
-}
-
 // The activation, with FATReLU's threshold; NaN passes, as through a dense relu.
 __device__ __forceinline__ uint32 apply_threshold(uint32 pair, float threshold) {
   const float low = element_low(pair), high = element_high(pair);
@@ -53,7 +48,7 @@ __device__ __forceinline__ uint32 stage_rows(Shared& shared, const element* gate
   for (int i = 0; i < warp_rows; ++i) {
     const uint4 kept = make_uint4(apply_threshold(chunk[i].x, threshold), apply_threshold(chunk[i].y, threshold),
                                   apply_threshold(chunk[i].z, threshold), apply_threshold(chunk[i].w, threshold));
-    *reinterpret_cast<uint4*>(shared.tile + swizzled(warp * warp_rows + i, lane)) = kept;
+    *reinterpret_cast<uint4*>(shared.tile + swizzled<row_bytes>(warp * warp_rows + i, lane)) = kept;
     any = make_uint4(any.x | kept.x, any.y | kept.y, any.z | kept.z, any.w | kept.w);
   }
   return nonzero(any.x, 0) | nonzero(any.y, 1) | nonzero(any.z, 2) | nonzero(any.w, 3);
@@ -82,7 +77,7 @@ __device__ __forceinline__ void write_members(const Shared& shared, uint32 fired
     for (int token = 0; token < block_tokens; token += 32) {
       // Transposed, a lane has one neuron's values of two neighbouring tokens of each 8.
       uint32 pair[4];
-      load_matrices_transposed(pair, smem_address(shared.tile + swizzled(token + lane, chunk)));
+      load_matrices_transposed(pair, smem_address(shared.tile + swizzled<row_bytes>(token + lane, chunk)));
       if (!fires) continue;
       *reinterpret_cast<uint2*>(column + token) = make_uint2(pair[0], pair[1]);
       *reinterpret_cast<uint2*>(column + token + 16) = make_uint2(pair[2], pair[3]);

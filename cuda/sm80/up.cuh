@@ -16,11 +16,6 @@ struct alignas(128) Shared {
   WorkUnit unit[2];
 };
 
-// Where 16 bytes, chunk `chunk` of 64-byte row `row`, lie: of 8 rows each in its own banks.
-__device__ __forceinline__ uint32 swizzled(int row, int chunk) {
-  return row * row_bytes + ((chunk ^ row / 2 % 4) << 4);
-}
-
 // What a thread copies of every stage: 16 bytes of one token's row and of four members' rows.
 constexpr int row_step = block_threads / 4, rows = unit_width / row_step;
 
@@ -60,7 +55,7 @@ __device__ __forceinline__ Source source_of(const Op& op, const Part& part, cons
 
 __device__ __forceinline__ void copy_stage(Shared& shared, int stage, Source& from) {
   const int row = threadIdx.x / 4;
-  const uint32 to = swizzled(row, threadIdx.x % 4), bytes = from.k_left > 0 ? 16 : 0;
+  const uint32 to = swizzled<row_bytes>(row, threadIdx.x % 4), bytes = from.k_left > 0 ? 16 : 0;
   copy16_async(smem_address(shared.x[stage]) + to, from.x, from.token ? bytes : 0);
   from.x += stage_inner;
   const uint32 to_w = smem_address(shared.w[stage]) + to;
@@ -82,8 +77,8 @@ template <bool whole>
 __device__ __forceinline__ void multiply_stage(const Shared& shared, int stage, int groups,
                                                Sums& d) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32 of_x = swizzled(warp / 4 * 32 + lane % 16, lane / 16);
-  const uint32 of_w = swizzled(warp % 4 * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  const uint32 of_x = swizzled<row_bytes>(warp / 4 * 32 + lane % 16, lane / 16);
+  const uint32 of_w = swizzled<row_bytes>(warp % 4 * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int k = 0; k < stage_inner / mma_inner; ++k) {
     const uint32 from_x = smem_address(shared.x[stage]) + (of_x ^ 32 * k);

@@ -32,8 +32,8 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
                                              int first, int present) {
   // A warp copies every fourth row, its 1024 bytes in two halves.
   const uint32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32 to_even = lane / 8 * panel_bytes + swizzled(warp, lane % 8);
-  const uint32 to_odd = lane / 8 * panel_bytes + swizzled(warp + 4, lane % 8);
+  const uint32 to_even = lane / 8 * panel_bytes + swizzled<128>(warp, lane % 8);
+  const uint32 to_odd = lane / 8 * panel_bytes + swizzled<128>(warp + 4, lane % 8);
 #pragma unroll
   for (int i = 0; i < stage_entries / 4; ++i) {
     const int row = 4 * i + warp;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void gather_stage(const Op& op, uint32 stage_w, uint3
     copy16_async(to, source, left ? 16 : 0);
     copy16_async(to + 4 * panel_bytes, source + unit_columns, right ? 16 : 0);
   }
-  const uint32 h_row = threadIdx.x / 8, to_h = stage_h + swizzled(h_row, threadIdx.x % 8);
+  const uint32 h_row = threadIdx.x / 8, to_h = stage_h + swizzled<128>(h_row, threadIdx.x % 8);
 #pragma unroll
   for (int i = 0; i < stage_entries * 8 / producer_threads; ++i) {
     const int row = i * (producer_threads / 8) + h_row;

@@ -10,11 +10,6 @@
 constexpr int producer_threads = 128;  // warpgroup 0; warpgroups 1 and 2 are consumers
 constexpr int block_threads = 384;
 
-// Where 16 bytes, chunk `chunk` of 128-byte row `row`, lie in a tile with the 128-byte swizzle.
-__device__ __forceinline__ uint32 swizzled(int row, int chunk) {
-  return row * 128 + ((chunk ^ row % 8) << 4);
-}
-
 // The current stage of a ring, and the parity of its barriers in this round.
 template <int stages>
 struct PipelineState {

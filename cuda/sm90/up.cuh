@@ -37,7 +37,7 @@ struct PlaceOfLane {
   }
 };
 
-constexpr int token_rows = block_tokens * 8 / producer_threads;  // likewise, of tokens
+constexpr int token_rows = block_tokens * 8 / producer_threads;  // the same for tokens
 
 // Where the tokens are: a matrix for TMA, which is not used where `row_of` says which row each is.
 struct Tokens {
@@ -59,7 +59,7 @@ template <bool whole, bool scattered>
 __device__ __forceinline__ void gather_steps(Shared& shared, PipelineState<stages>& pipeline,
                                              const Tokens& tokens, int block, Sources& from,
                                              int entries, int step, int end, uint32 k) {
-  const uint32 chunk = threadIdx.x % 8, to_thread = swizzled(threadIdx.x / 8, chunk);
+  const uint32 chunk = threadIdx.x % 8, to_thread = swizzled<128>(threadIdx.x / 8, chunk);
 #pragma unroll
   for (int ahead = 0; ahead < step_group; ++ahead, ++step) {
     if (!whole && step >= end) break;

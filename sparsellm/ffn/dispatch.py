@@ -53,6 +53,13 @@ class Costs:
         """What the sparse kernels would take."""
         return self.fixed + self.per_neuron * num_neurons
 
+    def choose(self, present: Path, num_neurons: float) -> Path:
+        """The faster path; the present one where the two are nearly as fast."""
+        share = self.sparse(num_neurons) / self.dense
+        if share > LEAVE:
+            return "dense"
+        return "sparse" if share < RETURN else present
+
 
 @dataclass
 class _State:
@@ -82,10 +89,7 @@ class Dispatch:
     handle: int = field(init=False)  # never 0; see `by_handle`
 
     def __post_init__(self) -> None:
-        if self.kernels not in get_args(Kernels):
-            raise ValueError(
-                f"kernels {self.kernels!r} must be one of {', '.join(get_args(Kernels))}"
-            )
+        check_kernels(self.kernels)
         check_format(self.format)
         self._words = self.observed.numpy()
         self.handle = next(_next_handle)
@@ -148,12 +152,9 @@ class Dispatch:
     def _update(state: _State, num_neurons: int) -> None:
         if num_neurons < 0:
             return
-        share = state.costs.sparse(num_neurons) / state.costs.dense
-        if state.path == "sparse" and share > LEAVE:
-            state.path = "dense"
+        before, state.path = state.path, state.costs.choose(state.path, num_neurons)
+        if (before, state.path) == ("sparse", "dense"):
             state.interval = state.until_probe = _FIRST_PROBE
-        elif state.path == "dense" and share < RETURN:
-            state.path = "sparse"
 
     def paths(self) -> dict[int, Path]:
         """The present path of each magnitude, by its largest number of tokens."""
@@ -163,6 +164,12 @@ class Dispatch:
 def bucket_of(num_tokens: int) -> int:
     """The magnitude of a number of tokens: b for 2^(b-1) < M ≤ 2^b."""
     return min((num_tokens - 1).bit_length(), _NUM_BUCKETS - 1)
+
+
+def check_kernels(name: str) -> None:
+    """Raises ValueError where there is no such choice of kernels."""
+    if name not in get_args(Kernels):
+        raise ValueError(f"kernels {name!r} must be one of {', '.join(get_args(Kernels))}")
 
 
 def check_format(name: str) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import torch
 from torch import Tensor, nn
 
 from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.capacity import Capacity
-from sparsellm.ffn.dispatch import LEAVE, RETURN, Costs, Kernels, Path, check_format
+from sparsellm.ffn.dispatch import Costs, Kernels, Path, check_format, check_kernels
 from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.reference import dense_ffn
@@ -109,8 +107,7 @@ class SparseFFN(nn.Module):
         Raises:
             ValueError: unknown ``kernels``; ``sparse`` where there are none for the activation.
         """
-        if kernels not in get_args(Kernels):
-            raise ValueError(f"kernels {kernels!r} must be one of {', '.join(get_args(Kernels))}")
+        check_kernels(kernels)
         can_be_sparse = self.activation in rectified_activations()
         if kernels == "sparse" and not can_be_sparse:
             names = " or ".join(rectified_activations())
@@ -132,11 +129,7 @@ class SparseFFN(nn.Module):
         if self.kernels != "auto" or self.costs is None or self.ramp is not None:
             return
         fired = mean_union if self.format == "union" else mean_nnz
-        share = self.costs.sparse(fired) / self.costs.dense
-        if share > LEAVE:
-            self.path = "dense"
-        elif share < RETURN:
-            self.path = "sparse"
+        self.path = self.costs.choose(self.path, fired)
 
     def use_ramp(self, ramp: Ramp | None) -> None:
         """Mixes activations in training, by dense products, until it is called with None.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import sparsellm
 from sparsellm.estimate import train_flops_per_token
 from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.processes.signals import StopRequest
@@ -15,6 +18,8 @@ from sparsellm.training import meter as meter_module
 from sparsellm.training.meter import Meter
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
+
+PACKAGE = str(Path(sparsellm.__file__).parent)
 
 
 class _SingleValues(TorchDispatchMode):
@@ -27,6 +32,37 @@ class _SingleValues(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         self.read += operator.name() == "aten::_local_scalar_dense"
         return operator(*args, **(kwargs or {}))
+
+
+class _Passed:
+    """Notes the package's functions that are called in a ``with`` block."""
+
+    def __enter__(self):
+        self.functions = set()
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _note(self, frame, event, _):
+        code = frame.f_code
+        if event == "call" and PACKAGE in code.co_filename and not code.co_name.startswith("<"):
+            self.functions.add(code)
+
+
+def test_a_step_passes_few_files_and_functions(tiny):
+    """Whoever reads one must read them all: what makes them more has to be worth that."""
+    run = build_run(tiny("logging.every_steps=1", "runtime.compile=false"))
+    try:
+        for _ in range(3):  # which read the text that the next one needs
+            train_step(run, StopRequest(), launch_next=True)
+        with _Passed() as passed:
+            train_step(run, StopRequest(), launch_next=True)
+    finally:
+        close_run(run)
+    assert len({code.co_filename for code in passed.functions}) <= 18
+    assert 40 < len(passed.functions) <= 70
 
 
 def test_a_step_reads_its_sums_at_once_and_nothing_else(tiny):

@@ -41,10 +41,10 @@ class Acceleration:
     left_alone: dict[str, str] = field(default_factory=dict)  # name → why
     dispatches: dict[str, Dispatch] = field(default_factory=dict, repr=False)
     prefill: PrefillOrder = field(default_factory=PrefillOrder, repr=False)
-    training: bool = False  # whether the model was in training, where it computes as before
+    training: bool = False  # the model was in training mode, where it computes as before
 
     def paths(self) -> dict[str, dict[int, Path]]:
-        """What each FFN runs now: by number of tokens (upper end of a bucket)."""
+        """The present path of each FFN, by the largest number of tokens that takes it."""
         return {name: dispatch.paths() for name, dispatch in self.dispatches.items()}
 
     def reasons(self) -> list[str]:

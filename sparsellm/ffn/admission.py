@@ -32,9 +32,9 @@ class ForeignFFN:
 
     owner: nn.Module  # the FFN itself, or the layer that computes it
     ffn: Projections
-    inside: list[nn.Module]  # what is not called; in a layer: up, activation, its parts, down
+    inside: list[nn.Module]  # those not called; in a layer: up, activation, its parts, down
     is_layer: bool
-    # What `unchanged` compares with.
+    # The state with which `unchanged` compares the present one.
     _inside: list[tuple[nn.Module, type, bool]] = field(default_factory=list)
     _children: list[tuple[nn.Module, tuple[str, ...], tuple[nn.Module | None, ...]]] = field(
         default_factory=list
@@ -42,7 +42,7 @@ class ForeignFFN:
     _values: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
 
     def refusal(self) -> str | None:
-        """Why no forward may be replaced that uses these modules, or None."""
+        """Why a forward that uses these modules may not be replaced, or None."""
         used = {id(tensor) for tensor in self.tensors()}
         for module in self.inside if self.is_layer else [self.owner, *self.inside]:
             kind = type(module).__name__
@@ -77,7 +77,7 @@ class ForeignFFN:
 
     @torch.compiler.assume_constant_result  # a compiled model asks once, while it is traced
     def unchanged(self) -> bool:
-        """Whether all is as it was but the weights' values, and no module trains."""
+        """Whether nothing but the weights' values has changed, and no module trains."""
         for module, kind, is_replaced in self._inside:
             own = module.__dict__
             if (
@@ -106,7 +106,7 @@ def _tensors_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _values_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What a forward may compute with, beside tensors and children: numbers, text, functions."""
+    """What a forward may use beside tensors and children: numbers, text, functions."""
     for name, value in vars(module).items():
         is_plain = isinstance(value, _PLAIN) or callable(value)
         if is_plain and name not in _OF_EVERY_MODULE and name != "forward":

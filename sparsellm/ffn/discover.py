@@ -53,7 +53,7 @@ class Projections(NamedTuple):
 
     @property
     def present(self) -> list[nn.Linear]:
-        """Those that there are."""
+        """The matrices that exist."""
         return [linear for linear in self if linear is not None]
 
 
@@ -115,7 +115,7 @@ def _fused(module: nn.Module) -> str | None:
 
 
 def activation_of(module: nn.Module) -> Callable[[Tensor], Any] | None:
-    """What a module says that its activation is; None where it does not say."""
+    """The activation that a module names; None if it names none."""
     for name in _ACTIVATIONS:
         value = getattr(module, name, None)
         if isinstance(value, str):

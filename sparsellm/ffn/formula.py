@@ -76,12 +76,12 @@ def _threshold_among(
     try:
         with torch.no_grad():
             y = activation(x)
-    except Exception:  # whatever a foreign module raises: it is none that can be read here
+    except Exception:  # a foreign module may raise anything; its activation is then unknown
         return None
     if not isinstance(y, Tensor) or (y.shape, y.dtype, y.device) != (x.shape, x.dtype, x.device):
         return None
     threshold = x[y == 0].max() if (y == 0).any() else x.min()
-    # First 0: what is small may vanish in the activation itself, such as the square of 1e-30.
+    # 0 first: small values may become zero in the activation itself, as the square of 1e-30 does.
     for candidate in (0.0, float(threshold)):
         right = known.value(torch.where(x <= candidate, 0, x))
         if threshold >= 0 and torch.equal(y, right):
@@ -160,7 +160,7 @@ def _text_of(w: FFNWeights) -> str:
 
 
 def _error(found: Tensor, right: Tensor) -> float:
-    """The largest relative error of a token; infinite where one of the two alone is not finite.
+    """The largest relative error of a token; infinite where only one of the two is finite.
 
     fp16 ends at 65,504: a token on which both overflow says nothing.
     """

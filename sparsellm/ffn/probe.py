@@ -40,7 +40,7 @@ def formula_of(foreign: ForeignFFN, activation: Activation | None) -> Formula:
 
 
 def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
-    """Of an activation that the kernels compute, at a threshold; any where the module has none.
+    """The formulas of an FFN with this activation; all, where the module does not name one.
 
     Raises:
         OtherFormula: it is another activation.
@@ -56,7 +56,7 @@ def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
 
 
 def _module_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
-    """Of an FFN that is a module of its own; a matrix of tokens is tried too."""
+    """The formula of an FFN that is a module of its own; a matrix of tokens is tried too."""
     forward, ffn = foreign.owner.forward, foreign.ffn
     if required := further_arguments(forward):
         raise OtherFormula(f"its forward needs further arguments: {', '.join(required)}")
@@ -67,7 +67,7 @@ def _module_formula(foreign: ForeignFFN, activation: Activation | None) -> Formu
 
 
 def _layer_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
-    """Of an FFN that a layer's own forward computes, as up, activation, down in a row."""
+    """The formula of an FFN that a layer computes itself: up, activation, down in a row."""
     ffn, (up, act, *_, down) = foreign.ffn, foreign.inside
     k = ffn.up.in_features
     if k == ffn.up.out_features:
@@ -80,7 +80,7 @@ def _layer_formula(foreign: ForeignFFN, activation: Activation | None) -> Formul
 def _formula(
     forward: Callable[[Tensor], Any], ffn: Projections, activation: Activation | None
 ) -> Formula:
-    """By which a forward computes an FFN, in its own type and in fp32."""
+    """The formula that a forward computes, in its own type and in fp32."""
     x_BTK = probe_tokens(ffn.up.in_features, like=ffn.up.weight)
     formula = _formula_on(x_BTK, forward, ffn, activation)
     with in_fp32(ffn):
@@ -112,7 +112,7 @@ def _check_use(layer: nn.Module, chain: list[nn.Module], x_BTK: Tensor) -> None:
     finally:
         for hook in hooks:
             hook.remove()
-    # Not only equal: a factor between them may be one today.
+    # The same tensor, not an equal one: a factor between them may happen to be 1.
     in_a_row = all(found is given for (*_, found), (_, given, _) in itertools.pairwise(calls))
     if [module for module, *_ in calls] != chain or not in_a_row:
         raise OtherFormula("its layer does more than up, activation, down in a row with it")

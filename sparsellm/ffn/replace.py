@@ -42,7 +42,7 @@ class _Serving:
     foreign: ForeignFFN
     formula: Formula
     dispatch: Dispatch
-    dtype: torch.dtype  # of the weights, and so of the tokens that are served
+    dtype: torch.dtype  # of the weights; tokens of another type are not served
     large: bool  # a GPU takes longer to read the weights than a host to queue the operator
     parameters: dict[str, Any]  # of the replaced forward, with their defaults
     fp8: bool
@@ -50,13 +50,13 @@ class _Serving:
     prefill: PrefillOrder | None = None  # of the model
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, on disk too, has weights whose versions are counted anew."""
+        """Without ``source``: the weights of a copy, on disk too, count their versions anew."""
         return {**vars(self), "source": None}
 
 
 @dataclass
 class _Installed:
-    """What is remembered about a module whose forward was replaced."""
+    """What `put_back` and the installed forward need to know of a module."""
 
     previous: Callable[..., Any] | None  # a forward of the instance's own
     serving: _Serving
@@ -141,8 +141,8 @@ def _version(weight: Tensor) -> int | None:
 
 
 def _derive_again(module: nn.Module, w: FFNWeights, serving: _Serving) -> None:
-    """After a step of an optimizer, say, or a `load_state_dict`."""
-    with torch.inference_mode():  # outside of which a buffer made in it cannot be written
+    """Computes the buffers again, such as after an optimizer's step or `load_state_dict`."""
+    with torch.inference_mode():  # a buffer made in inference mode can be written only there
         for name, tensor in _derived(w, fp8=serving.fp8).items():
             buffer = module._buffers[name]
             assert buffer is not None

@@ -50,7 +50,7 @@ def begin_save(run: Run) -> None:
                 "sparsellm": __version__,
                 "torch": torch.__version__,
                 "init_from": run.origin,
-                "teacher": run.teacher.name if run.teacher else None,
+                **({"teacher": run.teacher.name} if run.teacher else {}),
                 "kernels": kernels_state(run.ffns, accelerator.device),
                 "target": run.target.state_dict() if run.target else None,
                 "micro_batch": run.micro_batch.state_dict(),

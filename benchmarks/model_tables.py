@@ -10,6 +10,7 @@ import train_results
 from listing import cell, markdown_table
 from results import Line, Metrics
 from sparsellm.report.published import PAPER_MODELS, Sides
+from sweep_results import FRONTIER
 from train_results import TrainPair
 
 Made = tuple[str, list[Line]]  # Markdown, and the records that it shows
@@ -126,8 +127,6 @@ training. Command: `sparsellm bench train`.
 """
 
 # --- width ---------------------------------------------------------------------------------------
-
-FRONTIER = "frontier"  # the sweep
 
 
 def frontier_table(lines: Sequence[Line]) -> Made | None:

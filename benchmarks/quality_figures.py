@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import sweep_results
 from results import Drawn, Line
 from sparsellm.report import drawing
-from sweep_results import SweepGroup
+from sweep_results import FRONTIER, SweepGroup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,7 @@ _SERIES = {_L1: 0, "dense-relu": 1, "dense-silu": 2, "target-30": 3}  # numbers 
 def quality_and_speed(lines: Sequence[Line]) -> Drawn | None:
     """Held-out loss and training rate against non-zeros, of the size that has the most runs."""
     groups = [g for g in sweep_results.sweep_groups(lines) if g.nnz and g.losses]
+    groups = [g for g in groups if g.sweep != FRONTIER]
     sizes = Counter(g.size for g in groups)
     if not sizes:
         return None
@@ -66,7 +67,7 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
         case = g.case
         keys = ("activation", "intermediate_size", "target_nnz", "precision")
         arm = _ARMS.get(tuple(case.get(key) for key in keys))  # type: ignore[arg-type]
-        plain = g.sweep == "frontier" and case["gated"] and "reinit" not in g.name
+        plain = g.sweep == FRONTIER and case["gated"] and "reinit" not in g.name
         if arm and plain and g.gpu_seconds:
             arms[arm].append(g)
     steps = max((g.case["step"] for own in arms.values() for g in own), default=0)
@@ -99,6 +100,7 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
 def score_and_forward(lines: Sequence[Line]) -> Drawn | None:
     """Of the sweep with the most scores: those, and what `bench forward` measured of its runs."""
     scored = [g for g in sweep_results.sweep_groups(lines) if g.nnz and g.scores]
+    scored = [g for g in scored if g.sweep != FRONTIER]
     sweeps = Counter(g.sweep for g in scored)
     if not sweeps:
         return None

@@ -11,6 +11,8 @@ from typing import Any
 
 from results import GPU, Line, devices
 
+FRONTIER = "frontier"  # the sweep over widths, which has a table and a figure of its own
+
 
 @dataclass(frozen=True)
 class SweepGroup:

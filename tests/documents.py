@@ -33,7 +33,18 @@ _NOT_RUN = re.compile(r"^ *<!-- not run: (.+) -->$")
 _COMMENT = re.compile(r"^ *#( {2,})(\S.*)$")
 _ASSIGNMENT = re.compile(r"^[A-Z_]+=")
 # What is not ours and is checked by its name alone.
-_OTHERS = {"accelerate", "cd", "docker", "eval", "git", "mkdocs", "pre-commit", "python", "python3"}
+_OTHERS = {
+    "accelerate",
+    "cd",
+    "docker",
+    "eval",
+    "git",
+    "mkdocs",
+    "pre-commit",
+    "python",
+    "python3",
+    "sudo",
+}
 _COMMANDS = ("sparsellm", "accelerate", "sbatch", "docker", "make")
 
 

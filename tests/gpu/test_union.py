@@ -9,6 +9,7 @@ from gpu import union_cases
 from gpu.conditions import each, named
 from gpu.union_cases import CASES, FP16, FUZZ
 from sparsellm.ffn.kernels import union as kernels
+from sparsellm.ffn.kernels.gate import pack
 from sparsellm.ffn.types import ELEMENTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
@@ -44,7 +45,8 @@ def _check_packing(m, n, threshold, element):
     special = [float("nan"), -0.0, float("inf"), float("-inf"), threshold, 0.0]
     gate[m // 2, : len(special)] = torch.tensor(special, device="cuda").to(element)
     union = union_cases.poisoned_union(m, n, element)
-    kernels.pack_union(gate, threshold, union)
+    pack("union", gate, threshold, (union.count, union.neuron, union.value, union.control))
+    kernels.union_entries(union)
     expected = torch.where(gate <= threshold, 0, gate).double()
     found = union_cases.dense(union, m, n)
     assert torch.equal(found.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))

@@ -52,7 +52,7 @@ def compute_gate(  # noqa: PLR0917
         _multiply(format, x_MK, w_NK, bias_N, threshold, out, token_M, activation)
     else:
         assert token_M is None
-        _pack(format, linear(x_MK, w_NK, bias_N), threshold, out, activation)
+        pack(format, linear(x_MK, w_NK, bias_N), threshold, out, activation)
 
 
 def _multiply(  # noqa: PLR0917
@@ -93,10 +93,14 @@ def _multiply(  # noqa: PLR0917
     )
 
 
-def _pack(
-    format: Format, gate_MN: Tensor, threshold: float, out: tuple[object, ...], activation: str
+def pack(
+    format: Format,
+    gate_MN: Tensor,
+    threshold: float,
+    out: tuple[object, ...],
+    activation: str = "relu",
 ) -> None:
-    """By ``pack_<format>``, from a dense product."""
+    """`compute_gate` from its dense product, by ``pack_<format>``."""
     (m, n), name = gate_MN.shape, for_activation(f"pack_{format}", activation)
     tiles = -(-n // TILE_NEURONS)
     if format == "union":

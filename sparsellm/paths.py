@@ -1,9 +1,11 @@
-"""Finds the folders of plain files (recipes, data, ...) in a checkout or in an installed wheel."""
+"""What this machine has: the folders of plain files (recipes, data, …) of a checkout or an
+installed wheel, optional packages, and cores."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import os
 import re
 import shlex
 from collections.abc import Collection
@@ -75,3 +77,10 @@ def how_to_install(extra: str) -> str:
 def how_to_install_cuda(cuda_version: str | None) -> str:
     """The same for the CUDA kernels beside a torch built for ``cuda_version``, such as 12.8."""
     return how_to_install("cuda12" if (cuda_version or "").startswith("12.") else "cuda")
+
+
+def usable_cores() -> int:
+    """The cores that the process is bound to (by ``taskset`` or Slurm, say), else all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

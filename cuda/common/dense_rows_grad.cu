@@ -1,6 +1,6 @@
 // dense_rows_grad: the backward pass of the rows in the dense backup, and of those that it had no room
 // for (common/hybrid.cuh), by dense products (common/rows_gemm.cuh has how); after the gradients of the
-// ELL rows, to which it adds the weights' and biases'.
+// ELL rows, to which it adds the weights'.
 //
 // A round goes through four phases: gate and up of rows that were not kept; ∇h = ∇y · W_downᵀ, + λ ·
 // sign(h), and from it ∇up, ∇gate and h; ∇x = ∇up · W_up + ∇gate · W_gate; the weights' gradients, sums
@@ -107,7 +107,7 @@ __device__ void grad_x(GemmShared& shared, const Sizes& size, const element* w_u
 // Adds the sums over the round's rows to 128 neurons × 128 columns of a matrix.
 __device__ void grad_weights(GemmShared& shared, const Sizes& size, const element* values,
                              const element* rows, const int* token, const Round& round, int tile,
-                             void* matrix, bool is_float, float* bias) {
+                             void* matrix, bool is_float) {
   const int neuron_tiles = (size.n + gemm_tile - 1) / gemm_tile;
   const int first_neuron = tile % neuron_tiles * gemm_tile;
   const int first_column = tile / neuron_tiles * gemm_tile;
@@ -127,24 +127,17 @@ __device__ void grad_weights(GemmShared& shared, const Sizes& size, const elemen
       *to = pack_elements(element_low(*to) + low, element_high(*to) + high);
     }
   });
-  const int neuron = first_neuron + threadIdx.x;
-  if (bias == nullptr || first_column > 0 || threadIdx.x >= gemm_tile || neuron >= size.n) return;
-  float sum = 0.0f;
-  for (int row = 0; row < round.rows; ++row)
-    sum += element_low(__ldcg(values + static_cast<uint64>(row) * size.n + neuron));
-  bias[neuron] += sum;
 }
 }  // namespace
 
 // A few registers more than two blocks per multiprocessor would allow.
 extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
     dense_rows_grad(const element* x_MK, const element* dy_MK, const element* first_NK,
-                    const element* b_first_N, const element* second_NK, const element* b_second_N,
-                    const element* down_NK, const float* l1, int n, int k, const int* token,
-                    const uint32* list, const uint32* counted, uint32* control, int room,
-                    const element* gate, const element* up, int backup, element* scratch_gate,
-                    element* scratch_up, element* scratch_h, element* dx_MK, int is_float,
-                    void* up_NK, void* gate_NK, void* out_down_NK, float* b_up_N, float* b_gate_N) {
+                    const element* second_NK, const element* down_NK, const float* l1, int n, int k,
+                    const int* token, const uint32* list, const uint32* counted, uint32* control,
+                    int room, const element* gate, const element* up, int backup,
+                    element* scratch_gate, element* scratch_up, element* scratch_h, element* dx_MK,
+                    int is_float, void* up_NK, void* gate_NK, void* out_down_NK) {
   extern __shared__ __align__(128) unsigned char raw[];
   GemmShared& shared = *reinterpret_cast<GemmShared*>(raw);
   await_previous_kernel();
@@ -152,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
   if (count == 0) return;
   const bool gated = second_NK != nullptr;
   const Sizes size{n, k};
-  const Weights w{first_NK, b_first_N, second_NK, b_second_N, 0.0f, false};
+  const Weights w{first_NK, nullptr, second_NK, nullptr, 0.0f, false};
   const Scratch scratch{gated ? scratch_gate : nullptr, scratch_up, scratch_h};
   const Backup kept{gate, up, backup};
   const uint32 neurons = tile_width(gated), matrices = gated ? 3 : 2;
@@ -190,8 +183,7 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
       grad_weights(shared, size, is_down ? scratch.h : matrix == 0 ? scratch.up : scratch.gate,
                    is_down ? dy_MK : x_MK, is_down ? token : nullptr, round,
                    (item - multiplied) % weight_tiles,
-                   is_down ? out_down_NK : matrix == 0 ? up_NK : gate_NK, is_float != 0,
-                   is_down ? nullptr : matrix == 0 ? b_up_N : b_gate_N);
+                   is_down ? out_down_NK : matrix == 0 ? up_NK : gate_NK, is_float != 0);
     }
     finish_item(control + items_done);
   }

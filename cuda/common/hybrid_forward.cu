@@ -1,7 +1,7 @@
-// hybrid_up, hybrid_down: y = h · W + b on the ELL rows of the hybrid format (common/hybrid.cuh), W neuron
-// by neuron: W_downᵀ as `nn.Linear` stores it; h = gate * (x · W_upᵀ + b) at their non-zeros, the sampled
-// product first (common/walk.cuh has how). They keep x · W_upᵀ + b, and add up |h|. Without W_up the gate
-// is h, and hybrid_down all there is. Rows of the backup get the bias, until dense_rows fills them in.
+// hybrid_up, hybrid_down: y = h · W on the ELL rows of the hybrid format (common/hybrid.cuh), W neuron by
+// neuron: W_downᵀ as `nn.Linear` stores it; h = gate * (x · W_upᵀ) at their non-zeros, the sampled product
+// first (common/walk.cuh has how). They keep x · W_upᵀ, and add up |h|. Without W_up the gate is h, and
+// hybrid_down all there is. Rows of the backup are zero, until dense_rows fills them in.
 #include "common/hybrid.cuh"
 
 namespace {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void store_sum(float own, float* to) {
 
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     hybrid_up(const element* x_MK, const uint32* word, const uint32* count, int width, int rows_each,
-              const element* w_up_NK, const element* b_up_N, int m, int k, element* up, float* l1) {
+              const element* w_up_NK, int m, int k, element* up, float* l1) {
   __shared__ List list;
   await_previous_kernel();
   const Share share(rows_each, m);
@@ -31,8 +31,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   __syncthreads();
   float sum = 0.0f;
   each_entry(list, ell, [&](const Entry& entry, uint64 place) {
-    float own = __uint_as_float(entry.factor);
-    if (b_up_N != nullptr) own += element_low(b_up_N[word_neuron(entry.word)]);
+    const float own = __uint_as_float(entry.factor);
     const element rounded = static_cast<element>(pack_elements(own, 0.0f));
     up[place] = rounded;
     sum += fabsf(h_of(entry.word, rounded));
@@ -44,8 +43,8 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
 // weights at a time. `up`: null without a gate; then `l1` is stored here.
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     hybrid_down(const uint32* word, const uint32* count, int width, int rows_each, const element* up,
-                const element* w_down_NK, const element* b_down_K, int m, int k, int slices,
-                const int* token, float* l1, element* y_MK) {
+                const element* w_down_NK, int m, int k, int slices, const int* token, float* l1,
+                element* y_MK) {
   __shared__ List list;
   await_previous_kernel();
   const Share share(rows_each, m);
@@ -60,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     each_entry(list, ell, [&](const Entry& entry, uint64) { sum += word_value(entry.word); });
     store_sum(sum, l1 + share.row_block);
   }
-  sum_rows(list, ell.rows, b_down_K, k, columns_of(share.slice, slices, k), y_MK,
+  sum_rows(list, ell.rows, nullptr, k, columns_of(share.slice, slices, k), y_MK,
            RowsByToken{token, ell.first}, FloatFactors{w_down_NK});
 }
 

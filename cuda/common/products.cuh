@@ -25,6 +25,15 @@ struct Part {
   __device__ __forceinline__ int start() const { return chunk * unit_members; }
 };
 
+// Where the tokens are: rows of a matrix, and its map for TMA, which is of use where `row_of`, the row of
+// each token, is null.
+struct Tokens {
+  const TensorMap& map;
+  const element* x;
+  const int* row_of;
+  int m;
+};
+
 // h = gate * (x · W_upᵀ + b) on the union format, in place of the gate. For training it also keeps
 // x · W_upᵀ + b, compact (columns.cuh), and adds up |h|.
 // What training keeps; null pointers at inference.

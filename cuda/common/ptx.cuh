@@ -2,6 +2,12 @@
 // one instruction or a short idiom.
 #pragma once
 
+// What cuTensorMapEncodeTiled fills; passed by value as a __grid_constant__ parameter. Hopper's kernels
+// alone read it.
+struct alignas(64) TensorMap {
+  char opaque[128];
+};
+
 using int32 = int;
 using int64 = long long;
 using uint16 = unsigned short;

@@ -1,5 +1,5 @@
 // The operands and the epilogue of the kernels for the weights' gradients, for every architecture
-// (weight_grad.cu of sm90, portable_weight_grad.cu of sm80).
+// (weight_rows.cuh of sm80 and sm90).
 //
 // A unit's sums are two matrices, 32 neurons of a group × `columns`: of x the first is that of d_gate
 // and the second that of d_up; without a gate, and for dy, only the first is used. A `Tile` defines

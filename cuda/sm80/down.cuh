@@ -1,5 +1,5 @@
-// Sums of weight rows over a token block's union: what portable_down, portable_columns_down and
-// portable_weight_grad share, as sm90/down.cuh is for Hopper. row_sums.cuh has what an `Op` says.
+// Sums of weight rows over a token block's union: shared by union_down, columns_down and weight_grad, as
+// sm90/down.cuh on Hopper. row_sums.cuh has what an `Op` says.
 //
 // A work unit is one block of 64 tokens × 256 output columns. It runs over the block's union, 32
 // members per stage: their columns and 512-byte slices of their weight rows are copied by cp.async.
@@ -11,7 +11,7 @@
 #include "sm80/ring.cuh"
 
 namespace {
-constexpr int h_bytes = block_tokens * 2, w_bytes = unit_width * 2;  // a row: one member
+constexpr int h_bytes = block_tokens * 2, w_bytes = unit_columns * 2;  // a row: one member
 
 struct alignas(128) Shared {
   unsigned char h[stages][stage_inner * h_bytes];
@@ -84,10 +84,9 @@ struct Gather {
     const int row = threadIdx.x / 8;
     const uint32 place = op.place(__shfl_sync(~0u, own, row), first + row);
     const uint32 to_h = smem_address(shared.h[stage]) + swizzled<h_bytes>(row, threadIdx.x % 8);
-    if (Op::rare)
-      copy16_async(to_h, h + place, row < present ? 16 : 0, evict_first());
-    else
-      copy16_async(to_h, h + place, row < present ? 16 : 0);
+    // Without an L2 policy (`rare`), which ptxas 13.0 makes into LDGSTS [R + UR], desc[UR] here: an H200
+    // stops at it with an illegal instruction.
+    copy16_async(to_h, h + place, row < present ? 16 : 0);
     present -= stage_inner;
     first += stage_inner;
     if (Op::max_sources > 1 && present <= 0 && source + 1 < op.num_sources()) {
@@ -185,19 +184,19 @@ __device__ __forceinline__ void run(const Op& op, const element* bias_K, int m, 
   __shared__ bool last;
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   await_previous_kernel();
-  const int warp = threadIdx.x / 32, units_k = (k + unit_width - 1) / unit_width;
+  const int warp = threadIdx.x / 32, units_k = (k + unit_columns - 1) / unit_columns;
   const auto look_up = [&](int index) { return work.order[index / units_k]; };
   UnitIterator iterator(shared.unit, work.control + next_down, work.control[num_parts] * units_k);
   for (WorkUnit own; (own = iterator.next(look_up)).index >= 0;) {
     const int block = block_of(own.a), slice = own.index % units_k;
     const uint32 split = split_of(own.a);
     const int begin = split == 0 ? 0 : work.split[split - 1].x;
-    Gather<Op> from(op, block, begin, own.b, k, slice * unit_width);
+    Gather<Op> from(op, block, begin, own.b, k, slice * unit_columns);
     Sums d = {};
     sum_rows<true>(shared, from, d, [&](int left) { iterator.prefetch_next(left, look_up); });
     if (split == 0 || add_parts<Tile>(last, work, split - 1, units_k, slice, d))
       store(d, bias_K, token_M, y_MK, m, k, block * block_tokens + warp / 4 * 32,
-            slice * unit_width + warp % 4 * 64);
+            slice * unit_columns + warp % 4 * 64);
   }
 }
 

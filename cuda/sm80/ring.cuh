@@ -11,7 +11,7 @@
 #include "common/tile_scheduler.cuh"
 
 constexpr int block_threads = 256;
-constexpr int stage_inner = 32, unit_width = 256, stage_bytes = stage_inner * (block_tokens + unit_width) * 2;
+constexpr int stage_inner = 32, unit_columns = 256, stage_bytes = stage_inner * (block_tokens + unit_columns) * 2;
 constexpr int mma_inner = 16;
 
 // SPARSELLM_SHARED_KIB: the shared memory that a block of threads can have; CUDA reserves one KiB more

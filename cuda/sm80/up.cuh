@@ -1,5 +1,5 @@
-// Products of a token block with the weight rows of its union: what portable_up and
-// portable_columns_grad share, as sm90/up.cuh is for Hopper. products.cuh has what an `Op` says.
+// Products of a token block with the weight rows of its union: shared by union_up and columns_grad, as
+// sm90/up.cuh on Hopper. products.cuh has what an `Op` says.
 //
 // The tokens and the weight rows that a unit's members name come with cp.async, 32 k at a time.
 #pragma once
@@ -8,23 +8,16 @@
 
 namespace {
 constexpr int row_bytes = stage_inner * 2;
-static_assert(unit_width == unit_members);
+static_assert(unit_columns == unit_members);
 
 struct alignas(128) Shared {
   unsigned char x[stages][block_tokens * row_bytes];
-  unsigned char w[stages][unit_width * row_bytes];
+  unsigned char w[stages][unit_columns * row_bytes];
   WorkUnit unit[2];
 };
 
 // What a thread copies of every stage: 16 bytes of one token's row and of four members' rows.
-constexpr int row_step = block_threads / 4, rows = unit_width / row_step;
-
-// Where the tokens are; `row_of`: which row each is, or null where it is its number.
-struct Tokens {
-  const element* x;
-  const int* row_of;
-  int m;
-};
+constexpr int row_step = block_threads / 4, rows = unit_columns / row_step;
 
 struct Source {
   const element* x;
@@ -71,7 +64,7 @@ __device__ __forceinline__ void copy_stage(Shared& shared, int stage, Source& fr
 
 // A warp's columns are 16 of every 64 members, so that a small unit is shared by all warps;
 // `groups` counts those 16s that have members.
-constexpr int group_step = 64, max_groups = unit_width / group_step;
+constexpr int group_step = 64, max_groups = unit_columns / group_step;
 
 template <bool whole>
 __device__ __forceinline__ void multiply_stage(const Shared& shared, int stage, int groups,

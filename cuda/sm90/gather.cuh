@@ -8,7 +8,7 @@
 #include "sm90/wgmma.cuh"
 
 constexpr int producer_threads = 128;  // warpgroup 0; warpgroups 1 and 2 are consumers
-constexpr int block_threads = 384;
+constexpr int block_threads = 384, blocks_per_multiprocessor = 1;
 
 // The current stage of a ring, and the parity of its barriers in this round.
 template <int stages>

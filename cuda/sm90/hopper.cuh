@@ -3,11 +3,6 @@
 #pragma once
 #include "common/ptx.cuh"
 
-// What cuTensorMapEncodeTiled fills; passed by value as a __grid_constant__ parameter.
-struct alignas(64) TensorMap {
-  char opaque[128];
-};
-
 // --- mbarrier ------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void mbarrier_init(uint64* barrier, uint32 arrivals) {

@@ -39,14 +39,6 @@ struct PlaceOfLane {
 
 constexpr int token_rows = block_tokens * 8 / producer_threads;  // the same for tokens
 
-// Where the tokens are: a matrix for TMA, which is not used where `row_of` says which row each is.
-struct Tokens {
-  const TensorMap& map;
-  const element* x;
-  const int* row_of;
-  int m;
-};
-
 // What a thread copies of a unit, from the k that comes next on.
 struct Sources {
   const element* weight[rows];
@@ -153,8 +145,8 @@ __device__ void consume(Shared& shared, const Op& op, int steps) {
       const uint32 w = smem_address(shared.w[pipeline.stage] + consumer * 128 * tile_k);
 #pragma unroll
       for (int k = 0; k < tile_k / 16; ++k)
-        wgmma_n128<0, 0>(d, operand(x + 32 * k, 0, 1024), operand(w + 32 * k, 0, 1024),
-                         step > 0 || k > 0);
+        wgmma_n128(d, operand(x + 32 * k, 0, 1024), operand(w + 32 * k, 0, 1024),
+                   step > 0 || k > 0);
       wgmma_commit();
       if (step == steps / 2) {  // the names are here by now, and this will be in time
 #pragma unroll

@@ -46,14 +46,13 @@ __device__ __forceinline__ void wgmma_wait() {
   OPERANDS_8(d, i), OPERANDS_8(d, i + 8), OPERANDS_8(d, i + 16), OPERANDS_8(d, i + 24)
 #define OPERANDS_64(d, i) OPERANDS_32(d, i), OPERANDS_32(d, i + 32)
 
-template <int transpose_a, int transpose_b>
 __device__ __forceinline__ void wgmma_n128(float (&d)[64], uint64 a, uint64 b, int accumulate) {
   asm volatile(
       "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32." ELEMENT "." ELEMENT " {" SUMS_64 "}, "
-      "%64, %65, accumulate, 1, 1, %67, %68;\n}"
+      "%64, %65, accumulate, 1, 1, 0, 0;\n}"
       : OPERANDS_64(d, 0)
-      : "l"(a), "l"(b), "r"(accumulate), "n"(transpose_a), "n"(transpose_b));
+      : "l"(a), "l"(b), "r"(accumulate));
 }
 
 template <int transpose_a, int transpose_b>

@@ -24,9 +24,9 @@ from sparsellm.ffn.discover import (
 from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, new_dispatch
 from sparsellm.ffn.formula import OtherFormula
 from sparsellm.ffn.fp8 import unsupported
-from sparsellm.ffn.prefill_order import PrefillOrder
 from sparsellm.ffn.probe import formula_of, own_formulas
 from sparsellm.ffn.replace import put_back, replace_forward, stop_ordering, take_order_from
+from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import Format
 
 TokenOrder = Literal["auto", "none"]

@@ -105,7 +105,7 @@ class Hybrid(NamedTuple):
     counted: Tensor  # (8,) int32: the first is the number of heavy rows
     # (M, W), the values of `word`, which rounds them to bf16; (0, W) where x is bf16.
     gate: Tensor
-    up: Tensor  # (M, W), x W_u + b_u at the non-zeros; (0, W) without W_g
+    up: Tensor  # (M, W), x W_u at the non-zeros; (0, W) without W_g
     backup_gate: Tensor  # (R, N), dense; (0, N) without W_g
     backup_up: Tensor  # (R, N); without W_g h
     table: Tensor  # (blocks, N) uint8: rows of each 64 in the ELL matrix that fire a neuron
@@ -148,7 +148,7 @@ def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room, compression: in
 
     Args:
         gate_MN: None without a gate; the pattern is then that of ``up_MN``, after its relu.
-        up_MN: x W_u + b_u.
+        up_MN: x W_u.
         room: R and W.
         compression: of the TwELL in between.
     """
@@ -204,7 +204,11 @@ def on_neurons(values_MW: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
 
 
 def hybrid_forward(
-    x_MK: Tensor, w: FFNWeights, room: Room, compression: int, token_M: Tensor | None = None
+    x_MK: Tensor,
+    w: FFNWeights,
+    room: Room,
+    token_M: Tensor | None = None,
+    compression: int = COMPRESSION,
 ) -> tuple[Tensor, FFNStats, Hybrid]:
     """`reference.sparse_forward` that keeps the hybrid format; exact even if rows overflow."""
     gate_MN, up_MN = activations(x_MK, w)

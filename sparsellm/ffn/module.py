@@ -8,11 +8,10 @@ from torch import Tensor, nn
 from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.capacity import Capacity
 from sparsellm.ffn.dispatch import Costs, Kernels, Path, check_format, check_kernels
-from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.reference import dense_ffn
 from sparsellm.ffn.shared_linear import shared_linears
-from sparsellm.ffn.step_shared import begin_step, end_accumulation
+from sparsellm.ffn.step_shared import Fills, begin_step, end_accumulation
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
@@ -191,7 +190,7 @@ class SparseFFN(nn.Module):
     def _weights(self) -> FFNWeights:
         gate = self.gate_proj.weight if self.gated else None
         up, down = self.up_proj.weight, self.down_proj.weight
-        return FFNWeights(gate, up, down, None, None, None, 0.0, activation=self.activation)
+        return FFNWeights(gate, up, down, activation=self.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) → (…, K), as Hugging Face's MLP."""

@@ -215,7 +215,7 @@ def _by_place(values_MN: Tensor) -> Tensor:
 
 
 def sparse_forward(
-    x_MK: Tensor, w: FFNWeights, capacity: int, token_M: Tensor | None = None
+    x_MK: Tensor, w: FFNWeights, room: Room, token_M: Tensor | None = None
 ) -> tuple[Tensor, FFNStats, Columns]:
     """A training forward pass (paper, section on training): y, statistics, and columns for
     backward.
@@ -224,14 +224,14 @@ def sparse_forward(
 
     Args:
         x_MK: the tokens; everything is computed in their type.
-        w: of the same type; its threshold is not read.
-        capacity: number of columns that are kept for `sparse_backward`.
+        w: of the same type, without biases; its threshold is not read.
+        room: columns that are kept for `sparse_backward`.
         token_M: the token of each row of x, see `TokenOrder`; y and statistics per token are in
             the order of the tokens. None if rows are tokens.
     """
     gate_MN, up_MN = activations(x_MK, w)
     y_MK, stats = output_of(gate_MN, up_MN, w, token_M)
-    return y_MK, stats, columns_of(gate_MN, up_MN, capacity)
+    return y_MK, stats, columns_of(gate_MN, up_MN, room.capacity)
 
 
 def output_of(
@@ -239,7 +239,7 @@ def output_of(
 ) -> tuple[Tensor, FFNStats]:
     """y and statistics of `activations`; ``token_M`` as in `sparse_forward`."""
     h_MN = up_MN if gate_MN is None else gate_MN * up_MN
-    y_MK = F.linear(h_MN, w.down_KN, w.b_down_K)
+    y_MK = F.linear(h_MN, w.down_KN)
     stats = ffn_stats(h_MN, up_MN if gate_MN is None else gate_MN)
     if token_M is not None:
         y_MK = torch.empty_like(y_MK).index_put((token_M.long(),), y_MK)
@@ -253,7 +253,7 @@ def activations(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
     first_MN = rectified(w).value(F.relu(linear(x_MK, *w.first_multiplied)))
     if w.gate_NK is None:
         return None, first_MN
-    return first_MN, F.linear(x_MK, w.up_NK, w.b_up_N)
+    return first_MN, F.linear(x_MK, w.up_NK)
 
 
 def sparse_backward(  # noqa: PLR0917
@@ -305,18 +305,14 @@ def gradients_on(  # noqa: PLR0917
     d_up_MN = dh_MN * (slope(up_MN.to(wide)) if gate_MN is None else gate_MN)
     d_up_MN = d_up_MN.to(x_MK.dtype).to(wide)
     dx_MK = d_up_MN @ w.up_NK.to(wide)
-    d_gate_NK = d_b_gate_N = None
+    d_gate_NK = None
     if gate_MN is not None and w.gate_NK is not None:
         d_gate_MN = (dh_MN * up_MN * slope(gate_MN.to(wide))).to(x_MK.dtype).to(wide)
         dx_MK += d_gate_MN @ w.gate_NK.to(wide)
         d_gate_NK = d_gate_MN.t() @ x_wide_MK
-        d_b_gate_N = None if w.b_gate_N is None else d_gate_MN.sum(0)
     return FFNGradients(
         x_MK=dx_MK.to(x_MK.dtype),
         gate_NK=d_gate_NK,
         up_NK=d_up_MN.t() @ x_wide_MK,
         down_KN=dy_MK.t() @ h_MN.to(wide),
-        b_gate_N=d_b_gate_N,
-        b_up_N=None if w.b_up_N is None else d_up_MN.sum(0),
-        b_down_K=None if w.b_down_K is None else dy_MK.sum(0),
     )

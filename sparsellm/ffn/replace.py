@@ -21,9 +21,9 @@ from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.formula import Formula
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
-from sparsellm.ffn.prefill_order import PrefillOrder
 from sparsellm.ffn.quantised import E4M3, QuantisedRows
 from sparsellm.ffn.reference import activation_function
+from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import FFNWeights
 
 DOWN_NK, INSTALLED = "sparsellm_down_NK", "sparsellm_installed"

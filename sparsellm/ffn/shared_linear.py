@@ -21,10 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.quantised import QuantisedRows, scaled_product
-from sparsellm.ffn.step_shared import add_to_gradient, gradient_memory, summable, transposed
+from sparsellm.ffn.step_shared import Fills, add_to_gradient, gradient_memory, summable, transposed
 
 
 def share_weights(module: nn.Module, *, fp8: bool = False, accumulates: bool = True) -> None:
@@ -102,7 +101,9 @@ class SharedLinear(nn.Linear):
         if self.ready_NK is None:
             return F.linear(x, self.weight)
         x_MK = x.reshape(-1, x.shape[-1]).to(self.ready_NK.dtype)
-        y_MN = shared_linear(x_MK, self.weight, self.ready_NK, self.sum_NK)
+        y_MN: Tensor = torch.ops.sparsellm.shared_linear(
+            x_MK, self.weight, self.ready_NK, self.sum_NK
+        )
         return y_MN.view(*x.shape[:-1], -1)
 
     def _in_fp8(self, x: Tensor) -> Tensor:
@@ -131,9 +132,12 @@ def fp8_weight(weight_NK: Tensor) -> FP8Weight:
     return FP8Weight(quantised_rows(weight_NK), quantised_rows(weight_NK.t().contiguous()))
 
 
-def shared_linear(
-    x_MK: Tensor, weight_NK: Tensor, ready_NK: Tensor, sum_NK: Tensor | None
-) -> Tensor:
+def add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
+    """``sum += dyᵀ x`` by one matrix product, which accumulates in the type of the sum."""
+    torch.ops.sparsellm.add_weight_gradient(sum_NK, dy_MN, x_MK)
+
+
+def _product(x_MK: Tensor, weight_NK: Tensor, ready_NK: Tensor, sum_NK: Tensor | None) -> Tensor:
     """``x Wᵀ``, (M, N).
 
     Args:
@@ -142,16 +146,6 @@ def shared_linear(
         ready_NK: its values, in the type to compute in.
         sum_NK: to which the backward pass adds the weight's gradient; autograd then gets none.
     """
-    y_MN: Tensor = torch.ops.sparsellm.shared_linear(x_MK, weight_NK, ready_NK, sum_NK)
-    return y_MN
-
-
-def add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
-    """``sum += dyᵀ x`` by one matrix product, which accumulates in the type of the sum."""
-    torch.ops.sparsellm.add_weight_gradient(sum_NK, dy_MN, x_MK)
-
-
-def _product(x_MK: Tensor, weight_NK: Tensor, ready_NK: Tensor, sum_NK: Tensor | None) -> Tensor:
     return x_MK @ ready_NK.t()
 
 

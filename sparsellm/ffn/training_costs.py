@@ -47,7 +47,7 @@ def measure_costs(call: Measured, *, compiled: bool, ordered: bool) -> Costs:
 
     x_MK, dy_MK = matrix(num_tokens, k), matrix(num_tokens, k)
     gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
-    w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
+    w = FFNWeights(gate_NK, up_NK, down_KN)
     if fp8:
         w = w._replace(quantised=quantised_rows(up_NK if gate_NK is None else gate_NK))
     d_l1, blocks, order_M = torch.ones((), device=device), -(-num_tokens // BLOCK_TOKENS), None
@@ -63,9 +63,10 @@ def measure_costs(call: Measured, *, compiled: bool, ordered: bool) -> Costs:
         biased = w._replace(b_gate_N=bias_N) if gated else w._replace(b_up_N=bias_N)
 
         def step() -> FFNStats:
-            down_NK = transposed(down_KN, torch.bfloat16)
-            _, stats, saved = kernels.forward(x_MK, biased, down_NK, room, order_M)
-            kernels.backward(dy_MK, d_l1, x_MK, w, down_NK, saved, torch.bfloat16, order_M)
+            turned_KN = transposed(down_KN, torch.bfloat16).t()
+            given = biased._replace(down_KN=turned_KN)
+            _, stats, saved = kernels.forward(x_MK, given, room, order_M)
+            kernels.backward(dy_MK, d_l1, x_MK, given, saved, torch.bfloat16, order_M)
             return stats
 
         stats = step()

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.formats import (
-    COMPRESSION,
     Hybrid,
     empty_hybrid,
     hybrid_backward,
@@ -26,7 +24,7 @@ from sparsellm.ffn.formats import (
 )
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.reference import empty_columns, sparse_backward, sparse_forward
-from sparsellm.ffn.step_shared import kernel_weights
+from sparsellm.ffn.step_shared import Fills, kernel_weights
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     MAX_ELL_WIDTH,
@@ -51,10 +49,9 @@ class TrainingFormat:
     saved: type[Columns] | type[Hybrid]  # what forward keeps for backward
     empty: Callable[..., Any]  # allocates it for (x, N, room, gated)
     check: Callable[[int, int, Room], None]  # that the room fits M and N
-    # As `reference.sparse_forward` and `sparse_backward`, but forward takes the room.
     forward: Callable[[Tensor, FFNWeights, Room, Tensor | None], tuple[Tensor, FFNStats, Any]]
     backward: Callable[..., FFNGradients]
-    kernels: str  # the module of kernels/ with both, which take W_d transposed too
+    kernels: str  # the module of kernels/ with both
 
 
 def _check_columns(num_tokens: int, num_neurons: int, room: Room) -> None:
@@ -83,7 +80,7 @@ FORMATS: dict[Format, TrainingFormat] = {
         saved=Columns,
         empty=empty_columns,
         check=_check_columns,
-        forward=lambda x_MK, w, room, token_M: sparse_forward(x_MK, w, room.capacity, token_M),
+        forward=sparse_forward,
         backward=sparse_backward,
         kernels="union_training",
     ),
@@ -91,7 +88,7 @@ FORMATS: dict[Format, TrainingFormat] = {
         saved=Hybrid,
         empty=empty_hybrid,
         check=_check_hybrid,
-        forward=lambda x_MK, w, room, token_M: hybrid_forward(x_MK, w, room, COMPRESSION, token_M),
+        forward=hybrid_forward,
         backward=hybrid_backward,
         kernels="hybrid",
     ),
@@ -123,12 +120,10 @@ def forward(  # noqa: PLR0917
         _check_limits(x_MK, w)
         with torch.cuda.device(x_MK.get_device()):
             cast = _for_kernels(w, x_MK.dtype, ready)
-            found = _kernels(format).forward(x_MK, cast, cast.down_KN.t(), room, token_M)
-    else:
-        # Autocast still applies inside an operator, where every type has been chosen already.
-        with torch.autocast(x_MK.device.type, enabled=False):
-            found = FORMATS[format].forward(x_MK, _cast(w, x_MK.dtype, ready), room, token_M)
-    return found  # type: ignore[no-any-return]
+            return _kernels(format).forward(x_MK, cast, room, token_M)  # type: ignore[no-any-return]
+    # Autocast still applies inside an operator, where every type has been chosen already.
+    with torch.autocast(x_MK.device.type, enabled=False):
+        return FORMATS[format].forward(x_MK, _cast(w, x_MK.dtype, ready), room, token_M)
 
 
 def backward(  # noqa: PLR0917
@@ -149,9 +144,9 @@ def backward(  # noqa: PLR0917
     if runs_kernels(x_MK):
         with torch.cuda.device(x_MK.get_device()):
             cast, own = _for_kernels(w, x_MK.dtype, ready), w.up_NK.dtype
-            down_NK, kernels = cast.down_KN.t(), _kernels(format)
-            found = kernels.backward(dy_MK, d_l1, x_MK, cast, down_NK, saved, own, token_M, sums)
-            return found  # type: ignore[no-any-return]
+            return _kernels(format).backward(  # type: ignore[no-any-return]
+                dy_MK, d_l1, x_MK, cast, saved, own, token_M, sums
+            )
     with torch.autocast(x_MK.device.type, enabled=False):
         cast = _cast(w, x_MK.dtype, ready)
         gradients = FORMATS[format].backward(dy_MK, d_l1, x_MK, cast, saved, token_M)

@@ -48,7 +48,7 @@ def sparse_ffn_training(  # noqa: PLR0917
     *,
     fp8: bool = False,
 ) -> tuple[Tensor, FFNStats]:
-    """``y = (act(x W_g + b_g) * (x W_u + b_u)) W_d + b_d`` and its statistics, for training.
+    """``y = (act(x W_g) * (x W_u)) W_d`` and its statistics, for training.
 
     Computes in the type of x, under autocast in autocast's. Weights may be of another type: they
     are cast inside, and their gradients come back in their own type without having been rounded to
@@ -56,7 +56,7 @@ def sparse_ffn_training(  # noqa: PLR0917
 
     Args:
         x_MK: the tokens; bf16 on a GPU.
-        w: the FFN; its threshold must be 0.
+        w: the FFN, without biases; its threshold must be 0.
         capacity: what is reserved for the pattern until the backward pass, see `Room`; 0 where
             there will be none. Columns of the union format, of which ``blocks * N`` are always
             enough, did not suffice where ``stats.union_sum`` exceeds them. ``stats.recomputed``
@@ -72,8 +72,10 @@ def sparse_ffn_training(  # noqa: PLR0917
             FP8. Ignored with ``shared``, whose weights are quantised or not.
 
     Raises:
-        ValueError: shapes, types, devices or a room that do not fit, by name.
+        ValueError: shapes, types, devices or a room that do not fit, by name; a bias.
     """
+    if any(bias is not None for bias in (w.b_gate_N, w.b_up_N, w.b_down_K)):
+        raise ValueError("sparse_ffn: training takes no biases; they are for inference")
     device = x_MK.device.type
     if torch.is_autocast_enabled(device):
         x_MK = x_MK.to(torch.get_autocast_dtype(device))
@@ -85,7 +87,7 @@ def sparse_ffn_training(  # noqa: PLR0917
         quantised = shared.weights.quantised
     elif fp8:
         quantised = quantised_rows((w.up_NK if w.gate_NK is None else w.gate_NK).to(x_MK.dtype))
-    tensors = FFNTensors(x_MK, *w[:6], token_M, *(quantised or (None, None)), *ready, *sums)
+    tensors = FFNTensors(x_MK, *w[:3], token_M, *(quantised or (None, None)), *ready, *sums)
     y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = (
         torch.ops.sparsellm.sparse_ffn_training.default(
             *tensors, capacity, ell_width, format, w.activation
@@ -102,9 +104,6 @@ class FFNTensors(NamedTuple):
     w_gate_NK: Tensor | None
     w_up_NK: Tensor
     w_down_KN: Tensor
-    b_gate_N: Tensor | None
-    b_up_N: Tensor | None
-    b_down_K: Tensor | None
     token_M: Tensor | None  # (M,) int32, the token of each row of x
     quantised_NK: Tensor | None  # `FFNWeights.quantised`, both or none
     quantised_scale_N: Tensor | None
@@ -118,12 +117,12 @@ class FFNTensors(NamedTuple):
     @property
     def differentiable(self) -> tuple[Tensor | None, ...]:
         """x and the parameters, in the order of `FFNGradients`."""
-        return self[:7]
+        return self[:4]
 
     def weights(self, activation: str) -> FFNWeights:
         """The parameters, as an FFN with this activation."""
         quantised = quantised_from(self.quantised_NK, self.quantised_scale_N)
-        return FFNWeights(*self[1:7], 0.0, activation=activation, quantised=quantised)
+        return FFNWeights(*self[1:4], activation=activation, quantised=quantised)
 
     @property
     def ready(self) -> KernelWeights | None:
@@ -143,8 +142,7 @@ class FFNTensors(NamedTuple):
 def _schema(sums: str) -> str:
     return (
         "Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, "
-        "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, Tensor? token_M, "
-        "Tensor? quantised_NK, Tensor? quantised_scale_N, "
+        "Tensor? token_M, Tensor? quantised_NK, Tensor? quantised_scale_N, "
         "Tensor? ready_gate_NK, Tensor? ready_up_NK, Tensor? ready_down_NK, " + sums
     )
 
@@ -200,8 +198,7 @@ def _backward(*arguments: Any) -> list[Tensor]:
     activation and `FFNTensors` without sums.
 
     Returns:
-        The gradients of those of x, W_g, W_u, W_d, b_g, b_u and b_d that there are, each in its
-        type.
+        The gradients of those of x, W_g, W_u and W_d that there are, each in its type.
     """
     found, own = _gradients(*arguments), FFNTensors(*arguments[5:]).w_up_NK.dtype
     return [found.x_MK, *(gradient.to(own) for gradient in found[1:] if gradient is not None)]
@@ -213,7 +210,7 @@ def _fake_backward(*arguments: Any) -> list[Tensor]:
 
 
 def _backward_into(*arguments: Any) -> Tensor:
-    """`_backward` of an FFN without biases, which adds the matrices' gradients to the sums.
+    """`_backward`, which adds the matrices' gradients to the sums.
 
     Returns:
         The gradient of x.

@@ -65,10 +65,10 @@ class FFNWeights(NamedTuple):
     gate_NK: Tensor | None  # None: the non-gated variant
     up_NK: Tensor
     down_KN: Tensor
-    b_gate_N: Tensor | None
-    b_up_N: Tensor | None
-    b_down_K: Tensor | None
-    threshold: float  # FATReLU's: a gate that is not above it counts as zero; 0 is ReLU
+    b_gate_N: Tensor | None = None  # biases are for inference alone
+    b_up_N: Tensor | None = None
+    b_down_K: Tensor | None = None
+    threshold: float = 0.0  # FATReLU's: a gate that is not above it counts as zero; 0 is ReLU
     relu_up: bool = False  # dReLU: relu(gate) * relu(up); with a gate, and at inference only
     activation: str = "relu"  # a name of `architecture.ACTIVATIONS` that has kernels
     # In FP8: the matrix whose product decides what fires. That product, pattern and values, is then
@@ -138,7 +138,7 @@ class Columns(NamedTuple):
     neuron: Tensor  # (C,) int32
     mask: Tensor  # (C,) int64, bit t: token t of the block fires the neuron
     gate: Tensor  # (C, 64), after the activation; (0, 64) without W_g
-    up: Tensor  # (C, 64), x W_u + b_u of every token; without W_g its activation, which is h
+    up: Tensor  # (C, 64), x W_u of every token; without W_g its activation, which is h
     # (2,) int64, E again and the number of non-zeros. It is in host memory even for columns on a
     # GPU, since backward must know it before it launches; -1: the copy has not arrived. (0,) where
     # C is exactly enough for any pattern: a CUDA graph cannot return anything on the host.
@@ -150,15 +150,12 @@ class Columns(NamedTuple):
 
 
 class FFNGradients(NamedTuple):
-    """Gradients of x and of each weight that there is; shaped as what they belong to."""
+    """Gradients of x and of each matrix that there is; shaped as what they belong to."""
 
     x_MK: Tensor
     gate_NK: Tensor | None
     up_NK: Tensor
     down_KN: Tensor
-    b_gate_N: Tensor | None
-    b_up_N: Tensor | None
-    b_down_K: Tensor | None
 
     def added_to(self, sums: GradientSums) -> FFNGradients:
         """Adds the matrices' gradients to the sums."""

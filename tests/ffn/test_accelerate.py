@@ -25,7 +25,7 @@ from transformers import (
 )
 
 import sparsellm
-from sparsellm.ffn import prefill_order, replace
+from sparsellm.ffn import replace
 from sparsellm.ffn.dispatch import Costs
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.module import SparseFFN
@@ -144,7 +144,7 @@ def orders(monkeypatch):
         return sparse_ffn(x_MK, w, down_NK, handle, token_M)
 
     monkeypatch.setattr(replace, "sparse_ffn", spy)
-    monkeypatch.setattr(prefill_order, "MIN_TOKENS", 30)
+    monkeypatch.setattr("sparsellm.ffn.token_order.MIN_TOKENS", 30)
     monkeypatch.setattr(replace, "FEW_TOKENS", 0)
     return seen
 
@@ -195,7 +195,7 @@ def test_an_order_does_not_outlive_its_forward_its_model_or_its_length(orders):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_token_order_under_compile(monkeypatch):
-    monkeypatch.setattr(prefill_order, "MIN_TOKENS", 30)
+    monkeypatch.setattr("sparsellm.ffn.token_order.MIN_TOKENS", 30)
     model = _model(LlamaConfig, LlamaForCausalLM)
     expected = model(TOKENS, use_cache=False).logits
     sparsellm.accelerate(model, token_order="auto")
@@ -359,7 +359,7 @@ def test_the_operator_equals_its_formula(gated, threshold):
 
 def _refused(match: str, **changes):
     x_MK, w_NK = torch.randn(3, 16), torch.randn(24, 16)
-    w = FFNWeights(w_NK, w_NK, w_NK.t().contiguous(), None, None, None, 0.0)
+    w = FFNWeights(w_NK, w_NK, w_NK.t().contiguous())
     others = {"x_MK": x_MK, "down_NK": w_NK}
     others |= {name: changes.pop(name) for name in set(others) & set(changes)}
     with pytest.raises(ValueError, match=match):

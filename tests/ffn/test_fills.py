@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sparsellm.ffn.fills import Fills
+from sparsellm.ffn.step_shared import Fills
 
 
 def test_casts_and_zeros_are_there_at_the_end():

@@ -110,7 +110,7 @@ def test_a_sparse_ffn_computes_pattern_and_values_of_its_gate_in_fp8(format, gat
 
 
 def test_what_a_step_shares_changes_no_bit():
-    from sparsellm.ffn.fills import Fills
+    from sparsellm.ffn.step_shared import Fills
 
     module, _ = ffn(gated=True)
     x = matrix(M, K, seed=7)

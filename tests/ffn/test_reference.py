@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from sparsellm.ffn.reference import columns_of, dense_ffn, dense_of
-from sparsellm.ffn.types import TOKEN_AT
+from sparsellm.ffn.reference import columns_of, dense_ffn, dense_of, empty_columns
+from sparsellm.ffn.types import TOKEN_AT, Room
 
 
 def _weights(m: int, k: int, n: int, density: float, seed: int) -> tuple[torch.Tensor, ...]:
@@ -145,6 +145,11 @@ def test_columns_block_by_block_and_back(shape, density, gated, seed):
         assert torch.equal(dense_of(columns, columns.up, m, n), torch.where(member, up, 0))
     else:
         assert columns.gate.shape == (0, 64)
+    for capacity in (len(expected) // 2, (len(starts) - 1) * n):
+        stored = columns_of(gate if gated else None, up, capacity)
+        memory = empty_columns(gate[:, :0], n, Room(capacity), gated=gated)
+        for found, empty in zip(stored, memory, strict=True):
+            assert (found.shape, found.dtype) == (empty.shape, empty.dtype)
     small = columns_of(gate, up, len(expected) // 2)
     assert torch.equal(small.offset, columns.offset)
     assert small.neuron.tolist() == columns.neuron.tolist()[: len(expected) // 2]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import (
     SharedLinear,
@@ -14,6 +13,7 @@ from sparsellm.ffn.shared_linear import (
     share_weights,
     shared_linears,
 )
+from sparsellm.ffn.step_shared import Fills
 
 K, N, ROUNDS = 16, 24, 3
 

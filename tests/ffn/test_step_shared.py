@@ -13,10 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import share_weights, shared_linears
-from sparsellm.ffn.step_shared import kernel_weights
+from sparsellm.ffn.step_shared import Fills, kernel_weights
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.types import FFNWeights
 
@@ -194,7 +193,7 @@ def test_a_dense_layer_shares_only_where_asked_and_one_micro_batch_no_sums():
 
 def test_weights_for_kernels_are_contiguous_and_w_down_is_transposed():
     gate_NK, up_NK, down_KN = torch.randn(N, K), torch.randn(K, N).t(), torch.randn(K, N)
-    w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
+    w = FFNWeights(gate_NK, up_NK, down_KN)
     with Fills() as fills:
         *ready, quantised = kernel_weights(w, torch.bfloat16, fills)
     assert quantised is None

@@ -27,15 +27,13 @@ def problem(m, k, n, gated, dtype=torch.float64):
     first[:, 1], x[:, 1] = 5, torch.where(torch.rand(m, generator=generator) < 0.2, 1.0, 0.0)
     other, down = normal(n, k), normal(k, n)
     matrices = (first, other, down) if gated else (None, first, down)
-    biases = (normal(n) * 0.01 if gated else None, normal(n) * 0.01, normal(k))
-    tensors = [None if t is None else t.to(dtype) for t in (*matrices, *biases)]
-    return x.to(dtype), FFNWeights(*tensors, 0.0)
+    return x.to(dtype), FFNWeights(*(None if t is None else t.to(dtype) for t in matrices))
 
 
 def leaves_of(x, w):
-    inputs = [t.detach().clone().requires_grad_() for t in (x, *w[:6]) if t is not None]
+    inputs = [t.detach().clone().requires_grad_() for t in (x, *w[:3]) if t is not None]
     rest = iter(inputs[1:])
-    return inputs, FFNWeights(*(None if t is None else next(rest) for t in w[:6]), 0.0)
+    return inputs, FFNWeights(*(None if t is None else next(rest) for t in w[:3]))
 
 
 def hybrid_ffn(x, w, width, backup_rows, order=None, shared=None):  # noqa: PLR0917
@@ -49,7 +47,7 @@ def test_gradients_of_output_and_l1_in_float64(gated, backup_rows):
 
     def run(*tensors):
         rest = iter(tensors[1:])
-        own = FFNWeights(*(None if t is None else next(rest) for t in w[:6]), 0.0)
+        own = FFNWeights(*(None if t is None else next(rest) for t in w[:3]))
         y, stats = hybrid_ffn(tensors[0], own, 20, backup_rows)
         return y, stats.l1_sum
 
@@ -84,7 +82,6 @@ def test_computes_what_the_union_format_computes(gated, dtype):
 
 def test_adds_to_the_sums_of_a_step():
     x, w = problem(70, 16, 96, gated=True, dtype=torch.float32)
-    w = w._replace(b_gate_N=None, b_up_N=None, b_down_K=None)
     inputs, own = leaves_of(x, w)
     y, _ = hybrid_ffn(inputs[0], own, 40, 128)
     expected = torch.autograd.grad(y.sum(), inputs)

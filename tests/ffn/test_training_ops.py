@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 
 import pytest
 import torch
@@ -15,28 +14,20 @@ from torch.utils.checkpoint import checkpoint
 
 from sparsellm.ffn import training_formats
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.reference import columns_of, sparse_backward, sparse_forward
+from sparsellm.ffn.reference import sparse_backward, sparse_forward
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import Columns, FFNWeights, Room, TokenOrder
 
-VARIANTS = list(itertools.product((True, False), (True, False)))  # gated, biased
-IDS = ["gated, biased", "gated", "non-gated, biased", "non-gated"]
 
-
-def _inputs(m, k, n, gated=True, biased=False, *, dtype=torch.float64, seed=0):
+def _inputs(m, k, n, gated=True, *, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
         values = torch.randn(shape, generator=generator, dtype=dtype)
         return values.requires_grad_()
 
-    def bias(size, there):
-        return draw(size) if there else None
-
     x_MK, gate_NK = draw(m, k), draw(n, k) if gated else None
-    up_NK, down_KN = draw(n, k), draw(k, n)
-    b_gate_N = bias(n, biased and gated)
-    return x_MK, FFNWeights(gate_NK, up_NK, down_KN, b_gate_N, bias(n, biased), bias(k, biased), 0)
+    return x_MK, FFNWeights(gate_NK, draw(n, k), draw(k, n))
 
 
 def _at_density(x_MK, w, density):
@@ -54,14 +45,14 @@ def _at_density(x_MK, w, density):
 
 
 def _dense(x_MK, w):
-    up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
-    gate_MN = F.relu(up_MN if w.gate_NK is None else F.linear(x_MK, w.gate_NK, w.b_gate_N))
+    up_MN = F.linear(x_MK, w.up_NK)
+    gate_MN = F.relu(up_MN if w.gate_NK is None else F.linear(x_MK, w.gate_NK))
     h_MN = gate_MN if w.gate_NK is None else gate_MN * up_MN
-    return F.linear(h_MN, w.down_KN, w.b_down_K), h_MN.abs().sum(), gate_MN != 0
+    return F.linear(h_MN, w.down_KN), h_MN.abs().sum(), gate_MN != 0
 
 
 def _present(x_MK, w):
-    return [tensor for tensor in (x_MK, *w[:6]) if tensor is not None]
+    return [tensor for tensor in (x_MK, *w[:3]) if tensor is not None]
 
 
 def _assert_equal_to_dense(x_MK, w, capacity):
@@ -86,14 +77,14 @@ def _assert_equal_to_dense(x_MK, w, capacity):
 @given(
     shape=st.tuples(st.integers(0, 200), st.integers(1, 9), st.integers(1, 40)),
     density=st.sampled_from([0.0, 0.05, 0.5, 1.0, "crazy row"]),
-    variant=st.sampled_from(VARIANTS),
+    gated=st.booleans(),
     share=st.sampled_from([0.0, 0.3, 1.0]),
     seed=st.integers(0, 10**6),
 )
-def test_equals_dense_at_every_shape_density_and_capacity(shape, density, variant, share, seed):
+def test_equals_dense_at_every_shape_density_and_capacity(shape, density, gated, share, seed):
     m, _, n = shape
     torch.manual_seed(seed)
-    x_MK, w = _at_density(*_inputs(*shape, *variant, seed=seed), density)
+    x_MK, w = _at_density(*_inputs(*shape, gated, seed=seed), density)
     worst = -(-m // 64) * n
     columns = _assert_equal_to_dense(x_MK, w, int(share * worst))
     certain = {0.0: 0, 1.0: worst, "crazy row": n if m else 0}
@@ -101,9 +92,9 @@ def test_equals_dense_at_every_shape_density_and_capacity(shape, density, varian
 
 
 @pytest.mark.parametrize("capacity", [0, 5, 24])
-@pytest.mark.parametrize(("gated", "biased"), VARIANTS, ids=IDS)
-def test_gradients_in_float64(gated, biased, capacity):
-    x_MK, w = _inputs(67, 3, 12, gated, biased, seed=3)
+@pytest.mark.parametrize("gated", [True, False])
+def test_gradients_in_float64(gated, capacity):
+    x_MK, w = _inputs(67, 3, 12, gated, seed=3)
     names = [name for name, tensor in zip(w._fields, w, strict=True) if torch.is_tensor(tensor)]
 
     def run(x, *tensors):
@@ -116,13 +107,12 @@ def test_gradients_in_float64(gated, biased, capacity):
 
 @pytest.mark.parametrize("format", ["union", "twell"])
 @pytest.mark.parametrize(
-    ("gated", "biased", "capacity", "ordered"),
-    [(True, True, 7, True), (True, False, 0, False), (False, True, 32, True)],
+    ("gated", "capacity", "ordered"), [(True, 7, True), (True, 0, False), (False, 32, True)]
 )
-def test_operators_are_what_they_say(gated, biased, capacity, ordered, format):
-    x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
+def test_operators_are_what_they_say(gated, capacity, ordered, format):
+    x_MK, w = _inputs(70, 8, 16, gated, dtype=torch.float32)
     token_M = torch.randperm(70, dtype=torch.int32) if ordered else None
-    operands = (x_MK, *w[:6], token_M, *(None,) * 8)
+    operands = (x_MK, *w[:3], token_M, *(None,) * 8)
     room = (capacity, 8, format, "relu")
     operators = torch.ops.sparsellm
     torch.library.opcheck(operators.sparse_ffn_training.default, (*operands, *room))
@@ -157,9 +147,9 @@ def test_under_autocast_fp32_weights_have_unrounded_gradients():
     # What bf16 computes with, in float64.
     exact_x, *exact = (
         None if t is None else t.detach().bfloat16().double().requires_grad_()
-        for t in (x_MK, *w[:6])
+        for t in (x_MK, *w[:3])
     )
-    exact_w = FFNWeights(*exact, 0.0)
+    exact_w = FFNWeights(*exact)
     y_exact, l1, _ = _dense(exact_x, exact_w)
     expected = torch.autograd.grad(y_exact.square().sum() + l1, _present(exact_x, exact_w))
     for found, other in zip(gradients, expected, strict=True):
@@ -230,7 +220,7 @@ def test_overflow_and_recomputation_change_no_bit():
         ({"up_NK": torch.zeros(16, 9)}, r"W_u is \(16, 9\) where \(16, 8\)"),
         ({"down_KN": torch.zeros(16, 8)}, r"W_d is \(16, 8\) where \(8, 16\)"),
         ({"gate_NK": torch.zeros(16, 8).double()}, "W_g is torch.float64"),
-        ({"b_up_N": torch.zeros(8)}, r"b_u is \(8,\) where \(16,\)"),
+        ({"b_up_N": torch.zeros(16)}, "training takes no biases"),
         ({"capacity": 50}, "capacity 50 must be 0 to 48"),
         ({"capacity": -1}, "capacity -1"),
         ({"x_MK": torch.zeros(2, 65, 8)}, r"x \(2, 65, 8\) must be"),
@@ -276,34 +266,32 @@ def test_the_module_compiles_whole():
 
 
 def test_padding_of_the_last_block_fires_nothing():
-    x_MK, w = _inputs(65, 4, 8, biased=True)
-    with torch.no_grad():
-        w.b_gate_N.fill_(100)  # 63 places of the second block stand for no token
-    assert _assert_equal_to_dense(x_MK, w, 16) == 16
+    # 63 places of the second block stand for no token
+    assert _assert_equal_to_dense(*_at_density(*_inputs(65, 4, 8), 1.0), 16) == 16
 
 
-@pytest.mark.parametrize(("gated", "biased"), VARIANTS, ids=IDS)
-def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, gated, biased):
+@pytest.mark.parametrize("gated", [True, False])
+def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, gated):
     """What the operators do around the CUDA kernels; the specification stands in for them."""
     from sparsellm.ffn.kernels import union_training
 
-    def forward(x_MK, w, down_NK, room, token_M):
-        assert down_NK.is_contiguous()
-        assert torch.equal(down_NK.t(), w.down_KN)
+    def forward(x_MK, w, room, token_M):
+        assert w.down_KN.t().is_contiguous()
         assert {t.dtype for t in w if torch.is_tensor(t)} == {torch.bfloat16}
-        return sparse_forward(x_MK, w, room.capacity, token_M)
+        return sparse_forward(x_MK, w, room, token_M)
 
-    def backward(dy_MK, d_l1, x_MK, w, down_NK, saved, dtype, token_M, sums):  # noqa: PLR0917
+    def backward(dy_MK, d_l1, x_MK, w, saved, dtype, token_M, sums):  # noqa: PLR0917
+        assert w.down_KN.t().is_contiguous()
         assert dtype == torch.float32
         assert sums is None
-        return sparse_backward(dy_MK, d_l1, x_MK, w._replace(down_KN=down_NK.t()), saved, token_M)
+        return sparse_backward(dy_MK, d_l1, x_MK, w, saved, token_M)
 
     monkeypatch.setattr(union_training, "forward", forward)
     monkeypatch.setattr(union_training, "backward", backward)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    x_MK, w = _inputs(70, 8, 16, gated, biased, dtype=torch.float32)
+    x_MK, w = _inputs(70, 8, 16, gated, dtype=torch.float32)
     x_MK = x_MK.detach().bfloat16()
-    bare = FFNWeights(*(None if t is None else t.detach() for t in w[:6]), 0.0)
+    bare = FFNWeights(*(None if t is None else t.detach() for t in w[:3]))
     token_M = torch.randperm(70, dtype=torch.int32)
 
     def run():
@@ -321,23 +309,6 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
         assert all(torch.equal(a, b) for a, b in zip(own, other, strict=True))
     matrices = on_gpu[1][1 : 4 if gated else 3]
     assert all(a.is_contiguous() and a.dtype == torch.float32 for a in matrices)
-
-
-@pytest.mark.parametrize("gated", [True, False])
-def test_bias_gradients_are_sums_over_what_fires(gated):
-    """Around the kernels, in PyTorch; unfilled columns and silent tokens hold anything."""
-    from sparsellm.ffn.kernels.union_training import _bias_grad
-
-    generator, capacity = torch.Generator().manual_seed(0), 60
-    h_MN, d_MN = (torch.randn(150, 24, generator=generator) for _ in range(2))
-    h_MN = F.relu(h_MN - 2.2)
-    saved = columns_of(h_MN if gated else None, d_MN if gated else h_MN, capacity)
-    d_CP = columns_of(h_MN, d_MN, capacity).up
-    assert 20 < int(saved.offset[-1]) < capacity
-    d_CP[(saved.gate if gated else saved.up) == 0] = float("nan")
-    saved.neuron[int(saved.offset[-1]) :] = 10**9
-    expected_N = torch.where(h_MN != 0, d_MN, 0).sum(0)
-    torch.testing.assert_close(_bias_grad(saved, d_CP, 24), expected_N)
 
 
 @pytest.mark.parametrize(

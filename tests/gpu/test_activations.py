@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpu.conditions import need_kernels, poisoned
-from gpu.test_hybrid import check
+from gpu.test_hybrid import check, without_biases
 from gpu.test_sparse_ffn import doubt, error, expected, problem, shape
 from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.dispatch import new_dispatch
@@ -17,7 +17,7 @@ from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.reference import fatrelu_ffn, sparse_backward, sparse_forward
 from sparsellm.ffn.training_ops import sparse_ffn_training
-from sparsellm.ffn.types import ELEMENTS, FFNWeights
+from sparsellm.ffn.types import ELEMENTS, FFNWeights, Room
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,13 +66,11 @@ def test_training_on_unions_equals_float64(name):
         torch.manual_seed(case)
         m, k, n = shape(choose)
         x_MK, w = problem(m, k, n, choose)
-        w = w._replace(activation=name, threshold=0.0, relu_up=False)
-        if w.gate_NK is not None:  # x W_u is rounded before its bias, which may turn h's sign
-            w = w._replace(b_up_N=None)
-        given = [x_MK, *(t for t in w[:6] if t is not None)]
+        x_MK, w = without_biases(x_MK, w._replace(activation=name))
+        given = [x_MK, *(t for t in w[:3] if t is not None)]
         leaves = [t.detach().requires_grad_() for t in given]
         own = iter(leaves[1:])
-        of_leaves = w._replace(**{f: next(own) for f in w._fields[:6] if getattr(w, f) is not None})
+        of_leaves = w._replace(**{f: next(own) for f in w._fields[:3] if getattr(w, f) is not None})
         worst = -(-m // 64) * n
         capacity = choose.choice([worst, worst // 20])  # which may overflow
         dy_MK = torch.randn_like(x_MK)
@@ -80,7 +78,7 @@ def test_training_on_unions_equals_float64(name):
             y_MK, stats = sparse_ffn_training(leaves[0], of_leaves, capacity)
             loss = (y_MK.float() * dy_MK.float()).sum() + 0.3 * stats.l1_sum
             found = torch.autograd.grad(loss, leaves)
-        right_y, right_stats, saved = sparse_forward(x_MK.double(), _wide(w), worst)
+        right_y, right_stats, saved = sparse_forward(x_MK.double(), _wide(w), Room(worst))
         d_l1 = torch.tensor(0.3, device=x_MK.device, dtype=torch.float64)
         right = sparse_backward(dy_MK.double(), d_l1, x_MK.double(), _wide(w), saved)
         assert error(y_MK, right_y) < 2e-2, case
@@ -100,7 +98,7 @@ def test_training_in_the_hybrid_format_equals_float64(name):
         torch.manual_seed(case)
         m, k, n = shape(choose)
         x_MK, w = problem(m, k, n, choose)
-        w = w._replace(activation=name, threshold=0.0, relu_up=False)
+        x_MK, w = without_biases(x_MK, w._replace(activation=name))
         rows = choose.choice([backup_rows_for(m), choose.randrange(m + 1)])
         heavy += check(hybrid, x_MK, w, choose.choice([32, 128]), rows, choose=choose)
     assert heavy > 0

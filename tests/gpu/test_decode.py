@@ -180,14 +180,3 @@ def test_in_a_cuda_graph(decode, case):
         graph.replay()
         replayed = y.clone()
         assert torch.equal(replayed, run(decode, x, w))
-
-
-def test_what_it_does_not_take(decode):
-    x, w = problem_of(Case(65, 64, 64, 0.0))
-    with pytest.raises(ValueError, match="65 tokens"):
-        run(decode, x, w)
-    narrow = w._replace(down_KN=w.down_KN[:60])
-    with pytest.raises(ValueError, match="multiples of 8"):
-        run(decode, x[:8, :60].contiguous(), narrow)
-    with pytest.raises(ValueError, match="where"):
-        run(decode, x[:8], narrow)

@@ -33,7 +33,7 @@ def problem(m: int, scale: float = 1.0) -> tuple[Tensor, FFNWeights]:
 
     gate, up = (randn(N, K) * K**-0.5 for _ in range(2))
     weights = (tensor.half() for tensor in (gate, up, scale * randn(K, N) * N**-0.5))
-    return randn(m, K).half(), FFNWeights(*weights, None, None, None, 0.0)
+    return randn(m, K).half(), FFNWeights(*weights)
 
 
 def by_kernels(x_MK: Tensor, w: FFNWeights, format: str) -> Tensor:

@@ -37,12 +37,22 @@ def wide(w: FFNWeights) -> FFNWeights:
     return FFNWeights(*(t.double() if isinstance(t, Tensor) else t for t in w))
 
 
+def without_biases(x: Tensor, w: FFNWeights) -> tuple[Tensor, FFNWeights]:
+    """The same for training: its last feature is 1, and a weight of it takes the bias's place."""
+    (first, bias), x = w.first, x.clone()
+    first = first.clone()
+    x[:, -1], first[:, -1] = 1, 0 if bias is None else bias
+    gate, up = (None, first) if w.gate_NK is None else (first, w.up_NK)
+    return x, FFNWeights(gate, up, w.down_KN, activation=w.activation)
+
+
 def check(kernels, x, w, width, backup_rows, *, choose):
     """Forward, the format that it keeps and backward, twice: the same bits."""
+    w = w._replace(down_KN=w.down_KN.t().contiguous().t())
     m, n, room = len(x), len(w.up_NK), Room(backup_rows, width)
     dy, d_l1 = torch.randn_like(x), torch.tensor(0.3, device=x.device)
     token = torch.randperm(m, device=x.device).int() if choose.random() < 0.5 else None
-    down_NK, dtype = w.down_KN.t().contiguous(), choose.choice([torch.float32, torch.bfloat16])
+    dtype = choose.choice([torch.float32, torch.bfloat16])
     gated, adds = w.gate_NK is not None, choose.random() < 0.3
     before = [torch.randn(n, x.shape[1], device=x.device) for _ in range(3)]
 
@@ -51,8 +61,8 @@ def check(kernels, x, w, width, backup_rows, *, choose):
         if adds:
             own = [t.clone() for t in before]
             sums = GradientSums(own[0] if gated else None, own[1], own[2])
-        y, stats, saved = kernels.forward(x, w, down_NK, room, token)
-        return y, stats, saved, kernels.backward(dy, d_l1, x, w, down_NK, saved, dtype, token, sums)
+        y, stats, saved = kernels.forward(x, w, room, token)
+        return y, stats, saved, kernels.backward(dy, d_l1, x, w, saved, dtype, token, sums)
 
     with poisoned():
         y, stats, saved, found = run()
@@ -86,7 +96,7 @@ def check(kernels, x, w, width, backup_rows, *, choose):
             assert one is None
             continue
         start = 0
-        if adds and name in ("gate_NK", "up_NK", "down_KN"):
+        if adds and name != "x_MK":
             start = before[("gate_NK", "up_NK", "down_KN").index(name)]
             start = start.t() if name == "down_KN" else start
         assert error(one.double() - start, other) < most, name
@@ -99,8 +109,7 @@ def test_fuzz(kernels, monkeypatch):
         choose = random.Random(f"hybrid/{seed}/{case}")
         torch.manual_seed(choose.randrange(2**31))
         m, k, n = shape(choose)
-        x, w = problem(m, k, n, choose)
-        w = w._replace(threshold=0.0, relu_up=False)  # FATReLU and dReLU are for inference only
+        x, w = without_biases(*problem(m, k, n, choose))
         monkeypatch.setattr(kernels.twell, "_L2_BYTES", choose.choice([2**14, 26 * 2**20]))
         monkeypatch.setattr(kernels, "ROUND_ROWS", choose.choice([128, 1024]))
         width = choose.choice([32, 128, 256])
@@ -128,7 +137,7 @@ def _check_at_the_papers_size(kernels, density):
     gate, up = ((torch.randn(n, k, device=device()) / k**0.5).bfloat16() for _ in range(2))
     down = (torch.randn(k, n, device=device()) / n**0.5).bfloat16()
     bias = torch.full((n,), -level, device=device()).bfloat16()
-    w = FFNWeights(gate, up, down, bias, None, None, 0.0)
+    x, w = without_biases(x, FFNWeights(gate, up, down, bias))
     heavy = check(kernels, x, w, 128, backup_rows_for(m), choose=random.Random(0))
     assert (heavy == 0, heavy == m) == (density == 0.003, density == 0.5)
 
@@ -139,7 +148,7 @@ def test_a_backup_that_ends_within_a_row_tile(kernels):
     x = torch.randn(m, k, device=device()).bfloat16()
     up = (torch.randn(n, k, device=device()) / k**0.5).bfloat16()
     down = (torch.randn(k, n, device=device()) / n**0.5).bfloat16()
-    w = FFNWeights(None, up, down, None, None, None, 0.0)  # half of it fires: every row is heavy
+    w = FFNWeights(None, up, down)  # half of it fires: every row is heavy
     for rows in (0, 1, 100, 200):
         with named(f"{rows} rows"):
             assert check(kernels, x, w, 128, rows, choose=random.Random(0)) == m

@@ -8,8 +8,8 @@ from torch import nn
 from training.gradient_worker import accumulated_gradients
 
 from gpu.conditions import each, poisoned
-from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.shared_linear import SharedLinear, add_weight_gradient
+from sparsellm.ffn.step_shared import Fills
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gpu.conditions import poisoned
-from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.step_shared import Fills
 from sparsellm.ffn.token_order import token_order
 
 pytestmark = pytest.mark.gpu

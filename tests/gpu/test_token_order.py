@@ -28,7 +28,7 @@ def _ffn(m, k, n, bias, loud=None):
     if loud:
         x_MK[::loud, -1] = -4.0
     down_KN = _normal(k, n, scale=n**-0.5, seed=3)
-    return x_MK, FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0)
+    return x_MK, FFNWeights(gate_NK, up_NK, down_KN)
 
 
 def _random_order(m, seed=7):
@@ -72,17 +72,6 @@ def test_sorting_waits_for_nothing_and_can_be_captured():
         assert torch.equal(captured.token_M, expected.token_M)
 
 
-def test_permuted_rows():
-    need_kernels()
-    from sparsellm.ffn.kernels.permute import permuted_rows
-
-    for m, k in [(1, 8), (200, 264), (1001, 2048), (333, 4104)]:
-        x_MK, order = _normal(m, k), _random_order(m)
-        with named(m, k), poisoned():
-            found = permuted_rows(x_MK, order.token_M)
-            assert torch.equal(found, x_MK[order.token_M])
-
-
 # Of a block's first tokens all neurons fire: with 5,632 of them in several parts.
 @each(
     [
@@ -97,7 +86,7 @@ def test_permuted_rows():
 @pytest.mark.usefixtures("architecture")
 def test_parts_of_heavy_blocks_cover_all_members_once(case):
     from sparsellm.ffn.kernels import union
-    from sparsellm.ffn.kernels.splits import MAX_PARTS, allocate_splits
+    from sparsellm.ffn.kernels.union import MAX_PARTS, allocate_splits
 
     m, k, n, bias, loud = case
     x_MK, w = _ffn(m, k, n, bias, loud)
@@ -168,9 +157,7 @@ def _check_training(*, compiled):
 
     def run(x, order):
         with torch.autocast("cuda", torch.bfloat16):
-            y_MK, stats = sparse_ffn_training(
-                x * 2, FFNWeights(*weights, None, None, None, 0.0), 64 * 5632, order
-            )
+            y_MK, stats = sparse_ffn_training(x * 2, FFNWeights(*weights), 64 * 5632, order)
         return y_MK, stats.l1_sum, stats.nnz_M, stats.fired_N
 
     if compiled:

@@ -41,7 +41,6 @@ class Case(NamedTuple):
     kind: str = "uniform"  # of KINDS: which tokens fire which neurons
     density: float = 0.02
     gated: bool = True
-    biases: tuple[bool, bool, bool] = (False, False, False)  # of the gate (or up), of up, of down
     dtype: torch.dtype = BF16  # of weights
     l1: float = 2**-7  # gradient of Σ|h|, not rounded by bf16; 0: the loss has no such term
 
@@ -111,15 +110,9 @@ def problem_of(case: Case, seed: int = 0) -> Problem:
     by_token = 2 ** round(torch.tensor(k).log2().item() / 4) * STEPS
     x[:, -2], first[:, -2] = _integer(-level_M * unit / by_token), by_token
     x[:, -1] = torch.where(x.any(1), STEPS, 0)
-    biased, biased_up, biased_down = case.biases
-    b_first = None
-    if biased:
-        first[:, -1], b_first = 0, _integer(-level_N * unit)
-    else:
-        first[:, -1] = _integer(-level_N * unit / STEPS)
-    b_up = _integer(normal(n) * unit) if biased_up and case.gated else None
+    first[:, -1] = _integer(-level_N * unit / STEPS)
     if not case.gated:
-        b_first, b_up, first, up = None, b_first, None, first
+        first, up = None, first
 
     def leaf(values: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor | None:
         if values is None:
@@ -129,15 +122,11 @@ def problem_of(case: Case, seed: int = 0) -> Problem:
             values = values * (1 + 2.0**-11 * (rand(*values.shape) - 0.5))
         return values.to(dtype).requires_grad_()
 
-    of_w, of_b = 1 / (STEPS * root_k), 1 / (STEPS**2 * root_k)
+    of_w = 1 / (STEPS * root_k)
     w = FFNWeights(
         gate_NK=leaf(first, of_w, case.dtype),
         up_NK=leaf(up, of_w, case.dtype),
         down_KN=leaf(normal(k, n), n**-0.5, case.dtype),
-        b_gate_N=leaf(b_first, of_b, case.dtype),
-        b_up_N=leaf(b_up, of_b, case.dtype),
-        b_down_K=leaf(normal(k) if biased_down else None, 1.0, case.dtype),
-        threshold=0.0,
     )
     x_MK = leaf(x, 1 / STEPS, BF16)
     assert x_MK is not None
@@ -198,11 +187,11 @@ class Activations(NamedTuple):
 
 
 def _forward(x_MK: Tensor, w: FFNWeights) -> Activations:
-    up_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
-    first_MN = up_MN if w.gate_NK is None else F.linear(x_MK, w.gate_NK, w.b_gate_N)
+    up_MN = F.linear(x_MK, w.up_NK)
+    first_MN = up_MN if w.gate_NK is None else F.linear(x_MK, w.gate_NK)
     h_MN = F.relu(first_MN) if w.gate_NK is None else F.relu(first_MN) * up_MN
     l1 = h_MN.abs().sum(dtype=torch.promote_types(h_MN.dtype, torch.float32))
-    return Activations(first_MN, up_MN, h_MN, F.linear(h_MN, w.down_KN, w.b_down_K), l1)
+    return Activations(first_MN, up_MN, h_MN, F.linear(h_MN, w.down_KN), l1)
 
 
 def _pattern(first_MN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,13 +233,10 @@ def exact(p: Problem) -> tuple[Outcome, dict[str, Tensor]]:
         "x_MK": of_products(d_up_MN, w.up_NK),
         "up_NK": of_products(d_up_MN.t(), x_MK),
         "down_KN": of_products(p.dy_MK.t(), a.h_MN),
-        "b_up_N": d_up_MN.square().sum(),
-        "b_down_K": p.dy_MK.square().sum(),
     }
     if gated:
         squares["x_MK"] += of_products(d_first_MN, w.gate_NK)
         squares["gate_NK"] = of_products(d_first_MN.t(), x_MK)
-        squares["b_gate_N"] = d_first_MN.square().sum()
     return found, {name: squares[name].detach().sqrt() for name in found.values}
 
 
@@ -300,7 +286,6 @@ def random_case(choose: random.Random) -> Case:
         kind=choose.choice(KINDS),
         density=choose.choice([0.0005, 0.005, 0.03, 0.2, 0.5, 0.9]),
         gated=choose.random() < 0.7,
-        biases=(choose.random() < 0.3, False, choose.random() < 0.4),
         dtype=choose.choice([BF16, torch.float32]),
         l1=choose.choice([0.0, 2**-7, 1.0]),
     )
@@ -338,18 +323,6 @@ def assert_same(one: Outcome, other: Outcome, where: object = "") -> None:
     pairs += zip(PATTERN, one.pattern, other.pattern, strict=True)
     for name, a, b in pairs:
         assert torch.equal(a, b), f"{where}: {name} differs by {(a.double() - b.double()).norm()}"
-
-
-@each_architecture
-@pytest.mark.parametrize("gated", [True, False])
-def test_biases_have_gradients(gated):
-    for kind in ("uniform", "topics", "all"):
-        # No L1: the sum of up and its bias may be rounded across zero, where |h| has none.
-        p = problem_of(Case(700, 264, 776, kind, 0.05, gated, (True, True, True), l1=0.0))
-        with poisoned():
-            found = sparse(p)
-            assert_same(found, sparse(p, 10), kind)
-        check(p, found, kind)
 
 
 @each_architecture
@@ -453,15 +426,15 @@ def test_a_layers_peak_is_below_that_of_dense():
 @each_architecture
 @pytest.mark.parametrize(("gated", "dtype"), [(True, BF16), (False, torch.float32)])
 def test_whatever_lies_in_memory_as_it_likes(gated, dtype):
-    p = problem_of(Case(300, 264, 520, "skewed", 0.1, gated, (True, True, True), dtype))
+    p = problem_of(Case(300, 264, 520, "skewed", 0.1, gated, dtype))
     right = sparse(p)
 
     def transposed(tensor: Tensor) -> Tensor:
         view = tensor.detach().t().contiguous().t()
         return view.requires_grad_()
 
-    weights = [t if t is None or t.ndim < 2 else transposed(t) for t in p.w[:6]]
-    turned = Problem(transposed(p.x_MK), FFNWeights(*weights, 0.0), p.dy_MK, p.l1)
+    weights = [t if t is None or t.ndim < 2 else transposed(t) for t in p.w[:3]]
+    turned = Problem(transposed(p.x_MK), FFNWeights(*weights), p.dy_MK, p.l1)
     assert not turned.w.up_NK.is_contiguous()
     assert_same(right, sparse(turned), "x and weights")
     assert_same(right, sparse(p._replace(dy_MK=transposed(p.dy_MK))), "dy")
@@ -477,8 +450,8 @@ def test_whatever_lies_in_memory_as_it_likes(gated, dtype):
 @pytest.mark.timeout(600)
 def test_compiled_with_weights_as_transposed_views():
     p = problem_of(Case(300, 264, 520, "skewed", 0.1, dtype=torch.float32))
-    weights = [t if t is None else t.detach().t().contiguous().t() for t in p.w[:6]]
-    turned = p._replace(w=FFNWeights(*(t if t is None else t.requires_grad_() for t in weights), 0))
+    weights = [t if t is None else t.detach().t().contiguous().t() for t in p.w[:3]]
+    turned = p._replace(w=FFNWeights(*(t if t is None else t.requires_grad_() for t in weights)))
 
     def run(x_MK: Tensor, w: FFNWeights):
         y_MK, stats = sparse_ffn_training(x_MK, w, p.worst)
@@ -491,7 +464,7 @@ def test_compiled_with_weights_as_transposed_views():
 @each_architecture
 @pytest.mark.parametrize("gated", [True, False])
 def test_no_tokens_at_all(gated):
-    p = problem_of(Case(0, 64, 136, gated=gated, biases=(True, True, True)))
+    p = problem_of(Case(0, 64, 136, gated=gated))
     found = sparse(p)
     assert found.values["y"].shape == (0, 64)
     assert not any(tensor.any() for tensor in (*found.values.values(), *found.pattern))
@@ -552,7 +525,7 @@ def test_operators_are_what_they_say(gated, capacity, ordered):
     p = problem_of(Case(70, 64, 136, "all", gated=gated, dtype=torch.float32))
     columns = p.worst if capacity == "all" else 0
     token_M = torch.randperm(70, dtype=torch.int32, device=DEVICE) if ordered else None
-    operands = (p.x_MK, *p.w[:6], token_M, *(None,) * 8)
+    operands = (p.x_MK, *p.w[:3], token_M, *(None,) * 8)
     room = (columns, 0, "union", "relu")
     operators = torch.ops.sparsellm
     torch.library.opcheck(operators.sparse_ffn_training.default, (*operands, *room))
@@ -586,7 +559,7 @@ def test_compiled_whole(gated, mode):
 @each_architecture
 @pytest.mark.parametrize("gated", [True, False])
 def test_in_a_cuda_graph_with_new_inputs(gated):
-    case = Case(700, 264, 776, "topics", 0.05, gated, (False, False, True), torch.float32)
+    case = Case(700, 264, 776, "topics", 0.05, gated, torch.float32)
     p, others = problem_of(case), [problem_of(case._replace(kind=kind), 1) for kind in KINDS]
     expected = [sparse(other) for other in others]
     stream = torch.cuda.Stream()

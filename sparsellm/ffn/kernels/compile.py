@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch._dynamo.utils import calculate_time_spent
 
-from sparsellm.architecture import Rectified, rectified_activations
+from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.kernels.compile_cache import compiled_once, prepare_cache
-from sparsellm.ffn.kernels.gpu_architecture import Source, target_of
-from sparsellm.ffn.kernels.launch import Layout, launch
-from sparsellm.ffn.kernels.signature import kernels_of
+from sparsellm.ffn.kernels.gpu_architecture import architecture_of, target_of
+from sparsellm.ffn.kernels.launch import Layout, kernels_of, launch
 from sparsellm.paths import bundled, how_to_install_cuda
 
 
@@ -39,8 +38,9 @@ def sources() -> dict[str, Path]:
     }
 
 
-def compile_options(
+def compile_options(  # noqa: PLR0917
     source: Path,
+    folder: str,
     target: str,
     shared_kib: int,
     element: torch.dtype = torch.bfloat16,
@@ -50,26 +50,25 @@ def compile_options(
 
     Args:
         source: of `sources`.
+        folder: the architecture's, for the headers that each has of its own.
         target: such as ``sm_90a``.
         shared_kib: shared memory that a block of threads can have, in KiB.
         element: one of `ELEMENTS`, see ``cuda/common/element.cuh``.
         activation: see `for_activation`.
     """
+    defined = []
+    if activation != _BUILT_IN:
+        known = rectified_activations()[activation]
+        defined = [f"SPARSELLM_VALUE={known.device_value}", f"SPARSELLM_SLOPE={known.device_slope}"]
+    if element == torch.float16:
+        defined.append("SPARSELLM_FP16")
     return (
         f"-arch={target}",
         "-std=c++17",
-        f"-I{bundled('cuda')}",
+        *(f"-I{path}" for path in (bundled("cuda"), bundled("cuda") / folder)),
         f"-DSPARSELLM_SHARED_KIB={shared_kib}",
-        *(("-DSPARSELLM_FP16",) if element == torch.float16 else ()),
-        *(() if activation == _BUILT_IN else _defined(rectified_activations()[activation])),
-        f"-DSPARSELLM_HEADERS={_headers_digest(source)}",
-    )
-
-
-def _defined(rectified: Rectified) -> tuple[str, str]:
-    return (
-        f"-DSPARSELLM_VALUE={rectified.device_value}",
-        f"-DSPARSELLM_SLOPE={rectified.device_slope}",
+        *(f"-D{macro}" for macro in defined),
+        f"-DSPARSELLM_HEADERS={_headers_digest(source, folder)}",
     )
 
 
@@ -91,21 +90,21 @@ def _parts(name: str) -> tuple[str, str]:
     return kernel, activation or _BUILT_IN
 
 
-def _headers_digest(source: Path) -> str:
+def _headers_digest(source: Path, folder: str) -> str:
     digest = hashlib.sha256()
-    for header in sorted(_included(source)):
+    for header in sorted(_included(source, folder)):
         digest.update(header.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _included(source: Path) -> set[Path]:
+def _included(source: Path, folder: str) -> set[Path]:
     """All headers that a source includes, directly or not."""
     found: set[Path] = set()
     pending = [source]
     while pending:
         text = pending.pop().read_text(encoding="utf-8")
         for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
-            header = bundled("cuda") / name
+            header = bundled("cuda") / (name if "/" in name else f"{folder}/{name}")
             if header not in found:
                 found.add(header)
                 pending.append(header)
@@ -138,7 +137,9 @@ def compile_seconds() -> float:
 
 
 @functools.cache
-def _module(path: Path, device_index: int, element: torch.dtype, activation: str) -> Any:
+def _module(
+    path: Path, folder: str, device_index: int, element: torch.dtype, activation: str
+) -> Any:
     prepare_cache()
     try:
         import cupy
@@ -150,7 +151,7 @@ def _module(path: Path, device_index: int, element: torch.dtype, activation: str
         shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
         source = path.read_text(encoding="utf-8")
         target = target_of((major, minor))
-        options = compile_options(path, target, shared_kib, element, activation)
+        options = compile_options(path, folder, target, shared_kib, element, activation)
         began = time.perf_counter()
         with compiled_once(path.stem, source, options):
             module = cupy.RawModule(code=source, options=options)
@@ -159,15 +160,19 @@ def _module(path: Path, device_index: int, element: torch.dtype, activation: str
         return module
 
 
-@functools.cache
 def exported(kernel: str, name: str, device_index: int, element: torch.dtype) -> int:
     """The constant ``<kernel>_<name>`` of a kernel's source.
 
     Raises:
         RuntimeError: as `load`.
     """
+    return _exported(kernel, name, architecture_of(device_index).folder, device_index, element)
+
+
+@functools.cache
+def _exported(kernel: str, name: str, folder: str, device_index: int, element: torch.dtype) -> int:
     kernel, activation = _parts(kernel)
-    module = _module(sources()[kernel], device_index, element, activation)
+    module = _module(sources()[kernel], folder, device_index, element, activation)
     import cupy
     import numpy as np
 
@@ -175,7 +180,6 @@ def exported(kernel: str, name: str, device_index: int, element: torch.dtype) ->
         return int(cupy.ndarray((1,), np.uint32, module.get_global(f"{kernel}_{name}"))[0])
 
 
-@functools.cache
 def load(kernel: str, device_index: int, element: torch.dtype) -> Kernel:
     """A kernel, compiled for and loaded on a device.
 
@@ -184,9 +188,14 @@ def load(kernel: str, device_index: int, element: torch.dtype) -> Kernel:
     Raises:
         RuntimeError: CuPy is not installed; the source does not compile for the device.
     """
+    return _load(kernel, architecture_of(device_index).folder, device_index, element)
+
+
+@functools.cache
+def _load(kernel: str, folder: str, device_index: int, element: torch.dtype) -> Kernel:
     own, activation = _parts(kernel)
     path = sources()[own]
-    module = _module(path, device_index, element, activation)
+    module = _module(path, folder, device_index, element, activation)
     import cupy
 
     with cupy.cuda.Device(device_index) as device:
@@ -252,7 +261,10 @@ def grid_size(kernel: str, like: torch.Tensor, units: int, each: int = 1) -> int
     return min(load_like(kernel, like).num_multiprocessors * each, units)
 
 
-def launch_source(source: Source, like: torch.Tensor, units: int, *arguments: Any) -> None:
-    """`launch_for` of an architecture's kernel, with as many blocks as so many units occupy."""
-    grid = grid_size(source.kernel, like, units, source.blocks)
-    launch_for(source.kernel, like, grid, *arguments)
+def launch_units(kernel: str, like: torch.Tensor, units: int, *arguments: Any) -> None:
+    """`launch_for`, with as many blocks as so many units of work or a GPU occupy.
+
+    The kernel exports how many ``blocks`` a multiprocessor has at a time.
+    """
+    grid = grid_size(kernel, like, units, exported_like(kernel, "blocks", like))
+    launch_for(kernel, like, grid, *arguments)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compile import exported, for_activation, launch_for, load
-from sparsellm.ffn.types import MAX_DECODE_TOKENS, MAX_NEURONS, FFNWeights
+from sparsellm.ffn.types import FFNWeights
 
 
 def decode_ffn(
@@ -27,7 +27,7 @@ def decode_ffn(
     Quantised weights are what they stand for; x is not quantised.
 
     Args:
-        x_MK: at most `MAX_DECODE_TOKENS` tokens.
+        x_MK: 1 to `MAX_DECODE_TOKENS` tokens.
         w: the FFN; its W_d is not read.
         down_NK: W_d transposed.
         y_MK: what is filled.
@@ -35,10 +35,9 @@ def decode_ffn(
             none.
 
     Raises:
-        ValueError: M, K or N is outside the limits, or ``down_NK`` is of another shape.
+        ValueError: K is not a multiple of 16, in FP8.
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
-    _check(m, k, n, down_NK)
     if w.quantised is not None and k % 16:
         raise ValueError(f"decode_ffn: hidden_size {k} must be a multiple of 16 in FP8")
     kernel = "decode_gate" if w.quantised is None else "decode_gate_fp8"
@@ -87,17 +86,3 @@ def _division(gate: str, num_neurons: int, device_index: int, element: torch.dty
     stride = -(-num_neurons // (16 * sections)) * 16
     columns = exported("decode_down", "columns", device_index, element)
     return _Division(sections, stride, 4 * most, columns)
-
-
-def _check(m: int, k: int, n: int, down_NK: Tensor) -> None:
-    if not 1 <= m <= MAX_DECODE_TOKENS:
-        raise ValueError(f"decode_ffn: {m} tokens; it takes 1 to {MAX_DECODE_TOKENS}")
-    if k % 8 or n % 8 or k == 0 or not 0 < n <= MAX_NEURONS:
-        raise ValueError(
-            f"decode_ffn: hidden_size {k} and intermediate_size {n} must be multiples of 8, and "
-            f"the latter at most {MAX_NEURONS:,}"
-        )
-    if down_NK.shape != (n, k):
-        raise ValueError(
-            f"decode_ffn: W_d transposed is {tuple(down_NK.shape)} where {(n, k)} belongs"
-        )

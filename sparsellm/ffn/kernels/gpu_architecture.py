@@ -20,28 +20,15 @@ FORCED = "SPARSELLM_GPU_ARCHITECTURE"
 
 
 @dataclass(frozen=True)
-class Source:
-    """A kernel of ``cuda/``, and how it is launched."""
-
-    kernel: str
-    blocks: int = 1  # of threads, at most, per multiprocessor
-
-
-@dataclass(frozen=True)
 class GPUArchitecture:
-    """The kernels of an FFN that differ between generations of GPUs."""
+    """What differs between generations of GPUs in the kernels of an FFN."""
 
     name: str
-    folder: str  # of cuda/, with the kernels that no other GPU runs
+    folder: str  # of cuda/: kernels of its own, and headers of those that it shares
     oldest: Capability
     newest: Capability | None
     makes_gate: bool  # by its kernels ``gate_…``; else ``pack_…`` packs what a dense GEMM made
     tensor_maps: bool  # x and dy are read through the bulk copy engine
-    up: Source
-    down: Source
-    columns_grad: Source
-    columns_down: Source
-    weight_grad: Source
 
     def runs_on(self, capability: Capability) -> bool:
         """Whether a GPU of this compute capability can run the kernels."""
@@ -55,13 +42,7 @@ HOPPER = GPUArchitecture(
     newest=(9, 0),  # wgmma is gone from Blackwell on
     makes_gate=True,
     tensor_maps=True,
-    up=Source("union_up"),
-    down=Source("union_down"),
-    columns_grad=Source("columns_grad"),
-    columns_down=Source("columns_down"),
-    weight_grad=Source("weight_grad"),
 )
-# Two blocks of threads per multiprocessor where shared memory allows it; further ones find no work.
 PORTABLE = GPUArchitecture(
     name="portable",
     folder="sm80",
@@ -69,11 +50,6 @@ PORTABLE = GPUArchitecture(
     newest=None,
     makes_gate=False,
     tensor_maps=False,
-    up=Source("portable_up", 2),
-    down=Source("portable_down", 2),
-    columns_grad=Source("portable_columns_grad", 2),
-    columns_down=Source("portable_columns_down", 2),
-    weight_grad=Source("portable_weight_grad", 2),
 )
 ARCHITECTURES = (HOPPER, PORTABLE)  # a GPU runs the first that it can
 

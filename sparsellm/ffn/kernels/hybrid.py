@@ -1,8 +1,8 @@
 """Forward and backward of the FFN in the paper's hybrid format, for training.
 
 Shapes: M tokens, K hidden_size, N intermediate_size, W width of the ELL matrix, R rows of the dense
-backup; everything bf16 and contiguous. ``cuda/common/hybrid.cuh`` has the format,
-`formats.hybrid_forward` and `hybrid_backward` are the specification.
+backup; everything bf16 and contiguous, W_d as its transpose. ``cuda/common/hybrid.cuh`` has the
+format, `formats.hybrid_forward` and `hybrid_backward` are the specification.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _rows_of(saved: Hybrid) -> _Rows:
 
 
 def forward(
-    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, room: Room, token_M: Tensor | None = None
+    x_MK: Tensor, w: FFNWeights, room: Room, token_M: Tensor | None = None
 ) -> tuple[Tensor, FFNStats, Hybrid]:
     """y (M, K), statistics, and the input of `backward`; exact even if rows overflow.
 
@@ -63,6 +63,7 @@ def forward(
     ``token_M``: (M,) int32, the token of each row of x; y and nnz are in the order of the tokens.
     """
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
+    down_NK = w.down_KN.t()
     gate = twell.empty_twell(m, n, COMPRESSION, x_MK.device)
     twell.gate_twell(x_MK, *w.first_multiplied, 0.0, gate, w.activation)
     saved = empty_hybrid(x_MK, n, room, gated=gated)
@@ -76,14 +77,14 @@ def forward(
             "hybrid_up",
             x_MK,
             rows.blocks,
-            *(x_MK, *rows.arguments, w.up_NK, w.b_up_N, *sizes, up, l1),
+            *(x_MK, *rows.arguments, w.up_NK, *sizes, up, l1),
         )
     slices = twell.column_slices("hybrid_down", down_NK)
     launch_for(
         "hybrid_down",
         x_MK,
         rows.blocks * slices,
-        *(*rows.arguments, up, down_NK, w.b_down_K, *sizes, np.int32(slices), token_M, l1, y_MK),
+        *(*rows.arguments, up, down_NK, *sizes, np.int32(slices), token_M, l1, y_MK),
     )
     dense_l1 = twell.dense_rows(gate, x_MK, w, down_NK, y_MK, kept)
     assert dense_l1 is not None
@@ -126,13 +127,12 @@ def backward(  # noqa: PLR0917
     d_l1: Tensor,
     x_MK: Tensor,
     w: FFNWeights,
-    down_NK: Tensor,
     saved: Hybrid,
     dtype: torch.dtype,
     token_M: Tensor | None = None,
     sums: GradientSums | None = None,
 ) -> FFNGradients:
-    """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``, biases' fp32.
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``.
 
     Rows that did not fit into the backup are recomputed, without involving the host. ``token_M`` as
     in `forward`: dy is in the order of the tokens, x and its gradient in that of the rows. With
@@ -145,7 +145,7 @@ def backward(  # noqa: PLR0917
         for_activation("hybrid_grad", w.activation),
         x_MK,
         rows.blocks,
-        *(dy_MK, *rows.arguments, saved.up if gated else None, down_NK, d_l1, *sizes),
+        *(dy_MK, *rows.arguments, saved.up if gated else None, w.down_KN.t(), d_l1, *sizes),
         *(token_M, pair),
     )
     of_x = [w.up_NK] if w.gate_NK is None else [w.up_NK, w.gate_NK]
@@ -157,17 +157,12 @@ def backward(  # noqa: PLR0917
         *(*rows.arguments, pair, w.up_NK, w.gate_NK, *sizes, np.int32(slices), dx_MK),
     )
     grads = _weight_grads(dy_MK, x_MK, saved, pair, w, dtype, token_M, sums)
-    b_up_N = None if w.b_up_N is None else _bias_grad(saved, pair, w, high=False)
-    b_gate_N = None if w.b_gate_N is None else _bias_grad(saved, pair, w, high=True)
-    _add_dense_rows(dy_MK, d_l1, x_MK, w, down_NK, saved, token_M, dx_MK, grads, b_up_N, b_gate_N)
+    _add_dense_rows(dy_MK, d_l1, x_MK, w, saved, token_M, dx_MK, grads)
     return FFNGradients(
         x_MK=dx_MK,
         gate_NK=grads.gate_NK,
         up_NK=grads.up_NK,
         down_KN=transposed(grads.down_NK, dtype) if sums is None else grads.down_NK.t(),
-        b_gate_N=b_gate_N,
-        b_up_N=b_up_N,
-        b_down_K=None if w.b_down_K is None else dy_MK.sum(0, dtype=torch.float32),
     )
 
 
@@ -225,13 +220,10 @@ def _add_dense_rows(  # noqa: PLR0917
     d_l1: Tensor,
     x_MK: Tensor,
     w: FFNWeights,
-    down_NK: Tensor,
     saved: Hybrid,
     token_M: Tensor | None,
     dx_MK: Tensor,
     grads: GradientSums,
-    b_up_N: Tensor | None,
-    b_gate_N: Tensor | None,
 ) -> None:
     """Adds the gradients of the rows in the backup, and of those beyond it."""
     (m, k), n, backup_rows = x_MK.shape, w.up_NK.shape[0], len(saved.backup_up)
@@ -246,28 +238,10 @@ def _add_dense_rows(  # noqa: PLR0917
         kernel,
         x_MK,
         grid_size(kernel, x_MK, -(-n // (tile // 2)) * -(-m // tile)),
-        *(x_MK, dy_MK, *w.first, *w.second, down_NK, d_l1, np.int32(n), np.int32(k), token_M),
+        *(x_MK, dy_MK, w.first[0], w.second[0], w.down_KN.t(), d_l1),
+        *(np.int32(n), np.int32(k), token_M),
         *(saved.row, saved.counted, control, np.int32(room)),
         *(saved.backup_gate if gated else None, saved.backup_up, np.int32(backup_rows)),
         *(scratch[0], scratch[1], scratch[2], dx_MK, np.int32(grads.up_NK.dtype == torch.float32)),
-        *(grads.up_NK, grads.gate_NK, grads.down_NK, b_up_N, b_gate_N),
+        *(grads.up_NK, grads.gate_NK, grads.down_NK),
     )
-
-
-_BIAS_ROWS = 1024
-
-
-def _bias_grad(saved: Hybrid, pair: Tensor, w: FFNWeights, *, high: bool) -> Tensor:
-    """(N,) fp32: the sum over the ELL rows that fire, in a fixed order."""
-    (m, width), n = saved.word.shape, w.up_NK.shape[0]
-    total = torch.zeros(n, dtype=torch.float32, device=pair.device)
-    slot_W = torch.arange(width, dtype=torch.int32, device=pair.device)
-    for start in range(0, m, _BIAS_ROWS):
-        part = slice(start, start + _BIAS_ROWS)
-        held = slot_W < saved.length[part][:, None]
-        bits = pair[part] & -65_536 if high else pair[part] << 16
-        # Empty slots go to an additional neuron.
-        neuron = torch.where(held, saved.word[part] & 0xFFFF, n).long()
-        dense = bits.new_zeros(len(bits), n + 1)
-        total += dense.scatter_(1, neuron, bits).view(torch.float32)[:, :n].sum(0)
-    return total

@@ -18,9 +18,7 @@ from sparsellm.ffn.dispatch import Costs, Measured, bucket_of
 from sparsellm.ffn.formats import COMPRESSION
 from sparsellm.ffn.kernels import decode, twell, union
 from sparsellm.ffn.kernels.dense import dense_ffn
-from sparsellm.ffn.kernels.permute import permuted_rows
 from sparsellm.ffn.kernels.quantise import quantise_rows
-from sparsellm.ffn.kernels.splits import allocate_splits
 from sparsellm.ffn.types import MAX_DECODE_TOKENS, FFNWeights, Format
 
 
@@ -74,8 +72,8 @@ def _by_union(  # noqa: PLR0917
         if union.gathers(x_MK):
             rows_M = token_M
         else:
-            x_MK = permuted_rows(x_MK, token_M)
-        splits = allocate_splits(x_MK, w.up_NK.shape[0])
+            x_MK = x_MK.index_select(0, token_M)
+        splits = union.allocate_splits(x_MK, w.up_NK.shape[0])
     gate = union.empty_union(
         x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits, element=x_MK.dtype
     )
@@ -142,7 +140,7 @@ def _measure_costs(call: Measured) -> Costs:
 
     def ffn(copy: int, bias_N: Tensor | None) -> FFNWeights:
         gate_NK, up_NK, down_KN = weights[copy]
-        w = FFNWeights(gate_NK, up_NK, down_KN, None, None, None, 0.0, quantised=quantised[copy])
+        w = FFNWeights(gate_NK, up_NK, down_KN, quantised=quantised[copy])
         if gated:
             return w._replace(b_gate_N=bias_N)
         return w._replace(gate_NK=None, b_up_N=bias_N)

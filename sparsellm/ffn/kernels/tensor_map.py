@@ -15,6 +15,7 @@ _TYPES = {1: 0, 2: 9}
 _SWIZZLE_128B, _L2_PROMOTION_256B = 3, 3
 _ROW_BYTES = 128  # of a box
 _OPAQUE_BYTES = 128
+NONE = bytes(_OPAQUE_BYTES)  # for kernels that do not read theirs
 
 
 @functools.lru_cache(maxsize=4096)

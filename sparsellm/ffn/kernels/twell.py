@@ -16,8 +16,8 @@ from sparsellm.ffn.formats import BACKUP_SHARE
 from sparsellm.ffn.kernels.compile import (
     exported_like,
     for_activation,
-    grid_size,
     launch_for,
+    launch_units,
     threads_of,
 )
 from sparsellm.ffn.kernels.gate import compute_gate
@@ -147,11 +147,10 @@ def dense_rows(  # noqa: PLR0917
         warps = threads_of(kernel, x_MK) // 32
         l1 = torch.zeros(row_tiles * tiles * warps, device=x_MK.device)
         backup_rows = len(kept.up)
-    blocks_each = exported_like(kernel, "blocks", x_MK)
-    launch_for(
+    launch_units(
         kernel,
         x_MK,
-        grid_size(kernel, x_MK, -(-n // half) * row_tiles, blocks_each),
+        -(-n // half) * row_tiles,
         *(x_MK, *w.first, *w.second, down_NK, w.b_down_K),
         *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(n), np.int32(k)),
         *(gate.overflowed, gate.control, np.int32(room), h),

@@ -15,15 +15,65 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import exported_like, launch_for, launch_source
+from sparsellm.ffn.kernels.compile import exported_like, launch_for, launch_units, load_like
 from sparsellm.ffn.kernels.gate import compute_gate
-from sparsellm.ffn.kernels.gpu_architecture import GPUArchitecture, architecture_of
-from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, Splits
+from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.quantised import QuantisedRows
 from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS
 
 _MOST_ZEROED = 4  # arrays that union_entries fills with zeros
+MAX_PARTS = 32  # of all token blocks that are split
 MAX_GATHERED = 2**35 - 1  # 32-bit numbers of eight values, cuda/sm90/gate.cuh
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Memory for the split sums (split-K) of a kernel that sums over a block's members; used once.
+
+    ``cuda/common/units.cuh`` (`Splitting`) decides which token blocks are split and where;
+    ``cuda/common/partial_sums.cuh`` adds up the parts. Results are deterministic, but their bits
+    differ from those of an unsplit sum.
+    """
+
+    part: Tensor  # (32, 2) int32
+    arrived: Tensor  # (32 · slices,) int32
+    slices: int  # of the result's columns
+    slice_columns: int
+    workers: int  # blocks of threads that share the work
+
+    def for_sharing(self) -> tuple[object, ...]:
+        """The arguments of union_entries and column_units."""
+        sizes = (np.int32(MAX_PARTS), np.int32(self.slices), np.int32(self.workers))
+        return (self.part, self.arrived, *sizes)
+
+    def for_sums(self) -> tuple[object, ...]:
+        """The arguments of the kernel that sums, with memory for the sums of the parts."""
+        size = MAX_PARTS * self.slices * BLOCK_TOKENS * self.slice_columns
+        sums = torch.empty(size, dtype=torch.float32, device=self.part.device)
+        return (self.part, self.arrived, sums)
+
+
+NO_SHARING: tuple[object, ...] = (None, None, np.int32(0), np.int32(0), np.int32(1))
+NO_SUMS: tuple[object, ...] = (None, None, None)
+
+
+def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
+    """Memory for the FFN of these tokens; None where no token block can be heavy."""
+    num_tokens, hidden_size = x_MK.shape
+    if num_tokens <= BLOCK_TOKENS:
+        return None
+    if num_neurons <= exported_like("column_units", "min_part", x_MK):
+        return None
+    slice_columns, blocks = (exported_like("union_down", of, x_MK) for of in ("columns", "blocks"))
+    slices = -(-hidden_size // slice_columns)
+    ints = torch.empty(MAX_PARTS * (2 + slices), dtype=torch.int32, device=x_MK.device)
+    return Splits(
+        part=ints[: 2 * MAX_PARTS].view(MAX_PARTS, 2),
+        arrived=ints[2 * MAX_PARTS :],
+        slices=slices,
+        slice_columns=slice_columns,
+        workers=load_like("column_units", x_MK).num_multiprocessors * blocks,
+    )
 
 
 @dataclass(frozen=True)
@@ -68,13 +118,9 @@ def empty_union(
     )
 
 
-def _architecture(like: Tensor) -> GPUArchitecture:
-    return architecture_of(like.get_device())
-
-
 def gathers(x_MK: Tensor) -> bool:
     """Whether `gate_union` and `union_up` can gather x's rows in a token order, on this GPU."""
-    return _architecture(x_MK).makes_gate and x_MK.numel() <= MAX_GATHERED
+    return architecture_of(x_MK.get_device()).makes_gate and x_MK.numel() <= MAX_GATHERED
 
 
 def gate_union(  # noqa: PLR0917
@@ -121,10 +167,10 @@ def union_entries(union: Union, observed: int = 0, zeroed: Sequence[Tensor] = ()
 def tokens_of(matrix_MK: Tensor, token_M: Tensor | None) -> tuple[object, ...]:
     """A kernel's arguments for a matrix of tokens, in a token order or the natural one."""
     m, k = matrix_MK.shape
-    tokens = (matrix_MK, token_M, np.int32(m))
-    if not _architecture(matrix_MK).tensor_maps:
-        return tokens
-    return (tensor_map.encode(matrix_MK.data_ptr(), m, k, BLOCK_TOKENS), *tokens)
+    as_map = tensor_map.NONE
+    if architecture_of(matrix_MK.get_device()).tensor_maps:
+        as_map = tensor_map.encode(matrix_MK.data_ptr(), m, k, BLOCK_TOKENS)
+    return (as_map, matrix_MK, token_M, np.int32(m))
 
 
 class Kept(NamedTuple):
@@ -150,8 +196,8 @@ def union_up(
     With ``relu_up`` gate * relu(x Wᵀ + bias). ``token_M`` as in `gate_union`.
     """
     offset, up, l1 = kept or (None, None, None)
-    launch_source(
-        _architecture(x_MK).up,
+    launch_units(
+        "union_up",
         x_MK,
         gate.unit.shape[0],
         *(*tokens_of(x_MK, token_M), w_NK, bias_N),
@@ -168,11 +214,11 @@ def union_down(
 
     ``token_M``: (M,) int32, the row of y that each row of h becomes; None where it is the same.
     """
-    (m, k), architecture = y_MK.shape, _architecture(y_MK)
-    columns = exported_like(architecture.down.kernel, "columns", y_MK)
+    m, k = y_MK.shape
+    columns = exported_like("union_down", "columns", y_MK)
     sums = NO_SUMS if h.splits is None else h.splits.for_sums()
-    launch_source(
-        architecture.down,
+    launch_units(
+        "union_down",
         y_MK,
         h.order.shape[0] * -(-k // columns),
         *(w_NK, bias_K, np.int32(m), np.int32(k), np.int32(h.count.shape[1])),

@@ -1,13 +1,13 @@
 """Forward and backward of the FFN on its sparsity pattern, for training.
 
 Shapes: M tokens, K hidden_size, N intermediate_size, C capacity in columns; everything bf16 and
-contiguous. `reference.sparse_forward` and `sparse_backward` are the specification.
+contiguous, W_d as its transpose. `reference.sparse_forward` and `sparse_backward` are the
+specification.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,11 +19,9 @@ from sparsellm.ffn.kernels.compile import (
     for_activation,
     grid_size,
     launch_for,
-    launch_source,
+    launch_units,
     threads_of,
 )
-from sparsellm.ffn.kernels.gpu_architecture import architecture_of
-from sparsellm.ffn.kernels.splits import MAX_PARTS, NO_SHARING, NO_SUMS, allocate_splits
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.kernels.weight_grad import Operands, weight_grads
 from sparsellm.ffn.reference import empty_columns
@@ -41,7 +39,7 @@ _POLL_SECONDS = 2e-5
 
 
 def forward(
-    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, room: Room, token_M: Tensor | None = None
+    x_MK: Tensor, w: FFNWeights, room: Room, token_M: Tensor | None = None
 ) -> tuple[Tensor, FFNStats, Columns]:
     """y (M, K), statistics, and the input of `backward`; exact at any capacity.
 
@@ -50,11 +48,11 @@ def forward(
     tokens.
     """
     m, n = len(x_MK), w.up_NK.shape[0]
-    splits = None if token_M is None else allocate_splits(x_MK, n)
+    splits = None if token_M is None else union.allocate_splits(x_MK, n)
     gate = union.empty_union(m, n, x_MK.device, splits)
     columns, stats = _activations(x_MK, w, room, gate, token_M)
     y_MK = torch.empty_like(x_MK)
-    union.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
+    union.union_down(gate, w.down_KN.t(), None, y_MK, token_M)
     return y_MK, stats, columns
 
 
@@ -63,13 +61,12 @@ def backward(  # noqa: PLR0917
     d_l1: Tensor,
     x_MK: Tensor,
     w: FFNWeights,
-    down_NK: Tensor,
     saved: Columns,
     dtype: torch.dtype,
     token_M: Tensor | None = None,
     sums: GradientSums | None = None,
 ) -> FFNGradients:
-    """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``, biases' fp32.
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``.
 
     A pattern that did not fit into ``saved`` is recomputed. ``token_M`` as in `forward`: dy is in
     the order of the tokens, x and its gradient in that of the rows. With ``sums`` the matrices'
@@ -79,7 +76,6 @@ def backward(  # noqa: PLR0917
         ValueError: within the capture of a CUDA graph, and the pattern might not fit.
     """
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
-    architecture = architecture_of(x_MK.get_device())
     blocks, capacity = len(saved.offset) - 1, len(saved.neuron)
     num_nonzeros = None
     if capacity < blocks * n:
@@ -91,36 +87,35 @@ def backward(  # noqa: PLR0917
     gate = None if w.gate_NK is None else saved.gate
     unit_members = exported_like("column_units", "members", x_MK)
     unit = _ints(capacity // unit_members + blocks, 2, like=saved.offset)
-    splits = None if token_M is None else allocate_splits(x_MK, n)
-    parts = blocks if splits is None else blocks + MAX_PARTS
+    splits = None if token_M is None else union.allocate_splits(x_MK, n)
+    parts = blocks if splits is None else blocks + union.MAX_PARTS
     order, control = _ints(parts, 2, like=saved.offset), _ints(CONTROL_WORDS, like=saved.offset)
     launch_for(
         "column_units",
         x_MK,
         1,
         *(saved.offset, np.int32(blocks), unit, order),
-        *(NO_SHARING if splits is None else splits.for_sharing()),
+        *(union.NO_SHARING if splits is None else splits.for_sharing()),
         control,
     )
 
-    columns_grad = architecture.columns_grad
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
-    launch_source(
-        replace(columns_grad, kernel=for_activation(columns_grad.kernel, w.activation)),
+    launch_units(
+        for_activation("columns_grad", w.activation),
         x_MK,
         len(unit),
-        *(*union.tokens_of(dy_MK, token_M), down_NK, np.int32(k)),
+        *(*union.tokens_of(dy_MK, token_M), w.down_KN.t(), np.int32(k)),
         *(saved.offset, saved.neuron, gate, saved.up),
         *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
     )
     dx_MK = torch.empty_like(x_MK)
-    launch_source(
-        architecture.columns_down,
+    launch_units(
+        "columns_down",
         x_MK,
-        parts * -(-k // exported_like(architecture.down.kernel, "columns", x_MK)),
+        parts * -(-k // exported_like("union_down", "columns", x_MK)),
         *(w.up_NK, w.gate_NK, np.int32(m), np.int32(k), saved.offset, saved.neuron),
         *(d_up, d_gate, order),
-        *(NO_SUMS if splits is None else splits.for_sums()),
+        *(union.NO_SUMS if splits is None else splits.for_sums()),
         *(control, dx_MK),
     )
     operands = Operands(saved, d_gate, d_up, x_MK, dy_MK, token_M)
@@ -130,9 +125,6 @@ def backward(  # noqa: PLR0917
         gate_NK=grads.gate_NK,
         up_NK=grads.up_NK,
         down_KN=transposed(grads.down_NK, dtype) if sums is None else grads.down_NK.t(),
-        b_gate_N=None if w.b_gate_N is None or d_gate is None else _bias_grad(saved, d_gate, n),
-        b_up_N=None if w.b_up_N is None else _bias_grad(saved, d_up, n),
-        b_down_K=None if w.b_down_K is None else dy_MK.sum(0, dtype=torch.float32),
     )
 
 
@@ -158,19 +150,6 @@ def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:
     return int(words[0]), int(words[1])
 
 
-def _bias_grad(saved: Columns, d_CP: Tensor, num_neurons: int) -> Tensor:
-    """(N,) fp32: the sum over tokens that fire, in a fixed order."""
-    blocks, gate_CP = len(saved.offset) - 1, saved.gate if len(saved.gate) else saved.up
-    sum_C = torch.where(gate_CP != 0, d_CP, 0).sum(1, dtype=torch.float32)
-    column_C = torch.arange(len(sum_C), dtype=torch.int32, device=d_CP.device)
-    # Columns that are not filled go to an additional block and neuron.
-    block_C = torch.searchsorted(saved.offset[1:], column_C, right=True)
-    neuron_C = torch.where(block_C < blocks, saved.neuron, num_neurons).long()
-    sum_BN = sum_C.new_zeros(blocks + 1, num_neurons + 1)
-    sum_BN[block_C, neuron_C] = sum_C
-    return sum_BN[:blocks, :num_neurons].sum(0)
-
-
 def _activations(
     x_MK: Tensor, w: FFNWeights, room: Room, scratch: union.Union, token_M: Tensor | None
 ) -> tuple[Columns, FFNStats]:
@@ -186,13 +165,13 @@ def _activations(
         union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
         _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, needed, l1)
     else:
-        up = architecture_of(x_MK.get_device()).up.kernel
-        l1 = torch.empty(blocks, tiles, exported_like(up, "parts", x_MK), device=x_MK.device)
+        parts = exported_like("union_up", "parts", x_MK)
+        l1 = torch.empty(blocks, tiles, parts, device=x_MK.device)
         zeroed.append(l1)
         union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
         _columns(scratch, token_M, columns, columns.gate, fired_N, nnz_M, needed, None)
         kept = union.Kept(columns.offset, columns.up, l1)
-        union.union_up(x_MK, w.up_NK, w.b_up_N, scratch, kept)
+        union.union_up(x_MK, w.up_NK, None, scratch, kept)
     if room.capacity != blocks * n:
         columns = columns._replace(needed=_on_the_host(needed))
     # In two steps: a single reduction would run on one block of threads (H200: 12 µs).

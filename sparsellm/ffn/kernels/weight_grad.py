@@ -1,4 +1,4 @@
-"""The weights' gradients of a sparse FFN, summed over the pattern alone (cuda/sm90/weight_grad.cu).
+"""The weights' gradients of a sparse FFN, summed over the pattern alone.
 
 M tokens, K hidden_size, N intermediate_size, C capacity in columns; bf16 and contiguous. K is a
 multiple of 8. CUDA graphs capture it like any op. The order of summation does not depend on the
@@ -16,12 +16,10 @@ from torch import Tensor
 
 from sparsellm.ffn.kernels.compile import (
     exported_like,
-    grid_size,
     launch_for,
-    launch_source,
+    launch_units,
     threads_of,
 )
-from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.types import Columns, GradientSums
 
 
@@ -126,10 +124,10 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
     )
     like, num, num_blocks = columns.offset, np.int32(num_neurons), np.int32(blocks)
     most = -(-blocks * num_neurons // threads_of("place_columns", like))
-    launch_for(
+    launch_units(
         "place_columns",
         like,
-        grid_size("place_columns", like, most, exported_like("place_columns", "blocks", like)),
+        most,
         *(num_blocks, columns.offset, columns.neuron, columns.mask, table, count, sample),
     )
     launch_for("rank_neurons", like, groups, *(num, count, sample, result.order, group_sizes))
@@ -171,8 +169,8 @@ def sum_groups(
         device=x_MK.device,
     )
     pieces = _fill_pieces(groups, given, num_nonzeros)
-    launch_source(
-        architecture_of(x_MK.get_device()).weight_grad,
+    launch_units(
+        "weight_grad",
         x_MK,
         groups.unit.shape[0] * 2 * slices,
         *(x_MK, given.dy_MK, np.int32(k), np.int32(num_neurons)),
@@ -207,10 +205,10 @@ def _fill_pieces(groups: Groups, given: Operands, num_nonzeros: int | None) -> _
         x_row if given.token_M is None else torch.empty_like(x_row),
         d_up.new_empty((most * rows * (3 if gated else 2) + 1) * geometry.neurons),
     )
-    launch_for(
+    launch_units(
         "fill_pieces",
         d_up,
-        grid_size("fill_pieces", d_up, most, exported_like("fill_pieces", "blocks", d_up)),
+        most,
         *(given.d_gate, d_up, given.columns.gate if gated else None, given.columns.up),
         *(np.int32(gated), groups.member, groups.piece, groups.unit, groups.control, pieces.work),
         *(given.token_M, pieces.x_row, pieces.dy_row, pieces.values),
@@ -220,5 +218,4 @@ def _fill_pieces(groups: Groups, given: Operands, num_nonzeros: int | None) -> _
 
 def _unit_columns(like: Tensor) -> int:
     """Columns of x or dy in a work unit."""
-    kernel = architecture_of(like.get_device()).weight_grad.kernel
-    return exported_like(kernel, "columns", like)
+    return exported_like("weight_grad", "columns", like)

@@ -43,7 +43,7 @@ def main(sources: str, log: str, kind: str = "") -> None:
     paths = {path.stem: path for path in compile.sources().values()}
     for stem in sources.split(","):
         source = paths[stem].read_text(encoding="utf-8")
-        options = compile.compile_options(paths[stem], "sm_90a", 227)
+        options = compile.compile_options(paths[stem], "sm90", "sm_90a", 227)
         with compiled_once(stem, source, options):
             compiler._compile_module_with_cache(source, options, arch="90")
 

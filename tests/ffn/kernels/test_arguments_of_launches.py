@@ -24,7 +24,7 @@ from sparsellm.ffn.kernels import (
     union_training,
 )
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
-from sparsellm.ffn.kernels.signature import kernels_of
+from sparsellm.ffn.kernels.launch import kernels_of
 from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, GradientSums, Room
 
 M, K, N = 2048, 64, 1024  # as many tokens and neurons as heavy blocks and long groups need
@@ -46,7 +46,7 @@ def everywhere(monkeypatch):
 def launched(everywhere, architecture, cubins, monkeypatch):
     """The kernels that were launched; what they were to compute is undefined."""
     kernels = []
-    compiled = compile_kernels(cubins, NEWEST, _target(architecture))
+    compiled = compile_kernels(cubins, NEWEST, _target(architecture), architecture=architecture)
 
     def load(name, device_index, element):
         kernel, _ = compile._parts(name)
@@ -109,18 +109,17 @@ def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="
         inference.sparse(x_MK, w, down_NK, 0, token_M, format)
         inference.sparse(x_MK[:8], w, down_NK, 0, None, format)
     dense.dense_ffn(x_MK, w)
-    inference.permuted_rows(x_MK, torch.arange(M, dtype=torch.int32))
     sort_tokens.sort_tokens(torch.arange(M), 128, 16, 512)
     d_l1 = torch.ones(())
     sums = None
     if added:
         sums = GradientSums(*(torch.zeros(N, K) if some else None for some in (gated, True, True)))
-    plain = w._replace(b_gate_N=None, b_up_N=None)  # their gradients read what kernels compute
+    w = FFNWeights(w.gate_NK, w.up_NK, down_NK.t(), activation=activation, quantised=w.quantised)
     capacity = M // BLOCK_TOKENS * N
-    _, _, saved = union_training.forward(x_MK, w, down_NK, Room(capacity), token_M)
-    union_training.backward(x_MK, d_l1, x_MK, plain, down_NK, saved, dtype, token_M, sums)
-    _, _, saved = hybrid.forward(x_MK, w, down_NK, Room(M // 8, 128), token_M)
-    hybrid.backward(x_MK, d_l1, x_MK, plain, down_NK, saved, dtype, token_M, sums)
+    _, _, saved = union_training.forward(x_MK, w, Room(capacity), token_M)
+    union_training.backward(x_MK, d_l1, x_MK, w, saved, dtype, token_M, sums)
+    _, _, saved = hybrid.forward(x_MK, w, Room(M // 8, 128), token_M)
+    hybrid.backward(x_MK, d_l1, x_MK, w, saved, dtype, token_M, sums)
 
 
 @pytest.mark.timeout(900)  # compiles all kernels, if test_compile.py has not

@@ -15,9 +15,8 @@ from ffn.kernels import nvrtc
 from sparsellm.architecture import rectified_activations
 from sparsellm.ffn import token_order, types
 from sparsellm.ffn.kernels import compile
-from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, Source, target_of
-from sparsellm.ffn.kernels.launch import Layout
-from sparsellm.ffn.kernels.signature import kernels_of
+from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, GPUArchitecture
+from sparsellm.ffn.kernels.launch import Layout, kernels_of
 from sparsellm.paths import bundled
 
 pathfinder = pytest.importorskip("cuda.pathfinder", reason="CuPy is not installed")
@@ -57,25 +56,27 @@ ACTIVATION_HEADER = bundled("cuda") / "common" / "activation.cuh"
 # A few words that change from work unit to work unit may be kept in local memory.
 FRAME_BYTES = 32
 # Where a compiler keeps more of them: its kernel is right, and slower than another one's.
-KNOWN_FRAMES = {("12.9", "sm_100", "portable_weight_grad"): 104}
+KNOWN_FRAMES = {("12.9", "sm_100", "weight_grad"): 104}
 # What an FFN runs at inference, in either type.
 INFERENCE = {
-    *("decode_gate", "decode_down", "relu_product", "permute_rows"),
+    *("decode_gate", "decode_down", "relu_product"),
     *("gate_union", "union_up", "union_down", "gate_twell", "twell_up", "twell_down"),
     "dense_rows",
     *("gate_union_fp8", "gate_twell_fp8", "quantise_rows", "decode_gate_fp8"),
-    *("pack_union", "pack_twell", "portable_up", "portable_down"),
+    *("pack_union", "pack_twell"),
 }
 
 
-def runs_on(source: Path, target: str) -> bool:
-    """Kernels of common/ run everywhere, others on the GPUs of the architecture of their folder."""
-    folder = source.parent.name
+def architectures_of(target: str) -> list[GPUArchitecture]:
+    """Whose kernels a GPU can run, the best first."""
     digits = target.partition("_")[2].rstrip("a")
     capability = (int(digits[:-1]), int(digits[-1]))
-    return folder == "common" or any(
-        a.folder == folder and a.runs_on(capability) for a in ARCHITECTURES
-    )
+    return [a for a in ARCHITECTURES if a.runs_on(capability)]
+
+
+def is_of(source: Path, architecture: GPUArchitecture) -> bool:
+    """Kernels of common/ run everywhere, others on the GPUs of the architecture of their folder."""
+    return source.parent.name in {"common", architecture.folder}
 
 
 def library(version: str) -> Path:
@@ -90,31 +91,38 @@ def library(version: str) -> Path:
     return path
 
 
-def job(source: Path, target: str, element: torch.dtype, activation: str) -> nvrtc.Job:
+def job(source: Path, folder: str, target: str, element: torch.dtype, activation: str) -> nvrtc.Job:
     """With the options that `sparsellm.ffn.kernels.compile` passes."""
     shared_kib = SHARED_KIB[target.replace("compute_", "sm_")]
-    options = compile.compile_options(source, target, shared_kib, element, activation)
+    options = compile.compile_options(source, folder, target, shared_kib, element, activation)
     # CuPy adds -ftz=true.
     text = source.read_text(encoding="utf-8")
     return nvrtc.Job(source.stem, target, text, (*options, "-ftz=true"))
 
 
-def compile_kernels(
-    cache: Path, version: str, target: str, element: torch.dtype = BF16, activation: str = "relu"
+def compile_kernels(  # noqa: PLR0917
+    cache: Path,
+    version: str,
+    target: str,
+    element: torch.dtype = BF16,
+    activation: str = "relu",
+    architecture: GPUArchitecture | None = None,
 ) -> dict[str, Path]:
-    """Compiles what runs on a target: machine code by kernel, as files.
+    """Compiles an architecture's kernels, by default the best, for a target: files by kernel.
 
     For an activation other than ReLU that is what `compile.for_activation` names.
     """
+    architecture = architecture or architectures_of(target)[0]
+    folder = architecture.folder
     kernels = {
         kernel: source
         for kernel, source in KERNELS.items()
-        if runs_on(source, target)
+        if is_of(source, architecture)
         and (element == BF16 or kernel in INFERENCE)
-        and (activation == "relu" or ACTIVATION_HEADER in compile._included(source))
+        and (activation == "relu" or ACTIVATION_HEADER in compile._included(source, folder))
     }
     used = sorted(set(kernels.values()))
-    jobs = [job(source, target, element, activation) for source in used]
+    jobs = [job(source, folder, target, element, activation) for source in used]
     files = nvrtc.compile_all(library(version), jobs, cache)
     return {kernel: files[source.stem] for kernel, source in kernels.items()}
 
@@ -135,7 +143,9 @@ def test_every_target_that_a_compiler_knows_is_compiled(version):
 @pytest.mark.timeout(900)  # ten seconds to thirty, where the cores are free
 @pytest.mark.parametrize(("version", "target", "element"), COMPILATIONS, ids=str)
 def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, element):
-    _check_usage(compiled(version, target, element), version, target)
+    for architecture in architectures_of(target):
+        kernels = compiled(version, target, element, architecture=architecture)
+        _check_usage(kernels, version, target)
 
 
 @pytest.mark.timeout(900)
@@ -150,7 +160,8 @@ def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, el
     ids=str,
 )
 def test_kernels_of_every_activation_compile(compiled, activation, target, element):
-    _check_usage(compiled(NEWEST, target, element, activation), NEWEST, target)
+    for architecture in architectures_of(target):
+        _check_usage(compiled(NEWEST, target, element, activation, architecture), NEWEST, target)
 
 
 def _check_usage(kernels: dict[str, Path], version: str, target: str) -> None:
@@ -178,31 +189,24 @@ def test_launches_know_every_kernels_threads_and_parameters(compiled, target):
         assert tuple(layout.sizes) == signature.parameter_bytes, f"{kernel} for {target}"
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda a: a.name)
-def test_every_kernel_that_an_architecture_names_runs_there(architecture):
-    capabilities = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
-    named = [value for value in vars(architecture).values() if isinstance(value, Source)]
-    assert len(named) == 5
-    for capability in filter(architecture.runs_on, capabilities):
-        for source in named:
-            assert runs_on(KERNELS[source.kernel], target_of(capability)), source.kernel
-
-
-def _ptx(compiled) -> dict[str, str]:
+def _ptx(compiled) -> list[tuple[str, str]]:
     """Of all kernels, for Hopper: instructions before the machine's own scheduling of them."""
-    paths = compiled(NEWEST, "sm_90a")
-    return {kernel: Path(f"{path}.ptx").read_text() for kernel, path in paths.items()}
+    return [
+        (kernel, Path(f"{path}.ptx").read_text())
+        for architecture in ARCHITECTURES
+        for kernel, path in compiled(NEWEST, "sm_90a", architecture=architecture).items()
+    ]
 
 
 def test_no_kernel_takes_what_the_one_before_writes_for_constant(compiled):
     """Launches overlap, and PTX wants ld.global.nc's data constant for the whole kernel."""
-    for kernel, ptx in _ptx(compiled).items():
+    for kernel, ptx in _ptx(compiled):
         assert "ld.global.nc" not in ptx, kernel
 
 
 def test_warps_arrive_whole_at_a_cluster_barrier(compiled):
     arrivals = 0
-    for kernel, ptx in _ptx(compiled).items():
+    for kernel, ptx in _ptx(compiled):
         lines = (re.sub(r"//.*|\$\w+:", "", line).strip() for line in ptx.splitlines())
         instructions = [line for line in lines if line]
         for at, instruction in enumerate(instructions):
@@ -216,22 +220,23 @@ def test_a_changed_header_changes_the_options(tmp_path, monkeypatch):
     copy = shutil.copytree(bundled("cuda"), tmp_path / "cuda")
     monkeypatch.setattr(compile, "bundled", lambda folder: copy)
     copies = sorted(copy.glob("*/*.cu"))
-    before = {source: compile.compile_options(source, "sm_90a", 227) for source in copies}
+    before = {source: compile.compile_options(source, "sm90", "sm_90a", 227) for source in copies}
     header = copy / "common" / "ptx.cuh"  # included by every kernel, by some through other headers
     header.write_text(header.read_text() + "// changed\n")
     assert before
     for source in copies:
-        assert compile.compile_options(source, "sm_90a", 227) != before[source]
-
-
-def test_an_architecture_names_no_kernel_of_inference_that_is_not_compiled_in_fp16():
-    for architecture in ARCHITECTURES:
-        assert {architecture.up.kernel, architecture.down.kernel} <= INFERENCE
+        assert compile.compile_options(source, "sm90", "sm_90a", 227) != before[source]
 
 
 def test_the_digest_covers_every_header():
     headers = set(bundled("cuda").rglob("*.cuh"))
-    assert set().union(*(compile._included(source) for source in SOURCES)) == headers
+    included = (
+        compile._included(source, a.folder)
+        for a in ARCHITECTURES
+        for source in SOURCES
+        if is_of(source, a)
+    )
+    assert set().union(*included) == headers
 
 
 def test_the_mark_for_no_entry_is_none():
@@ -246,7 +251,7 @@ def test_the_mark_for_no_entry_is_none():
 
 def test_every_kernel_waits_for_the_one_before(compiled):
     """Launches overlap: a kernel that does not wait reads what is not written yet."""
-    for kernel, ptx in _ptx(compiled).items():
+    for kernel, ptx in _ptx(compiled):
         _, _, entry = ptx.partition(f".entry {kernel}(")
         body, _, _ = entry.partition("\n}\n")
         assert "griddepcontrol.wait" in body, kernel
@@ -267,7 +272,7 @@ def test_python_and_device_code_agree_on_the_formats(cubins):
     lines = [header.read_text(encoding="utf-8")]
     for number, value in enumerate(expected):
         lines.append(f'extern "C" __device__ const uint32 value_{number} = {value};')
-    options = compile.compile_options(header, "sm_90a", SHARED_KIB["sm_90a"])
+    options = compile.compile_options(header, "sm90", "sm_90a", SHARED_KIB["sm_90a"])
     constants = nvrtc.Job("constants", "sm_90a", "\n".join(lines), options)
     cubin = nvrtc.compile_all(library(NEWEST), [constants], cubins)["constants"].read_bytes()
     found = {name: nvrtc.exported(cubin, f"value_{i}") for i, name in enumerate(expected)}

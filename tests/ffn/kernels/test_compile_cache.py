@@ -17,7 +17,7 @@ from sparsellm.ffn.kernels import compile, compile_cache
 
 pytest.importorskip("cuda.pathfinder", reason="CuPy is not installed")
 WORKER = Path(__file__).with_name("compile_worker.py")
-STEM = "permute_rows"
+STEM = "relu_product"
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_process_that_waits_too_long_says_so_and_continues(tmp_path, monkeypat
         assert capfd.readouterr().err == ""
         with compile_cache.compiled_once(STEM, "source", ()):
             said = capfd.readouterr().err
-    assert "for another one to compile the kernel permute_rows" in said
+    assert "for another one to compile the kernel relu_product" in said
     assert f"(lock {path}), and compiles it itself" in said
     with FileLock(path, timeout=0):  # free again
         pass

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparsellm.ffn.kernels import launch as module
-from sparsellm.ffn.kernels.signature import kernels_of
+from sparsellm.ffn.kernels.launch import kernels_of
 
 
 @pytest.fixture

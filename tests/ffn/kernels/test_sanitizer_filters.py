@@ -6,7 +6,7 @@ import re
 
 from gpu.test_sanitizer import KERNELS
 
-from sparsellm.ffn.kernels.signature import kernels_of
+from sparsellm.ffn.kernels.launch import kernels_of
 from sparsellm.paths import bundled
 
 

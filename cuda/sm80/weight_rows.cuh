@@ -1,14 +1,14 @@
-// portable_weight_grad: the weights' gradients of a sparse FFN, as sm90/weight_grad.cu computes them, in
-// units of 32 neurons × 256 columns of x or dy × some rows, gathered and summed as in down.cuh.
+// How weight_grad sums rows of x and dy on other GPUs than Hopper.
+#pragma once
 #include "common/weight_sums.cuh"
 #include "sm80/down.cuh"
 
 namespace {
-using Arguments = GradArguments<unit_width>;
+using Arguments = GradArguments<unit_columns>;
 
 // A warp holds 32 rows × 64 columns (ring.cuh): the first four warps have the first matrix.
 struct GradTile : Tile {
-  static constexpr int columns = unit_width, rows = 4, eights = 8, batch = 4;
+  static constexpr int columns = unit_columns, rows = 4, eights = 8, batch = 4;
   static __device__ __forceinline__ int index(int row, int eight) {
     return row / 2 * 32 + eight * 4 + row % 2 * 2;
   }
@@ -23,9 +23,6 @@ struct GradTile : Tile {
 // What is summed up for one unit: rows of x or dy, times the values of the group's neurons.
 struct Rows {
   static constexpr int max_sources = 1;
-  // A row of x is read for many groups, its values for one; but ptxas 13.0 makes copies with an L2
-  // policy here into LDGSTS [R + UR], desc[UR], at which an H200 stops with an illegal instruction.
-  static constexpr bool rare = false;
   const uint32* token;
   const element *values, *rows;
   int row_values;  // from one row's values to the next one's
@@ -70,27 +67,15 @@ __device__ __forceinline__ void sum_units(Shared& shared, const Arguments& a, in
       store_gradient<GradTile, add>(a, unit.group, slice, [&](int i) { return Tile::at(d, i); });
   }
 }
-}  // namespace
 
-extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
-    portable_weight_grad(const element* x_MK, const element* dy_MK, int k, int n,
-                         const uint32* order, const Unit* unit, const uint32* control,
-                         const uint2* work, const uint32* piece_x, const uint32* piece_dy,
-                         const element* piece_values, uint32* progress, float* sums, int gated,
-                         int is_float, int adds, void* gate_NK, void* up_NK, void* down_NK) {
+__device__ __forceinline__ void run(const Arguments& a, const uint32* control, bool adds) {
   extern __shared__ __align__(128) unsigned char raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
   await_previous_kernel();
-  const int slices = (k + unit_width - 1) / unit_width, units = control[total_units];
-  const Arguments a{k,       n,        slices,       gated != 0, x_MK, dy_MK,
-                    order,   unit,     work,         piece_x,    piece_dy,
-                    piece_values, progress, sums,    is_float != 0, gate_NK, up_NK, down_NK};
+  const int units = control[total_units];
   if (adds)
     sum_units<true>(shared, a, units);
   else
     sum_units<false>(shared, a, units);
 }
-
-extern "C" __device__ const uint32 portable_weight_grad_threads = block_threads,
-                                   portable_weight_grad_columns = unit_width,
-                                   portable_weight_grad_shared_bytes = shared_bytes;
+}  // namespace

@@ -1,9 +1,8 @@
 // union_up: h = gate * (x · W_upᵀ + b) on the union format, in place of the gate (UnionUp of
-// products.cuh has what, up.cuh how).
-#include "common/products.cuh"
-#include "sm90/up.cuh"
+// products.cuh has what, up.cuh of an architecture how).
+#include "up.cuh"
 
-extern "C" __global__ void __launch_bounds__(block_threads, 1)
+extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
     union_up(const __grid_constant__ TensorMap map_of_x, const element* x_MK, const int* token_M,
              int m, const element* w_NK, const element* bias_N, int k, int tiles_n,
              const uint32* entry, const uint2* unit, uint32* control, element* value,
@@ -14,4 +13,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
 }
 
 extern "C" __device__ const uint32 union_up_threads = block_threads, union_up_parts = part_warps,
+                                   union_up_blocks = blocks_per_multiprocessor,
                                    union_up_shared_bytes = shared_bytes;

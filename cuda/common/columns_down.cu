@@ -1,9 +1,9 @@
 // columns_down: ∇x = ∇up · W_up + ∇gate · W_gate from columns (ColumnsDown of row_sums.cuh has what,
-// down.cuh how).
+// down.cuh of an architecture how).
 #include "common/row_sums.cuh"
-#include "sm90/down.cuh"
+#include "down.cuh"
 
-extern "C" __global__ void __launch_bounds__(block_threads, 1)
+extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
     columns_down(const element* w_up_NK, const element* w_gate_NK, int m, int k, const int* offset,
                  const uint32* neuron, const element* d_up, const element* d_gate,
                  const uint2* order, const uint2* split, uint32* arrived, float* sums,
@@ -14,4 +14,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
 }
 
 extern "C" __device__ const uint32 columns_down_threads = block_threads,
+                                   columns_down_blocks = blocks_per_multiprocessor,
                                    columns_down_shared_bytes = shared_bytes;

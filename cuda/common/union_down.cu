@@ -1,8 +1,9 @@
-// union_down: y = h · W + b, h in the union format (UnionDown of row_sums.cuh has what, down.cuh how).
+// union_down: y = h · W + b, h in the union format (UnionDown of row_sums.cuh has what, down.cuh of an
+// architecture how).
 #include "common/row_sums.cuh"
-#include "sm90/down.cuh"
+#include "down.cuh"
 
-extern "C" __global__ void __launch_bounds__(block_threads, 1)
+extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
     union_down(const element* w_NK, const element* bias_K, int m, int k, int tiles_n,
                const uint32* entry, const uint2* order, const uint2* split, uint32* arrived,
                float* sums, uint32* control, const element* value, const int* token_M,
@@ -12,4 +13,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
 }
 
 extern "C" __device__ const uint32 union_down_threads = block_threads, union_down_columns = unit_columns,
+                                   union_down_blocks = blocks_per_multiprocessor,
                                    union_down_shared_bytes = shared_bytes;

@@ -1,9 +1,8 @@
 // columns_grad: the gradients of gate and up at their non-zeros (ColumnsGrad of products.cuh has what,
-// up.cuh how).
-#include "common/products.cuh"
-#include "sm90/up.cuh"
+// up.cuh of an architecture how).
+#include "up.cuh"
 
-extern "C" __global__ void __launch_bounds__(block_threads, 1)
+extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
     columns_grad(const __grid_constant__ TensorMap map_of_dy, const element* dy_MK,
                  const int* token_M, int m, const element* w_down_NK, int k, const int* offset,
                  const uint32* neuron, const element* gate, const element* up, const float* l1,
@@ -14,4 +13,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
 }
 
 extern "C" __device__ const uint32 columns_grad_threads = block_threads,
+                                   columns_grad_blocks = blocks_per_multiprocessor,
                                    columns_grad_shared_bytes = shared_bytes;

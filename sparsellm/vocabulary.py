@@ -6,19 +6,21 @@ an id on the hub, optionally with ``@revision`` (a commit or tag).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt
 
-from sparsellm.strict import parse_json, validate
+from sparsellm.strict import read_json, read_model
 
 # Unpadded. Constants, since loading a tokenizer only to count would download files.
 VOCAB_SIZE = {"gpt2": 50_257, "bytes": 257}
 HF_PREFIX = "hf:"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+_REMEDY = "put the tokenizer's own file back"
 
 
 def vocab_size(name: str) -> int:
@@ -108,11 +110,8 @@ def hf_end_of_document(name: str) -> str:
         ValueError: its files name none.
     """
     config: dict[str, Any] = {}
-    try:
-        path = hf_file(name, TOKENIZER_CONFIG_FILE)
-        config = _read_json(path)
-    except FileNotFoundError:
-        pass
+    with suppress(FileNotFoundError):
+        config = read_json(hf_file(name, TOKENIZER_CONFIG_FILE), _REMEDY)
     token = config.get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
@@ -149,21 +148,7 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is damaged.
     """
-    content = _read_json(path)
-    try:
-        validate(_TokenizerFile, content, path)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged, or no tokenizer's file: {error}") from None
-    return content
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    remedy = "put the tokenizer's own file back"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: no text ({error}); {remedy}") from error
-    return parse_json(text, str(path), remedy)
+    return read_model(path, _TokenizerFile, _REMEDY)
 
 
 class _AddedToken(BaseModel):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from sparsellm.data.block_types import Block, Rows, ShardReader
-from sparsellm.data.readers import open_shard
+from sparsellm.data.json_lines import JsonLinesReader, JsonLinesStream
+from sparsellm.data.readers import Block, ParquetReader, Rows, ShardReader, TextReader
 from sparsellm.data.shards import Shard
+from sparsellm.data.token_shards import TokenReader
 from sparsellm.data.tokenizer import Tokens
 
 # Lanes of one worker read neighbouring blocks of the same shards, or each its own shard.
@@ -19,6 +20,23 @@ MOST_READERS = 128
 MOST_READERS_PER_STREAM = 4
 
 _Column = tuple[str, str]  # address and text field
+_READERS: dict[str, Callable[[Shard], ShardReader]] = {
+    "parquet": ParquetReader,
+    "jsonl": lambda shard: (JsonLinesStream if shard.compression else JsonLinesReader)(shard),
+    "tokens": TokenReader,
+    "sources": TextReader,
+}
+
+
+def open_shard(shard: Shard) -> ShardReader:
+    """Opens a shard.
+
+    Raises:
+        FileNotFoundError: it is missing.
+        ValueError: it is damaged or has no such text field.
+        ConnectionError: the network failed until `retry` gave up.
+    """
+    return _READERS[shard.format](shard)
 
 
 class BlockCache:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsellm.arguments import check_out, positive_int
-from sparsellm.cores import usable_cores
+from sparsellm.paths import usable_cores
 
 if TYPE_CHECKING:  # imported where they run: `sparsellm --help` is quick
     from sparsellm.data.corpus import Corpus

@@ -32,7 +32,7 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
         FileNotFoundError, ValueError, ConnectionError: the corpus does not exist or is not on the
             hub, or the hub cannot be reached.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     path = corpus_path(name)
     content = load_yaml(path)
@@ -41,8 +41,14 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
             f"{path}: its source is {content.get('source')!r}; only hub corpora can be fetched"
         )
     config = validate(HubCorpus, content, path)
-    assert isinstance(config, HubCorpus)
-    _ask_once(config)
+    try:  # whoever waits at a terminal should not wait for retries without a network
+        HfApi().dataset_info(config.repo, revision=config.revision, timeout=_PATIENCE)
+    except Exception as error:
+        if has_no_answer(error):
+            raise ConnectionError(
+                f"the Hugging Face hub cannot be reached ({one_line(error)}); the same command "
+                "continues when it can"
+            ) from error
     corpus = load_corpus(name)
     train = corpus.train[:num_shards]
     files = [_in_repo(shard.url, config.repo) for shard in (*train, *corpus.validation)]
@@ -60,31 +66,16 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise FileNotFoundError(f"{config.repo}: {missing[0]} was not downloaded; run it again")
-    held_out = len(corpus.validation)
     mirror = {
         "description": f"{corpus.name}: {config.repo} at {config.revision}, {len(train)} files",
         "source": "files",
         "files": [f"${{CORPUS_DIR}}/{file}" for file in files],
-        "validation_shards": held_out,
+        "validation_shards": len(corpus.validation),
         "text_field": config.text_field,
     }
     written = folder / f"{corpus.name}.yaml"
     written.write_text(yaml.safe_dump(mirror, sort_keys=False), encoding="utf-8")
     return written
-
-
-def _ask_once(config: HubCorpus) -> None:
-    """One request: whoever waits at a terminal should not wait for retries without a network."""
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().dataset_info(config.repo, revision=config.revision, timeout=_PATIENCE)
-    except Exception as error:
-        if has_no_answer(error):
-            raise ConnectionError(
-                f"the Hugging Face hub cannot be reached ({one_line(error)}); the same command "
-                "continues when it can"
-            ) from error
 
 
 def _in_repo(url: str, repo: str) -> str:

@@ -9,55 +9,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cached_property
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sparsellm.data.block_types import Rows, what_it_has
-from sparsellm.data.retry import is_transient, one_line, with_retries
+from sparsellm.data.readers import Block, Rows, ShardReader, damaged, what_it_has
+from sparsellm.data.retry import one_line
 from sparsellm.data.shards import Shard
-from sparsellm.data.text_files import open_file, open_steady
+from sparsellm.data.text_files import open_file
 
 BLOCK_BYTES = 4 * 2**20
 _ONE_OBJECT = 'each line must be an object with the text of one document, such as {"text": "…"}'
 _ONE_ARRAY = f"{_ONE_OBJECT}; `jq -c '.[]' FILE > FILE.jsonl` makes lines of an array"
-_JSON_TYPES: dict[type, str] = {
-    list: "an array",
-    str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-    dict: "an object",
-}
 
 
-class JsonLinesReader:
+class JsonLinesReader(ShardReader):
     """An uncompressed file: block i has the lines that start in the i-th `BLOCK_BYTES` bytes."""
-
-    next_block = None
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._file = with_retries(self._open, shard.url)
-        self._size = self._file.seek(0, 2)
-        self.num_blocks = -(-self._size // BLOCK_BYTES)
+        self._file = open_file(shard.url)
+        self.num_blocks = -(-self._file.seek(0, 2) // BLOCK_BYTES)
 
     def read(self, block: int) -> _Lines:
         begin, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
-
-        def read() -> bytes:
-            try:
-                return self._lines(begin, end)
-            except OSError as error:
-                if is_transient(error):
-                    self._file = self._open()
-                raise
-
-        where = f"{self._shard.url}: bytes {begin} to {end}"
-        return _Lines(with_retries(read, where), self._shard, lambda: self._line_number(begin))
+        return _Lines(self._lines(begin, end), self._shard, lambda: self._line_number(begin))
 
     def _lines(self, begin: int, end: int) -> bytes:
         # A line belongs to the block that has its first byte.
@@ -86,11 +63,8 @@ class JsonLinesReader:
     def close(self) -> None:
         self._file.close()
 
-    def _open(self) -> IO[bytes]:
-        return open_file(self._shard.url)
 
-
-class JsonLinesStream:
+class JsonLinesStream(ShardReader):
     """A compressed file: a block is the next lines of about `BLOCK_BYTES` bytes."""
 
     num_blocks = None
@@ -98,7 +72,7 @@ class JsonLinesStream:
     def __init__(self, shard: Shard) -> None:
         assert shard.compression
         self._shard = shard
-        self._source = open_steady(shard.url)
+        self._source = open_file(shard.url)
         self._stream = pa.CompressedInputStream(self._source, shard.compression)
         self._rest = b""
         self._line = 1
@@ -136,18 +110,13 @@ class JsonLinesStream:
         try:
             return self._stream.read(BLOCK_BYTES)
         except (pa.ArrowException, OSError, EOFError) as error:
-            if is_transient(error):  # the error is clear already, and reading was retried
-                raise
-            raise ValueError(
-                f"{self._shard.url} is damaged after line {self._line - 1} ({one_line(error)}); "
-                "fetch the file again, or take it out of the corpus"
-            ) from error
+            raise damaged(f"{self._shard.url}: after line {self._line - 1} it", error) from error
 
     def close(self) -> None:
         self._source.close()
 
 
-class _Lines:
+class _Lines(Block):
     """A block of lines, which are found and parsed only when their documents are read.
 
     The reader of a stream passes many lines that belong to other lanes.
@@ -200,8 +169,8 @@ def _why_no_text(document: object, field: str) -> str:
     """The end of a sentence about a line."""
     if not isinstance(document, dict):
         remedy = _ONE_ARRAY if isinstance(document, list) else _ONE_OBJECT
-        return f" is {_JSON_TYPES[type(document)]}, not an object; {remedy}"
+        return f" is of type {type(document).__name__}, not an object; {remedy}"
     named = what_it_has(list(document))
     if field not in document:
         return f" has no key {field!r}; {named}"
-    return f": {field!r} holds {_JSON_TYPES[type(document[field])]}, not text; {named}"
+    return f": {field!r} is of type {type(document[field]).__name__}, not text; {named}"

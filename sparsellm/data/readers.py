@@ -1,72 +1,106 @@
 """The documents of a shard by blocks: random access where the format has it, else a stream.
 
-A block is a Parquet row group, the lines that begin within a range of bytes of a JSON Lines file, a
-table of a stream, or a group of source files. `datasets` reads Arrow files; benchmarks/LOG.md says
-why it does not read the others.
+A block is a Parquet row group, the lines that begin within a range of bytes of a JSON Lines file
+(json_lines.py), a text file, or of tokens (token_shards.py) what was a block of their text.
+benchmarks/LOG.md says why `datasets` does not read them.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from abc import ABC, abstractmethod
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from sparsellm.data.block_types import Block, Rows, ShardReader
-from sparsellm.data.json_lines import JsonLinesReader, JsonLinesStream
-from sparsellm.data.parquet import ParquetReader
-from sparsellm.data.retry import is_transient, one_line, with_retries
+from sparsellm.data.retry import one_line
 from sparsellm.data.shards import Shard
-from sparsellm.data.table_stream import TableStream
 from sparsellm.data.text_files import open_file
-from sparsellm.data.token_shards import TokenReader
+from sparsellm.data.tokenizer import Tokens
+
+Rows = NDArray[np.int64]
 
 
-def open_shard(shard: Shard) -> ShardReader:
-    """Opens a shard.
+class Block(ABC):
+    """Some documents of a shard."""
 
-    Raises:
-        FileNotFoundError: it is missing.
-        ValueError: it is damaged or has no such text field.
-        ConnectionError: the network failed until `retry` gave up.
+    num_bytes: int  # in memory
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def documents(self, rows: Rows) -> list[str] | list[Tokens]:
+        """The documents at ``rows``, in that order; a null is an empty document.
+
+        Raises:
+            ValueError: a row is damaged; names shard and row.
+        """
+
+
+class ShardReader(ABC):
+    """An open shard."""
+
+    num_blocks: int | None  # None for a stream, which is read from front to back
+    next_block: int | None = None  # the only one that a stream can read now
+
+    @abstractmethod
+    def read(self, block: int) -> Block | None:
+        """Reads a block; None past the end of a stream.
+
+        Raises:
+            FileNotFoundError, ValueError, ConnectionError: the shard is gone or damaged, or the
+                network failed; the message names the shard and the place.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """Closes its file, if it keeps one open."""
+
+
+def damaged(where: str, error: Exception) -> Exception:
+    """What to raise where ``error`` was met in reading: faults of the network are named already."""
+    if isinstance(error, ConnectionError | FileNotFoundError):
+        return error
+    return ValueError(
+        f"{where} is damaged, or not in the format that its name says ({one_line(error)}); fetch "
+        "the file again, or take it out of the corpus"
+    )
+
+
+def what_it_has(names: list[str]) -> str:
+    """The end of an error message: the first columns or keys, and how to name the right one.
+
+    Names are shortened: in a file without a header they are the text of its first line.
     """
-    if shard.format == "parquet":
-        return ParquetReader(shard)
-    if shard.format == "jsonl":
-        return JsonLinesStream(shard) if shard.compression else JsonLinesReader(shard)
-    if shard.format == "tokens":
-        return TokenReader(shard)
-    if shard.format == "sources":
-        return SourcesReader(shard)
-    return TableStream(shard)
+    shown = [name if len(name) <= 40 else f"{name[:40]}…" for name in names[:20]]
+    shown += ["…"] if len(names) > 20 else []
+    return f"it has {', '.join(shown)}. Name its text with data.text_field"
 
 
-class SourcesReader:
+class TextReader(ShardReader):
     """Plain text files, one document each, in one block."""
 
     num_blocks = 1
-    next_block = None
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
     def read(self, block: int) -> Block:
-        return _Files(self._shard)
-
-    def close(self) -> None:
-        """Nothing is open."""
+        return _Texts(self._shard)
 
 
-class _Files:
+class _Texts(Block):
+    num_bytes = 0
+
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._shard.members)
 
     def documents(self, rows: Rows) -> list[str]:
-        urls = (self._shard.members[row] for row in rows.tolist())
-        return [with_retries(partial(self._read, url), url) for url in urls]
+        return [self._read(self._shard.members[row]) for row in rows.tolist()]
 
     def _read(self, url: str) -> str:
         with open_file(url) as file:
@@ -80,9 +114,78 @@ class _Files:
                     "what it is in), or take it out of the corpus"
                 ) from error
             except (pa.ArrowException, OSError, EOFError) as error:
-                if is_transient(error):
-                    raise
-                raise ValueError(
-                    f"{url} is damaged ({one_line(error)}); fetch it again, or take it out of the "
-                    "corpus"
-                ) from error
+                raise damaged(url, error) from error
+
+
+class ParquetReader(ShardReader):
+    """A Parquet file by row group; of its columns only the text, whose checksums are verified.
+
+    The file is opened, and its footer read, once; `datasets` does both for every row group.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self._url, self._field = shard.url, shard.text_field
+        source = open_file(shard.url)
+        try:
+            self._file = pq.ParquetFile(source, page_checksum_verification=True)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise damaged(shard.url, error) from error
+        _check_text_column(self._file.schema_arrow, shard)
+        metadata = self._file.metadata
+        self.num_blocks = metadata.num_row_groups
+        self._sizes = [metadata.row_group(i).num_rows for i in range(self.num_blocks)]
+
+    def read(self, block: int) -> Block:
+        where = f"{self._url}: row group {block}"
+        try:
+            # Arrow would start a thread per core in every worker; workers are parallel already.
+            table = self._file.read_row_group(block, columns=[self._field], use_threads=False)
+            # By its name: `columns` also takes the dotted names of a struct's fields.
+            column = table.column(self._field)
+            if len(column) != self._sizes[block]:
+                raise pa.ArrowInvalid(f"{len(column)} rows for {self._sizes[block]}")
+            column.validate()  # offsets that lead outside the data would crash
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            # pyarrow reports corrupt pages as OSError, too.
+            raise damaged(where, error) from error
+        return TextColumn(column, where)
+
+    def close(self) -> None:
+        self._file.close(force=True)
+
+
+class TextColumn(Block):
+    def __init__(self, column: pa.ChunkedArray, where: str) -> None:
+        self._column, self._where = column, where
+        self.num_bytes = column.nbytes
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def documents(self, rows: Rows) -> list[str]:
+        # Only these rows become Python strings. Arrow's `take` would join the chunks of a column,
+        # which fails above 2 GiB.
+        return [self._text(row) for row in rows.tolist()]
+
+    def _text(self, row: int) -> str:
+        try:
+            return self._column[row].as_py() or ""
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self._where}, row {row} is not UTF-8 text ({error}); repair or remove the row, "
+                "or take the shard out of the corpus"
+            ) from error
+
+
+def _check_text_column(schema: pa.Schema, shard: Shard) -> None:
+    field = shard.text_field
+    if (count := schema.names.count(field)) != 1:
+        has = f"{count} columns" if count else "no column"
+        raise ValueError(f"{shard.url}: {has} {field!r}; {what_it_has(schema.names)}")
+    kind = schema.field(field).type
+    if pa.types.is_dictionary(kind):  # each text once, and its number in each row
+        kind = kind.value_type
+    if kind not in (pa.string(), pa.large_string(), pa.string_view(), pa.null()):
+        raise ValueError(
+            f"{shard.url}: column {field!r} holds {kind}, not text; {what_it_has(schema.names)}"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import tenacity
@@ -12,10 +12,7 @@ import tenacity
 MAX_SECONDS = 45.0
 LEAST_WAIT_SECONDS = 1.0
 
-
 logger = logging.getLogger(__name__)
-
-
 Result = TypeVar("Result")
 
 
@@ -24,13 +21,32 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
 
     Raises:
         ConnectionError: it failed for `MAX_SECONDS`, or the server asks to wait for longer.
-        FileNotFoundError: the shard is missing.
+        FileNotFoundError: what ``what`` names is missing.
+        ValueError: access is refused, or the server cannot be read from any place.
         Exception: any other error, at once.
     """
+    backoff = tenacity.wait_random_exponential(min=LEAST_WAIT_SECONDS, max=20)
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        return max(backoff(state), _retry_after(_error(state)))
+
+    def warn(state: tenacity.RetryCallState) -> None:
+        logger.warning(
+            "%s: attempt %d failed (%s); trying again in %.0f s",
+            what,
+            state.attempt_number,
+            one_line(_error(state)),
+            state.upcoming_sleep,
+        )
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_transient),
+        stop=tenacity.stop_before_delay(MAX_SECONDS),
+        wait=wait,
+        before_sleep=warn,
+    )
     try:
-        for attempt in _retrying(what):
-            with attempt:
-                return action()
+        return retrying(action)
     except tenacity.RetryError as error:
         cause = error.last_attempt.exception()
         attempts = error.last_attempt.attempt_number
@@ -56,32 +72,13 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
                 "or serve it by one that does"
             ) from error
         raise
-    raise AssertionError("unreachable")
 
 
-def _retrying(what: str) -> tenacity.Retrying:
-    backoff = tenacity.wait_random_exponential(min=LEAST_WAIT_SECONDS, max=20)
-
-    def wait(state: tenacity.RetryCallState) -> float:
-        assert state.outcome is not None
-        return max(backoff(state), _retry_after(state.outcome.exception()))
-
-    def warn(state: tenacity.RetryCallState) -> None:
-        assert state.outcome is not None
-        logger.warning(
-            "%s: attempt %d failed (%s); trying again in %.0f s",
-            what,
-            state.attempt_number,
-            one_line(state.outcome.exception()),
-            state.upcoming_sleep,
-        )
-
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_exception(is_transient),
-        stop=tenacity.stop_before_delay(MAX_SECONDS),
-        wait=wait,
-        before_sleep=warn,
-    )
+def _error(state: tenacity.RetryCallState) -> BaseException:
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    assert error is not None
+    return error
 
 
 def is_transient(error: BaseException) -> bool:
@@ -89,25 +86,24 @@ def is_transient(error: BaseException) -> bool:
     status = _status(error)
     if status is not None:
         return status in (408, 429) or status >= 500
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, ConnectionError | TimeoutError):
-            return True
-        # requests and httpx (whichever the hub's client uses) name these classes alike; the first
-        # two are aiohttp's, which fsspec has for http://.
-        names = {cls.__name__ for cls in type(seen).__mro__}
-        if names & {
-            "ClientConnectionError",
-            "ClientPayloadError",
-            "TimeoutException",
-            "NetworkError",
-            "ProtocolError",
-            "ConnectionError",
-            "Timeout",
-        }:
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return any(
+        isinstance(each, ConnectionError | TimeoutError)
+        or not _NETWORK_ERRORS.isdisjoint(cls.__name__ for cls in type(each).__mro__)
+        for each in _with_causes(error)
+    )
+
+
+# requests and httpx (whichever the hub's client uses) name these classes alike; the first two are
+# aiohttp's, which fsspec has for http://.
+_NETWORK_ERRORS = {
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "TimeoutException",
+    "NetworkError",
+    "ProtocolError",
+    "ConnectionError",
+    "Timeout",
+}
 
 
 def has_no_answer(error: BaseException) -> bool:
@@ -115,26 +111,30 @@ def has_no_answer(error: BaseException) -> bool:
     return _status(error) is None and is_transient(error)
 
 
-def _status(error: BaseException | None) -> int | None:
-    """HTTP status of an error or of what caused it."""
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status is None:
-            status = getattr(error, "status", None)  # aiohttp's
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: BaseException) -> int | None:
+    """HTTP status of an error or of what caused it."""
+    for each in _with_causes(error):
+        # aiohttp's errors have it themselves.
+        answer = getattr(each, "response", None)
+        status = getattr(answer, "status_code", getattr(each, "status", None))
         if isinstance(status, int):
             return status
-        error = error.__cause__ or error.__context__
     return None
 
 
-def _retry_after(error: BaseException | None) -> float:
+def _retry_after(error: BaseException) -> float:
     """Seconds that the server asked to wait, 0 if it did not; at most five minutes."""
-    while error is not None:
-        headers = getattr(getattr(error, "response", error), "headers", None)
+    for each in _with_causes(error):
+        headers = getattr(getattr(each, "response", each), "headers", None)
         if headers is not None:
             value = str(headers.get("Retry-After", "0"))
             return min(float(value), 300.0) if value.isdigit() else 0.0
-        error = error.__cause__ or error.__context__
     return 0.0
 
 

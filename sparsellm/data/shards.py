@@ -7,9 +7,9 @@ import hashlib
 import logging
 import os
 import re
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from sparsellm.data.retry import with_retries
-from sparsellm.strict import parse_json, validate
+from sparsellm.strict import read_model
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,6 @@ FORMATS = {
     ".json": "jsonl",
     ".txt": "text",
     ".md": "text",
-    ".arrow": "arrow",
-    ".csv": "csv",
     ".bin": "tokens",
 }
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}  # pyarrow's names
@@ -92,11 +90,12 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
                 f"{where}: {pattern!r} names an environment variable that is not set; set "
                 f"it, or give globs with --set 'data.{key}=[…]'"
             )
-        expanded = expanded.removeprefix("file://")
-        paths = _remote(expanded) if "://" in expanded else _local(expanded)
+        if "://" not in expanded:
+            expanded = str(Path(expanded).expanduser())
+        paths = with_retries(partial(_find, expanded.removeprefix("file://")), pattern)
         # Some of several globs may match nothing, but a path without wildcards must exist.
         if not paths and not glob.has_magic(expanded):
-            is_folder = "://" in expanded or Path(expanded).expanduser().is_dir()
+            is_folder = "://" in expanded or Path(expanded).is_dir()
             what = "has no file of a known format" if is_folder else "does not exist"
             raise FileNotFoundError(
                 f"{where}: {expanded} {what}; correct the path, or leave it out"
@@ -115,42 +114,36 @@ def real_place(url: str) -> str:
     return url if "://" in url else os.path.realpath(url)
 
 
-def _remote(pattern: str) -> list[str]:
-    def find() -> list[str]:
-        file_system, path = fsspec.core.url_to_fs(pattern)
-        if glob.has_magic(path):
-            paths = file_system.glob(path)
-        elif file_system.isdir(path):
-            paths = _in_folder(path, file_system.find(path))
+def _find(pattern: str) -> list[str]:
+    file_system, path = fsspec.core.url_to_fs(pattern)
+    is_local = "://" not in pattern
+    files: list[str] = []
+    for found in file_system.glob(path) if glob.has_magic(path) else [path]:
+        if file_system.isdir(found):
+            files += _in_folder(found, file_system.find(found))
+        elif is_local:
+            files += _regular(Path(found))
         else:
-            paths = [path]
-        return [file_system.unstrip_protocol(p) for p in paths]
-
-    return with_retries(find, pattern)
-
-
-def _local(pattern: str) -> list[str]:
-    # pathlib has no glob for a whole pattern, absolute or relative.
-    paths = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            below = sorted(str(p) for p in path.rglob("*") if p.is_file())
-            files += map(Path, _in_folder(str(path), below))
-        elif not path.exists():
-            raise FileNotFoundError(
-                f"{path} is a link to {path.readlink()}, which does not exist; correct it, or "
-                "leave it out"
-            )
-        elif not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError(
-                f"{path} is not a regular file (a pipe or device cannot be read twice); write its "
-                "content to a file"
-            )
-        else:
-            files.append(path)
+            files.append(found)
+    if not is_local:
+        return [file_system.unstrip_protocol(file) for file in files]
     # A link keeps its name: the files that the hub's cache links to have no suffix and no order.
-    return [str(path.parent.resolve() / path.name) for path in files]
+    return [str(Path(file).parent.resolve() / Path(file).name) for file in files]
+
+
+def _regular(path: Path) -> list[str]:
+    """The path of a file that can be read twice; nothing if there is none."""
+    if path.is_symlink() and not path.exists():
+        raise FileNotFoundError(
+            f"{path} is a link to {path.readlink()}, which does not exist; correct it, or leave it "
+            "out"
+        )
+    if path.exists() and not path.is_file():
+        raise ValueError(
+            f"{path} is not a regular file (a pipe or device cannot be read twice); write its "
+            "content to a file"
+        )
+    return [str(path)] if path.exists() else []
 
 
 def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
@@ -246,15 +239,7 @@ def read_about(path: Path) -> dict[str, Any]:
     Raises:
         FileNotFoundError, ValueError: the ``.json`` beside it is missing or damaged.
     """
-    about = path.with_suffix(".json")
-    if not about.is_file():
-        raise FileNotFoundError(f"{about} is missing: {TOKENIZE_AGAIN}")
-    try:
-        content = parse_json(about.read_text(encoding="utf-8"), str(about), TOKENIZE_AGAIN)
-        validate(_About, content, about)
-    except ValueError as error:
-        raise ValueError(f"{about} is damaged ({error}): {TOKENIZE_AGAIN}") from error
-    return content
+    return read_model(path.with_suffix(".json"), _About, TOKENIZE_AGAIN)
 
 
 class _About(BaseModel):

@@ -1,16 +1,15 @@
-"""Opens local and remote files, so that a failed read can be repeated."""
+"""Opens local and remote files; what fails for a temporary reason is tried again."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec
-from fsspec.spec import AbstractBufferedFile
 
-from sparsellm.data.retry import is_transient, with_retries
+from sparsellm.data.retry import with_retries
 
 # An attempt without an answer for so long has failed.
 TIMEOUT_SECONDS = 10
@@ -21,11 +20,24 @@ def open_file(url: str) -> IO[bytes]:
     """A path, or an address of any protocol of fsspec's, for reading from any place.
 
     Raises:
-        OSError, ValueError: whatever the protocol raises; `retry.with_retries` makes sense of it.
+        FileNotFoundError, ValueError, ConnectionError: see `with_retries`; of an address, reading
+            raises them too.
     """
-    if found := _HUB.fullmatch(url):
-        return cast(IO[bytes], _HubFile(**found.groupdict()))
+    if "://" in url:
+        return cast(IO[bytes], _SteadyFile(url))
+    return with_retries(lambda: Path(url).open("rb"), url)
+
+
+def _open_address(url: str) -> IO[bytes]:
     options: dict[str, Any] = {}
+    if found := _HUB.fullmatch(url):
+        # fsspec's own hf:// asks the hub's API for the repository and a list of the folder first,
+        # in every process that opens a file: at many ranks and workers more than the hub allows.
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers
+
+        url = hf_hub_url(found["repo"], found["path"], repo_type="dataset", revision=found[2])
+        options["headers"] = build_hf_headers()
     if url.startswith(("http://", "https://")):
         import aiohttp
 
@@ -35,68 +47,43 @@ def open_file(url: str) -> IO[bytes]:
     return file
 
 
-def open_steady(url: str) -> IO[bytes]:
-    """As `open_file`, for a stream; a read that fails for a temporary reason is repeated."""
-    file = with_retries(lambda: open_file(url), url)
-    if "://" not in url:
-        return file
-    return cast(IO[bytes], _SteadyFile(url, file))
-
-
-class _HubFile(AbstractBufferedFile):  # type: ignore[misc] # fsspec has no types
-    """A file of a dataset on the Hugging Face hub, at a commit.
-
-    fsspec's own asks the hub's API for the repository and a list of the folder first, in every
-    process that opens a file: at many ranks and workers more than the hub allows.
-    """
-
-    def __init__(self, repo: str, revision: str, path: str) -> None:
-        from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-        self._url = hf_hub_url(repo, path, repo_type="dataset", revision=revision)
-        size = get_hf_file_metadata(self._url).size
-        if size is None:
-            raise ValueError(f"{self._url}: the hub does not say how large it is")
-        super().__init__(None, path, size=size)
-
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
-
-        headers = {"Range": f"bytes={start}-{end - 1}", **build_hf_headers()}
-        answer = http_backoff(
-            "GET", self._url, max_retries=0, headers=headers, timeout=TIMEOUT_SECONDS
-        )
-        hf_raise_for_status(answer)
-        content: bytes = answer.content
-        return content
-
-
 class _SteadyFile(io.RawIOBase):
     """A file at an address that is opened again where the connection breaks."""
 
-    def __init__(self, url: str, file: IO[bytes]) -> None:
-        self._url, self._file = url, file
-        self._place = 0
+    def __init__(self, url: str) -> None:
+        self._url, self._place = url, 0
+        self._file: IO[bytes] | None = None
+        self._do("tell")
+
+    def _do(self, method: str, *arguments: int) -> Any:
+        def attempt() -> Any:
+            if self._file is None:
+                self._file = _open_address(self._url)
+                self._file.seek(self._place)
+            try:
+                result = getattr(self._file, method)(*arguments)
+                self._place = self._file.tell()
+            except BaseException:
+                self._file = None
+                raise
+            return result
+
+        return with_retries(attempt, self._url)
 
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._do("seek", offset, whence))
+
     def read(self, size: int = -1) -> bytes:
-        data: bytes = with_retries(lambda: self._attempt(lambda: self._file.read(size)), self._url)
-        self._place += len(data)
-        return data
+        return bytes(self._do("read", size))
 
-    def _attempt(self, read: Callable[[], bytes]) -> bytes:
-        if self._file.closed:
-            self._file = open_file(self._url)
-        self._file.seek(self._place)
-        try:
-            return read()
-        except Exception as error:
-            if is_transient(error):
-                self._file.close()
-            raise
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    def readline(self, size: int | None = -1) -> bytes:  # fsspec's take no size
+        return bytes(self._do("readline"))

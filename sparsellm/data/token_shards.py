@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsellm.data.block_types import Rows
+from sparsellm.data.readers import Block, Rows, ShardReader
 from sparsellm.data.shards import TOKENIZE_AGAIN, Shard, content_identity, read_about
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
@@ -26,10 +26,8 @@ _VERSION = 1
 _KINDS: dict[int, Any] = {4: np.int32, 8: np.uint16}  # Megatron's codes
 
 
-class TokenReader:
-    """An open shard of tokens."""
-
-    next_block = None
+class TokenReader(ShardReader):
+    """An open shard of tokens; its mapping ends with the last array that uses it."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -55,11 +53,8 @@ class TokenReader:
         begin, end = self._rows[block], self._rows[block + 1]
         return _Tokens(self._tokens, self._begins[begin:end], self._lengths[begin:end])
 
-    def close(self) -> None:
-        """The mapping ends with the last array that uses it."""
 
-
-class _Tokens:
+class _Tokens(Block):
     num_bytes = 0  # the system's pages
 
     def __init__(
@@ -94,6 +89,11 @@ class TokenWriter:
         """The next document: its ids with the end-of-document id, or none if it is empty."""
         self._file.write(tokens.astype(self._kind).tobytes())
         self._lengths.append(len(tokens))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return sum(self._lengths)
 
     def finish(self, about: dict[str, Any]) -> None:
         """Writes the index and what the shard is made of, and gives all files their names."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,14 +21,6 @@ from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.data.workers import begin_worker, worker_context
 
 _HERE = "${CORPUS_DIR}/"
-
-
-@dataclass(frozen=True)
-class Tokenised:
-    """What a shard holds."""
-
-    documents: int
-    tokens: int
 
 
 def tokenize(corpus: Corpus, tokenizer: str, folder: Path, num_workers: int) -> Path:
@@ -59,34 +50,41 @@ def tokenize(corpus: Corpus, tokenizer: str, folder: Path, num_workers: int) -> 
             f"{folder} holds the tokens of another corpus ({others[0].name}), which those of "
             f"corpus {corpus.name} would replace: give another folder, or delete that one"
         )
-    wanted = [
-        (shard, folder / file)
-        for part, shards in _parts(corpus).items()
-        for shard, file in zip(shards, _files(part, shards), strict=True)
-    ]
-    for _, path in wanted:
+    named = {
+        part: [f"{part}/{index:05d}.bin" for index in range(len(shards))]
+        for part, shards in (("train", corpus.train), ("validation", corpus.validation))
+    }
+    paths = [folder / file for files in named.values() for file in files]
+    for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-    work = partial(tokenize_shard, tokenizer)
-    bar = tqdm(total=len(wanted), unit="shard", desc=f"{corpus.name}, {tokenizer}")
-    tokens = documents = 0
-    with bar:
-        for made in _run(work, [w for w in wanted if not is_whole(*w, encoder)], num_workers):
-            tokens, documents = tokens + made.tokens, documents + made.documents
+    every = list(zip((*corpus.train, *corpus.validation), paths, strict=True))
+    left = [pair for pair in every if not is_whole(*pair, encoder)]
+    with tqdm(total=len(every), unit="shard", desc=f"{corpus.name}, {tokenizer}") as bar:
+        bar.update(len(every) - len(left))
+        tokens = 0
+        for made in _run(partial(tokenize_shard, tokenizer), left, num_workers):
+            tokens += made
             bar.update()
-            bar.set_postfix_str(f"{tokens:,} tokens, {documents:,} documents")
-        bar.update(bar.total - bar.n)
-    return _write_yaml(corpus, tokenizer, folder)
+            bar.set_postfix_str(f"{tokens:,} tokens")
+    # Each file by its name: of an earlier call, for more text, there may be others.
+    content: dict[str, object] = {
+        "description": f"{corpus.name}, tokenised by {tokenizer} (sparsellm data tokenize)",
+        "source": "files",
+        "files": [_HERE + file for file in named["train"]],
+    }
+    if corpus.validation:
+        content["validation_files"] = [_HERE + file for file in named["validation"]]
+    written = folder / f"{corpus.name}.yaml"
+    written.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return written
 
 
-def _run(
-    work: partial[Tokenised], wanted: list[tuple[Shard, Path]], num_workers: int
-) -> Iterator[Tokenised]:
+def _run(work: partial[int], wanted: list[tuple[Shard, Path]], num_workers: int) -> Iterator[int]:
     if num_workers < 2:
-        for shard, path in wanted:
-            yield work(shard, path)
+        yield from (work(*pair) for pair in wanted)
         return
     with ProcessPoolExecutor(num_workers, worker_context(), begin_worker) as pool:
-        futures: list[Future[Tokenised]] = [pool.submit(work, *pair) for pair in wanted]
+        futures: list[Future[int]] = [pool.submit(work, *pair) for pair in wanted]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -95,8 +93,8 @@ def _run(
             raise
 
 
-def tokenize_shard(tokenizer: str, shard: Shard, path: Path) -> Tokenised:
-    """Writes one shard.
+def tokenize_shard(tokenizer: str, shard: Shard, path: Path) -> int:
+    """Writes one shard; returns its number of tokens.
 
     Raises:
         FileNotFoundError, ValueError, ConnectionError: as reading it does.
@@ -104,16 +102,13 @@ def tokenize_shard(tokenizer: str, shard: Shard, path: Path) -> Tokenised:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     encoder, blocks = load_tokenizer(tokenizer), BlockCache(most_bytes=0)
     writer = TokenWriter(path, encoder.vocab_size)
-    block_sizes: list[int] = []
-    documents = tokens = 0
+    block_sizes = []
     for block, size in enumerate(blocks.sizes(shard)):
         block_sizes.append(size)
         for first in range(0, size, MOST_DOCUMENTS):
             rows = np.arange(first, min(first + MOST_DOCUMENTS, size))
-            texts = blocks.documents(shard, block, rows)
-            for ids in with_eot(texts, encoder):
+            for ids in with_eot(blocks.documents(shard, block, rows), encoder):
                 writer.add(ids)
-                documents, tokens = documents + bool(len(ids)), tokens + len(ids)
     writer.finish(
         {
             "tokenizer": encoder.identity,
@@ -124,7 +119,7 @@ def tokenize_shard(tokenizer: str, shard: Shard, path: Path) -> Tokenised:
             "block_sizes": block_sizes,
         }
     )
-    return Tokenised(documents, tokens)
+    return writer.num_tokens
 
 
 def is_whole(shard: Shard, path: Path, tokenizer: Tokenizer) -> bool:
@@ -138,29 +133,6 @@ def is_whole(shard: Shard, path: Path, tokenizer: Tokenizer) -> bool:
     return same_ids and about["identity"] == identity(shard)
 
 
-def _write_yaml(corpus: Corpus, tokenizer: str, folder: Path) -> Path:
-    # Each file by its name: of an earlier call, for more text, there may be others.
-    named = {part: [_HERE + file for file in _files(part, s)] for part, s in _parts(corpus).items()}
-    content: dict[str, object] = {
-        "description": f"{corpus.name}, tokenised by {tokenizer} (sparsellm data tokenize)",
-        "source": "files",
-        "files": named["train"],
-    }
-    if corpus.validation:
-        content["validation_files"] = named["validation"]
-    path = folder / f"{corpus.name}.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    return path
-
-
-def _parts(corpus: Corpus) -> dict[str, tuple[Shard, ...]]:
-    return {"train": corpus.train, "validation": corpus.validation}
-
-
-def _files(part: str, shards: tuple[Shard, ...]) -> list[str]:
-    return [f"{part}/{index:05d}.bin" for index in range(len(shards))]
-
-
 def _names_shards(path: Path) -> bool:
-    """Whether a YAML file is one that `_write_yaml` wrote."""
+    """Whether a YAML file is one that `tokenize` wrote."""
     return f"{_HERE}train/" in path.read_text(encoding="utf-8", errors="replace")

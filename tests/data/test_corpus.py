@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparsellm.data.blocks import open_shard
 from sparsellm.data.corpus import KINDS, load_corpora, load_corpus
 from sparsellm.data.held_out import documents_in_order
 from sparsellm.data.lanes import choose_num_lanes
-from sparsellm.data.readers import open_shard
 from sparsellm.data.shards import Shard
 from sparsellm.paths import bundled
 from sparsellm.recipe_sections import DataConfig
@@ -205,8 +205,11 @@ def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda p: p.write_bytes(b"no parquet at all"), r"damaged or not Parquet"),
-        (lambda p: p.write_bytes(_parquet(p).read_bytes()[:-20]), r"damaged or not Parquet"),
+        (lambda p: p.write_bytes(b"no parquet at all"), r" is damaged, or not in the format"),
+        (
+            lambda p: p.write_bytes(_parquet(p).read_bytes()[:-20]),
+            r" is damaged, or not in the format",
+        ),
         (lambda p: _parquet(p, column="body"), r"no column 'text'; it has body"),
         (lambda p: pq.write_table(pa.table({"text": [1, 2]}), p), r"column 'text' holds int64"),
         (
@@ -264,10 +267,10 @@ def test_row_group_above_2_gib_is_read(tmp_path, monkeypatch):
     [
         ("{broken", r"line 3 is not JSON"),
         ('{"body": "x"}', r"line 3 has no key 'text'"),
-        ('{"text": 5}', r"line 3: 'text' holds a number, not text; it has text"),
-        ('["text"]', r"line 3 is an array, not an object; each line must.*jq -c"),
+        ('{"text": 5}', r"line 3: 'text' is of type int, not text; it has text"),
+        ('["text"]', r"line 3 is of type list, not an object; each line must.*jq -c"),
         ("[", r"line 3 is not JSON.*jq -c"),
-        ('"text"', r"line 3 is a string, not an object; each line must be"),
+        ('"text"', r"line 3 is of type str, not an object; each line must be"),
     ],
 )
 def test_bad_jsonl_line_is_numbered(tmp_path, line, message):

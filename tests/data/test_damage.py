@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import os
@@ -178,36 +177,7 @@ def test_a_stream_is_read_from_several_places(tmp_path):
         assert first == texts[sum(sizes[:block])]
 
 
-def test_every_field_of_csv_is_text(tmp_path):
-    texts = ["NA", "null", "007", "true", "1.50", "", " a ", 'b "c", d', "é\n\x85"]
-    texts += [f"text {row}" for row in range(12_000)] + ["1"] * 3000
-    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", "text"])
-        # A number is missing in the second 10,000 rows, which pandas reads at once.
-        writer.writerows(["" if row == 11_000 else row, text] for row, text in enumerate(texts))
-    assert _content(tmp_path / "a.csv") == texts
-
-
-def test_csv_with_more_fields_than_its_header_is_named(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("text\n" + "hello, world\n" * 9)
-    assert "a.csv, after row 0: damaged" in _content(path)
-    assert "its rows have more fields than its header" in _content(path)
-    assert "put texts with commas or line breaks in quotes" in _content(path)
-    path.write_text("text\n" + "hello\n" * 3000 + "hello, world\n")
-    assert "Expected 1 fields in line 3002, saw 2" in _content(path)
-
-
-def test_other_formats_come_through_datasets(tmp_path):
-    (tmp_path / "a.csv").write_text('id,text\n1,hello\n2,\n3,"a\nb"\n')
-    schema = pa.schema([("text", pa.string())])
-    with pa.ipc.new_file(str(tmp_path / "a.arrow"), schema) as writer:
-        writer.write_table(pa.table({"text": ["x", None]}))
-    assert _content(tmp_path / "a.csv") == ["hello", "", "a\nb"]
-    assert _content(tmp_path / "a.arrow") == ["x", ""]
-    (tmp_path / "b.arrow").write_bytes(b"nothing")
-    assert "b.arrow" in _content(tmp_path / "b.arrow")
+def test_plain_text_may_be_packed(tmp_path):
     (tmp_path / "a.txt").write_bytes("caf\u00e9".encode())
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"packed"))
     assert _content(tmp_path / "a.txt") == ["café"]

@@ -162,6 +162,15 @@ def test_every_number_is_made_by_one_worker_of_one_rank(world_size):
         assert sorted(seen) == list(range(7, 7 + 10 * world_size))
 
 
+@pytest.mark.parametrize(
+    ("documents", "lanes"),
+    [(1, 1), (63, 1), (64, 2), (95, 2), (96, 3), (32 * 48 - 1, 24), (32 * 48, 48), (4000, 48)],
+)
+def test_a_lane_has_at_least_32_documents(tmp_path, documents, lanes):
+    loader = _loader((_corpus(tmp_path, "a", 4000), _corpus(tmp_path, "b", documents)))
+    assert loader.state_dict()["num_lanes"] == lanes
+
+
 @given(
     weights=st.lists(st.floats(0.01, 1), min_size=1, max_size=4),
     seed=st.integers(0, 2**32),

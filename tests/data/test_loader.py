@@ -161,15 +161,12 @@ def test_another_column_of_the_same_file_is_refused(tmp_path):
         _loader(texts).load_state_dict(state)
 
 
-@pytest.mark.parametrize("end", ["parquet", "jsonl", "jsonl.gz", "csv"])
+@pytest.mark.parametrize("end", ["parquet", "jsonl", "jsonl.gz"])
 def test_a_mixture_of_two_columns_of_one_file_reads_both(tmp_path, end):
     path = tmp_path / f"a.{end}"
     table = pa.table({"title": ["a" * 100] * 99, "text": ["b" * 100] * 99})
     if end == "parquet":
         pq.write_table(table, path)
-    elif end == "csv":
-        rows = [("title", "text"), *zip(*table.to_pydict().values(), strict=True)]
-        path.write_text("".join(f"{title},{text}\n" for title, text in rows))
     else:
         lines = "".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode()
         path.write_bytes(gzip.compress(lines) if end.endswith("gz") else lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import weakref
 from itertools import islice
@@ -11,10 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsellm.data.block_types import TextColumn
+from sparsellm.data import json_lines
 from sparsellm.data.blocks import BlockCache
 from sparsellm.data.corpus import Corpus
+from sparsellm.data.json_lines import _Lines
 from sparsellm.data.lanes import Share, StreamConfig, make
+from sparsellm.data.readers import TextColumn
 from sparsellm.data.shards import to_shard
 from sparsellm.data.tokenizer import ByteTokenizer
 
@@ -44,25 +47,31 @@ def test_a_resumed_lane_tokenises_nothing_that_lies_behind_it(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [1, 3])
-def test_no_more_blocks_are_kept_than_their_bytes_allow(tmp_path, monkeypatch, kept):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": ["x" * 1000] * 24}), path, row_group_size=2)
+@pytest.mark.parametrize(("end", "kind"), [("parquet", TextColumn), ("jsonl.gz", _Lines)])
+def test_no_more_blocks_are_kept_than_their_bytes_allow(tmp_path, monkeypatch, end, kind, kept):
+    path = tmp_path / f"a.{end}"
+    if end == "parquet":
+        pq.write_table(pa.table({"text": ["x" * 1000] * 24}), path, row_group_size=2)
+    else:  # a stream: to return it reads from the front again, also blocks that are kept
+        monkeypatch.setattr(json_lines, "BLOCK_BYTES", 1024)
+        line = json.dumps({"text": "x" * 51}).encode() + b"\n"
+        path.write_bytes(gzip.compress(line * (12 * 1024 // len(line))))
     shard = to_shard(str(path), "text")
     made = weakref.WeakSet()
-    make_column = TextColumn.__init__
+    make_block = kind.__init__
 
     def init(self, *arguments, **options):
-        make_column(self, *arguments, **options)
+        make_block(self, *arguments, **options)
         made.add(self)
 
-    monkeypatch.setattr(TextColumn, "__init__", init)
+    monkeypatch.setattr(kind, "__init__", init)
     probe = BlockCache()
     probe.size(shard, 0)
     (size,) = (block.num_bytes for block in made)
     del probe
     blocks = BlockCache(most_bytes=kept * size + size // 2)
     for _ in range(2):
-        for index in range(12):
+        for index in (0, 1, 2, 0, 3, 1, *range(4, 12)):
             assert blocks.size(shard, index) > 0
             assert 1 <= len(made) <= kept
     assert len(made) == kept

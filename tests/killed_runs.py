@@ -89,7 +89,7 @@ class Trial:
             if result.returncode:
                 sys.exit(f"{name} failed: {result.stdout[-2000:]}{result.stderr[-4000:]}")
             print(f"{name}: ended after {time.perf_counter() - began:.0f} s", flush=True)
-        records = launched.train_records(run_path)
+        records = read_metrics(run_path, "train")
         steps = [record["step"] for record in records]
         if steps != list(range(1, self.options.steps + 1)):
             sys.exit(f"{name}: steps are missing, double or out of order: {steps}")

@@ -9,8 +9,7 @@
 - ``manifest.json``: every file with its hashes, the checkpoint's id and those of its ancestors.
 
 A checkpoint is written beside (``.tmp-…``), fsynced, renamed, and only then named by the file
-``latest``; older ones are pruned last. Nothing is pickled. Checkpoints of earlier versions, without
-a manifest, are read too.
+``latest``; older ones are pruned last. Nothing is pickled.
 
 On several nodes the run folder must be on a file system that all of them share.
 """
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,22 +27,18 @@ import torch
 from torch import Tensor
 
 from sparsellm.data import position
-from sparsellm.runs.files import TrainerState, read_json, read_model, read_tensors
+from sparsellm.runs.files import TrainerState, read_tensors
 from sparsellm.runs.manifest import MANIFEST_FILE, Manifest, files_like, read_manifest, verify
-from sparsellm.runs.storage import CheckpointReader, load_tensors
-from sparsellm.runs.tensor_files import files_of
-from sparsellm.strict import validate
+from sparsellm.runs.tensor_files import StoredTensors, files_of
+from sparsellm.strict import read_json, read_model, validate
 
 LATEST = "latest"
-ABANDONED = "abandoned"  # folder of a run, see history.py
 MODEL, OPTIMIZER, STATS = "model", "optimizer", "stats"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-STATS_FILE = "stats.safetensors"
 TRAINER_FILE = "trainer.json"
 RECIPE_FILE = "recipe.yaml"
-# The "format" in trainer.json; since 2 there is a manifest.
-FORMAT = 2
+FORMAT = 2  # in trainer.json
 STEP_FOLDERS = "step_" + "[0-9]" * 8  # matches no copy by another name
 _NAME = re.compile(r"step_[\w.-]{1,100}")  # in `latest`: no path that leads elsewhere
 REMEDY = "resume from an older checkpoint"
@@ -51,14 +46,6 @@ REMEDY = "resume from an older checkpoint"
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written; the previous one is intact."""
-
-
-@dataclass(frozen=True)
-class RankState:
-    """The state that each rank has of its own."""
-
-    data: dict[str, Any]
-    rng: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,7 +58,8 @@ class Snapshot:
     stats: dict[str, Tensor]
     trainer: dict[str, Any]
     recipe_yaml: str
-    rank: RankState
+    data: dict[str, Any]  # position of this rank in the data
+    rng: dict[str, Tensor]  # random state of this rank
 
 
 @dataclass(frozen=True)
@@ -79,12 +67,16 @@ class SavedState:
     """A verified checkpoint, without its large tensors, which `read_kind` reads."""
 
     path: Path
-    step: int
+    manifest: Manifest
     trainer: dict[str, Any]
     recipe_yaml: str
-    rank: RankState  # empty for a rank that did not exist when it was saved
-    has_optimizer: bool  # False for an imported checkpoint
-    manifest: Manifest | None  # None for one of an earlier version
+    data: dict[str, Any]  # empty, as `rng`, for a rank that did not exist when it was saved
+    rng: dict[str, Tensor]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.manifest.step
 
 
 def rank_name(rank: int) -> str:
@@ -121,12 +113,9 @@ def complete_step(path: Path) -> int | None:
     """
     try:
         manifest = read_manifest(path, REMEDY)
-        if manifest is None:  # of an earlier version, or made by hand
-            return int(read_model(path / TRAINER_FILE, TrainerState, REMEDY)["step"])
-        sizes = {name: (path / name).stat().st_size for name in manifest.files}
+        whole = all((path / n).stat().st_size == file.size for n, file in manifest.files.items())
     except (ValueError, OSError):
         return None
-    whole = all(sizes[name] == entry.size for name, entry in manifest.files.items())
     return manifest.step if whole else None
 
 
@@ -176,8 +165,6 @@ def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
         ValueError: a file is truncated or damaged; the message offers an older checkpoint.
     """
     with _offering_older(path):
-        if not (path / TRAINER_FILE).is_file():
-            raise FileNotFoundError(f"{path} is not a checkpoint: it has no {TRAINER_FILE}")
         return _load(path, rank, world_size)
 
 
@@ -185,92 +172,60 @@ def identity(path: Path) -> str:
     """A name that is the same on all ranks that see the same checkpoint.
 
     Raises:
-        ValueError: the manifest is damaged; the message offers an older checkpoint.
+        FileNotFoundError, ValueError: the manifest is missing or damaged; the message offers an
+            older checkpoint.
     """
     with _offering_older(path):
-        manifest = read_manifest(path, REMEDY)
-    return path.name if manifest is None else f"{path.name} ({manifest.id})"
+        return f"{path.name} ({read_manifest(path, REMEDY).id})"
 
 
 @contextmanager
 def _offering_older(path: Path) -> Iterator[None]:
-    """Adds to an error of reading ``path`` which older checkpoint is whole."""
+    """Adds to an error of reading ``path`` the newest older checkpoint that is whole."""
     try:
         yield
     except (FileNotFoundError, ValueError) as error:
-        older = _older_whole(path)
-        if older is None:
-            raise
-        raise type(error)(
-            f"{error}: {older} is whole and the newest before it; add --resume {older}"
-        ) from error
+        number = re.search(r"step_(\d+)", path.name)
+        limit = int(number[1]) if number else -1
+        with suppress(FileNotFoundError, ValueError):
+            limit = read_manifest(path, REMEDY).step
+        for step, older in reversed(steps_in(path.parent)):
+            if step > limit or older == path:
+                continue
+            try:
+                _load(older, 0, 1)
+            except (FileNotFoundError, ValueError):
+                continue
+            raise type(error)(
+                f"{error}: {older} is whole and the newest before it; add --resume {older}"
+            ) from error
+        raise
 
 
 def _load(path: Path, rank: int, world_size: int) -> SavedState:
-    manifest = _manifest(path, REMEDY)
-    if manifest is not None:
-        # Every rank reads the small files; each verifies its share of all others.
-        own = [TRAINER_FILE, RECIPE_FILE, *sorted(manifest.files)[rank::world_size]]
-        verify(path, manifest, dict.fromkeys(own), REMEDY)
-    trainer = read_model(path / TRAINER_FILE, TrainerState, REMEDY)
+    manifest = read_manifest(path, REMEDY)
+    # Every rank reads the small files; each verifies its share of all others.
+    own = [TRAINER_FILE, RECIPE_FILE, *sorted(manifest.files)[rank::world_size]]
+    verify(path, manifest, dict.fromkeys(own), REMEDY)
     data_file = path / f"{rank_name(rank)}.json"
-    has_rank = data_file in files_like(path, data_file.name, REMEDY)
-    rank_state = RankState(
+    has_rank = data_file.name in manifest.files
+    return SavedState(
+        path=path,
+        manifest=manifest,
+        trainer=read_model(path / TRAINER_FILE, TrainerState, REMEDY),
+        recipe_yaml=(path / RECIPE_FILE).read_text(encoding="utf-8"),
         data=read_position(data_file) if has_rank else {},
         rng=read_tensors(data_file.with_suffix(".safetensors"), REMEDY) if has_rank else {},
     )
-    kinds = (MODEL, OPTIMIZER, STATS)
-    names = {kind: CheckpointReader(path, [kind], REMEDY).shapes() for kind in kinds}
-    return SavedState(
-        path=path,
-        step=int(trainer["step"]),
-        trainer=trainer,
-        recipe_yaml=(path / RECIPE_FILE).read_text(encoding="utf-8"),
-        rank=rank_state,
-        manifest=manifest,
-        has_optimizer=bool(names[OPTIMIZER]),
-    )
-
-
-def _manifest(path: Path, remedy: str) -> Manifest | None:
-    manifest = read_manifest(path, remedy)
-    if manifest is None and _format(path / TRAINER_FILE, remedy) >= FORMAT:
-        raise FileNotFoundError(f"{path / MANIFEST_FILE} is missing; {remedy}")
-    return manifest
-
-
-def _format(trainer_file: Path, remedy: str) -> int:
-    return int(read_model(trainer_file, TrainerState, remedy).get("format", 1))
-
-
-def _older_whole(path: Path) -> Path | None:
-    """The newest earlier checkpoint that passes verification."""
-    try:
-        manifest = read_manifest(path, REMEDY)
-    except ValueError:
-        manifest = None
-    number = re.search(r"step_(\d+)", path.name)
-    limit = manifest.step if manifest else int(number[1]) if number else -1
-    for step, older in reversed(steps_in(path.parent)):
-        if step > limit or older == path:
-            continue
-        try:
-            _load(older, 0, 1)
-        except (FileNotFoundError, ValueError):
-            continue
-        return older
-    return None
 
 
 def check_files(path: Path, names: list[str], remedy: str = REMEDY) -> None:
-    """Verifies some files of a checkpoint, if it has a manifest.
+    """Verifies some files of a checkpoint.
 
     Raises:
         FileNotFoundError, ValueError: one is missing or damaged.
     """
-    manifest = _manifest(path, remedy)
-    if manifest is not None:
-        verify(path, manifest, names, remedy)
+    verify(path, read_manifest(path, remedy), names, remedy)
 
 
 def has_kind(path: Path, kind: str) -> bool:
@@ -286,8 +241,7 @@ def read_kind(path: Path, kind: str, remedy: str = REMEDY) -> dict[str, Tensor]:
         ValueError: a file is damaged.
     """
     check_files(path, [file.name for file in files_of(path, kind, remedy)], remedy)
-    reader = CheckpointReader(path, [kind], remedy)
-    shapes = reader.shapes()
-    wholes = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
-    load_tensors(wholes, reader)
-    return {name.partition("/")[2]: tensor for name, tensor in wholes.items()}
+    stored = StoredTensors(path, kind, remedy)
+    wholes = {name: torch.empty_like(t, device="cpu") for name, t in stored.empty().items()}
+    stored.read(wholes)
+    return wholes

@@ -25,7 +25,7 @@ def add_stop_parser(commands: Any) -> None:
 
 
 def _stop(options: argparse.Namespace) -> None:
-    from sparsellm.runs.presence import ask_to_stop, lives  # pydantic: other commands answer sooner
+    from sparsellm.runs.lock import ask_to_stop, lives  # pydantic: other commands answer sooner
 
     process = ask_to_stop(options.run_path)
     print(f"asked process {process.pid} to stop: it saves after this step, then ends", flush=True)

@@ -9,7 +9,6 @@ import queue
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pydantic import RootModel
 
 from sparsellm.recipe import Recipe
 from sparsellm.runs.evaluations import task_metrics
-from sparsellm.runs.files import read_model, warn, write_atomically
+from sparsellm.runs.files import warn, write_atomically
 from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Line, mean
 from sparsellm.runs.records import (
     EvaluationRecord,
@@ -29,16 +28,12 @@ from sparsellm.runs.records import (
     nnz_bucket_edges,
     position_bucket_starts,
 )
+from sparsellm.strict import read_model
 
 WANDB_ID_FILE = "wandb_id"
 SENT_FILE = "wandb_sent.json"  # the last step of each kind of record that wandb has
 START_SECONDS = 30  # in which wandb must answer
-RETRY_SECONDS = 60.0  # doubled up to ten minutes
 CLOSE_SECONDS = 60.0  # for which the end of a run waits for unsent records
-
-
-class _Sent(RootModel[dict[str, int]]):
-    """The content of `SENT_FILE`."""
 
 
 def read_sent(file: Path) -> dict[str, int]:
@@ -49,31 +44,28 @@ def read_sent(file: Path) -> dict[str, int]:
     """
     if not file.is_file():
         return {}
-    return read_model(file, _Sent, "delete it, and wandb gets all records again")
+    remedy = "delete it, and wandb gets all records again"
+    return read_model(file, RootModel[dict[str, int]], remedy)
 
 
 class Dashboard:
-    """Sends records from a separate thread; while wandb fails, they are queued and sent later.
+    """Sends records from a thread of its own.
+
+    Where wandb cannot be reached, the run goes on offline, for `wandb sync`. Once it has started,
+    its own process waits for the network.
 
     Args:
         recipe: the run; its folder gets wandb's files.
-        written: the records already in metrics.jsonl; those that wandb lacks are sent now.
-        branch: the run goes back, on purpose, to before what wandb has: a new wandb run gets all
-            records. Otherwise steps that are computed again, with the same numbers, are not sent
-            again.
+        written: the records already in metrics.jsonl; those that wandb lacks are sent now. Steps
+            that are computed again, with the same numbers, are not sent again; a change of branch
+            (history.py) begins another wandb run.
     """
 
-    def __init__(self, recipe: Recipe, written: Iterable[Record], branch: bool) -> None:
+    def __init__(self, recipe: Recipe, written: Iterable[Record]) -> None:
         self._recipe = recipe
         self._sent_file = recipe.run_path / SENT_FILE
-        if branch:
-            for file in (recipe.run_path / WANDB_ID_FILE, self._sent_file):
-                file.unlink(missing_ok=True)
         self._sent = read_sent(self._sent_file)
         self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
-        self._waiting: list[Record] = []
-        self._run: Any = None
-        self._next_try, self._retry = 0.0, RETRY_SECONDS
         for record in written:
             self._queue.put(record)
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -91,70 +83,27 @@ class Dashboard:
             warn(f"wandb still sends; `wandb sync {self._recipe.run_path}/wandb/*` does the rest")
 
     def _work(self) -> None:
-        ended = False
-        while not ended:
-            ended = self._take()
-            if self._waiting and time.monotonic() >= self._next_try:
-                self._try(self._recipe.logging.wandb)
-        if self._waiting:
-            # Kept where `wandb sync` finds them.
-            number = len(self._waiting)
-            self._try("offline")
-            if not self._waiting:
-                warn(
-                    f"wandb was out of reach for {number} records; "
-                    f"`wandb sync {self._recipe.run_path}/wandb/offline-run-*` sends them"
-                )
-        if self._run is not None:
+        record = self._queue.get()
+        for mode in (self._recipe.logging.wandb, "offline"):
             try:
-                self._run.finish()
-            except Exception as error:
-                warn(f"wandb did not end well ({type(error).__name__}: {error})")
-
-    def _take(self) -> bool:
-        """Moves queued records to the unsent ones; True at the end of the run."""
-        wait = max(self._next_try - time.monotonic(), 0.05) if self._waiting else None
-        try:
-            record = self._queue.get(timeout=wait)
-            while record is not None:
-                if record.step > self._sent.get(record.kind, -1):
-                    self._waiting.append(record)
-                record = self._queue.get_nowait()
-        except queue.Empty:
-            return False
-        return True
-
-    def _try(self, mode: str) -> None:
-        try:
-            if self._run is None:
-                self._run = start_wandb(self._recipe, mode)
-            while self._waiting:
-                self._run.log(wandb_values(self._waiting[0], self._recipe))
-                record = self._waiting.pop(0)
-                self._sent[record.kind] = record.step
-        except Exception as error:  # wandb raises its own errors and those of its sockets
-            self._run = None
-            _end_wandb()
-            self._next_try = time.monotonic() + self._retry
-            self._retry = min(2 * self._retry, 600.0)
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            warn(f"wandb is out of reach ({reason[:300]}); its records wait, training goes on")
-        else:
-            self._retry = RETRY_SECONDS
-            self._mark()
-
-    def _mark(self) -> None:
-        try:
-            write_atomically(self._sent_file, json.dumps(self._sent) + "\n")
-        except OSError as error:
-            warn(f"{self._sent_file} cannot be written: {error}")
-
-
-def _end_wandb() -> None:
-    """Ends wandb's process, which would otherwise refuse to start the same run again."""
-    if wandb := sys.modules.get("wandb"):
-        with contextlib.suppress(Exception):
-            wandb.teardown()
+                run = start_wandb(self._recipe, mode)
+                while record is not None:
+                    if record.step > self._sent.get(record.kind, -1):
+                        run.log(wandb_values(record, self._recipe))
+                        self._sent[record.kind] = record.step
+                        write_atomically(self._sent_file, json.dumps(self._sent) + "\n")
+                    record = self._queue.get()
+                run.finish()
+                return
+            except Exception as error:  # wandb raises its own errors and those of its sockets
+                if wandb := sys.modules.get("wandb"):
+                    with contextlib.suppress(Exception):
+                        wandb.teardown()  # its process would refuse to start the same run again
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                warn(
+                    f"wandb is out of reach ({reason[:300]}); training goes on, and `wandb sync "
+                    f"{self._recipe.run_path}/wandb/offline-run-*` sends its records later"
+                )
 
 
 def check_wandb(recipe: Recipe) -> None:
@@ -229,32 +178,25 @@ def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
 
 
 def _wandb_step(line: Line, stats: StepStats, recipe: Recipe) -> dict[str, Any]:
-    import numpy as np
-    import wandb
-
-    layers = recipe.model.num_hidden_layers
-    edges = nnz_bucket_edges(recipe.model.intermediate_size)
-    starts = position_bucket_starts(recipe.model.context_length)
-
-    def histogram(counts: list[float] | list[int], edges: list[int]) -> Any:
-        return wandb.Histogram(np_histogram=(np.array(counts), np.array(edges)))
-
     found: dict[str, Any] = {}
     for metric in METRICS:
         value = metric.value(line, recipe)
         if value is not None:
-            found[metric.wandb_key] = value
+            found[f"{metric.wandb}/{metric.name}"] = value
     for by_layer in LAYER_METRICS:
-        values = by_layer.values(line)
-        found |= {f"layers/{by_layer.name}/{i:02d}": value for i, value in enumerate(values)}
-        if by_layer.histogram and values:
-            # wandb draws a histogram logged at every step as a heatmap over training: one bin per
-            # layer, whose "count" is the value of that layer.
-            found[by_layer.histogram] = histogram(values, list(range(layers + 1)))
+        for layer, value in enumerate(by_layer.values(line)):
+            found[f"layers/{by_layer.name}/{layer:02d}"] = value
     if stats.nnz_histogram:
-        bounds = [*edges, recipe.model.intermediate_size + 1]
-        found["sparsity/nnz_per_token"] = histogram(stats.nnz_histogram, bounds)
-    if stats.nnz_by_position:
-        for start, of_layers in zip(starts, zip(*stats.nnz_by_position, strict=True), strict=True):
-            found[f"positions/nnz/{start:05d}"] = mean(list(of_layers))
+        import numpy as np
+        import wandb
+
+        width = recipe.model.intermediate_size
+        counts, edges = (
+            np.array(stats.nnz_histogram),
+            np.array([*nnz_bucket_edges(width), width + 1]),
+        )
+        found["sparsity/nnz_per_token"] = wandb.Histogram(np_histogram=(counts, edges))
+    starts = position_bucket_starts(recipe.model.context_length)
+    for start, of_layers in zip(starts, zip(*stats.nnz_by_position, strict=True), strict=False):
+        found[f"positions/nnz/{start:05d}"] = mean(list(of_layers))
     return found

@@ -11,7 +11,8 @@ from typing import Any, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from sparsellm.runs.files import read_model
+from sparsellm.runs.records import of_kind
+from sparsellm.strict import read_model
 
 _COUNTS = ("shots", "num_rows", "num_rows_total")  # numbers of a task that are not metrics
 _PERCENT = ("acc", "exact_match", "f1")
@@ -83,11 +84,14 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
         ValueError: a file is damaged.
     """
     tokens = {record["step"]: record["tokens"] for record in records}
-    found = [_from_record(record) for record in records if record["kind"] == "evaluation"]
+    found = [_evaluation(record) for record in of_kind(records, "evaluation")]
     for pattern in ("eval*.json", "checkpoints/eval*.json", "checkpoints/step_*/eval*.json"):
         for path in sorted(run_path.glob(pattern)):
             content = read_model(path, _ScoresFile, "restore it, or evaluate again")
-            found.append(_from_file(path, content, tokens))
+            named = re.search(r"step_(\d+)", f"{path.parent.name}/{path.name}")
+            if content.get("step") is None and named:
+                content["step"] = int(named[1])
+            found.append(_evaluation({"tokens": tokens.get(content.get("step", -1))} | content))
     best: dict[int | None, Evaluation] = {}
     for evaluation in found:
         known = best.get(evaluation.step)
@@ -100,31 +104,21 @@ def _worth(evaluation: Evaluation) -> tuple[bool, int, int]:
     return evaluation.limit is None, len(evaluation.scores), evaluation.limit or 0
 
 
-def _from_record(record: dict[str, Any]) -> Evaluation:
-    return _evaluation(record, record["step"], record["tokens"])
-
-
-def _from_file(path: Path, content: dict[str, Any], tokens: dict[int, int]) -> Evaluation:
-    step = content.get("step")
-    named = re.search(r"step_(\d+)", f"{path.parent.name}/{path.name}")
-    if step is None and named:
-        step = int(named[1])
-    seen = content.get("tokens", tokens.get(step) if step is not None else None)
-    return _evaluation(content, step, seen)
-
-
-def _evaluation(content: dict[str, Any], step: int | None, tokens: int | None) -> Evaluation:
+def _evaluation(content: dict[str, Any]) -> Evaluation:
+    """From a record or a file of scores."""
     tasks: dict[str, Any] = content.get("tasks") or {}
     scores = dict(_scores(tasks, content.get("suite", {}).get("tasks", {})))
     # Records do not name a limit: the rows of each task that were scored, and all it has, do.
     rows = [(values.get("num_rows"), values.get("num_rows_total")) for values in tasks.values()]
     cut = [n for n, total in rows if _is_number(n) and _is_number(total) and n < total]
-    return Evaluation(step, tokens, _mean(content), scores, int(max(cut)) if cut else None)
-
-
-def _mean(content: dict[str, Any]) -> Score | None:
-    value = content.get("mean")
-    return Score(float(value), content.get("mean_stderr")) if _is_number(value) else None
+    mean = content.get("mean")
+    return Evaluation(
+        content.get("step"),
+        content.get("tokens"),
+        Score(float(mean), content.get("mean_stderr")) if _is_number(mean) else None,
+        scores,
+        int(max(cut)) if cut else None,
+    )
 
 
 def _scores(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError
 
-from sparsellm.strict import parse_json, validate
+from sparsellm.strict import damaged, parse_json, validate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,24 +41,6 @@ def fsync(path: Path) -> None:
 def warn(text: str) -> None:
     """Prints a warning to standard error."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
-def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """A JSON object; a missing or damaged file is named, with the remedy."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; {remedy}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise damaged(path, error, remedy) from error
-    return parse_json(text, str(path), remedy)
-
-
-def read_model(path: Path, model: type[BaseModel], remedy: str) -> dict[str, Any]:
-    """As `read_json`, an object whose keys are those of ``model``, which names one that is not."""
-    content = read_json(path, remedy)
-    validate(model, content, path, remedy=remedy)
-    return content
 
 
 class _AveragesState(BaseModel):
@@ -135,8 +117,3 @@ def read_tensors(path: Path, remedy: str) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise damaged(path, error, remedy) from error
-
-
-def damaged(path: Path, reason: object, remedy: str) -> ValueError:
-    """The error for a file that is not what was written."""
-    return ValueError(f"{path} is truncated or damaged ({reason}); {remedy}")

@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from sparsellm.runs.checkpoint import complete_step, replaced_name, step_name, steps_in
-from sparsellm.runs.files import warn
-from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest
+from sparsellm.runs.checkpoint import LATEST, complete_step, replaced_name, step_name, steps_in
+from sparsellm.runs.files import fsync, warn, write_atomically
+from sparsellm.runs.manifest import Manifest, read_manifest, write_manifest
 
 
-def prepare(folder: Path, partial: Path) -> None:
+def prepare(partial: Path) -> None:
     """Creates the partial folder, and removes those of runs that were killed while they wrote."""
+    folder = partial.parent
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob(".tmp-step_*"):
         failure = attempt(remove, stale)
@@ -24,22 +25,28 @@ def prepare(folder: Path, partial: Path) -> None:
     partial.mkdir()
 
 
-def check_arrived(partial: Path, files: dict[str, FileEntry]) -> None:
-    """Checks that the main rank sees the files of all ranks.
+def publish(partial: Path, final: Path, manifest: Manifest) -> None:
+    """Makes a checkpoint complete, durable, and the latest one.
 
     Raises:
         FileNotFoundError: a file is missing or incomplete; the ranks do not share the folder.
     """
-    for name, entry in files.items():
+    for name, entry in manifest.files.items():
         path = partial / name
         if not path.is_file() or path.stat().st_size != entry.size:
             raise FileNotFoundError(
                 f"{path}, which some rank has written, is not seen by the main rank: the run's "
                 "folder must be on a file system that all ranks share"
             )
+    write_manifest(partial, manifest)
+    fsync(partial)
+    _make_way(final)
+    partial.rename(final)
+    fsync(final.parent)
+    write_atomically(final.parent / LATEST, final.name + "\n")
 
 
-def make_way(final: Path) -> None:
+def _make_way(final: Path) -> None:
     """Replaces a checkpoint of the same step; a path that is not a checkpoint is renamed."""
     if not (final.exists() or final.is_symlink()):
         return
@@ -71,7 +78,7 @@ def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:
     own = [
         (step, path)
         for step, path in steps_in(folder)
-        if path.name == step_name(step) and _belongs(step, path, newest)
+        if path.name == step_name(step) and read_manifest(path, "").id in newest.branch
     ]
     before = [path for step, path in own if step <= newest.step - skipped]
     since = [path for step, path in own if step > newest.step - skipped]
@@ -84,12 +91,6 @@ def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:
     for failure in failures:
         if failure is not None:
             raise failure
-
-
-def _belongs(step: int, path: Path, newest: Manifest) -> bool:
-    manifest = read_manifest(path, "")
-    # Without a manifest it is of an earlier version, when there was one branch.
-    return step <= newest.step if manifest is None else manifest.id in newest.branch
 
 
 def remove(path: Path) -> None:

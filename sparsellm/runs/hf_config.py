@@ -13,14 +13,19 @@ from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, PUBLISHED
 from sparsellm.model import model_config
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe_sections import HuggingFaceFields
-from sparsellm.runs.files import read_json
 from sparsellm.runs.hf_folder import CONFIG_FILE, REMEDY, is_published
 from sparsellm.runs.hub import hub_id
+from sparsellm.strict import read_json
 from sparsellm.vocabulary import HF_PREFIX
 
 # What a recipe that is made from a configuration has beside the model.
 _BASE = "0.5b"
 _CONTEXT = 2048  # tokens, at most: sequences to train on and to analyze
+# Keys of `model` that are Hugging Face's too.
+_SAME_NAME = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "rms_norm_eps", "initializer_range", "tie_word_embeddings"),
+)
 # Fields of a model's configuration on which its logits do not depend, or by way of others alone.
 _NO_FUNCTION = {
     "bos_token_id",
@@ -84,16 +89,14 @@ def _published(content: dict[str, Any]) -> PretrainedConfig:
     return found
 
 
-def check_config(path: Path, recipe: Recipe) -> None:
+def check_config(
+    path: Path, recipe: Recipe, remedy: str = "give the recipe that the weights were trained with"
+) -> None:
     """Compares ``config.json`` with the recipe's model.
 
     Raises:
         ValueError: it is damaged, or a value that changes the model's function differs.
     """
-    _compare(path, recipe, "give the recipe that the weights were trained with")
-
-
-def _compare(path: Path, recipe: Recipe, remedy: str) -> None:
     found = _function_of(read_config(path))
     for key, wants in _function_of(model_config(recipe, eos_token_id=0)).items():
         if (has := found.get(key)) != wants:
@@ -176,18 +179,5 @@ def derive_recipe(path: Path, given: Path) -> Recipe:
         recipe = load_recipe(_BASE, overrides, instead)
     except ValueError as error:
         raise ValueError(f"{file} gives no recipe: {error}") from error
-    _compare(path, recipe, "that value cannot be carried by a recipe")
+    check_config(path, recipe, "that value cannot be carried by a recipe")
     return recipe
-
-
-# Keys of `model` that are Hugging Face's too.
-_SAME_NAME = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "initializer_range",
-    "tie_word_embeddings",
-)

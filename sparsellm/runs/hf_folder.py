@@ -12,7 +12,8 @@ from torch import Tensor
 from sparsellm.architecture import PUBLISHED
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.files import TrainerState, damaged, read_json, read_model, read_tensors
+from sparsellm.runs.files import TrainerState, read_tensors
+from sparsellm.strict import damaged, read_json, read_model
 
 EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
 EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run

@@ -8,16 +8,24 @@ Face's tokenizers unless they are called with ``split_special_tokens=True``.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from sparsellm.data.tokenizer import Tokenizer, byte_spelling, without_special_pieces
+from sparsellm.data.tokenizer import (
+    GPT2Tokenizer,
+    Tokenizer,
+    byte_spelling,
+    without_special_pieces,
+)
 from sparsellm.vocabulary import (
     HF_PREFIX,
     TOKENIZER_CONFIG_FILE,
@@ -70,22 +78,33 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
     (folder / TOKENIZER_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def stock_tokenizer(name: str, context_length: int) -> PreTrainedTokenizerBase:
-    """A recipe's tokenizer as transformers has it where the model was exported."""
+def stock_tokenizer(
+    name: str, context_length: int = VERY_LARGE_INTEGER, **options: Any
+) -> PreTrainedTokenizerBase:
+    """A recipe's tokenizer as transformers has it where the model was exported.
+
+    Args:
+        name: `data.tokenizer` of the recipe.
+        context_length: tokens; longer texts make it warn.
+        options: of transformers' tokenizer, such as ``split_special_tokens``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(name, Path(folder), context_length)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     tokenizer.name_or_path = name
     return tokenizer
 
 
+@functools.cache  # GPT-2's takes seconds
 def build_tokenizer(name: str) -> HFTokenizer:
     """Hugging Face's equal of ``gpt2`` or ``bytes``, id for id.
 
     Raises:
         ValueError: tiktoken cannot get the GPT-2 vocabulary.
     """
-    ranks = _gpt2_ranks() if name == "gpt2" else {bytes([value]): value for value in range(256)}
+    ranks = {bytes([value]): value for value in range(256)}
+    if name == "gpt2":
+        ranks = GPT2Tokenizer().mergeable_ranks
     vocabulary = {_spelling(token): rank for token, rank in ranks.items()}
     tokenizer = HFTokenizer(models.BPE(vocab=vocabulary, merges=_merges(ranks)))
     # With its regular expression this splits as GPT-2 does; bytes have nothing to split for.
@@ -126,12 +145,6 @@ def check_tokenizer(folder: Path, expected: Tokenizer) -> None:
             f"{expected.eot_id}); give a recipe with that data.tokenizer, or export the "
             "checkpoint again"
         )
-
-
-def _gpt2_ranks() -> dict[bytes, int]:
-    from sparsellm.data.tokenizer import GPT2Tokenizer
-
-    return GPT2Tokenizer().mergeable_ranks
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:

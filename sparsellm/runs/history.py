@@ -10,25 +10,17 @@ start finishes it, so that records and weights are always of the same branch.
 from __future__ import annotations
 
 import itertools
-import shutil
+from contextlib import suppress
 from pathlib import Path
 
-from sparsellm.runs.checkpoint import (
-    ABANDONED,
-    LATEST,
-    RECIPE_FILE,
-    REMEDY,
-    checkpoints_in,
-    complete_step,
-    latest,
-    steps_in,
-)
+from sparsellm.runs.checkpoint import LATEST, RECIPE_FILE, REMEDY, checkpoints_in, latest, steps_in
 from sparsellm.runs.dashboard import SENT_FILE, WANDB_ID_FILE
-from sparsellm.runs.files import fsync, read_model, write_atomically
+from sparsellm.runs.files import fsync, write_atomically
 from sparsellm.runs.manifest import Manifest, read_manifest
 from sparsellm.runs.records import METRICS_FILE, read_lines, stays
-from sparsellm.strict import StrictModel
+from sparsellm.strict import StrictModel, read_model
 
+ABANDONED = "abandoned"
 CHANGE_FILE = "branch.json"
 _NONE = -1  # no step's records
 
@@ -38,16 +30,15 @@ class _Change(StrictModel):
 
     leaving: tuple[str, ...] = ()  # checkpoints that are set aside
     aside: str = ""  # folder that they go to, with a copy of the records; "": nothing is set aside
-    source: str = ""  # folder whose branch is the present one again; "": none
-    returning: tuple[str, ...] = ()  # its checkpoints that come back
     latest: str = ""  # checkpoint that ``latest`` names; "": as before
-    records_until: int | None = None  # last step of the records that stay; None: all, or source's
+    records_from: str = ""  # folder whose records become the run's; "": its own stay
+    records_until: int | None = None  # last step of its own records that stay; None: all
 
 
 def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
     """Sets aside checkpoints and records outside the branch that continues from a checkpoint.
 
-    A checkpoint of ``abandoned/`` is restored with its records.
+    Of a checkpoint in ``abandoned/``, the records there become the run's.
 
     Args:
         run_path: the run's folder.
@@ -59,7 +50,7 @@ def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
     Raises:
         ValueError: the records are damaged; nothing was changed.
     """
-    change = _from_start(run_path) if resumed is None else _to_branch(run_path, resumed)
+    change = _to_start(run_path) if resumed is None else _to_branch(run_path, resumed)
     if change is None:
         return []
     write_atomically(run_path / CHANGE_FILE, change.model_dump_json(indent=1) + "\n")
@@ -67,140 +58,87 @@ def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
     return _notes(run_path, resumed, change)
 
 
-def finish_change(run_path: Path) -> str:
-    """Completes a change of branch, also one that a kill has interrupted.
-
-    Returns:
-        The folder of ``abandoned/`` whose branch is the present one again; "" where there is none.
-    """
+def finish_change(run_path: Path) -> None:
+    """Completes a change of branch, if one was begun: also one that a kill has interrupted."""
     file = run_path / CHANGE_FILE
     if not file.is_file():
-        return ""
+        return
     remedy = "move it away, and check that the records and `latest` are of one branch"
     change = _Change(**read_model(file, _Change, remedy))
-    folder, abandoned = run_path / "checkpoints", run_path / ABANDONED
-    aside, source = abandoned / change.aside, abandoned / change.source
+    folder, metrics = run_path / "checkpoints", run_path / METRICS_FILE
     if change.aside:
+        aside = run_path / ABANDONED / change.aside
         aside.mkdir(parents=True, exist_ok=True)
-        _copy_records(run_path, aside)
+        for name in (METRICS_FILE, RECIPE_FILE):
+            if (run_path / name).is_file() and not (aside / name).exists():
+                write_atomically(aside / name, (run_path / name).read_text(encoding="utf-8"))
+        for name in change.leaving:
+            _move(folder, aside, name)
     if change.latest:
         write_atomically(folder / LATEST, change.latest + "\n")
-    for name in change.leaving:
-        _move(folder, aside, name)
-    for name in change.returning:
-        _move(source, folder, name)
-    if change.records_until is not None:
-        _cut_records(run_path, change.records_until)
-    elif change.source and (source / METRICS_FILE).is_file():
-        text = (source / METRICS_FILE).read_text(encoding="utf-8")
-        write_atomically(run_path / METRICS_FILE, text)
+    if change.records_from:
+        source = run_path / ABANDONED / change.records_from / METRICS_FILE
+        write_atomically(metrics, source.read_text(encoding="utf-8"))
+    elif change.records_until is not None:
+        kept = [line for line, record in read_lines(metrics) if stays(record, change.records_until)]
+        if kept:
+            write_atomically(metrics, "".join(kept))
+        else:
+            metrics.unlink(missing_ok=True)
     for name in (WANDB_ID_FILE, SENT_FILE):  # another branch is another wandb run
         (run_path / name).unlink(missing_ok=True)
-    if change.source and source.is_dir() and not checkpoints_in(source):
-        shutil.rmtree(source)
     file.unlink()
     fsync(run_path)
-    return str(source) if change.source else ""
 
 
-def _from_start(run_path: Path) -> _Change | None:
-    if not _lost_lines(run_path, _NONE):
+def _to_start(run_path: Path) -> _Change | None:
+    if all(stays(record, _NONE) for _, record in read_lines(run_path / METRICS_FILE)):
         return None
     return _Change(aside=_free_number(run_path), records_until=_NONE)
 
 
 def _to_branch(run_path: Path, resumed: Path) -> _Change | None:
-    folder = run_path / "checkpoints"
-    leaving = _not_continued(folder, resumed)
-    name = resumed.name.removeprefix(".tmp-replaced-")
-    source, returning = "", []
-    if resumed.parent.parent.resolve() == (run_path / ABANDONED).resolve():
+    folder, manifest = run_path / "checkpoints", read_manifest(resumed, REMEDY)
+    present = _present(folder)
+    inside = resumed.parent.resolve() == folder.resolve()
+    leaving = [p for _, p in steps_in(folder) if read_manifest(p, REMEDY).id not in manifest.branch]
+    written, taken = read_lines(run_path / METRICS_FILE), read_lines(resumed.parent / METRICS_FILE)
+    source = ""
+    until: int | None = _NONE
+    if present is not None and manifest.id in present.branch:
+        until = None
+    elif taken and resumed.parent.parent.resolve() == (run_path / ABANDONED).resolve():
         source = resumed.parent.name
-        left = {*_not_continued(resumed.parent, resumed), *_names(folder)} - {*leaving}
-        returning = [*dict.fromkeys(n for n in (*_names(resumed.parent), name) if n not in left)]
-        has_records = (resumed.parent / METRICS_FILE).is_file()
-        until = None if has_records else _NONE
-        lost = _lost_lines(run_path, until, resumed.parent)
+    elif present is not None and present.id in manifest.branch:
+        # Later records may be of steps that it does not continue.
+        until = None if inside else present.step
+    if source:  # records of later steps were computed from it, or its branch has them too
+        kept = {line for line, _ in taken}
+        lost = any(
+            line not in kept and not stays(r, _NONE)
+            for line, r in written
+            if stays(r, manifest.step)
+        )
     else:
-        until = _own_records(run_path, resumed)
-        lost = _lost_lines(run_path, until)
-    if not (leaving or source or lost):
+        lost = until is not None and not all(stays(record, until) for _, record in written)
+    if not (leaving or lost or source):
         return None
-    inside = source or resumed.parent.resolve() == folder.resolve()
     return _Change(
-        leaving=tuple(leaving),
+        leaving=tuple(path.name for path in leaving),
         aside=_free_number(run_path) if leaving or lost else "",
-        source=source,
-        returning=tuple(returning),
-        latest=name if inside else "",
+        latest=resumed.name.removeprefix(".tmp-replaced-") if inside else "",
+        records_from=source,
         records_until=until,
     )
-
-
-def _names(folder: Path) -> list[str]:
-    return [path.name for path in checkpoints_in(folder)]
-
-
-def _not_continued(folder: Path, resumed: Path) -> list[str]:
-    """The checkpoints in a folder that are neither ``resumed`` nor before it."""
-    manifest, last = read_manifest(resumed, REMEDY), complete_step(resumed)
-    assert last is not None
-    others = []
-    for step, path in steps_in(folder):
-        own = read_manifest(path, REMEDY)
-        # Without a manifest it is of an earlier version, when there was one branch.
-        continued = step <= last if own is None else manifest and own.id in manifest.branch
-        if not continued:
-            others.append(path.name)
-    return others
-
-
-def _own_records(run_path: Path, resumed: Path) -> int | None:
-    """The last step up to which the run's records are of a checkpoint's branch; None: all are."""
-    folder = run_path / "checkpoints"
-    manifest, present = read_manifest(resumed, REMEDY), _present(folder)
-    if manifest is None or (present is None and checkpoints_in(folder)):
-        # Of an earlier version: only its place tells which run it belongs to.
-        return None if resumed.resolve().is_relative_to(run_path.resolve()) else _NONE
-    if present is None:
-        return _NONE
-    if manifest.id in present.branch:
-        return None
-    if present.id in manifest.branch:  # later records may be of steps that it does not continue
-        return None if resumed.parent.resolve() == folder.resolve() else present.step
-    return _NONE
 
 
 def _present(folder: Path) -> Manifest | None:
     """The manifest of the newest checkpoint of the present branch that has a readable one."""
     newest = latest(folder)
     for path in ([newest] if newest else []) + checkpoints_in(folder)[::-1]:
-        try:
-            manifest = read_manifest(path, REMEDY)
-        except ValueError:
-            continue
-        if manifest is not None:
-            return manifest
+        with suppress(FileNotFoundError, ValueError):
+            return read_manifest(path, REMEDY)
     return None
-
-
-def _lost_lines(run_path: Path, until: int | None, source: Path | None = None) -> bool:
-    """Whether some step's records would be lost."""
-    if until is None and source is None:
-        return False
-    taken = read_lines(source / METRICS_FILE) if source is not None and until is None else []
-    kept = {line for line, _ in taken}
-    last = _NONE if until is None else until
-    written = read_lines(run_path / METRICS_FILE)
-    return any(line not in kept and not stays(record, last) for line, record in written)
-
-
-def _cut_records(run_path: Path, until: int) -> None:
-    file = run_path / METRICS_FILE
-    if kept := "".join(line for line, record in read_lines(file) if stays(record, until)):
-        write_atomically(file, kept)
-    else:
-        file.unlink(missing_ok=True)
 
 
 def _move(origin: Path, target: Path, name: str) -> None:
@@ -210,12 +148,6 @@ def _move(origin: Path, target: Path, name: str) -> None:
             scores.rename(target / scores.name)
         (origin / name).rename(target / name)
         fsync(target)
-
-
-def _copy_records(run_path: Path, aside: Path) -> None:
-    for name in (METRICS_FILE, RECIPE_FILE):
-        if (run_path / name).is_file() and not (aside / name).exists():
-            write_atomically(aside / name, (run_path / name).read_text(encoding="utf-8"))
 
 
 def _free_number(run_path: Path) -> str:
@@ -241,6 +173,8 @@ def _notes(run_path: Path, resumed: Path | None, change: _Change) -> list[str]:
         notes.append(
             f"the records of steps that {resumed} does not continue are set aside in {aside}"
         )
-    if resumed is not None and change.source:
-        notes.append(f"{resumed.parent} is the present branch again, up to {resumed.name}")
+    if change.records_from:
+        notes.append(
+            f"the records of {run_path / ABANDONED / change.records_from} are the run's again"
+        )
     return notes

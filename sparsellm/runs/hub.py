@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_REPO = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w./-]+))?")
+_REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 # What a model is read from; a repository may hold other frameworks' weights too.
 _FILES = ["*.json", "*.safetensors", "*.yaml", "*.txt", "*.model"]
 
@@ -27,31 +27,23 @@ def local_copy(path: Path) -> Path:
     """The path itself, or the folder of the cache that holds this model of the hub.
 
     Raises:
-        FileNotFoundError: there is neither; the message says what was looked for.
-        ValueError: the hub cannot be reached.
+        FileNotFoundError: there is neither, or the hub cannot be reached.
     """
     name = hub_id(path)
     if name is None:
         return path
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    found = _REPO.fullmatch(name)
-    assert found is not None
+    repo, _, revision = name.partition("@")
     try:
-        folder = snapshot_download(found["repo"], revision=found["revision"], allow_patterns=_FILES)
+        folder = snapshot_download(repo, revision=revision or None, allow_patterns=_FILES)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise FileNotFoundError(
             f"{name}: no such folder here, and no such model on the Hugging Face hub (one that is "
             "private needs `hf auth login`)"
         ) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+    except OSError as error:
         reason = str(error).partition("\n")[0]
         raise FileNotFoundError(
             f"{name}: no such folder here, and the Hugging Face hub cannot be read ({reason})"

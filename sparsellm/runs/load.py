@@ -16,7 +16,7 @@ from sparsellm.ffn.accelerate import accelerate as put_kernels_under
 from sparsellm.runs.hf_config import read_config
 from sparsellm.runs.hf_folder import is_export, is_hugging_face, is_published
 from sparsellm.runs.hf_tokenizer import stock_tokenizer
-from sparsellm.runs.pretrained import find_checkpoint, load_export, load_pretrained
+from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
 
 class Loaded(NamedTuple):
@@ -84,7 +84,7 @@ def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype
     """
     if is_published(folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, config=read_config(folder))
-        return Loaded(load_export(folder, None, device, dtype).model, tokenizer)
+        return Loaded(load_pretrained(folder, device, dtype).model, tokenizer)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -2,7 +2,7 @@
 
 The file appears by a hard link, which is atomic on NFS too, and its time is renewed every few
 seconds. On its own host a dead holder is known at once; another host waits and watches whether the
-file is renewed, so that clocks need not agree. Imports no torch.
+file is renewed, so that clocks need not agree. Imports no torch: `sparsellm stop` answers at once.
 """
 
 from __future__ import annotations
@@ -10,17 +10,145 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
-from sparsellm.runs.presence import PRESENCE_FILE, Presence, find
-from sparsellm.strict import parse_json
+import psutil
+from pydantic import BaseModel, ConfigDict, Field
 
+from sparsellm.strict import parse_json, read_model
+
+PRESENCE_FILE = "running.json"
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 90.0  # without being renewed: its holder is gone
 _WATCH_SECONDS = 1.0
+
+
+class Presence(BaseModel):
+    """The process of rank 0; the file holds it as JSON."""
+
+    model_config = ConfigDict(frozen=True)
+
+    host: str
+    pid: int = Field(ge=1, le=2**31 - 1)
+    # seconds since the epoch; tells a process from a later one of the same number
+    created: float = Field(ge=0, le=1e11)
+    namespace: str = ""  # of process numbers: containers of one host may have their own
+    id: str = ""  # of this training
+    # The run's folder by its path and its number on the disk: in a copy of it both differ, in one
+    # that was renamed or is mounted elsewhere, only one of them. Early versions did not write them.
+    folder: str = ""
+    inode: int = 0
+
+    @classmethod
+    def own(cls, run_path: Path) -> Presence:
+        """This process, which trains in an existing folder."""
+        return cls(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            created=psutil.Process().create_time(),
+            namespace=pid_namespace(),
+            id=secrets.token_hex(8),
+            folder=str(run_path.resolve()),
+            inode=run_path.stat().st_ino,
+        )
+
+    def is_of(self, run_path: Path) -> bool:
+        """Whether it is about this folder, and not about one that was copied to here."""
+        same_place = self.folder in ("", str(run_path.resolve()))
+        return same_place or self.inode == run_path.stat().st_ino
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this host can see if the process lives."""
+        return (self.host, self.namespace) == (socket.gethostname(), pid_namespace())
+
+    @property
+    def text(self) -> str:
+        """Description for messages."""
+        since = datetime.fromtimestamp(self.created).strftime("%Y-%m-%d %H:%M:%S")
+        return f"process {self.pid} on host {self.host}, begun {since}"
+
+    @property
+    def process(self) -> psutil.Process | None:
+        """The process, if it is on this host, lives, and is still the same one."""
+        if not self.is_here:
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.created) < 1
+        except psutil.NoSuchProcess:
+            return None
+        return process if same and lives(process) else None
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one that its parent has not waited for has."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def pid_namespace() -> str:
+    """Names the namespace of this process's number; "" where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return ""
+
+
+def read_presence(run_path: Path) -> Presence | None:
+    """The process that claims to train the run; it may be gone, see `Presence.process`.
+
+    Raises:
+        ValueError: the file is damaged; names it and the key.
+    """
+    remedy = f"if nothing trains {run_path}, delete it"
+    try:
+        return Presence(**read_model(run_path / PRESENCE_FILE, Presence, remedy))
+    except FileNotFoundError:
+        return None
+
+
+def find(run_path: Path) -> Presence | None:
+    """As `read_presence`; a damaged file tells of nobody."""
+    with contextlib.suppress(ValueError):
+        return read_presence(run_path)
+    return None
+
+
+def ask_to_stop(run_path: Path) -> psutil.Process:
+    """Sends SIGTERM to the process that trains a run: it saves after its step and ends.
+
+    Raises:
+        ValueError: there is none on this host; says where, or what to do.
+    """
+    if not run_path.is_dir():
+        raise ValueError(f"{run_path} is not a run folder; give such as runs/debug")
+    present = read_presence(run_path)
+    process = None if present is None else present.process
+    if present is not None and not present.is_of(run_path):
+        raise ValueError(
+            f"no process trains {run_path}: its {PRESENCE_FILE} was copied from {present.folder}"
+        )
+    if present is not None and present.host != socket.gethostname():
+        raise ValueError(
+            f"{run_path} is trained on host {present.host} (process {present.pid}), as far as its "
+            f"{PRESENCE_FILE} says; run the same command there"
+        )
+    if process is None:
+        raise ValueError(
+            f"no process trains {run_path}: it ended, was killed, or has not begun its first step "
+            "(Ctrl-C in its terminal ends it then)"
+        )
+    process.send_signal(signal.SIGTERM)
+    return process
 
 
 class RunLock:
@@ -34,8 +162,8 @@ class RunLock:
 
     def __init__(self, run_path: Path, lost: Callable[[Presence | None], None]) -> None:
         self._run_path, self._lost = run_path, lost
-        self._own: Presence | None = None
         self._file = run_path / PRESENCE_FILE
+        self._own: Presence | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -83,8 +211,8 @@ class RunLock:
     def moved(self, aside: Path, say: Callable[[str], None]) -> None:
         """Takes the lock of the new folder after the old one was renamed with its lock."""
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        assert self._thread is not None
+        self._thread.join()
         (aside / PRESENCE_FILE).unlink(missing_ok=True)
         self.acquire(say)
 
@@ -129,7 +257,11 @@ class RunLock:
         try:
             taking.touch(exist_ok=False)
         except FileExistsError:
-            self._wait_for(taking)
+            end = time.monotonic() + STALE_SECONDS
+            while taking.exists():
+                if time.monotonic() > end:  # the process that made it is dead, too
+                    taking.unlink(missing_ok=True)
+                time.sleep(0.02)
             return
         try:
             if _look(self._file) == seen:
@@ -137,18 +269,11 @@ class RunLock:
         finally:
             taking.unlink(missing_ok=True)
 
-    @staticmethod
-    def _wait_for(taking: Path) -> None:
-        end = time.monotonic() + STALE_SECONDS
-        while taking.exists():
-            if time.monotonic() > end:  # the process that made it is dead, too
-                taking.unlink(missing_ok=True)
-            time.sleep(0.02)
-
     def _renew(self) -> None:
+        assert self._own is not None
         while not self._ended.wait(RENEW_SECONDS):
             with contextlib.suppress(OSError):  # the file system is away: its holder still lives
-                if self._own is not None and not self._is_own(self._own):
+                if not self._is_own(self._own):
                     self._lost(find(self._run_path))
                     return
 
@@ -157,10 +282,10 @@ class RunLock:
         try:
             with self._file.open("r+b") as file:
                 text = file.read().decode("utf-8", errors="replace")
-                is_own = parse_json(text, str(self._file), "").get("id") == own.id
-                if is_own:
-                    os.utime(file.fileno())  # of the file that was read, whatever bears its name
-                return is_own
+                if parse_json(text, str(self._file), "").get("id") != own.id:
+                    return False
+                os.utime(file.fileno())  # of the file that was read, whatever bears its name
+                return True
         except FileNotFoundError:
             return self._create(own)  # somebody deleted it
         except ValueError:

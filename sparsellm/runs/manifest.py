@@ -2,7 +2,7 @@
 
 ``manifest.json`` is the last file that is written into a checkpoint. A hash is XXH3 (128 bits) of
 each `CHUNK_BYTES` of a file, so that several threads can verify one large file. The manifest
-carries a hash of itself. Checkpoints written before there were manifests have none.
+carries a hash of itself.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import xxhash
 from pydantic import NonNegativeInt, PositiveInt
 
-from sparsellm.cores import usable_cores
-from sparsellm.runs.files import damaged, fsync, read_json
-from sparsellm.strict import StrictModel, validate
+from sparsellm.paths import usable_cores
+from sparsellm.runs.files import fsync
+from sparsellm.strict import StrictModel, damaged, read_json, validate
 
 MANIFEST_FILE = "manifest.json"
 CHUNK_BYTES = 64 * 2**20
@@ -88,15 +88,14 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     fsync(path)
 
 
-def read_manifest(folder: Path, remedy: str) -> Manifest | None:
-    """The manifest of a checkpoint; None where it has none.
+def read_manifest(folder: Path, remedy: str) -> Manifest:
+    """The manifest of a checkpoint.
 
     Raises:
+        FileNotFoundError: there is none.
         ValueError: it is damaged.
     """
     path = folder / MANIFEST_FILE
-    if not path.is_file():
-        return None
     content = read_json(path, remedy)
     if content.pop("xxh3_128", None) != _own_hash(content):
         raise damaged(path, "its hash differs", remedy)
@@ -107,11 +106,10 @@ def files_like(folder: Path, pattern: str, remedy: str) -> list[Path]:
     """The files of a checkpoint whose names match, in order; strays beside them do not count.
 
     Raises:
-        ValueError: the manifest is damaged.
+        FileNotFoundError, ValueError: the manifest is missing or damaged.
     """
-    manifest = read_manifest(folder, remedy)
-    names = [path.name for path in folder.iterdir()] if manifest is None else manifest.files
-    return [folder / name for name in sorted(fnmatch.filter(names, pattern))]
+    files = read_manifest(folder, remedy).files
+    return [folder / name for name in sorted(fnmatch.filter(files, pattern))]
 
 
 def _own_hash(content: dict[str, Any]) -> str:

@@ -27,10 +27,10 @@ class Metric:
         name: its key in metrics.jsonl.
         title: heading where it is drawn.
         unit: unit of its values.
-        of: derives it from a line and the recipe; None: the line has it under ``name``.
-        wandb: its key in wandb; None: ``train/<name>``.
-        progress: how the progress line shows a value, such as ``loss {:.4f}``; "": not shown.
         section: section of the report that draws it over the training tokens; "": not drawn.
+        progress: how the progress line shows a value, such as ``loss {:.4f}``; "": not shown.
+        of: derives it from a line and the recipe; None: the line has it under ``name``.
+        wandb: section of wandb that it is in.
         scale: scale of its axis.
         from_zero: the axis begins at zero.
     """
@@ -38,10 +38,10 @@ class Metric:
     name: str
     title: str
     unit: str
-    of: Callable[[Line, Recipe], float | None] | None = None
-    wandb: str | None = None
-    progress: str | Callable[[float], str] = ""
     section: Section | Literal[""] = ""
+    progress: str | Callable[[float], str] = ""
+    of: Callable[[Line, Recipe], float | None] | None = None
+    wandb: str = "train"
     scale: Scale = "linear"
     from_zero: bool = False
 
@@ -53,11 +53,6 @@ class Metric:
             return None
         return None if found is None or math.isnan(found) else float(found)
 
-    @property
-    def wandb_key(self) -> str:
-        """Its name in wandb."""
-        return self.wandb or f"train/{self.name}"
-
     def text(self, value: float) -> str:
         """Its part of the progress line."""
         return self.progress(value) if callable(self.progress) else self.progress.format(value)
@@ -65,14 +60,12 @@ class Metric:
 
 @dataclass(frozen=True)
 class LayerMetric:
-    """One number per layer and step.
+    """One number per layer and step, in wandb as ``layers/<name>/<layer>``.
 
     Args:
-        name: makes its key in wandb, ``layers/<name>/<layer>``.
+        name: its name there.
         title: heading where it is drawn.
         of: the values of a line, one per layer.
-        histogram: wandb's key of the values as bins of a histogram, which wandb draws as a heatmap
-            over training; None is none.
         section: of the report, which draws it as a heatmap over layers and training tokens.
         unit: of its values, in the heatmap.
         scale: of the heatmap's colours.
@@ -83,12 +76,11 @@ class LayerMetric:
     name: str
     title: str
     of: Callable[[Line], list[float]]
-    histogram: str | None = None
     section: Section | Literal[""] = ""
     unit: str = ""
     scale: Scale = "log"
     floor: float = 0.1
-    if_different: bool = False  # drawn only where layers differ
+    if_different: bool = False
 
     def values(self, line: Line) -> list[float]:
         """Of a line, one per layer; none where the line is older than this metric."""
@@ -103,8 +95,12 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def _nnz(line: Line, recipe: Recipe) -> float:
-    return mean(line["sparsity"]["nnz_mean"])
+def _of(part: str, key: str) -> Callable[[Line], list[float]]:
+    return lambda line: line[part][key]  # type: ignore[no-any-return]
+
+
+def _mean_of(part: str, key: str) -> Callable[[Line, Recipe], float]:
+    return lambda line, recipe: mean(line[part][key])
 
 
 def _si(value: float) -> str:
@@ -114,194 +110,63 @@ def _si(value: float) -> str:
     return f"{value:.3g}"
 
 
+# fmt: off
 METRICS = (
-    Metric("loss", "Cross-entropy", "nats per token", progress="loss {:.4f}", section="training"),
-    Metric(
-        "l1",
-        "L1 of the activations",
-        "Σ|h|, mean over tokens and layers",
-        progress="l1 {:.3g}",
-        section="training",
-        scale="log",
-    ),
-    Metric(
-        "l1_coefficient",
-        "L1 coefficient λ",
-        "λ on the sum over hidden units",
-        section="training",
-        from_zero=True,
-    ),
-    Metric(
-        "target_error",
-        "Active neurons against the target",
-        "over sparsity.target_nnz, less one",
-        progress="off target {:+.1%}",
-        section="sparsity",
-    ),
-    Metric("learning_rate", "Learning rate", "learning rate", section="training", from_zero=True),
-    Metric(
-        "grad_norm",
-        "Gradient norm",
-        "global norm before clipping",
-        section="training",
-        scale="log",
-    ),
-    Metric(
-        "skipped_steps",
-        "Steps skipped so far",
-        "steps",
-        progress=lambda value: f"{value:.0f} skipped" if value else "",
-        section="training",
-        from_zero=True,
-    ),
-    Metric(
-        "nnz",
-        "Active neurons, mean over layers",
-        "neurons per token",
-        of=_nnz,
-        wandb="sparsity/nnz",
-        progress="nnz {:.1f}",
-        section="sparsity",
-        scale="log",
-        from_zero=True,
-    ),
-    Metric(
-        "nnz_fraction",
-        "Active neurons, share of the width",
-        "fraction",
-        of=lambda line, recipe: _nnz(line, recipe) / recipe.model.intermediate_size,
-        wandb="sparsity/nnz_fraction",
-        progress="({:.2%})",
-    ),
-    Metric(
-        "dead_fraction",
-        "Dead neurons, mean over layers",
-        "fraction",
-        of=lambda line, recipe: mean(line["sparsity"]["dead_fraction"]),
-        wandb="sparsity/dead_fraction",
-        progress="dead {:.1%}",
-        section="sparsity",
-        from_zero=True,
-    ),
-    Metric(
-        "tokens_per_second",
-        "Throughput, all ranks",
-        "tokens per second",
-        progress=lambda value: f"{_si(value)} tok/s",
-        section="speed",
-        from_zero=True,
-    ),
-    Metric(
-        "mfu",
-        "FLOPs executed, over the bf16 peak",
-        "fraction of the GPUs' bf16 peak, with any runtime.precision",
-        progress="mfu {:5.1%}",
-        section="speed",
-        from_zero=True,
-    ),
-    Metric(
-        "step_ms",
-        "Time of a step",
-        "ms",
-        of=lambda line, recipe: 1e3 * recipe.train.global_batch_tokens / line["tokens_per_second"],
-        section="kernels",
-        from_zero=True,
-    ),
-    Metric(
-        "mfu_dense",
-        "FLOPs of the dense model, over the bf16 peak",
-        "fraction of the GPUs' bf16 peak, as if every neuron were computed",
-    ),
-    Metric(
-        "memory_gib",
-        "Peak memory of rank 0",
-        "GiB",
-        progress="mem {:.1f} GiB",
-        section="speed",
-        from_zero=True,
-    ),
-    Metric(
-        "micro_batch_size",
-        "Sequences that a rank runs at once",
-        "sequences",
-        section="speed",
-        from_zero=True,
-    ),
+    Metric("loss", "Cross-entropy", "nats per token", "training", "loss {:.4f}"),
+    Metric("l1", "L1 of the activations", "Σ|h|, mean over tokens and layers", "training",
+           "l1 {:.3g}", scale="log"),
+    Metric("l1_coefficient", "L1 coefficient λ", "λ on the sum over hidden units", "training",
+           from_zero=True),
+    Metric("target_error", "Active neurons against the target",
+           "over sparsity.target_nnz, less one", "sparsity", "off target {:+.1%}"),
+    Metric("learning_rate", "Learning rate", "learning rate", "training", from_zero=True),
+    Metric("grad_norm", "Gradient norm", "global norm before clipping", "training", scale="log"),
+    Metric("skipped_steps", "Steps skipped so far", "steps", "training",
+           lambda value: f"{value:.0f} skipped" if value else "", from_zero=True),
+    Metric("nnz", "Active neurons, mean over layers", "neurons per token", "sparsity", "nnz {:.1f}",
+           _mean_of("sparsity", "nnz_mean"), "sparsity", scale="log", from_zero=True),
+    Metric("nnz_fraction", "Active neurons, share of the width", "fraction", "", "({:.2%})",
+           lambda line, r: mean(line["sparsity"]["nnz_mean"]) / r.model.intermediate_size,
+           "sparsity"),
+    Metric("dead_fraction", "Dead neurons, mean over layers", "fraction", "sparsity", "dead {:.1%}",
+           _mean_of("sparsity", "dead_fraction"), "sparsity", from_zero=True),
+    Metric("tokens_per_second", "Throughput, all ranks", "tokens per second", "speed",
+           lambda value: f"{_si(value)} tok/s", from_zero=True),
+    Metric("mfu", "FLOPs executed, over the bf16 peak",
+           "fraction of the GPUs' bf16 peak, with any runtime.precision", "speed", "mfu {:5.1%}",
+           from_zero=True),
+    Metric("step_ms", "Time of a step", "ms", "kernels", from_zero=True,
+           of=lambda line, r: 1e3 * r.train.global_batch_tokens / line["tokens_per_second"]),
+    Metric("mfu_dense", "FLOPs of the dense model, over the bf16 peak",
+           "fraction of the GPUs' bf16 peak, as if every neuron were computed"),
+    Metric("memory_gib", "Peak memory of rank 0", "GiB", "speed", "mem {:.1f} GiB", from_zero=True),
+    Metric("micro_batch_size", "Sequences that a rank runs at once", "sequences", "speed",
+           from_zero=True),
     Metric("seconds", "Wall time since the process began", "s"),
     Metric("train_seconds", "Of training steps since the process began, without compilation", "s"),
     Metric("compile_seconds", "Of compilation since the process began", "s"),
-    Metric(
-        "sparse_layers",
-        "Layers on the sparse kernels",
-        "layers",
-        of=lambda line, recipe: sum(line["kernels"]["sparse"]),
-        wandb="kernels/sparse_layers",
-        section="kernels",
-        from_zero=True,
-    ),
-    Metric(
-        "overflows",
-        "Patterns computed again in the backward pass",
-        "per step",
-        of=lambda line, recipe: line["kernels"]["overflows"],
-        wandb="kernels/overflows",
-        section="kernels",
-        from_zero=True,
-    ),
-    Metric(
-        "union_mean",
-        "Union of 64 tokens, mean over layers",
-        "neurons that any of 64 tokens fires",
-        of=lambda line, recipe: mean(line["kernels"]["union_mean"]),
-        wandb="kernels/union_mean",
-        section="kernels",
-        scale="log",
-    ),
+    Metric("sparse_layers", "Layers on the sparse kernels", "layers", "kernels", from_zero=True,
+           of=lambda line, r: sum(line["kernels"]["sparse"]), wandb="kernels"),
+    Metric("overflows", "Patterns computed again in the backward pass", "per step", "kernels",
+           of=lambda line, r: line["kernels"]["overflows"], wandb="kernels", from_zero=True),
+    Metric("union_mean", "Union of 64 tokens, mean over layers",
+           "neurons that any of 64 tokens fires", "kernels", of=_mean_of("kernels", "union_mean"),
+           wandb="kernels", scale="log"),
 )
 
 LAYER_METRICS = (
-    LayerMetric(
-        "l1_coefficient",
-        "L1 coefficient λ by layer",
-        lambda line: line["l1_by_layer"],
-        section="sparsity",
-        unit="λ on the sum over hidden units",
-        floor=1e-8,
-        if_different=True,
-    ),
-    LayerMetric(
-        "nnz_mean",
-        "Active neurons by layer",
-        lambda line: line["sparsity"]["nnz_mean"],
-        histogram="sparsity/nnz_by_layer",
-        section="sparsity",
-        unit="neurons per token",
-    ),
-    LayerMetric("nnz_p99", "99th percentile", lambda line: line["sparsity"]["nnz_p99"]),
-    LayerMetric("nnz_max", "Most active token", lambda line: line["sparsity"]["nnz_max"]),
-    LayerMetric(
-        "dead_fraction",
-        "Dead neurons by layer",
-        lambda line: line["sparsity"]["dead_fraction"],
-        histogram="sparsity/dead_fraction_by_layer",
-        section="sparsity",
-        unit="fraction",
-        scale="linear",
-        floor=1e-4,
-    ),
-    LayerMetric(
-        "sparse_kernels",
-        "Kernels by layer",
-        lambda line: [float(sparse) for sparse in line["kernels"]["sparse"]],
-        section="kernels",
-        unit="1 sparse, 0 dense",
-        scale="linear",
-    ),
-    LayerMetric(
-        "union_mean",
-        "Union of 64 tokens by layer",
-        lambda line: line["kernels"]["union_mean"],
-        section="kernels",
-        unit="neurons that any of 64 tokens fires",
-    ),
+    LayerMetric("l1_coefficient", "L1 coefficient λ by layer", lambda line: line["l1_by_layer"],
+                "sparsity", "λ on the sum over hidden units", floor=1e-8, if_different=True),
+    LayerMetric("nnz_mean", "Active neurons by layer", _of("sparsity", "nnz_mean"), "sparsity",
+                "neurons per token"),
+    LayerMetric("nnz_p99", "99th percentile", _of("sparsity", "nnz_p99")),
+    LayerMetric("nnz_max", "Most active token", _of("sparsity", "nnz_max")),
+    LayerMetric("dead_fraction", "Dead neurons by layer", _of("sparsity", "dead_fraction"),
+                "sparsity", "fraction", "linear", floor=1e-4),
+    LayerMetric("sparse_kernels", "Kernels by layer",
+                lambda line: [float(sparse) for sparse in line["kernels"]["sparse"]],
+                "kernels", "1 sparse, 0 dense", "linear"),
+    LayerMetric("union_mean", "Union of 64 tokens by layer", _of("kernels", "union_mean"),
+                "kernels", "neurons that any of 64 tokens fires"),
 )
+# fmt: on

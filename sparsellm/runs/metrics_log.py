@@ -31,15 +31,10 @@ class MetricsLog:
         recipe: the run; its folder gets the files.
         resume_step: records after this step are dropped: they will be computed again.
         session: what this process is; written first.
-        branch: whether the run goes back to an earlier checkpoint on purpose, see `Dashboard`.
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        resume_step: int,
-        session: SessionRecord | None = None,
-        branch: bool = False,
+        self, recipe: Recipe, resume_step: int, session: SessionRecord | None = None
     ) -> None:
         path = recipe.run_path / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +56,7 @@ class MetricsLog:
         self._dashboard = None
         if recipe.logging.wandb != "disabled":
             records = [record for _, record in kept if isinstance(record, Record)]
-            self._dashboard = Dashboard(recipe, records, branch and len(kept) < len(written))
+            self._dashboard = Dashboard(recipe, records)
 
     def write(self, record: Record) -> None:
         """Adds a record to the JSONL and to wandb."""

@@ -4,15 +4,13 @@
 ``step`` counts finished optimizer steps, ``tokens`` the training tokens seen.
 
 Records stay readable for ever: a field that is added later has a default, for the lines that were
-written before. Kinds and fields that this version does not know are passed over, with a note.
+written before. Kinds and fields that this version does not know are passed over.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -198,8 +196,8 @@ Record = TrainRecord | ValidationRecord | EvaluationRecord | FailureRecord
 Session = SessionRecord | SessionEndRecord
 
 
-def read_metrics(run_path: Path) -> list[dict[str, Any]]:
-    """All records of a run as lines of the present version.
+def read_metrics(run_path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """All records of a run, or those of a kind, as lines of the present version.
 
     Raises:
         FileNotFoundError: the folder has no metrics.
@@ -208,7 +206,13 @@ def read_metrics(run_path: Path) -> list[dict[str, Any]]:
     path = run_path / METRICS_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{run_path} is not a run: it has no {METRICS_FILE}")
-    return [record.line() for _, record in read_lines(path) if record is not None]
+    lines = [record.line() for _, record in read_lines(path) if record is not None]
+    return lines if kind is None else of_kind(lines, kind)
+
+
+def of_kind(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """The lines of a kind, in order."""
+    return [line for line in lines if line["kind"] == kind]
 
 
 def read_lines(path: Path) -> list[tuple[str, Record | Session | None]]:
@@ -223,17 +227,11 @@ def read_lines(path: Path) -> list[tuple[str, Record | Session | None]]:
         lines = path.read_text(encoding="utf-8").splitlines(True) if path.is_file() else []
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text ({error}); restore it") from error
-    found: list[tuple[str, Record | Session | None]] = []
-    unknown: set[str] = set()
-    for number, line in enumerate(lines, 1):
-        if line[-1] != "\n":
-            continue  # a kill can truncate the last line
-        source = f"{path}, line {number}"
-        content = parse_json(line, source, _REMEDY)
-        found.append((line, _record(content, source, unknown)))
-    if unknown:
-        _note(f"{path}: passes over what another version wrote: {', '.join(sorted(unknown))}")
-    return found
+    return [
+        (line, _record(line, f"{path}, line {number}"))
+        for number, line in enumerate(lines, 1)
+        if line[-1] == "\n"  # a kill can truncate the last one
+    ]
 
 
 def stays(record: Record | Session | None, step: int) -> bool:
@@ -273,43 +271,23 @@ _LINES: dict[str, type[BaseModel]] = {
 }
 
 
-def _record(line: dict[str, Any], source: str, unknown: set[str]) -> Record | Session | None:
-    """The record of a line; adds to ``unknown`` what it does not take from it."""
+def _record(text: str, source: str) -> Record | Session | None:
+    line = parse_json(text, source, _REMEDY)
     kind = validate(_Kind, line, source, remedy=_REMEDY).kind
     if kind not in _LINES:
-        unknown.add(f"lines of kind {kind}")
         return None
     read = validate(_LINES[kind], line, source, remedy=_REMEDY)
     if isinstance(read, RootModel):
-        unknown |= {f"{kind}.{key}" for key in line.keys() - {"kind"} - vars(read.root).keys()}
         record: Record | Session = read.root
         return record
     assert isinstance(read, _TrainLine)
-    further = line.keys() - _TrainLine.model_fields.keys() - {"kind"}
-    values = {"loss": read.loss}
+    own = vars(read)
+    values = {"loss": own.pop("loss")}
     for key, value in line.items():
-        if key in further and (value is None or isinstance(value, int | float)):
+        if key not in own and (value is None or isinstance(value, int | float)):
             values[key] = value
-    unknown |= {f"{kind}.{key}" for key in further - values.keys()}
     if "mfu" in values and "mfu_dense" not in values:
         # An early version: its `mfu` and `mfu_executed` counted every neuron.
         values["mfu_dense"], executed = values["mfu"], values.pop("mfu_executed", None)
         values["mfu"] = None if read.kernels is None or any(read.kernels.sparse) else executed
-    for key, stats in (("sparsity", StepStats), ("kernels", KernelStats)):
-        known = {own.name for own in fields(stats)}
-        unknown |= {f"{kind}.{key}.{name}" for name in (line.get(key) or {}).keys() - known}
-    return TrainRecord(
-        read.step,
-        read.tokens,
-        values,
-        read.l1_by_layer,
-        read.sparsity,
-        read.kernels,
-        read.corpus_tokens,
-    )
-
-
-@cache
-def _note(text: str) -> None:
-    """Says it once: a report reads the same file several times."""
-    print(f"note: {text}", file=sys.stderr, flush=True)
+    return TrainRecord(**own, values=values)

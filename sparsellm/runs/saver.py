@@ -1,7 +1,7 @@
-"""Saves the checkpoints of a run in the background, through torch.distributed.checkpoint.
+"""Saves the checkpoints of a run in the background.
 
 `Saver.begin` returns as soon as this rank's part of the tensors is copied to host memory; a thread
-then writes it, and the coordinator publishes the checkpoint once all ranks have written theirs.
+then writes it, and the first rank publishes the checkpoint once all ranks have written theirs.
 Tensors that every rank has whole are divided among the ranks; of a DTensor each rank writes its
 shard.
 """
@@ -11,65 +11,27 @@ from __future__ import annotations
 import errno
 import json
 import secrets
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
-from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE
-from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
 from sparsellm.runs import checkpoint, folders
 from sparsellm.runs.checkpoint import CheckpointError, Snapshot
-from sparsellm.runs.files import fsync, warn, write_atomically
-from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_hashed, write_manifest
-from sparsellm.runs.storage import CheckpointWriter, engine_errors
+from sparsellm.runs.files import warn
+from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_hashed
 from sparsellm.runs.tensor_files import Part, file_name, write_parts
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class _HostStager(AsyncStager):
-    """Copies a state dict to host memory, which is kept from one save to the next.
-
-    The first save of a launch allocates that memory, pinned, while training waits: 10 s at 2B on
-    one H200, 6 s on two, where later saves block for 0.5 s. A thread could not hide this: how much
-    the copier allocates follows from the optimizer's tensors, which exist only after the first
-    step; and by CUDA's programming guide no two streams run during an allocation of pinned memory,
-    so that the steps meanwhile would wait.
-
-    Before torch 2.13, torch's `DefaultStager` serves one save only: it closes the copier within
-    `stage` (seen in 2.11), and the next `stage` fails.
-    """
-
-    def __init__(self, pinned: bool) -> None:
-        self._pinned = pinned
-        self._copier = StateDictStager(pin_memory=pinned, share_memory=False)
-
-    def stage(self, state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
-        """The tensors in host memory; returns when the GPU has copied them."""
-        staged = self._copier.stage(state_dict, non_blocking=self._pinned)
-        if self._pinned:
-            torch.cuda.synchronize()
-        return staged
-
-    def synchronize_staging(self) -> None:
-        """Nothing to wait for, since `stage` waits."""
-
-    def close(self) -> None:
-        """Does nothing: torch calls it after every save. `release` frees the memory."""
-
-    def release(self) -> None:
-        """Frees the host memory; the stager cannot be used afterwards."""
-        self._copier.close()
+Result = TypeVar("Result")
 
 
 class Saver:
@@ -93,20 +55,25 @@ class Saver:
         self._folder, self._keep, self._group = folder, keep, group
         self._rank = dist.get_rank(group) if group else 0
         self._world_size = dist.get_world_size(group) if group else 1
-        # Pinned host memory that the GPU copies to: allocated by the first save and kept.
-        self._stager = _HostStager(pinned=torch.cuda.is_available())
-        self._pending: tuple[Path, Future[Any]] | None = None
+        # The host memory that the GPU copies to is pinned, and kept from one save to the next. The
+        # first save allocates it while training waits: 10 s at 2B on one H200, 6 s on two, where
+        # later ones block for 0.5 s. A thread could not hide this: the optimizer's tensors exist
+        # only after the first step, and no streams run during an allocation of pinned memory.
+        self._pinned = torch.cuda.is_available()
+        self._copier = StateDictStager(pin_memory=self._pinned, share_memory=False)
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[Path] | None = None
 
     @property
     def failed(self) -> bool:
         """Whether the save in progress has failed; `wait` says why."""
         pending = self._pending
-        return bool(pending and pending[1].done() and pending[1].exception() is not None)
+        return bool(pending and pending.done() and pending.exception() is not None)
 
     @property
     def finished(self) -> bool:
         """Whether `wait` would return a checkpoint at once."""
-        return bool(self._pending and self._pending[1].done() and not self.failed)
+        return bool(self._pending and self._pending.done() and not self.failed)
 
     def begin(self, snapshot: Snapshot) -> None:
         """Starts to write ``step_…``; all ranks call it. Waits for the previous save first.
@@ -117,29 +84,9 @@ class Saver:
             CheckpointError: the previous save has failed.
         """
         self.wait()
-        texts, small = _texts(snapshot, self._rank), _small_tensors(snapshot, self._rank)
-        final = self._folder / checkpoint.step_name(snapshot.step)
+        texts, tensors = self._own_texts(snapshot), self._own_tensors(snapshot)
         skipped = int(snapshot.trainer.get("skipped_in_a_row", 0))
-        partial = self._folder / f".tmp-{final.name}"
-        writer = CheckpointWriter(
-            partial,
-            self._rank,
-            self._world_size,
-            prepare=lambda: folders.prepare(self._folder, partial),
-            write_own=lambda: _write_small(partial, texts, small),
-            publish=lambda files: self._publish(partial, final, snapshot.step, skipped, files),
-        )
-        with engine_errors():
-            future = dcp.async_save(
-                self._own_tensors(snapshot),
-                storage_writer=writer,
-                planner=dcp.DefaultSavePlanner(flatten_state_dict=False),
-                process_group=self._group,
-                async_stager=self._stager,
-                no_dist=self._group is None,
-            )
-        assert isinstance(future, Future)
-        self._pending = final, future
+        self._pending = self._thread.submit(self._save, snapshot.step, skipped, texts, tensors)
 
     def wait(self) -> Path | None:
         """The checkpoint that was begun, once it is published; None if there is none to wait for.
@@ -148,18 +95,8 @@ class Saver:
             CheckpointError: some rank could not write (a full disk, say). What was written is
                 removed, ``latest`` and the checkpoint that it names are untouched.
         """
-        if self._pending is None:
-            return None
-        final, future = self._pending
-        self._pending = None
-        try:
-            with engine_errors():
-                future.result()
-        except Exception as error:
-            if self._rank == 0:
-                folders.remove(self._folder / f".tmp-{final.name}")
-            raise CheckpointError(_failure_message(self._folder, final, error)) from error
-        return final
+        pending, self._pending = self._pending, None
+        return pending.result() if pending else None
 
     def close(self) -> None:
         """Waits for the save in progress, whose failure is a warning here; frees its memory."""
@@ -167,28 +104,89 @@ class Saver:
             self.wait()
         except CheckpointError as error:
             warn(str(error))
-        self._stager.release()
+        self._thread.shutdown()
+        self._copier.close()
 
-    def _own_tensors(self, snapshot: Snapshot) -> dict[str, Tensor]:
-        """The tensors that this rank copies and writes, by ``<kind>/<tensor>``."""
-        tensors = {
-            f"{kind}/{name}": tensor
-            for kind, content in (
-                (checkpoint.MODEL, snapshot.model),
-                (checkpoint.OPTIMIZER, snapshot.optimizer),
-            )
-            for name, tensor in content.items()
-        }
-        owners = _share_out(tensors, self._world_size)
-        return {
-            name: t for name, t in tensors.items() if owners.get(name, self._rank) == self._rank
-        }
+    def _own_texts(self, snapshot: Snapshot) -> dict[str, str]:
+        """Files by name: this rank's own, and from the first rank what is the same on all."""
+        contents = {f"{checkpoint.rank_name(self._rank)}.json": snapshot.data}
+        if self._rank == 0:
+            contents[checkpoint.TRAINER_FILE] = snapshot.trainer | {"format": checkpoint.FORMAT}
+        texts = {name: json.dumps(content, indent=1) + "\n" for name, content in contents.items()}
+        return texts | ({} if self._rank else {checkpoint.RECIPE_FILE: snapshot.recipe_yaml})
 
-    def _publish(
-        self, partial: Path, final: Path, step: int, skipped: int, files: dict[str, FileEntry]
-    ) -> None:
-        folders.check_arrived(partial, files)
-        manifest = Manifest(
+    def _own_tensors(self, snapshot: Snapshot) -> dict[str, dict[str, Part]]:
+        """What this rank writes into its tensor files, by their names; copies in host memory."""
+        kinds = {checkpoint.MODEL: snapshot.model, checkpoint.OPTIMIZER: snapshot.optimizer}
+        tensors = {(kind, name): t for kind, own in kinds.items() for name, t in own.items()}
+        owned = _share_out(tensors, self._rank, self._world_size)
+        parts = {key: Part.held(tensors[key].detach()) for key in owned}
+        copies = self._copier.stage(
+            {key: part.tensor for key, part in parts.items()}, non_blocking=self._pinned
+        )
+        if self._pinned:
+            torch.cuda.synchronize()
+        files: dict[str, dict[str, Part]] = {}
+        if self._world_size == 1:  # an import has no optimizer state, but a file for it
+            files = {file_name(kind, 0, 1): {} for kind in kinds}
+        for (kind, name), part in parts.items():
+            if part.tensor.numel() or not tensors[kind, name].numel():
+                content = files.setdefault(file_name(kind, self._rank, self._world_size), {})
+                content[name] = Part(copies[kind, name], part.offsets)
+        small = {checkpoint.rank_name(self._rank): snapshot.rng}
+        if self._rank == 0:
+            small[checkpoint.STATS] = snapshot.stats
+        for kind, content_of in small.items():
+            on_host = {n: t.detach().to("cpu", copy=True) for n, t in content_of.items()}
+            files[file_name(kind, 0, 1)] = {n: Part.held(t) for n, t in on_host.items()}
+        return files
+
+    def _save(
+        self, step: int, skipped: int, texts: dict[str, str], tensors: dict[str, dict[str, Part]]
+    ) -> Path:
+        """In the background: the folder, each rank's files, and at last what publishes them."""
+        final = self._folder / checkpoint.step_name(step)
+        partial = final.with_name(f".tmp-{final.name}")
+
+        def publish(written: list[dict[str, FileEntry]]) -> None:
+            manifest = self._manifest(step, {n: e for own in written for n, e in own.items()})
+            folders.publish(partial, final, manifest)
+            self.ancestors = manifest.branch
+            try:
+                folders.prune(self._folder, manifest, self._keep, skipped)
+            except OSError as error:  # what was to be saved is saved
+                warn(f"an old checkpoint stays: {error}")
+
+        is_first = self._rank == 0
+        try:
+            self._on_all(lambda: folders.prepare(partial) if is_first else None)
+            written = self._on_all(lambda: _write_files(partial, texts, tensors))
+            self._on_all(lambda: publish(written) if is_first else None)
+        except Exception as error:
+            if is_first:
+                folders.attempt(folders.remove, partial)
+            raise CheckpointError(_failure_message(self._folder, final, error)) from error
+        return final
+
+    def _on_all(self, own: Callable[[], Result]) -> list[Result]:
+        """What ``own`` returns on each rank; raises on all what the first failed one raised."""
+        result, failure = [], None
+        try:
+            result = [own()]
+        except Exception as error:
+            failure = error
+        everyone = [(result, failure)] * self._world_size
+        if self._group is not None:
+            dist.all_gather_object(everyone, (result, failure), self._group)
+        for rank, (_, failed) in enumerate(everyone):
+            if failed is not None:
+                if self._world_size > 1:
+                    failed.add_note(f"rank {rank}")
+                raise failed
+        return [found for results, _ in everyone for found in results]
+
+    def _manifest(self, step: int, files: dict[str, FileEntry]) -> Manifest:
+        return Manifest(
             id=secrets.token_hex(8),
             ancestors=self.ancestors,
             step=step,
@@ -196,17 +194,6 @@ class Saver:
             world_size=self._world_size,
             files=dict(sorted(files.items())),
         )
-        write_manifest(partial, manifest)
-        fsync(partial)
-        folders.make_way(final)
-        partial.rename(final)
-        fsync(self._folder)
-        write_atomically(self._folder / checkpoint.LATEST, final.name + "\n")
-        self.ancestors = manifest.branch
-        try:
-            folders.prune(self._folder, manifest, self._keep, skipped)
-        except OSError as error:  # what was to be saved is saved
-            warn(f"an old checkpoint stays: {error}")
 
 
 def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
@@ -218,8 +205,7 @@ def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
         CheckpointError: as `Saver.wait`.
     """
     newest = checkpoint.latest(folder)
-    manifest = read_manifest(newest, checkpoint.REMEDY) if newest else None
-    saver = Saver(folder, keep, manifest.branch if manifest else ())
+    saver = Saver(folder, keep, read_manifest(newest, checkpoint.REMEDY).branch if newest else ())
     saver.begin(snapshot)
     path = saver.wait()
     assert path is not None
@@ -227,57 +213,44 @@ def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     return path
 
 
-def _share_out(tensors: dict[str, Tensor], world_size: int) -> dict[str, int]:
-    """Assigns each tensor that all ranks have whole to a rank, with about equal bytes per rank."""
-    load = [0] * world_size
-    owners = {}
-    whole = [name for name, tensor in tensors.items() if not isinstance(tensor, DTensor)]
-    for name in sorted(whole, key=lambda name: (-tensors[name].nbytes, name)):
-        rank = load.index(min(load))
-        owners[name] = rank
-        load[rank] += tensors[name].nbytes
-    return owners
+def _share_out(
+    tensors: dict[tuple[str, str], Tensor], rank: int, world_size: int
+) -> list[tuple[str, str]]:
+    """The tensors that a rank writes, or whose shard it does, with about equal bytes per rank."""
+    load, owned = [0] * world_size, []
+    for number, key in enumerate(sorted(tensors, key=lambda key: (-tensors[key].nbytes, key))):
+        tensor = tensors[key]
+        if isinstance(tensor, DTensor):
+            # Ranks that hold the same shard (HSDP) take turns.
+            mesh = zip(
+                tensor.placements,
+                tensor.device_mesh.shape,
+                tensor.device_mesh.get_coordinate() or (),
+                strict=True,
+            )
+            replica, replicas = 0, 1
+            for placement, size, place in mesh:
+                if placement.is_replicate():
+                    replica, replicas = replica * size + place, replicas * size
+            is_own = number % replicas == replica
+        else:
+            owner = load.index(min(load))
+            load[owner] += tensor.nbytes
+            is_own = owner == rank
+        if is_own:
+            owned.append(key)
+    return owned
 
 
-def _texts(snapshot: Snapshot, rank: int) -> dict[str, str]:
-    """Files by name: this rank's own, and from the first rank what is the same on all."""
-    texts = {f"{checkpoint.rank_name(rank)}.json": _json(snapshot.rank.data)}
-    if rank == 0:
-        trainer = snapshot.trainer | {"format": checkpoint.FORMAT}
-        texts |= {
-            checkpoint.TRAINER_FILE: _json(trainer),
-            checkpoint.RECIPE_FILE: snapshot.recipe_yaml,
-        }
-    return texts
-
-
-def _small_tensors(snapshot: Snapshot, rank: int) -> dict[str, dict[str, Tensor]]:
-    """Small tensors by the name of their file without its suffix; copies on the CPU."""
-    kinds = {checkpoint.rank_name(rank): snapshot.rank.rng}
-    if rank == 0:
-        kinds[checkpoint.STATS] = snapshot.stats
-        # An empty kind has a file too: an import has no optimizer state.
-        large = {checkpoint.MODEL: snapshot.model, checkpoint.OPTIMIZER: snapshot.optimizer}
-        kinds |= {kind: {} for kind, content in large.items() if not content}
-    return {
-        kind: {name: t.detach().to("cpu", copy=True) for name, t in content.items()}
-        for kind, content in kinds.items()
-    }
-
-
-def _write_small(
-    partial: Path, texts: dict[str, str], small: dict[str, dict[str, Tensor]]
+def _write_files(
+    partial: Path, texts: dict[str, str], tensors: dict[str, dict[str, Part]]
 ) -> dict[str, FileEntry]:
-    files = {file: write_hashed(partial / file, text) for file, text in texts.items()}
-    for kind, tensors in small.items():
-        file = file_name(kind, 0, 1)
-        content = {name: Part(t, (0,) * t.dim()) for name, t in tensors.items()}
-        files[file] = write_parts(partial / file, content)
-    return files
-
-
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=1) + "\n"
+    """Writes tensor files in parallel threads, most of which wait for the disk."""
+    files = {name: write_hashed(partial / name, text) for name, text in texts.items()}
+    paths = [partial / name for name in tensors]
+    with ThreadPoolExecutor(len(paths)) as pool:
+        written = pool.map(write_parts, paths, tensors.values())
+        return files | dict(zip(tensors, written, strict=True))
 
 
 def _failure_message(folder: Path, final: Path, failure: Exception) -> str:

@@ -16,13 +16,10 @@ import psutil
 import torch
 
 from sparsellm import __version__
-from sparsellm.cores import usable_cores
-from sparsellm.paths import bundled
+from sparsellm.paths import bundled, usable_cores
 from sparsellm.runs.records import SessionRecord
 
 _PACKAGES = ("torch", "accelerate", "transformers", "cupy-cuda13x", "cupy-cuda12x")
-
-
 _run_began = ContextVar("run_began", default=0.0)  # seconds since 1970; 0: with the process
 
 
@@ -47,13 +44,10 @@ def this_session(step: int, tokens: int, ranks: int, device: torch.device) -> Se
         host=socket.gethostname(),
         pid=os.getpid(),
         commit=commit(),
-        versions=_versions(),
+        versions={"sparsellm": __version__, "python": platform.python_version()}
+        | versions(*_PACKAGES)
+        | ({"cuda": torch.version.cuda} if torch.version.cuda else {}),
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {"sparsellm": __version__, "python": platform.python_version()} | versions(*_PACKAGES)
-    return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from sparsellm.runs.checkpoint import MODEL, MODEL_FILE, OPTIMIZER, OPTIMIZER_FILE
-from sparsellm.runs.storage import CheckpointReader, load_tensors
+from sparsellm.runs.tensor_files import StoredTensors
 
+_REMEDY = "resume with the recipe.yaml beside it"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -21,7 +20,11 @@ def gather_model(model: nn.Module) -> dict[str, Tensor]:
 
     Every rank must call it (FSDP2 gathers each parameter in turn).
     """
-    return {name: _whole(parameter) for name, parameter in model.named_parameters()}
+    gathered = {}
+    for name, tensor in model_tensors(model).items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        gathered[name] = whole.to("cpu", copy=True).contiguous()
+    return gathered
 
 
 def first_nonfinite(tensors: dict[str, Tensor]) -> str | None:
@@ -57,7 +60,7 @@ def restore_model(
     model: nn.Module,
     state: dict[str, Tensor],
     source: str = MODEL_FILE,
-    remedy: str = "resume with the recipe.yaml beside it",
+    remedy: str = _REMEDY,
 ) -> None:
     """Copies what `gather_model` gave into a model of the same shapes.
 
@@ -65,7 +68,7 @@ def restore_model(
         ValueError: names or shapes differ; the message has ``source`` and ``remedy``. Or a tensor
             is not of finite floating-point numbers.
     """
-    _check_shapes(model, {name: tensor.shape for name, tensor in state.items()}, source, remedy)
+    _check_shapes(model, state, source, remedy)
     for name, tensor in state.items():
         if tensor.dtype not in _FLOATS:
             raise ValueError(
@@ -75,87 +78,57 @@ def restore_model(
     if odd := first_nonfinite(state):
         raise ValueError(f"{source}: {odd} has NaN or infinite values; take older weights")
     for name, parameter in model.named_parameters():
-        parameter.copy_(_like(state[name], parameter))
+        whole = state[name].to(device=parameter.device, dtype=parameter.dtype)
+        if isinstance(parameter, DTensor):
+            whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+        parameter.copy_(whole)
 
 
-def restore(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    path: Path,
-    group: ProcessGroup | None = None,
-) -> None:
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> None:
     """Reads weights and optimizer state of a checkpoint to where they belong, sharded or not.
 
-    All ranks of a group call it, and each reads what it holds. The checkpoint is one that
-    `checkpoint.load` has verified.
+    Each rank reads what it holds. The checkpoint is one that `checkpoint.load` has verified.
 
     Raises:
         ValueError: names or shapes differ, or some parameter has no state.
     """
-    remedy = "resume with the recipe.yaml beside it"
-    reader = CheckpointReader(path, [MODEL, OPTIMIZER], remedy)
-    stored: dict[str, dict[str, tuple[torch.Size, torch.dtype]]] = {MODEL: {}, OPTIMIZER: {}}
-    for key, shape in reader.shapes().items():
-        kind, _, name = key.partition("/")
-        stored[kind][name] = shape
-    _check_shapes(
-        model, {name: shape for name, (shape, _) in stored[MODEL].items()}, MODEL_FILE, remedy
-    )
-    parameters = dict(model.named_parameters())
-    _check_optimizer(parameters.keys(), stored[OPTIMIZER].keys())
-    states = {
-        key: _new_state(parameters[key.split(".", 1)[1]], shape, dtype)
-        for key, (shape, dtype) in stored[OPTIMIZER].items()
-    }
-    tensors = {f"{MODEL}/{name}": tensor for name, tensor in model_tensors(model).items()}
-    load_tensors(tensors | {f"{OPTIMIZER}/{key}": t for key, t in states.items()}, reader, group)
-    for key, value in states.items():
-        entry, name = key.split(".", 1)
-        optimizer.state[parameters[name]][entry] = value
-
-
-def _check_optimizer(parameters: Iterable[str], keys: Iterable[str]) -> None:
-    missing = sorted(set(parameters) - {key.split(".", 1)[1] for key in keys})
-    if missing:
+    weights, moments = (StoredTensors(path, kind, _REMEDY) for kind in (MODEL, OPTIMIZER))
+    _check_shapes(model, weights.empty(), MODEL_FILE, _REMEDY)
+    parameters, states, stored = dict(model.named_parameters()), {}, moments.empty()
+    if not stored:
+        raise ValueError(
+            f"{path} has weights and no optimizer state (it was imported) and cannot be resumed; "
+            f"start a new run from it: --set name=NEW --init-from {path}"
+        )
+    if missing := sorted(parameters.keys() - {key.split(".", 1)[1] for key in stored}):
         raise ValueError(
             f"{OPTIMIZER_FILE} has no state for {len(missing)} parameters, such as {missing[0]}; "
             "resume from an older checkpoint"
         )
+    for key, empty in stored.items():
+        entry, name = key.split(".", 1)
+        parameter = parameters[name]
+        # AdamW's `step` is one number a parameter; the moments have the parameter's layout.
+        like = parameter if empty.shape == parameter.shape else empty
+        states[key] = torch.empty_like(
+            like, dtype=empty.dtype, device=parameter.device, requires_grad=False
+        )
+        optimizer.state[parameter][entry] = states[key]
+    weights.read(model_tensors(model))
+    moments.read(states)
 
 
-def _new_state(parameter: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    # AdamW's `step` is one number a parameter; the moments have the parameter's layout.
-    if shape == parameter.shape:
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    return torch.empty(shape, dtype=dtype, device=parameter.device)
-
-
-def _check_shapes(
-    model: nn.Module, shapes: dict[str, torch.Size], source: str, remedy: str
-) -> None:
+def _check_shapes(model: nn.Module, tensors: dict[str, Tensor], source: str, remedy: str) -> None:
     parameters = dict(model.named_parameters())
-    if parameters.keys() != shapes.keys():
-        odd = sorted(parameters.keys() ^ shapes.keys())
+    if parameters.keys() != tensors.keys():
+        odd = sorted(parameters.keys() ^ tensors.keys())
         raise ValueError(
             f"{source} does not match the recipe's model: {len(odd)} names differ, "
             f"such as {odd[0]}; {remedy}"
         )
     for name, parameter in parameters.items():
-        if parameter.shape != shapes[name]:
+        if parameter.shape != tensors[name].shape:
             raise ValueError(
-                f"{source}: {name} has shape {tuple(shapes[name])}, the recipe's model "
+                f"{source}: {name} has shape {tuple(tensors[name].shape)}, the recipe's model "
                 f"{tuple(parameter.shape)}; {remedy}"
             )
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().to("cpu", copy=True).contiguous()
-
-
-def _like(whole: Tensor, parameter: Tensor) -> Tensor:
-    """``whole`` in the layout of ``parameter``: sharded as it is under FSDP2."""
-    whole = whole.to(device=parameter.device, dtype=parameter.dtype)
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
-    return whole.clone()

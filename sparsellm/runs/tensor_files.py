@@ -2,25 +2,27 @@
 
 A checkpoint has three kinds: ``model``, ``optimizer`` and ``stats``. One process writes one file of
 each (``model.safetensors``); several write their parts (``model-00001-of-00002.safetensors``, …).
-The offsets of a part in its tensor are in the file's metadata, under the key that
-torch.distributed.checkpoint uses.
+The offsets of a part in its tensor are in the file's metadata.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import NonNegativeInt, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from sparsellm.runs.files import damaged
 from sparsellm.runs.manifest import FileEntry, files_like, write_pieces
-from sparsellm.strict import parse_json
+from sparsellm.strict import damaged, parse_json
+
+_READ_THREADS = 8
 
 _OFFSETS_KEY = "DCP_SHARDING_INFO"
 _DTYPES = {
@@ -42,16 +44,16 @@ _TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
 class Part:
     """A rectangle of a tensor."""
 
-    tensor: Tensor  # on the CPU
+    tensor: Tensor
     offsets: tuple[int, ...]  # of its first element
 
-
-@dataclass(frozen=True)
-class _PartOffsets:
-    saved_offsets: list[NonNegativeInt]
-
-
-_Offsets = TypeAdapter(dict[str, _PartOffsets])
+    @classmethod
+    def held(cls, tensor: Tensor) -> Part:
+        """What this rank holds of a tensor: all of it, or the shard of a DTensor."""
+        if not isinstance(tensor, DTensor):
+            return cls(tensor, (0,) * tensor.dim())
+        [chunk] = tensor.__create_chunk_list__()
+        return cls(tensor.to_local(), tuple(chunk.offsets))
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,19 @@ class StoredPart:
     dtype: torch.dtype
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
+
+    def common_with(self, part: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+        """Where both have the same elements: in the file's tensor, and in the part's."""
+        here, there = [], []
+        for own, size, other, length in zip(
+            self.offsets, self.shape, part.offsets, part.tensor.shape, strict=True
+        ):
+            first, end = max(own, other), min(own + size, other + length)
+            if first >= end:
+                return None
+            here.append(slice(first - own, end - own))
+            there.append(slice(first - other, end - other))
+        return tuple(here), tuple(there)
 
 
 def file_name(kind: str, rank: int, world_size: int) -> str:
@@ -79,7 +94,7 @@ def files_of(folder: Path, kind: str, remedy: str) -> list[Path]:
 
 
 def write_parts(path: Path, parts: dict[str, Part]) -> FileEntry:
-    """Writes a safetensors file; its hashes are computed on the way."""
+    """Writes a safetensors file of parts on the CPU; its hashes are computed on the way."""
     # The largest elements first: then all of them are aligned.
     names = sorted(parts, key=lambda name: (-parts[name].tensor.element_size(), name))
     header: dict[str, object] = {
@@ -121,14 +136,75 @@ def stored_parts(path: Path, remedy: str) -> list[StoredPart]:
     try:
         with safe_open(path, framework="pt") as file:
             written = (file.metadata() or {}).get(_OFFSETS_KEY, "{}")
-            offsets = _Offsets.validate_python(parse_json(written, _OFFSETS_KEY, remedy))
+            offsets = parse_json(written, _OFFSETS_KEY, remedy)
             found = []
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
                 shape = tuple(part.get_shape())
-                first = offsets[name].saved_offsets if offsets else (0,) * len(shape)
+                first = offsets[name]["saved_offsets"] if offsets else (0,) * len(shape)
                 dtype = _TORCH_DTYPES[part.get_dtype()]
                 found.append(StoredPart(path, name, dtype, shape, tuple(first)))
             return found
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, error, remedy) from error
+
+
+class StoredTensors:
+    """The tensors of a kind in a checkpoint, however many ranks wrote them.
+
+    Args:
+        folder: the checkpoint.
+        kind: ``model``, ``optimizer`` or ``stats``.
+        remedy: advice if a file is damaged.
+
+    Raises:
+        FileNotFoundError: there is no file of the kind.
+        ValueError: a file is damaged.
+    """
+
+    def __init__(self, folder: Path, kind: str, remedy: str) -> None:
+        self._remedy = remedy
+        self._parts: dict[str, list[StoredPart]] = defaultdict(list)
+        paths = files_of(folder, kind, remedy)
+        if not paths:
+            raise FileNotFoundError(f"{folder / f'{kind}.safetensors'} is missing; {remedy}")
+        for part in (part for path in paths for part in stored_parts(path, remedy)):
+            self._parts[part.name].append(part)
+
+    def empty(self) -> dict[str, Tensor]:
+        """Whole tensors on the meta device: their shapes and types."""
+        found = {}
+        for name, parts in self._parts.items():
+            ends = ([o + n for o, n in zip(p.offsets, p.shape, strict=True)] for p in parts)
+            shape = [max(sizes) for sizes in zip(*ends, strict=True)]
+            found[name] = torch.empty(shape, dtype=parts[0].dtype, device="meta")
+        return found
+
+    def read(self, tensors: dict[str, Tensor]) -> None:
+        """Fills tensors by name; of a DTensor the shard that this rank holds.
+
+        Raises:
+            ValueError: a file is damaged.
+        """
+        jobs: dict[Path, list[tuple[Tensor, str, tuple[slice, ...]]]] = defaultdict(list)
+        for name, tensor in tensors.items():
+            held = Part.held(tensor.detach())
+            for part in self._parts[name]:
+                if (common := part.common_with(held)) is not None:
+                    jobs[part.path].append((held.tensor[common[1]], name, common[0]))
+        shares = [
+            (path, wanted[first::_READ_THREADS])
+            for path, wanted in jobs.items()
+            for first in range(min(_READ_THREADS, len(wanted)))
+        ]
+        with ThreadPoolExecutor(_READ_THREADS) as pool:
+            for done in [pool.submit(self._copy, *share) for share in shares]:
+                done.result()
+
+    def _copy(self, path: Path, wanted: list[tuple[Tensor, str, tuple[slice, ...]]]) -> None:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for target, name, where in wanted:
+                    target.copy_(file.get_slice(name)[where or ...])
+        except SafetensorError as error:
+            raise damaged(path, error, self._remedy) from error

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from sparsellm.runs import checkpoint, saver, state
-from sparsellm.runs.checkpoint import CheckpointError, RankState, Snapshot
+from sparsellm.runs.checkpoint import CheckpointError, Snapshot
 
 
 def build(mesh=None):
@@ -47,7 +47,8 @@ def snapshot(step, model, optimizer):
         stats={"silent": torch.tensor([step])},
         trainer={"step": step, "tokens": 0, "world_size": dist.get_world_size()},
         recipe_yaml="name: r\n",
-        rank=RankState(data={"cursor": rank}, rng={"cpu": torch.get_rng_state()}),
+        data={"cursor": rank},
+        rng={"cpu": torch.get_rng_state()},
     )
 
 
@@ -87,20 +88,25 @@ def main(folder: Path) -> None:
     replicated = save(folder / "replicated", group, snapshot(3, model, optimizer))
 
     four = build(DeviceMesh("cpu", [0, 1, 2, 3]))
-    state.restore(*four, replicated, group)
+    state.restore(*four, replicated)
     same(wholes(*four))
     sharded = save(folder / "sharded", group, snapshot(3, *four))
 
     whole = build()
-    assert checkpoint.load(sharded, rank, 4).rank.data == {"cursor": rank}
-    state.restore(*whole, sharded, group)
+    assert checkpoint.load(sharded, rank, 4).data == {"cursor": rank}
+    state.restore(*whole, sharded)
     same(wholes(*whole))
+
+    hsdp = build(DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard")))
+    state.restore(*hsdp, sharded)
+    same(wholes(*hsdp))
+    save(folder / "hsdp", group, snapshot(3, *hsdp))
 
     pair = dist.new_group([0, 1], backend="gloo")
     mesh = DeviceMesh("cpu", [0, 1])
     if rank < 2:
         two = build(mesh)
-        state.restore(*two, sharded, pair)
+        state.restore(*two, sharded)
         same(wholes(*two))
         save(folder / "two", pair, snapshot(3, *two))
 
@@ -109,7 +115,7 @@ def main(folder: Path) -> None:
         def no_space(*arguments):
             raise OSError(28, "No space left on device")
 
-        saver._write_small = no_space
+        saver._write_files = no_space
     with pytest.raises(CheckpointError, match=r"No space left on device \(rank 2\); ") as failure:
         save(folder / "sharded", group, snapshot(4, *four))
     assert f"{sharded} is intact. Free space" in str(failure.value)

@@ -9,15 +9,22 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from sparsellm.runs import checkpoint, saver, state
-from sparsellm.runs.checkpoint import CheckpointError, RankState, Snapshot
+from sparsellm.runs.checkpoint import CheckpointError, Snapshot
 from sparsellm.runs.files import read_tensors, write_atomically
 from sparsellm.runs.pretrained import find_checkpoint
 
@@ -28,9 +35,10 @@ def _snapshot(step: int, size: int = 8) -> Snapshot:
         model={"w": torch.full((size,), float(step))},
         optimizer={"exp_avg.w": torch.full((size,), step + 0.5)},
         stats={"silent": torch.tensor([2**40 + step])},  # which fp32 would round
-        trainer={"step": step, "world_size": 1, "format": checkpoint.FORMAT},
+        trainer={"step": step, "world_size": 1},
         recipe_yaml=f"name: r{step}\n",
-        rank=RankState(data={"cursor": step}, rng={"cpu": torch.get_rng_state()}),
+        data={"cursor": step},
+        rng={"cpu": torch.get_rng_state()},
     )
 
 
@@ -43,29 +51,37 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert checkpoint.latest(tmp_path) == path
     loaded = checkpoint.load(path, rank=0)
     assert loaded.step == 7
-    assert loaded.rank.data == {"cursor": 7}
+    assert loaded.data == {"cursor": 7}
     assert loaded.recipe_yaml == "name: r7\n"
+    assert loaded.trainer == {"step": 7, "world_size": 1, "format": checkpoint.FORMAT}
+    assert [checkpoint.has_kind(path, kind) for kind in ("stats", "teacher")] == [True, False]
     assert torch.equal(checkpoint.read_kind(path, "model")["w"], torch.full((8,), 7.0))
     assert torch.equal(checkpoint.read_kind(path, "optimizer")["exp_avg.w"], torch.full((8,), 7.5))
-    assert torch.equal(loaded.rank.rng["cpu"], torch.get_rng_state())
+    assert torch.equal(loaded.rng["cpu"], torch.get_rng_state())
 
 
-def test_one_saver_saves_again_and_again_where_torch_closes_its_stager(tmp_path, monkeypatch):
-    """As torch below 2.13 does, whoever made the stager."""
-    own, async_save = saver.Saver(tmp_path, 5), saver.dcp.async_save
+def test_tensors_may_change_as_soon_as_a_save_has_begun(tmp_path, monkeypatch):
+    changed, real = threading.Event(), saver._write_files
 
-    def closing(*arguments, async_stager, **options):
-        future = async_save(*arguments, async_stager=async_stager, **options)
-        async_stager.close()
-        return future
+    def late(*arguments):
+        assert changed.wait(30)
+        return real(*arguments)
 
-    monkeypatch.setattr(saver.dcp, "async_save", closing)
-    for step in (1, 2, 3):
-        own.begin(_snapshot(step))
-        assert own.wait() is not None
+    monkeypatch.setattr(saver, "_write_files", late)
+    own, snapshot = saver.Saver(tmp_path, keep=1), _snapshot(3)
+    kinds = {"model": snapshot.model, "optimizer": snapshot.optimizer, "stats": snapshot.stats}
+    kinds["rank_00000"] = snapshot.rng
+    before = {kind: {n: t.clone() for n, t in own.items()} for kind, own in kinds.items()}
+    own.begin(snapshot)
+    for tensors in kinds.values():
+        for tensor in tensors.values():
+            tensor.zero_()
+    changed.set()
+    path = own.wait()
     own.close()
-    path = checkpoint.latest(tmp_path)
-    assert torch.equal(checkpoint.read_kind(path, "model")["w"], torch.full((8,), 3.0))
+    for kind, tensors in before.items():
+        found = read_tensors(path / f"{kind}.safetensors", "")
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
 def test_keeps_the_newest(tmp_path):
@@ -98,6 +114,7 @@ def test_the_step_decides_and_not_the_name_of_a_copy(tmp_path):
     saver.save(tmp_path, _snapshot(12), keep=1)  # where a copy of step 9 is
     assert checkpoint.load(tmp_path / "step_00000012").step == 12
     assert checkpoint.load(tmp_path / "step_00000012.stray").step == 9
+    shutil.copytree(tmp_path / "step_00000012", tmp_path / "step_00000013")
     (tmp_path / "latest").unlink()
     assert checkpoint.latest(tmp_path).name == "step_00000012"
 
@@ -129,7 +146,7 @@ def test_strays_in_a_checkpoint_are_not_read(tmp_path):
     for name in ("rank_00001.json", "model-00001-of-00002.safetensors", "rank_00001.safetensors"):
         (path / name).write_text("of another run")
     assert checkpoint.data_states(path) == [{"cursor": 1}]
-    assert checkpoint.load(path, rank=1, world_size=2).rank.data == {}
+    assert checkpoint.load(path, rank=1, world_size=2).data == {}
     assert list(checkpoint.read_kind(path, "model")) == ["w"]
     (path / "stats.safetensors").rename(path / "stats-00001-of-00001.safetensors")
     with pytest.raises(FileNotFoundError, match=r"/stats.safetensors is missing"):
@@ -159,13 +176,79 @@ def test_a_failure_of_the_last_save_is_a_warning_with_its_reason(tmp_path, monke
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(saver, "_write_small", full)
+    monkeypatch.setattr(saver, "_write_files", full)
     own = saver.Saver(tmp_path, keep=1)
     own.begin(_snapshot(1))
     own.close()
     err = capsys.readouterr().err
     assert "step_00000001 was not written: [Errno 28] No space left on device; there is no" in err
     assert "Free space and start again" in err
+
+
+@pytest.fixture
+def three_ranks(tmp_path, monkeypatch):
+    """Savers of three ranks, which are threads of this process."""
+    barrier, given = threading.Barrier(3, timeout=30), [None] * 3
+
+    def gather(everyone, own, group):
+        given[group.rank] = own
+        barrier.wait()
+        everyone[:] = deepcopy(given)
+        barrier.wait()
+
+    monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: len(given))
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    savers = [saver.Saver(tmp_path, 2, ["0"], SimpleNamespace(rank=rank)) for rank in range(3)]
+    yield savers
+    for own in savers:
+        own.close()
+
+
+def _begin(savers, snapshot):
+    for rank, own in enumerate(savers):
+        own.begin(replace(snapshot, data={"cursor": rank}))
+
+
+def test_ranks_share_out_what_all_have_and_the_first_publishes_it(tmp_path, three_ranks):
+    tensors = {f"w{size}": torch.randn(size, 100) for size in (7, 1, 3, 5, 2, 6)}
+    for step in (4, 8):
+        _begin(three_ranks, replace(_snapshot(step), model=tensors))
+        path = tmp_path / checkpoint.step_name(step)
+        assert [own.wait() for own in three_ranks] == [path] * 3
+    assert checkpoint.latest(tmp_path) == path
+    shares = [load_file(path / f"model-0000{rank}-of-00003.safetensors") for rank in (1, 2, 3)]
+    assert sorted(name for share in shares for name in share) == sorted(tensors)
+    assert [sum(t.nbytes for t in share.values()) for share in shares] == [8 * 400] * 3
+    for name, tensor in checkpoint.read_kind(path, "model").items():
+        assert torch.equal(tensor, tensors[name])
+    assert torch.equal(checkpoint.read_kind(path, "optimizer")["exp_avg.w"], torch.full((8,), 8.5))
+    for rank in range(3):
+        loaded = checkpoint.load(path, rank, world_size=3)
+        assert loaded.data == {"cursor": rank}
+        assert loaded.manifest.world_size == 3
+        assert len(loaded.manifest.ancestors) == 2
+
+
+def test_the_failure_of_one_rank_is_that_of_all_and_names_it(tmp_path, three_ranks, monkeypatch):
+    _begin(three_ranks, _snapshot(1))
+    assert all(own.wait() for own in three_ranks)
+    real = saver._write_files
+
+    def full(partial, texts, tensors):
+        if "rank_00002.json" in texts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(partial, texts, tensors)
+
+    monkeypatch.setattr(saver, "_write_files", full)
+    _begin(three_ranks, _snapshot(2))
+    for own in three_ranks:
+        with pytest.raises(
+            CheckpointError,
+            match=r"left on device \(rank 2\); .*/step_00000001 is intact. Free space and start ag",
+        ):
+            own.wait()
+    assert _names(tmp_path) == ["latest", "step_00000001"]
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
@@ -223,13 +306,9 @@ def test_for_one_without_its_trainer_an_older_one_is_offered(tmp_path):
     shutil.copytree(path, tmp_path / "step_00000001_keep")
     (path / "trainer.json").unlink()
     assert find_checkpoint(path) == path
-    with pytest.raises(FileNotFoundError, match=rf"no trainer.json: {older} is whole and the newe"):
+    offered = rf"trainer.json is missing; .* {older} is whole and the newest before it"
+    with pytest.raises(FileNotFoundError, match=offered):
         checkpoint.load(path)
-
-
-def test_a_folder_that_is_not_a_checkpoint_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint: it has no trainer.json"):
-        checkpoint.load(tmp_path, 0)
 
 
 def test_other_shapes_and_names_are_refused():
@@ -322,6 +401,34 @@ def test_optimizer_state_round_trips_to_identical_steps(tmp_path):
         state.restore(other, other_optimizer, path)
 
 
+def test_a_rank_saves_its_shards_and_gets_them_back(tmp_path, process_group):
+    def sharded():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(5, 3)
+        fully_shard(model, mesh=DeviceMesh("cpu", [0]))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    model, optimizer = sharded()
+    model(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
+    kept = state.gather_model(model)
+    moments = state.optimizer_tensors(model, optimizer)
+    own = saver.Saver(tmp_path, keep=1, group=dist.group.WORLD)
+    own.begin(replace(_snapshot(1), model=state.model_tensors(model), optimizer=moments))
+    path = own.wait()
+    own.close()
+    other, other_optimizer = sharded()
+    state.restore(other, other_optimizer, path)
+    restored = state.optimizer_tensors(other, other_optimizer)
+    assert restored.keys() == moments.keys()
+    for name, moment in moments.items():
+        pair = (t.full_tensor() if isinstance(t, DTensor) else t for t in (restored[name], moment))
+        assert torch.equal(*pair)
+    for name, whole in state.gather_model(other).items():
+        assert torch.equal(whole, kept[name])
+        assert torch.equal(whole, checkpoint.read_kind(path, "model")[name])
+
+
 def test_json_and_tensors_are_plain(tmp_path):
     path = saver.save(tmp_path, _snapshot(3), keep=1)
     assert json.loads((path / "trainer.json").read_text())["step"] == 3
@@ -351,12 +458,13 @@ def test_links_and_strays_are_neither_counted_nor_deleted_nor_in_the_way(tmp_pat
 
 
 def test_what_cannot_be_deleted_blocks_neither_saving_nor_pruning(tmp_path, monkeypatch, capsys):
-    (tmp_path / ".tmp-step_00000003").mkdir()
-    (tmp_path / ".tmp-pruned-step_00000001").mkdir()
+    held = (".tmp-step_00000001", ".tmp-step_00000003", ".tmp-pruned-step_00000001")
+    for name in held:
+        (tmp_path / name).mkdir()
     real = shutil.rmtree
 
     def refused(path, **options):
-        if path.name in (".tmp-step_00000003", ".tmp-pruned-step_00000001"):
+        if path.name in held:
             raise PermissionError(13, "Permission denied", str(path))
         real(path, **options)
 
@@ -372,15 +480,16 @@ def test_what_cannot_be_deleted_blocks_neither_saving_nor_pruning(tmp_path, monk
 
 def test_a_folder_that_ranks_do_not_share_is_found_out(tmp_path, monkeypatch):
     saver.save(tmp_path, _snapshot(1), keep=1)
-    real = saver._write_small
+    real = saver._write_files
 
-    def elsewhere(partial, texts, small):
-        written = real(partial, texts, small)
+    def elsewhere(partial, texts, tensors):
+        written = real(partial, texts, tensors)
         return written | {"rank_00001.json": written["rank_00000.json"]}  # on a disk of its own
 
-    monkeypatch.setattr(saver, "_write_small", elsewhere)
+    monkeypatch.setattr(saver, "_write_files", elsewhere)
     with pytest.raises(
-        CheckpointError, match=r"rank_00001.json, .* that all ranks share; .*Fix that"
+        CheckpointError,
+        match=r"rank_00001.json, .* that all ranks share; .*/step_00000001 is intact. Fix that",
     ):
         saver.save(tmp_path, _snapshot(2), keep=1)
     assert _names(tmp_path) == ["latest", "step_00000001"]

@@ -52,6 +52,13 @@ def test_who_reads_tensors_says_what_to_do(folder, kind, damaged):
         assert checkpoint.REMEDY not in str(caught.value)
 
 
+def test_positions_of_ranks_are_not_read_where_the_manifest_is_damaged(folder):
+    path = folder / "step_00000006"
+    (path / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"manifest\.json is .*damaged.*an older checkpoint"):
+        checkpoint.data_states(path)
+
+
 def test_of_a_copy_the_step_decides_what_is_offered(folder):
     copy = folder / "step_00000009"
     shutil.copytree(folder / "step_00000004", copy)

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from runs.hf_models import MODELS, PUBLISHED, change, logits, stock_model, write_model
 from sparsellm.cli import main
 from sparsellm.estimate import count_parameters
-from sparsellm.evaluate.foreign import load_foreign
 from sparsellm.export.importer import import_export
 from sparsellm.export.save_export import export
 from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.hf_config import derive_recipe
+from sparsellm.runs.load import load_stock
 from sparsellm.runs.pretrained import load_pretrained, load_recipe_of
 from sparsellm.training.objective import Objective
 
@@ -216,6 +216,5 @@ def test_a_folder_is_analyzed_continued_and_scored(name, fields, tmp_path, capsy
     capsys.readouterr()
     assert main(["generate", str(folder), *data, "--max-new-tokens", "3"]) == 0
     assert capsys.readouterr().out.startswith("so it is so it is ")
-    scored = load_foreign("me/it", folder, torch.device("cpu"), torch.float32)
+    scored = load_stock("me/it", folder, torch.device("cpu"), torch.float32)
     assert torch.equal(logits(scored.model), logits(load_pretrained(folder).model))
-    assert (scored.name, scored.context_length) == ("me/it", 64)

@@ -67,20 +67,35 @@ def test_going_back_sets_the_later_checkpoints_and_their_records_aside(run_path)
     assert begin_branch(run_path, folder / "step_00000034") == []
 
 
-def test_what_was_set_aside_is_brought_back(run_path):
+def test_of_a_branch_that_was_set_aside_the_records_come_back(run_path):
     folder = run_path / "checkpoints"
     begin_branch(run_path, folder / "step_00000030")
     _resume(folder, folder / "step_00000030", (32,))
     _record(run_path, range(1, 33))
+    (run_path / "metrics.jsonl").write_text(
+        (run_path / "metrics.jsonl").read_text().replace('"step": 32', '"step": 32, "loss": 1.0')
+    )
     back = run_path / "abandoned" / "1" / "step_00000035"
     notes = begin_branch(run_path, back)
     assert "step_00000032 and the records" in notes[0]
-    assert "is the present branch again, up to step_00000035" in notes[1]
-    assert _names(folder) == ["latest", "step_00000030", "step_00000035"]
-    assert checkpoint.latest(folder) == folder / "step_00000035"
+    assert "abandoned/1 are the run's again" in notes[1]
+    assert back.is_dir()
+    assert _names(folder) == ["latest", "step_00000030"]
+    assert checkpoint.latest(folder) == folder / "step_00000030"
     assert _steps(run_path) == list(range(1, 41))  # the log then drops those after step 35
     assert _steps(run_path / "abandoned" / "2") == list(range(1, 33))
-    assert (run_path / "abandoned" / "1" / "step_00000040").is_dir()
+    _record(run_path, range(1, 38))  # killed before it saved: the same command once more
+    assert len(begin_branch(run_path, back)) == 1
+    assert not (run_path / "abandoned" / "3").exists()
+    assert _steps(run_path) == list(range(1, 41))
+    _resume(folder, back, (37,))
+    assert begin_branch(run_path, folder / "step_00000037") == []
+    _record(run_path, range(1, 38))
+    assert (
+        begin_branch(run_path, back) != []
+    )  # of what continues it, only checkpoints are set aside
+    assert _steps(run_path) == list(range(1, 38))
+    assert _names(run_path / "abandoned" / "3") == ["metrics.jsonl", "recipe.yaml", "step_00000037"]
 
 
 class Killed(BaseException):
@@ -116,7 +131,7 @@ def _content(run_path):
     }
 
 
-@pytest.mark.parametrize("back", [False, True], ids=["set aside", "brought back"])
+@pytest.mark.parametrize("back", [False, True], ids=["set aside", "resumed again"])
 def test_a_kill_at_any_moment_leaves_weights_and_records_of_one_branch(
     run_path, tmp_path, monkeypatch, back
 ):
@@ -146,15 +161,7 @@ def test_a_kill_at_any_moment_leaves_weights_and_records_of_one_branch(
         if not killed:
             break
     assert number > 8
-    assert checkpoint.latest(copy / "checkpoints").name == Path(resumed).name
-
-
-def test_checkpoints_without_a_manifest_are_told_apart_by_their_step(run_path):
-    folder = run_path / "checkpoints"
-    for path in checkpoint.checkpoints_in(folder):
-        (path / "manifest.json").unlink()
-    begin_branch(run_path, folder / "step_00000035")
-    assert _names(folder) == ["latest", "step_00000030", "step_00000035"]
+    assert checkpoint.latest(copy / "checkpoints").name == "step_00000030"
 
 
 def test_another_runs_checkpoint_replaces_the_whole_history(run_path, tmp_path):
@@ -229,10 +236,11 @@ def test_training_goes_back_and_returns(tiny_overrides, cli_here):
     assert [r["step"] for r in _records(run_path) if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
     returned = ["--resume", str(run_path / "abandoned" / "1")]
     out = train(*returned, train__steps=9)
-    assert "is the present branch again, up to step_00000008" in out
+    assert "abandoned/1 are the run's again" in out
     assert [r["step"] for r in _records(run_path) if r["kind"] == "train"] == list(range(1, 10))
-    assert _names(folder) == ["latest", "step_00000006", "step_00000008", "step_00000009"]
-    for name, tensor in checkpoint.read_kind(folder / "step_00000008", "model").items():
+    assert _names(folder) == ["latest", "step_00000004", "step_00000009"]
+    kept = run_path / "abandoned" / "1" / "step_00000008"
+    for name, tensor in checkpoint.read_kind(kept, "model").items():
         assert tensor.equal(good[name])
 
 
@@ -263,8 +271,6 @@ def test_returning_to_a_branch_goes_on_after_a_kill(tiny_overrides, cli_here, mo
     train_records = [r for r in _records(run_path) if r["kind"] == "train"]
     assert [r["step"] for r in train_records] == list(range(1, 11))
     assert [r["seconds"] for r in train_records[:8]] == rates
-    gone = train(*back, steps=10)
-    assert "a branch that was resumed is in checkpoints/ again" in gone.stderr
 
 
 def _records(run_path):

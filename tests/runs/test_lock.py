@@ -17,8 +17,7 @@ from conftest import process_env, set_arguments
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import lock as lock_module
-from sparsellm.runs.lock import RunLock
-from sparsellm.runs.presence import Presence, ask_to_stop, find
+from sparsellm.runs.lock import Presence, RunLock, ask_to_stop, find
 
 HOLDER = """
 import sys, time

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from runs.test_checkpoint import _snapshot
 from sparsellm.runs import checkpoint, manifest, saver
-from sparsellm.runs.tensor_files import Part, stored_parts, write_parts
+from sparsellm.runs.tensor_files import Part, StoredPart, stored_parts, write_parts
 
 FILES = [
     "manifest.json",
@@ -68,8 +72,7 @@ def test_each_file_and_the_manifest_itself_must_be_there(folder):
     for name in FILES:
         whole = (path / name).read_bytes()
         (path / name).unlink()
-        missing = f"has no {name}" if name == "trainer.json" else f"{name} is missing"
-        with pytest.raises(FileNotFoundError, match=missing):
+        with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
             checkpoint.load(path)
         (path / name).write_bytes(whole)
 
@@ -82,21 +85,6 @@ def test_every_rank_verifies_its_share(folder, monkeypatch):
         checkpoint.load(folder / "step_00000002", rank, world_size=3)
     shared = [name for name in seen if name not in ("trainer.json", "recipe.yaml")]
     assert sorted(shared) == [n for n in FILES if n.endswith("s") or n == "rank_00000.json"]
-
-
-def test_a_checkpoint_of_before_there_were_manifests_is_read(folder):
-    for path in checkpoint.checkpoints_in(folder):
-        (path / "manifest.json").unlink()
-        trainer = json.loads((path / "trainer.json").read_text())
-        del trainer["format"]
-        (path / "trainer.json").write_text(json.dumps(trainer))
-        for kind in ("model", "optimizer"):  # as safetensors itself writes them
-            tensors = load_file(path / f"{kind}.safetensors")
-            save_file(tensors, path / f"{kind}.safetensors", metadata={"format": "pt"})
-    assert checkpoint.load(path).manifest is None
-    assert torch.equal(checkpoint.read_kind(path, "model")["w"], torch.full((8,), 2.0))
-    saver.save(folder, _snapshot(3), keep=2)  # and is counted among those that are kept
-    assert [p.name for p in checkpoint.checkpoints_in(folder)] == ["step_00000002", "step_00000003"]
 
 
 def test_a_manifest_that_an_earlier_version_wrote_keeps_its_hash(tmp_path):
@@ -112,6 +100,35 @@ def test_a_manifest_that_an_earlier_version_wrote_keeps_its_hash(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(written))
     found = manifest.read_manifest(tmp_path, "")
     assert (found.id, found.step, found.files["b"].size) == ("5e1c", 3, 1)
+
+
+RECTANGLES = st.tuples(
+    *(st.tuples(st.integers(0, size - 1), st.integers(1, size)) for size in (5, 7))
+).map(lambda sides: [(first, min(length, 7 - first)) for first, length in sides])
+
+
+@given(stored=RECTANGLES, held=RECTANGLES)
+def test_a_stored_and_a_held_part_have_their_common_elements(stored, held):
+    whole = torch.arange(49).reshape(7, 7)
+    one, other = (
+        whole[tuple(slice(first, first + length) for first, length in sides)]
+        for sides in (stored, held)
+    )
+    (offsets, shape), begins = zip(*stored, strict=True), tuple(first for first, _ in held)
+    part = StoredPart(Path("x.safetensors"), "w", torch.int64, shape, offsets)
+    common = part.common_with(Part(other, begins))
+    if common is None:
+        assert not set(one.flatten().tolist()) & set(other.flatten().tolist())
+    else:
+        assert torch.equal(one[common[0]], other[common[1]])
+        both = set(one.flatten().tolist()) & set(other.flatten().tolist())
+        assert set(one[common[0]].flatten().tolist()) == both
+
+
+def test_a_file_of_a_megabyte_has_one_hash(tmp_path):
+    content = bytes(range(256)) * 4096
+    entry = manifest.write_pieces(tmp_path / "x", [memoryview(content)])
+    assert entry.xxh3_128 == [xxhash.xxh3_128_hexdigest(content)]
 
 
 def test_chunks_are_hashed_where_they_lie(tmp_path, monkeypatch):

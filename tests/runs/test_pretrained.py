@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import save_run
 
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs import state
 from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.run_state import save_run
 from sparsellm.training.step import train_step
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from warm import ranks
 
 from runs import checkpoint_worker
 from sparsellm.runs import checkpoint, state
+from sparsellm.runs.tensor_files import stored_parts
 
 WORKER = Path(__file__).with_name("checkpoint_worker.py")
 
@@ -20,13 +22,15 @@ def test_ranks_and_shardings_read_one_anothers_checkpoints(tmp_path):
     assert result.returncode == 0, result.stderr[-3000:]
     expected = checkpoint_worker.build()
     checkpoint_worker.train(*expected, steps=3)
-    for name, num_ranks in (("replicated", 4), ("sharded", 4), ("two", 2)):
+    for name, num_ranks in (("replicated", 4), ("sharded", 4), ("hsdp", 4), ("two", 2)):
         path = tmp_path / name / "step_00000003"
         assert checkpoint.load(path).manifest.world_size == num_ranks
         # Each rank has its part of the bytes, and none lies twice.
         sizes = [file.stat().st_size for file in path.glob("optimizer-*-of-*.safetensors")]
         assert 1 < len(sizes) <= num_ranks
         assert not (path / "optimizer.safetensors").exists()
+        stored = [p for file in path.glob("model-*") for p in stored_parts(file, "")]
+        assert sum(math.prod(part.shape) for part in stored) == 6 * 7 + 7 + 7 * 3 + 3
         alone = checkpoint_worker.build()
         state.restore(*alone, path)
         for one, other in zip(

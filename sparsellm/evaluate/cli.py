@@ -12,11 +12,14 @@ from sparsellm.arguments import check_out, positive_int
 from sparsellm.waiting import waiting
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel as HFModel
+
     from sparsellm.evaluate.evaluator import Evaluator
-    from sparsellm.evaluate.foreign import Foreign
     from sparsellm.evaluate.scores import Scores
     from sparsellm.evaluate.suite import Suite
     from sparsellm.runs.pretrained import Pretrained
+
+_USUAL_CONTEXT = 2048  # of a model that does not say
 
 
 def add_eval_parser(commands: Any) -> None:
@@ -100,12 +103,12 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
 
         from sparsellm.device import default_dtype, pick_device, refuse_sparse_without_gpu
         from sparsellm.evaluate.evaluator import Evaluator
-        from sparsellm.evaluate.foreign import Foreign, load_foreign
         from sparsellm.evaluate.scores import table
         from sparsellm.evaluate.suite import load_suite
         from sparsellm.ffn.accelerate import accelerate_whole
         from sparsellm.runs.hf_folder import is_export, is_hugging_face
         from sparsellm.runs.hub import local_copy, results_place
+        from sparsellm.runs.load import load_stock
         from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
         folder = local_copy(options.checkpoint)  # before the tasks, which take longer
@@ -119,7 +122,8 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
         device = accelerator.device if accelerator is not None else pick_device(options.device)
         if options.kernels != "dense":
             refuse_sparse_without_gpu(f"--kernels {options.kernels}", device, "leave --kernels out")
-        dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, None: default_dtype(device)}
+        dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
+        dtype = dtypes.get(options.dtype, default_dtype(device))
         evaluator = Evaluator(
             names=names,
             data_dir=options.data_dir,
@@ -130,29 +134,35 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
             log_samples=options.log_samples,
             suite=suite,
         )
-        loaded: Pretrained | Foreign
-        if foreign:
-            loaded = load_foreign(str(options.checkpoint), path, device, dtypes[options.dtype])
+        ours = None if foreign else load_pretrained(path, device, dtype)
+        if ours:
+            model, tokenizer = ours.model, ours.tokenizer
+            context_length = ours.recipe.model.context_length
         else:
-            loaded = load_pretrained(path, device, dtypes[options.dtype])
+            model, tokenizer = load_stock(str(options.checkpoint), path, device, dtype)
+            stated = getattr(model.config, "max_position_embeddings", None)
+            context_length = int(stated or _USUAL_CONTEXT)
     if options.kernels != "dense":
-        accelerate_whole(loaded.model, options.kernels)
-    context_length = (
-        loaded.context_length if isinstance(loaded, Foreign) else loaded.recipe.model.context_length
-    )
+        accelerate_whole(model, options.kernels)
     if accelerator is None or accelerator.is_main_process:
         print(f"preparing the rows of {len(evaluator.tasks)} tasks", file=sys.stderr, flush=True)
-    scores = evaluator.run(loaded.model, loaded.tokenizer, context_length)
+    scores = evaluator.run(model, tokenizer, context_length)
     if scores is None:
         return
-    about = _about(loaded, evaluator, options)
+    trained = ours.trainer if ours else {}
+    about = {
+        "checkpoint": str(path if ours else options.checkpoint),
+        "step": trained.get("step"),
+        "tokens": trained.get("tokens"),
+        **_about(model, evaluator, options),
+    }
     print(" | ".join(f"{key}: {value}" for key, value in about.items() if value is not None))
     print(table(scores, evaluator.suite), flush=True)
     print(f"saved {_save(out, about, scores, evaluator)}")
     if options.log_samples:
         print(f"saved {_save_samples(out.with_suffix(''), evaluator)}/")
-    if not isinstance(loaded, Foreign):
-        _log_to_wandb(loaded, scores)
+    if ours:
+        _log_to_wandb(ours, scores)
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -176,25 +186,19 @@ def _accelerator(device: str | None) -> Any:
     return Accelerator(cpu=not torch.cuda.is_available())
 
 
-def _about(
-    loaded: Pretrained | Foreign, evaluator: Evaluator, options: argparse.Namespace
-) -> dict[str, Any]:
-    """A description of the evaluation: the report's first line and the head of the JSON."""
+def _about(model: HFModel, evaluator: Evaluator, options: argparse.Namespace) -> dict[str, Any]:
+    """How it was evaluated: for the report's first line and the head of the JSON."""
     import importlib.metadata
 
     import torch
 
     from sparsellm import __version__
 
-    device = loaded.model.device
+    device = model.device
     ranks = 1 if evaluator.accelerator is None else evaluator.accelerator.num_processes
-    trainer = getattr(loaded, "trainer", {})
     return {
-        "checkpoint": getattr(loaded, "name", None) or str(loaded.path),
-        "step": trainer.get("step"),
-        "tokens": trainer.get("tokens"),
         "kernels": options.kernels,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": ranks,
         "data": str(options.data_dir.resolve()) if options.data_dir else "hub",

@@ -46,9 +46,8 @@ class Evaluator:
     def __post_init__(self) -> None:
         self.samples: dict[str, list[dict[str, Any]]] = {}  # of the last run, by task
         own, others = self.suite.split(self.names)
-        other = build_other_tasks(others, self.suite.tasks)
-        self.groups = other.groups
-        self.tasks = build_tasks(self.suite, own, self.data_dir) | other.tasks
+        other, self.groups = build_other_tasks(others, self.suite.tasks)
+        self.tasks = build_tasks(self.suite, own, self.data_dir) | other
         ranks = 1 if self.accelerator is None else self.accelerator.num_processes
         for name, task in self.tasks.items():
             rows = min(len(task.eval_docs), self.limit or len(task.eval_docs))

@@ -1,4 +1,4 @@
-"""Our model and tokenizer as an lm-eval model: its Hugging Face class, with nothing re-implemented.
+"""A model as lm-eval sees it: its Hugging Face class, with nothing re-implemented.
 
 Splitting, truncation, batching and scoring are lm-eval's (`HFLM`), so scores are those of its
 ``--model hf``. Imported only where lm-eval is installed (`suite.require_lm_eval`).
@@ -6,15 +6,16 @@ Splitting, truncation, batching and scoring are lm-eval's (`HFLM`), so scores ar
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from lm_eval.models.huggingface import HFLM
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel as HFModel
 from transformers import PreTrainedTokenizerBase as HFTokenizer
 
 from sparsellm.data.tokenizer import Tokenizer
+from sparsellm.runs.hf_tokenizer import stock_tokenizer
 
 Request = tuple[tuple[str, str], list[int], list[int]]  # (context, continuation), their tokens
 
@@ -33,53 +34,6 @@ class InterruptedHere(Exception):
     """This rank leaves its rows, to agree with the others."""
 
 
-class TokenizerAdapter:
-    """A `Tokenizer` with the few attributes of Hugging Face tokenizers that `HFLM` uses.
-
-    Like GPT-2's it adds no special tokens by itself. Unlike Hugging Face's it reads a literal
-    ``<|endoftext|>`` as text, as training did; no row of the suite contains one.
-    """
-
-    bos_token = eos_token = pad_token = "<|endoftext|>"
-    padding_side = "left"  # HFLM sets it
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.name_or_path = tokenizer.name
-        self.vocab_size = tokenizer.vocab_size
-        self.bos_token_id = self.eos_token_id = self.pad_token_id = tokenizer.eot_id
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Ids of a text; ``add_special_tokens`` changes nothing, as with GPT-2's."""
-        return self._tokenizer.encode_batch([text])[0].tolist()
-
-    def decode(
-        self, tokens: int | list[int], skip_special_tokens: bool = False, **_options: Any
-    ) -> str:
-        """The text of one or many ids."""
-        ids = [tokens] if isinstance(tokens, int) else list(map(int, tokens))
-        if skip_special_tokens:
-            ids = [token for token in ids if token != self.eos_token_id]
-        return self._tokenizer.decode(ids)
-
-    def batch_decode(self, sequences: Any, **options: Any) -> list[str]:
-        """The text of each sequence of ids."""
-        return [self.decode(list(ids), **options) for ids in sequences]
-
-    def __call__(self, texts: list[str], **_options: Any) -> dict[str, torch.Tensor]:
-        """Ids of several texts and their mask, B × T, padded to the longest: for generation."""
-        ids = [torch.from_numpy(found) for found in self._tokenizer.encode_batch(texts)]
-        ids = [found.to(torch.int64) for found in ids]
-
-        def padded(rows: list[torch.Tensor], value: int) -> torch.Tensor:
-            return pad_sequence(
-                rows, batch_first=True, padding_value=value, padding_side=self.padding_side
-            )
-
-        mask = padded([torch.ones_like(found) for found in ids], 0)
-        return {"input_ids": padded(ids, self.pad_token_id), "attention_mask": mask}
-
-
 class SparseLM(HFLM):
     """A model in memory, one copy per rank; the ranks divide the rows among them.
 
@@ -93,6 +47,9 @@ class SparseLM(HFLM):
         accelerator: of the ranks; None is one process.
         show_progress: draw lm-eval's progress bar.
         agreement: of the ranks; without one, a rank does not tell the others of its error.
+
+    Raises:
+        ValueError: the tokenizer has no token to put before a text without context.
     """
 
     def __init__(
@@ -107,12 +64,19 @@ class SparseLM(HFLM):
         show_progress: bool = False,
         agreement: Agreement | None = None,
     ) -> None:
+        if not isinstance(tokenizer, HFTokenizer):
+            # What is spelt out in a row is text, as in training; no row of the suite has such.
+            tokenizer = stock_tokenizer(tokenizer.name, split_special_tokens=True)
+        elif tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"{tokenizer.name_or_path}: the tokenizer has neither a beginning-of-text nor an "
+                "end-of-text token, one of which lm-eval puts before a text without context: name "
+                f"it as eos_token in {Path(tokenizer.name_or_path) / 'tokenizer_config.json'}"
+            )
         super().__init__(
             pretrained=model,
             backend="causal",
-            tokenizer=tokenizer
-            if isinstance(tokenizer, HFTokenizer)
-            else TokenizerAdapter(tokenizer),
+            tokenizer=tokenizer,
             max_length=max_length,
             batch_size=batch_size,
             softmax_dtype=softmax_dtype,
@@ -127,9 +91,6 @@ class SparseLM(HFLM):
         self.num_requests = 0  # distinct, of this rank
         self.num_cut = 0  # of them, longer than the context
         self.num_answers_cut = 0  # of these, with an answer that alone is longer
-
-    def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **_options: Any) -> None:
-        self.tokenizer = tokenizer  # HFLM insists on a class of transformers'
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         """(log-likelihood, is the greedy choice) of each request."""

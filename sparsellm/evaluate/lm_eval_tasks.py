@@ -9,38 +9,35 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparsellm.evaluate.suite import FEWSHOT_SEED, quiet, require_lm_eval
+from sparsellm.evaluate.suite import FEWSHOT_SEED, quiet
 
 _MOST_SUGGESTIONS = 3
 _NEEDS_HUB = "Its rows are read from the Hugging Face hub: a network or a filled cache is needed"
 
 
-@dataclass(frozen=True)
-class OtherTasks:
-    """lm-eval's objects by name."""
-
-    tasks: dict[str, Any] = field(default_factory=dict)
-    groups: dict[str, Any] = field(default_factory=dict)
-
-
-def build_other_tasks(names: Sequence[str], known: Iterable[str]) -> OtherTasks:
+def build_other_tasks(
+    names: Sequence[str], known: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Loads tasks, groups and tags with their rows.
 
     Args:
         names: of lm-eval's, or paths of YAML files.
         known: further names that a reader may have meant, those of the suite.
 
+    Returns:
+        lm-eval's objects by name: tasks, and groups.
+
     Raises:
         ValueError: a name is unknown, or lm-eval cannot build a task; names what was meant.
     """
+    tasks: dict[str, Any] = {}
+    all_groups: dict[str, Any] = {}
     if not names:
-        return OtherTasks()
-    require_lm_eval()
-    files = {name: Path(name).resolve() for name in names if _is_yaml(name)}
+        return tasks, all_groups
+    files = {n: Path(n).resolve() for n in names if n.endswith((".yaml", ".yml"))}
     for name, path in files.items():
         if not path.is_file():
             raise ValueError(f"--tasks: there is no file {name}")
@@ -52,7 +49,6 @@ def build_other_tasks(names: Sequence[str], known: Iterable[str]) -> OtherTasks:
         for name in names:
             if name not in manager.task_index and name not in files:
                 raise ValueError(_unknown(name, [*known, *manager.all_tasks]))
-        found = OtherTasks()
         for name in names:
             try:
                 built = manager.load([groups.get(name, str(files.get(name, name)))])
@@ -64,32 +60,20 @@ def build_other_tasks(names: Sequence[str], known: Iterable[str]) -> OtherTasks:
                     f"--tasks: lm-eval cannot build {name!r}: {type(error).__name__}: {error}"
                     + ("" if name in files else f". {_NEEDS_HUB}")
                 ) from error
-            found.tasks.update(built["tasks"])
-            found.groups.update(built.get("groups", {}))
-    return found
-
-
-def _is_yaml(name: str) -> bool:
-    return name.endswith((".yaml", ".yml"))
-
-
-def _task_manager(folders: tuple[Path, ...], own: bool) -> Any:
-    """lm-eval's index of the tasks in these folders, and of its own tasks where they may be named.
-
-    It reads thousands of files for those, which takes ten seconds: once in a process.
-    """
-    from lm_eval.tasks import TaskManager
-
-    if own and not folders:
-        return _stock_tasks()
-    return TaskManager(include_path=list(folders), include_defaults=own)
+            tasks |= built["tasks"]
+            all_groups |= built.get("groups", {})
+    return tasks, all_groups
 
 
 @functools.cache
-def _stock_tasks() -> Any:
+def _task_manager(folders: tuple[Path, ...], own: bool) -> Any:
+    """lm-eval's index of the tasks in these folders, and of its own tasks where they may be named.
+
+    It reads thousands of files for those, which takes ten seconds.
+    """
     from lm_eval.tasks import TaskManager
 
-    return TaskManager()
+    return TaskManager(include_path=list(folders) or None, include_defaults=own)
 
 
 def _group_in(path: Path) -> str | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import json
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from jinja2 import UndefinedError
 from pydantic import NonNegativeInt
 
 from sparsellm.paths import bundled, how_to_install
-from sparsellm.strict import StrictModel, load_yaml, validate
+from sparsellm.strict import StrictModel, load_yaml, parse_json, validate
 
 # The keys of a task file that say where its rows come from.
 DATA_KEYS = (
@@ -159,22 +158,14 @@ def _rows(source: Path, split: str, path: Path) -> Path:
 
 def _check_rows(path: Path) -> None:
     """Raises ValueError where a file of rows is empty or a line of it is not a JSON object."""
-    num_rows = 0
+    remedy = "write one row per line (eval/README.md lists the fields)"
     with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                is_row = isinstance(json.loads(line), dict)
-            except (ValueError, RecursionError):
-                is_row = False
-            if not is_row:
-                raise ValueError(
-                    f"{path}: line {number} is not a JSON object; write one row per line, such as "
-                    '{"question": "…", …} (eval/README.md lists the fields)'
-                )
-            num_rows += 1
-    if not num_rows:
+        rows = [
+            parse_json(line, f"{path}, line {number}", remedy)
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        ]
+    if not rows:
         raise ValueError(f"{path} has no rows; copy the split there again, or leave the task out")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 from sparsellm import __version__
 from sparsellm.estimate import active_parameters, count_parameters
 from sparsellm.export.card_metadata import metadata
-from sparsellm.export.drop_report import COLUMNS, DROP_DEAD_FILE, DropReport
+from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport, table
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
 from sparsellm.runs.pretrained import Pretrained
-from sparsellm.runs.records import METRICS_FILE, l1_text, read_metrics
+from sparsellm.runs.records import METRICS_FILE, l1_text, of_kind, read_metrics
 
 CARD_FILE = "README.md"
 
@@ -86,24 +85,9 @@ print(pipeline("text-generation", "THIS_FOLDER")("Once upon a time", max_new_tok
 def _dropped(report: DropReport) -> str:
     return f"""## Dead neurons left out
 
-Trained with a feedforward width of {report.intermediate_size_before:,}; this export has
-{report.intermediate_size:,}. {report.num_dropped:,} neurons are left out of every layer that fired
-on none of {report.measured}, with these weights in {report.dtype} on {report.device}.
-All layers have one width: {report.decided}. Where it leaves room, the neurons stay
-that came closest to firing. Figures of training and scores below are the whole model's.
+{report.text()}
 
-{_table(COLUMNS, report.rows())}
-
-- On the measured tokens the output is that of the whole model up to the order of summation: what
-  was left out contributed zeros. "Nearest dropped" is how close a dropped neuron's pre-activation
-  came to zero, above which it would have fired.
-- On other text a dropped neuron might have fired, and the output would differ. Silent on
-  {report.tokens:,} tokens, each fires on under {report.rate_bound:.2g} of the tokens with 95%
-  confidence (3 over their number; each neuron alone, tokens taken as independent, text of the same
-  kind in sequences of {report.context_length:,}).
-- Saved: {report.saved}.
-
-In numbers: `{DROP_DEAD_FILE}`."""
+Figures of training and scores below are the whole model's. In numbers: `{DROP_DEAD_FILE}`."""
 
 
 def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
@@ -125,7 +109,7 @@ def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
         rows.append((label, f"{held_out['loss']:.4f} nats ({held_out['num_targets']:,} tokens)"))
     if not records:
         rows.append(("losses", f"unknown: no {METRICS_FILE} beside the checkpoint"))
-    return "## Training\n\n" + _table(("", ""), rows)
+    return "## Training\n\n" + table(("", ""), rows)
 
 
 def _sparsity(pretrained: Pretrained, records: list[dict[str, Any]], width: int) -> str:
@@ -138,13 +122,13 @@ def _sparsity(pretrained: Pretrained, records: list[dict[str, Any]], width: int)
             for layer, (mean, p99, most, dead) in enumerate(zip(*columns, strict=True))
         ]
         head = ("layer", "mean", f"of {width:,}", "99th percentile", "maximum", "dead neurons")
-        return title + f"Over the tokens of step {train['step']:,}.\n\n" + _table(head, rows)
+        return title + f"Over the tokens of step {train['step']:,}.\n\n" + table(head, rows)
     nnz_mean = _window_nnz(pretrained.path)
     if not nnz_mean:
         return title + "Unknown: the checkpoint carries no statistics."
     means = [(layer, f"{mean:.1f}", f"{mean / width:.2%}") for layer, mean in enumerate(nnz_mean)]
-    table = _table(("layer", "mean", f"of {width:,}"), means)
-    return title + "Over the checkpoint's last complete window of tokens.\n\n" + table
+    shown = table(("layer", "mean", f"of {width:,}"), means)
+    return title + "Over the checkpoint's last complete window of tokens.\n\n" + shown
 
 
 def _window_nnz(path: Path) -> list[float]:
@@ -165,7 +149,7 @@ def _evaluation(pretrained: Pretrained, found: Evaluation | None) -> str:
         rows.append(("mean of the suite", "", found.mean.text("acc")))
     caveat = f" {found.caveat.capitalize()}." if found.caveat else ""
     note = f"Accuracies in percent ± standard error; * enters the mean.{caveat}\n\n"
-    return title + note + _table(("task", "metric", "score"), rows)
+    return title + note + table(("task", "metric", "score"), rows)
 
 
 def _evaluation_of(pretrained: Pretrained, records: list[dict[str, Any]]) -> Evaluation | None:
@@ -192,22 +176,12 @@ def _run_path(path: Path) -> Path | None:
 
 
 def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
-    return next((record for record in reversed(records) if record["kind"] == kind), None)
-
-
-def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    return next(reversed(of_kind(records, kind)), None)
 
 
 def _text(words: str) -> str:
     """A recipe's text on one line, with Markdown and HTML escaped."""
     return re.sub(r"([\\`*_{}\[\]<>#|~!])", r"\\\1", " ".join(words.split()))
-
-
-def _cell(value: object) -> str:
-    """A value as a table cell, with Markdown escaped."""
-    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _caveats(pretrained: Pretrained) -> str:

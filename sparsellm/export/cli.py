@@ -9,6 +9,8 @@ from typing import Any
 from sparsellm.arguments import positive_int
 from sparsellm.waiting import waiting
 
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+
 
 def add_export_parsers(commands: Any) -> None:
     """Adds both to the ``sparsellm`` command."""
@@ -100,10 +102,8 @@ def _export(options: argparse.Namespace) -> None:
         )
     if options.private and not options.push:
         raise ValueError("--private is of the repository that --push makes; add --push OWNER/NAME")
-    from sparsellm.export.push import check_push, push
-
     if options.push:
-        check_push(options.push)
+        _check_push(options.push)
     from sparsellm.export.drop_dead import DropDead
     from sparsellm.export.save_export import export
 
@@ -123,9 +123,44 @@ def _export(options: argparse.Namespace) -> None:
     print(f"exported {done.source} to {options.folder} ({options.dtype})", flush=True)
     if options.push:
         message = f"sparsellm export of {done.source.name}"
-        print(
-            f"pushed {push(options.folder, options.push, private=options.private, message=message)}"
-        )
+        print(f"pushed {_push(options, message)}")
+
+
+def _check_push(repo: str) -> None:
+    """Raises ValueError for what can fail before anything is computed."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ValueError(f"--push {repo}: {error}; give such as my-name/my-model") from error
+    if "/" not in repo:
+        raise ValueError(f"--push {repo}: name the owner too, such as my-name/{repo}")
+    if get_token() is None:
+        raise ValueError(f"--push {repo}: you are not logged in to the hub; {_LOG_IN}")
+
+
+def _push(options: argparse.Namespace, message: str) -> str:
+    """Uploads the folder as one commit, to a repository that is made if there is none.
+
+    Returns the address of the model; where the hub refuses, the folder is as it was.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api, repo, folder = HfApi(), options.push, options.folder
+    try:
+        address = api.create_repo(repo, private=options.private, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"--push {repo}: {reason}. {folder} is complete here; {_LOG_IN}, and push it again: "
+            f"hf upload {repo} {folder}"
+        ) from error
+    return str(address)
 
 
 def _import(options: argparse.Namespace) -> None:

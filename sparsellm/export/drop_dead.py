@@ -2,7 +2,7 @@
 
 A neuron whose gate is zero on a token adds exactly zero to the FFN's output. One that was zero on
 every measured token can be removed: on those tokens the outputs stay the same up to the order of
-summation. On other text it might fire; `DropReport.rate_bound` bounds how often.
+summation. On other text it might fire; the report bounds how often.
 
 Silence is measured with the weights that are exported, in the type in which they are exported, on
 held-out text. Training's own counters (statistics.py) cannot be used: the weights changed during

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 DROP_DEAD_FILE = "drop_dead.json"
-COLUMNS = ("layer", "fired", "never fired", "of these kept", "dropped", "nearest dropped")
+_COLUMNS = ("layer", "fired", "never fired", "of these kept", "dropped", "nearest dropped")
 
 
 @dataclass(frozen=True)
@@ -46,55 +47,21 @@ class DropReport:
         """Neurons dropped from each layer, N - W; 0 if the export is as without --drop-dead."""
         return self.intermediate_size_before - self.intermediate_size
 
-    @property
-    def rate_bound(self) -> float:
-        """With 95% confidence a neuron that fired on none of n tokens fires on under 3/n of them.
-
-        The rule of three, (1 - 3/n)^n ≈ 0.05: for each neuron alone, and as if tokens were drawn
-        independently from text of the kind that was measured.
-        """
-        return min(3 / self.tokens, 1.0)
-
-    @property
-    def gate_gemm_saved(self) -> float:
-        """Share of the gate GEMM's (in dense code: of each FFN GEMM's) arithmetic, 1 - W/N."""
-        return self.num_dropped / self.intermediate_size_before
-
-    @property
-    def measured(self) -> str:
-        """The measured text: how much and from where."""
+    def text(self) -> str:
+        """For the terminal and the model card: Markdown."""
         source = self.corpus + (f" ({' '.join(self.files)})" if self.files else "")
-        text = f"{self.tokens:,} tokens of `{source}`"
+        ends = ""
         if self.tokens < self.tokens_asked // self.context_length * self.context_length:
-            text += f" ({self.tokens_asked:,} were asked for: its held-out text ends there)"
-        return text
-
-    @property
-    def decided(self) -> str:
-        """The reason for the width."""
+            ends = f" ({self.tokens_asked:,} were asked for: its held-out text ends there)"
         fired = [layer.fired for layer in self.layers]
-        needed = max(fired)
-        return (
-            f"layer {fired.index(needed)} decides, {needed:,} of its "
+        decided = (
+            f"layer {fired.index(max(fired))} decides, {max(fired):,} of its "
             f"{self.intermediate_size_before:,} neurons fired; widths are multiples of "
             f"{self.width_multiple}"
         )
-
-    @property
-    def saved(self) -> str:
-        """Parameters, bytes and arithmetic."""
-        return (
-            f"{self.parameters_saved:,} of {self.parameters_before:,} parameters "
-            f"({self.parameters_saved / self.parameters_before:.1%}), "
-            f"{self.bytes_saved / 2**20:,.1f} MiB of weights in {self.dtype}, "
-            f"{self.gate_gemm_saved:.1%} of the gate GEMM"
-        )
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """One row per layer with `COLUMNS`."""
-        return [
+        rows = [
             (
-                f"{number}",
+                number,
                 f"{layer.fired:,}",
                 f"{layer.silent:,}",
                 f"{layer.kept - layer.fired:,}",
@@ -103,31 +70,54 @@ class DropReport:
             )
             for number, layer in enumerate(self.layers)
         ]
+        head = f"""\
+Measured on {self.tokens:,} tokens of `{source}`{ends}, with these weights in {self.dtype}
+on {self.device}:
 
-    def text(self) -> str:
-        """For a terminal."""
-        lines = [f"measured: {self.measured}, in {self.dtype} on {self.device}"]
-        for cells in (COLUMNS, *self.rows()):
-            padded = (f"{c:>{len(head)}}" for c, head in zip(cells, COLUMNS, strict=True))
-            lines.append("  ".join(padded).rstrip())
+{table(_COLUMNS, rows)}
+
+"""
         if not self.num_dropped:
-            return "\n".join([*lines, f"nothing dropped: {self.decided}"])
-        return "\n".join(
-            [
-                *lines,
-                f"width {self.intermediate_size_before:,} → {self.intermediate_size:,} in every "
-                f"layer: {self.decided}",
-                f"saved: {self.saved}",
-                "exact on the measured tokens, up to the order of summation; on other such text "
-                f"each dropped neuron fires on under {self.rate_bound:.2g} of the tokens (3 over "
-                "their number, 95% confidence)",
-            ]
-        )
+            return f"{head}Nothing dropped: {decided}."
+        return f"""{head}\
+Width {self.intermediate_size_before:,} → {self.intermediate_size:,} in every layer: {decided}.
+Where that leaves room, the neurons stay that came closest to firing ("nearest dropped" is how close
+a dropped one's pre-activation came to zero, above which it would have fired).
+Saved: {self.parameters_saved:,} of {self.parameters_before:,} parameters
+({self.parameters_saved / self.parameters_before:.1%}), {self.bytes_saved / 2**20:,.1f} MiB of \
+weights in {self.dtype}, {self._gate_gemm_saved:.1%} of the gate GEMM.
+
+On the measured tokens the output is that of the whole model up to the order of summation: what was
+left out contributed zeros. On other text a dropped neuron might fire. Silent on {self.tokens:,}
+tokens, each fires on under {self._rate_bound:.2g} of the tokens with 95% confidence (3 over their
+number; each neuron alone, tokens taken as independent, text of the same kind in sequences of
+{self.context_length:,})."""
+
+    @property
+    def _rate_bound(self) -> float:
+        # The rule of three: a neuron that fired on none of n tokens fires on under 3/n of them with
+        # 95% confidence, (1 - 3/n)^n ≈ 0.05.
+        return min(3 / self.tokens, 1.0)
+
+    @property
+    def _gate_gemm_saved(self) -> float:
+        return self.num_dropped / self.intermediate_size_before
 
     def to_json(self) -> str:
         """All fields and derived values as JSON; one line per layer."""
         content: dict[str, Any] = dataclasses.asdict(self)
         layers = ",\n  ".join(json.dumps(layer) for layer in content.pop("layers"))
-        content |= {"rate_bound_95": self.rate_bound, "gate_gemm_saved": self.gate_gemm_saved}
+        content["rate_bound_95"] = self._rate_bound
+        content["gate_gemm_saved"] = self._gate_gemm_saved
         head = json.dumps(content, indent=1).removesuffix("\n}")
         return f'{head},\n "layers": [\n  {layers}\n ]\n}}\n'
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")

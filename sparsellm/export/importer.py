@@ -7,10 +7,11 @@ from pathlib import Path
 from sparsellm.arguments import check_out
 from sparsellm.export.save_export import refuse_occupied
 from sparsellm.runs import checkpoint, state
-from sparsellm.runs.checkpoint import RankState, Snapshot
+from sparsellm.runs.checkpoint import Snapshot
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.hf_folder import stored_dtypes
-from sparsellm.runs.pretrained import Pretrained, load_export
+from sparsellm.runs.hf_folder import CONFIG_FILE, is_hugging_face, stored_dtypes
+from sparsellm.runs.hub import local_copy
+from sparsellm.runs.pretrained import Pretrained, load_pretrained
 from sparsellm.runs.saver import save
 
 
@@ -38,7 +39,12 @@ def import_export(
     """
     refuse_occupied(run_path)
     check_out(run_path, is_folder=True, option="RUN_DIR")
-    loaded = load_export(source, recipe)
+    if not is_hugging_face(local_copy(source)):
+        raise ValueError(
+            f"{source} is not an exported folder: it has no {CONFIG_FILE}; give one that "
+            "`sparsellm export` wrote, or another of Hugging Face's"
+        )
+    loaded = load_pretrained(source, recipe=recipe)
     written = save(run_path / "checkpoints", _snapshot(loaded), keep=1)
     write_atomically(run_path / checkpoint.RECIPE_FILE, loaded.recipe.to_yaml())
     return written, stored_dtypes(loaded.path)
@@ -52,5 +58,6 @@ def _snapshot(loaded: Pretrained) -> Snapshot:
         stats={},
         trainer=loaded.trainer,
         recipe_yaml=loaded.recipe.to_yaml(),
-        rank=RankState(data={}, rng={}),
+        data={},
+        rng={},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -17,14 +18,14 @@ from sparsellm.export.card import CARD_FILE, model_card
 from sparsellm.export.card_metadata import check_license
 from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport
-from sparsellm.export.weights import check_shard_size, write_weights
 from sparsellm.runs.checkpoint import CheckpointError
 from sparsellm.runs.files import fsync
-from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE, EXPORT_TRAINER_FILE
+from sparsellm.runs.hf_folder import CONFIG_FILE, EXPORT_RECIPE_FILE, EXPORT_TRAINER_FILE
 from sparsellm.runs.hf_tokenizer import write_tokenizer
 from sparsellm.runs.pretrained import Pretrained, find_checkpoint, load_pretrained
 from sparsellm.runs.state import first_nonfinite
 
+_SHARD_SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB)")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -52,7 +53,7 @@ def export(
         source: checkpoint, run or exported folder.
         folder: where to; must not exist or be empty.
         dtype: ``bf16`` or ``fp32`` (bit-identical to the training weights).
-        max_shard_size: such as ``4GB``.
+        max_shard_size: such as ``4GB`` (10⁹ bytes); a larger tensor is a shard of its own.
         license_name: for the model card, such as ``apache-2.0``.
         drop_dead: leave out the neurons that fire on none of this text (export/drop_dead.py).
 
@@ -61,7 +62,8 @@ def export(
             has files, or dead neurons cannot be measured.
         CheckpointError: ``folder`` could not be written; nothing is left of it.
     """
-    check_shard_size(max_shard_size)
+    if not _SHARD_SIZE.fullmatch(max_shard_size):
+        raise ValueError(f"--max-shard-size {max_shard_size!r}: write it as 4GB or 500MB")
     if license_name is not None:
         check_license(license_name)
     refuse_occupied(folder)
@@ -112,7 +114,9 @@ def _write(
     dropped: DropReport | None,
 ) -> None:
     recipe = pretrained.recipe
-    write_weights(pretrained, folder, max_shard_size)
+    # The FFN in each block has the stock names and shapes, so the stock class reads the weights.
+    pretrained.model.save_pretrained(folder, max_shard_size=max_shard_size)
+    _state_rope_twice(folder / CONFIG_FILE)
     write_tokenizer(recipe.data.tokenizer, folder, recipe.model.max_position_embeddings)
     (folder / EXPORT_RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
     trainer = json.dumps(pretrained.trainer, indent=1) + "\n"
@@ -125,3 +129,14 @@ def _write(
         shard.chmod(mode)  # safetensors makes files that only their owner can read
     for path in [*folder.iterdir(), folder]:
         fsync(path)
+
+
+def _state_rope_twice(path: Path) -> None:
+    # transformers 5 has `rope_parameters`; version 4 and readers of its files look for
+    # `rope_theta` and `rope_scaling`, and would silently take 10,000 and none otherwise.
+    config = json.loads(path.read_text(encoding="utf-8"))
+    scaling = dict(config["rope_parameters"])
+    config["rope_theta"] = scaling.pop("rope_theta")
+    if scaling["rope_type"] != "default":
+        config["rope_scaling"] = scaling
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

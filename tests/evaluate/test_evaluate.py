@@ -409,8 +409,8 @@ def test_mistakes_in_the_suite_and_the_rows_name_the_key(small_suite):
     for content, message in (
         ("", "has no rows"),
         ("\n\n", "has no rows"),
-        (good + '{"goal": "x"', r"line 21 is not a JSON object"),
-        ("[1, 2]\n", r"line 1 is not a JSON object"),
+        (good + '{"goal": "x"', r"line 21 is damaged: not JSON"),
+        ("[1, 2]\n", r"line 1: expected an object"),
         ('{"gaol": "x"}\n', r"'goal' is undefined: the rows .* have no such field"),
     ):
         file.write_text(content)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from conftest import save_run
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -21,7 +22,6 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.run_state import save_run
 from sparsellm.training.step import train_step
 
 NEURONS = 384
@@ -129,22 +129,17 @@ def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, cap
     measured = ["--drop-dead", "--drop-dead-tokens", str(TOKENS), "--device", "cpu"]
     assert main(["export", str(path), out, *measured]) == 0
     printed = capsys.readouterr().out
-    assert "measured: 1,024 tokens of `sample`, in bf16 on cpu\n" in printed
-    assert "\n    0    130          254            126      128" in printed
-    assert "\n    1     77          307            179      128" in printed
-    assert "width 384 → 256 in every layer: layer 0 decides, 130 of its 384" in printed
-    saved = 2 * 3 * 32 * DROPPED
-    assert f"saved: {saved:,} of " in printed
-    assert "MiB of weights in bf16, 33.3% of the gate GEMM" in printed
-    assert "each dropped neuron fires on under 0.0029 of the tokens" in printed
-
     card = (tmp_path / "out" / "README.md").read_text()
+    saved = 2 * 3 * 32 * DROPPED
+    for said in (printed, card):
+        assert "Measured on 1,024 tokens of `sample`, with these weights in bf16\non cpu" in said
+        assert "\n| 0 | 130 | 254 | 126 | 128 | -" in said
+        assert "\n| 1 | 77 | 307 | 179 | 128 | -" in said
+        assert "Width 384 → 256 in every layer: layer 0 decides, 130 of its 384" in said
+        assert f"Saved: {saved:,} of " in said
+        assert "MiB of weights in bf16, 33.3% of the gate GEMM" in said
+        assert "each fires on under 0.0029 of the tokens with 95%" in said
     assert "feedforward width\n256, ReLU" in card
-    assert "Trained with a feedforward width of 384; this export has\n256." in card
-    assert "128 neurons are left out of every layer that fired\non none of 1,024 tokens" in card
-    assert "layer 0 decides, 130 of its 384 neurons fired" in card
-    assert "| 0 | 130 | 254 | 126 | 128 | -" in card
-    assert "each fires on under 0.0029 of the tokens with 95%" in card
     assert "intermediate_size: 256" in card
 
     narrow = load_pretrained(tmp_path / "out", dtype=torch.bfloat16)
@@ -164,7 +159,7 @@ def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, cap
     assert " of 256 " in capsys.readouterr().err
     # There is nothing left to drop.
     assert main(["export", run, again, *measured]) == 0
-    assert "nothing dropped: layer 0 decides, 130 of its 256" in capsys.readouterr().out
+    assert "Nothing dropped: layer 0 decides, 130 of its 256" in capsys.readouterr().out
     for name in ("config.json", "model.safetensors", "sparsellm_recipe.yaml"):
         ours, theirs = (tmp_path / folder / name for folder in ("again", "out"))
         assert ours.read_bytes() == theirs.read_bytes()
@@ -189,7 +184,7 @@ def test_a_layer_that_decides_for_all_leaves_the_export_unchanged(tiny, tmp_path
     arguments = ["--drop-dead", "--drop-dead-tokens", "64"]
     assert main(["export", str(path), str(out), *arguments]) == 0
     printed = capsys.readouterr().out
-    assert "nothing dropped: layer 1 decides, 257 of its 384 neurons fired; widths are" in printed
+    assert "Nothing dropped: layer 1 decides, 257 of its 384 neurons fired; widths are" in printed
     names = sorted(file.name for file in plain.iterdir())
     assert names == sorted(file.name for file in out.iterdir())
     assert all((plain / name).read_bytes() == (out / name).read_bytes() for name in names)

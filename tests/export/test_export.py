@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 import torch
 import yaml
-from conftest import TINY, set_arguments
+from conftest import TINY, save_run, set_arguments
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
@@ -29,7 +29,6 @@ from sparsellm.runs.checkpoint import CheckpointError
 from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 from sparsellm.training import loop
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.run_state import save_run
 from sparsellm.training.step import train_step
 
 VARIANTS = {

@@ -1,4 +1,4 @@
-"""One HTML page or PNG plots of runs, made from their folders alone, without wandb or network.
+"""One HTML page of runs, made from their folders alone, without wandb or network.
 
 May import `runs`.
 """

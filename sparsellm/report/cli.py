@@ -1,4 +1,4 @@
-"""``sparsellm report`` and ``sparsellm plot``."""
+"""``sparsellm report``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 from sparsellm.waiting import waiting
 
 
-def add_report_parsers(commands: Any) -> None:
-    """Adds ``report`` and ``plot`` to the ``sparsellm`` command."""
+def add_report_parser(commands: Any) -> None:
+    """Adds ``report`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "report",
         help="write one HTML page of a run, or of several overlaid; needs no network",
-        description="Writes one self-contained HTML page of one run or of several overlaid, and "
-        "the PNGs of `sparsellm plot` into each run's folder.",
+        description="Writes one self-contained HTML page of one run or of several overlaid.",
     )
     parser.add_argument(
         "run_paths", type=Path, nargs="*", metavar="RUN", help="folder such as runs/debug"
@@ -25,7 +24,7 @@ def add_report_parsers(commands: Any) -> None:
         "--sweep",
         type=Path,
         metavar="DIR",
-        help="report the runs of a sweep, such as runs/quality, with a table and figures",
+        help="report the runs of a sweep, such as runs/quality, with a table and a figure",
     )
     parser.add_argument(
         "--out",
@@ -34,14 +33,6 @@ def add_report_parsers(commands: Any) -> None:
         help="page to write (default: RUN/report.html, or ./report.html for several runs)",
     )
     parser.set_defaults(run=_report)
-
-    plot = commands.add_parser(
-        "plot",
-        help="write PNG plots of a run",
-        description="Writes plots/training.png and plots/sparsity.png into the run's folder.",
-    )
-    plot.add_argument("run_path", type=Path, metavar="RUN", help="folder such as runs/debug")
-    plot.set_defaults(run=_plot)
 
 
 @waiting("writing the report")
@@ -59,15 +50,6 @@ def _report(options: argparse.Namespace) -> None:
     if bool(options.run_paths) == bool(options.sweep):
         raise ValueError("give run folders, or one sweep: --sweep runs/quality")
     if options.sweep:
-        written = write_sweep_report(options.sweep, options.out)
+        print(*write_sweep_report(options.sweep, options.out), sep="\n")
     else:
-        written = write_report(options.run_paths, options.out)
-    for path in written:
-        print(path)
-
-
-def _plot(options: argparse.Namespace) -> None:
-    from sparsellm.report.plots import plot_run
-
-    for path in plot_run(options.run_path):
-        print(path)
+        print(write_report(options.run_paths, options.out))

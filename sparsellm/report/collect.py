@@ -16,15 +16,25 @@ from sparsellm.ffn.dispatch import Costs
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
-from sparsellm.runs.files import TrainerState, read_model
+from sparsellm.runs.files import TrainerState
 from sparsellm.runs.records import (
     METRICS_FILE,
     nnz_bucket_edges,
+    of_kind,
     position_bucket_starts,
     read_metrics,
 )
+from sparsellm.strict import read_model
 
+SAMPLE_FILE = "sample.json"
 Records = list[dict[str, Any]]
+
+
+class Sample(BaseModel):
+    """What a run's model wrote by itself when training ended."""
+
+    step: NonNegativeInt
+    text: str
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,7 @@ class RunData:
     analysis: dict[str, Any] | None  # statistics of the newest `sparsellm analyze`
     sessions: Records  # its processes in order of their start; empty if the run did not record them
     session_ends: dict[str, dict[str, Any]]  # by session id
+    sample: Sample | None  # None if training has not ended, or ran in several processes
 
     @property
     def resumed_at(self) -> list[int]:
@@ -101,7 +112,7 @@ def without_records(run_path: Path) -> str | None:
     """Why a path, such as a match of ``runs/*``, has nothing to report; None if it has."""
     if not (run_path / METRICS_FILE).is_file():
         return f"it has no {METRICS_FILE}"
-    if not any(record["kind"] == "train" for record in read_metrics(run_path)):
+    if not read_metrics(run_path, "train"):
         return "nothing was logged yet"
     return None
 
@@ -119,38 +130,29 @@ def _labels(paths: list[Path]) -> list[str]:
     return labels
 
 
-def read_recipe(run_path: Path) -> Recipe:
-    """The recipe in a run's folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged.
-    """
-    recipe_file = run_path / checkpoint.RECIPE_FILE
-    if not recipe_file.is_file():
-        raise FileNotFoundError(f"{recipe_file} is missing; copy it from one of the checkpoints")
-    return load_recipe(str(recipe_file))
-
-
 def _read_run(path: Path, label: str) -> RunData:
     records = read_metrics(path)
-    train = [record for record in records if record["kind"] == "train"]
+    train = of_kind(records, "train")
     if not train:
         raise ValueError(f"{path}: nothing was logged yet, so there is nothing to report")
-    recipe = read_recipe(path)
+    recipe_file = path / checkpoint.RECIPE_FILE
+    if not recipe_file.is_file():
+        raise FileNotFoundError(f"{recipe_file} is missing; copy it from one of the checkpoints")
+    recipe = load_recipe(str(recipe_file))
     _check_shapes(path, recipe, train[-1])
     return RunData(
         path=path,
         label=label,
         recipe=recipe,
         train=train,
-        validation=[record for record in records if record["kind"] == "validation"],
+        validation=of_kind(records, "validation"),
         evaluations=read_evaluations(path, records),
         activity=_activity(path),
         costs=_costs(path),
         analysis=_analysis(path),
-        sessions=[record for record in records if record["kind"] == "session"],
-        session_ends={r["session"]: r for r in records if r["kind"] == "session_end"},
+        sessions=of_kind(records, "session"),
+        session_ends={r["session"]: r for r in of_kind(records, "session_end")},
+        sample=_sample(path),
     )
 
 
@@ -169,6 +171,11 @@ def _check_shapes(path: Path, recipe: Recipe, record: dict[str, Any]) -> None:
                 f"{path / METRICS_FILE}: {key} of step {record['step']} has {found[key]} values "
                 f"and recipe.yaml's model has {length}; put the run's own recipe.yaml back"
             )
+
+
+def _sample(path: Path) -> Sample | None:
+    file = path / SAMPLE_FILE
+    return Sample(**read_model(file, Sample, "delete it")) if file.is_file() else None
 
 
 def _analysis(path: Path) -> dict[str, Any] | None:

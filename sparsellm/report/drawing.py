@@ -84,45 +84,25 @@ def style() -> Iterator[None]:
 
 
 def new_figure(
-    columns: int, rows: int = 1, *, size: tuple[float, float] | None = None, title: str = ""
+    columns: int, rows: int = 1, *, size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
     """A figure and its axes, row by row; ``size`` in inches."""
     # The object interface: no pyplot state, no display, no backend to choose.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size or (5.5 * columns, 4.5 * rows), layout="constrained")
-    if title:
-        figure.suptitle(title)
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> None:
-    """Title and axis labels; tokens are counted in millions, layers in whole numbers."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
+    """Title and axis labels."""
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    if axes.get_xscale() == "linear" and x == "training tokens":
-        axes.xaxis.set_major_formatter(EngFormatter())
-    if x == "layer":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def log_scale(axis: Axis, linear_below: float | None = None) -> None:
-    """A logarithmic axis with plain numbers; ``linear_below`` makes room for zero."""
-    axes = axis.axes
-    set_scale = axes.set_xscale if axis is axes.xaxis else axes.set_yscale
-    if linear_below is None:
-        set_scale("log")
-    else:
-        set_scale("symlog", linthresh=linear_below)
-        (axes.set_xlim if axis is axes.xaxis else axes.set_ylim)(0)
-    plain_numbers(axis)
-
-
-def plain_numbers(axis: Axis) -> None:
-    """5 and 0.02 on a logarithmic axis, where matplotlib writes 5×10⁰ and 2×10⁻²."""
+def log_scale(axis: Axis) -> None:
+    """A logarithmic axis with 5 and 0.02, where matplotlib writes 5×10⁰ and 2×10⁻²."""
     from matplotlib.ticker import FuncFormatter, LogFormatter
 
     class Minor(LogFormatter):
@@ -136,6 +116,8 @@ def plain_numbers(axis: Axis) -> None:
             return f"{value:,.0f}"
         return f"{value:.3g}" if abs(value) >= 1e-4 else f"{value:.12f}".rstrip("0").rstrip(".")
 
+    axes = axis.axes
+    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
     axis.set_major_formatter(FuncFormatter(plain))
     axis.set_minor_formatter(Minor(minor_thresholds=(1.0, 0.4)))
 
@@ -202,27 +184,15 @@ def color(index: int) -> str:
     return SERIES[index % len(SERIES)]
 
 
-def marker(index: int) -> str:
-    """Marker of the series with this number; among the first 24, no two share marker and colour."""
-    return _MARKERS[index % len(_MARKERS)]
-
-
 def points_style(index: int) -> dict[str, Any]:
-    """Style of markers without a line, for the series with this number."""
+    """Markers without a line of the series with this number; 24 series can be told apart."""
     return {
         "color": color(index),
-        "marker": marker(index),
+        "marker": _MARKERS[index % len(_MARKERS)],
         "linestyle": "none",
         "markersize": 7,
         "clip_on": False,  # whole markers at a limit such as 0
     }
-
-
-def shade(place: int, count: int) -> Any:
-    """A colour along a scale, for series in an order such as layers."""
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](place / max(count - 1, 1))
 
 
 def svg_text(figure: Figure, title: str, caption: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The report: one page of template, style, scripts, tables and data, and the PNGs of each run."""
+"""The report: one page of template, style, scripts, tables and data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from sparsellm import __version__
 from sparsellm.arguments import check_out
 from sparsellm.report import tables
-from sparsellm.report.collect import RunData, read_runs
-from sparsellm.report.plots import save_plots
+from sparsellm.report.collect import RunData, Sample, read_runs
 from sparsellm.report.series import chart_specs, run_series
 from sparsellm.report.verdict import verdict
 from sparsellm.runs.files import write_atomically
@@ -30,8 +29,8 @@ class SweepSection(NamedTuple):
     html: str
 
 
-def write_report(run_paths: list[Path], out: Path | None = None) -> list[Path]:
-    """Writes the page of these runs and the PNGs of each; returns the files, the page first.
+def write_report(run_paths: list[Path], out: Path | None = None) -> Path:
+    """Writes the page of these runs; returns its file.
 
     Args:
         run_paths: run folders; duplicates are ignored.
@@ -53,7 +52,7 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> list[Path]:
         write_atomically(out, page)
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error}); name another file: --out") from error
-    return [out, *(png for run in runs for png in _plots(run))]
+    return out
 
 
 def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
@@ -89,16 +88,14 @@ def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
 def _verdict(run: RunData, several: bool) -> str:
     sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in verdict(run))
     head = f"In short: {run.label}" if several else "In short"
-    return f"<section><h2>{escape(head)}</h2><ul>{sentences}</ul></section>"
+    return f"<section><h2>{escape(head)}</h2><ul>{sentences}</ul>{_sample(run.sample)}</section>"
 
 
-def _plots(run: RunData) -> list[Path]:
-    try:
-        return save_plots(run.path, run.recipe, run.train, run.validation)
-    except OSError as error:
-        raise ValueError(
-            f"{run.path / 'plots'} cannot be written ({error}); copy the run to a folder of yours"
-        ) from error
+def _sample(sample: Sample | None) -> str:
+    if sample is None:
+        return ""
+    head = f"What the model writes by itself after step {sample.step:,}:"
+    return f"<p>{head}</p><pre class='text'>{escape(sample.text)}</pre>"
 
 
 def json_for_script(content: Any) -> str:

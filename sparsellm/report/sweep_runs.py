@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsellm.report.collect import RunData, read_runs
-from sparsellm.runs.files import read_json_lines, read_model
+from sparsellm.report.collect import RunData, read_runs, without_records
+from sparsellm.runs.files import read_json_lines
+from sparsellm.strict import read_model
 
 SWEEP_FILE = "sweep.json"
 BENCH_FILE = "bench.jsonl"  # `sparsellm bench forward RUN… --record <sweep>/bench.jsonl`
@@ -84,7 +85,6 @@ class SweepData:
 
     name: str
     description: str
-    folder: Path
     groups: list[Group]
 
     @property
@@ -99,7 +99,9 @@ class SweepData:
     @property
     def dense_relu(self) -> float | None:
         """Mean held-out loss of gated ReLU without L1, the baseline of sparse runs."""
-        return self._mean_loss(lambda r: r.ffn.activation == "relu" and r.ffn.gated and _no_l1(r))
+        return self._mean_loss(
+            lambda r: r.ffn.activation == "relu" and r.ffn.gated and r.sparsity.l1_coefficient == 0
+        )
 
     @property
     def silu(self) -> float | None:
@@ -136,7 +138,7 @@ def read_sweep(folder: Path) -> SweepData:
         )
     content = read_model(path, _SweepFile, "run the sweep again")
     bench_lines = _lines(folder / BENCH_FILE)
-    begun = [r for r in content["runs"] if _has_begun(folder / r["name"])]
+    begun = [r for r in content["runs"] if without_records(folder / r["name"]) is None]
     if not begun:
         raise FileNotFoundError(f"{folder}: none of its runs has a record yet")
     runs = dict(
@@ -149,11 +151,11 @@ def read_sweep(folder: Path) -> SweepData:
     groups: dict[str, list[RunData]] = {}
     for run in begun:
         groups.setdefault(run["group"], []).append(runs[run["name"]])
-    found = [
-        Group(name, members, [r for r in bench_lines if _is_of(r, members)])
-        for name, members in groups.items()
-    ]
-    return SweepData(content["name"], content["description"], folder, found)
+    found = []
+    for name, members in groups.items():
+        own = {run.path.name for run in members}
+        found.append(Group(name, members, [r for r in bench_lines if r["case"].get("run") in own]))
+    return SweepData(content["name"], content["description"], found)
 
 
 def mean_score(run: RunData) -> float | None:
@@ -172,19 +174,6 @@ def last_nnz(run: RunData) -> float:
 def spread(values: Sequence[float]) -> float:
     """Half the range over the seeds; 0 for one seed."""
     return (max(values) - min(values)) / 2 if values else math.nan
-
-
-def _no_l1(recipe: Any) -> bool:
-    return recipe.sparsity.l1_coefficient == 0
-
-
-def _has_begun(path: Path) -> bool:
-    metrics = path / "metrics.jsonl"
-    return metrics.is_file() and '"kind": "train"' in metrics.read_text(encoding="utf-8")
-
-
-def _is_of(record: dict[str, Any], runs: list[RunData]) -> bool:
-    return record["case"].get("run") in {run.path.name for run in runs}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

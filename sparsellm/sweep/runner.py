@@ -28,7 +28,7 @@ from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.report.sweep_runs import SWEEP_FILE
 from sparsellm.runs.checkpoint import RECIPE_FILE
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.records import METRICS_FILE, read_metrics
+from sparsellm.runs.records import METRICS_FILE, of_kind, read_metrics
 from sparsellm.sweep.plan import PlannedRun, SweepPlan
 from sparsellm.sweep.worker import (
     LOG_FILE,
@@ -225,8 +225,8 @@ def _at(begun: float) -> str:
 
 def _summary(recipe: Recipe) -> str:
     records = read_metrics(recipe.run_path)
-    train = [r for r in records if r["kind"] == "train"][-1]
-    held_out = [r for r in records if r["kind"] == "validation"]
+    train = of_kind(records, "train")[-1]
+    held_out = of_kind(records, "validation")
     loss = f"held-out loss {held_out[-1]['loss']:.4f}" if held_out else f"loss {train['loss']:.4f}"
     nnz = train["sparsity"]["nnz_mean"]
     rate = train["tokens_per_second"]

@@ -24,7 +24,7 @@ from typing import Any
 from sparsellm.processes.launched import failure_reason, kill, train_command
 from sparsellm.recipe import Recipe
 from sparsellm.runs.checkpoint import RECIPE_FILE
-from sparsellm.runs.presence import ask_to_stop
+from sparsellm.runs.lock import ask_to_stop
 
 LOG_FILE = "train.log"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

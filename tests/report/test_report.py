@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
@@ -12,18 +13,18 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, TINY, set_arguments
-from safetensors.torch import save_file
 
 from report.browser import CHROMIUM, Browser
 from sparsellm.cli import main
 from sparsellm.estimate import active_parameters
 from sparsellm.recipe import load_recipe
 from sparsellm.report import drawing
-from sparsellm.report.collect import Activity, read_runs
+from sparsellm.report.collect import Activity, Sample, read_runs
 from sparsellm.report.page import json_for_script, render_page, write_report
-from sparsellm.report.plots import plot_run
 from sparsellm.report.series import chart_specs, run_series, thin
 from sparsellm.report.tables import difference_table, evaluation_table, summary_table
+from sparsellm.runs import saver
+from sparsellm.runs.checkpoint import Snapshot
 from sparsellm.runs.evaluations import Score, read_evaluations
 from sparsellm.runs.metrics import LAYER_METRICS, METRICS, mean
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
@@ -88,10 +89,9 @@ def write_run(recipe, records):
 # --- what is read ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [["report"], ["plot"]])
-def test_what_is_not_a_complete_run_gives_one_line(command, tiny, tmp_path, capsys):
+def test_what_is_not_a_complete_run_gives_one_line(tiny, tmp_path, capsys):
     def error(path):
-        assert main([*command, str(path)]) == 1
+        assert main(["report", str(path)]) == 1
         return capsys.readouterr().err
 
     assert error(tmp_path) == f"error: {tmp_path} is not a run: it has no metrics.jsonl\n"
@@ -133,16 +133,10 @@ def test_files_lie_where_they_are_looked_for(tiny, tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     paths = [write_run(tiny(f"name={name}"), [record(tiny(), 1)]) for name in "ab"]
     assert main(["report", str(paths[0])]) == 0
-    plots = [paths[0] / "plots" / f"{name}.png" for name in ("training", "sparsity")]
-    assert capsys.readouterr().out.split() == [str(p) for p in (paths[0] / "report.html", *plots)]
-    assert all(path.is_file() for path in plots)
+    assert capsys.readouterr().out.split() == [str(paths[0] / "report.html")]
     assert main(["report", *map(str, paths)]) == 0
-    assert capsys.readouterr().out.split()[0] == "report.html"
+    assert capsys.readouterr().out.split() == ["report.html"]
     assert "2 runs in one set of charts" in (tmp_path / "report.html").read_text()
-    (paths[1] / "plots" / "training.png").unlink()
-    (paths[1] / "plots" / "training.png").mkdir()
-    with pytest.raises(ValueError, match=r"plots cannot be written"):
-        write_report(paths)
 
 
 def test_labels_are_folders_and_grow_where_they_clash(tiny, tmp_path):
@@ -216,12 +210,14 @@ def test_the_summary_has_the_coefficient_that_a_target_led_to(tiny):
     assert f"<td>{text}</td>" in summary_table([run])
 
 
+def _snapshot(stats, trainer):
+    step = trainer["step"]
+    return Snapshot(step, {}, {}, stats, trainer, recipe_yaml="", data={}, rng={})
+
+
 def test_popularity_is_the_share_of_the_most_active(tiny):
     recipe = tiny("model.num_hidden_layers=2")
     path = write_run(recipe, [record(recipe, 2)])
-    folder = path / "checkpoints" / "step_00000002"
-    folder.mkdir(parents=True)
-    (folder / "trainer.json").write_text('{"step": 2}')
     fired = torch.zeros(2, 64, dtype=torch.int64)
     fired[0, 10], fired[0, 3], fired[0, 5] = 6, 3, 1  # layer 1 is silent
     tensors = {
@@ -230,7 +226,7 @@ def test_popularity_is_the_share_of_the_most_active(tiny):
         "window_fired_LN": fired,
         "window_seen_tokens": torch.tensor(512),
     }
-    save_file(tensors, folder / "stats.safetensors")
+    folder = saver.save(path / "checkpoints", _snapshot(tensors, {"step": 2}), keep=1)
     [run] = read_runs([path])
     assert isinstance(run.activity, Activity)
     curve = run_series(run)["lines"]["popularity"]
@@ -326,6 +322,24 @@ def test_without_evaluations_the_report_says_so(tiny):
 # --- the page -------------------------------------------------------------------------------------
 
 
+def test_a_training_ends_with_text_that_the_report_shows(tiny, tiny_overrides, cli_here):
+    train = ["train", "debug", *set_arguments(tiny_overrides)]
+    printed = cli_here(*train).stdout
+    path = tiny().run_path
+    [run] = read_runs([path])
+    assert f"what the model writes by itself:\n{run.sample.text}\n" in printed
+    assert run.sample.step == 4
+    page = render_page([replace(run, sample=Sample(step=4, text="<b>def</b>"))])
+    assert "after step 4:</p><pre class='text'>&lt;b&gt;def&lt;/b&gt;</pre>" in page
+
+    again = cli_here(*train).stdout
+    assert "nothing to do" in again
+    assert "what the model writes" not in again
+    longer = cli_here(*train, "--set", "train.steps=6").stdout
+    assert "what the model writes" in longer
+    assert read_runs([path])[0].sample.step == 6
+
+
 def test_text_of_a_run_cannot_become_markup(tiny):
     evil = "</script><script>alert(1)</script><!-- & {{DATA}}"
     recipe = tiny()
@@ -401,7 +415,6 @@ def page(tmp_path_factory, browser):
     assert main(["train", "--recipe", "debug", *set_arguments(short)]) == 0
     runs = [load_recipe("debug", [*places, f"name={name}"]).run_path for name in NAMES]
     assert main(["report", *map(str, runs), "--out", str(folder / "report.html")]) == 0
-    assert all((run / "plots" / "training.png").is_file() for run in runs)
     return folder / "report.html"
 
 
@@ -569,11 +582,9 @@ def test_predicted_times_come_from_the_costs_and_the_unions(tiny):
     assert run.costs is None
     assert run_series(run)["lines"]["predicted_ffn_ms"] == {"x": [], "y": []}
     costs = {"dense": 3.0, "fixed": 1.0, "per_neuron": 0.01}
-    folder = run_path / "checkpoints" / "step_00000002"
-    folder.mkdir(parents=True)
-    (folder.parent / "latest").write_text(folder.name)
     kernels = {"device": "NVIDIA H200", "costs": costs, "paths": ["dense", "sparse"]}
-    (folder / "trainer.json").write_text(json.dumps({"step": 2, "kernels": kernels}))
+    trainer = {"step": 2, "kernels": kernels}
+    saver.save(run_path / "checkpoints", _snapshot({}, trainer), keep=1)
     [run] = read_runs([run_path])
     lines = run_series(run)["lines"]
     # Four micro-batches of 2 × 32 tokens; layer 0 dense, layer 1 sparse with a union of 21.
@@ -602,16 +613,12 @@ def test_figures_and_the_page_have_one_set_of_colours():
         assert re.search(rf"--{name}: {drawing.DARK[color]};", dark), name
 
 
-def test_logarithmic_axes_have_plain_numbers_and_layers_a_legend():
+def test_logarithmic_axes_have_plain_numbers():
     from matplotlib.figure import Figure
 
-    from sparsellm.report.drawing import plain_numbers
-    from sparsellm.report.plots import _named_layers
-
     axes = Figure().subplots()
-    axes.set_yscale("log")
+    drawing.log_scale(axes.yaxis)
     axes.set_ylim(3e-5, 7e3)
-    plain_numbers(axes.yaxis)
     axes.figure.canvas.draw()
     written = {label.get_text() for label in axes.get_yticklabels() if label.get_text()}
     assert {"0.0001", "0.01", "1", "1,000"} <= written
@@ -619,10 +626,6 @@ def test_logarithmic_axes_have_plain_numbers_and_layers_a_legend():
     axes.figure.canvas.draw()
     small = {label.get_text() for label in axes.get_yticklabels(minor=True)} - {""}
     assert {"5", "6", "8"} <= small
-    assert _named_layers(1) == {0}
-    assert _named_layers(4) == {0, 1, 2, 3}
-    assert len(_named_layers(38)) == 8
-    assert {0, 37} <= _named_layers(38)
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
@@ -641,5 +644,3 @@ def test_records_of_an_earlier_version_are_shown(tiny, first):
     for line in drawn.values():  # else the page would draw NaN
         assert {len(y) for y in line.get("layers", [line.get("y")])} <= {len(line["x"])}
     render_page([run])
-    if first < 3:  # else there is nothing to plot
-        plot_run(path)

@@ -24,39 +24,16 @@ both stages. `difference`: the largest difference from dense eager among y, the 
 gradients.
 
 """
-DISPATCH_LEGEND = """Forward and backward in training at rising unions (neurons that fire for any \
-of 64 adjacent tokens): sparse, and in brackets dense over sparse, as measured (dense compiled) \
-and as a run predicts it from its measured costs. `auto` leaves the sparse path above \
-`leave_union` and returns to it below `return_union`; `crossover_union`: where both were measured \
-to be equal.
-
-"""
 RUN_LEGEND = """Whole training runs through accelerate launch, from weights whose sparsity has \
 settled; medians over the second half of the steps. In brackets above 1 is better: \
 `tokens_per_ms`, `memory_GiB` (peak of rank 0) and `mJ_per_token` (training, all GPUs) against the \
 dense run of the same GPUs; `tokens_per_ms_a_gpu` against one GPU alone with the same kernels \
-(scaling efficiency); `loader` (tokens/ms) against the rate of training. `resume_difference`: \
-after SIGKILL and resume, the largest relative difference of a step's loss from an uninterrupted \
-run; `resume_seconds`: from the kill until the same step is done again.
+(scaling efficiency).
 
 """
 MODEL_LEGEND = """A settled model's whole forward on one GPU, M tokens of held-out text, both \
 sides compiled: `sparsellm.accelerate`, in brackets against dense; above 1 is better. \
 `difference`: of the logits, from dense.
-
-"""
-CHECKPOINT_LEGEND = """Saving and loading while training, all ranks together. `blocked`: the time \
-a step waits (`blocked_first`: including the allocation of pinned host memory), in brackets \
-against `blocked_throughout`, a save for whose end training waits; `save`: until the checkpoint is \
-published, in the background; `step_while`: a step during a save, in brackets a step without \
-a save over it; `verify`: all hashes; `load`: from files in the page cache into the model's tensors.
-
-"""
-ORDER_LEGEND = """Neurons that fire for any of 64 tokens, mean over blocks, if the tokens of a \
-micro-batch are sorted by a key, counted on a recorded trace (no GPU); in brackets against the \
-order of the text, above 1 is better. Keys "in hindsight" use the activations themselves, which a \
-run does not know beforehand. "16 early": the first 16 positions of a sequence come first; \
-`…`: these too.
 
 """
 LAYER_LEGEND = """Each FFN of a trained model on its inputs in that model, M tokens of held-out \
@@ -65,14 +42,11 @@ text: `sparsellm.accelerate`, in brackets dense under torch.compile over ours; a
 """
 # In the tables of these, a row is a case and a column a metric; in others, a row is a metric.
 LEGENDS = {
-    "checkpoint": CHECKPOINT_LEGEND,
-    "dispatch": DISPATCH_LEGEND,
     "ffn_decode": FFN_LEGEND,
     "ffn_forward": FFN_LEGEND,
     "ffn_train": TRAIN_LEGEND,
     "layer_forward": LAYER_LEGEND,
     "model_forward": MODEL_LEGEND,
-    "token_order": ORDER_LEGEND,
     "train": RUN_LEGEND,
 }
 

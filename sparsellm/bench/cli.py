@@ -73,9 +73,6 @@ def _forward_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequences", type=positive_int, help=text)
     text = "also time every FFN alone, on its inputs in the model"
     parser.add_argument("--layers", action="store_true", help=text)
-    text = "token orders of the accelerated model, each a run of its own (default: none)"
-    orders = ("none", "auto")
-    parser.add_argument("--token-order", nargs="+", choices=orders, default=["none"], help=text)
     _add_seconds(parser)
 
 
@@ -110,10 +107,8 @@ def _add_recipe(parser: argparse.ArgumentParser, **options: Any) -> None:
 
 def _loader_options(parser: argparse.ArgumentParser) -> None:
     _add_recipe(parser, default="0.5b")
-    text = "numbers of tokenising processes per rank, each measured (default: 0 and 2)"
+    text = "numbers of tokenising processes, each measured (default: 0 and 2)"
     parser.add_argument("--num-workers", type=int, nargs="+", default=[0, 2], help=text)
-    text = "processes that load data at once, as ranks of a training do (default: 1)"
-    parser.add_argument("--num-ranks", type=positive_int, default=1, help=text)
     text = "seconds for which each rate is measured (default: 5)"
     parser.add_argument("--seconds", type=float, default=5.0, help=text)
 

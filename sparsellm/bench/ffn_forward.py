@@ -1,10 +1,9 @@
 """One FFN forward at a given pattern: ours in each format, against dense under torch.compile.
 
 "Ours" is what a user gets: `SparseFFN` under `sparsellm.accelerate`, in inference mode. In token
-order its time includes the layer's share of the sort and the copy of its input in that order. Up to
-64 tokens the benchmark is ``ffn_decode``, measured eagerly and as a CUDA graph, with several copies
-of the weights in turn, so that they do not stay in the cache. Above 64 tokens it is
-``ffn_forward``.
+order its time includes the layer's share of the sort and the copy of its input in that order. Above
+64 tokens the benchmark is ``ffn_forward``. Up to 64 it is ``ffn_decode``: a CUDA graph that calls
+several copies of the weights in turn, so that they do not stay in the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 import sparsellm
 from sparsellm.bench import timing
-from sparsellm.bench.compare import Comparison, refuse_if_off, relative_difference
+from sparsellm.bench.compare import Comparison, refuse_if_off, relative_difference, warm_up
 from sparsellm.bench.ffn_cases import DECODE_TOKENS, Case, FFNVariant, Inputs
 from sparsellm.bench.ffn_run import FFNBench, dense, dense_weights, new_ffn
 from sparsellm.bench.record import Found
@@ -30,12 +29,9 @@ def measure(options: argparse.Namespace, device: torch.device | None = None) -> 
     """Measures the cases that the options of `cli.ffn_options` select."""
     bench = FFNBench(options, device)
 
-    def build(
-        case: Case, inputs: Inputs, variant: FFNVariant, key: dict[str, Any]
-    ) -> Iterator[Comparison]:
-        copies = 1
-        if case.tokens <= DECODE_TOKENS:
-            copies = timing.copies_beyond_cache(inputs.w_NK.nbytes, bench.device)
+    def build(case: Case, inputs: Inputs, variant: FFNVariant, key: dict[str, Any]) -> Comparison:
+        decodes = case.tokens <= DECODE_TOKENS
+        copies = timing.copies_beyond_cache(inputs.w_NK.nbytes, bench.device) if decodes else 1
         ours: list[Callable[[], Tensor]] = []
         compiled: list[Callable[[], Tensor]] = []
         for _ in range(copies):
@@ -61,26 +57,24 @@ def measure(options: argparse.Namespace, device: torch.device | None = None) -> 
             chosen = [path for paths in done.paths().values() for path in paths.values()]
             return {"path": chosen[0] if chosen else options.kernels}
 
-        launches = {"eager": _in_turn, "graph": _captured} if copies > 1 else {"": _in_turn}
-        for launch, side in launches.items():
-            yield Comparison(
-                bench="ffn_decode" if launch else "ffn_forward",
-                case=key | {"kernels": options.kernels} | ({"launch": launch} if launch else {}),
-                dense=side(compiled),
-                ours=side(ours),
-                tokens=case.tokens,
-                check=check,
-                charged={"forward": bench.sort_share(inputs)},
-                outcome=outcome,
-            )
+        return Comparison(
+            bench="ffn_decode" if decodes else "ffn_forward",
+            case=key | {"kernels": options.kernels} | ({"launch": "graph"} if decodes else {}),
+            dense=_side(compiled, bench.device),
+            ours=_side(ours, bench.device),
+            tokens=case.tokens,
+            check=check,
+            charged={"forward": bench.sort_share(inputs)},
+            outcome=outcome,
+        )
 
     yield from bench.run(build)
 
 
-def _in_turn(calls: list[Callable[[], Tensor]]) -> Side:
-    return Side({"forward": timing.in_turn(calls)})
-
-
-def _captured(calls: list[Callable[[], Tensor]]) -> Side:
+def _side(calls: list[Callable[[], Tensor]], device: torch.device) -> Side:
+    if len(calls) == 1:
+        return Side({"forward": calls[0]})
     with torch.inference_mode():
+        for call in calls:
+            warm_up(Side({"forward": call}), device)
         return Side({"forward": timing.graph(calls)}, calls=len(calls))

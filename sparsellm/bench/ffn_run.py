@@ -36,7 +36,7 @@ from sparsellm.ffn.kernels.gpu_architecture import FORCED
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.token_order import token_order
 
-Build = Callable[[Case, Inputs, FFNVariant, dict[str, Any]], Iterator[Comparison]]
+Build = Callable[[Case, Inputs, FFNVariant, dict[str, Any]], Comparison]
 
 
 class FFNBench:
@@ -74,8 +74,8 @@ class FFNBench:
         """Measures case by case; each list that it yields is final, a string says what it skipped.
 
         Args:
-            build: yields the comparisons of a case, its inputs, a variant, and the keys that name
-                them. It is asked for the next one when the one before has been measured.
+            build: makes the comparison of a case, its inputs, a variant, and the keys that name
+                them.
         """
         compiled_for = None
         for case in self.cases:
@@ -118,8 +118,7 @@ class FFNBench:
         for variant in self.variants:
             for own in [inputs, *([ordered] if ordered and variant.takes_order else [])]:
                 key = case_key(case, own, named) | variant.key
-                for given in build(case, own, variant, key):
-                    yield compare(given, self.device, self.seconds)
+                yield compare(build(case, own, variant, key), self.device, self.seconds)
 
     def sort_share(self, inputs: Inputs) -> float:
         """One layer's share of the time to sort the tokens, in the traced model; milliseconds."""

@@ -81,11 +81,9 @@ def measure(options: argparse.Namespace, device: torch.device | None = None) -> 
         if reason := unsupported(bench.device):
             raise ValueError(reason)
 
-    def build(
-        case: Case, inputs: Inputs, variant: FFNVariant, key: dict[str, Any]
-    ) -> Iterator[Comparison]:
+    def build(case: Case, inputs: Inputs, variant: FFNVariant, key: dict[str, Any]) -> Comparison:
         steps, difference = checked_steps(bench, case, inputs, variant)
-        yield Comparison(
+        return Comparison(
             bench="ffn_train",
             case=key | {"path": "sparse"},
             dense=steps["dense"].side(),
@@ -94,14 +92,10 @@ def measure(options: argparse.Namespace, device: torch.device | None = None) -> 
             check=lambda: difference,
             mode=torch.enable_grad,
             charged={"forward": bench.sort_share(inputs)},
-            more=partial(gpu_records, steps) if bench.device.type == "cuda" else _nothing,
+            more=partial(gpu_records, steps) if bench.device.type == "cuda" else lambda case: [],
         )
 
     yield from bench.run(build)
-
-
-def _nothing(case: dict[str, Any]) -> list[Measurement]:
-    return []
 
 
 def checked_steps(

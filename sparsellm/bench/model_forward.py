@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sparsellm.analyze.firing import held_out_corpus
 from sparsellm.bench.compare import Comparison, compare, gpu, refuse_if_off, relative_difference
 from sparsellm.bench.ffn_run import dense, dense_weights
 from sparsellm.bench.patterns import describe
 from sparsellm.bench.record import Found, Measurement
 from sparsellm.bench.timing import Side
-from sparsellm.data.corpus import load_corpora
 from sparsellm.data.held_out import validation_batches
 from sparsellm.data.tokenizer import load_tokenizer
-from sparsellm.ffn.accelerate import TokenOrder, accelerate_whole
+from sparsellm.ffn.accelerate import accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
@@ -60,22 +60,11 @@ def measure(options: argparse.Namespace) -> Iterator[Found]:
         if not recipe.activation.kernels:
             yield f"skipped: {path}: no kernels compute {recipe.ffn.activation}"
             continue
-        changes: dict[str, Any] = {}
-        if options.data:
-            own = {"corpus": "local", "files": options.data, "validation_files": options.data}
-            changes["data"] = recipe.data.model_copy(update=own)
         if options.sequences:
-            size = {"micro_batch_size": options.sequences}
-            changes["train"] = recipe.train.model_copy(update=size)
-        for place, order in enumerate(dict.fromkeys(options.token_order)):
-            yield from run(
-                path,
-                recipe.model_copy(update=changes),
-                device,
-                seconds=options.seconds,
-                layers=options.layers and place == 0,
-                token_order=order,
-            )
+            train = recipe.train.model_copy(update={"micro_batch_size": options.sequences})
+            recipe = recipe.model_copy(update={"train": train})
+        shown = {"seconds": options.seconds, "layers": options.layers, "files": options.data}
+        yield from run(path, recipe, device, **shown)
 
 
 def run(
@@ -85,7 +74,7 @@ def run(
     *,
     seconds: float,
     layers: bool = False,
-    token_order: TokenOrder = "none",
+    files: list[str] | None = None,
 ) -> Iterator[list[Measurement]]:
     """Measures one checkpoint; each yielded result is final.
 
@@ -94,18 +83,18 @@ def run(
         recipe: determines the text and the number of tokens.
         device: a CUDA device.
         seconds: of timing, per side.
-        layers: whether to measure every FFN alone too.
-        token_order: token order of the accelerated model; FFNs alone are measured in text order.
+        layers: whether to measure every FFN alone too, in text order.
+        files: of text to compute, globs; None: the recipe's held-out text.
 
     Raises:
         ValueError: the kernels do not support an FFN, there is no held-out text, or the results
             are wrong.
     """
-    tokens_BT = held_out(recipe).to(device)
+    tokens_BT = held_out(recipe, files).to(device)
     loaded = {name: load_pretrained(path, device, torch.bfloat16) for name in ("dense", "ours")}
     models = {name: pretrained.model for name, pretrained in loaded.items()}
     inputs = layer_inputs(models["dense"], partial(logits, models["dense"], tokens_BT))
-    done = accelerate_whole(models["ours"], kernels="auto", token_order=token_order)
+    done = accelerate_whole(models["ours"], kernels="auto", token_order="auto")
     for model in models.values():
         prepare_blocks(model, RuntimeConfig(compile=True))
     calls = {name: partial(logits, model, tokens_BT) for name, model in models.items()}
@@ -123,8 +112,8 @@ def run(
     whole = Comparison(
         bench="model_forward",
         case=case
-        | ({"token_order": "auto"} if token_order == "auto" else {})
         | {
+            "token_order": "auto",
             "measured_nnz": statistics.fmean(given.nnz for given in inputs),
             "union_64": statistics.fmean(given.union_64 for given in inputs),
         },
@@ -211,25 +200,24 @@ def last_l1(path: Path, recipe: Recipe) -> float:
     run_path = path.parent.parent
     if not (run_path / METRICS_FILE).is_file():
         return recipe.sparsity.l1_coefficient
-    train = [record for record in read_metrics(run_path) if record["kind"] == "train"]
+    train = read_metrics(run_path, "train")
     return float(train[-1]["l1_coefficient"]) if train else recipe.sparsity.l1_coefficient
 
 
-def held_out(recipe: Recipe) -> Tensor:
-    """A micro-batch of the recipe's validation text: tokens_BT, int64.
+def held_out(recipe: Recipe, files: list[str] | None = None) -> Tensor:
+    """A micro-batch of these files or of the recipe's validation text: tokens_BT, int64.
 
     Where its size is ``auto``, 16,384 tokens.
 
     Raises:
         ValueError: there is not enough text.
     """
-    data, size = recipe.data, recipe.micro_batch_sequences
+    size = recipe.micro_batch_sequences
     if recipe.train.micro_batch_size == "auto":
         size = max(_TOKENS // recipe.model.context_length, 1)
-    corpus = load_corpora(**data.sources())[0]
     batches = validation_batches(
-        corpus,
-        load_tokenizer(data.tokenizer),
+        held_out_corpus(recipe, files),
+        load_tokenizer(recipe.data.tokenizer),
         context_length=recipe.model.context_length,
         micro_batch_size=size,
         num_tokens=size * recipe.model.context_length,

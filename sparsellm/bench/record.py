@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparsellm.cores import usable_cores
+from sparsellm.paths import usable_cores
 from sparsellm.runs.session import commit
 
 RESULTS = Path("benchmarks/results.jsonl")

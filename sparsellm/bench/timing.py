@@ -155,16 +155,6 @@ def _between(marks: Sequence[Any]) -> list[float]:
     return [start.elapsed_time(end) for start, end in itertools.pairwise(marks)]
 
 
-def in_turn(calls: Sequence[Call]) -> Call:
-    """A call that makes the next of ``calls`` each time, such as one per copy of the weights."""
-    turns = itertools.cycle(calls)
-
-    def call_next() -> object:
-        return next(turns)()
-
-    return call_next
-
-
 def graph(calls: Sequence[Call]) -> Call:
     """Captures all calls, which must be warm, in one CUDA graph; returns the graph's replay."""
     captured = torch.cuda.CUDAGraph()

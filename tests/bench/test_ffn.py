@@ -107,17 +107,22 @@ def test_records(name, shape, clock):
     assert ("forward_ms" in by_metric) == (name == "ffn-train")
 
 
-def test_decode_is_timed_both_ways_and_rotates_its_weights(clock, monkeypatch):
+def test_decode_is_a_graph_that_rotates_its_weights(clock, monkeypatch):
     monkeypatch.setattr(timing, "copies_beyond_cache", lambda num_bytes, device: 3)
-    rotated, captured = [], []
-    monkeypatch.setattr(timing, "in_turn", lambda calls: rotated.append(calls) or calls[0])
-    monkeypatch.setattr(timing, "graph", lambda calls: captured.append(calls) or calls[0])
-    eager, graph = run("ffn", "--M", "8", "--pattern", "uniform")
-    assert [found[0].case["launch"] for found in (eager, graph)] == ["eager", "graph"]
-    assert {m.bench for m in (*eager, *graph)} == {"ffn_decode"}
-    assert rotated == captured  # of dense and of ours
-    assert [len({id(call) for call in calls}) for calls in rotated] == [3, 3]
-    assert [side.calls for sides in clock for side in sides.values()] == [1, 1, 3, 3]
+    warm, captured = [], []
+    monkeypatch.setattr(ffn_forward, "warm_up", lambda side, _: warm.append(side.stages["forward"]))
+
+    def capture(calls):
+        assert warm == [*(call for before in captured for call in before), *calls]
+        captured.append(calls)
+        return calls[0]
+
+    monkeypatch.setattr(timing, "graph", capture)
+    [found] = run("ffn", "--M", "8", "--pattern", "uniform")
+    assert found[0].case["launch"] == "graph"
+    assert {m.bench for m in found} == {"ffn_decode"}
+    assert [len({id(call) for call in calls}) for calls in captured] == [3, 3]  # dense and ours
+    assert [side.calls for sides in clock for side in sides.values()] == [3, 3]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -27,28 +27,20 @@ def _bench(*arguments, overrides=()):
         ([], ["--num-workers", "-1"], "--num-workers -1: give 0"),
     ],
 )
-def test_mistakes_are_one_line_before_any_rank_starts(capfd, overrides, arguments, message):
+def test_mistakes_are_one_line(capfd, overrides, arguments, message):
     assert _bench(*arguments, overrides=overrides) == 1
     errors = capfd.readouterr().err.splitlines()
     assert len(errors) == 1
     assert message in errors[0]
 
 
-def test_no_ranks_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        _bench("--num-ranks", "0")
-    assert (
-        "argument --num-ranks: '0' is not a whole number of at least 1" in capsys.readouterr().err
-    )
-
-
 @pytest.mark.slow
-def test_what_a_rank_met_is_one_line_too_and_ends_the_others(capfd, tmp_path):
+def test_what_a_worker_met_is_one_line_too(capfd, tmp_path):
     (tmp_path / "good.jsonl").write_text('{"text": "fine"}\n' * 100)
     (tmp_path / "bad.jsonl").write_text("{oops\n")
     files = [str(tmp_path / name) for name in ("good.jsonl", "bad.jsonl")]
     overrides = ["data.corpus=local", f"data.files={json.dumps(files)}"]
-    assert _bench("--num-ranks", "2", "--num-workers", "1", overrides=overrides) == 1
+    assert _bench("--num-workers", "1", overrides=overrides) == 1
     (error,) = capfd.readouterr().err.splitlines()
     assert "bad.jsonl: line 1 is not JSON" in error
 

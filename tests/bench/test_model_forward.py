@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
+from conftest import save_run
 from torch._dynamo.utils import counters
 
 from sparsellm.bench import model_forward
 from sparsellm.processes.signals import StopRequest
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.run_state import save_run
 from sparsellm.training.step import train_step
 
 

@@ -47,6 +47,27 @@ def test_arguments_that_no_test_can_tell_are_left_alone():
     assert changes == ["f(x, device=d) → f(None, device=d)", "f(x, device=d) → f(device=d)"]
 
 
+ON_A_GPU = """
+if device.type == "cuda" and wanted:
+    rows = 1
+    torch.save(rows)
+elif x.is_cuda:
+    rows = 2
+else:
+    rows = 3
+name = torch.cuda.get_device_name(4) if torch.cuda.is_available() else 5
+torch.cuda.synchronize(6)
+if not x.is_cuda:
+    rows = 7
+"""
+
+
+def test_what_only_a_gpu_runs_is_left_alone():
+    texts = " ".join(str(mutant) for mutant in mutants(ON_A_GPU))
+    assert {number for number in range(1, 8) if f"{number} → {number + 1}" in texts} == {3, 5, 7}
+    assert '== "cuda" → != "cuda"' in texts
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -55,6 +76,17 @@ mutation.PRELOADED = ()
 mutation.GROUPS = {"areas": mutation.Group(["sparsellm/area.py"], ["test_*.py"])}
 sys.argv[1:] = ["--folder", "../results", "--jobs", "2", *sys.argv[1:]]
 mutation.main()
+"""
+
+
+SLOW = """
+import subprocess, sys
+import pytest
+
+@pytest.mark.slow
+def test_in_a_process():
+    program = "from sparsellm.area import area; assert area(2, 3) == 6"
+    subprocess.run([sys.executable, "-c", program], check=True)
 """
 
 
@@ -77,7 +109,7 @@ def test_survivors_are_told_and_tried_again(tmp_path):
         "from sparsellm.area import area\n\ndef test_area():\n    assert area(2, 1) == 2\n"
     )
 
-    def run(*arguments):
+    def run(*arguments, status=0):
         result = subprocess.run(
             [sys.executable, "-c", PROGRAM, *arguments],
             capture_output=True,
@@ -86,15 +118,22 @@ def test_survivors_are_told_and_tried_again(tmp_path):
             cwd=root,
             env=process_env(PYTHONPATH=str(ROOT / "benchmarks")),
         )
-        assert result.returncode == 0, result.stderr
-        return result.stdout
+        assert result.returncode == status, result.stderr
+        return result.stdout + result.stderr
 
     first = run()
     assert "sparsellm/area.py:4: width * height → width / height   (1 tests)" in first
     survivors = first.count("(1 tests)")
     results = tmp_path / "results" / "results.jsonl"
     tried = len(results.read_text().splitlines())
-    test.write_text(test.read_text().replace("area(2, 1) == 2", "area(2, 3) == 6"))
+    (root / "test_process.py").write_text(SLOW)
     again = run("--retry")
     assert "width / height" not in again
-    assert len(results.read_text().splitlines()) == tried + survivors
+    # Each is unnoticed by the quick test, as before, and then seen by the slow one.
+    assert len(results.read_text().splitlines()) == tried + 2 * survivors
+
+    (root / "test_wrong.py").write_text("def test_wrong():\n    assert False\n")
+    refused = run("--record", "../record.jsonl", status=1)
+    assert "fails without a mutant: test_wrong.py::test_wrong" in refused
+    assert "not recorded: 1 tests fail" in refused
+    assert not (tmp_path / "record.jsonl").exists()

@@ -88,14 +88,6 @@ def test_a_time_becomes_a_rate_and_takes_charges():
     assert found.stages == stage | {"forward": Spread(2.5, 1.5, 4.5)}
 
 
-def test_calls_in_turn():
-    made = []
-    call = timing.in_turn([lambda: made.append(0), lambda: made.append(1)])
-    for _ in range(3):
-        call()
-    assert made == [0, 1, 0]
-
-
 class Machine:
     """A GPU of 500 W whose energy counter moves every 20 ms, on a clock of its own."""
 

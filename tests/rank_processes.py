@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from sparsellm.runs.presence import lives
+from sparsellm.runs.lock import lives
 
 LAUNCHER = "accelerate.commands.launch"
 

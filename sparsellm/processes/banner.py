@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 
 from sparsellm import __version__
-from sparsellm.cores import usable_cores
 from sparsellm.estimate import (
     GPUS_PER_NODE,
     active_parameters,
@@ -21,6 +20,7 @@ from sparsellm.estimate import (
     estimate_memory,
     train_flops_per_token,
 )
+from sparsellm.paths import usable_cores
 from sparsellm.recipe import Recipe
 
 GIB = 2**30
@@ -52,15 +52,16 @@ class Launch:
 
     world_size: int
     on_this_node: int
-    asked_for: int | None  # `accelerate launch --num_processes`
     shards: int = 1  # processes over which FSDP2 or HSDP divides the weights
 
     @classmethod
     def present(cls) -> Launch:
         """The processes of the launch that this one belongs to."""
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        return cls(world_size, local, _asked_of_launcher(), _shards(world_size))
+        shards = 1  # DDP has the weights whole
+        if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+            shards = int(os.environ.get("PARALLELISM_CONFIG_DP_SHARD_SIZE", world_size))
+        return cls(world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)), shards)
 
 
 def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks: Launch) -> str:
@@ -104,29 +105,19 @@ def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks:
 
 def beginning_of(recipe: Recipe, resume: Path | None, fresh: bool, init_from: Path | None) -> str:
     """How a run begins, according to its folder."""
-    pointer = recipe.run_path / "checkpoints" / "latest"
-    latest = (
-        pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else ""
-    )
     if resume is not None:
         return f"resumes from {resume}"
     if fresh and recipe.run_path.exists():
         return "new; the earlier run is moved aside"
-    if latest and not fresh:
-        return f"resumes from {latest}"
+    pointer = recipe.run_path / "checkpoints" / "latest"
+    if pointer.is_file() and not fresh:
+        return f"resumes from {pointer.read_text(encoding='utf-8', errors='replace').strip()}"
     return f"new, with the weights of {init_from}" if init_from else "new"
 
 
 def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
     """Warnings about what will hardly work on this machine, with the remedy."""
     found = []
-    if ranks.asked_for and ranks.asked_for > ranks.world_size:
-        found.append(
-            f"accelerate launch was asked for {ranks.asked_for} processes and started "
-            f"{ranks.world_size}. For several GPUs add --multi_gpu or --config_file "
-            "launch/ddp8.yaml; on CPUs start them with torchrun --nproc_per_node "
-            f"{ranks.asked_for} -m sparsellm train …"
-        )
     if len(machine.gpus) > ranks.on_this_node:
         found.append(
             f"{len(machine.gpus)} GPUs are here and {ranks.on_this_node} will be used; accelerate "
@@ -136,9 +127,10 @@ def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
     if not machine.gpus:
         flops = train_flops_per_token(recipe) * recipe.train.global_batch_tokens
         days = flops * recipe.train.steps / (CPU_CORE_FLOPS * machine.cores) / 86_400
+        time = f"{days / 365:.0f} years" if days > 730 else f"{days:.0f} days"
         if days > _LONG_DAYS:
             found.append(
-                f"no GPU, and {machine.cores} CPU cores take at least {_duration(days)} for "
+                f"no GPU, and {machine.cores} CPU cores take at least {time} for "
                 f"{flops * recipe.train.steps:.1e} FLOPs; a recipe for CPUs: sparsellm train debug"
             )
     if short := short_of_memory(recipe, machine, ranks):
@@ -194,15 +186,9 @@ def short_on_gpus(recipe: Recipe, machine: Machine, num_gpus: int) -> list[str]:
     nodes, rest = divmod(num_gpus, GPUS_PER_NODE)
     if nodes > 1 and not rest:
         ways[f"HSDP {nodes} × {GPUS_PER_NODE}"] = GPUS_PER_NODE
-    launches = {way: Launch(num_gpus, num_gpus, None, shards) for way, shards in ways.items()}
+    launches = {way: Launch(num_gpus, num_gpus, shards) for way, shards in ways.items()}
     found = {way: short_of_memory(recipe, machine, ranks) for way, ranks in launches.items()}
     return [f"{way}: {line}" for way, line in found.items() if line and machine.gpus]
-
-
-def _shards(world_size: int) -> int:
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
-        return 1  # DDP has the weights whole
-    return int(os.environ.get("PARALLELISM_CONFIG_DP_SHARD_SIZE", world_size))
 
 
 def _device(machine: Machine, ranks: Launch) -> str:
@@ -220,12 +206,10 @@ def _ranks(recipe: Recipe, ranks: Launch) -> str:
         rounds = recipe.accumulation_steps(ranks.world_size)
     except ValueError:
         return f"{ranks.world_size}"
-    if recipe.train.micro_batch_size == "auto":
-        return f"{ranks.world_size}; a step is {rounds:,} sequences on each, as many at once as fit"
-    return (
-        f"{ranks.world_size}; a step is {rounds:,} micro-batches of "
-        f"{recipe.train.micro_batch_size} sequences on each"
-    )
+    size = recipe.train.micro_batch_size
+    each = "sequences" if size == "auto" else f"micro-batches of {size} sequences"
+    most = ", as many at once as fit" if size == "auto" else ""
+    return f"{ranks.world_size}; a step is {rounds:,} {each} on each{most}"
 
 
 def _kernels(recipe: Recipe, machine: Machine) -> str:
@@ -279,29 +263,8 @@ def _visible(count: int) -> list[int]:
     return [place for place in chosen if place < count]
 
 
-def _asked_of_launcher() -> int | None:
-    """N of the ``accelerate launch --num_processes N`` that started this process."""
-    try:
-        parent = psutil.Process(os.getppid()).cmdline()
-    except psutil.Error:
-        return None
-    if "launch" not in parent and not any("accelerate" in word for word in parent):
-        return None
-    words = [word.replace("-", "_") for word in parent]
-    for place, word in enumerate(words):
-        name, _, value = word.partition("=")
-        if name == "__num_processes":
-            value = value or (words[place + 1] if place + 1 < len(words) else "")
-            return int(value) if value.isdigit() else None
-    return None
-
-
 def _short(count: float) -> str:
     for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= limit:
             return f"{count / limit:.3g} {suffix}"
     return f"{count:.3g}"
-
-
-def _duration(days: float) -> str:
-    return f"{days / 365:.0f} years" if days > 730 else f"{days:.0f} days"

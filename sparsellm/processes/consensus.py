@@ -7,7 +7,6 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,13 +18,12 @@ import sparsellm
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.data.witness import seen_here
-from sparsellm.processes.distributed import from_first_rank, together
+from sparsellm.processes.distributed import together
 from sparsellm.processes.ranks import leave, tell
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint, session
 from sparsellm.runs.history import finish_change
-from sparsellm.runs.lock import RunLock
-from sparsellm.runs.presence import Presence
+from sparsellm.runs.lock import Presence, RunLock
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.strict import flatten
 
@@ -40,7 +38,13 @@ def locked(run_path: Path, accelerator: Accelerator) -> Iterator[RunLock]:
     Raises:
         ValueError: another training holds it.
     """
-    lock = RunLock(run_path, partial(_end_without_lock, run_path))
+
+    def end(holder: Presence | None) -> None:
+        who = holder.text if holder else "another process"
+        tell(f"error: {run_path} was taken over by {who}, while this process stood still; it ends")
+        leave(1)
+
+    lock = RunLock(run_path, end)
     try:
         with together(accelerator.device):
             if accelerator.is_main_process:
@@ -48,12 +52,6 @@ def locked(run_path: Path, accelerator: Accelerator) -> Iterator[RunLock]:
         yield lock
     finally:
         lock.release()
-
-
-def _end_without_lock(run_path: Path, holder: Presence | None) -> None:
-    who = holder.text if holder else "another process"
-    tell(f"error: {run_path} was taken over by {who}, while this process stood still; it ends")
-    leave(1)
 
 
 def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
@@ -70,8 +68,7 @@ def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
     own |= {"the device": gpu, "sparsellm": _code_version()} | _versions()
     own["the number of ranks"] = str(accelerator.num_processes)
     _compare(own, "start all ranks by the same command, code, libraries and kind of GPU")
-    differing = _differing(_node_settings())
-    if differing:
+    if differing := _differing(_node_settings()):
         accelerator.print(
             f"warning: the ranks differ in {_shown(differing)}. Training goes on; where it is slow "
             "or hangs, make them alike"
@@ -112,18 +109,16 @@ def agreed_checkpoint(
 ) -> Path | None:
     """The checkpoint from which all ranks resume, or None.
 
-    Finishes a change of branch that was killed. Where it brought ``resume_from`` back from
-    ``abandoned/``, that is the run's newest checkpoint now.
+    Finishes a change of branch that was killed.
 
     Raises:
         FileNotFoundError: ``resume_from`` is not a checkpoint.
         ValueError: ranks see different checkpoints; the message says which rank sees which.
     """
     path = None
-    source = from_first_rank(partial(finish_change, recipe.run_path), accelerator.device)
-    if resume_from is not None and source and not resume_from.exists():
-        came_back = resume_from.resolve().is_relative_to(Path(source).resolve())
-        resume_from = recipe.run_path if came_back else resume_from
+    with together(accelerator.device):
+        if accelerator.is_main_process:
+            finish_change(recipe.run_path)
     with together(accelerator.device):
         if resume_from is not None:
             path = find_checkpoint(resume_from)
@@ -179,10 +174,10 @@ def _shown(differing: list[str]) -> str:
 
 
 def _gather(own: tuple[str, dict[str, str]]) -> list[tuple[str, dict[str, str]]]:
-    if not dist.is_initialized():
-        return [own]
-    everyone: list[tuple[str, dict[str, str]]] = [own] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
+    everyone = [own]
+    if dist.is_initialized():
+        everyone *= dist.get_world_size()
+        dist.all_gather_object(everyone, own)
     return everyone
 
 
@@ -194,13 +189,9 @@ def differences(values: Sequence[dict[str, str]], hosts: Sequence[str]) -> list[
         for rank, own in enumerate(values):
             ranks[own.get(key, "nothing")].append(rank)
         if len(ranks) > 1:
-            groups = sorted(ranks.items(), key=lambda item: len(item[1]))
-            parts = [f"{value} on {_who(group, hosts)}" for value, group in groups]
+            parts = []
+            for value, group in sorted(ranks.items(), key=lambda item: len(item[1])):
+                named = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in group)
+                parts.append(f"{value} on {named if len(group) <= 4 else f'{len(group)} ranks'}")
             found.append(f"{key}: {', '.join(parts)}")
     return found
-
-
-def _who(ranks: list[int], hosts: Sequence[str]) -> str:
-    if len(ranks) > 4:
-        return f"{len(ranks)} ranks"
-    return ", ".join(f"rank {rank} ({hosts[rank]})" for rank in ranks)

@@ -6,13 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from sparsellm.processes.ranks import EndedByAnother
 
@@ -91,25 +89,13 @@ def agree(error: Exception | None, interrupted: bool, device: torch.device) -> N
         FailedTogether: some rank has an error. The lowest such rank speaks.
         Interrupted: none has, and some rank was interrupted.
     """
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
-    failed = error is not None
-    worst = _largest(1 + world_size - rank if failed else int(interrupted), device)
+    ranks_above = dist.get_world_size() - dist.get_rank() if dist.is_initialized() else 1
+    own = 1 + ranks_above  # the larger, the lower the rank
+    worst = _largest(own if error is not None else int(interrupted), device)
     if worst > 1:
-        raise FailedTogether(error, speaks=worst == 1 + world_size - rank)
+        raise FailedTogether(error, speaks=worst == own)
     if worst == 1:
         raise Interrupted
-
-
-def checkpoint_group() -> ProcessGroup | None:
-    """All ranks over gloo, apart from training's own group: a thread saves while training goes on.
-
-    None for a single process. Its timeout is long: ranks wait in it for the slowest disk, while a
-    rank that is gone closes its connections.
-    """
-    if not dist.is_initialized():
-        return None
-    return dist.new_group(backend="gloo", timeout=timedelta(hours=6))
 
 
 @contextmanager
@@ -125,10 +111,8 @@ def together(device: torch.device) -> Iterator[None]:
         yield
     except (ValueError, OSError) as met:
         error = met
-    try:
-        agree(error, interrupted=False, device=device)
-    except FailedTogether as failure:
-        raise cause_of(failure) from None
+    if any_rank(error is not None, device):
+        raise error or EndedByAnother() from None
 
 
 def from_first_rank(make: Callable[[], Result], device: torch.device) -> Result:

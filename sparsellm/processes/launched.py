@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from sparsellm.paths import bundled
-from sparsellm.runs.presence import lives
+from sparsellm.runs.lock import lives
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 
 Record = dict[str, Any]  # a line of metrics.jsonl, of kind `train`
@@ -81,19 +81,14 @@ def watch(command: Sequence[str], run_path: Path) -> Generator[list[Record], Non
         while process.poll() is None:
             if (version := _version(run_path)) != seen:
                 seen = version
-                yield train_records(run_path)
+                yield read_metrics(run_path, "train")
             time.sleep(POLL_SECONDS)
     finally:
         kill(process)
     if process.returncode:
         reason = failure_reason(output.read_text(encoding="utf-8", errors="replace"))
         raise ValueError(f"the launch failed: {reason} (all it said: {output})")
-    yield train_records(run_path)
-
-
-def train_records(run_path: Path) -> list[Record]:
-    """The run's records of training steps, in order."""
-    return [record for record in read_metrics(run_path) if record["kind"] == "train"]
+    yield read_metrics(run_path, "train")
 
 
 def _version(run_path: Path) -> tuple[int, int] | None:

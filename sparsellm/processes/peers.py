@@ -12,29 +12,63 @@ waits in a collective (gloo or NCCL). It ensures that
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
+import socket
 import threading
 import time
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from sparsellm.processes.distributed import WAITS, RankActivity
-from sparsellm.processes.heartbeat import Heartbeats, describe_progress
 from sparsellm.processes.ranks import EndedByAnother, end_once, end_with, follow
 from sparsellm.processes.signals import StopRequest
+from sparsellm.runs.lock import pid_namespace
 
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 3.0  # in which a rank must end by itself after another one failed
 SILENT_SECONDS = 60.0  # without a heartbeat from a rank on another host
 EARLY_SECONDS = 30.0  # before a collective's timeout, whose error would name no rank
 REPORT_SECONDS = 60.0  # that a step may last before the ranks it waits for are named
+_ENDED = "ended without a word (killed, or out of memory?)"
 _TIMEOUT_WORDS = ("timed out waiting", "application timeout")  # in gloo's errors
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank says of itself once a second."""
+
+    rank: int
+    count: int
+    host: str
+    pid: int
+    namespace: str  # namespace of process numbers
+    phase: str
+    step: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """How messages name the rank."""
+        return f"rank {self.rank} ({self.host}, process {self.pid})"
+
+    def is_dead(self, here: Beat) -> bool:
+        """Whether its process has ended, which only its own host can tell."""
+        if (self.host, self.namespace) != (here.host, here.namespace):
+            return False
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return True
 
 
 class Peers:
@@ -60,18 +94,18 @@ class Peers:
         self._stop, self._activity = stop, activity
         self._timeout_minutes = timeout_minutes
         self._closed = threading.Event()
+        self._count = 0  # of heartbeats sent
         self._neighbour: tuple[int, float] | None = None  # its last count, and when it changed
         self._next_report = REPORT_SECONDS
-        self._store: Any = None
+        self._store: Any = None  # a single rank has no peers
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         if self._world_size > 1:
             self._store = _connect(accelerator)
-        self._beats = Heartbeats(self._store, self._rank, self._world_size, activity)
-        if self._store is not None:
-            self._beats.send()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._send_beat()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        if self._store is not None:
+            self._thread.start()
         return self
 
     def __exit__(
@@ -80,19 +114,41 @@ class Peers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, Exception) and self._store is not None:
-            told = self._tell_others(error)
-            self._close()
-            if told is not error:
-                raise told from None
+        if self._store is None:
             return
+        told = self._tell_others(error) if isinstance(error, Exception) else None
         if error is None:
             self._accelerator.wait_for_everyone()  # else a slower rank would report this one dead
-        self._close()
-
-    def _close(self) -> None:
         self._closed.set()
         self._thread.join()
+        if told is not None and told is not error:
+            raise told from None
+
+    def _own_beat(self) -> Beat:
+        return Beat(
+            rank=self._rank,
+            count=self._count,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            namespace=pid_namespace(),
+            phase=self._activity.phase,
+            step=self._activity.step,
+            seconds=self._activity.seconds,
+        )
+
+    def _send_beat(self) -> None:
+        self._count += 1
+        self._store.set(f"beat/{self._rank}", json.dumps(asdict(self._own_beat())))
+
+    def _beat_of(self, rank: int) -> Beat | None:
+        """The last heartbeat of a rank; None before its first."""
+        if not self._store.check([f"beat/{rank}"]):
+            return None
+        return Beat(**json.loads(self._store.get(f"beat/{rank}")))
+
+    def _beats(self) -> list[Beat]:
+        """The last heartbeats of all ranks that have sent one."""
+        return list(filter(None, map(self._beat_of, range(self._world_size))))
 
     def _tell_others(self, error: Exception) -> Exception:
         """Claims the right to report; returns the error to end with."""
@@ -119,17 +175,17 @@ class Peers:
                 time.sleep(0.1)
 
     def _describe_loss(self, error: Exception) -> str:
-        here, beats = self._beats.own(), self._beats.all()
+        here, beats = self._own_beat(), self._beats()
         gone = [beat for beat in beats if beat.is_dead(here)]
         if not gone:
             time.sleep(4 * POLL_SECONDS)
-            later = {beat.rank: beat.count for beat in self._beats.all()}
+            later = {beat.rank: beat.count for beat in self._beats()}
             gone = [beat for beat in beats if later.get(beat.rank) == beat.count]
         doing = f"step {self._activity.step + 1}, {self._activity.phase}"
         if gone:
             return (
-                f"{doing}: {', '.join(beat.name for beat in gone)} ended without a word (killed, "
-                "or out of memory?); the other ranks end too. The same command resumes"
+                f"{doing}: {', '.join(beat.name for beat in gone)} {_ENDED}; the other ranks end "
+                "too. The same command resumes"
             )
         reason = " ".join(str(error).split())[:300]
         if any(word in reason.lower() for word in _TIMEOUT_WORDS):
@@ -139,8 +195,6 @@ class Peers:
     # --- the watching thread ---
 
     def _watch(self) -> None:
-        if self._store is None:
-            return  # a single rank has no peers
         lost = 0
         while not self._closed.wait(POLL_SECONDS):
             try:
@@ -159,7 +213,7 @@ class Peers:
                 follow()
             return
         self._pass_on_stop()
-        self._beats.send()
+        self._send_beat()
         self._miss_neighbour()
         self._watch_progress()
 
@@ -172,20 +226,16 @@ class Peers:
 
     def _miss_neighbour(self) -> None:
         """Notices that the next rank in the ring was killed without reporting an error."""
-        beat = self._beats.of((self._rank + 1) % self._world_size)
+        beat = self._beat_of((self._rank + 1) % self._world_size)
         if beat is None:
             return
         now = time.monotonic()
         if self._neighbour is None or self._neighbour[0] != beat.count:
             self._neighbour = (beat.count, now)
         silent = now - self._neighbour[1] > SILENT_SECONDS
-        if beat.is_dead(self._beats.own()) or silent:
+        if beat.is_dead(self._own_beat()) or silent:
             self._wait_for_failure(2 * POLL_SECONDS)  # it may have ended because a third one failed
-            how = (
-                f"gave no sign of life for {SILENT_SECONDS:.0f} s"
-                if silent
-                else ("ended without a word (killed, or out of memory?)")
-            )
+            how = f"gave no sign of life for {SILENT_SECONDS:.0f} s" if silent else _ENDED
             self._fail(f"{beat.name} {how}; the other ranks end too. The same command resumes")
 
     def _watch_progress(self) -> None:
@@ -211,14 +261,12 @@ class Peers:
         )
 
     def _describe_progress(self, seconds: float) -> str:
-        doing = describe_progress(self._beats.all())
+        doing = _progress(self._beats())
         return f"step {self._activity.step + 1} has not ended after {seconds:.0f} s. {doing}"
 
     def _fail(self, message: str) -> None:
         """Ends all ranks, unless one of them has reported another error already."""
-        if self._store.check(["failed"]):
-            return
-        if self._store.add("claims", 1) > 1:
+        if self._store.check(["failed"]) or self._store.add("claims", 1) > 1:
             return
         self._store.set("failed", str(self._rank))
         end_with(message)
@@ -244,11 +292,27 @@ def _main_rank_is_gone(error: Exception) -> str:
     return f"the main rank is gone ({reason}); the same command resumes"
 
 
+def _progress(beats: list[Beat]) -> str:
+    """What each rank is doing; those that keep the others waiting come first."""
+    waiting = "waiting for others"
+    groups: defaultdict[tuple[int, str], list[Beat]] = defaultdict(list)
+    for beat in beats:
+        doing = waiting if beat.phase in WAITS else beat.phase
+        groups[beat.step, doing].append(beat)
+    usual = Counter({key: len(own) for key, own in groups.items()}).most_common(1)[0][0]
+    parts = []
+    for key, own in sorted(groups.items(), key=lambda i: (i[0][1] == waiting, len(i[1]))):
+        who = ", ".join(b.name for b in own[:4]) + (", …" if len(own) > 4 else "")
+        if key == usual and len(own) > 4:
+            who = f"{len(own)} ranks"
+        parts.append(f"{who}: {key[1]} for {max(b.seconds for b in own):.0f} s")
+    return "; ".join(parts)
+
+
 def _is_lost_contact(error: Exception) -> bool:
     """Whether a collective failed because of another rank, from the wording of gloo and NCCL."""
-    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
-        return True
-    if type(error) is RuntimeError and any(w in str(error).lower() for w in _TIMEOUT_WORDS):
-        return True
-    words = ("Connection closed by peer", "Connection reset by peer", "gloo", "Broken pipe", "NCCL")
-    return type(error) is RuntimeError and any(word in str(error) for word in words)
+    words = ("connection closed by peer", "connection reset by peer", "gloo", "broken pipe", "nccl")
+    said = str(error).lower()
+    return isinstance(error, dist.DistBackendError | dist.DistNetworkError) or (
+        type(error) is RuntimeError and any(word in said for word in (*words, *_TIMEOUT_WORDS))
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -28,7 +27,7 @@ from sparsellm.waiting import waiting
 GIB = 2**30
 CPU = Machine(gpus=(), gpu_bytes=None, cores=2, memory_bytes=24 * GIB)
 NODE = Machine(gpus=("NVIDIA H200",) * 8, gpu_bytes=140 * GIB, cores=64, memory_bytes=1024 * GIB)
-ALONE, ALL = Launch(1, 1, None), Launch(8, 8, None)
+ALONE, ALL = Launch(1, 1), Launch(8, 8)
 
 
 def test_it_comes_before_torch_is_imported(tiny_overrides):
@@ -73,14 +72,14 @@ def test_what_a_machine_cannot_train_is_said():
 def test_memory_is_that_of_the_launch_and_so_is_the_remedy(monkeypatch):
     h100 = replace(NODE, gpus=("H100",) * 8, gpu_bytes=66 * GIB)
     recipe = load_recipe("8b")
-    fsdp2 = Launch(16, 8, None, shards=16)
+    fsdp2 = Launch(16, 8, shards=16)
     assert short_of_memory(recipe, h100, fsdp2) is None  # 63 GiB
     line = short_of_memory(recipe, h100, replace(fsdp2, shards=8))  # HSDP: 68
     assert "about 68 GiB are needed and a H100 has 66" in line
     assert line.count("try a smaller train.micro_batch_size or runtime.activation_checkpoint") == 1
     assert "or more GPUs (" in line
     wide = load_recipe("2b", ["model.intermediate_size=22528"])
-    line = short_of_memory(wide, h100, Launch(8, 8, None))
+    line = short_of_memory(wide, h100, Launch(8, 8))
     assert "about 113 GiB, 101 of them without activations, are needed" in line
     assert "try launch/fsdp2.yaml on several GPUs or a smaller model (" in line
     shown = short_on_gpus(recipe, h100, 16)
@@ -98,26 +97,6 @@ def test_recipe_show_warns_as_the_banner_does(cli_here, monkeypatch):
     shown = cli_here("recipe", "show", "8b", "--gpus", "16").stdout
     assert shown.count("# warning: ") == 1
     assert "# warning: DDP: about 138 GiB, 120 of them without activations, are needed" in shown
-
-
-def test_a_launcher_that_started_fewer_processes_than_asked_for():
-    [line] = warnings(load_recipe("debug"), CPU, Launch(1, 1, asked_for=2))
-    assert "asked for 2 processes and started 1" in line
-    assert "torchrun --nproc_per_node 2" in line
-
-
-def test_the_launchers_command_is_read(tmp_path):
-    script = tmp_path / "accelerate"
-    script.write_text(
-        "import subprocess, sys\n"
-        "code = 'from sparsellm.processes.banner import Launch;'\n"
-        "code += 'print(Launch.present().asked_for)'\n"
-        "subprocess.run([sys.executable, '-c', code])\n"
-    )
-    for given in (["--num_processes", "2"], ["--num-processes=2"]):
-        command = [sys.executable, str(script), "launch", "--cpu", *given]
-        found = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-        assert found.stdout == "2\n", found.stderr
 
 
 def test_gpus_that_are_left_idle():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import ROOT, set_arguments
+from conftest import ROOT, save_run, set_arguments
 from warm import ranks
 
 from sparsellm.data import witness
@@ -21,7 +21,6 @@ from sparsellm.processes.consensus import (
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs import checkpoint
 from sparsellm.training.run import build_accelerator, build_run, close_run
-from sparsellm.training.run_state import save_run
 from sparsellm.training.step import train_step
 
 

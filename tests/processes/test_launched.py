@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from sparsellm.processes import launched
-from sparsellm.runs.presence import lives
+from sparsellm.runs.lock import lives
 
 
 def test_a_failed_launch_is_told_by_the_line_that_names_it(tmp_path):

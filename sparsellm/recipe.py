@@ -52,6 +52,8 @@ REMOVED_KEYS: dict[str, object] = {"runtime.norm": "torch", "sparsity.union_coef
 class Recipe(StrictModel):
     """A complete training run."""
 
+    removed_keys = REMOVED_KEYS
+
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run")
     description: str = Field("", description="One sentence for people")
     seed: NonNegativeInt = Field(
@@ -240,7 +242,7 @@ def load_recipe(
         _apply(content, override)
     source = str(path) + (f" with --set {' '.join(overrides)}" if overrides else "")
     overridden = {override.partition("=")[0].strip() for override in overrides or []}
-    return validate(Recipe, content, source, path, overridden, removed=REMOVED_KEYS)
+    return validate(Recipe, content, source, path, overridden)
 
 
 def without_removed(content: dict[str, Any]) -> dict[str, Any]:

@@ -377,7 +377,7 @@ class RuntimeConfig(StrictModel):
         30,
         ge=2,
         description="Minutes that a rank waits for the others before the run ends; must exceed the "
-        "retries of an unreachable hub (15) and the time to write a checkpoint",
+        "retries of an unreachable hub (1) and the time to write a checkpoint",
     )
     token_order: Literal["auto", "none"] = Field(
         "auto",

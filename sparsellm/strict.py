@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import json
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, is_typeddict
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -19,6 +17,8 @@ class StrictModel(BaseModel):
     """Base of every configuration section: unknown keys are errors, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # Dotted keys of earlier versions, each with the value that now always holds.
+    removed_keys: ClassVar[Mapping[str, object]] = {}
 
 
 def _as_list(value: object) -> object:
@@ -28,35 +28,32 @@ def _as_list(value: object) -> object:
 # A string where a list of one is meant.
 Globs = Annotated[list[str], BeforeValidator(_as_list)]
 
-MOST_LISTED = 8  # keys in an error
-MAX_VALUES = 100_000  # of a YAML file, its aliases written out
-
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys silently; here the second one is an error."""
+class _StrictLoader(yaml.SafeLoader):
+    """Plain data without aliases, of which a few lines can stand for billions of values; and where
+    PyYAML keeps the last of two equal keys silently, the second is an error."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases (*name): write it out", problem_mark=mark)
+        return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except yaml.YAMLError:
-            raise  # says where by itself
-        except (ValueError, TypeError) as error:  # a date or a number that is none
-            if str(error).startswith("line "):
-                raise
-            raise ValueError(f"line {node.start_mark.line + 1}: {error}") from error
+        except ValueError as error:  # a date or a number that is none
+            raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            line = key_node.start_mark.line + 1
-            if not isinstance(key, Hashable):
-                raise ValueError(f"line {line}: a key must be text, not {type(key).__name__}")
-            if key in seen:
-                raise ValueError(f"line {line}: key {key!r} stands there twice; keep one")
-            seen.add(key)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if (name := str(key.value)) in seen:
+                problem = f"key {name!r} stands there twice; keep one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
 
@@ -81,14 +78,11 @@ def parse_yaml(text: str, source: str) -> Any:
     """Any YAML value; ``source`` says where it is from.
 
     Raises:
-        ValueError: it is not YAML, says a key twice, or is nested or aliased beyond reason; names
+        ValueError: it is not YAML, says a key twice, has an alias or is nested beyond reason; names
             source and line.
     """
     try:
-        loader = _UniqueKeyLoader(text)  # a SafeLoader: it builds plain data only
-        node = loader.get_single_node()
-        _refuse_bomb(node)
-        return None if node is None else loader.construct_document(node)
+        return yaml.load(text, _StrictLoader)
     except RecursionError:
         raise ValueError(f"{source}: nested too deeply to be a configuration") from None
     except yaml.MarkedYAMLError as error:
@@ -96,7 +90,7 @@ def parse_yaml(text: str, source: str) -> Any:
         where = "" if mark is None else f"line {mark.line + 1}: "
         what = ", ".join(filter(None, (error.context, error.problem)))
         raise ValueError(f"{source}: not valid YAML: {where}{what}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         raise ValueError(f"{source}: not valid YAML: {error}") from error
 
 
@@ -108,40 +102,16 @@ def line_of(path: Path, key: Sequence[int | str]) -> int | None:
     except (yaml.YAMLError, ValueError, OSError, RecursionError):
         return None
     for part in key:
-        found = _child(node, part)
-        if found is None:
+        found: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
+        if isinstance(node, yaml.MappingNode):
+            found = {key.value: (key, value) for key, value in node.value}
+        elif isinstance(node, yaml.SequenceNode):
+            found = {str(index): (item, item) for index, item in enumerate(node.value)}
+        if str(part) not in found:
             return None
-        line, node = found
+        at, node = found[str(part)]
+        line = at.start_mark.line + 1
     return line
-
-
-def _child(node: yaml.Node | None, part: int | str) -> tuple[int, yaml.Node] | None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if key.value == str(part):
-                return key.start_mark.line + 1, value
-    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-        return node.value[part].start_mark.line + 1, node.value[part]
-    return None
-
-
-def _refuse_bomb(root: yaml.Node | None) -> None:
-    """Aliases of aliases: a few lines that stand for billions of values."""
-    sizes: dict[int, int] = {}
-
-    def size(node: yaml.Node | None) -> int:
-        if not isinstance(node, yaml.CollectionNode):
-            return 1
-        if id(node) not in sizes:
-            sizes[id(node)] = MAX_VALUES + 1  # while it is being counted: it holds itself
-            parts = (
-                itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
-            )
-            sizes[id(node)] = 1 + sum(size(part) for part in parts)
-        return sizes[id(node)]
-
-    if size(root) > MAX_VALUES:
-        raise ValueError(f"its aliases stand for more than {MAX_VALUES:,} values")
 
 
 def parse_json(text: str, source: str, remedy: str) -> dict[str, Any]:
@@ -152,17 +122,42 @@ def parse_json(text: str, source: str, remedy: str) -> dict[str, Any]:
     """
     try:
         content = json.loads(text)
-    except json.JSONDecodeError as error:
-        where = f", line {error.lineno}" if text.count("\n") > 1 else ""
-        raise ValueError(f"{source} is damaged: not JSON ({error.msg}{where}); {remedy}") from error
-    except RecursionError:
-        raise ValueError(f"{source}: nested too deeply; {remedy}") from None
-    except ValueError as error:  # numbers of thousands of digits
-        raise ValueError(f"{source}: {error}; {remedy}") from error
+    except (ValueError, RecursionError) as error:
+        what = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            what = error.msg + (f", line {error.lineno}" if text.count("\n") > 1 else "")
+        raise ValueError(f"{source} is damaged: not JSON ({what}); {remedy}") from error
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise ValueError(f"{source}: expected an object {{…}}, found {kind}; {remedy}")
     return content
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        FileNotFoundError, ValueError: the file is missing or damaged; names it and the remedy.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; {remedy}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise damaged(path, error, remedy) from error
+    return parse_json(text, str(path), remedy)
+
+
+def read_model(path: Path, model: type[BaseModel], remedy: str) -> dict[str, Any]:
+    """As `read_json`, an object whose keys are those of ``model``, which names one that is not."""
+    content = read_json(path, remedy)
+    validate(model, content, path, remedy=remedy)
+    return content
+
+
+def damaged(path: Path, reason: object, remedy: str) -> ValueError:
+    """The error for a file that is not what was written."""
+    return ValueError(f"{path} is truncated or damaged ({reason}); {remedy}")
 
 
 def validate(
@@ -172,7 +167,6 @@ def validate(
     file: Path | None = None,
     overridden: Collection[str] = (),
     *,
-    removed: Mapping[str, object] = MappingProxyType({}),
     remedy: str = "",
 ) -> Model:
     """Builds ``model`` from ``content``; ``source`` begins every error line.
@@ -184,7 +178,6 @@ def validate(
         file: the file in which the lines of keys are looked for; by default ``source``, if it is
             a path.
         overridden: dotted keys whose values are not from that file.
-        removed: dotted keys of earlier versions, each with the value that now always holds.
         remedy: what to do about an error, if the key alone does not say it.
 
     Raises:
@@ -196,78 +189,53 @@ def validate(
         lines = []
         file = source if isinstance(source, Path) else file
         for item in error.errors():
-            is_here = ".".join(map(str, item["loc"])) not in overridden
-            number = line_of(file, item["loc"]) if file is not None and is_here else None
+            key = ".".join(map(str, item["loc"]))
+            number = line_of(file, item["loc"]) if file and key not in overridden else None
             where = source if number is None else f"{source}, line {number}"
-            lines.append(f"{where}: {_explain(model, item, removed)}")
+            lines.append(f"{where}: {_explain(model, key, item)}")
         raise ValueError("\n".join(lines) + (remedy and f"; {remedy}")) from None
 
 
-def _explain(model: type[BaseModel], item: Any, removed: Mapping[str, object]) -> str:
-    key = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden" and key in removed:
+def _explain(model: type[BaseModel], key: str, item: Any) -> str:
+    if item["type"] == "extra_forbidden":
+        removed = getattr(model, "removed_keys", {})
+        if key not in removed:
+            return f"unknown key '{key}'{nearest(model, key)}"
         return (
             f"key '{key}' was removed, and is always {removed[key]} now: delete it; what was "
             "trained with another value needs the version that trained it"
         )
-    if item["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{nearest(model, key)}"
     if item["type"] == "missing":
         return f"key '{key}' is missing"
-    words = _WORDS.get(item["type"])
-    message = words.format(**item.get("ctx", {})) if words else item["msg"]
-    message = message.removeprefix("Value error, ")
-    if not key:
-        return message
-    return f"key '{key}': {message} (got {item['input']!r})"
+    message = _WORDS.get(item["type"], item["msg"]).removeprefix("Value error, ")
+    message = message.replace("Input should be", "must be")
+    return f"key '{key}': {message} (got {item['input']!r})" if key else message
 
 
 # pydantic's own messages name its classes and regular expressions.
-_NUMBER, _WHOLE, _TEXT = "must be a number", "must be a whole number", "must be text"
 _WORDS = {
-    "int_type": _WHOLE,
-    "int_parsing": _WHOLE,
-    "int_from_float": _WHOLE,
-    "float_type": _NUMBER,
-    "float_parsing": _NUMBER,
-    "finite_number": _NUMBER,
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "string_type": f"{_TEXT}; in quotes, should it look like something else",
     "string_pattern_mismatch": (
         "must begin with a letter or a digit, and hold only letters, digits, '.', '_' and '-'"
     ),
-    "list_type": "must be a list, such as [a, b]",
-    "dict_type": "must be a section of `key: value` lines",
-    "model_type": "must be a section of `key: value` lines",
-    "model_attributes_type": "must be a section of `key: value` lines",
-    "literal_error": "must be {expected}",
-    "greater_than": "must be greater than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
+    "string_type": "must be text; in quotes, should it look like something else",
+    **dict.fromkeys(
+        ("dict_type", "model_type", "model_attributes_type"),
+        "must be a section of `key: value` lines",
+    ),
 }
 
 
 def nearest(model: type[BaseModel], key: str) -> str:
     """The end of a sentence about a key that ``model`` has not: which one was meant."""
+    keys = all_keys(model)
     section, _, name = key.rpartition(".")
-    by_section: dict[str, dict[str, str]] = {}  # name: key
-    for valid in all_keys(model):
-        by_section.setdefault(valid.rpartition(".")[0], {})[valid.rpartition(".")[2]] = valid
-    if section not in by_section:
-        section = ""
-    beside = by_section[section]
-    elsewhere = {name: key for names in by_section.values() for name, key in names.items()}
-    for names in (beside, elsewhere):  # the right name may be in the wrong section
-        if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
+    beside = [valid for valid in keys if section and valid.rpartition(".")[0] == section]
+    for some in (beside, keys):  # the right name may be in the wrong section
+        names = {valid.rpartition(".")[2]: valid for valid in reversed(some)}
+        if close := difflib.get_close_matches(name, names, n=1):
             return f"; nearest valid key: '{names[close[0]]}'"
-    if len(beside) > MOST_LISTED:
-        names = elsewhere if beside is by_section[""] else beside
-        close = difflib.get_close_matches(name, names, n=3, cutoff=0)
-        return f"; nearest valid keys: {', '.join(repr(names[found]) for found in close)}"
-    where = f" of {section}" if section else ""
-    return f"; valid keys{where}: {', '.join(beside)}"
+    close = difflib.get_close_matches(key, beside or keys, n=3, cutoff=0)
+    return f"; nearest valid keys: {', '.join(map(repr, close))}"
 
 
 @dataclass(frozen=True)
@@ -283,49 +251,49 @@ class Key:
 def describe_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
     """Every key of ``model`` that has a value, in order."""
     keys: list[Key] = []
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += describe_keys(field.annotation, f"{prefix}{name}.")
+    for name, schema in model.model_json_schema()["properties"].items():
+        if section := _section(model, name):
+            keys += describe_keys(section, f"{prefix}{name}.")
             continue
         default = None
-        if not field.is_required():
-            default = json.dumps(field.get_default(call_default_factory=True), ensure_ascii=False)
-        kind = " ".join([_type_name(field.annotation), *map(_limit, field.metadata)])
-        keys.append(Key(prefix + name, kind.strip(), default, field.description or ""))
+        if "default" in schema:
+            default = json.dumps(schema["default"], ensure_ascii=False)
+        keys.append(Key(prefix + name, _type(schema), default, schema.get("description", "")))
     return keys
 
 
-def _type_name(annotation: Any) -> str:
-    arguments = get_args(annotation)
-    if get_origin(annotation) is Literal:
-        return " | ".join(map(str, arguments))
-    if get_origin(annotation) is Annotated:  # PositiveInt inside of `PositiveInt | None`
-        limits = filter(None, map(_limit, arguments[1:]))
-        return " ".join([_type_name(arguments[0]), *limits])
-    if get_origin(annotation) in (Union, UnionType):
-        return " | ".join(map(_type_name, arguments))
-    if get_origin(annotation) is list:
-        return f"list of {_type_name(arguments[0])}"
-    if get_origin(annotation) is dict:
-        return f"{{{_type_name(arguments[0])}: {_type_name(arguments[1])}, …}}"
-    names = {int: "whole number", float: "number", str: "text", bool: "true | false"}
-    other = "{field: value, …}" if is_typeddict(annotation) else str(annotation)
-    return names.get(annotation, "null" if annotation is type(None) else other)
+_TYPES = {"integer": "whole number", "string": "text", "boolean": "true | false"}
+_LIMITS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
 
 
-def _limit(constraint: Any) -> str:
-    signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
-    found = [(sign, getattr(constraint, name, None)) for name, sign in signs]
-    return " ".join(f"{sign} {limit}" for sign, limit in found if limit is not None)
+def _type(schema: dict[str, Any]) -> str:
+    """A JSON schema's type and limits in words."""
+    if "anyOf" in schema:
+        return " | ".join(map(_type, schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return " | ".join(map(str, schema.get("enum", [schema.get("const")])))
+    kind = schema.get("type", "object")
+    if kind == "array":
+        return f"list of {_type(schema['items'])}"
+    if kind == "object":
+        values = schema.get("additionalProperties")
+        return f"{{text: {_type(values)}, …}}" if values else "{field: value, …}"
+    limits = [f"{sign} {schema[limit]}" for limit, sign in _LIMITS.items() if limit in schema]
+    return " ".join([_TYPES.get(kind, kind), *limits])
+
+
+def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    kind = model.model_fields[name].annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Every dotted key that ``model`` accepts, sections before their keys."""
     keys = []
-    for name, field in model.model_fields.items():
+    for name in model.model_fields:
         keys.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += all_keys(field.annotation, f"{prefix}{name}.")
+        if section := _section(model, name):
+            keys += all_keys(section, f"{prefix}{name}.")
     return keys
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ import torch.distributed as dist
 
 from sparsellm.ffn.training_ops import operators_digest
 from sparsellm.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from sparsellm.training.run import Run
 
 # As `prepare_blocks` does, for tests that compile by themselves.
 torch.compiler.config.cache_key_tag = operators_digest()
@@ -196,3 +200,13 @@ def process_env(**extra: str) -> dict[str, str]:
 def set_arguments(overrides: list[str]) -> list[str]:
     """``--set`` flags for the command line."""
     return [part for override in overrides for part in ("--set", override)]
+
+
+def save_run(run: Run) -> Path:
+    """Writes a checkpoint of a run, and waits until it is published."""
+    from sparsellm.training.run_state import begin_save
+
+    begin_save(run)
+    path = run.saver.wait()
+    assert path is not None
+    return path

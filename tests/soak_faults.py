@@ -275,7 +275,7 @@ def _killed_change(folder: Path, chance: random.Random) -> Ended | None:
     if not aside:
         return back, problem or "nothing was set aside"
     again = ("--resume", str(max(aside)))
-    killed = _start(folder, *again, fault="kill-branch", steps=chance.randint(0, 4))
+    killed = _start(folder, *again, fault="kill-branch", steps=chance.randint(0, 3))
     killed.wait(120)
     killed.all_end()
     if "-9" not in killed.said:

@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 import torch
+from conftest import save_run
 from tokenizers import Tokenizer, models, processors
 
 from sparsellm.cli import main
@@ -18,7 +19,6 @@ from sparsellm.generate import Sampling, _Streamer, count_non_zeros, generate
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.run_state import save_run
 from sparsellm.training.step import train_step
 
 GREEDY = Sampling(temperature=0)
@@ -186,6 +186,18 @@ def test_mistakes(checkpoint_path, capsys, arguments, message):
     assert message in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(tiny, capsys):
+    run = build_run(tiny())
+    train_step(run, StopRequest())
+    with torch.no_grad():
+        run.model.model.norm.weight[3] = torch.nan
+    path = save_run(run)
+    close_run(run)
+    assert main(["generate", str(path), "--prompt", "a"]) == 1
+    error = capsys.readouterr().err
+    assert f"{path}/model.safetensors: model.norm.weight has NaN or infinite values" in error
 
 
 def test_without_a_prompt_a_held_out_document_is_continued(

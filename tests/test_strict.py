@@ -8,14 +8,9 @@ import pytest
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.evaluations import read_evaluations
-from sparsellm.runs.files import TrainerState, read_json, read_model
+from sparsellm.runs.files import TrainerState
 from sparsellm.runs.records import METRICS_FILE, read_metrics
-from sparsellm.strict import load_yaml
-
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}]\n"
-    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
-)
+from sparsellm.strict import load_yaml, read_json, read_model
 
 
 @pytest.mark.parametrize(
@@ -26,8 +21,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: [1\n", "not valid YAML"),
         ("a: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
         ("a: " + "7" * 5000 + "\n", "not valid YAML: line 1: Exceeds the limit"),
-        (BOMB, "aliases stand for more than 100,000 values"),
-        ("a: &a [*a]\n", "aliases stand for more than"),
+        ("a: &a [1]\nb: [*a, *a]\n", r"not valid YAML: line 2: aliases .*write it out"),
+        ("a: &a [*a]\n", "aliases"),
+        ("[1]: 2\n", "not valid YAML: line 1: .*unhashable key"),
+        ("a: 2026-13-01\n", "not valid YAML: line 1: month must be in"),
         ("\0", "not valid YAML"),
     ],
 )
@@ -37,12 +34,6 @@ def test_yaml_that_is_not_a_configuration(tmp_path, text, reason):
     with pytest.raises(ValueError, match=reason) as caught:
         load_yaml(path)
     assert str(path) in str(caught.value)
-
-
-def test_aliases_that_stand_for_little_are_taken(tmp_path):
-    path = tmp_path / "fine.yaml"
-    path.write_text("a: &a {x: 1}\nb: *a\n", encoding="utf-8")
-    assert load_yaml(path) == {"a": {"x": 1}, "b": {"x": 1}}
 
 
 @pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
@@ -57,7 +48,7 @@ def test_numbers_of_a_recipe_are_finite(value):
         ("", "not JSON"),
         ("[1]", "expected an object {…}, found list"),
         ('{\n "step": 1,\n "tokens": \n}\n', "is damaged: not JSON .*, line 4"),
-        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON .*recursion"),
         ('{"step": ' + "7" * 5000 + "}", "Exceeds the limit"),
         ('{"tokens": 1}', "key 'step' is missing"),
         ('{"step": -1, "tokens": 0}', "key 'step'"),

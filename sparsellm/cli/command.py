@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +20,6 @@ from sparsellm.arguments import check_out
 from sparsellm.cli.parser import Parser
 from sparsellm.cli.recipe_cli import add_recipe_arguments, add_recipe_parser
 from sparsellm.processes import ranks
-from sparsellm.processes.pipes import ends_with_its_reader, reader_has_left
 
 if TYPE_CHECKING:
     from sparsellm.processes.signals import StopRequest
@@ -30,8 +31,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may have no λ or →
             stream.reconfigure(errors="backslashreplace")
-    with ends_with_its_reader():
+    with _ends_with_its_reader():
         return _parse_and_run(arguments)
+
+
+@contextmanager
+def _ends_with_its_reader() -> Iterator[None]:
+    """Ends the process by SIGPIPE, as Unix tools do, once its output (to `head`) has no reader.
+
+    Python ignores that signal and raises `BrokenPipeError` instead, from sockets and from pipes
+    between its own processes too.
+    """
+    try:
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()  # at exit Python would complain by itself
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+
+
+def _reader_has_left() -> bool:
+    """Whether standard output or error is a pipe that nobody can read any more."""
+    poll = select.poll()
+    for stream in (1, 2):
+        poll.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _parse_and_run(arguments: Sequence[str] | None) -> int:
@@ -49,7 +78,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
     except ranks.EndedByAnother:
         ranks.follow()
     except _errors_of_users() as error:
-        if isinstance(error, BrokenPipeError) and reader_has_left():
+        if isinstance(error, BrokenPipeError) and _reader_has_left():
             raise
         if os.environ.get("SPARSELLM_TRACEBACK"):
             raise
@@ -133,9 +162,9 @@ def make_parser() -> argparse.ArgumentParser:
     from sparsellm.generate import add_generate_parser
 
     add_generate_parser(commands)
-    from sparsellm.report.cli import add_report_parsers
+    from sparsellm.report.cli import add_report_parser
 
-    add_report_parsers(commands)
+    add_report_parser(commands)
     from sparsellm.sweep.cli import add_sweep_parser
 
     add_sweep_parser(commands)
@@ -186,6 +215,10 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
         from sparsellm.training.loop import train
 
     train(recipe, stop, options.resume, options.fresh, options.init_from)
+    if not ranks.several() and stop.received is None:
+        from sparsellm.cli.sample import write_sample
+
+        write_sample(recipe.run_path, recipe.train.steps)
 
 
 def _completion(options: argparse.Namespace) -> None:

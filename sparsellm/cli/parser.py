@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         return rest
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse does, but an error of the stream is raised: see `processes.pipes`."""
+        """As argparse does, but an error of the stream is raised: see `cli.command`."""
         if message:
             (file or sys.stderr).write(message)
 

@@ -23,9 +23,8 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs.dashboard import check_wandb
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.history import begin_branch
-from sparsellm.runs.lock import RunLock
+from sparsellm.runs.lock import PRESENCE_FILE, RunLock
 from sparsellm.runs.metrics_log import MetricsLog
-from sparsellm.runs.presence import PRESENCE_FILE
 from sparsellm.runs.records import FailureRecord
 from sparsellm.runs.session import this_session
 from sparsellm.training.measure import PeriodicEvaluation, check_evaluation, measure, missing
@@ -160,7 +159,7 @@ def _logged_loop(
     if run.accelerator.is_main_process:
         accelerator = run.accelerator
         session = this_session(run.step, run.tokens, accelerator.num_processes, accelerator.device)
-        log = MetricsLog(recipe, run.step, session, branch=flag == "--resume")
+        log = MetricsLog(recipe, run.step, session)
     how = "interrupted"
     try:
         finished = _loop(run, log, stop, evaluator, due)
@@ -185,7 +184,7 @@ def _logged_loop(
         say(f"warning: {verdict}")
     files = "recipe.yaml, metrics.jsonl, checkpoints/" if saves else "recipe.yaml, metrics.jsonl"
     say(f"files: {recipe.run_path}/ ({files})")
-    say(f"plots: sparsellm plot {recipe.run_path}")
+    say(f"charts: sparsellm report {recipe.run_path}")
 
 
 def _loop(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
-from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from sparsellm.data.corpus import Corpus, load_corpora
@@ -24,7 +24,7 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.model import HFModel, build_model, build_zero_model, prepare_blocks
 from sparsellm.processes.consensus import compare_files
-from sparsellm.processes.distributed import RankActivity, checkpoint_group, from_first_rank
+from sparsellm.processes.distributed import RankActivity, from_first_rank
 from sparsellm.recipe import Recipe
 from sparsellm.runs.saver import Saver
 from sparsellm.training.counters import CounterLayout, SkippedSteps
@@ -52,7 +52,6 @@ class Run:
     validation: dict[str, ValidationSet]  # by corpus; empty where there is no validation
     stats: SparsityStats
     saver: Saver
-    group: ProcessGroup | None  # of CPU processes, for checkpoints; None for one process
     target: TargetController | None = None
     teacher: Teacher | None = None  # of `train.distillation`
     step: int = 0
@@ -205,7 +204,11 @@ def build_run(
     objective, optimizer = accelerator.prepare(
         objective, build_optimizer(objective, recipe.optimizer)
     )
-    group = checkpoint_group()
+    group = None
+    if accelerator.num_processes > 1:
+        # A thread saves while training goes on. Ranks wait in it for the slowest disk; one that is
+        # gone closes its connections.
+        group = dist.new_group(backend="gloo", timeout=timedelta(hours=6))
     run = Run(
         activity=activity or RankActivity(),
         recipe=recipe,
@@ -229,7 +232,6 @@ def build_run(
             else None
         ),
         saver=Saver(recipe.run_path / "checkpoints", recipe.checkpoint.keep, group=group),
-        group=group,
     )
     sized = recipe.with_micro_batch(micro_batch.size)
     if why_dense := set_up_kernels(sized, run.ffns, accelerator.device):

@@ -56,23 +56,10 @@ def begin_save(run: Run) -> None:
                 "micro_batch": run.micro_batch.state_dict(),
             },
             recipe_yaml=recipe.to_yaml(),
-            rank=checkpoint.RankState(
-                data=run.loader.state_dict(run.data_position), rng=_rng_state()
-            ),
+            data=run.loader.state_dict(run.data_position),
+            rng=_rng_state(),
         )
     )
-
-
-def save_run(run: Run) -> Path:
-    """Writes a checkpoint and waits until it is published.
-
-    Raises:
-        CheckpointError: some rank could not write.
-    """
-    begin_save(run)
-    path = run.saver.wait()
-    assert path is not None
-    return path
 
 
 def first_state(run: Run, resume_from: Path | None, init_from: Path | None) -> None:
@@ -122,11 +109,6 @@ def restore_run(run: Run, path: Path) -> list[str]:
     accelerator = run.accelerator
     with together(accelerator.device):
         saved = checkpoint.load(path, accelerator.process_index, accelerator.num_processes)
-    if not saved.has_optimizer:
-        raise ValueError(
-            f"{path} has weights and no optimizer state (it was imported) and cannot be resumed; "
-            f"start a new run from it: --set name=NEW --init-from {path}"
-        )
     saved_recipe = _saved_recipe(saved)
     before, now = saved_recipe.get("optimizer", {}).get("name", "adamw"), run.recipe.optimizer.name
     if before != now:
@@ -138,14 +120,15 @@ def restore_run(run: Run, path: Path) -> list[str]:
     changes = _recipe_changes(saved_recipe, run.recipe)
     notes = changes + _rate_notes(saved, run.recipe)
     try:
-        state.restore(run.model, run.optimizer, path, run.group)
+        with together(accelerator.device):
+            state.restore(run.model, run.optimizer, path)
     except ValueError as error:
         raise ValueError(f"{error}{_cause(changes, _CHANGED_MODEL)}") from error
     run.stats.load_state_dict(checkpoint.read_kind(path, checkpoint.STATS))
     run.step, run.tokens = saved.step, saved.trainer["tokens"]
     run.skips.load_state_dict(saved.trainer)
     run.origin = saved.trainer.get("init_from")
-    run.saver.ancestors = saved.manifest.branch if saved.manifest else []
+    run.saver.ancestors = saved.manifest.branch
     restore_kernels(run.ffns, saved.trainer.get("kernels"), accelerator.device)
     run.micro_batch.saved = saved.trainer.get("micro_batch")
     saved_target = saved.trainer.get("target")
@@ -162,8 +145,8 @@ def restore_run(run: Run, path: Path) -> list[str]:
                 "data stream start over with --set data.on_mismatch=restart"
             ) from None
         notes.append(f"the data stream starts over from its beginning: {mismatch}")
-    if saved.rank.rng:  # else there were fewer ranks: this one keeps its own
-        _set_rng_state(saved.rank.rng)
+    if saved.rng:  # else there were fewer ranks: this one keeps its own
+        _set_rng_state(saved.rng)
     return notes
 
 

@@ -22,8 +22,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsellm.ffn.fills import Fills
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.ffn.step_shared import Fills
 from sparsellm.ffn.types import Ramp
 from sparsellm.processes.distributed import FailedTogether
 from sparsellm.processes.signals import StopRequest

@@ -17,8 +17,9 @@ from sparsellm.model import HFModel, prepare_blocks
 from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.files import TrainerState, read_model
+from sparsellm.runs.files import TrainerState
 from sparsellm.runs.pretrained import load_pretrained
+from sparsellm.strict import read_model
 
 
 class Teacher:

@@ -21,8 +21,7 @@ from damaged_batch import damage, spoil
 
 from sparsellm.cli import main
 from sparsellm.processes import peers
-from sparsellm.runs import history
-from sparsellm.runs.storage import CheckpointWriter
+from sparsellm.runs import history, saver
 from sparsellm.training import loop, validation
 
 
@@ -73,15 +72,15 @@ def inject(kind: str, steps: int) -> None:
 
 def _kill_in_save(saves: int) -> None:
     """While it writes the checkpoint that follows so many, in the background."""
-    real, done = CheckpointWriter.write_data, []
+    real, done = saver._write_files, []
 
-    def write_data(self, plan, planner):
+    def write_files(partial, texts, tensors):
         if len(done) == saves:
             KINDS["kill"]()
-        done.append(self)
-        return real(self, plan, planner)
+        done.append(partial)
+        return real(partial, texts, tensors)
 
-    CheckpointWriter.write_data = write_data
+    saver._write_files = write_files
 
 
 def _kill_in_branch(files: int) -> None:

@@ -7,11 +7,12 @@ import json
 import pytest
 import torch
 
-from sparsellm.ffn.dispatch import Costs
+from sparsellm.ffn.dispatch import Costs, Measured
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import build_model
 from sparsellm.training.counters import CounterLayout, Counters, SkippedSteps
 from sparsellm.training.kernel_policy import (
+    _measure_costs,
     described_costs,
     each_path,
     kernels_state,
@@ -144,6 +145,32 @@ def test_twell_is_chosen_by_non_zeros_and_counts_tokens_beyond_its_backup(tiny, 
         assert found.kernels.union_mean == dense.kernels.union_mean
         assert found.nnz_L == dense.nnz_L
         assert found.l1 == pytest.approx(dense.l1)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_costs_are_those_of_a_micro_batch_and_their_mean_over_ranks(tiny, monkeypatch, num_ranks):
+    asked = []
+
+    def measure(call, **options):
+        asked.append((call, options))
+        return COSTS
+
+    def add_other_rank(tensor):
+        tensor += torch.tensor([3.0, 0.6, 0.03])
+
+    monkeypatch.setattr("sparsellm.ffn.training_costs.measure_costs", measure)
+    policy = "sparsellm.training.kernel_policy"
+    if num_ranks == 2:
+        monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+        monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+        monkeypatch.setattr(f"{policy}.all_reduce_sum", add_other_rank)
+    found = _measure_costs(tiny("runtime.compile=false", "runtime.token_order=auto"), CPU)
+    expected = COSTS if num_ranks == 1 else Costs(dense=2.0, fixed=0.5, per_neuron=0.02)
+    assert (found.dense, found.fixed) == pytest.approx((expected.dense, expected.fixed))
+    assert found.per_neuron == pytest.approx(expected.per_neuron)
+    [(call, options)] = asked
+    assert call == Measured(64, 32, 64, True, "union", -1, fp8=False)
+    assert options == {"compiled": False, "ordered": True}
 
 
 def test_costs_of_another_format_are_not_resumed():

@@ -14,9 +14,11 @@ from conftest import ROOT, set_arguments
 from warm import ranks, started
 
 from sparsellm.cli import main
+from sparsellm.processes.distributed import RankActivity
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.metrics import METRICS
+from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import read_metrics
 from sparsellm.training import loop as train_module
 
@@ -50,7 +52,7 @@ def _assert_same(one, other):
         others = other[2][part]
         assert tensors.keys() == others.keys()
         assert all(torch.equal(tensors[name], others[name]) for name in tensors), part
-    assert saved.rank.data == other[1].rank.data
+    assert saved.data == other[1].data
 
 
 @pytest.mark.slow
@@ -98,6 +100,33 @@ def test_sigkills_change_nothing(tiny_overrides, cli_here):
     straight = cli_here("train", "debug", *set_arguments([*overrides, "name=straight"]))
     assert straight.returncode == 0, straight.stderr
     _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=killed"]))
+
+
+def test_what_a_rank_does_is_told_and_records_are_on_disk_before_a_checkpoint(
+    tiny_overrides, cli_here, monkeypatch
+):
+    """Other ranks name it if it hangs; a record of a step that a checkpoint has is never lost."""
+    told = []
+    begin, sync, save = RankActivity.begin, MetricsLog.sync, train_module.begin_save
+    monkeypatch.setattr(
+        RankActivity, "begin", lambda self, *what: (told.append(what), begin(self, *what))
+    )
+    monkeypatch.setattr(MetricsLog, "sync", lambda self: (told.append("synced"), sync(self)))
+    monkeypatch.setattr(
+        train_module, "begin_save", lambda run: (told.append("checkpoint"), save(run))
+    )
+    overrides = [*tiny_overrides, "train.steps=2", "train.micro_batch_size=8"]
+    overrides += ["validation.every_steps=2", "runtime.compile=false"]
+    result = cli_here("train", "--recipe", "debug", *set_arguments(overrides))
+    assert result.returncode == 0, result.stderr
+    told = told[told.index(("reading data", 0)) :]
+
+    begun = [("reading data", 1), ("computing", 1)]  # of the second step, within the first
+    wait = "summing over ranks"
+    steps = [("computing", 0), (wait, 0), *begun, (wait, 0), ("between steps", 1)]
+    steps += [(wait, 1), ("between steps", 2)]
+    after = [("saving", 2), "synced", "checkpoint", ("validation", 2)]
+    assert told[1 : 1 + len(steps) + len(after)] == [*steps, *after]
 
 
 def test_sparse_kernels_train_to_the_losses_of_dense_ones(tiny_overrides, cli_here):
@@ -258,7 +287,7 @@ def test_another_model_in_the_run_folder_is_refused(tiny_overrides, cli_here):
     [
         (["train", "--recipe", "nope"], "error: recipe 'nope': no such file"),
         (["train", "--recipe", "debug", "--set", "train.stepz=1"], "nearest valid key"),
-        (["plot", str(ROOT)], "is not a run: it has no metrics.jsonl"),
+        (["report", str(ROOT)], "is not a run: it has no metrics.jsonl"),
         (
             ["train", "--recipe", "debug", "--set", "data.corpus=nope"],
             "nope",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from sparsellm.estimate import estimate_memory
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.records import read_metrics
 from sparsellm.training import micro_batch
-from sparsellm.training.micro_batch import MicroBatch, possible_sizes
+from sparsellm.training.micro_batch import MicroBatch, first_micro_batch, possible_sizes
 from sparsellm.training.objective import Objective
 from sparsellm.training.rehearsal import grow
 from sparsellm.training.run import build_run, close_run
@@ -48,6 +49,23 @@ def test_it_is_time_to_grow_once_sparse_layers_have_settled():
     assert [size.observe(sparse) for _ in range(CALM_STEPS + 1)].index(True) == CALM_STEPS
     size.stays = True
     assert not any(size.observe(sparse) for _ in range(3 * CALM_STEPS))
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "mesh", "shards"),
+    [(False, None, 1), (True, None, 4), (True, SimpleNamespace(dp_shard_size=2), 2)],
+)
+def test_the_first_size_fits_with_weights_as_they_are_divided(
+    tiny, monkeypatch, fsdp, mesh, shards
+):
+    recipe = tiny("train.micro_batch_size=auto", "train.global_batch_tokens=1024")
+    ranks = {"num_processes": 4, "is_fsdp2": fsdp, "parallelism_config": mesh}
+    accelerator = SimpleNamespace(device=torch.device("cpu"), **ranks)
+    monkeypatch.setattr(micro_batch, "ROOM", 1.0)
+    two = estimate_memory(recipe.with_micro_batch(2), shards, 4).total
+    for memory, size in ((two, 2), (two - 1, 1)):
+        monkeypatch.setattr(micro_batch, "device_memory", lambda _, memory=memory: memory)
+        assert first_micro_batch(recipe, accelerator) == MicroBatch(size, largest=min(4 * size, 8))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import set_arguments
+from conftest import save_run, set_arguments
 from warm import ranks
 
 from sparsellm.recipe import load_recipe
@@ -17,7 +17,6 @@ from sparsellm.runs.records import read_metrics
 from sparsellm.training import loop, nonfinite
 from sparsellm.training import step as step_module
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.run_state import save_run
 
 DAMAGED = Path(__file__).with_name("damaged_batch.py")
 

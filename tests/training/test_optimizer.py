@@ -6,7 +6,11 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import set_arguments
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import build_model
@@ -128,6 +132,27 @@ def test_reinit_moves_the_gate_rows_of_dead_neurons_alone(tiny):
     with torch.no_grad():
         ffns[1].gate_proj.weight.copy_(before[1])
     assert not torch.equal(reinit(step=8), first)
+
+
+@pytest.fixture
+def second_of_two_ranks():
+    """A group that sends nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def test_reinit_of_a_shard_is_that_of_its_rows(second_of_two_ranks):
+    whole, sharded = (SparseFFN(8, 16, gated=True) for _ in range(2))
+    weight_NK = whole.gate_proj.weight.detach().clone()
+    own = DTensor.from_local(weight_NK[8:].clone(), second_of_two_ranks, [Shard(0)])
+    sharded.gate_proj.weight = torch.nn.Parameter(own)
+    dead_LN = torch.arange(16)[None] % 3 == 0
+    for ffn in (whole, sharded):
+        reinit_dead_neurons([ffn], dead_LN, rate=0.1, std=0.02, seed=3, step=7)
+    changed = sharded.gate_proj.weight.to_local()
+    assert torch.equal(changed, whole.gate_proj.weight[8:])
+    assert not torch.equal(changed, weight_NK[8:])
 
 
 def test_reinit_takes_any_seed():

@@ -51,6 +51,22 @@ def test_averages_are_those_of_the_steps_so_far():
     assert restored.state_dict() == skips.state_dict()
 
 
+def test_skipped_steps_are_counted_in_all_and_in_a_row():
+    skips, counts = SkippedSteps(), []
+    for taken in (True, False, False, True, False):
+        if taken:
+            skips.take(loss=1.0, gradient_norm=1.0)
+        else:
+            skips.skip()
+        counts.append((skips.total, skips.in_a_row))
+    assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)]
+    restored = SkippedSteps()
+    restored.load_state_dict(skips.state_dict())
+    assert (restored.total, restored.in_a_row) == (3, 1)
+    restored.load_state_dict({"skipped": 2})  # of an earlier version
+    assert (restored.total, restored.in_a_row) == (2, 0)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "on_nonfinite"), [(1, "stop"), (2, "skip")])
@@ -92,4 +108,4 @@ def test_a_damaged_batch_is_skipped_and_counted(tiny_overrides, number, on_nonfi
 
 def test_skipped_steps_are_on_every_dashboard():
     [metric] = [metric for metric in METRICS if metric.name == "skipped_steps"]
-    assert (metric.wandb_key, metric.section) == ("train/skipped_steps", "training")
+    assert (metric.wandb, metric.section) == ("train", "training")

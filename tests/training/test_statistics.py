@@ -14,13 +14,19 @@ from hypothesis import strategies as st
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import nnz_bucket_edges, num_position_buckets, position_bucket_starts
+from sparsellm.runs.records import (
+    KernelStats,
+    nnz_bucket_edges,
+    num_position_buckets,
+    position_bucket_starts,
+)
 from sparsellm.training import counters as counters_module
 from sparsellm.training.counters import CounterLayout, Counters, SkippedSteps
 from sparsellm.training.objective import LossSums
 from sparsellm.training.statistics import SparsityStats
 
 L, B, T, N = 3, 8, 16, 24  # over 100 tokens: p99 is not the largest
+L1_L, UNION_L = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([5, 9, 7])  # of each micro-batch
 CPU = torch.device("cpu")
 SHAPE = [f"model.num_hidden_layers={L}", f"model.intermediate_size={N}"]
 SHAPE += [f"model.context_length={T}", f"train.global_batch_tokens={B * T}"]
@@ -42,10 +48,10 @@ def _counted(*micro_batches: torch.Tensor) -> Counters:
         counters.add(
             LossSums(
                 cross_entropy_sum=torch.tensor(1.5),
-                l1_sum_L=torch.ones(L),
+                l1_sum_L=L1_L,
                 nnz_LBT=active_LBTN.sum(-1, dtype=torch.int32),
                 fired_LN=active_LBTN.sum((1, 2), dtype=torch.int32),
-                union_L=torch.ones(L, dtype=torch.int64),
+                union_L=UNION_L,
             )
         )
     return counters
@@ -68,6 +74,11 @@ def test_a_reading_equals_numpy(seed, density):
     dead_LN = ~active.any(2).any(1)
     reading = _reading(_counted(active), dead_LN)
     assert reading.loss == 1.5 / (B * T)
+    assert reading.l1 == pytest.approx(7 / (B * T * L))
+    assert reading.gradient_norm == 1.0
+    assert reading.kernels == KernelStats([False] * L, [2.5, 4.5, 3.5], 0)  # two blocks of tokens
+    assert reading.largest_union_L == UNION_L.tolist()
+    assert not reading.stop
     found = reading.sparsity
     nnz = active.sum(-1).flatten(1).numpy()
     np.testing.assert_allclose(found.nnz_mean, nnz.mean(1))

@@ -151,6 +151,17 @@ def test_what_keeps_it_from_the_target_is_said_once_and_at_the_end(nnz, steps, s
     assert re.search(at_the_end, verdict) if at_the_end else verdict is None
 
 
+def test_a_start_that_silenced_the_model_is_the_verdict_of_a_run_that_did_not_recover():
+    controller = TargetController(SparsityConfig(target_nnz=30, l1_coefficient=0.1), 1)
+    for step in range(20):
+        controller.observe(step, [0.0])
+        controller.news()
+    for step in range(20, 220):  # long after its first steps, and still far off
+        controller.observe(step, [15.0])
+        assert controller.news() is None
+    assert re.search("^non-zeros are -50% off .*: the first λ silenced", controller.verdict())
+
+
 def test_a_first_coefficient_that_silences_the_model_is_reported(tiny_overrides, cli_here):
     own = ["sparsity.target_nnz=25", "sparsity.l1_coefficient=100", "train.steps=12"]
     own += ["validation.every_steps=0", "runtime.compile=false", "optimizer.learning_rate=0.01"]

@@ -3,7 +3,8 @@
 The changes are mutmut's: operators, numbers, arguments, keywords, assignments, text. mutmut's own
 runner cannot be used: torch.compile cannot trace its trampolines, and it leaves out every decorated
 function. What no test of behaviour on a CPU can notice is left out here: annotations and types,
-decorators, the wording of errors, `assert`, and the arguments in `UNSEEN`.
+decorators, the wording of errors, `assert`, the arguments in `UNSEEN`, calls of `torch.cuda` and
+what runs only where a condition finds CUDA.
 """
 
 from __future__ import annotations
@@ -56,10 +57,13 @@ class _Visitor(cst.CSTVisitor):
         self._module = module
         self._statement: cst.CSTNode | None = None
         self._functions = 0  # whose bodies the node is in
+        self._cuda = 0  # parts, which run on a GPU alone, that it is in
         self.found: list[Mutant] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if isinstance(node, _LEFT_OUT) or _is_alias(node) or _is_unseen(node):
+            return False
+        if self._cuda or _calls_cuda(node):
             return False
         if isinstance(node, cst.SimpleStatementLine):
             self._statement = node
@@ -78,9 +82,11 @@ class _Visitor(cst.CSTVisitor):
 
     def on_visit_attribute(self, node: cst.CSTNode, attribute: str) -> None:
         self._functions += isinstance(node, cst.FunctionDef) and attribute == "body"
+        self._cuda += attribute == "body" and _needs_cuda(node)
 
     def on_leave_attribute(self, original_node: cst.CSTNode, attribute: str) -> None:
         self._functions -= isinstance(original_node, cst.FunctionDef) and attribute == "body"
+        self._cuda -= attribute == "body" and _needs_cuda(original_node)
 
 
 def _changes(
@@ -98,6 +104,30 @@ def _changes(
 
 def _is_unseen(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value in UNSEEN
+
+
+def _calls_cuda(node: cst.CSTNode) -> bool:
+    if not isinstance(node, cst.Call):
+        return False
+    called = _text(node.func)
+    return called.startswith("torch.cuda.") and called != "torch.cuda.is_available"
+
+
+def _needs_cuda(node: cst.CSTNode) -> bool:
+    """``if`` as a statement or in an expression, and as part of its condition, that CUDA is there.
+
+    Its condition is changed all the same: it shows on a CPU whether it is false.
+    """
+    if isinstance(node, cst.If | cst.IfExp):
+        return _needs_cuda(node.test)
+    if isinstance(node, cst.BooleanOperation) and isinstance(node.operator, cst.And):
+        return _needs_cuda(node.left) or _needs_cuda(node.right)
+    found = isinstance(node, cst.Comparison | cst.Attribute | cst.Call)
+    return found and _text(node).endswith((' == "cuda"', ".is_cuda", "torch.cuda.is_available()"))
+
+
+def _text(node: cst.CSTNode) -> str:
+    return cst.Module([]).code_for_node(node)
 
 
 def _is_alias(node: cst.CSTNode) -> bool:

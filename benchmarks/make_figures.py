@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import frontier_figure
 import quality_figures
 import results
 import train_results
-from published_kernels import PUBLISHED_KERNELS
+from published import PAPER_MODELS, PUBLISHED_KERNELS
 from results import Drawn, FFNSetting, Line
 from sparsellm.report import drawing
-from sparsellm.report.published import PAPER_MODELS
 from train_results import TrainPair
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def draw_all(lines: Sequence[Line]) -> dict[str, str]:
             drawn = draw(lines)
             if drawn is not None:
                 figure, shown = drawn
-                found[f"{name}.svg"] = drawing.svg_text(figure, title, results.taken_on(shown))
+                caption = results.taken_on(shown, commits=name != "frontier")
+                found[f"{name}.svg"] = drawing.svg_text(figure, title, caption)
     return found
 
 
@@ -202,7 +203,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {
     ),
     "frontier": (
         "Held-out loss against GPU time, dense and sparse FFNs",
-        quality_figures.frontier,
+        frontier_figure.frontier,
     ),
     "score_and_forward": (
         "Mean task score, and the forward pass's speed and energy, against non-zeros",

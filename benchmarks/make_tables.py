@@ -19,7 +19,7 @@ import results
 import train_results
 from listing import cell, listing, markdown_table
 from model_tables import Made, change
-from published_kernels import PUBLISHED_KERNELS
+from published import PUBLISHED_KERNELS
 from results import FFNSetting, Line
 from train_results import TrainPair
 

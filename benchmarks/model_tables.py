@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import sweep_results
 import train_results
 from listing import cell, markdown_table
+from published import PAPER_MODELS, Sides
 from results import Line, Metrics
-from sparsellm.report.published import PAPER_MODELS, Sides
 from sweep_results import FRONTIER
 from train_results import TrainPair
 
@@ -203,6 +203,6 @@ neurons: at the end, mean over layers and seeds. Held-out loss: nats per token, 
 against the mean of dense ReLU (λ 0) of the same size. Mean score: of the seven tasks, of which
 guessing gets 31.4%. The number in a run's name is λ or the target. Second figure: mean scores, and
 forward passes of the trained models on held-out text in token order, over the same model dense.
-Commands: `sparsellm sweep`, `sparsellm eval`, `sparsellm bench forward --layers
---token-order auto`, `benchmarks/record_sweep.py`.
+Commands: `sparsellm sweep`, `sparsellm eval`, `sparsellm bench forward --layers`,
+`benchmarks/record_sweep.py`.
 """

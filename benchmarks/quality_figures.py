@@ -6,7 +6,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 import sweep_results
@@ -47,54 +46,6 @@ def quality_and_speed(lines: Sequence[Line]) -> Drawn | None:
         drawing.log_scale(axes.xaxis)
     drawing.legend_beside(figure, [loss, rate])
     return figure, [line for g in groups for line in g.lines]
-
-
-# What is shown of the sweep `frontier`: neurons, target and precision of an arm, and its words.
-_ARMS: dict[tuple[str, int, float | None, str], str] = {
-    ("silu", 2816, None, "bf16"): "dense SiLU",
-    ("silu", 2816, None, "fp8"): "dense SiLU, FP8",
-    ("relu", 2816, None, "bf16"): "dense ReLU",
-    ("relu", 11264, 60.0, "bf16"): "sparse, 4× the neurons",
-    ("relu", 11264, 60.0, "fp8"): "sparse, 4× the neurons, FP8",
-    ("silu", 11264, None, "bf16"): "dense SiLU, 4× the neurons",
-}
-
-
-def frontier(lines: Sequence[Line]) -> Drawn | None:
-    """Loss against GPU time at the end of training, each arm at its best learning rate."""
-    arms: dict[str, list[SweepGroup]] = defaultdict(list)
-    for g in sweep_results.sweep_groups(lines):
-        case = g.case
-        keys = ("activation", "intermediate_size", "target_nnz", "precision")
-        arm = _ARMS.get(tuple(case.get(key) for key in keys))  # type: ignore[arg-type]
-        plain = g.sweep == FRONTIER and case["gated"] and "reinit" not in g.name
-        if arm and plain and g.gpu_seconds:
-            arms[arm].append(g)
-    steps = max((g.case["step"] for own in arms.values() for g in own), default=0)
-    ended = {
-        arm: min(own, key=lambda g: fmean(g.losses))
-        for arm in _ARMS.values()
-        if (own := [g for g in arms[arm] if g.case["step"] == steps])
-    }
-    if len(ended) < 2:
-        return None
-    figure, (axes,) = drawing.new_figure(1, size=(5.4, 3.6))  # legible on a phone
-    marks = [(fmean(g.losses), fmean(g.gpu_seconds), arm) for arm, g in ended.items()]
-    for index, (y, x, arm) in enumerate(marks):
-        losses = ended[arm].losses
-        axes.vlines(x, min(losses), max(losses), color=drawing.color(index), linewidth=2)
-        axes.plot(x, y, **drawing.points_style(index) | {"markersize": 10})
-    axes.margins(x=0.08, y=0.12)
-    axes.set_xlim(left=0)
-    # Names to the right of all marks, in their order, so that none covers another.
-    for place, (y, x, arm) in enumerate(sorted(marks)):
-        axes.annotate(
-            arm, (x, y), xytext=(1.06, (place + 0.5) / len(marks)), textcoords="axes fraction",
-            fontsize=11, va="center", color=drawing.color(list(ended).index(arm)),
-            arrowprops={"arrowstyle": "-", "color": drawing.LINE, "relpos": (0, 0.5)},
-        )  # fmt: skip
-    drawing.label(axes, "", "GPU seconds of training", "held-out loss, nats per token")
-    return figure, [line for g in ended.values() for line in g.lines]
 
 
 def score_and_forward(lines: Sequence[Line]) -> Drawn | None:

@@ -77,16 +77,18 @@ def devices(line: Line) -> str:
     return line["hardware"].partition(",")[0]
 
 
-def taken_on(lines: Iterable[Line]) -> str:
-    """GPUs that were used and commits of some lines, newest first."""
+def taken_on(lines: Iterable[Line], *, commits: bool = True) -> str:
+    """GPUs that were used, and the commits of some lines, newest first."""
     found = sorted(lines, key=lambda line: line["date"], reverse=True)
     # A training on one GPU may have been recorded on a machine of several.
     counts = sorted(
         {f"{line['case'].get('gpus', devices(line).partition('×')[0])}×" for line in found}
     )
-    commits = list(dict.fromkeys(line["commit"] for line in found))
-    many = "s" if commits[1:] else ""
-    return f"{', '.join(counts)} {GPU} · commit{many} {', '.join(commits)}"
+    gpus = f"{', '.join(counts)} {GPU}"
+    if not commits:
+        return gpus
+    names = list(dict.fromkeys(line["commit"] for line in found))
+    return f"{gpus} · commit{'s' if names[1:] else ''} {', '.join(names)}"
 
 
 def of_bench(lines: Iterable[Line], bench: str, count: int | None = 1) -> list[Line]:

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from published import PAPER_MODELS
 from results import HIDDEN, OUTCOMES, Line, Metrics, case_text, of_bench
-from sparsellm.report.published import PAPER_MODELS
 
 
 class TrainPair(NamedTuple):

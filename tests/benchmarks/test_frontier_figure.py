@@ -1,0 +1,70 @@
+"""The figure of loss against GPU time: which runs make a line, and which is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+import frontier_figure
+from sparsellm.report import drawing
+
+
+def run(
+    name, end, *, seed=0, seconds=50.0, learning_rate=1e-3, activation="silu", width=2816, **more
+):
+    """Records of a run of two validations."""
+    found = []
+    for step, loss in ((225, end + 0.4), (450, end)):
+        case = {"run": f"{name}-seed{seed}", "layers": 12, "hidden_size": 1024, "seed": seed}
+        case |= {"activation": activation, "intermediate_size": width, "gated": True, "step": step}
+        case |= {"learning_rate": learning_rate, "precision": "bf16", "tokens": 65_536 * step}
+        case |= {"l1_coefficient": 0.0} | more
+        for metric, value in (("validation_loss", loss), ("gpu_seconds", seconds * step / 450)):
+            line = {"bench": "sweep_frontier", "case": case, "metric": metric, "value": value}
+            line |= {"hardware": "1× NVIDIA H200, 9 cores", "commit": "abc", "date": "2026-01-01"}
+            found.append(line)
+    return found
+
+
+SPARSE = {"activation": "relu", "width": 11264, "target_nnz": 60.0}
+
+
+def test_seeds_of_the_best_learning_rate_are_one_line_however_the_run_is_called():
+    lines = [
+        *run("dense-silu-0.001", 4.5, seconds=40.0),
+        *run("dense-silu", 4.6, seed=1, seconds=60.0),
+        *run("dense-silu-0.002", 4.7, learning_rate=2e-3),
+        *run("wide4-target60", 4.4, **SPARSE),
+    ]
+    curves = frontier_figure._frontier_curves(lines)
+    silu = curves["dense SiLU", "bf16"]
+    assert silu.ends == [4.5, 4.6]
+    assert silu.losses == pytest.approx([4.95, 4.55])
+    assert silu.seconds == [25.0, 50.0]
+
+
+def test_experts_are_not_taken_for_a_dense_layer_and_other_runs_are_left_out():
+    lines = [
+        *run("moe", 4.5, width=11264, experts=32),
+        *run("wide4-target60", 4.4, **SPARSE),
+        *run("wide4-target60-reinit", 4.3, **SPARSE),
+        *run("wide4-target30", 4.2, **SPARSE | {"target_nnz": 30.0}),
+    ]
+    curves = frontier_figure._frontier_curves(lines)
+    assert {kind: curve.losses[-1] for (kind, _), curve in curves.items()} == {
+        "mixture of experts": 4.5,
+        "sparse, 4× wide": 4.4,
+    }
+
+
+def test_lines_are_named_inside_the_figure_and_one_line_is_no_figure():
+    dense, sparse = run("dense-silu", 4.5), run("wide4-target60", 4.4, **SPARSE)
+    assert frontier_figure.frontier(dense) is None
+    with drawing.style():
+        figure, shown = frontier_figure.frontier([*dense, *sparse])
+    [axes] = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["dense SiLU", "sparse, 4× wide"]
+    boxes = [text.get_window_extent() for text in axes.texts]
+    frame = axes.get_window_extent()
+    assert all(frame.x0 < box.x0 and box.x1 < frame.x1 for box in boxes)
+    assert not boxes[0].overlaps(boxes[1])
+    assert len(shown) == 8

@@ -12,11 +12,10 @@ help: ## this list
 
 quickstart: $(READY) ## train recipes/debug.yaml for about a minute
 	$(BIN)/sparsellm train debug
-	@echo 'text of the model that was trained, one byte per token:'
-	@$(BIN)/sparsellm generate runs/debug --prompt 'def ' --max-new-tokens 200
 	@$(BIN)/sparsellm report runs/debug | sed -n '1s/^/report: /p'
 	@echo 'next:'
 	@echo '  source .venv/bin/activate'
+	@echo "  sparsellm generate runs/debug --prompt 'def '   # one byte per token"
 	@echo '  sparsellm train debug --set train.steps=240   # go on from the checkpoint'
 	@echo '  sparsellm train debug --fresh --set sparsity.l1_coefficient=0   # without L1'
 	@echo "  sparsellm train debug --set name=mine --set 'data.files=[FOLDER]'   # text of your own"
@@ -54,9 +53,10 @@ results: $(DEV) ## benchmarks/RESULTS.md and its figures, from benchmarks/result
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"sparsellm needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Set PYTHON=python3.12, say")'
+	@echo 'installing what training needs: PyTorch is the largest download, on Linux several GB; pip names every size'
 	$(PYTHON) -m venv .venv
-	@echo 'installing what training needs: PyTorch is the largest download; pip names every size'
-	$(BIN)/python -m pip install --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --upgrade pip  # older ones are silent while they install
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable .
 	touch $@
 
 $(DEV): $(READY)

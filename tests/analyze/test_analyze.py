@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import save_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from sparsellm.cli import main
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.training.run import build_run, close_run
-from sparsellm.training.run_state import save_run
 from sparsellm.training.step import train_step
 
 
@@ -137,14 +137,17 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     printed = capsys.readouterr().out
     assert "512 tokens, 64 neurons per layer" in printed
     found = json.loads((checkpoint / "analysis" / "statistics.json").read_text())
-    assert found["tokens"] == 512
+    shape = {"tokens": 512, "context_length": 32, "intermediate_size": 64}
+    source = {"checkpoint": str(checkpoint), "step": 1, "corpus": "sample"}
+    assert shape | source == {key: found[key] for key in (*shape, *source)}
     assert len(found["layers"]) == 2
     assert len(found["tokens_by_nnz"]["highest"]) > 0
     traces = load_traces(checkpoint / "analysis" / "traces.npz", 64)
     ids_BT = load_ids(checkpoint / "analysis" / "traces.npz")
     assert ids_BT.size == 512
     common = found["tokens_by_nnz"]["highest"][0]
-    assert (ids_BT == common["id"]).sum() == common["occurrences"]
+    assert (ids_BT == common["id"]).sum() == common["occurrences"] >= 8
+    assert common["text"] == bytes([common["id"]]).decode(errors="replace")
     mean = [float(trace.count_M.mean()) for trace in traces]
     assert mean == pytest.approx([layer["nnz_mean"] for layer in found["layers"]])
 

@@ -43,6 +43,7 @@ _OTHERS = {
     "pre-commit",
     "python",
     "python3",
+    "source",
     "sudo",
 }
 _COMMANDS = ("sparsellm", "accelerate", "sbatch", "docker", "make")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -13,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparsellm
 from sparsellm.estimate import train_flops_per_token
 from sparsellm.ffn.kernels.compile import compile_seconds
+from sparsellm.processes.distributed import RankActivity
 from sparsellm.processes.signals import StopRequest
 from sparsellm.training import meter as meter_module
-from sparsellm.training.meter import Meter
+from sparsellm.training.meter import Meter, progress_line
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 
@@ -137,6 +139,44 @@ def test_utilisation_is_of_the_bf16_peak_and_unknown_in_fp32(tiny, monkeypatch, 
     else:
         flops = train_flops_per_token(run.recipe)
         assert values["mfu_dense"] == pytest.approx(values["tokens_per_second"] * flops / 1e12)
+
+
+def test_the_time_that_is_left_follows_from_the_rate(tiny):
+    run = build_run(tiny("runtime.compile=false", "train.steps=4"))
+    try:
+        meter = Meter(run)
+        record = meter.record(run, train_step(run, StopRequest()))
+    finally:
+        close_run(run)
+    record.values["tokens_per_second"] = run.recipe.train.global_batch_tokens / 60  # one per minute
+    assert progress_line(record, run.recipe).endswith("| eta 0:03:00")
+
+
+def test_a_step_is_watched_under_the_number_of_finished_ones(tiny, monkeypatch):
+    begun = []
+    monkeypatch.setattr(RankActivity, "begin", lambda self, *phase: begun.append(phase))
+    run = build_run(tiny("runtime.compile=false"))
+    try:
+        for finished in range(2):
+            begun.clear()
+            train_step(run, StopRequest())
+            found = {step for phase, step in begun if phase in ("reading data", "computing")}
+            assert found == {finished}
+    finally:
+        close_run(run)
+
+
+def test_the_coefficient_moves_slowly_while_the_learning_rate_warms_up(tiny):
+    moved = []
+    for warmup in (1, 1000):
+        own = ["sparsity.target_nnz=1", f"optimizer.warmup_steps={warmup}", "runtime.compile=false"]
+        run = build_run(tiny(*own))
+        try:
+            first, second = (train_step(run, StopRequest()).l1_by_layer[0] for _ in range(2))
+        finally:
+            close_run(run)
+        moved.append(math.log(second / first))
+    assert 0 < moved[1] < moved[0] / 10
 
 
 def test_a_dead_neuron_alone_is_reinitialised_after_the_step(tiny):

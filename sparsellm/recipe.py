@@ -13,12 +13,9 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import yaml
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, model_validator
 
+from sparsellm import recipe_sections as sections
 from sparsellm.architecture import (
     ACTIVATIONS,
     ARCHITECTURES,
@@ -28,19 +25,6 @@ from sparsellm.architecture import (
     rectified_activations,
 )
 from sparsellm.paths import bundled, named_file
-from sparsellm.recipe_sections import (
-    CheckpointConfig,
-    DataConfig,
-    EvaluationConfig,
-    FFNConfig,
-    LoggingConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RuntimeConfig,
-    SparsityConfig,
-    TrainConfig,
-    ValidationConfig,
-)
 from sparsellm.strict import StrictModel, load_yaml, parse_yaml, validate
 from sparsellm.vocabulary import vocab_size
 
@@ -59,17 +43,17 @@ class Recipe(StrictModel):
     seed: NonNegativeInt = Field(
         0, le=2**64 - 1, description="Seed of weights, data order and re-initialisation"
     )
-    model: ModelConfig
-    ffn: FFNConfig = FFNConfig()
-    sparsity: SparsityConfig = SparsityConfig()
-    data: DataConfig
-    train: TrainConfig
-    optimizer: OptimizerConfig = OptimizerConfig()
-    runtime: RuntimeConfig = RuntimeConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    validation: ValidationConfig = ValidationConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    logging: LoggingConfig = LoggingConfig()
+    model: sections.ModelConfig
+    ffn: sections.FFNConfig = sections.FFNConfig()
+    sparsity: sections.SparsityConfig = sections.SparsityConfig()
+    data: sections.DataConfig
+    train: sections.TrainConfig
+    optimizer: sections.OptimizerConfig = sections.OptimizerConfig()
+    runtime: sections.RuntimeConfig = sections.RuntimeConfig()
+    checkpoint: sections.CheckpointConfig = sections.CheckpointConfig()
+    validation: sections.ValidationConfig = sections.ValidationConfig()
+    evaluation: sections.EvaluationConfig = sections.EvaluationConfig()
+    logging: sections.LoggingConfig = sections.LoggingConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

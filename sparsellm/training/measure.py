@@ -23,7 +23,8 @@ from sparsellm.evaluate.suite import load_suite, require_lm_eval, write_tasks
 from sparsellm.model import HFModel, build_zero_model
 from sparsellm.processes.distributed import FailedTogether, Interrupted, agree, any_rank, cause_of
 from sparsellm.processes.signals import StopRequest
-from sparsellm.recipe import EvaluationConfig, Recipe
+from sparsellm.recipe import Recipe
+from sparsellm.recipe_sections import EvaluationConfig
 from sparsellm.runs import state
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, read_lines

@@ -1,4 +1,4 @@
-"""Checks of a command line's arguments, made before anything is loaded."""
+"""Arguments that several commands have, and checks of them before anything is loaded."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> argparse.Action:
+    """``--set``, which overrides keys of a recipe."""
+    return parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override a key of the recipe, such as train.steps=100 (`sparsellm recipe keys` "
+        "describes them); may be repeated",
+    )
 
 
 def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> None:

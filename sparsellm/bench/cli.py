@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparsellm.arguments import positive_int
+from sparsellm.arguments import add_overrides, positive_int
 from sparsellm.ffn.capacity import SHRUNK_STEPS
 
 
@@ -77,7 +77,8 @@ def _forward_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _train_options(parser: argparse.ArgumentParser) -> None:
-    _add_recipe(parser, required=True)
+    parser.add_argument("--recipe", required=True, help="a bundled recipe or a YAML file")
+    add_overrides(parser)
     text = "sides to compare with ffn.kernels=dense, each in a run (default: ffn.kernels=auto)"
     sides = ["ffn.kernels=auto"]
     side = "KEY=VALUE[,KEY=VALUE]"
@@ -96,17 +97,10 @@ def _train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, metavar="DIR", help=text)
 
 
-def _add_recipe(parser: argparse.ArgumentParser, **options: Any) -> None:
-    parser.add_argument("--recipe", help="a bundled recipe or a YAML file", **options)
-    text = "override a key of the recipe; may be repeated"
-    name = "KEY=VALUE"
-    parser.add_argument(
-        "--set", action="append", default=[], metavar=name, dest="overrides", help=text
-    )
-
-
 def _loader_options(parser: argparse.ArgumentParser) -> None:
-    _add_recipe(parser, default="0.5b")
+    text = "a bundled recipe or a YAML file (default: 0.5b)"
+    parser.add_argument("--recipe", default="0.5b", help=text)
+    add_overrides(parser)
     text = "numbers of tokenising processes, each measured (default: 0 and 2)"
     parser.add_argument("--num-workers", type=int, nargs="+", default=[0, 2], help=text)
     text = "seconds for which each rate is measured (default: 5)"

@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from sparsellm.arguments import positive_int
+from sparsellm.arguments import add_overrides, positive_int
 
 if TYPE_CHECKING:  # pydantic is imported where it is needed: `sparsellm --help` is quick
     from sparsellm.strict import Key
@@ -80,16 +80,7 @@ def add_recipe_arguments(parser: Any) -> None:
     )
     flag = parser.add_argument("--recipe", metavar="RECIPE", help=argparse.SUPPRESS)
     name.completer = flag.completer = _complete_recipe
-    overrides = parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override a key, such as train.steps=100 (`sparsellm recipe keys` describes them); "
-        "may be repeated",
-    )
-    overrides.completer = _complete_key
+    add_overrides(parser).completer = _complete_key  # type: ignore[attr-defined]
 
 
 def _complete_recipe(prefix: str, **_: object) -> list[str]:

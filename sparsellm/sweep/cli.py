@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparsellm.arguments import positive_int
+from sparsellm.arguments import add_overrides, positive_int
 
 
 def add_sweep_parser(commands: Any) -> None:
@@ -42,14 +42,7 @@ def add_sweep_parser(commands: Any) -> None:
         default="ddp8",
         help="file of launch/ for runs on several GPUs (default: ddp8; fsdp2 for large models)",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override a recipe key in all runs; may be repeated",
-    )
+    add_overrides(parser)
     parser.add_argument(
         "--only",
         nargs="+",

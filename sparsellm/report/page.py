@@ -1,9 +1,11 @@
-"""The report: one page of template, style, scripts, tables and data."""
+"""The report: one page of template, style, scripts, a verdict, tables and data."""
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +15,14 @@ from sparsellm.arguments import check_out
 from sparsellm.report import tables
 from sparsellm.report.collect import RunData, Sample, read_runs
 from sparsellm.report.series import chart_specs, run_series
-from sparsellm.report.verdict import verdict
 from sparsellm.runs.files import write_atomically
+from sparsellm.runs.metrics import mean
 
 REPORT_FILE = "report.html"
+# What a verdict calls odd.
+RISEN = 0.01  # of the held-out loss above its lowest, relative
+OFF_TARGET = 0.1  # of the non-zeros, relative
+MANY_DEAD = 0.5  # of the neurons
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
 
@@ -71,7 +77,7 @@ def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
         "HEADING": escape(names if sweep or len(runs) <= 3 else f"{len(runs)} runs"),
         "DESCRIPTION": escape(sweep.description if sweep else _description(runs)),
         "SWEEP": _sweep_section(sweep.html, len(runs)) if sweep else "",
-        "VERDICT": "" if sweep else "\n".join(_verdict(r, len(runs) > 1) for r in runs),
+        "VERDICT": "" if sweep else "\n".join(_verdict_section(r, len(runs) > 1) for r in runs),
         "SUMMARY": tables.summary_table(runs),
         "EVALUATION": tables.evaluation_table(runs),
         "LAYERS": tables.layer_tables(runs) + tables.analysis_tables(runs),
@@ -85,7 +91,45 @@ def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], _file("page.html"))
 
 
-def _verdict(run: RunData, several: bool) -> str:
+def verdict(run: RunData) -> list[str]:
+    """A run's loss, zeros and speed in sentences; what is odd about it follows after "Odd:"."""
+    end = run.train[-1]
+    found = [f"{end['step']:,} of {run.recipe.train.steps:,} steps, {end['tokens']:,} tokens."]
+    if run.validation:
+        found.append(f"The held-out loss is {run.validation[-1]['loss']:.4f} nats per token.")
+    elif end.get("loss") is not None:
+        found.append(f"The training loss is {end['loss']:.4f} nats per token; none was held out.")
+    if nnz := end["sparsity"]["nnz_mean"]:
+        width = run.recipe.model.intermediate_size
+        zeros = f"{mean(nnz):,.1f} of {width:,} neurons fire for a token"
+        found.append(f"{zeros}: {1 - mean(nnz) / width:.1%} of the activations are zero.")
+    rates = [r["tokens_per_second"] for r in run.train if r.get("tokens_per_second")]
+    if rates:
+        sparse = (end.get("kernels") or {}).get("sparse", [])
+        kernels = f"; {sum(sparse)} of {len(sparse)} layers on sparse kernels" if sparse else ""
+        found.append(f"{statistics.median(rates):,.0f} tokens/s{kernels}.")
+    return found + [f"Odd: {text}." for text in _odd(run)]
+
+
+def _odd(run: RunData) -> Iterator[str]:
+    end, losses = run.train[-1], [record["loss"] for record in run.validation]
+    if losses and losses[-1] > (1 + RISEN) * min(losses):
+        yield f"the held-out loss has risen from {min(losses):.4f}"
+    if end.get("skipped_steps"):
+        yield f"{end['skipped_steps']} steps were skipped, as not finite or as spikes"
+    if abs(off := end.get("target_error") or 0.0) > OFF_TARGET:
+        yield f"the non-zeros are {off:+.0%} off their target"
+    dead = end["sparsity"]["dead_fraction"]
+    if dead and mean(dead) > MANY_DEAD:
+        yield f"{mean(dead):.0%} of the neurons are silent"
+    if lost := (end.get("kernels") or {}).get("overflows"):
+        yield f"{lost:,} patterns of the last step overflowed, and were computed again"
+    hows = [ended["how"] for ended in run.session_ends.values()]
+    for how in dict.fromkeys(how for how in hows if how.startswith(("failed", "killed"))):
+        yield f"a process was {how}" if how == "killed" else f"a process {how}"
+
+
+def _verdict_section(run: RunData, several: bool) -> str:
     sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in verdict(run))
     head = f"In short: {run.label}" if several else "In short"
     return f"<section><h2>{escape(head)}</h2><ul>{sentences}</ul>{_sample(run.sample)}</section>"

@@ -4,40 +4,88 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 import statistics
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsellm.arguments import check_out
+from sparsellm.report import drawing
 from sparsellm.report.page import REPORT_FILE, SweepSection, render_page
-from sparsellm.report.sweep_figure import TITLE, draw_sweep
-from sparsellm.report.sweep_runs import Group, SweepData, read_sweep, spread
+from sparsellm.report.sweep_runs import Group, SweepData, last_nnz, mean_score, read_sweep
 from sparsellm.report.tables import html_table
 from sparsellm.runs.files import write_atomically
 
 SUMMARY_FILE = "summary.json"
 TABLE_FILE = "summary.md"
 FIGURE_FILE = "summary.svg"
-HEAD = [
-    "Group",
-    "Seeds",
-    "λ at the end",
-    "Non-zeros per token",
-    "Zeros",
-    "Dead",
-    "Held-out loss",
-    "Against dense ReLU",
-    "Against SiLU",
-    "Training tokens/s",
-    "Forward, × dense",
-    "Mean task score",
-]
+TITLE = "Quality and speed against non-zeros"
 NOTE = (
     "Non-zeros: last tenth of the steps, mean over layers. Loss: nats per token, mean of the seeds "
     "± half their range."
+)
+
+# What the table says of a group, by the column's head.
+COLUMNS: dict[str, Callable[[SweepData, Group], str]] = {
+    "Group": lambda sweep, g: g.name,
+    "Seeds": lambda sweep, g: ", ".join(str(run.recipe.seed) for run in g.runs),
+    "λ at the end": lambda sweep, g: f"{g.l1_coefficient:.3g}",
+    "Non-zeros per token": lambda sweep, g: f"{g.nnz:,.1f}",
+    "Zeros": lambda sweep, g: f"{g.zeros:.2%}",
+    "Dead": lambda sweep, g: f"{g.dead:.1%}",
+    "Held-out loss": lambda sweep, g: _loss(g.losses),
+    "Against dense ReLU": lambda sweep, g: _against(g.losses, sweep.dense_relu),
+    "Against SiLU": lambda sweep, g: _against(g.losses, sweep.silu),
+    "Training tokens/s": lambda sweep, g: f"{g.tokens_per_second:,.0f}",
+    "Forward, × dense": lambda sweep, g: (
+        "–" if g.forward_ratio is None else f"{g.forward_ratio:.2f}"
+    ),
+    "Mean task score": lambda sweep, g: f"{statistics.fmean(g.scores):.1%}" if g.scores else "–",
+}
+
+
+class Panel(NamedTuple):
+    """One quantity of the figure."""
+
+    title: str
+    unit: str
+    points: Callable[[Group], list[drawing.Point]]  # non-zeros and the quantity, of each seed
+    missing: str = ""  # why no group may have it, and the remedy
+    from_zero: bool = False
+
+
+def _forwards(metric: str) -> Callable[[Group], list[drawing.Point]]:
+    return lambda g: [(g.nnz, ratio) for ratio in g.forward_ratios(metric)]
+
+
+_NNZ = "non-zeros per token, mean over layers"
+_NO_FORWARD = "no forward was measured (`sparsellm bench forward RUN… --record DIR/bench.jsonl`)"
+LOSS = Panel(
+    "Held-out loss",
+    "nats per token",
+    lambda g: [(last_nnz(run), run.validation[-1]["loss"]) for run in g.runs if run.validation],
+    "no run has a held-out loss (validation.every_steps)",
+)
+PANELS = (
+    LOSS,
+    Panel(
+        "Mean task score",
+        "% right",
+        lambda g: [(last_nnz(r), 100 * s) for r in g.runs if (s := mean_score(r)) is not None],
+        "no run has a mean task score (evaluation.every_steps, or `sparsellm eval RUN`)",
+    ),
+    Panel(
+        "Training",
+        "thousand tokens/s",
+        lambda g: [(g.nnz, g.tokens_per_second / 1e3)],
+        from_zero=True,
+    ),
+    Panel("Forward of the model: speed", "× dense", _forwards("tokens_per_ms"), _NO_FORWARD),
+    Panel(
+        "Forward of the model: energy", "dense over sparse", _forwards("mJ_per_token"), _NO_FORWARD
+    ),
 )
 
 
@@ -51,14 +99,14 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
     out = out or folder / REPORT_FILE
     check_out(out)
     sweep = read_sweep(folder)
-    rows = [_row(sweep, group) for group in sweep.groups]
+    rows = [[text(sweep, g) for text in COLUMNS.values()] for g in sweep.groups]
     write_atomically(folder / SUMMARY_FILE, json.dumps(summary(sweep), indent=1) + "\n")
     note = " ".join([NOTE, *_caveats(sweep)])
     write_atomically(folder / TABLE_FILE, _markdown(rows, note))
     svg, missing = draw_sweep(sweep)
     write_atomically(folder / FIGURE_FILE, svg)
     parts = [
-        html_table(f"Groups of the sweep {sweep.name}", HEAD, rows),
+        html_table(f"Groups of the sweep {sweep.name}", list(COLUMNS), rows),
         f"<p class='note'>{escape(note)}</p>",
         _figure(svg, missing),
     ]
@@ -78,44 +126,60 @@ def summary(sweep: SweepData) -> list[dict[str, Any]]:
             "tokens": [run.train[-1]["tokens"] for run in g.runs],
             "l1_coefficient": g.l1_coefficient,
             "nnz": g.nnz,
-            "zeros": 1 - g.nnz / g.recipe.model.intermediate_size,
+            "zeros": g.zeros,
             "dead_fraction": g.dead,
             "held_out_losses": g.losses,
             "tokens_per_second": g.tokens_per_second,
-            "forward_ratio": _forward(g),
+            "forward_ratio": g.forward_ratio,
             "mean_scores": g.scores,
         }
         for g in sweep.groups
     ]
 
 
-def _row(sweep: SweepData, g: Group) -> list[str]:
-    loss = statistics.fmean(g.losses) if g.losses else math.nan
-    several = len(g.losses) > 1
-    forward = _forward(g)
-    return [
-        g.name,
-        ", ".join(str(run.recipe.seed) for run in g.runs),
-        f"{g.l1_coefficient:.3g}",
-        f"{g.nnz:,.1f}",
-        f"{1 - g.nnz / g.recipe.model.intermediate_size:.2%}",
-        f"{g.dead:.1%}",
-        f"{loss:.4f}" + (f"\u00a0±\u00a0{spread(g.losses):.4f}" if several else ""),
-        _against(loss, sweep.dense_relu),
-        _against(loss, sweep.silu),
-        f"{g.tokens_per_second:,.0f}",
-        "–" if forward is None else f"{forward:.2f}",
-        f"{statistics.fmean(g.scores):.1%}" if g.scores else "–",
-    ]
+def draw_sweep(sweep: SweepData) -> tuple[str, list[str]]:
+    """The figure as SVG, and a sentence for each panel that has no data.
+
+    Groups that differ in λ alone are one curve, with λ at its points.
+    """
+    shown = [panel for panel in PANELS if any(panel.points(g) for g in sweep.groups)]
+    missing = [f"{panel.title}: {panel.missing}." for panel in PANELS if panel not in shown]
+    columns = min(len(shown), 3) if len(shown) != 4 else 2
+    rows = -(-len(shown) // columns)
+    with drawing.style():
+        figure, places = drawing.new_figure(columns, rows, size=(4.5 * columns, 3.8 * rows))
+        for unused in places[len(shown) :]:
+            unused.remove()
+        for panel, axes in zip(shown, places, strict=False):
+            for index, own in sweep.families():
+                several = len(own) > 1
+                texts = [drawing.exponent(g.l1_coefficient) if several else "" for g in own]
+                name = own[0].name
+                if several:  # without the value that `each` appended
+                    name = re.sub(r"-[\d.]+(e-?\d+)?$", "", name) + ", λ at each point"
+                members = list(zip(texts, map(panel.points, own), strict=True))
+                drawing.series(axes, name, members, index)
+            if panel is LOSS and sweep.dense_relu:
+                drawing.dense_lines(axes, sweep.dense_relu)
+            drawing.label(axes, panel.title, _NNZ, panel.unit)
+            drawing.log_scale(axes.xaxis)
+            if panel.from_zero:
+                drawing.from_zero(axes)
+        drawing.legend_beside(figure, places[: len(shown)])
+        return drawing.svg_text(figure, TITLE, sweep.taken_on), missing
 
 
-def _forward(g: Group) -> float | None:
-    found = [r["ratio"] for r in g.measured("model_forward", "tokens_per_ms")]
-    return statistics.fmean(found) if found else None
+def _loss(losses: list[float]) -> str:
+    text = f"{statistics.fmean(losses):.4f}" if losses else "nan"
+    half_range = (max(losses) - min(losses)) / 2 if losses else 0.0
+    return text + (f"\u00a0±\u00a0{half_range:.4f}" if len(losses) > 1 else "")
 
 
-def _against(loss: float, baseline: float | None) -> str:
-    return "–" if baseline is None else f"{loss / baseline - 1:+.2%}".replace("-", "−")
+def _against(losses: list[float], baseline: float | None) -> str:
+    if baseline is None:
+        return "–"
+    change = statistics.fmean(losses) / baseline - 1 if losses else float("nan")
+    return f"{change:+.2%}".replace("-", "−")
 
 
 def _caveats(sweep: SweepData) -> list[str]:
@@ -124,7 +188,7 @@ def _caveats(sweep: SweepData) -> list[str]:
 
 
 def _markdown(rows: list[list[str]], note: str) -> str:
-    lines = [HEAD, ["---"] * len(HEAD), *rows]
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + f"\n{note}\n"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,11 +33,6 @@ class Group:
         return self.runs[0].recipe
 
     @property
-    def has_constant_l1(self) -> bool:
-        """Whether it makes exact zeros under a λ that no target moves."""
-        return bool(self.recipe.activation.exact_zeros) and not self.recipe.sparsity.target_nnz
-
-    @property
     def losses(self) -> list[float]:
         """The last held-out loss of each seed, nats per token."""
         return [run.validation[-1]["loss"] for run in self.runs if run.validation]
@@ -48,6 +41,11 @@ class Group:
     def nnz(self) -> float:
         """Non-zeros per token over the last tenth of the steps, mean over layers and seeds."""
         return statistics.fmean(last_nnz(run) for run in self.runs)
+
+    @property
+    def zeros(self) -> float:
+        """Share of the activations that are zero, likewise."""
+        return float(1 - self.nnz / self.recipe.model.intermediate_size)
 
     @property
     def dead(self) -> float:
@@ -74,9 +72,16 @@ class Group:
         """The newest mean task score of each seed that has one."""
         return [score for run in self.runs if (score := mean_score(run)) is not None]
 
-    def measured(self, bench: str, metric: str) -> list[dict[str, Any]]:
-        """Values that a benchmark recorded for the group's checkpoints."""
-        return [r for r in self.bench if (r["bench"], r["metric"]) == (bench, metric)]
+    def forward_ratios(self, metric: str) -> list[float]:
+        """Of `bench forward` on the group's checkpoints, dense to sparse."""
+        of = ("model_forward", metric)
+        return [r["ratio"] for r in self.bench if (r["bench"], r["metric"]) == of]
+
+    @property
+    def forward_ratio(self) -> float | None:
+        """Mean ratio of the forward's rates, if it was measured."""
+        found = self.forward_ratios("tokens_per_ms")
+        return statistics.fmean(found) if found else None
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,8 @@ class SweepData:
         for index, g in enumerate(self.groups):
             recipe = g.recipe.model_dump(mode="json", exclude={"name", "seed", "description"})
             moved = recipe["sparsity"].pop("l1_coefficient")
-            key = json.dumps(recipe) if g.has_constant_l1 and moved else g.name
+            is_constant = g.recipe.activation.exact_zeros and not g.recipe.sparsity.target_nnz
+            key = json.dumps(recipe) if is_constant and moved else g.name
             found.setdefault(key, (index, []))[1].append(g)
         return list(found.values())
 
@@ -141,16 +147,9 @@ def read_sweep(folder: Path) -> SweepData:
     begun = [r for r in content["runs"] if without_records(folder / r["name"]) is None]
     if not begun:
         raise FileNotFoundError(f"{folder}: none of its runs has a record yet")
-    runs = dict(
-        zip(
-            [run["name"] for run in begun],
-            read_runs([folder / run["name"] for run in begun]),
-            strict=True,
-        )
-    )
     groups: dict[str, list[RunData]] = {}
-    for run in begun:
-        groups.setdefault(run["group"], []).append(runs[run["name"]])
+    for run, data in zip(begun, read_runs([folder / r["name"] for r in begun]), strict=True):
+        groups.setdefault(run["group"], []).append(data)
     found = []
     for name, members in groups.items():
         own = {run.path.name for run in members}
@@ -169,11 +168,6 @@ def last_nnz(run: RunData) -> float:
     end = run.train[-1]["step"] * (1 - _LAST_SHARE)
     late = [r for r in run.train if r["step"] > end] or run.train[-1:]
     return statistics.fmean(statistics.fmean(r["sparsity"]["nnz_mean"]) for r in late)
-
-
-def spread(values: Sequence[float]) -> float:
-    """Half the range over the seeds; 0 for one seed."""
-    return (max(values) - min(values)) / 2 if values else math.nan
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from sparsellm.recipe import load_recipe
-from sparsellm.report.verdict import verdict
+from sparsellm.report.page import verdict
 
 
 def run(losses=(), ends=(), **changes):

@@ -16,7 +16,7 @@ class Benchmark(NamedTuple):
     """One benchmark. Another one is an entry in `BENCHMARKS`, and its module.
 
     The module's ``measure(options)`` yields the records of one case after the other, most simply
-    those of a `compare.Comparison`: two sides, their inputs, a check, and the case's keys. It is
+    those of a `compare.Comparison`: two sides, their results, and the case's keys. It is
     imported only when it runs, to keep ``sparsellm --help`` fast.
     """
 

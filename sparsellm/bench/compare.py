@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,15 +17,16 @@ WARM_UP_RUNS = 25  # by then the choice between dense and sparse kernels is made
 
 
 class Comparison(NamedTuple):
-    """One case of a benchmark: two sides with their inputs, a check, and what to record."""
+    """One case of a benchmark: two sides with their inputs, their results, what to record."""
 
     bench: str
     case: dict[str, Any]
     dense: Side  # the baseline
     ours: Side
     tokens: int  # of a call
-    # The difference of ours from dense, once warm; raises ValueError if it is too large.
-    check: Callable[[], float]
+    # Each result of ours by its name, and what it must be; called once both sides are warm.
+    results: Callable[[], Iterable[tuple[str, Tensor, Tensor]]]
+    most_off: float  # the largest difference of a result, relative to its norm, that is no error
     mode: Callable[[], AbstractContextManager[object]] = torch.inference_mode
     as_rate: bool = False  # whether to record tokens per ms instead of ms
     charged: Mapping[str, float] = {}  # ms of costs outside the sides, by stage of ours
@@ -51,7 +52,7 @@ def compare(given: Comparison, device: torch.device, seconds: float) -> list[Mea
     with given.mode():
         for side in (given.dense, given.ours):
             warm_up(side, device)
-        difference = given.check()
+        difference = max(checked_difference(*result, given.most_off) for result in given.results())
         times = sustained({"dense": given.dense, "ours": given.ours}, device, seconds)
     dense, ours = times["dense"], times["ours"].charged(given.charged)
     case = given.case | given.outcome()
@@ -118,8 +119,9 @@ def gpu(bench: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def refuse_if_off(what: str, difference: float, most: float) -> float:
-    """``difference`` from dense; raises ValueError if it is NaN or exceeds ``most``."""
+def checked_difference(what: str, found: Tensor, expected: Tensor, most: float) -> float:
+    """`relative_difference`; raises ValueError if it is NaN or exceeds ``most``."""
+    difference = relative_difference(found, expected)
     if not difference <= most:
         raise ValueError(
             f"{what} differs from dense by {difference:.1%}; wrong results are not timed"

@@ -85,11 +85,6 @@ class FFNVariant(NamedTuple):
         """
         return 0.25 if self.fp8 else 0.03
 
-    @property
-    def takes_order(self) -> bool:
-        """TwELL packs each token separately: the order of tokens makes no difference to it."""
-        return self.format == "union"
-
 
 class Inputs(NamedTuple):
     """Inputs of a case."""

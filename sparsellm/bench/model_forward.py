@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.analyze.firing import held_out_corpus
-from sparsellm.bench.compare import Comparison, compare, gpu, refuse_if_off, relative_difference
+from sparsellm.bench.compare import Comparison, compare, gpu
 from sparsellm.bench.ffn_run import dense, dense_weights
 from sparsellm.bench.patterns import describe
 from sparsellm.bench.record import Found, Measurement
@@ -61,8 +61,7 @@ def measure(options: argparse.Namespace) -> Iterator[Found]:
             yield f"skipped: {path}: no kernels compute {recipe.ffn.activation}"
             continue
         if options.sequences:
-            train = recipe.train.model_copy(update={"micro_batch_size": options.sequences})
-            recipe = recipe.model_copy(update={"train": train})
+            recipe = recipe.with_micro_batch(options.sequences)
         shown = {"seconds": options.seconds, "layers": options.layers, "files": options.data}
         yield from run(path, recipe, device, **shown)
 
@@ -100,11 +99,6 @@ def run(
     calls = {name: partial(logits, model, tokens_BT) for name, model in models.items()}
     case = _case(loaded["dense"], recipe, tokens_BT.numel())
 
-    def check() -> float:
-        return refuse_if_off(
-            "ours", relative_difference(calls["ours"](), calls["dense"]()), MAX_DIFFERENCE
-        )
-
     def sparse_layers(whole: dict[str, Any]) -> list[Measurement]:
         sparse = sum("sparse" in paths.values() for paths in done.paths().values())
         return [Measurement("model_forward", whole, "sparse_layers", sparse, "layers")]
@@ -120,7 +114,8 @@ def run(
         dense=Side({"forward": calls["dense"]}),
         ours=Side({"forward": calls["ours"]}),
         tokens=tokens_BT.numel(),
-        check=check,
+        results=lambda: [("ours", calls["ours"](), calls["dense"]())],
+        most_off=MAX_DIFFERENCE,
         as_rate=True,
         more=sparse_layers,
     )
@@ -130,34 +125,29 @@ def run(
     with torch._dynamo.config.patch(recompile_limit=2 * len(inputs) + 8):
         found = compare(whole, device, seconds)
     yield found
-    if layers:
-        compiled = torch.compile(dense)
-        for number, given in enumerate(inputs):
-            ffn, ours = (model.model.layers[number].mlp for model in models.values())
-            arguments = (given.x_MK, *dense_weights(ffn))
-            sides = (partial(compiled, *arguments), partial(ours, given.x_MK))
-            own = case | {"layer": number, "measured_nnz": given.nnz, "union_64": given.union_64}
-            expected = partial(dense, *arguments)
-            yield compare(_layer(own, *sides, expected), device, seconds)
+    if not layers:
+        return
+    compiled = torch.compile(dense)
+    for number, given in enumerate(inputs):
+        ffn, accelerated = (model.model.layers[number].mlp for model in models.values())
+        arguments, ours = (given.x_MK, *dense_weights(ffn)), partial(accelerated, given.x_MK)
+        own = {"layer": number, "measured_nnz": given.nnz, "union_64": given.union_64}
+        layer = Comparison(
+            bench="layer_forward",
+            case=case | own,
+            dense=Side({"forward": partial(compiled, *arguments)}),
+            ours=Side({"forward": ours}),
+            tokens=case["M"],
+            results=partial(_layer_result, ours, partial(dense, *arguments)),
+            most_off=MAX_LAYER_DIFFERENCE,
+        )
+        yield compare(layer, device, seconds)
 
 
-def _layer(
-    case: dict[str, Any],
-    compiled: Callable[[], Tensor],
-    ours: Callable[[], Tensor],
-    expected: Callable[[], Tensor],
-) -> Comparison:
-    def check() -> float:
-        return refuse_if_off("ours", relative_difference(ours(), expected()), MAX_LAYER_DIFFERENCE)
-
-    return Comparison(
-        bench="layer_forward",
-        case=case,
-        dense=Side({"forward": compiled}),
-        ours=Side({"forward": ours}),
-        tokens=case["M"],
-        check=check,
-    )
+def _layer_result(
+    ours: Callable[[], Tensor], expected: Callable[[], Tensor]
+) -> list[tuple[str, Tensor, Tensor]]:
+    return [("ours", ours(), expected())]
 
 
 @torch.inference_mode()

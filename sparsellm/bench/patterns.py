@@ -142,6 +142,18 @@ def _skewed_thresholds(
     return neuron_N, token_M
 
 
+@contextlib.contextmanager
+def _fast_matmul() -> Iterator[None]:
+    """TF32 for fp32 products on a GPU: bf16 values stay exact, and gradients may be inexact."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@_fast_matmul()
 def fit_gate(
     pattern_MN: Tensor, k: int, *, seed: int = 0, max_steps: int = 2000
 ) -> tuple[Tensor, Tensor]:
@@ -163,11 +175,6 @@ def fit_gate(
     Raises:
         ValueError: the fit is not exact after ``max_steps``: the pattern is too dense for K.
     """
-    with _fast_matmul():
-        return _fit(pattern_MN, k, seed, max_steps)
-
-
-def _fit(pattern_MN: Tensor, k: int, seed: int, max_steps: int) -> tuple[Tensor, Tensor]:
     n = pattern_MN.shape[1]
     generator = torch.Generator(pattern_MN.device).manual_seed(seed)
     sign_MN = pattern_MN.float() * 2 - 1
@@ -191,14 +198,3 @@ def _fit(pattern_MN: Tensor, k: int, seed: int, max_steps: int) -> tuple[Tensor,
         f"no gate of hidden_size {k} was found for the pattern ({wrong} of {margin_MN.numel():,} "
         f"entries wrong after {max_steps} steps); use a sparser pattern or a larger hidden_size"
     )
-
-
-@contextlib.contextmanager
-def _fast_matmul() -> Iterator[None]:
-    """TF32 for fp32 products on a GPU: bf16 values stay exact, and gradients may be inexact."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsellm import __version__
+from sparsellm.analyze.cli import add_analyze_parser
 from sparsellm.arguments import check_out
+from sparsellm.bench.cli import add_bench_parser
 from sparsellm.cli.parser import Parser
 from sparsellm.cli.recipe_cli import add_recipe_arguments, add_recipe_parser
+from sparsellm.data.cli import add_data_parser
+from sparsellm.evaluate.cli import add_eval_parser
+from sparsellm.export.cli import add_export_parsers
+from sparsellm.generate import add_generate_parser
 from sparsellm.processes import ranks
+from sparsellm.report.cli import add_report_parser
+from sparsellm.runs.cli import add_stop_parser
+from sparsellm.sweep.cli import add_sweep_parser
 
 if TYPE_CHECKING:
     from sparsellm.processes.signals import StopRequest
@@ -139,34 +148,14 @@ def make_parser() -> argparse.ArgumentParser:
     train.set_defaults(run=_train)
 
     add_recipe_parser(commands)
-
-    from sparsellm.runs.cli import add_stop_parser
-
     add_stop_parser(commands)
-
-    from sparsellm.analyze.cli import add_analyze_parser
-
     add_analyze_parser(commands)
-    from sparsellm.bench.cli import add_bench_parser
-
     add_bench_parser(commands)
-    from sparsellm.data.cli import add_data_parser
-
     add_data_parser(commands)
-    from sparsellm.evaluate.cli import add_eval_parser
-
     add_eval_parser(commands)
-    from sparsellm.export.cli import add_export_parsers
-
     add_export_parsers(commands)
-    from sparsellm.generate import add_generate_parser
-
     add_generate_parser(commands)
-    from sparsellm.report.cli import add_report_parser
-
     add_report_parser(commands)
-    from sparsellm.sweep.cli import add_sweep_parser
-
     add_sweep_parser(commands)
     completion = commands.add_parser(
         "completion",

@@ -98,10 +98,9 @@ class Parser(argparse.ArgumentParser):
 
 def _recipe_keys() -> list[str]:
     from sparsellm.recipe import Recipe
-    from sparsellm.strict import all_keys
+    from sparsellm.strict import describe_keys
 
-    keys = all_keys(Recipe)
-    return [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
+    return [key.name for key in describe_keys(Recipe)]
 
 
 def _keys_named(name: str, keys: list[str]) -> list[str]:

@@ -140,6 +140,7 @@ def _read_run(path: Path, label: str) -> RunData:
         raise FileNotFoundError(f"{recipe_file} is missing; copy it from one of the checkpoints")
     recipe = load_recipe(str(recipe_file))
     _check_shapes(path, recipe, train[-1])
+    activity, costs = _of_newest_checkpoint(path)
     return RunData(
         path=path,
         label=label,
@@ -147,8 +148,8 @@ def _read_run(path: Path, label: str) -> RunData:
         train=train,
         validation=of_kind(records, "validation"),
         evaluations=read_evaluations(path, records),
-        activity=_activity(path),
-        costs=_costs(path),
+        activity=activity,
+        costs=costs,
         analysis=_analysis(path),
         sessions=of_kind(records, "session"),
         session_ends={r["session"]: r for r in of_kind(records, "session_end")},
@@ -212,29 +213,25 @@ class _Analysis(BaseModel):
     tokens_by_nnz: dict[str, list[_AnalysisToken]]
 
 
-def _costs(path: Path) -> Costs | None:
-    """What `ffn.kernels: auto` measured when the newest checkpoint's process began."""
+def _of_newest_checkpoint(path: Path) -> tuple[Activity | None, Costs | None]:
+    """The neurons' activity, and what `ffn.kernels: auto` measured when its process began.
+
+    The activity is that of the last complete window, else of the open one.
+    """
     newest = checkpoint.latest(path / "checkpoints")
     if newest is None:
-        return None
+        return None, None
     remedy = f"move {newest} elsewhere to report without it"
     state = read_model(newest / checkpoint.TRAINER_FILE, TrainerState, remedy)
-    costs = (state.get("kernels") or {}).get("costs")
-    return Costs(**costs) if costs else None
-
-
-def _activity(path: Path) -> Activity | None:
-    """The activity in the newest checkpoint's last complete window, else in the open one."""
-    newest = checkpoint.latest(path / "checkpoints")
-    if newest is None or not checkpoint.has_kind(newest, checkpoint.STATS):
-        return None
-    remedy = f"move {newest} elsewhere to report without it"
+    measured = (state.get("kernels") or {}).get("costs")
+    costs = Costs(**measured) if measured else None
+    if not checkpoint.has_kind(newest, checkpoint.STATS):
+        return None, costs
     stats = checkpoint.read_kind(newest, checkpoint.STATS, remedy)
-    step = int(read_model(newest / checkpoint.TRAINER_FILE, TrainerState, remedy)["step"])
     for counts, tokens in (
         ("activity_LN", "activity_tokens"),
         ("window_fired_LN", "window_seen_tokens"),
     ):
         if tokens in stats and int(stats[tokens]):
-            return Activity(stats[counts], int(stats[tokens]), step)
-    return None
+            return Activity(stats[counts], int(stats[tokens]), int(state["step"])), costs
+    return None, costs

@@ -52,12 +52,9 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> Path:
     runs = read_runs(run_paths)
     if out is None:
         out = runs[0].path / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE)
-    page = render_page(runs)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, page)
-    except OSError as error:
-        raise ValueError(f"{out} cannot be written ({error}); name another file: --out") from error
+        check_out(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, render_page(runs))
     return out
 
 

@@ -83,8 +83,7 @@ def difference_table(runs: list[RunData]) -> str:
 def recipes(runs: list[RunData]) -> str:
     """Each run's whole recipe, collapsed."""
     return "\n".join(
-        f"<details><summary>Recipe of {escape(run.label)}</summary>"
-        f"<pre>{escape(run.recipe.to_yaml())}</pre></details>"
+        _collapsed(f"Recipe of {run.label}", f"<pre>{escape(run.recipe.to_yaml())}</pre>")
         for run in runs
     )
 
@@ -127,9 +126,7 @@ def layer_tables(runs: list[RunData]) -> str:
             rows.append([str(layer), mean, f"{values[0] / width:.2%}", *rest])
         head = ["Layer", "Mean", f"Of {width:,}", "Median", "99th percentile", "Maximum", "Dead"]
         title = f"Non-zeros per token by layer, {run.label}, step {run.train[-1]['step']:,}"
-        parts.append(
-            f"<details><summary>{escape(title)}</summary>{html_table(title, head, rows)}</details>"
-        )
+        parts.append(_collapsed(title, html_table(title, head, rows)))
     return "\n".join(parts)
 
 
@@ -162,10 +159,7 @@ def analysis_tables(runs: list[RunData]) -> str:
             for end, found in run.analysis["tokens_by_nnz"].items()
         ]
         tokens = html_table("Tokens with the fewest and the most non-zeros", ["", ""], ends)
-        parts.append(
-            f"<details><summary>{escape(title)}</summary>{html_table(title, head, rows)}{tokens}"
-            "</details>"
-        )
+        parts.append(_collapsed(title, html_table(title, head, rows) + tokens))
     return "\n".join(parts)
 
 
@@ -212,6 +206,10 @@ def _value(value: Any) -> str:
     if value is None:
         return "–"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _collapsed(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
 def html_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

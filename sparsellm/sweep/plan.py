@@ -61,7 +61,6 @@ class PlannedRun:
 
     name: str
     group: str
-    seed: int
     recipe: Recipe
     init_from: str | None = None  # name of the run whose last checkpoint it begins with
 
@@ -123,7 +122,7 @@ def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPla
                 keys = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
                 own = [f"name={name}", f"seed={seed}", f"logging.run_dir={json.dumps(str(folder))}"]
                 recipe = load_recipe(sweep.recipe, [*keys, *(overrides or []), *own])
-                runs.append(PlannedRun(name, group, seed, recipe, source))
+                runs.append(PlannedRun(name, group, recipe, source))
     names = [run.name for run in runs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path}: two runs are called {min(twice)}; give them other names")

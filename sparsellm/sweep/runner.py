@@ -29,6 +29,7 @@ from sparsellm.report.sweep_runs import SWEEP_FILE
 from sparsellm.runs.checkpoint import RECIPE_FILE
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.records import METRICS_FILE, of_kind, read_metrics
+from sparsellm.strict import flatten
 from sparsellm.sweep.plan import PlannedRun, SweepPlan
 from sparsellm.sweep.worker import (
     LOG_FILE,
@@ -191,8 +192,7 @@ def is_finished(recipe: Recipe) -> bool:
     if not (path / METRICS_FILE).is_file() or not (path / RECIPE_FILE).is_file():
         return False
     saved, present = (_comparable(r) for r in (load_recipe(str(path / RECIPE_FILE)), recipe))
-    if saved != present:
-        keys = [f"{s}.{k}" for s in present for k in _differing(saved[s], present[s])]
+    if keys := [k for k in saved | present if saved.get(k, ...) != present.get(k, ...)]:
         raise ValueError(
             f"{path} is a run of another recipe (it differs in {', '.join(keys)}): move it away, "
             "or give the sweep another name"
@@ -234,16 +234,11 @@ def _summary(recipe: Recipe) -> str:
 
 
 def _describe(plan: SweepPlan) -> dict[str, Any]:
-    runs = [{"name": r.name, "group": r.group, "seed": r.seed} for r in plan.runs]
+    runs = [{"name": r.name, "group": r.group, "seed": r.recipe.seed} for r in plan.runs]
     command = shlex.join(["sparsellm", *sys.argv[1:]])
     return {"name": plan.name, "description": plan.description, "command": command, "runs": runs}
 
 
 def _comparable(recipe: Recipe) -> dict[str, Any]:
-    """The settings that must not change when a run is resumed, by section."""
-    content = recipe.model_dump(mode="json", exclude={"description", "logging", "checkpoint"})
-    return {k: v if isinstance(v, dict) else {"": v} for k, v in content.items()}
-
-
-def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    return [key for key in other if one.get(key) != other[key]]
+    """The settings that must not change when a run is resumed."""
+    return flatten(recipe.model_dump(mode="json", exclude={"description", "logging", "checkpoint"}))

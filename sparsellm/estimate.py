@@ -205,9 +205,13 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
         step = (
             f"{num_gpus} GPUs × {rounds} micro-batches × {sequences} sequences × {sequence} tokens"
         )
+    active, target = [], recipe.sparsity.target_nnz
+    if target is not None:
+        used = f"{active_parameters(recipe, target):,}"
+        active = [("active parameters", f"{used} for a token, with sparsity.target_nnz {target:g}")]
     rows = [
         ("parameters", f"{parameters.total:,} ({parameters.ffn / parameters.total:.0%} in FFNs)"),
-        *_active(recipe),
+        *active,
         ("vocabulary", f"{recipe.padded_vocab_size:,} rows, padded"),
         ("tokens per step", f"{tokens:,}"),
         ("a step is", step),
@@ -229,14 +233,6 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
         sharded = _memory(recipe, GPUS_PER_NODE, num_gpus)
         rows.append((f"memory per GPU, HSDP {nodes} × {GPUS_PER_NODE}", sharded))
     return "\n".join(f"# {name:28} {value}" for name, value in rows)
-
-
-def _active(recipe: Recipe) -> list[tuple[str, str]]:
-    target = recipe.sparsity.target_nnz
-    if target is None:
-        return []
-    active = active_parameters(recipe, target)
-    return [("active parameters", f"{active:,} for a token, with sparsity.target_nnz {target:g}")]
 
 
 def _memory(recipe: Recipe, num_shards: int = 1, num_gpus: int | None = None) -> str:

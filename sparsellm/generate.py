@@ -81,15 +81,11 @@ def _generate(options: argparse.Namespace) -> None:
         device = pick_device(options.device)
         pretrained = load_pretrained(options.source, device, default_dtype(device))
 
-    def write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
     length, width = options.max_new_tokens, pretrained.recipe.model.intermediate_size
 
     def answer(prompt: str, *, echo: bool) -> None:
-        report = generate(pretrained, prompt, write, length, sampling, echo=echo)
-        write("\n")
+        report = generate(pretrained, prompt, show, length, sampling, echo=echo)
+        show("\n")
         print(report.line(width), file=sys.stderr)
 
     if not options.interactive:
@@ -101,6 +97,12 @@ def _generate(options: argparse.Namespace) -> None:
             answer(line, echo=False)
         except ValueError as error:  # such as a line longer than the context
             print(f"error: {error}", file=sys.stderr)
+
+
+def show(text: str) -> None:
+    """Writes a piece of text to stdout, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _lines() -> Iterator[str]:
@@ -213,7 +215,8 @@ def generate(
     if echo:
         write(prompt)
     streamer = _Streamer(tokenizer, write)
-    with count_non_zeros(model) as counts, torch.random.fork_rng(_cuda_devices(model)):
+    devices = [model.device] if model.device.type == "cuda" else []
+    with count_non_zeros(model) as counts, torch.random.fork_rng(devices):
         torch.manual_seed(sampling.seed)
         model.generate(
             tokens_1T,
@@ -309,7 +312,3 @@ def _limit(num_prompt: int, max_new_tokens: int | None, context: int) -> int:
             "shorten the prompt or give 1 up to that number"
         )
     return asked
-
-
-def _cuda_devices(model: HFModel) -> list[Any]:
-    return [model.device] if model.device.type == "cuda" else []

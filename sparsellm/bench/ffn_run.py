@@ -11,6 +11,7 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -171,14 +172,12 @@ def _mean(members: Sequence[Measurement]) -> Measurement:
     value = statistics.mean(m.value for m in members)
     baselines = [m.baseline for m in members if m.baseline is not None]
     baseline = statistics.mean(baselines) if baselines else None
-    return Measurement(
-        first.bench,
-        case,
-        first.metric,
-        value,
-        first.unit,
-        baseline,
-        baseline / value if baseline is not None else None,
+    return replace(
+        first,
+        case=case,
+        value=value,
+        baseline=baseline,
+        ratio=baseline / value if baseline is not None else None,
         sustained=_mean_of([m.sustained for m in members]),
         baseline_sustained=_mean_of([m.baseline_sustained for m in members]),
     )

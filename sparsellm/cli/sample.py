@@ -30,7 +30,7 @@ def write_sample(run_path: Path, steps: int) -> None:
     try:
         with waiting("reading the checkpoint for a sample of text"):
             from sparsellm.device import default_dtype, pick_device
-            from sparsellm.generate import generate
+            from sparsellm.generate import generate, show
             from sparsellm.runs.pretrained import load_pretrained
 
             device = pick_device(None)
@@ -39,8 +39,7 @@ def write_sample(run_path: Path, steps: int) -> None:
 
         def write(piece: str) -> None:
             pieces.append(piece)
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            show(piece)
 
         print("what the model writes by itself:")
         report = generate(pretrained, "", write)

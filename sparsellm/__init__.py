@@ -1,7 +1,5 @@
 """Pretraining of language models whose feedforward layers are sparse, and fast because of it."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

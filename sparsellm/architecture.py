@@ -3,8 +3,6 @@
 Classes are given by name, so that reading a recipe imports neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Arguments that several commands have, and checks of them before anything is loaded."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

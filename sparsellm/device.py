@@ -1,7 +1,5 @@
 """The device and type in which a trained model is used, and whether kernels can run there."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 

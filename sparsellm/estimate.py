@@ -1,7 +1,5 @@
 """Estimates: parameters, FLOPs per token, memory per GPU, and peak rates for MFU."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

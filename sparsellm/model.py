@@ -5,8 +5,6 @@ so evaluation and generation use it like any Hugging Face model. Training runs t
 `Objective` (objective.py), which also collects their statistics.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

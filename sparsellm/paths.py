@@ -1,8 +1,6 @@
 """What this machine has: the folders of plain files (recipes, data, …) of a checkout or an
 installed wheel, optional packages, and cores."""
 
-from __future__ import annotations
-
 import difflib
 import importlib.metadata
 import os

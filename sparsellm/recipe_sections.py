@@ -1,7 +1,5 @@
 """The sections of a recipe: one class each, one field per key with its unit in the description."""
 
-from __future__ import annotations
-
 import glob
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self

@@ -1,7 +1,5 @@
 """Strict YAML and JSON: a misspelt or mistyped key is refused, with file, key and nearest key."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Collection, Hashable, Mapping, Sequence

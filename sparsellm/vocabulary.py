@@ -4,8 +4,6 @@
 an id on the hub, optionally with ``@revision`` (a commit or tag).
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path

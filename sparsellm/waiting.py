@@ -1,7 +1,5 @@
 """Progress messages during long operations."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """``sparsellm bench …``: the benchmarks, their options, and the command that runs them."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Compares a side with dense on the same inputs: checks its results, times both, makes records."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial

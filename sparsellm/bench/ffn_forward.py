@@ -6,8 +6,6 @@ order its time includes the layer's share of the sort and the copy of its input 
 several copies of the weights in turn, so that they do not stay in the cache.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial

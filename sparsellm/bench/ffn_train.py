@@ -17,8 +17,6 @@ them: where it exceeds the time of the kernels, an eager loop is bound by the ho
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

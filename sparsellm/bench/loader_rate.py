@@ -8,8 +8,6 @@ The rate to exceed: an H100 consumes about 100,000 GPT-2 tokens per second at 0.
 millisecond).
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

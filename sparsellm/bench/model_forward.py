@@ -7,8 +7,6 @@ computed for all positions. With ``--layers`` each FFN is measured on the input 
 model: real patterns.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A GPU's energy counter and clock, read through NVML (nvidia-ml-py)."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 import sys

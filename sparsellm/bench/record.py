@@ -1,7 +1,5 @@
 """Records of measurements: one number per line of ``benchmarks/results.jsonl``."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import platform

@@ -1,7 +1,5 @@
 """Turns the records of a training run into the figures and ratios of `bench train`."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Sequence

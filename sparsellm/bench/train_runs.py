@@ -9,8 +9,6 @@ rate the sparsity would change.
 Figures are kept in the folder, so the same command resumes where it was interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

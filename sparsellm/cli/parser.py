@@ -1,7 +1,5 @@
 """The command line's parser: argparse with suggestions for misspelt names."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import sys

@@ -1,7 +1,5 @@
 """A few lines of text at the end of a training, for its terminal and its report."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

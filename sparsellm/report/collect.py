@@ -1,7 +1,5 @@
 """Reads runs for the report: recipe, records, activity of the neurons, evaluations."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from dataclasses import dataclass

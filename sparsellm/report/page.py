@@ -1,7 +1,5 @@
 """The report: one page of template, style, scripts, a verdict, tables and data."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

@@ -1,7 +1,5 @@
 """The data of the page's charts as JSON, reduced to a number of points that a browser can draw."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``sparsellm report --sweep``: one page of a sweep with its table, figure and every run."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Reads a sweep's folder: its runs by group, and the results of each group."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from dataclasses import dataclass, field

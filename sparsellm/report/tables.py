@@ -1,7 +1,5 @@
 """The report's tables as HTML; every text from a run is escaped."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """``sparsellm sweep``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from functools import partial

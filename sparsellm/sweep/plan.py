@@ -1,7 +1,5 @@
 """A sweep: one strict YAML (``recipes/sweeps/``) that names the runs of an experiment."""
 
-from __future__ import annotations
-
 import fnmatch
 import itertools
 import json

@@ -6,8 +6,6 @@ holds all of its state, so the same command resumes the sweep. Folders whose che
 deleted still count as finished.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing

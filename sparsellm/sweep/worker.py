@@ -5,8 +5,6 @@ worker, since it may hold a lock of the pool that the other workers wait for: it
 and the sweep submits nothing more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import multiprocessing

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sparsellm.bench.power import GPUCounters, counters
 from sparsellm.bench.record import Found
+from sparsellm.bench.timing import GPUCounters, counters
 from sparsellm.bench.train_figures import MIN_STEADY, Figures, Reading, figures, measurements
 from sparsellm.processes.launched import launch_config, train_command, watch
 from sparsellm.recipe import Recipe, load_recipe

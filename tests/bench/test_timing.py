@@ -9,9 +9,8 @@ import types
 import pytest
 import torch
 
-from sparsellm.bench import power, timing
-from sparsellm.bench.power import GPUCounters, PowerMeter
-from sparsellm.bench.timing import Side, Spread, Timing, sustained
+from sparsellm.bench import timing
+from sparsellm.bench.timing import GPUCounters, PowerMeter, Side, Spread, Timing, sustained
 
 CPU = torch.device("cpu")
 
@@ -93,7 +92,7 @@ class Machine:
 
     def __init__(self, monkeypatch):
         self.now, self.joules_before = 0.0, 0.0
-        monkeypatch.setattr(power.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
 
     def millijoules(self):
         return int(self.joules_before * 1e3 + int(self.now / 0.020) * 0.020 * 500e3)
@@ -126,8 +125,8 @@ def test_nvml_that_is_absent_or_lacks_the_counter_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ValueError, match="pip install nvidia-ml-py"):
         GPUCounters(device)
-    power.counters.cache_clear()
-    assert power.counters(device) is power.counters(device) is None
+    timing.counters.cache_clear()
+    assert timing.counters(device) is timing.counters(device) is None
     assert capsys.readouterr().err.count("power and clocks are not recorded: NVML") == 1
 
     class NVMLError(Exception):
@@ -149,4 +148,4 @@ def test_nvml_that_is_absent_or_lacks_the_counter_is_named(monkeypatch, capsys):
         GPUCounters(device)
     nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 5
     assert (GPUCounters(device).millijoules(), GPUCounters(device).sm_mhz()) == (5, 1411)
-    power.counters.cache_clear()
+    timing.counters.cache_clear()

@@ -33,12 +33,7 @@ class Comparison(NamedTuple):
 
 
 def compare(given: Comparison, device: torch.device, seconds: float) -> list[Measurement]:
-    """Measures one comparison; every ratio is better above 1.
-
-    Args:
-        given: what to compare.
-        device: where both sides compute.
-        seconds: of timing, per side; both are warmed up before.
+    """Warms both sides up and times each for ``seconds``; every ratio is better above 1.
 
     Returns:
         ``ms`` (or ``tokens_per_ms``), that of each stage if there are several, ``mJ_per_token``

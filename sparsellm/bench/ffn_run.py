@@ -39,11 +39,7 @@ Build = Callable[[Case, Inputs, FFNVariant, dict[str, Any]], Comparison]
 
 
 class FFNBench:
-    """The cases that the options select, and what they share.
-
-    Args:
-        options: of `cli.ffn_options`.
-        device: where to compute; None is the GPU.
+    """The cases that the options (`cli.ffn_options`) select, and what they share.
 
     Raises:
         FileNotFoundError: the trace file does not exist.
@@ -70,11 +66,9 @@ class FFNBench:
         return torch.compile(dense, dynamic=False)
 
     def run(self, build: Build) -> Iterator[Found]:
-        """Measures case by case; each list that it yields is final, a string says what it skipped.
+        """Measures case by case, each by what ``build`` makes of it and of the keys that name it.
 
-        Args:
-            build: makes the comparison of a case, its inputs, a variant, and the keys that name
-                them.
+        Each list that it yields is final; a string says what it skipped.
         """
         compiled_for = None
         for case in self.cases:

@@ -31,9 +31,7 @@ def trace_pattern(path: Path, layer: int, num_neurons: int, device: torch.device
 def representative_window(count_M: Tensor, m: int) -> slice:
     """The window of ``m`` tokens, at a multiple of ``m``, closest to all tokens in mean non-zeros.
 
-    Args:
-        count_M: non-zeros of each token.
-        m: length, at most M; a multiple of the context length gives whole sequences.
+    A multiple of the context length gives whole sequences.
     """
     means = count_M[: len(count_M) // m * m].view(-1, m).double().mean(1)
     start = int((means - count_M.double().mean()).abs().argmin()) * m
@@ -64,16 +62,8 @@ def threshold_gate(
     All entries are integers times one power of two, and so small that fp32 represents every partial
     sum exactly: the order of summation cannot change the pattern.
 
-    Args:
-        pattern: ``uniform`` or ``skewed``.
-        m: M.
-        k: K, at least 16.
-        n: N.
-        nnz: mean over the M tokens.
-        generator: random generator on the device of the result.
-
     Returns:
-        x of (M, K), about N(0, 1), and W of (N, K), about N(0, 1 / K).
+        x of (M, K), about N(0, 1), and W of (N, K), about N(0, 1 / K), on the generator's device.
     """
     device, free = generator.device, k - 4
     x, w = (_gaussian_integers(rows, k, generator) for rows in (m, n))
@@ -161,17 +151,11 @@ def fit_gate(
     rank-K product. Every entry ends up at least 0.2 from zero, so that neither the order of
     summation nor the precision of the accumulator changes the pattern.
 
-    Args:
-        pattern_MN: bool.
-        k: hidden_size.
-        seed: seed of the initial values.
-        max_steps: maximum number of Adam steps.
-
     Returns:
         x of (M, K) and W of (N, K).
 
     Raises:
-        ValueError: the fit is not exact after ``max_steps``: the pattern is too dense for K.
+        ValueError: it is not exact after ``max_steps`` of Adam: the pattern is too dense for K.
     """
     n = pattern_MN.shape[1]
     generator = torch.Generator(pattern_MN.device).manual_seed(seed)

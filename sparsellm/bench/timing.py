@@ -74,9 +74,6 @@ class Timing(NamedTuple):
 class GPUCounters:
     """What NVML counts of one GPU.
 
-    Args:
-        device: a CUDA device.
-
     Raises:
         ValueError: NVML is missing, or this GPU has no energy counter.
     """
@@ -165,10 +162,7 @@ class PowerMeter:
 def sustained(sides: Mapping[str, Side], device: torch.device, seconds: float) -> dict[str, Timing]:
     """Times every side for about ``seconds``, and keeps the device warm with it for half as many.
 
-    Args:
-        sides: by name; their calls must be warm.
-        device: where they compute; on a CPU they are timed by the wall clock.
-        seconds: of timing, per side.
+    Calls must be warm. On a CPU they are timed by the wall clock.
     """
     runs = {name: _runs(side, device) for name, side in sides.items()}
     chunks: dict[str, list[list[float]]] = {name: [] for name in sides}

@@ -7,14 +7,10 @@ from sparsellm.waiting import waiting
 
 
 def write_sample(run_path: Path, steps: int) -> None:
-    """Prints what the finished run's model writes by itself, and saves it in the run's folder.
+    """Prints what the model of a finished run of ``steps`` writes by itself, and saves it there.
 
     It is read from the last checkpoint, so that it touches nothing of the training. Does nothing
     without a checkpoint of the last step, or if it has been sampled already.
-
-    Args:
-        run_path: the run's folder.
-        steps: of the whole run.
     """
     from sparsellm.report.collect import SAMPLE_FILE, Sample
     from sparsellm.runs.checkpoint import latest, step_name

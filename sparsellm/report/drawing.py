@@ -132,11 +132,8 @@ def series(
 ) -> None:
     """Markers of every seed of one or more settings; several settings are joined by a line.
 
-    Args:
-        axes: what to draw on.
-        name: in the legend.
-        members: of each setting the text beside it, or none, and the x and y of each seed.
-        index: number of the series, which decides its style.
+    Each member is a setting: the text beside it, or none, and the x and y of each seed. ``index``,
+    the number of the series, decides its style.
     """
     members = sorted((m for m in members if m[1]), key=lambda m: fmean(x for x, _ in m[1]))
     if not members:

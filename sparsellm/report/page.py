@@ -36,10 +36,8 @@ class SweepSection(NamedTuple):
 def write_report(run_paths: list[Path], out: Path | None = None) -> Path:
     """Writes the page of these runs; returns its file.
 
-    Args:
-        run_paths: run folders; duplicates are ignored.
-        out: the page; by default ``report.html`` in the run's folder, or in the working
-            directory if there are several runs.
+    By default it is ``report.html`` in the run's folder, or in the working directory if there are
+    several runs.
 
     Raises:
         FileNotFoundError: a folder is not a run.
@@ -57,12 +55,7 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> Path:
 
 
 def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
-    """The HTML of the report, which loads nothing else from network or disk.
-
-    Args:
-        runs: the runs to show.
-        sweep: of the runs, if there is one.
-    """
+    """The HTML of the report, which loads nothing else from network or disk."""
     names = sweep.name if sweep else ", ".join(run.label for run in runs)
     # One function scope for all scripts: no global names.
     script = "\n".join(_file(name) for name in _SCRIPTS)

@@ -90,9 +90,7 @@ class SweepPlan:
 def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPlan:
     """Reads a sweep and resolves all recipes, so that a wrong key is found before any run starts.
 
-    Args:
-        name_or_path: bundled sweep or file.
-        overrides: ``section.key=value`` for all runs; they override the file.
+    ``overrides`` (``section.key=value``) are for all runs, and override the file.
 
     Raises:
         FileNotFoundError: the sweep or recipe does not exist.

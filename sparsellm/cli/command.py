@@ -29,6 +29,7 @@ from sparsellm.processes import ranks
 from sparsellm.report.cli import add_report_parser
 from sparsellm.runs.cli import add_stop_parser
 from sparsellm.sweep.cli import add_sweep_parser
+from sparsellm.waiting import waiting
 
 if TYPE_CHECKING:
     from sparsellm.processes.signals import StopRequest
@@ -197,17 +198,51 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
         from sparsellm.data.corpus import check_files
 
         check_files(recipe.data)
-    from sparsellm.waiting import waiting
-
     say = _say_what_is_trained(recipe, options)
     with waiting("loading PyTorch", say):  # after every check that needs no PyTorch
         from sparsellm.training.loop import train
 
     train(recipe, stop, options.resume, options.fresh, options.init_from)
     if not ranks.several() and stop.received is None:
-        from sparsellm.cli.sample import write_sample
+        _write_sample(recipe.run_path, recipe.train.steps)
 
-        write_sample(recipe.run_path, recipe.train.steps)
+
+def _write_sample(run_path: Path, steps: int) -> None:
+    """Prints what the model of a finished run of ``steps`` writes by itself, and saves it there.
+
+    It is read from the last checkpoint, so that it touches nothing of the training. Does nothing
+    without a checkpoint of the last step, or if it has been sampled already.
+    """
+    from sparsellm.report.collect import SAMPLE_FILE, Sample
+    from sparsellm.runs.checkpoint import latest, step_name
+    from sparsellm.runs.files import write_atomically
+
+    newest, file = latest(run_path / "checkpoints"), run_path / SAMPLE_FILE
+    if newest is None or newest.name != step_name(steps):
+        return
+    if file.is_file() and file.stat().st_mtime >= newest.stat().st_mtime:
+        return
+    try:
+        with waiting("reading the checkpoint for a sample of text"):
+            from sparsellm.device import default_dtype, pick_device
+            from sparsellm.generate import generate, show
+            from sparsellm.runs.pretrained import load_pretrained
+
+            device = pick_device(None)
+            pretrained = load_pretrained(newest, device, default_dtype(device))
+        pieces: list[str] = []
+
+        def write(piece: str) -> None:
+            pieces.append(piece)
+            show(piece)
+
+        print("what the model writes by itself:")
+        report = generate(pretrained, "", write)
+        print(f"\n{report.line(pretrained.recipe.model.intermediate_size)}", flush=True)
+        found = Sample(step=steps, text="".join(pieces))
+        write_atomically(file, found.model_dump_json() + "\n")
+    except (ValueError, OSError, RuntimeError) as error:  # such as a GPU without memory for it
+        print(f"no sample of text: {error}", file=sys.stderr, flush=True)
 
 
 def _completion(options: argparse.Namespace) -> None:

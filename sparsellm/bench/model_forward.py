@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsellm.analyze.firing import held_out_corpus
+from sparsellm.analyze.firing import held_out_corpus, held_out_tokens
 from sparsellm.bench.compare import Comparison, compare, gpu
 from sparsellm.bench.ffn_run import dense, dense_weights
 from sparsellm.bench.patterns import describe
 from sparsellm.bench.record import Found, Measurement
 from sparsellm.bench.timing import Side
-from sparsellm.data.held_out import validation_batches
-from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.ffn.accelerate import accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
@@ -87,8 +85,8 @@ def run(
         ValueError: the kernels do not support an FFN, there is no held-out text, or the results
             are wrong.
     """
-    tokens_BT = held_out(recipe, files).to(device)
     loaded = {name: load_pretrained(path, device, torch.bfloat16) for name in ("dense", "ours")}
+    tokens_BT = held_out(loaded["dense"], recipe, files).to(device)
     models = {name: pretrained.model for name, pretrained in loaded.items()}
     inputs = layer_inputs(models["dense"], partial(logits, models["dense"], tokens_BT))
     done = accelerate_whole(models["ours"], kernels="auto", token_order="auto")
@@ -192,7 +190,7 @@ def last_l1(path: Path, recipe: Recipe) -> float:
     return float(train[-1]["l1_coefficient"]) if train else recipe.sparsity.l1_coefficient
 
 
-def held_out(recipe: Recipe, files: list[str] | None = None) -> Tensor:
+def held_out(pretrained: Pretrained, recipe: Recipe, files: list[str] | None = None) -> Tensor:
     """A micro-batch of these files or of the recipe's validation text: tokens_BT, int64.
 
     Where its size is ``auto``, 16,384 tokens.
@@ -200,25 +198,17 @@ def held_out(recipe: Recipe, files: list[str] | None = None) -> Tensor:
     Raises:
         ValueError: there is not enough text.
     """
-    size = recipe.micro_batch_sequences
+    length, size = recipe.model.context_length, recipe.micro_batch_sequences
     if recipe.train.micro_batch_size == "auto":
-        size = max(_TOKENS // recipe.model.context_length, 1)
-    batches = validation_batches(
-        held_out_corpus(recipe, files),
-        load_tokenizer(recipe.data.tokenizer),
-        context_length=recipe.model.context_length,
-        micro_batch_size=size,
-        num_tokens=size * recipe.model.context_length,
-        rank=0,
-        world_size=1,
-    )
-    tokens_BT1 = next(batches)
-    if len(tokens_BT1) < size:
+        size = max(_TOKENS // length, 1)
+    corpus = held_out_corpus(recipe, files)
+    tokens_BT = next(held_out_tokens(pretrained, corpus, size * length, size))
+    if len(tokens_BT) < size:
         raise ValueError(
-            f"the forward needs {size} sequences of held-out text and there are {len(tokens_BT1)}: "
+            f"the forward needs {size} sequences of held-out text and there are {len(tokens_BT)}: "
             "give a smaller train.micro_batch_size, or more data.validation_files"
         )
-    return tokens_BT1[:, :-1]
+    return tokens_BT
 
 
 def logits(model: Callable[..., Any], tokens_BT: Tensor) -> Tensor:

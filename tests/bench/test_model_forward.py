@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from conftest import save_run
 from torch._dynamo.utils import counters
 
 from sparsellm.bench import model_forward
+from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.processes.signals import StopRequest
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
@@ -48,5 +50,7 @@ def test_an_automatic_micro_batch_is_as_many_sequences_as_the_ffn_benchmarks_hav
     monkeypatch.setattr(model_forward, "_TOKENS", 100)
     auto = tiny("train.micro_batch_size=auto")
     context = auto.model.context_length
-    assert model_forward.held_out(auto).shape == (100 // context, context)
-    assert model_forward.held_out(tiny("train.micro_batch_size=1")).shape == (1, context)
+    model = SimpleNamespace(recipe=auto, tokenizer=load_tokenizer(auto.data.tokenizer))
+    assert model_forward.held_out(model, auto).shape == (100 // context, context)
+    one = tiny("train.micro_batch_size=1")
+    assert model_forward.held_out(model, one).shape == (1, context)

@@ -21,7 +21,7 @@ from typing import Any
 
 from sparsellm.processes.launched import failure_reason, kill, train_command
 from sparsellm.recipe import Recipe
-from sparsellm.runs.checkpoint import RECIPE_FILE
+from sparsellm.runs.checkpoint import RECIPE_FILE, latest
 from sparsellm.runs.lock import ask_to_stop
 
 LOG_FILE = "train.log"
@@ -109,7 +109,8 @@ def train_launched(recipe: Recipe, init_from: Path | None, gpus: int, config: st
     with tempfile.TemporaryDirectory(prefix="sparsellm-sweep-") as folder, log.open("ab") as file:
         planned = Path(folder) / RECIPE_FILE
         planned.write_text(recipe.to_yaml(), encoding="utf-8")
-        command = train_command(config, gpus, str(planned), [], init_from)
+        resumes = latest(recipe.run_path / "checkpoints") is not None  # its source may be gone
+        command = train_command(config, gpus, str(planned), [], None if resumes else init_from)
         at = file.tell()
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 

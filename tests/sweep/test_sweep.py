@@ -19,6 +19,7 @@ from sparsellm.paths import bundled
 from sparsellm.report.sweep_report import write_sweep_report
 from sparsellm.report.sweep_runs import read_sweep
 from sparsellm.runs.records import read_metrics
+from sparsellm.sweep import worker
 from sparsellm.sweep.plan import load_plan
 
 
@@ -186,6 +187,24 @@ def test_a_run_on_two_processes_computes_what_one_does(sweep_file, tmp_path, cli
     shutil.rmtree(run_path)
     assert cli_here(*command).returncode == 0
     assert [loss for _, loss in launched] == pytest.approx([x for _, x in _losses(run_path)], 1e-4)
+
+
+def test_a_launched_run_that_resumes_does_without_its_source(tiny, tmp_path, monkeypatch):
+    sources = []
+
+    def command(config, gpus, recipe, overrides, init_from):
+        sources.append(init_from)
+        return [sys.executable, "-c", ""]
+
+    monkeypatch.setattr(worker, "train_command", command)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    recipe = tiny(f"logging.run_dir={tmp_path}")
+    worker.train_launched(recipe, tmp_path / "source", 2, "ddp8")
+    newest = recipe.run_path / "checkpoints" / "step_00000002"
+    newest.mkdir(parents=True)
+    (newest.parent / "latest").write_text(newest.name)
+    worker.train_launched(recipe, tmp_path / "source", 2, "ddp8")
+    assert sources == [tmp_path / "source", None]
 
 
 def test_gpus_that_make_no_groups_are_refused_before_anything_runs(sweep_file, tmp_path, capsys):

@@ -190,16 +190,14 @@ def _about(model: HFModel, evaluator: Evaluator, options: argparse.Namespace) ->
     """How it was evaluated: for the report's first line and the head of the JSON."""
     import importlib.metadata
 
-    import torch
-
     from sparsellm import __version__
+    from sparsellm.device import device_name
 
-    device = model.device
     ranks = 1 if evaluator.accelerator is None else evaluator.accelerator.num_processes
     return {
         "kernels": options.kernels,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": device_name(model.device),
         "processes": ranks,
         "data": str(options.data_dir.resolve()) if options.data_dir else "hub",
         "limit": evaluator.limit,

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import xxhash
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 import sparsellm
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.data.witness import seen_here
+from sparsellm.device import device_name
 from sparsellm.processes.distributed import together
 from sparsellm.processes.ranks import leave, tell
 from sparsellm.recipe import Recipe
@@ -62,10 +63,11 @@ def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
     Raises:
         ValueError: some rank differs; the message says which rank has what.
     """
-    device = accelerator.device
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     own = {f"the recipe's {key}": str(v) for key, v in flatten(recipe.model_dump()).items()}
-    own |= {"the device": gpu, "sparsellm": _code_version()} | _versions()
+    own |= {
+        "the device": device_name(accelerator.device),
+        "sparsellm": _code_version(),
+    } | _versions()
     own["the number of ranks"] = str(accelerator.num_processes)
     _compare(own, "start all ranks by the same command, code, libraries and kind of GPU")
     if differing := _differing(_node_settings()):
@@ -163,7 +165,7 @@ def _compare(own: dict[str, str], remedy: str) -> None:
 
 
 def _differing(own: dict[str, str]) -> list[str]:
-    everyone = _gather((socket.gethostname(), own))
+    everyone = gather_object([(socket.gethostname(), own)])
     return differences([values for _, values in everyone], [host for host, _ in everyone])
 
 
@@ -171,14 +173,6 @@ def _shown(differing: list[str]) -> str:
     more = len(differing) - _MOST_NAMED
     rest = f"; and {more} more" if more > 0 else ""
     return "; ".join(differing[:_MOST_NAMED]) + rest
-
-
-def _gather(own: tuple[str, dict[str, str]]) -> list[tuple[str, dict[str, str]]]:
-    everyone = [own]
-    if dist.is_initialized():
-        everyone *= dist.get_world_size()
-        dist.all_gather_object(everyone, own)
-    return everyone
 
 
 def differences(values: Sequence[dict[str, str]], hosts: Sequence[str]) -> list[str]:

@@ -48,10 +48,11 @@ def all_reduce_sum(tensor: Tensor) -> None:
 
 def any_rank(flag: bool, device: torch.device) -> bool:
     """Whether ``flag`` holds on any rank; also a barrier."""
-    return bool(_largest(int(flag), device))
+    return bool(largest(int(flag), device))
 
 
-def _largest(value: int, device: torch.device) -> int:
+def largest(value: int, device: torch.device) -> int:
+    """The largest of all ranks' values."""
     if not dist.is_initialized():
         return value
     values = torch.tensor(value, device=device)
@@ -91,7 +92,7 @@ def agree(error: Exception | None, interrupted: bool, device: torch.device) -> N
     """
     ranks_above = dist.get_world_size() - dist.get_rank() if dist.is_initialized() else 1
     own = 1 + ranks_above  # the larger, the lower the rank
-    worst = _largest(own if error is not None else int(interrupted), device)
+    worst = largest(own if error is not None else int(interrupted), device)
     if worst > 1:
         raise FailedTogether(error, speaks=worst == own)
     if worst == 1:

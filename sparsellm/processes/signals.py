@@ -94,22 +94,14 @@ class StopRequest:
             self._answer_first(sent.name, began)
         elif waited >= QUITS_AFTER.get(sent, math.inf):
             _say(f"{sent.name} again: ends at once, without saving")
-            self._leave(128 + sent)
+            ranks.leave(128 + sent)
 
     def _answer_first(self, reason: str, began: bool) -> None:
         if not began:
             _say(f"{reason} before the first step: ends; there is nothing to save")
-            self._leave(0)
+            ranks.leave(0)
         again = "again" if reason == signal.SIGINT.name else "twice"
         _say(f"{reason}: saves after this step, then ends; Ctrl-C {again} ends at once")
-
-    @staticmethod
-    def _leave(status: int) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        # Not an exception: the main thread may be in code that swallows one, or that never returns.
-        os._exit(status)
 
 
 def _say(line: str) -> None:

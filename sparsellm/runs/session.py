@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from sparsellm import __version__
+from sparsellm.device import device_name
 from sparsellm.paths import bundled, usable_cores
 from sparsellm.runs.records import SessionRecord
 
@@ -39,7 +40,7 @@ def this_session(step: int, tokens: int, ranks: int, device: torch.device) -> Se
         started_at=started,
         startup_seconds=max(time.time() - started, 0.0),
         ranks=ranks,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        device=device_name(device),
         cores=usable_cores(),
         host=socket.gethostname(),
         pid=os.getpid(),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sparsellm.device import refuse_sparse_without_gpu
+from sparsellm.device import device_name, refuse_sparse_without_gpu
 from sparsellm.ffn.dispatch import RETURN, Costs, Measured
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.module import SparseFFN
@@ -134,7 +134,7 @@ def kernels_state(ffns: list[SparseFFN], device: torch.device) -> dict[str, Any]
     """What a resumed run needs to make the same choices: plain values, the same on all ranks."""
     costs = ffns[0].costs
     return {
-        "device": _name(device),
+        "device": device_name(device),
         "format": ffns[0].format,
         "costs": None if costs is None else asdict(costs),
         "paths": [ffn.path for ffn in ffns],
@@ -145,7 +145,7 @@ def restore_kernels(
     ffns: list[SparseFFN], state: dict[str, Any] | None, device: torch.device
 ) -> None:
     """Restores `kernels_state`, if the choice is still free and the GPU is the same model."""
-    if not state or not state["costs"] or state["device"] != _name(device):
+    if not state or not state["costs"] or state["device"] != device_name(device):
         return
     if state.get("format", "union") != ffns[0].format:  # the costs are of another format
         return
@@ -153,7 +153,3 @@ def restore_kernels(
         if ffn.kernels == "auto" and ffn.costs is not None:
             ffn.use_kernels("auto", Costs(**state["costs"]))
             ffn.path = path
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

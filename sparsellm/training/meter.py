@@ -8,6 +8,7 @@ import time
 
 import torch
 
+from sparsellm.device import device_name
 from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
 from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.recipe import Recipe
@@ -21,9 +22,11 @@ class Meter:
     """Throughput between records, not counting validation and checkpoints."""
 
     def __init__(self, run: Run) -> None:
-        device = run.accelerator.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        peak = peak_flops(name) if run.recipe.runtime.precision != "fp32" else None
+        peak = (
+            peak_flops(device_name(run.accelerator.device))
+            if run.recipe.runtime.precision != "fp32"
+            else None
+        )
         self._peak = peak * run.accelerator.num_processes if peak else None
         self._flops = train_flops_per_token(run.recipe)
         self._began = self._since = time.perf_counter()

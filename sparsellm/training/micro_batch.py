@@ -12,11 +12,11 @@ from typing import Any
 
 import psutil
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 
 from sparsellm.estimate import estimate_memory
 from sparsellm.ffn.capacity import SHRUNK_STEPS
+from sparsellm.processes.distributed import largest
 from sparsellm.recipe import Recipe
 
 ROOM = 0.9  # share of a device's memory that a step may need; the rest is left to the allocator
@@ -67,7 +67,7 @@ def first_micro_batch(recipe: Recipe, accelerator: Accelerator) -> MicroBatch:
         return MicroBatch(size, size)
     ranks = accelerator.num_processes
     shards = num_shards(accelerator)
-    room = ROOM * least_over_ranks(device_memory(accelerator.device), accelerator.device)
+    room = ROOM * -largest(-device_memory(accelerator.device), accelerator.device)
     sizes = possible_sizes(recipe, ranks)
     fitting = [
         size
@@ -104,11 +104,3 @@ def memory_used(device: torch.device) -> tuple[int, int] | None:
     if device.type != "cuda":
         return None
     return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-
-
-def least_over_ranks(value: int, device: torch.device) -> int:
-    """The least of all ranks' values."""
-    least = torch.tensor(value, dtype=torch.int64, device=device)
-    if dist.is_initialized():
-        dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    return int(least.item())

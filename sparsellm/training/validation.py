@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsellm.processes.distributed import agree, all_reduce_sum
+from sparsellm.processes.distributed import agree, all_reduce_sum, largest
 from sparsellm.training.objective import IGNORED_TARGET, reshard
 
 
@@ -25,11 +25,7 @@ class ValidationSet:
     def __init__(self, batches: Iterable[Tensor], micro_batch_size: int, device: torch.device):
         self._tokens_ST1 = torch.cat([batch_BT1.int() for batch_BT1 in batches])
         self._micro_batch_size = micro_batch_size
-        own = self._tokens_ST1.shape[0]
-        most = torch.zeros(1, dtype=torch.int64, device=device) + own
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
-        self._num_batches = -(-int(most) // micro_batch_size)
+        self._num_batches = -(-largest(len(self._tokens_ST1), device) // micro_batch_size)
 
     @torch.no_grad()
     def loss(

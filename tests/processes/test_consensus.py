@@ -29,11 +29,12 @@ def another_rank(monkeypatch):
     """Lets a second rank on host b have other values than this one."""
 
     def have(**changes):
-        def gather(own):
+        def gather(everyone):
+            [own] = everyone
             other = own[1] | {key.replace("_", " "): value for key, value in changes.items()}
             return [own, ("b", other)]
 
-        monkeypatch.setattr(consensus, "_gather", gather)
+        monkeypatch.setattr(consensus, "gather_object", gather)
 
     return have
 
@@ -73,13 +74,14 @@ def test_other_libraries_are_refused_and_other_settings_of_nccl_are_named(
         with pytest.raises(ValueError, match=rf"differ in {library}: .* on rank 0 .*, 0.1 on "):
             compare_environments(recipe, accelerator)
 
-    def gather(own):
+    def gather(everyone):
+        [own] = everyone
         values = own[1]
         if "the device" not in values:  # what nodes may differ in
             values = values | {"NCCL_IB_DISABLE": "1", "the driver": "9"}
         return [own, ("b", values)]
 
-    monkeypatch.setattr(consensus, "_gather", gather)
+    monkeypatch.setattr(consensus, "gather_object", gather)
     monkeypatch.delenv("NCCL_IB_DISABLE", raising=False)
     compare_environments(recipe, accelerator)
     said = capsys.readouterr().out
@@ -133,7 +135,8 @@ def test_of_a_large_corpus_other_times_of_change_are_told(tiny, tmp_path, monkey
     paths[1].unlink()
     assert witness.seen_here(shards)[0][str(paths[1])] == "No such file or directory"
 
-    def gather(own):
+    def gather(everyone):
+        [own] = everyone
         """The second rank's copy of the first file was written at another time."""
         values = own[1]
         if values.get("files") == consensus.short_hash(times):
@@ -142,7 +145,7 @@ def test_of_a_large_corpus_other_times_of_change_are_told(tiny, tmp_path, monkey
 
     paths[1].write_text("x" * 2000)
     times |= {str(paths[1]): str(paths[1].stat().st_mtime_ns)}
-    monkeypatch.setattr(consensus, "_gather", gather)
+    monkeypatch.setattr(consensus, "gather_object", gather)
     accelerator = build_accelerator(tiny())
     monkeypatch.setattr(type(accelerator), "num_processes", 2)
     compare_files(corpora, load_tokenizer("bytes"), accelerator)

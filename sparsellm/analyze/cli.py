@@ -79,7 +79,7 @@ def _analyze(options: argparse.Namespace) -> None:
     from sparsellm.analyze.trace import save_traces
     from sparsellm.device import default_dtype, pick_device
     from sparsellm.runs.files import write_atomically
-    from sparsellm.runs.hub import results_place
+    from sparsellm.runs.hf_folder import results_place
     from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
 
     device = pick_device(options.device)

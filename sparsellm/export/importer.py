@@ -9,8 +9,7 @@ from sparsellm.export.save_export import refuse_occupied
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import Snapshot
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.hf_folder import CONFIG_FILE, is_hugging_face, stored_dtypes
-from sparsellm.runs.hub import local_copy
+from sparsellm.runs.hf_folder import CONFIG_FILE, is_hugging_face, local_copy, stored_dtypes
 from sparsellm.runs.pretrained import Pretrained, load_pretrained
 from sparsellm.runs.saver import save
 

@@ -39,7 +39,7 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINER_FILE = "trainer.json"
 RECIPE_FILE = "recipe.yaml"
 FORMAT = 2  # in trainer.json
-STEP_FOLDERS = "step_" + "[0-9]" * 8  # matches no copy by another name
+_STEP_NAMES = "step_" + "[0-9]" * 8
 _NAME = re.compile(r"step_[\w.-]{1,100}")  # in `latest`: no path that leads elsewhere
 REMEDY = "resume from an older checkpoint"
 
@@ -94,16 +94,15 @@ def step_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
+def step_of(path: Path) -> int:
+    """The step that a `step_name` states."""
+    return int(path.name.removeprefix("step_"))
+
+
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The complete checkpoints by step, without links and partial ones."""
-    return [path for _, path in steps_in(folder)]
-
-
-def steps_in(folder: Path) -> list[tuple[int, Path]]:
-    """As `checkpoints_in`, with their steps; a copy by another name comes before its original."""
-    found = [(complete_step(path), path) for path in folder.glob(STEP_FOLDERS)]
-    whole = [(step, path) for step, path in found if step is not None and not path.is_symlink()]
-    return sorted(whole, key=lambda item: (item[0], item[1].name == step_name(item[0]), item[1]))
+    """The complete checkpoints by step, without links and copies by other names."""
+    named = sorted(path for path in folder.glob(_STEP_NAMES) if not path.is_symlink())
+    return [path for path in named if complete_step(path) == step_of(path)]
 
 
 def complete_step(path: Path) -> int | None:
@@ -189,8 +188,8 @@ def _offering_older(path: Path) -> Iterator[None]:
         limit = int(number[1]) if number else -1
         with suppress(FileNotFoundError, ValueError):
             limit = read_manifest(path, REMEDY).step
-        for step, older in reversed(steps_in(path.parent)):
-            if step > limit or older == path:
+        for older in reversed(checkpoints_in(path.parent)):
+            if step_of(older) > limit or older == path:
                 continue
             try:
                 _load(older, 0, 1)

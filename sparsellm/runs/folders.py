@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from sparsellm.runs.checkpoint import LATEST, complete_step, replaced_name, step_name, steps_in
+from sparsellm.runs.checkpoint import LATEST, checkpoints_in, replaced_name, step_of
 from sparsellm.runs.files import fsync, warn, write_atomically
 from sparsellm.runs.manifest import Manifest, read_manifest, write_manifest
 
@@ -50,8 +50,7 @@ def _make_way(final: Path) -> None:
     """Replaces a checkpoint of the same step; a path that is not a checkpoint is renamed."""
     if not (final.exists() or final.is_symlink()):
         return
-    step = None if final.is_symlink() else complete_step(final)
-    if step is not None and final.name == step_name(step):
+    if final in checkpoints_in(final.parent):
         remove(replaced_name(final))
         final.rename(replaced_name(final))
         return
@@ -75,22 +74,17 @@ def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:
     Raises:
         OSError: something cannot be deleted; what can be is.
     """
-    own = [
-        (step, path)
-        for step, path in steps_in(folder)
-        if path.name == step_name(step) and read_manifest(path, "").id in newest.branch
-    ]
-    before = [path for step, path in own if step <= newest.step - skipped]
-    since = [path for step, path in own if step > newest.step - skipped]
-    failures = [attempt(remove, doomed) for doomed in folder.glob(".tmp-pruned-*")]
-    failures += [attempt(remove, doomed) for doomed in folder.glob(".tmp-replaced-*")]
+    own = [p for p in checkpoints_in(folder) if read_manifest(p, "").id in newest.branch]
+    before = [path for path in own if step_of(path) <= newest.step - skipped]
+    since = [path for path in own if step_of(path) > newest.step - skipped]
+    remains = (path for kind in ("pruned", "replaced") for path in folder.glob(f".tmp-{kind}-*"))
+    failures = [attempt(remove, path) for path in remains]
     for old in before[:-keep] + since[:-1]:
         # Renamed first: a kill while deleting leaves no half a checkpoint of that name.
         doomed = folder / f".tmp-pruned-{old.name}"
         failures.append(attempt(old.rename, doomed) or attempt(remove, doomed))
-    for failure in failures:
-        if failure is not None:
-            raise failure
+    if failed := [failure for failure in failures if failure is not None]:
+        raise failed[0]
 
 
 def remove(path: Path) -> None:

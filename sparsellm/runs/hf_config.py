@@ -13,8 +13,7 @@ from sparsellm.architecture import ACTIVATIONS, ARCHITECTURES, PUBLISHED
 from sparsellm.model import model_config
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.recipe_sections import HuggingFaceFields
-from sparsellm.runs.hf_folder import CONFIG_FILE, REMEDY, is_published
-from sparsellm.runs.hub import hub_id
+from sparsellm.runs.hf_folder import CONFIG_FILE, REMEDY, hub_id, is_published
 from sparsellm.strict import read_json
 from sparsellm.vocabulary import HF_PREFIX
 

@@ -13,7 +13,7 @@ import itertools
 from contextlib import suppress
 from pathlib import Path
 
-from sparsellm.runs.checkpoint import LATEST, RECIPE_FILE, REMEDY, checkpoints_in, latest, steps_in
+from sparsellm.runs.checkpoint import LATEST, RECIPE_FILE, REMEDY, checkpoints_in, latest
 from sparsellm.runs.dashboard import SENT_FILE, WANDB_ID_FILE
 from sparsellm.runs.files import fsync, write_atomically
 from sparsellm.runs.manifest import Manifest, read_manifest
@@ -101,7 +101,11 @@ def _to_branch(run_path: Path, resumed: Path) -> _Change | None:
     folder, manifest = run_path / "checkpoints", read_manifest(resumed, REMEDY)
     present = _present(folder)
     inside = resumed.parent.resolve() == folder.resolve()
-    leaving = [p for _, p in steps_in(folder) if read_manifest(p, REMEDY).id not in manifest.branch]
+    leaving = [
+        path
+        for path in checkpoints_in(folder)
+        if read_manifest(path, REMEDY).id not in manifest.branch
+    ]
     written, taken = read_lines(run_path / METRICS_FILE), read_lines(resumed.parent / METRICS_FILE)
     source = ""
     until: int | None = _NONE

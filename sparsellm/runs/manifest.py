@@ -52,11 +52,6 @@ class Manifest(StrictModel):
         return [self.id, *self.ancestors][:_LONGEST]
 
 
-def write_hashed(path: Path, text: str) -> FileEntry:
-    """A small file, durable."""
-    return write_pieces(path, [memoryview(text.encode("utf-8"))])
-
-
 def write_pieces(path: Path, pieces: Iterable[memoryview]) -> FileEntry:
     """A file of these bytes (one-dimensional views), durable; hashed while it is written."""
     size, hashes, digest = 0, [], xxhash.xxh3_128()

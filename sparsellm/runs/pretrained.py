@@ -19,7 +19,6 @@ from sparsellm.runs import checkpoint, hf_folder, state
 from sparsellm.runs.files import TrainerState
 from sparsellm.runs.hf_config import check_config, derive_recipe
 from sparsellm.runs.hf_tokenizer import check_tokenizer
-from sparsellm.runs.hub import local_copy
 from sparsellm.strict import read_model
 from sparsellm.vocabulary import HF_PREFIX, TOKENIZER_FILE
 
@@ -45,7 +44,7 @@ def find_checkpoint(path: Path) -> Path:
     Raises:
         FileNotFoundError: there is none; the message says what was looked for.
     """
-    path = local_copy(path)
+    path = hf_folder.local_copy(path)
     if checkpoint.is_checkpoint(path) or hf_folder.is_hugging_face(path):
         return path
     for candidate in (path, path / "checkpoints"):

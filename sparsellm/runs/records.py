@@ -33,14 +33,9 @@ def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
     return f"{last['l1_coefficient']:.3g} at step {last['step']:,}, {aim}"
 
 
-def num_position_buckets(context_length: int) -> int:
-    """Buckets 0, 1, 2–3, 4–7, …: the first tokens of a sequence fire far more neurons."""
-    return int(math.log2(max(context_length - 1, 1))) + 2 if context_length > 1 else 1
-
-
 def position_bucket_starts(context_length: int) -> list[int]:
-    """First position of each bucket."""
-    return [0] + [2**k for k in range(num_position_buckets(context_length) - 1)]
+    """First positions of the buckets 0, 1, 2–3, 4–7, …: a sequence begins with many non-zeros."""
+    return [0] + [2**k for k in range((context_length - 1).bit_length())]
 
 
 def nnz_bucket_edges(intermediate_size: int) -> list[int]:

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from sparsellm.runs import checkpoint, folders
 from sparsellm.runs.checkpoint import CheckpointError, Snapshot
 from sparsellm.runs.files import warn
-from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_hashed
+from sparsellm.runs.manifest import FileEntry, Manifest, read_manifest, write_pieces
 from sparsellm.runs.tensor_files import Part, file_name, write_parts
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -149,7 +149,15 @@ class Saver:
         partial = final.with_name(f".tmp-{final.name}")
 
         def publish(written: list[dict[str, FileEntry]]) -> None:
-            manifest = self._manifest(step, {n: e for own in written for n, e in own.items()})
+            files = {name: entry for own in written for name, entry in own.items()}
+            manifest = Manifest(
+                id=secrets.token_hex(8),
+                ancestors=self.ancestors,
+                step=step,
+                created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                world_size=self._world_size,
+                files=dict(sorted(files.items())),
+            )
             folders.publish(partial, final, manifest)
             self.ancestors = manifest.branch
             try:
@@ -184,16 +192,6 @@ class Saver:
                     failed.add_note(f"rank {rank}")
                 raise failed
         return [found for results, _ in everyone for found in results]
-
-    def _manifest(self, step: int, files: dict[str, FileEntry]) -> Manifest:
-        return Manifest(
-            id=secrets.token_hex(8),
-            ancestors=self.ancestors,
-            step=step,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            world_size=self._world_size,
-            files=dict(sorted(files.items())),
-        )
 
 
 def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
@@ -246,7 +244,10 @@ def _write_files(
     partial: Path, texts: dict[str, str], tensors: dict[str, dict[str, Part]]
 ) -> dict[str, FileEntry]:
     """Writes tensor files in parallel threads, most of which wait for the disk."""
-    files = {name: write_hashed(partial / name, text) for name, text in texts.items()}
+    files = {
+        name: write_pieces(partial / name, [memoryview(text.encode())])
+        for name, text in texts.items()
+    }
     paths = [partial / name for name in tensors]
     with ThreadPoolExecutor(len(paths)) as pool:
         written = pool.map(write_parts, paths, tensors.values())

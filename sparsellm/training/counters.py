@@ -26,7 +26,6 @@ from sparsellm.runs.records import (
     KernelStats,
     StepStats,
     nnz_bucket_edges,
-    num_position_buckets,
     position_bucket_starts,
 )
 from sparsellm.training.objective import LossSums
@@ -98,7 +97,7 @@ class CounterLayout:
         starts_P = torch.tensor(starts, device=device)
         self.bucket_T = torch.bucketize(positions, starts_P, right=True) - 1
         num_layers = self.num_layers
-        by_position = num_layers * num_position_buckets(model.context_length)
+        by_position = num_layers * len(starts)
         own = [num_layers, num_layers, 1, 1]
         self.num_own = sum(own)
         self.slices = [*own, 2, 1, 1, 1, 1, num_layers, num_layers, by_position]

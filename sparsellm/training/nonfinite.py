@@ -102,15 +102,15 @@ def _way_back(run: Run) -> str:
     """
     if path := run.saver.wait():
         run.accelerator.print(f"saved {path}")
-    saved, first_bad = checkpoint.steps_in(run.checkpoints), run.step - run.skips.in_a_row
+    saved, first_bad = checkpoint.checkpoints_in(run.checkpoints), run.step - run.skips.in_a_row
     if not saved:
         return (
             "There is no checkpoint from before it: start again, with a lower "
             "optimizer.learning_rate"
         )
-    _, first = saved[0]
-    good = [path for step, path in saved if step < first_bad]
+    good = [path for path in saved if checkpoint.step_of(path) < first_bad]
     if not good:
+        first = saved[0]
         return (
             f"No checkpoint has earlier weights than {first}: resume from it (--resume {first}) if "
             "the text or the machine was the cause and is mended, or start anew by --fresh with a "

@@ -107,10 +107,8 @@ def test_the_step_decides_and_not_the_name_of_a_copy(tmp_path):
         shutil.copytree(whole, copy)
     path = saver.save(tmp_path, _snapshot(10), keep=1)
     assert checkpoint.latest(tmp_path) == path
-    assert [p.name for p in checkpoint.checkpoints_in(tmp_path)] == [
-        *sorted(copy.name for copy in copies),
-        "step_00000010",
-    ]
+    assert checkpoint.checkpoints_in(tmp_path) == [path]
+    assert all(copy.is_dir() for copy in copies)
     saver.save(tmp_path, _snapshot(12), keep=1)  # where a copy of step 9 is
     assert checkpoint.load(tmp_path / "step_00000012").step == 12
     assert checkpoint.load(tmp_path / "step_00000012.stray").step == 9

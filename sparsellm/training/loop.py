@@ -27,20 +27,13 @@ from sparsellm.runs.lock import PRESENCE_FILE, RunLock
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import FailureRecord
 from sparsellm.runs.session import this_session
-from sparsellm.training.measure import PeriodicEvaluation, check_evaluation, measure, missing
+from sparsellm.training import rehearsal
+from sparsellm.training.measure import Measurements, check_evaluation
 from sparsellm.training.meter import Meter, progress_line
 from sparsellm.training.nonfinite import check_finite
-from sparsellm.training.rehearsal import (
-    fit_again,
-    fit_first,
-    grow,
-    may_shrink,
-    shrink_after_failure,
-    warm_up,
-)
 from sparsellm.training.run import Run, build_accelerator, build_run, close_run
 from sparsellm.training.run_state import begin_save, first_state
-from sparsellm.training.schedule import Due, is_due, next_may_launch
+from sparsellm.training.schedule import is_due, measurements_due, next_may_launch
 from sparsellm.training.step import StepTotals, train_step
 from sparsellm.training.teacher import load_teacher
 from sparsellm.waiting import waiting
@@ -104,16 +97,16 @@ def _train(
     recipe = run.recipe
     if run.accelerator.is_main_process:
         check_wandb(recipe)
-    evaluator = PeriodicEvaluation(run, stop) if recipe.evaluation.every_steps else None
+    measurements = Measurements(run, stop)
     run.teacher = load_teacher(recipe, run.accelerator.device, resume_from, init_from)
     doing = "compiling the model" if recipe.runtime.compile else "first pass"
     with waiting(doing, run.accelerator.print):
-        fit_first(run)
-        warm_up(run)
+        rehearsal.fit_first(run)
+        rehearsal.warm_up(run)
     first_state(run, resume_from, init_from)
     if resume_from is not None:
-        fit_again(run)
-    not_measured = missing(run)
+        rehearsal.fit_again(run)
+    not_measured = measurements.missing()
     if run.step >= recipe.train.steps and not not_measured:
         run.accelerator.print(
             f"nothing to do: it has done {run.step} steps of train.steps "
@@ -123,7 +116,7 @@ def _train(
     if flag == "--fresh":
         _move_aside(run, lock)
     _begin_records(run, resume_from)
-    _logged_loop(run, stop, evaluator, not_measured, flag)
+    _logged_loop(run, stop, measurements, not_measured, flag)
 
 
 def _move_aside(run: Run, lock: RunLock) -> None:
@@ -147,22 +140,16 @@ def _begin_records(run: Run, resumed: Path | None) -> None:
 
 
 def _logged_loop(
-    run: Run,
-    stop: StopRequest,
-    evaluator: PeriodicEvaluation | None,
-    due: Due,
-    flag: str | None,
+    run: Run, stop: StopRequest, measurements: Measurements, due: list[str], flag: str | None
 ) -> None:
     """The loop with its log. ``due``: see `_loop`; ``flag``: see `_train`."""
-    recipe, say = run.recipe, run.accelerator.print
-    log = None
-    if run.accelerator.is_main_process:
-        accelerator = run.accelerator
+    recipe, accelerator, say = run.recipe, run.accelerator, run.accelerator.print
+    if accelerator.is_main_process:
         session = this_session(run.step, run.tokens, accelerator.num_processes, accelerator.device)
-        log = MetricsLog(recipe, run.step, session)
+        run.log = MetricsLog(recipe, run.step, session)
     how = "interrupted"
     try:
-        finished = _loop(run, log, stop, evaluator, due)
+        finished = _loop(run, stop, measurements, due)
         _say_saved(run)
         why = stop.received or "signal on another rank"
         how = "finished" if finished else f"stopped ({why})"
@@ -170,8 +157,8 @@ def _logged_loop(
         how = f"failed: {type(error).__name__}: {error}"[:500]
         raise
     finally:
-        if log is not None:
-            log.close(how)
+        if run.log is not None:
+            run.log.close(how)
     saves = recipe.checkpoint.every_steps > 0
     if not finished:
         resumes = f"without {flag} the same command" if flag else "the same command"
@@ -187,13 +174,7 @@ def _logged_loop(
     say(f"charts: sparsellm report {recipe.run_path}")
 
 
-def _loop(
-    run: Run,
-    log: MetricsLog | None,
-    stop: StopRequest,
-    evaluator: PeriodicEvaluation | None,
-    due: Due,
-) -> bool:
+def _loop(run: Run, stop: StopRequest, measurements: Measurements, due: list[str]) -> bool:
     """Trains to the last step; returns False if it was asked to stop earlier.
 
     ``due``: what is measured before the first step, because the run was killed before it was.
@@ -202,87 +183,85 @@ def _loop(
     saved_step = run.step  # what it resumed from; nothing is worth saving at step 0
     if run.step:
         stop.begin()
-    if due and not measure(run, log, stop, evaluator, due):
+    if not measurements.measure(due):
         return False
     meter = Meter(run)
     while run.step < recipe.train.steps:
-        totals = _step_or_save(run, log, stop, saved_step)
+        totals = _step_or_save(run, stop, saved_step)
         stop.begin()
         last = run.step == recipe.train.steps
-        grow(run, totals.reading.kernels.sparse)
-        _record(run, log, meter, totals)
+        rehearsal.grow(run, totals.reading.kernels.sparse)
+        _record(run, meter, totals)
         meter.pause()
         saves, stopped = recipe.checkpoint.every_steps, totals.reading.stop
-        due = Due.after(recipe, run.step)
+        due = measurements_due(recipe, run.step)
         if saves and (is_due(run.step, saves) or last or stopped):
-            _save(run, log)
+            _save(run)
             saved_step = run.step
         elif run.saver.finished:
             _say_saved(run)
         if not stopped:
-            stopped = not measure(run, log, stop, evaluator, due)
+            stopped = not measurements.measure(due)
         if due or saved_step == run.step:  # which may take minutes, with a signal meanwhile
             stopped = any_rank(stopped or stop.received is not None, run.accelerator.device)
         if stopped and saves and saved_step != run.step:
-            _save(run, log)
+            _save(run)
         meter.resume()
         if stopped and (due or not last):
             return False
     return True
 
 
-def _record(run: Run, log: MetricsLog | None, meter: Meter, totals: StepTotals) -> None:
+def _record(run: Run, meter: Meter, totals: StepTotals) -> None:
     """Prints and logs a step's numbers where they are due, and the reason of every skipped step."""
     if totals.skipped:
         run.accelerator.print(
             f"step {run.step} was skipped: {totals.skipped.why} ({run.skips.total} in all; "
             f"{totals.skipped.key})"
         )
-        if log is not None:
-            log.write(FailureRecord(run.step, run.tokens, "step", totals.skipped.why))
+        run.write(FailureRecord(run.step, run.tokens, "step", totals.skipped.why))
     elif totals.reading.sparsity is not None:
         record = meter.record(run, totals)
         run.accelerator.print(progress_line(record, run.recipe))
-        if log is not None:
-            log.write(record)
+        run.write(record)
     if run.target and (news := run.target.news()):
         run.accelerator.print(f"warning: step {run.step}: {news}")
-        if log is not None:
-            log.write(FailureRecord(run.step, run.tokens, "target", news))
+        run.write(FailureRecord(run.step, run.tokens, "target", news))
 
 
-def _step_or_save(
-    run: Run, log: MetricsLog | None, stop: StopRequest, saved_step: int
-) -> StepTotals:
+def _step_or_save(run: Run, stop: StopRequest, saved_step: int) -> StepTotals:
     """One step; if it fails, the state before it is saved."""
     before = run.data_position
     try:
         return train_step(run, stop, launch_next=next_may_launch(run.recipe, run.step + 1))
     except Exception as error:
         run.next_step.discard()
-        if not (isinstance(error, torch.OutOfMemoryError) and may_shrink(run)):
-            _save_what_is_whole(run, log, error, saved_step, before)
+        if not (isinstance(error, torch.OutOfMemoryError) and rehearsal.may_shrink(run)):
+            _save_what_is_whole(run, error, saved_step, before)
             raise cause_of(error) from None
     # The frames of that step, which hold its tensors, are gone here.
-    shrink_after_failure(run, before)
-    return _step_or_save(run, log, stop, saved_step)
+    rehearsal.shrink_after_failure(run, before)
+    return _step_or_save(run, stop, saved_step)
 
 
-def _save_what_is_whole(
-    run: Run, log: MetricsLog | None, error: Exception, saved_step: int, before: Bookmark
-) -> None:
-    if run.step > saved_step and _is_whole(run, error):
+def _save_what_is_whole(run: Run, error: Exception, saved_step: int, before: Bookmark) -> None:
+    """Saves the state before a failed step, if all ranks are alive and still have it."""
+    if not run.recipe.checkpoint.every_steps or not run.between_steps or run.step <= saved_step:
+        return
+    if isinstance(error, FloatingPointError):  # with these weights it would fail again
+        return
+    if isinstance(error, FailedTogether) or run.accelerator.num_processes == 1:
         run.loader.go_back(before)
-        _save(run, log)
+        _save(run)
         _say_saved(run)
 
 
-def _save(run: Run, log: MetricsLog | None) -> None:
+def _save(run: Run) -> None:
     """Begins a save, after waiting for the previous one and reporting it."""
     run.activity.begin("saving", run.step)
     check_finite(run)
-    if log is not None:
-        log.sync()
+    if run.log is not None:
+        run.log.sync()
     _say_saved(run)
     begin_save(run)
 
@@ -290,12 +269,3 @@ def _save(run: Run, log: MetricsLog | None) -> None:
 def _say_saved(run: Run) -> None:
     if path := run.saver.wait():
         run.accelerator.print(f"saved {path}")
-
-
-def _is_whole(run: Run, error: Exception) -> bool:
-    """After a failed step: whether all ranks are alive and the run is as it was before the step."""
-    if not run.recipe.checkpoint.every_steps or not run.between_steps:
-        return False
-    if isinstance(error, FloatingPointError):  # with these weights it would fail again
-        return False
-    return isinstance(error, FailedTogether) or run.accelerator.num_processes == 1

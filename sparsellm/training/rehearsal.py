@@ -11,18 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from sparsellm.data.loader import Bookmark
 from sparsellm.processes.distributed import any_rank
-from sparsellm.training import micro_batch
+from sparsellm.training import micro_batch, step
 from sparsellm.training.kernel_policy import each_path
 from sparsellm.training.run import Run, resize
-from sparsellm.training.step import (
-    accumulating,
-    accumulation,
-    backward,
-    begin_sharing,
-    clear_gradients,
-    forward,
-    ramp_at,
-)
 
 
 def warm_up(run: Run) -> None:
@@ -34,14 +25,14 @@ def warm_up(run: Run) -> None:
     """
     run.activity.begin("compiling", run.step)
     several = run.rounds > 1
-    for _ in each_path(run.ffns, ramp_at(run, 0)):
+    for _ in each_path(run.ffns, step.ramp_at(run, 0)):
         # Where micro-batches share weights the last one has a graph of its own, since its gradients
         # go through autograd. Without sharing all have the same graph.
         sparse = any(ffn.path == "sparse" for ffn in run.ffns)
         shares = sparse or run.recipe.runtime.weight_gradients == "fused"
-        for _ in accumulation(run, 2 if several and shares else 1):
+        for _ in step.accumulation(run, 2 if several and shares else 1):
             _rehearse(run)
-    clear_gradients(run.optimizer, run.objective)
+    step.clear_gradients(run.optimizer, run.objective)
 
 
 def fit_first(run: Run) -> None:
@@ -159,21 +150,18 @@ def _predicted(run: Run, now: int, peak: int) -> int:
     """Peak memory at twice the size, in bytes: only what a step frees again grows."""
     local = (p.to_local() if isinstance(p, DTensor) else p for p in run.objective.parameters())
     # Gradients are freed too, but do not grow. DDP keeps its own.
-    gradients = sum(p.nbytes for p in local) if _drops_gradients(run) else 0
+    dropped = all(p.grad is None for p in run.objective.parameters())
+    gradients = sum(p.nbytes for p in local) if dropped else 0
     return peak + max(peak - now - gradients, 0)
-
-
-def _drops_gradients(run: Run) -> bool:
-    return all(p.grad is None for p in run.objective.parameters())
 
 
 def _one_micro_batch(run: Run) -> None:
     moments = []
     if not run.optimizer.state:  # two moments at most, which are made at the first step
         moments = [torch.empty_like(p) for p in run.objective.parameters() for _ in range(2)]
-    for _ in each_path(run.ffns, ramp_at(run, 0)):
-        begin_sharing(run, accumulate=True)
-        with accumulating(run):
+    for _ in each_path(run.ffns, step.ramp_at(run, 0)):
+        step.begin_sharing(run, accumulate=True)
+        with step.accumulating(run):
             _rehearse(run)
         for part in run.sharing:
             part.end_accumulation()
@@ -184,7 +172,7 @@ def _one_micro_batch(run: Run) -> None:
 def _clean_up(run: Run) -> None:
     for part in run.sharing:
         part.end_step()
-    clear_gradients(run.optimizer, run.objective)
+    step.clear_gradients(run.optimizer, run.objective)
     if run.accelerator.device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -192,4 +180,4 @@ def _clean_up(run: Run) -> None:
 def _rehearse(run: Run) -> None:
     """Forward and backward of one micro-batch of zeros; the caller discards the gradients."""
     shape = (run.micro_batch.size, run.recipe.model.context_length + 1)
-    backward(run, forward(run, torch.zeros(shape, dtype=torch.int64)), 0.0)
+    step.backward(run, step.forward(run, torch.zeros(shape, dtype=torch.int64)), 0.0)

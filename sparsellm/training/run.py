@@ -26,6 +26,8 @@ from sparsellm.model import HFModel, build_model, build_zero_model, prepare_bloc
 from sparsellm.processes.consensus import compare_files
 from sparsellm.processes.distributed import RankActivity, from_first_rank
 from sparsellm.recipe import Recipe
+from sparsellm.runs.metrics_log import MetricsLog
+from sparsellm.runs.records import Record
 from sparsellm.runs.saver import Saver
 from sparsellm.training.counters import CounterLayout, SkippedSteps
 from sparsellm.training.kernel_policy import described_costs, set_up_kernels
@@ -62,6 +64,12 @@ class Run:
     next_step: NextStep = field(default_factory=NextStep)
     compiled_before: float = field(default_factory=compile_seconds)  # by this process
     origin: dict[str, Any] | None = None  # name, step and tokens of the run it was initialised from
+    log: MetricsLog | None = None  # of the main rank, while it trains
+
+    def write(self, record: Record) -> None:
+        """Logs a record; the main rank does."""
+        if self.log is not None:
+            self.log.write(record)
 
     @cached_property
     def model(self) -> HFModel:

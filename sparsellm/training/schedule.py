@@ -6,7 +6,6 @@ Rates are those of a step counted from 0; what is due follows a step counted fro
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import FFNConfig, OptimizerConfig, SparsityConfig
@@ -61,33 +60,19 @@ def ramp_share(config: FFNConfig, step: int) -> float | None:
     return step / config.ramp_steps if step < config.ramp_steps else None
 
 
-@dataclass(frozen=True)
-class Due:
-    """The measurements that are due; true if there are any."""
-
-    validation: bool
-    evaluation: bool
-
-    def __bool__(self) -> bool:
-        return self.validation or self.evaluation
-
-    @classmethod
-    def after(cls, recipe: Recipe, step: int) -> Due:
-        """Those due after a step."""
-        last = step == recipe.train.steps
-        return cls(
-            validation=_falls(step, recipe.validation.every_steps, last),
-            evaluation=_falls(step, recipe.evaluation.every_steps, last),
-        )
-
-
 def is_due(step: int, every: int) -> bool:
     """Whether something done every so many steps (0 is never) is due after ``step``."""
     return every > 0 and step % every == 0
 
 
-def _falls(step: int, every: int, last: bool) -> bool:
-    return step > 0 and (is_due(step, every) or (every > 0 and last))
+def measurements_due(recipe: Recipe, step: int) -> list[str]:
+    """Which of ``validation`` and ``evaluation`` are due after a step, in this order."""
+    last = step == recipe.train.steps
+    every = {
+        "validation": recipe.validation.every_steps,
+        "evaluation": recipe.evaluation.every_steps,
+    }
+    return [what for what, n in every.items() if step > 0 and n > 0 and (is_due(step, n) or last)]
 
 
 def is_logged(recipe: Recipe, step: int) -> bool:
@@ -104,7 +89,7 @@ def next_may_launch(recipe: Recipe, step: int) -> bool:
     return (
         step < recipe.train.steps
         and not is_due(step, recipe.checkpoint.every_steps)
-        and not Due.after(recipe, step)
+        and not measurements_due(recipe, step)
         and not recipe.sparsity.reinit_rate
         and recipe.train.micro_batch_size != "auto"
     )

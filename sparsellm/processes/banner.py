@@ -22,6 +22,7 @@ from sparsellm.estimate import (
 )
 from sparsellm.paths import usable_cores
 from sparsellm.recipe import Recipe
+from sparsellm.runs.metrics import short
 
 GIB = 2**30
 # FLOP/s; no CPU core computes more, so that a run takes at least the time that is stated.
@@ -77,12 +78,12 @@ def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks:
     m, batch = recipe.model, recipe.train.global_batch_tokens
     parameters = count_parameters(recipe)
     target = recipe.sparsity.target_nnz
-    active = f" ({_short(active_parameters(recipe, target))} active)" if target else ""
+    active = f" ({short(active_parameters(recipe, target), ' ')} active)" if target else ""
     gate = "gated" if recipe.ffn.gated else "non-gated"
     rows = [
         (
             "model",
-            f"{_short(parameters.total)} parameters{active}: {m.num_hidden_layers} layers, "
+            f"{short(parameters.total, ' ')} parameters{active}: {m.num_hidden_layers} layers, "
             f"{m.hidden_size}/{m.intermediate_size}, {gate} "
             f"{recipe.activation.title}, context {m.context_length}",
         ),
@@ -90,7 +91,7 @@ def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks:
         (
             "steps",
             f"{recipe.train.steps:,} of {batch:,} tokens: "
-            f"{_short(recipe.train.steps * batch)} in all",
+            f"{short(recipe.train.steps * batch, ' ')} in all",
         ),
         ("device", _device(machine, ranks)),
         ("ranks", _ranks(recipe, ranks)),
@@ -261,10 +262,3 @@ def _visible(count: int) -> list[int]:
     given = [word.strip() for word in wanted.split(",") if word.strip() not in ("", "-1")]
     chosen = [int(word) if word.isdigit() else place for place, word in enumerate(given)]
     return [place for place in chosen if place < count]
-
-
-def _short(count: float) -> str:
-    for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= limit:
-            return f"{count / limit:.3g} {suffix}"
-    return f"{count:.3g}"

@@ -8,7 +8,7 @@ from typing import Any
 from sparsellm.estimate import active_parameters, count_parameters
 from sparsellm.report.collect import RunData
 from sparsellm.runs.evaluations import Evaluation
-from sparsellm.runs.metrics import mean
+from sparsellm.runs.metrics import duration, mean
 from sparsellm.runs.records import l1_text
 from sparsellm.strict import flatten
 
@@ -40,7 +40,7 @@ def summary_table(runs: list[RunData]) -> str:
             f"{r.recipe.ffn.kernels}, {r.recipe.ffn.format}, {r.recipe.runtime.token_order}"
         ),
         "Peak memory of rank 0": lambda r: _over(r, "memory_gib", max, "{:.2f} GiB"),
-        "Wall time of its processes": lambda r: _duration(r.seconds),
+        "Wall time of its processes": lambda r: duration(r.seconds),
         "Processes, and how they ended": _processes,
         "Ranks and device": lambda r: _each(f"{s['ranks']} × {s['device']}" for s in r.sessions),
         "Commit": lambda r: _each(s["commit"] for s in r.sessions),
@@ -192,12 +192,6 @@ def _nnz(run: RunData) -> str:
 
 def _when(evaluation: Evaluation) -> str:
     return "step unknown" if evaluation.step is None else f"step {evaluation.step:,}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}"
 
 
 def _value(value: Any) -> str:

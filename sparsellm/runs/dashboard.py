@@ -187,15 +187,11 @@ def _wandb_step(line: Line, stats: StepStats, recipe: Recipe) -> dict[str, Any]:
         for layer, value in enumerate(by_layer.values(line)):
             found[f"layers/{by_layer.name}/{layer:02d}"] = value
     if stats.nnz_histogram:
-        import numpy as np
         import wandb
 
         width = recipe.model.intermediate_size
-        counts, edges = (
-            np.array(stats.nnz_histogram),
-            np.array([*nnz_bucket_edges(width), width + 1]),
-        )
-        found["sparsity/nnz_per_token"] = wandb.Histogram(np_histogram=(counts, edges))
+        histogram: Any = (stats.nnz_histogram, [*nnz_bucket_edges(width), width + 1])
+        found["sparsity/nnz_per_token"] = wandb.Histogram(np_histogram=histogram)
     starts = position_bucket_starts(recipe.model.context_length)
     for start, of_layers in zip(starts, zip(*stats.nnz_by_position, strict=True), strict=False):
         found[f"positions/nnz/{start:05d}"] = mean(list(of_layers))

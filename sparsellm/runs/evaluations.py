@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -42,6 +41,11 @@ class Evaluation:
     mean: Score | None
     scores: dict[tuple[str, str], Score]  # by (task, metric)
     limit: int | None = None  # rows, where some task has more than were scored
+
+    @property
+    def worth(self) -> tuple[bool, int, int]:
+        """The larger, the more complete."""
+        return self.limit is None, len(self.scores), self.limit or 0
 
     @property
     def caveat(self) -> str:
@@ -95,19 +99,21 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
     best: dict[int | None, Evaluation] = {}
     for evaluation in found:
         known = best.get(evaluation.step)
-        if evaluation.scores and (known is None or _worth(evaluation) >= _worth(known)):
+        if evaluation.scores and (known is None or evaluation.worth >= known.worth):
             best[evaluation.step] = evaluation
     return sorted(best.values(), key=lambda e: -1 if e.step is None else e.step)
-
-
-def _worth(evaluation: Evaluation) -> tuple[bool, int, int]:
-    return evaluation.limit is None, len(evaluation.scores), evaluation.limit or 0
 
 
 def _evaluation(content: dict[str, Any]) -> Evaluation:
     """From a record or a file of scores."""
     tasks: dict[str, Any] = content.get("tasks") or {}
-    scores = dict(_scores(tasks, content.get("suite", {}).get("tasks", {})))
+    suite, scores = content.get("suite", {}).get("tasks", {}), {}
+    for task, values in tasks.items():
+        config = suite.get(task, {})
+        for metric, value in task_metrics(values).items():
+            in_mean = bool(config.get("in_mean")) and config.get("metric") == metric
+            error = values.get(stderr_name(metric))
+            scores[task, metric] = Score(value, error if _is_number(error) else None, in_mean)
     # Records do not name a limit: the rows of each task that were scored, and all it has, do.
     rows = [(values.get("num_rows"), values.get("num_rows_total")) for values in tasks.values()]
     cut = [n for n, total in rows if _is_number(n) and _is_number(total) and n < total]
@@ -119,18 +125,6 @@ def _evaluation(content: dict[str, Any]) -> Evaluation:
         scores,
         int(max(cut)) if cut else None,
     )
-
-
-def _scores(
-    tasks: dict[str, Any], suite: dict[str, Any]
-) -> Iterator[tuple[tuple[str, str], Score]]:
-    """The scores of each task: ``acc``, ``acc_stderr``, ``acc_norm``, …"""
-    for task, values in tasks.items():
-        config = suite.get(task, {})
-        for metric, value in task_metrics(values).items():
-            in_mean = bool(config.get("in_mean")) and config.get("metric") == metric
-            error = values.get(stderr_name(metric))
-            yield (task, metric), Score(value, error if _is_number(error) else None, in_mean)
 
 
 def task_metrics(values: dict[str, Any]) -> dict[str, float]:

@@ -45,12 +45,9 @@ _PROBE = "It's 2,048 zeros —  naïve\n\n\t 日本語 🙂 don't\r\nx = [0]*99 
 
 
 def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
-    """Writes the two files of a recipe's tokenizer.
+    """Writes the two files of a recipe's `data.tokenizer` into an existing folder.
 
-    Args:
-        name: `data.tokenizer` of the recipe.
-        folder: an existing folder.
-        context_length: tokens; longer texts make Hugging Face's tokenizers warn.
+    Texts of more than ``context_length`` tokens make Hugging Face's tokenizers warn.
     """
     end_of_document = END_OF_TEXT
     if name.startswith(HF_PREFIX):
@@ -81,12 +78,9 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
 def stock_tokenizer(
     name: str, context_length: int = VERY_LARGE_INTEGER, **options: Any
 ) -> PreTrainedTokenizerBase:
-    """A recipe's tokenizer as transformers has it where the model was exported.
+    """A recipe's `data.tokenizer` as transformers has it where the model was exported.
 
-    Args:
-        name: `data.tokenizer` of the recipe.
-        context_length: tokens; longer texts make it warn.
-        options: of transformers' tokenizer, such as ``split_special_tokens``.
+    Options are those of transformers' tokenizer, such as ``split_special_tokens``.
     """
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(name, Path(folder), context_length)

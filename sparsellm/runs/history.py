@@ -36,16 +36,10 @@ class _Change(StrictModel):
 
 
 def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
-    """Sets aside checkpoints and records outside the branch that continues from a checkpoint.
+    """Sets aside what the branch that goes on from ``resumed`` does not continue.
 
-    Of a checkpoint in ``abandoned/``, the records there become the run's.
-
-    Args:
-        run_path: the run's folder.
-        resumed: the checkpoint; None where training begins at step 0.
-
-    Returns:
-        Sentences on what was done.
+    None is step 0. Of a checkpoint in ``abandoned/``, the records there become the run's. Returns
+    sentences on what was done.
 
     Raises:
         ValueError: the records are damaged; nothing was changed.

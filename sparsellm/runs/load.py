@@ -73,14 +73,8 @@ def load(
 def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
     """A Hugging Face folder by transformers alone; those of the paper by their fields.
 
-    Args:
-        name: as the user gave it.
-        folder: what is read.
-        device: where the model goes.
-        dtype: of its weights.
-
     Raises:
-        ValueError: it cannot be loaded; the message says why.
+        ValueError: it cannot be loaded; the message has the ``name`` that the user gave, and why.
     """
     if is_published(folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, config=read_config(folder))

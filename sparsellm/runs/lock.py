@@ -1,8 +1,8 @@
 """One training per run folder: ``running.json`` is there while one runs, and says which.
 
-The file appears by a hard link, which is atomic on NFS too, and its time is renewed every few
-seconds. On its own host a dead holder is known at once; another host waits and watches whether the
-file is renewed, so that clocks need not agree. Imports no torch: `sparsellm stop` answers at once.
+The file is created exclusively, which NFS can do too, and its time is renewed every few seconds. On
+its own host a dead holder is known at once; another host waits and watches whether the file is
+renewed, so that clocks need not agree. Imports no torch: `sparsellm stop` answers at once.
 """
 
 from __future__ import annotations
@@ -188,9 +188,8 @@ class RunLock:
                     "train by another name: --set name=NEW"
                 )
             self._take_away(seen)
-        for remains in (f".tmp-{PRESENCE_FILE}-*", ".tmp-taking-*"):  # of killed processes
-            for path in self._run_path.glob(remains):
-                path.unlink(missing_ok=True)
+        for remains in self._run_path.glob(".tmp-taking-*"):  # of killed processes
+            remains.unlink(missing_ok=True)
         self._ended.clear()
         self._thread = threading.Thread(target=self._renew, daemon=True)
         self._thread.start()
@@ -217,21 +216,16 @@ class RunLock:
         self.acquire(say)
 
     def _create(self, own: Presence) -> bool:
-        text = own.model_dump_json() + "\n"
-        draft = self._run_path / f".tmp-{PRESENCE_FILE}-{own.id}"
-        draft.write_text(text, encoding="utf-8")
         try:
-            self._file.hardlink_to(draft)
+            file = self._file.open("x", encoding="utf-8")
         except FileExistsError:
             return False
-        except OSError:  # a file system without hard links
-            try:
-                with self._file.open("x", encoding="utf-8") as file:
-                    file.write(text)
-            except FileExistsError:
-                return False
-        finally:
-            draft.unlink(missing_ok=True)
+        try:
+            with file:  # who finds it empty waits for the rest, see `_is_dead`
+                file.write(own.model_dump_json() + "\n")
+        except OSError:  # a full disk
+            self._file.unlink()
+            raise
         return True
 
     def _is_dead(

@@ -57,10 +57,10 @@ def write_pieces(path: Path, pieces: Iterable[memoryview]) -> FileEntry:
     size, hashes, digest = 0, [], xxhash.xxh3_128()
     with path.open("wb") as file:
         for piece in pieces:
-            begin = 0
-            while begin < len(piece):
-                end = begin + min(_READ_BYTES, CHUNK_BYTES - size % CHUNK_BYTES)
-                part, begin = piece[begin:end], end
+            rest = piece
+            while len(rest):
+                end = min(_READ_BYTES, CHUNK_BYTES - size % CHUNK_BYTES)
+                part, rest = rest[:end], rest[end:]
                 digest.update(part)
                 file.write(part)
                 size += len(part)

@@ -103,11 +103,19 @@ def _mean_of(part: str, key: str) -> Callable[[Line, Recipe], float]:
     return lambda line, recipe: mean(line[part][key])
 
 
-def _si(value: float) -> str:
-    for limit, suffix in ((1e6, "M"), (1e3, "k")):
+def short(value: float, space: str = "") -> str:
+    """Three digits with a prefix of the SI, such as 12.3k."""
+    for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
-            return f"{value / limit:.3g}{suffix}"
+            return f"{value / limit:.3g}{space}{prefix}"
     return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, such as 26:03:59."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"
 
 
 # fmt: off
@@ -131,7 +139,7 @@ METRICS = (
     Metric("dead_fraction", "Dead neurons, mean over layers", "fraction", "sparsity", "dead {:.1%}",
            _mean_of("sparsity", "dead_fraction"), "sparsity", from_zero=True),
     Metric("tokens_per_second", "Throughput, all ranks", "tokens per second", "speed",
-           lambda value: f"{_si(value)} tok/s", from_zero=True),
+           lambda value: f"{short(value)} tok/s", from_zero=True),
     Metric("mfu", "FLOPs executed, over the bf16 peak",
            "fraction of the GPUs' bf16 peak, with any runtime.precision", "speed", "mfu {:5.1%}",
            from_zero=True),

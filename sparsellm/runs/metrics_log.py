@@ -33,9 +33,7 @@ class MetricsLog:
         session: what this process is; written first.
     """
 
-    def __init__(
-        self, recipe: Recipe, resume_step: int, session: SessionRecord | None = None
-    ) -> None:
+    def __init__(self, recipe: Recipe, resume_step: int, session: SessionRecord) -> None:
         path = recipe.run_path / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         written = read_lines(path)
@@ -47,12 +45,10 @@ class MetricsLog:
         self._lines = _Lines(path)
         self._session = session
         self._began = time.monotonic()
-        self._last = (resume_step, 0)
-        if session is not None:
-            if killed is not None:
-                self._lines.add(killed)
-            self._lines.add(session)
-            self._last = (session.step, session.tokens)
+        if killed is not None:
+            self._lines.add(killed)
+        self._lines.add(session)
+        self._last = (session.step, session.tokens)
         self._dashboard = None
         if recipe.logging.wandb != "disabled":
             records = [record for _, record in kept if isinstance(record, Record)]
@@ -73,7 +69,7 @@ class MetricsLog:
         """
         self._lines.sync()
 
-    def close(self, how: str = "") -> None:
+    def close(self, how: str) -> None:
         """Makes the records durable and ends the wandb run.
 
         Args:
@@ -82,10 +78,9 @@ class MetricsLog:
         Raises:
             OSError: they cannot be written.
         """
-        if self._session is not None:
-            seconds = self._session.startup_seconds + time.monotonic() - self._began
-            step, tokens = self._last
-            self._lines.add(SessionEndRecord(step, tokens, self._session.id, seconds, how))
+        seconds = self._session.startup_seconds + time.monotonic() - self._began
+        step, tokens = self._last
+        self._lines.add(SessionEndRecord(step, tokens, self._session.id, seconds, how))
         try:
             self._lines.close()
         finally:

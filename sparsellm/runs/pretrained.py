@@ -96,19 +96,29 @@ def load_pretrained(
     return Pretrained(weights.path, weights.recipe, model, tokenizer, weights.trainer)
 
 
-def load_recipe_of(path: Path, given: Path | None = None) -> Recipe:
+def load_recipe_of(path: Path, given: Path | None = None, recipe: str | None = None) -> Recipe:
     """The recipe of a checkpoint or Hugging Face folder, without its weights.
+
+    The tokenizer of an export is that of the folder.
 
     Args:
         path: as `find_checkpoint` gives it.
         given: how it was named, such as a model of the hub.
+        recipe: of a Hugging Face folder, see `load_pretrained`.
 
     Raises:
         FileNotFoundError, ValueError: it is missing or damaged, or see `derive_recipe`.
     """
-    if hf_folder.is_hugging_face(path):
-        return _recipe_of(path, given or path)
-    return load_recipe(str(path / checkpoint.RECIPE_FILE))
+    if not hf_folder.is_hugging_face(path):
+        return load_recipe(str(path / checkpoint.RECIPE_FILE))
+    if recipe is None and not hf_folder.is_export(path):
+        return derive_recipe(path, given or path)
+    loaded = load_recipe(recipe or str(path / hf_folder.EXPORT_RECIPE_FILE))
+    check_config(path, loaded)
+    if loaded.data.tokenizer.startswith(HF_PREFIX) and (path / TOKENIZER_FILE).is_file():
+        data = loaded.data.model_copy(update={"tokenizer": f"{HF_PREFIX}{path.resolve()}"})
+        loaded = loaded.model_copy(update={"data": data})
+    return loaded
 
 
 def recipe_for(name: str, overrides: list[str], source: Path) -> Recipe:
@@ -151,22 +161,10 @@ def read_weights(path: Path, recipe: str | None = None) -> Weights:
     """
     found = find_checkpoint(path)
     if hf_folder.is_hugging_face(found):
-        loaded = _recipe_of(found, path, recipe)
+        loaded = load_recipe_of(found, path, recipe)
         tensors = hf_folder.model_weights(found, loaded)
         return Weights(found, loaded, tensors, hf_folder.read_trainer(found))
     checkpoint.check_files(found, [checkpoint.TRAINER_FILE, checkpoint.RECIPE_FILE])
     trainer = read_model(found / checkpoint.TRAINER_FILE, TrainerState, checkpoint.REMEDY)
-    loaded = load_recipe(str(found / checkpoint.RECIPE_FILE))
+    loaded = load_recipe_of(found)
     return Weights(found, loaded, checkpoint.read_kind(found, checkpoint.MODEL), trainer)
-
-
-def _recipe_of(folder: Path, given: Path, recipe: str | None = None) -> Recipe:
-    """Of a Hugging Face folder's model; the tokenizer of an export is that of the folder."""
-    if recipe is None and not hf_folder.is_export(folder):
-        return derive_recipe(folder, given)
-    loaded = load_recipe(recipe or str(folder / hf_folder.EXPORT_RECIPE_FILE))
-    check_config(folder, loaded)
-    if loaded.data.tokenizer.startswith(HF_PREFIX) and (folder / TOKENIZER_FILE).is_file():
-        data = loaded.data.model_copy(update={"tokenizer": f"{HF_PREFIX}{folder.resolve()}"})
-        loaded = loaded.model_copy(update={"data": data})
-    return loaded

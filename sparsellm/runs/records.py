@@ -89,14 +89,13 @@ class _Written:
 class TrainRecord(_Written):
     """One step over all ranks."""
 
+    kind: ClassVar[str] = "train"
     # by the names of `metrics.METRICS`; None where unknown
     values: dict[str, float | None] = field(default_factory=dict)
     l1_by_layer: list[float] = field(default_factory=list)  # λ
     sparsity: StepStats = field(default_factory=StepStats)
     kernels: KernelStats | None = None  # None in the lines of early versions
     corpus_tokens: dict[str, int] = field(default_factory=dict)  # of a mixture, so far, by corpus
-
-    kind: ClassVar[str] = "train"
 
     def line(self) -> dict[str, Any]:
         """What metrics.jsonl holds of it: the values beside the other fields."""
@@ -115,11 +114,10 @@ class TrainRecord(_Written):
 class ValidationRecord(_Written):
     """Held-out cross-entropy."""
 
+    kind: ClassVar[str] = "validation"
     loss: float = math.nan  # nats per token
     num_targets: int = 0  # number of held-out tokens in the mean
     by_corpus: dict[str, float] = field(default_factory=dict)  # of a mixture: each one's loss
-
-    kind: ClassVar[str] = "validation"
 
     def line(self) -> dict[str, Any]:
         """What metrics.jsonl holds of it."""
@@ -133,22 +131,20 @@ class ValidationRecord(_Written):
 class EvaluationRecord(_Written):
     """Benchmark scores of the model after a step."""
 
+    kind: ClassVar[str] = "evaluation"
     mean: float | None = None  # over the tasks that enter it (eval/suite.yaml)
     mean_stderr: float | None = None
     # by name: acc, acc_norm, their standard errors, rows, …
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    kind: ClassVar[str] = "evaluation"
 
 
 @dataclass(frozen=True)
 class FailureRecord(_Written):
     """What failed while training continued: a step, a validation, …; or a target out of reach."""
 
+    kind: ClassVar[str] = "failure"
     what: str = ""  # "step", "validation", "evaluation" or "target"
     error: str = ""
-
-    kind: ClassVar[str] = "failure"
 
 
 @dataclass(frozen=True)
@@ -158,6 +154,7 @@ class SessionRecord(_Written):
     Its step is that from which it starts or resumes.
     """
 
+    kind: ClassVar[str] = "session"
     id: str = ""
     started: str = ""  # ISO 8601, UTC
     started_at: float | None = None  # the same, seconds since 1970
@@ -170,8 +167,6 @@ class SessionRecord(_Written):
     commit: str = ""  # of the code; "" where it was installed without its repository
     versions: dict[str, str] = field(default_factory=dict)  # of sparsellm, Python, torch, CUDA, …
 
-    kind: ClassVar[str] = "session"
-
 
 @dataclass(frozen=True)
 class SessionEndRecord(_Written):
@@ -180,11 +175,10 @@ class SessionEndRecord(_Written):
     Its step is that of its last record.
     """
 
+    kind: ClassVar[str] = "session_end"
     session: str = ""  # its id
     seconds: float = 0.0  # wall time from the start of its process; of a killed one to its record
     how: str = ""  # "finished", "stopped (SIGTERM)", "failed: …", "killed"
-
-    kind: ClassVar[str] = "session_end"
 
 
 Record = TrainRecord | ValidationRecord | EvaluationRecord | FailureRecord

@@ -152,11 +152,6 @@ def stored_parts(path: Path, remedy: str) -> list[StoredPart]:
 class StoredTensors:
     """The tensors of a kind in a checkpoint, however many ranks wrote them.
 
-    Args:
-        folder: the checkpoint.
-        kind: ``model``, ``optimizer`` or ``stats``.
-        remedy: advice if a file is damaged.
-
     Raises:
         FileNotFoundError: there is no file of the kind.
         ValueError: a file is damaged.

@@ -12,7 +12,7 @@ from sparsellm.device import device_name
 from sparsellm.estimate import executed_flops_per_token, peak_flops, train_flops_per_token
 from sparsellm.ffn.kernels.compile import compile_seconds
 from sparsellm.recipe import Recipe
-from sparsellm.runs.metrics import METRICS
+from sparsellm.runs.metrics import METRICS, duration
 from sparsellm.runs.records import TrainRecord
 from sparsellm.training.run import Run
 from sparsellm.training.step import StepTotals
@@ -96,11 +96,5 @@ def progress_line(record: TrainRecord, recipe: Recipe) -> str:
     assert rate is not None
     remaining = (total - record.step) * recipe.train.global_batch_tokens
     head = f"step {record.step:>{len(str(total))}}/{total}"
-    text = " | ".join([head, *parts, f"eta {_duration(remaining / rate)}"])
+    text = " | ".join([head, *parts, f"eta {duration(remaining / rate)}"])
     return text.replace(" | (", " (")  # a share stands behind its number
-
-
-def _duration(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}"

@@ -62,7 +62,10 @@ def load_teacher(
     """
     if not recipe.train.distillation:
         return None
-    saved = _saved_name(resume_from)
+    saved = None
+    if resume_from is not None:
+        file = resume_from / checkpoint.TRAINER_FILE
+        saved = read_model(file, TrainerState, checkpoint.REMEDY).get("teacher")
     path = init_from or (Path(saved["path"]) if saved else None)
     if path is None:
         raise ValueError(
@@ -95,10 +98,3 @@ def load_teacher(
     runtime = recipe.runtime.model_copy(update=plain | {"precision": precision})
     prepare_blocks(loaded.model, runtime)
     return Teacher(loaded.model, name)
-
-
-def _saved_name(resume_from: Path | None) -> dict[str, Any] | None:
-    if resume_from is None:
-        return None
-    trainer = read_model(resume_from / checkpoint.TRAINER_FILE, TrainerState, checkpoint.REMEDY)
-    return trainer.get("teacher")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -107,9 +108,8 @@ def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_
     first.release()
 
 
-def test_drafts_of_killed_processes_do_not_stay(path):
+def test_remains_of_killed_processes_do_not_stay(path):
     path.mkdir()
-    (path / ".tmp-running.json-1234").write_text("{")
     (path / ".tmp-taking-1234").touch()
     lock = RunLock(path, _quiet)
     lock.acquire(_quiet)
@@ -209,16 +209,18 @@ def test_who_died_while_taking_a_lock_away_does_not_keep_it(path, impatient):
     assert not path.exists()
 
 
-def test_without_hard_links_the_file_is_made_exclusively(path, monkeypatch):
-    def refused(self, target):
-        raise PermissionError(1, "Operation not permitted")
+def test_on_a_full_disk_no_lock_stays(path, monkeypatch):
+    def full(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(type(path), "hardlink_to", refused)
-    first, second = RunLock(path, _quiet), RunLock(path, _quiet)
-    first.acquire(_quiet)
-    with pytest.raises(ValueError, match=r"is being trained"):
-        second.acquire(_quiet)
-    first.release()
+    lock = RunLock(path, _quiet)
+    with monkeypatch.context() as patch:
+        patch.setattr(Presence, "model_dump_json", full)
+        with pytest.raises(OSError, match=r"No space left"):
+            lock.acquire(_quiet)
+    assert list(path.iterdir()) == []
+    lock.acquire(_quiet)
+    lock.release()
 
 
 def test_training_takes_the_lock_also_with_fresh_and_frees_it(tiny_overrides, cli_here):

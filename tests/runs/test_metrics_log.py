@@ -70,20 +70,30 @@ def _record(recipe, step: int) -> TrainRecord:
     )
 
 
+def _log(recipe, resume_step):
+    return MetricsLog(recipe, resume_step, _session(resume_step, "a", time.time()))
+
+
+def _read(recipe):
+    """The records, without those of sessions."""
+    records = read_metrics(recipe.run_path)
+    return [record for record in records if not record["kind"].startswith("session")]
+
+
 def _write(recipe, steps, resume_step=0):
-    log = MetricsLog(recipe, resume_step)
+    log = _log(recipe, resume_step)
     for step in steps:
         log.write(_record(recipe, step))
         if step % 2 == 0:
             tokens = step * recipe.train.global_batch_tokens
             log.write(ValidationRecord(step, tokens, 4.0 / step, num_targets=512))
-    log.close()
+    log.close("finished")
 
 
 def test_jsonl_holds_what_was_written(tiny):
     recipe = tiny()
     _write(recipe, [1, 2])
-    train, second, validation = read_metrics(recipe.run_path)
+    train, second, validation = _read(recipe)
     assert (train["kind"], train["step"], train["loss"]) == ("train", 1, 5.0)
     assert second["sparsity"]["dead_fraction"] == [0.0, 0.25]
     assert validation == {
@@ -102,7 +112,7 @@ def test_resume_drops_later_records_and_half_a_line(tiny):
     with path.open("a") as file:
         file.write('{"kind": "train", "st')
     _write(recipe, [3, 4], resume_step=2)
-    assert [(r["kind"], r["step"]) for r in read_metrics(recipe.run_path)] == [
+    assert [(r["kind"], r["step"]) for r in _read(recipe)] == [
         ("train", 1),
         ("train", 2),
         ("validation", 2),
@@ -120,7 +130,7 @@ def test_a_damaged_line_is_named_on_resume(tiny):
     with pytest.raises(
         ValueError, match=r"metrics.jsonl, line 1 is damaged: not JSON .*correct that line"
     ):
-        MetricsLog(recipe, 1)
+        _log(recipe, 1)
 
 
 def _is_float(value):
@@ -159,7 +169,7 @@ def test_a_line_without_a_field_is_read_and_shown(tiny, capsys):
             if not isinstance(read, Session):
                 values = wandb_values(read, recipe)
                 assert not any(map(math.isnan, filter(_is_float, values.values())))
-            MetricsLog(recipe, 2, _session(2, "b", time.time())).close()
+            MetricsLog(recipe, 2, _session(2, "b", time.time())).close("finished")
     assert capsys.readouterr().err == ""
 
 
@@ -181,7 +191,7 @@ def test_what_another_version_wrote_is_passed_over_and_kept(tiny):
     recipe = tiny()
     _write(recipe, [1, 2])
     path = recipe.run_path / "metrics.jsonl"
-    first, *others = path.read_text().splitlines(True)
+    session, first, *others = path.read_text().splitlines(True)
     newer = json.loads(first) | {"step": 3, "shape": [1], "version": "9"}
     newer["sparsity"]["entropy"] = [0.5, 0.5]
     lines = [
@@ -189,13 +199,13 @@ def test_what_another_version_wrote_is_passed_over_and_kept(tiny):
         json.dumps({"kind": "failure", "step": 3, "what": "step", "stack": "main"}),
         json.dumps({"kind": "session_gpu", "temperature": 60}),
     ]
-    path.write_text("".join([first, *others, *(f"{line}\n" for line in lines)]))
-    records = read_metrics(recipe.run_path)
+    path.write_text("".join([session, first, *others, *(f"{line}\n" for line in lines)]))
+    records = _read(recipe)
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3]
-    known = read_metrics(recipe.run_path)[0]
+    known = records[0]
     assert records[3] == known | {"step": 3}
     MetricsLog(recipe, 3, _session(3, "a", 1.0)).close("finished")
-    assert path.read_text().splitlines()[3:6] == lines
+    assert path.read_text().splitlines()[5:8] == lines
 
 
 class FakeWandb:
@@ -233,17 +243,17 @@ def test_without_its_dashboard_a_run_is_offline_and_sends_each_record_once(
     recipe = tiny("logging.wandb=online")
     fake_wandb.reachable = False
     began = time.monotonic()
-    log = MetricsLog(recipe, 0)
+    log = _log(recipe, 0)
     for step in (1, 2, 3):
         log.write(_record(recipe, step))
     assert time.monotonic() - began < 1
-    log.close()
+    log.close("finished")
     printed = capsys.readouterr().err
     assert printed.count("wandb is out of reach (ConnectionError: Network is unreachable)") == 1
     assert "`wandb sync" in printed
     assert fake_wandb.modes == ["online", "offline"]
     assert fake_wandb.steps == [1, 2, 3]
-    assert [r["step"] for r in read_metrics(recipe.run_path)] == [1, 2, 3]
+    assert [r["step"] for r in _read(recipe)] == [1, 2, 3]
 
     fake_wandb.reachable = True
     _write(recipe, [2, 3, 4], resume_step=1)  # as after a kill: the same numbers again
@@ -252,13 +262,13 @@ def test_without_its_dashboard_a_run_is_offline_and_sends_each_record_once(
 
 def test_a_dashboard_that_fails_within_a_run_gets_the_rest_offline(tiny, fake_wandb):
     recipe = tiny("logging.wandb=online")
-    log = MetricsLog(recipe, 0)
+    log = _log(recipe, 0)
     log.write(_record(recipe, 1))
     _until(lambda: fake_wandb.steps == [1])
     fake_wandb.reachable = False
     log.write(_record(recipe, 2))
     log.write(_record(recipe, 3))
-    log.close()
+    log.close("finished")
     assert fake_wandb.steps == [1, 2, 3]
     assert fake_wandb.modes == ["online", "offline"]
 
@@ -272,7 +282,7 @@ def _until(condition):
 
 def test_a_full_disk_keeps_records_waiting_and_names_the_file(tiny, monkeypatch, capsys):
     recipe = tiny()
-    log = MetricsLog(recipe, 0)
+    log = _log(recipe, 0)
     real, room = log._lines._file, 100
 
     class Full:
@@ -298,8 +308,8 @@ def test_a_full_disk_keeps_records_waiting_and_names_the_file(tiny, monkeypatch,
         log.sync()
     room = 10**6
     log.write(_record(recipe, 4))
-    log.close()
-    assert [r["step"] for r in read_metrics(recipe.run_path)] == [1, 2, 3, 4]
+    log.close("finished")
+    assert [r["step"] for r in _read(recipe)] == [1, 2, 3, 4]
 
 
 def _session(step, identity, started_at):

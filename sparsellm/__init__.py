@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsellm.ffn.accelerate import accelerate, restore
-    from sparsellm.runs.load import load
+    from sparsellm.runs.pretrained import load
 
 __all__ = ["__version__", "accelerate", "load", "restore"]
 __version__ = "0.1.0"
 _HOMES = {
     "accelerate": "sparsellm.ffn.accelerate",
-    "load": "sparsellm.runs.load",
+    "load": "sparsellm.runs.pretrained",
     "restore": "sparsellm.ffn.accelerate",
 }
 

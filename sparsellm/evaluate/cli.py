@@ -107,8 +107,7 @@ def _eval_on(options: argparse.Namespace, accelerator: Any) -> None:
         from sparsellm.evaluate.suite import load_suite
         from sparsellm.ffn.accelerate import accelerate_whole
         from sparsellm.runs.hf_folder import is_export, is_hugging_face, local_copy, results_place
-        from sparsellm.runs.load import load_stock
-        from sparsellm.runs.pretrained import find_checkpoint, load_pretrained
+        from sparsellm.runs.pretrained import find_checkpoint, load_pretrained, load_stock
 
         folder = local_copy(options.checkpoint)  # before the tasks, which take longer
         foreign = is_hugging_face(folder) and not is_export(folder)

@@ -1,24 +1,27 @@
-"""A model for use, trained here or not: generation, analysis and export load it here."""
+"""A model for use, trained here or not: `sparsellm.load`, generation, analysis and export."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedModel as HFModel
+from transformers import PreTrainedTokenizerBase as HFTokenizer
 
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
-from sparsellm.device import place
+from sparsellm.device import default_dtype, pick_device, place
+from sparsellm.ffn.accelerate import accelerate as put_kernels_under
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint, hf_folder, state
 from sparsellm.runs.files import TrainerState
-from sparsellm.runs.hf_config import check_config, derive_recipe
-from sparsellm.runs.hf_tokenizer import check_tokenizer
+from sparsellm.runs.hf_config import check_config, derive_recipe, read_config
+from sparsellm.runs.hf_tokenizer import check_tokenizer, stock_tokenizer
 from sparsellm.strict import read_model
 from sparsellm.vocabulary import HF_PREFIX, TOKENIZER_FILE
 
@@ -168,3 +171,72 @@ def read_weights(path: Path, recipe: str | None = None) -> Weights:
     trainer = read_model(found / checkpoint.TRAINER_FILE, TrainerState, checkpoint.REMEDY)
     loaded = load_recipe_of(found)
     return Weights(found, loaded, checkpoint.read_kind(found, checkpoint.MODEL), trainer)
+
+
+class Loaded(NamedTuple):
+    """A model in evaluation mode, and its tokenizer."""
+
+    model: HFModel
+    tokenizer: HFTokenizer
+
+
+def load(
+    path_or_id: str | PathLike[str],
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    accelerate: bool = True,
+) -> Loaded:
+    """A model and its tokenizer, as transformers' own classes, ready for ``generate``.
+
+    Weights that sparsellm trained or exported, and the paper's published checkpoints, are read as
+    `sparsellm generate` reads them; any other folder as stock transformers does. Code that lies in
+    a folder is never run.
+
+    Args:
+        path_or_id: a run, a checkpoint, an exported folder, a folder of Hugging Face's, or a model
+            of the hub (``owner/name``, ``owner/name@revision``).
+        device: such as ``cuda:1``; default is a GPU if there is one.
+        dtype: of the weights; default is bf16 on a GPU and fp32 on a CPU.
+        accelerate: on a GPU, put the sparse kernels under the FFNs that they support, with the
+            defaults of `sparsellm.accelerate`. Each layer runs dense where that is faster, and
+            models without ReLU or ReLU² stay as they are.
+
+    Returns:
+        ``(model, tokenizer)``.
+
+    Raises:
+        FileNotFoundError: there is no such model; the message says what was looked for.
+        ValueError: it is damaged or cannot be read; no such device.
+    """
+    path = Path(path_or_id)
+    on = pick_device(None if device is None else str(device))
+    dtype = dtype or default_dtype(on)
+    found = find_checkpoint(path)
+    if hf_folder.is_hugging_face(found) and not hf_folder.is_export(found):
+        loaded = load_stock(str(path), found, on, dtype)
+    else:
+        ours = load_pretrained(path, on, dtype)
+        most = ours.recipe.model.max_position_embeddings
+        loaded = Loaded(ours.model, stock_tokenizer(ours.recipe.data.tokenizer, most))
+    if accelerate and on.type == "cuda":
+        put_kernels_under(loaded.model)
+    return loaded
+
+
+def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
+    """A Hugging Face folder by transformers alone; those of the paper by their fields.
+
+    Raises:
+        ValueError: it cannot be loaded; the message has the ``name`` that the user gave, and why.
+    """
+    if hf_folder.is_published(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=read_config(folder))
+        return Loaded(load_pretrained(folder, device, dtype).model, tokenizer)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds, remote code among them
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{name}: transformers cannot load it: {reason}") from error
+    return Loaded(model.to(device).eval(), tokenizer)

@@ -18,8 +18,7 @@ from sparsellm.export.importer import import_export
 from sparsellm.export.save_export import export
 from sparsellm.recipe_sections import RuntimeConfig
 from sparsellm.runs.hf_config import derive_recipe
-from sparsellm.runs.load import load_stock
-from sparsellm.runs.pretrained import load_pretrained, load_recipe_of
+from sparsellm.runs.pretrained import load_pretrained, load_recipe_of, load_stock
 from sparsellm.training.objective import Objective
 
 

@@ -10,7 +10,7 @@ import sparsellm
 from runs.hf_models import PUBLISHED, change, logits, stock_model, write_model
 from sparsellm.export.importer import import_export
 from sparsellm.export.save_export import export
-from sparsellm.runs import load as loading
+from sparsellm.runs import pretrained as loading
 from sparsellm.runs.hf_tokenizer import write_tokenizer
 
 

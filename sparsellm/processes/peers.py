@@ -12,19 +12,14 @@ waits in a collective (gloo or NCCL). It ensures that
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
-import socket
 import threading
 import time
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self
 
-import psutil
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -32,7 +27,7 @@ from accelerate.utils import broadcast_object_list
 from sparsellm.processes.distributed import WAITS, RankActivity
 from sparsellm.processes.ranks import EndedByAnother, end_once, end_with, follow
 from sparsellm.processes.signals import StopRequest
-from sparsellm.runs.lock import pid_namespace
+from sparsellm.runs.lock import HostProcess
 
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 3.0  # in which a rank must end by itself after another one failed
@@ -43,15 +38,11 @@ _ENDED = "ended without a word (killed, or out of memory?)"
 _TIMEOUT_WORDS = ("timed out waiting", "application timeout")  # in gloo's errors
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(HostProcess):
     """What a rank says of itself once a second."""
 
     rank: int
     count: int
-    host: str
-    pid: int
-    namespace: str  # namespace of process numbers
     phase: str
     step: int
     seconds: float
@@ -61,14 +52,10 @@ class Beat:
         """How messages name the rank."""
         return f"rank {self.rank} ({self.host}, process {self.pid})"
 
-    def is_dead(self, here: Beat) -> bool:
+    @property
+    def is_dead(self) -> bool:
         """Whether its process has ended, which only its own host can tell."""
-        if (self.host, self.namespace) != (here.host, here.namespace):
-            return False
-        try:
-            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return True
+        return self.is_here and self.process is None
 
 
 class Peers:
@@ -108,12 +95,7 @@ class Peers:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._store is None:
             return
         told = self._tell_others(error) if isinstance(error, Exception) else None
@@ -124,27 +106,22 @@ class Peers:
         if told is not None and told is not error:
             raise told from None
 
-    def _own_beat(self) -> Beat:
-        return Beat(
+    def _send_beat(self) -> None:
+        self._count += 1
+        beat = Beat.own(
             rank=self._rank,
             count=self._count,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            namespace=pid_namespace(),
             phase=self._activity.phase,
             step=self._activity.step,
             seconds=self._activity.seconds,
         )
-
-    def _send_beat(self) -> None:
-        self._count += 1
-        self._store.set(f"beat/{self._rank}", json.dumps(asdict(self._own_beat())))
+        self._store.set(f"beat/{self._rank}", beat.model_dump_json())
 
     def _beat_of(self, rank: int) -> Beat | None:
         """The last heartbeat of a rank; None before its first."""
         if not self._store.check([f"beat/{rank}"]):
             return None
-        return Beat(**json.loads(self._store.get(f"beat/{rank}")))
+        return Beat.model_validate_json(self._store.get(f"beat/{rank}"))
 
     def _beats(self) -> list[Beat]:
         """The last heartbeats of all ranks that have sent one."""
@@ -175,8 +152,8 @@ class Peers:
                 time.sleep(0.1)
 
     def _describe_loss(self, error: Exception) -> str:
-        here, beats = self._own_beat(), self._beats()
-        gone = [beat for beat in beats if beat.is_dead(here)]
+        beats = self._beats()
+        gone = [beat for beat in beats if beat.is_dead]
         if not gone:
             time.sleep(4 * POLL_SECONDS)
             later = {beat.rank: beat.count for beat in self._beats()}
@@ -233,7 +210,7 @@ class Peers:
         if self._neighbour is None or self._neighbour[0] != beat.count:
             self._neighbour = (beat.count, now)
         silent = now - self._neighbour[1] > SILENT_SECONDS
-        if beat.is_dead(self._own_beat()) or silent:
+        if beat.is_dead or silent:
             self._wait_for_failure(2 * POLL_SECONDS)  # it may have ended because a third one failed
             how = f"gave no sign of life for {SILENT_SECONDS:.0f} s" if silent else _ENDED
             self._fail(f"{beat.name} {how}; the other ranks end too. The same command resumes")

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any, Self
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
@@ -30,8 +31,8 @@ STALE_SECONDS = 90.0  # without being renewed: its holder is gone
 _WATCH_SECONDS = 1.0
 
 
-class Presence(BaseModel):
-    """The process of rank 0; the file holds it as JSON."""
+class HostProcess(BaseModel):
+    """A process of this host or of another one."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,40 +41,17 @@ class Presence(BaseModel):
     # seconds since the epoch; tells a process from a later one of the same number
     created: float = Field(ge=0, le=1e11)
     namespace: str = ""  # of process numbers: containers of one host may have their own
-    id: str = ""  # of this training
-    # The run's folder by its path and its number on the disk: in a copy of it both differ, in one
-    # that was renamed or is mounted elsewhere, only one of them. Early versions did not write them.
-    folder: str = ""
-    inode: int = 0
 
     @classmethod
-    def own(cls, run_path: Path) -> Presence:
-        """This process, which trains in an existing folder."""
-        return cls(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            created=psutil.Process().create_time(),
-            namespace=pid_namespace(),
-            id=secrets.token_hex(8),
-            folder=str(run_path.resolve()),
-            inode=run_path.stat().st_ino,
-        )
-
-    def is_of(self, run_path: Path) -> bool:
-        """Whether it is about this folder, and not about one that was copied to here."""
-        same_place = self.folder in ("", str(run_path.resolve()))
-        return same_place or self.inode == run_path.stat().st_ino
+    def own(cls, **further: Any) -> Self:
+        """This process, with the further fields of a subclass."""
+        created, host = psutil.Process().create_time(), socket.gethostname()
+        return cls(host=host, pid=os.getpid(), created=created, namespace=_namespace(), **further)
 
     @property
     def is_here(self) -> bool:
         """Whether this host can see if the process lives."""
-        return (self.host, self.namespace) == (socket.gethostname(), pid_namespace())
-
-    @property
-    def text(self) -> str:
-        """Description for messages."""
-        since = datetime.fromtimestamp(self.created).strftime("%Y-%m-%d %H:%M:%S")
-        return f"process {self.pid} on host {self.host}, begun {since}"
+        return (self.host, self.namespace) == (socket.gethostname(), _namespace())
 
     @property
     def process(self) -> psutil.Process | None:
@@ -88,6 +66,33 @@ class Presence(BaseModel):
         return process if same and lives(process) else None
 
 
+class Presence(HostProcess):
+    """The process of rank 0; the file holds it as JSON."""
+
+    id: str = ""  # of this training
+    # The run's folder by its path and its number on the disk: in a copy of it both differ, in one
+    # that was renamed or is mounted elsewhere, only one of them. Early versions did not write them.
+    folder: str = ""
+    inode: int = 0
+
+    @classmethod
+    def within(cls, run_path: Path) -> Presence:
+        """This process, which trains in an existing folder."""
+        folder, inode = str(run_path.resolve()), run_path.stat().st_ino
+        return cls.own(id=secrets.token_hex(8), folder=folder, inode=inode)
+
+    def is_of(self, run_path: Path) -> bool:
+        """Whether it is about this folder, and not about one that was copied to here."""
+        same_place = self.folder in ("", str(run_path.resolve()))
+        return same_place or self.inode == run_path.stat().st_ino
+
+    @property
+    def text(self) -> str:
+        """Description for messages."""
+        since = datetime.fromtimestamp(self.created).strftime("%Y-%m-%d %H:%M:%S")
+        return f"process {self.pid} on host {self.host}, begun {since}"
+
+
 def lives(process: psutil.Process) -> bool:
     """Whether a process has not ended; one that its parent has not waited for has."""
     try:
@@ -96,7 +101,7 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def pid_namespace() -> str:
+def _namespace() -> str:
     """Names the namespace of this process's number; "" where the system does not tell."""
     with contextlib.suppress(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
@@ -175,7 +180,7 @@ class RunLock:
             OSError: the folder cannot be written.
         """
         self._run_path.mkdir(parents=True, exist_ok=True)
-        self._own = Presence.own(self._run_path)
+        self._own = Presence.within(self._run_path)
         while not self._create(self._own):
             seen = _look(self._file)
             if seen is None:

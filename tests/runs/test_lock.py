@@ -56,7 +56,7 @@ def _quiet(*arguments):
 
 def _leave_lock(path, **changes):
     path.mkdir(exist_ok=True)
-    content = Presence.own(path).model_dump() | changes
+    content = Presence.within(path).model_dump() | changes
     (path / "running.json").write_text(json.dumps(content))
 
 

@@ -10,7 +10,7 @@ written before. Kinds and fields that this version does not know are passed over
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -234,49 +234,32 @@ def stays(record: Record | Session | None, step: int) -> bool:
 _REMEDY = "restore the file from a copy, or correct that line"
 
 
-class _Kind(BaseModel):
+class _Line(BaseModel):
     kind: str
-
-
-class _TrainLine(BaseModel):
-    """A line of kind ``train`` without its values, which are all further keys."""
-
-    step: NonNegativeInt
-    tokens: NonNegativeInt = 0
     loss: float | None = None
-    l1_by_layer: list[float] = []
-    sparsity: StepStats = StepStats()
-    kernels: KernelStats | None = None
-    corpus_tokens: dict[str, int] = {}
 
 
-_LINES: dict[str, type[BaseModel]] = {
-    "train": _TrainLine,
-    "validation": RootModel[ValidationRecord],
-    "evaluation": RootModel[EvaluationRecord],
-    "failure": RootModel[FailureRecord],
-    "session": RootModel[SessionRecord],
-    "session_end": RootModel[SessionEndRecord],
-}
+_RECORDS = (
+    *(TrainRecord, ValidationRecord, EvaluationRecord, FailureRecord),
+    *(SessionRecord, SessionEndRecord),
+)
+_LINES: dict[str, Any] = {record.kind: RootModel[record] for record in _RECORDS}  # type: ignore[valid-type]
 
 
 def _record(text: str, source: str) -> Record | Session | None:
     line = parse_json(text, source, _REMEDY)
-    kind = validate(_Kind, line, source, remedy=_REMEDY).kind
+    kind = validate(_Line, line, source, remedy=_REMEDY).kind
     if kind not in _LINES:
         return None
-    read = validate(_LINES[kind], line, source, remedy=_REMEDY)
-    if isinstance(read, RootModel):
-        record: Record | Session = read.root
+    record: Record | Session = validate(_LINES[kind], line, source, remedy=_REMEDY).root
+    if not isinstance(record, TrainRecord):
         return record
-    assert isinstance(read, _TrainLine)
-    own = vars(read)
-    values = {"loss": own.pop("loss")}
-    for key, value in line.items():
-        if key not in own and (value is None or isinstance(value, int | float)):
+    values: dict[str, float | None] = {"loss": None}
+    for key, value in line.items():  # all that are no fields
+        if key not in vars(record) and (value is None or isinstance(value, int | float)):
             values[key] = value
     if "mfu" in values and "mfu_dense" not in values:
         # An early version: its `mfu` and `mfu_executed` counted every neuron.
         values["mfu_dense"], executed = values["mfu"], values.pop("mfu_executed", None)
-        values["mfu"] = None if read.kernels is None or any(read.kernels.sparse) else executed
-    return TrainRecord(**own, values=values)
+        values["mfu"] = None if record.kernels is None or any(record.kernels.sparse) else executed
+    return replace(record, values=values)

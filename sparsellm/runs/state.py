@@ -29,14 +29,9 @@ def gather_model(model: nn.Module) -> dict[str, Tensor]:
 
 def first_nonfinite(tensors: dict[str, Tensor]) -> str | None:
     """The name of the first tensor that is not finite, or None."""
-    by_device: dict[torch.device, list[str]] = {}
-    for name, tensor in tensors.items():
-        by_device.setdefault(tensor.device, []).append(name)
-    for names in by_device.values():  # one synchronisation for each
-        finite = torch.stack([tensors[name].isfinite().all() for name in names]).tolist()
-        if not all(finite):
-            return names[finite.index(False)]
-    return None
+    # All are queued before the first is waited for.
+    finite = {name: tensor.isfinite().all() for name, tensor in tensors.items()}
+    return next((name for name, is_finite in finite.items() if not is_finite), None)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

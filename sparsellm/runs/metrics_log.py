@@ -34,7 +34,7 @@ class MetricsLog:
     """
 
     def __init__(self, recipe: Recipe, resume_step: int, session: SessionRecord) -> None:
-        path = recipe.run_path / METRICS_FILE
+        self._path = path = recipe.run_path / METRICS_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         written = read_lines(path)
         killed = _end_of_killed(path, [record for _, record in written])
@@ -42,12 +42,13 @@ class MetricsLog:
         text = "".join(line for line, _ in kept)
         if not path.is_file() or text.encode() != path.read_bytes():
             write_atomically(path, text)
-        self._lines = _Lines(path)
+        self._file = path.open("ab", buffering=0)
+        self._pending, self._refused = b"", False
         self._session = session
         self._began = time.monotonic()
         if killed is not None:
-            self._lines.add(killed)
-        self._lines.add(session)
+            self._add(killed)
+        self._add(session)
         self._last = (session.step, session.tokens)
         self._dashboard = None
         if recipe.logging.wandb != "disabled":
@@ -56,7 +57,7 @@ class MetricsLog:
 
     def write(self, record: Record) -> None:
         """Adds a record to the JSONL and to wandb."""
-        self._lines.add(record)
+        self._add(record)
         self._last = (record.step, record.tokens)
         if self._dashboard is not None:
             self._dashboard.send(record)
@@ -67,7 +68,16 @@ class MetricsLog:
         Raises:
             OSError: they cannot be written.
         """
-        self._lines.sync()
+        try:
+            self._write_pending()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}; free space, and the same command resumes from the last "
+                "checkpoint",
+                str(self._path),
+            ) from error
 
     def close(self, how: str) -> None:
         """Makes the records durable and ends the wandb run.
@@ -80,27 +90,19 @@ class MetricsLog:
         """
         seconds = self._session.startup_seconds + time.monotonic() - self._began
         step, tokens = self._last
-        self._lines.add(SessionEndRecord(step, tokens, self._session.id, seconds, how))
+        self._add(SessionEndRecord(step, tokens, self._session.id, seconds, how))
         try:
-            self._lines.close()
+            self.sync()
         finally:
             if self._dashboard is not None:
                 self._dashboard.close()
+            self._file.close()
 
-
-class _Lines:
-    """Lines at the end of a file; those that a full disk refuses are kept until it takes them."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("ab", buffering=0)
-        self._pending = b""
-        self._refused = False
-
-    def add(self, record: Record | Session) -> None:
+    def _add(self, record: Record | Session) -> None:
+        """Adds a line; those that a full disk refuses are kept until it takes them."""
         self._pending += (json.dumps(record.line()) + "\n").encode()
         try:
-            self._write()
+            self._write_pending()
         except OSError as error:
             if not self._refused:
                 warn(
@@ -111,28 +113,10 @@ class _Lines:
         else:
             self._refused = False
 
-    def _write(self) -> None:
+    def _write_pending(self) -> None:
         while self._pending:
             written = self._file.write(self._pending)  # maybe a part, where the disk fills up
             self._pending = self._pending[written:]
-
-    def sync(self) -> None:
-        try:
-            self._write()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"{error.strerror}; free space, and the same command resumes from the last "
-                "checkpoint",
-                str(self._path),
-            ) from error
-
-    def close(self) -> None:
-        try:
-            self.sync()
-        finally:
-            self._file.close()
 
 
 def _end_of_killed(path: Path, records: list[Record | Session | None]) -> SessionEndRecord | None:

@@ -217,6 +217,9 @@ def build_run(
         # A thread saves while training goes on. Ranks wait in it for the slowest disk; one that is
         # gone closes its connections.
         group = dist.new_group(backend="gloo", timeout=timedelta(hours=6))
+    target, num_layers = None, recipe.model.num_hidden_layers
+    if recipe.sparsity.target_nnz:
+        target = TargetController(recipe.sparsity, num_layers, recipe.optimizer.warmup_steps)
     run = Run(
         activity=activity or RankActivity(),
         recipe=recipe,
@@ -227,18 +230,12 @@ def build_run(
         micro_batch=micro_batch,
         validation=validation,
         stats=SparsityStats(
-            recipe.model.num_hidden_layers,
+            num_layers,
             recipe.model.intermediate_size,
             recipe.sparsity.dead_window_tokens,
             accelerator.device,
         ),
-        target=(
-            TargetController(
-                recipe.sparsity, recipe.model.num_hidden_layers, recipe.optimizer.warmup_steps
-            )
-            if recipe.sparsity.target_nnz
-            else None
-        ),
+        target=target,
         saver=Saver(recipe.run_path / "checkpoints", recipe.checkpoint.keep, group=group),
     )
     sized = recipe.with_micro_batch(micro_batch.size)

@@ -283,7 +283,7 @@ def _until(condition):
 def test_a_full_disk_keeps_records_waiting_and_names_the_file(tiny, monkeypatch, capsys):
     recipe = tiny()
     log = _log(recipe, 0)
-    real, room = log._lines._file, 100
+    real, room = log._file, 100
 
     class Full:
         """Takes a part of a line before it is full, as a disk does."""
@@ -299,7 +299,7 @@ def test_a_full_disk_keeps_records_waiting_and_names_the_file(tiny, monkeypatch,
         def __getattr__(self, name):
             return getattr(real, name)
 
-    log._lines._file = Full()
+    log._file = Full()
     for step in (1, 2, 3):
         log.write(_record(recipe, step))
     warned = capsys.readouterr().err

@@ -12,14 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from sparsellm import __version__
-from sparsellm.estimate import (
-    GPUS_PER_NODE,
-    active_parameters,
-    count_parameters,
-    estimate_memory,
-    train_flops_per_token,
-)
+from sparsellm import __version__, estimate
 from sparsellm.paths import usable_cores
 from sparsellm.recipe import Recipe
 from sparsellm.runs.metrics import short
@@ -76,9 +69,9 @@ def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks:
         ranks: see `Launch.present`.
     """
     m, batch = recipe.model, recipe.train.global_batch_tokens
-    parameters = count_parameters(recipe)
+    parameters = estimate.count_parameters(recipe)
     target = recipe.sparsity.target_nnz
-    active = f" ({short(active_parameters(recipe, target), ' ')} active)" if target else ""
+    active = f" ({short(estimate.active_parameters(recipe, target), ' ')} active)" if target else ""
     gate = "gated" if recipe.ffn.gated else "non-gated"
     rows = [
         (
@@ -126,7 +119,7 @@ def warnings(recipe: Recipe, machine: Machine, ranks: Launch) -> list[str]:
             "-m sparsellm train … uses all"
         )
     if not machine.gpus:
-        flops = train_flops_per_token(recipe) * recipe.train.global_batch_tokens
+        flops = estimate.train_flops_per_token(recipe) * recipe.train.global_batch_tokens
         days = flops * recipe.train.steps / (CPU_CORE_FLOPS * machine.cores) / 86_400
         time = f"{days / 365:.0f} years" if days > 730 else f"{days:.0f} days"
         if days > _LONG_DAYS:
@@ -153,7 +146,7 @@ def unused_gpus(machine: Machine, device_type: str, torch_version: str) -> str |
 def short_of_memory(recipe: Recipe, machine: Machine, ranks: Launch) -> str | None:
     """The warning for a run that needs more memory than there is, by the estimate."""
     try:
-        memory = estimate_memory(recipe, ranks.shards, ranks.world_size)
+        memory = estimate.estimate_memory(recipe, ranks.shards, ranks.world_size)
     except ValueError:  # the batch does not divide over the ranks: the loop says so
         return None
     if machine.gpus:
@@ -184,9 +177,9 @@ def short_of_memory(recipe: Recipe, machine: Machine, ranks: Launch) -> str | No
 def short_on_gpus(recipe: Recipe, machine: Machine, num_gpus: int) -> list[str]:
     """`short_of_memory` for each way to train on ``num_gpus`` GPUs like those of this machine."""
     ways = {"DDP": 1, f"FSDP2 × {num_gpus}": num_gpus}
-    nodes, rest = divmod(num_gpus, GPUS_PER_NODE)
+    nodes, rest = divmod(num_gpus, estimate.GPUS_PER_NODE)
     if nodes > 1 and not rest:
-        ways[f"HSDP {nodes} × {GPUS_PER_NODE}"] = GPUS_PER_NODE
+        ways[f"HSDP {nodes} × {estimate.GPUS_PER_NODE}"] = estimate.GPUS_PER_NODE
     launches = {way: Launch(num_gpus, num_gpus, shards) for way, shards in ways.items()}
     found = {way: short_of_memory(recipe, machine, ranks) for way, ranks in launches.items()}
     return [f"{way}: {line}" for way, line in found.items() if line and machine.gpus]

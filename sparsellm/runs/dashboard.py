@@ -16,18 +16,10 @@ from typing import Any
 from pydantic import RootModel
 
 from sparsellm.recipe import Recipe
+from sparsellm.runs import records
 from sparsellm.runs.evaluations import task_metrics
 from sparsellm.runs.files import warn, write_atomically
 from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Line, mean
-from sparsellm.runs.records import (
-    EvaluationRecord,
-    FailureRecord,
-    Record,
-    StepStats,
-    ValidationRecord,
-    nnz_bucket_edges,
-    position_bucket_starts,
-)
 from sparsellm.strict import read_model
 
 WANDB_ID_FILE = "wandb_id"
@@ -61,17 +53,17 @@ class Dashboard:
             (history.py) begins another wandb run.
     """
 
-    def __init__(self, recipe: Recipe, written: Iterable[Record]) -> None:
+    def __init__(self, recipe: Recipe, written: Iterable[records.Record]) -> None:
         self._recipe = recipe
         self._sent_file = recipe.run_path / SENT_FILE
         self._sent = read_sent(self._sent_file)
-        self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[records.Record | None] = queue.SimpleQueue()
         for record in written:
             self._queue.put(record)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def send(self, record: Record) -> None:
+    def send(self, record: records.Record) -> None:
         """Queues a record; returns at once."""
         self._queue.put(record)
 
@@ -156,15 +148,15 @@ def start_wandb(recipe: Recipe, mode: str | None = None) -> Any:
     return run
 
 
-def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
+def wandb_values(record: records.Record, recipe: Recipe) -> dict[str, Any]:
     """The values of a record that are logged to wandb."""
     base = {"tokens": record.tokens, "step": record.step}
-    if isinstance(record, ValidationRecord):
+    if isinstance(record, records.ValidationRecord):
         by_corpus = {f"validation/loss_{name}": loss for name, loss in record.by_corpus.items()}
         targets = {"validation/targets": record.num_targets}
         loss = {} if math.isnan(record.loss) else {"validation/loss": record.loss}
         return base | loss | targets | by_corpus
-    if isinstance(record, EvaluationRecord):
+    if isinstance(record, records.EvaluationRecord):
         scores = {
             f"evaluation/{name}/{metric}": value
             for name, score in record.tasks.items()
@@ -172,12 +164,12 @@ def wandb_values(record: Record, recipe: Recipe) -> dict[str, Any]:
         }
         mean = {} if record.mean is None else {"evaluation/mean": record.mean}
         return base | mean | scores
-    if isinstance(record, FailureRecord):
+    if isinstance(record, records.FailureRecord):
         return base | {f"{record.what}/failed": 1}
     return base | _wandb_step(record.line(), record.sparsity, recipe)
 
 
-def _wandb_step(line: Line, stats: StepStats, recipe: Recipe) -> dict[str, Any]:
+def _wandb_step(line: Line, stats: records.StepStats, recipe: Recipe) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for metric in METRICS:
         value = metric.value(line, recipe)
@@ -190,9 +182,9 @@ def _wandb_step(line: Line, stats: StepStats, recipe: Recipe) -> dict[str, Any]:
         import wandb
 
         width = recipe.model.intermediate_size
-        histogram: Any = (stats.nnz_histogram, [*nnz_bucket_edges(width), width + 1])
+        histogram: Any = (stats.nnz_histogram, [*records.nnz_bucket_edges(width), width + 1])
         found["sparsity/nnz_per_token"] = wandb.Histogram(np_histogram=histogram)
-    starts = position_bucket_starts(recipe.model.context_length)
+    starts = records.position_bucket_starts(recipe.model.context_length)
     for start, of_layers in zip(starts, zip(*stats.nnz_by_position, strict=True), strict=False):
         found[f"positions/nnz/{start:05d}"] = mean(list(of_layers))
     return found

@@ -20,12 +20,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from sparsellm.data.tokenizer import (
-    GPT2Tokenizer,
-    Tokenizer,
-    byte_spelling,
-    without_special_pieces,
-)
+from sparsellm.data.tokenizer import GPT2Tokenizer, Tokenizer, byte_spelling, without_special_pieces
 from sparsellm.vocabulary import (
     HF_PREFIX,
     TOKENIZER_CONFIG_FILE,

@@ -22,12 +22,7 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS
 from sparsellm.processes.distributed import all_reduce_sum
 from sparsellm.recipe import Recipe
-from sparsellm.runs.records import (
-    KernelStats,
-    StepStats,
-    nnz_bucket_edges,
-    position_bucket_starts,
-)
+from sparsellm.runs.records import KernelStats, StepStats, nnz_bucket_edges, position_bucket_starts
 from sparsellm.training.objective import LossSums
 from sparsellm.training.statistics import step_stats
 

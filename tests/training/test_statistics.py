@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.recipe import load_recipe
-from sparsellm.runs.records import (
-    KernelStats,
-    nnz_bucket_edges,
-    position_bucket_starts,
-)
+from sparsellm.runs.records import KernelStats, nnz_bucket_edges, position_bucket_starts
 from sparsellm.training import counters as counters_module
 from sparsellm.training.counters import CounterLayout, Counters, SkippedSteps
 from sparsellm.training.objective import LossSums

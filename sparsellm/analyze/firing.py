@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel as HFModel
 
 from sparsellm.analyze.tally import LayerTally, TokenTally
-from sparsellm.analyze.trace import Trace, index_dtype
+from sparsellm.analyze.trace import Trace, join_traces, pattern_trace
 from sparsellm.data.corpus import Corpus, load_corpora, load_corpus
 from sparsellm.data.held_out import validation_batches
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import activation_function
-from sparsellm.ffn.types import FFNStats
 from sparsellm.recipe import Recipe
 from sparsellm.runs.pretrained import Pretrained
 
@@ -58,14 +58,17 @@ def analyze(
         for _ in range(shape.num_hidden_layers)
     ]
     by_token = TokenTally(recipe.padded_vocab_size, device)
-    tracer = Tracer(shape.num_hidden_layers, shape.intermediate_size, trace_tokens)
+    kept: list[list[Trace]] = []  # of each batch, a layer each
+    kept_ids: list[NDArray[np.int64]] = []
     batches = held_out_tokens(pretrained, corpus, num_tokens, micro_batch_size)
     tokens = 0
     for token_BT, patterns in fired(pretrained, batches):
         nnz = [tally.update(active) for tally, active in zip(layers, patterns, strict=True)]
         token_M = token_BT.reshape(-1)
         by_token.update(token_M.to(device), torch.stack(nnz).double().mean(0))
-        tracer.update(token_M, patterns)
+        if tokens < trace_tokens:
+            kept.append([pattern_trace(active_MN) for active_MN in patterns])
+            kept_ids.append(token_BT.numpy())
         tokens += len(token_M)
     extremes = by_token.extremes(SHOWN_TOKENS, max(tokens // RAREST_TOKEN, MIN_OCCURRENCES))
     statistics = {
@@ -89,8 +92,8 @@ def analyze(
             for end, found in zip(("lowest", "highest"), extremes, strict=True)
         },
     }
-    traces, ids_M = tracer.traces()
-    return Analysis(statistics, traces, ids_M.reshape(-1, shape.context_length))
+    traces = [join_traces(of_layer) for of_layer in zip(*kept, strict=True)]
+    return Analysis(statistics, traces, np.concatenate(kept_ids))
 
 
 def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
@@ -137,65 +140,36 @@ def fired(
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """Each batch's token ids (B, T) and the pattern of every layer: active_MN, bool."""
     model = pretrained.model
-    ffns = [layer.mlp for layer in model.model.layers]
+    activation = activation_function(pretrained.recipe.ffn.activation)
     patterns: dict[int, Tensor] = {}
-    with _patterns(ffns, patterns.__setitem__):
+
+    def keep(layer: int, z_MN: Tensor) -> None:
+        patterns[layer] = activation(z_MN) != 0
+
+    with watch_gates(model, keep):
         for batch_BT in batches:
             model.model(batch_BT.to(model.device), use_cache=False)
-            yield batch_BT, [patterns[layer] for layer in range(len(ffns))]
-
-
-class Tracer:
-    """Keeps the patterns of the first tokens, in whole sequences of their batches."""
-
-    def __init__(self, num_layers: int, num_neurons: int, num_tokens: int) -> None:
-        self._num_neurons, self._num_tokens = num_neurons, num_tokens
-        self._counts: list[list[NDArray]] = [[] for _ in range(num_layers)]
-        self._indices: list[list[NDArray]] = [[] for _ in range(num_layers)]
-        self._tokens: list[NDArray] = []
-
-    def update(self, token_M: Tensor, patterns: list[Tensor]) -> None:
-        """Adds a batch, if there are too few tokens yet."""
-        if sum(map(len, self._tokens)) >= self._num_tokens:
-            return
-        self._tokens.append(token_M.numpy())
-        dtype = index_dtype(self._num_neurons)
-        for layer, active_MN in enumerate(patterns):
-            self._counts[layer].append(active_MN.sum(1).cpu().numpy().astype(dtype))
-            # `nonzero` lists row by row, columns ascending.
-            self._indices[layer].append(active_MN.nonzero()[:, 1].cpu().numpy().astype(dtype))
-
-    def traces(self) -> tuple[list[Trace], NDArray[np.int64]]:
-        """The traces of all layers, and the token of each of their rows."""
-        traces = [
-            Trace(np.concatenate(count), np.concatenate(index), self._num_neurons)
-            for count, index in zip(self._counts, self._indices, strict=True)
-        ]
-        return traces, np.concatenate(self._tokens)
+            yield batch_BT, [patterns[layer] for layer in range(len(model.model.layers))]
 
 
 @contextmanager
-def _patterns(ffns: list[SparseFFN], keep: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Calls ``keep(layer, active_MN)`` for every forward pass of an FFN."""
+def watch_gates(model: HFModel, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Calls ``see(layer, z_MN)`` with what the activation gets, before an FFN's forward pass."""
 
-    def recording(layer: int, ffn: SparseFFN) -> Callable[[Tensor], tuple[Tensor, FFNStats]]:
-        forward = ffn.forward_with_stats
-
-        def run(x: Tensor) -> tuple[Tensor, FFNStats]:
-            x_MK = x.reshape(-1, x.shape[-1])
+    def hook(layer: int) -> Callable[[SparseFFN, tuple[Tensor, ...]], None]:
+        def before(ffn: SparseFFN, inputs: tuple[Tensor, ...]) -> None:
+            x_MK = inputs[0].reshape(-1, inputs[0].shape[-1])
             # The same product as in the FFN, so the same zeros.
-            keep(
-                layer, activation_function(ffn.activation)(F.linear(x_MK, ffn.pattern_weight)) != 0
-            )
-            return forward(x)
+            see(layer, F.linear(x_MK, ffn.pattern_weight))
 
-        return run
+        return before
 
-    # Blocks call this method, not the module, so module hooks would not be called.
-    for layer, ffn in enumerate(ffns):
-        vars(ffn)["forward_with_stats"] = recording(layer, ffn)
+    hooks = [
+        block.mlp.register_forward_pre_hook(hook(layer))
+        for layer, block in enumerate(model.model.layers)
+    ]
     try:
         yield
     finally:
-        for ffn in ffns:
-            del vars(ffn)["forward_with_stats"]
+        for handle in hooks:
+            handle.remove()

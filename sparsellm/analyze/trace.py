@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 UINT16_MAX_NEURONS = 65_536
 
@@ -39,9 +41,26 @@ class Trace:
         return np.repeat(np.arange(self.num_tokens), self.count_M)
 
 
-def index_dtype(num_neurons: int) -> type[np.unsignedinteger]:
-    """The smallest type that holds a column index, and a count up to and including N."""
-    return np.uint16 if num_neurons < UINT16_MAX_NEURONS else np.uint32
+def pattern_trace(active_MN: Tensor) -> Trace:
+    """The trace of a pattern, which may be on any device."""
+    num_neurons = active_MN.shape[1]
+    # The smallest type that holds a column index, and a count up to and including N.
+    dtype = np.uint16 if num_neurons < UINT16_MAX_NEURONS else np.uint32
+    # `nonzero` lists row by row, columns ascending.
+    return Trace(
+        active_MN.sum(1).cpu().numpy().astype(dtype),
+        active_MN.nonzero()[:, 1].cpu().numpy().astype(dtype),
+        num_neurons,
+    )
+
+
+def join_traces(traces: Sequence[Trace]) -> Trace:
+    """One trace of the tokens of several, in their order."""
+    return Trace(
+        np.concatenate([trace.count_M for trace in traces]),
+        np.concatenate([trace.index for trace in traces]),
+        traces[0].num_neurons,
+    )
 
 
 def save_traces(path: Path, traces: list[Trace], ids_BT: NDArray[np.integer] | None = None) -> None:

@@ -16,14 +16,13 @@ hidden_size.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.analyze.firing import held_out_corpus, held_out_tokens
+from sparsellm.analyze.firing import held_out_corpus, held_out_tokens, watch_gates
 from sparsellm.architecture import WITH_EXACT_ZEROS
 from sparsellm.estimate import count_parameters
 from sparsellm.export.drop_report import DropReport, LayerReport
@@ -106,31 +105,18 @@ def peak_gates(pretrained: Pretrained, batches: Iterator[Tensor]) -> tuple[Tenso
     A neuron fired if its peak is above zero, or NaN.
     """
     model = pretrained.model
-    ffns = [layer.mlp for layer in model.model.layers]
-    peaks: list[Tensor | None] = [None] * len(ffns)
+    peaks: dict[int, Tensor] = {}
 
-    def watching(layer: int) -> Callable[[SparseFFN, tuple[Tensor, ...]], None]:
-        def watch(ffn: SparseFFN, inputs: tuple[Tensor, ...]) -> None:
-            x_MK = inputs[0].reshape(-1, inputs[0].shape[-1])
-            # The same product as in the FFN, so the same zeros.
-            peak_N = F.linear(x_MK, ffn.pattern_weight).amax(0).float()
-            before = peaks[layer]
-            peaks[layer] = peak_N if before is None else torch.maximum(before, peak_N)
-
-        return watch
+    def raise_peak(layer: int, z_MN: Tensor) -> None:
+        peak_N = z_MN.amax(0).float()
+        peaks[layer] = torch.maximum(peaks.get(layer, peak_N), peak_N)
 
     num_tokens = 0
-    hooks = [ffn.register_forward_pre_hook(watching(layer)) for layer, ffn in enumerate(ffns)]
-    try:
+    with watch_gates(model, raise_peak):
         for batch_BT in batches:
             model.model(batch_BT.to(model.device), use_cache=False)
             num_tokens += batch_BT.numel()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    found = [peak_N for peak_N in peaks if peak_N is not None]
-    assert len(found) == len(ffns), "a block does not call its FFN as a module"
-    return torch.stack(found).cpu(), num_tokens
+    return torch.stack([peaks[layer] for layer in range(len(peaks))]).cpu(), num_tokens
 
 
 def choose_kept(peak_LN: Tensor) -> Tensor:

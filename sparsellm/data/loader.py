@@ -13,26 +13,25 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsellm.data.corpus import Corpus
-from sparsellm.data.lanes import LaneState, Made, Share, StreamConfig, choose_num_lanes, make
-from sparsellm.data.position import (
-    FORMAT,
-    DataStateMismatch,
-    Position,
-    advance,
-    compare_corpora,
-    compare_witnesses,
-    from_json,
-    saved_groups,
-    to_json,
+from sparsellm.data.lanes import (
+    LaneState,
+    Made,
+    Picks,
+    Share,
+    StreamConfig,
+    choose_num_lanes,
+    make,
 )
+from sparsellm.data.position import FORMAT, compare, saved_groups
+from sparsellm.data.stream import Cursor
 from sparsellm.data.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer
-from sparsellm.data.workers import Job, Worker, worker_context
+from sparsellm.data.workers import Job, start_workers
 
 if TYPE_CHECKING:  # workers import this folder, and are smaller without torch
     from torch import Tensor
@@ -46,15 +45,22 @@ class _Batch(NamedTuple):
     lanes: list[LaneState]  # after each of its sequences
 
 
+class Counted(NamedTuple):
+    """The targets of each corpus in all sequences before a number."""
+
+    number: int
+    tokens: dict[str, int]
+
+
 class Bookmark(NamedTuple):
     """A position that is cheap to keep in every step; `TokenLoader.state_dict` spells it out.
 
     It is valid until a state is loaded.
     """
 
-    lanes: dict[int, LaneState]
-    handed_out: int
-    counted: Position
+    number: int  # of the next sequence of all ranks
+    lanes: dict[int, LaneState]  # that this rank has read
+    counted: Counted  # up to where tokens were last counted
 
 
 class TokenLoader:
@@ -92,10 +98,10 @@ class TokenLoader:
         self._micro_batch_size = micro_batch_size
         self._rank, self._world_size, self._num_workers = rank, world_size, num_workers
         self._config = StreamConfig(corpora, context_length, seed, choose_num_lanes(corpora))
-        self._position = Position(num_lanes=self._config.num_lanes)
-        self._handed_out = 0  # of this rank, since `_position.number`
-        self._counted = self._position  # up to where tokens were last counted
-        self._source: _Background | _InLine | None = None
+        self._number = 0
+        self._lanes: dict[int, LaneState] = {}
+        self._counted = Counted(0, {})
+        self._batches: _Background | Generator[_Batch] | None = None
         _loaders.add(self)
 
     def __iter__(self) -> TokenLoader:
@@ -107,26 +113,24 @@ class TokenLoader:
         Raises:
             ValueError, OSError: a worker failed (the message names the shard) or was killed.
         """
-        if self._source is None:
-            self._source = self._start()
-        batch = self._source.next()
+        if self._batches is None:
+            self._batches = self._start()
+        batch = next(self._batches)
         for lane in batch.lanes:
-            self._position.lanes[lane.number % self._config.num_lanes] = lane
-        self._handed_out += len(batch.lanes)
+            self._lanes[lane.number % self._config.num_lanes] = lane
+        self._number += len(batch.lanes) * self._world_size
         return batch.tokens_BT1
 
-    def _start(self) -> _Background | _InLine:
-        first = self._position.number + self._rank + self._handed_out * self._world_size
-        share = Share(first, self._world_size)
-        if self._num_workers:
-            job = Job(self._config, self._tokenizer.name, share, self._position.lanes)
-            return _Background(job, self._num_workers, self._micro_batch_size)
-        made = make(self._config, self._tokenizer, share, dict(self._position.lanes))
-        return _InLine(made, self._micro_batch_size)
+    def _start(self) -> _Background | Generator[_Batch]:
+        share, size = Share(self._number + self._rank, self._world_size), self._micro_batch_size
+        if not self._num_workers:
+            return _in_line(make(self._config, self._tokenizer, share, self._lanes), size)
+        job = Job(self._config, self._tokenizer.name, share, self._lanes)
+        return _Background(job, self._num_workers, size)
 
     def bookmark(self) -> Bookmark:
         """The position after the last micro-batch that was handed out."""
-        return Bookmark(dict(self._position.lanes), self._handed_out, self._counted)
+        return Bookmark(self._number, dict(self._lanes), self._counted)
 
     def state_dict(self, at: Bookmark | None = None) -> dict[str, Any]:
         """JSON-serialisable: the position after the last micro-batch that was handed out.
@@ -136,33 +140,41 @@ class TokenLoader:
         """
         at = at or self.bookmark()
         names = [corpus.name for corpus in self._config.corpora]
-        return (
-            self._identity()
-            | {"groups": self._config.groups, "witnesses": self._witnesses()}
-            | to_json(replace(self._count(at), lanes=at.lanes), names)
-        )
+        return self._identity() | {
+            "number": at.number,
+            "num_lanes": self._config.num_lanes,
+            "tokens": self.tokens(at),
+            "lanes": {
+                str(lane): {
+                    "number": state.number,
+                    "cursors": dict(zip(names, map(list, state.cursors), strict=True)),
+                }
+                for lane, state in sorted(at.lanes.items())
+            },
+        }
 
     def go_back(self, to: Bookmark) -> None:
         """Continues from a bookmark."""
-        self.load_state_dict(self.state_dict(to))
+        self.close()
+        self._number, self._lanes, self._counted = to.number, dict(to.lanes), to.counted
 
     def _identity(self) -> dict[str, Any]:
-        """The settings for which a position is valid."""
+        """The settings and the text for which a position is valid."""
+        corpora = self._config.corpora
         return {
             "format": FORMAT,
             "seed": self._config.seed,
             "tokenizer": self._tokenizer.identity,
             "eot_id": self._tokenizer.eot_id,
-            "corpora": {corpus.name: corpus.fingerprint for corpus in self._config.corpora},
+            "corpora": {corpus.name: corpus.fingerprint for corpus in corpora},
+            "groups": self._config.groups,
+            "witnesses": {corpus.name: corpus.witness for corpus in corpora},
         }
-
-    def _witnesses(self) -> dict[str, str | None]:
-        return {corpus.name: corpus.witness for corpus in self._config.corpora}
 
     @property
     def worker_pids(self) -> list[int]:
         """The process numbers of its workers."""
-        return self._source.pids if self._source is not None else []
+        return self._batches.pids if isinstance(self._batches, _Background) else []
 
     @property
     def num_corpora(self) -> int:
@@ -171,42 +183,40 @@ class TokenLoader:
 
     def tokens(self, at: Bookmark | None = None) -> dict[str, int]:
         """Tokens of each corpus that all ranks have trained on, if all are at the same step."""
-        return self._count(at or self.bookmark()).tokens
-
-    def _count(self, at: Bookmark) -> Position:
-        """The position at a bookmark, with its tokens; the next call counts on from there."""
-        number = self._position.number + at.handed_out * self._world_size
-        self._counted = advance(at.counted, number, self._config)
-        return self._counted
+        at = at or self.bookmark()
+        corpora, (number, tokens) = self._config.corpora, at.counted
+        counts = Picks(corpora, self._config.seed).counts(number, at.number)
+        tokens = dict(tokens)
+        for corpus, count in zip(corpora, counts, strict=True):
+            new = count * self._config.context_length
+            tokens[corpus.name] = tokens.get(corpus.name, 0) + new
+        self._counted = Counted(at.number, tokens)  # the next call counts on from there
+        return tokens
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Continues from the merged states of all ranks, on any number of ranks and workers.
 
-        Returns sentences about harmless changes since then.
+        Returns sentences about harmless changes since then. A corpus that is new begins at its
+        beginning.
 
         Raises:
             DataStateMismatch: it was taken with another seed, tokenizer or other data.
         """
-        own = self._identity()
-        position = from_json(state, list(own["corpora"]))
-        for key in ("seed", "tokenizer", "eot_id"):
-            saved = state.get(key, own[key])  # earlier versions had no eot_id
-            if saved != own[key]:
-                what = "end-of-document id" if key == "eot_id" else key
-                raise DataStateMismatch(
-                    f"the data position was saved with {what} {saved!r} and this run has "
-                    f"{own[key]!r}"
-                )
-        notes = compare_corpora(state["corpora"], own["corpora"])
-        witnesses = state.get("witnesses", {})  # earlier versions had none
-        for name, present in self._witnesses().items():
-            notes += compare_witnesses(name, witnesses.get(name), present)
+        notes = compare(state, self._identity())
         self.close()
-        self._position = self._counted = position
-        self._handed_out = 0
+        names = [corpus.name for corpus in self._config.corpora]
+        self._number = state["number"]
+        self._lanes = {
+            int(lane): LaneState(
+                saved["number"],
+                tuple(Cursor(*saved["cursors"].get(name, Cursor())) for name in names),
+            )
+            for lane, saved in state["lanes"].items()
+        }
+        self._counted = Counted(self._number, state["tokens"])
         self._config = replace(
             self._config,
-            num_lanes=position.num_lanes,
+            num_lanes=state["num_lanes"],
             fixed_groups=saved_groups(state, self._config),
         )
         return notes
@@ -218,47 +228,27 @@ class TokenLoader:
 
     def close(self) -> None:
         """Ends the workers; the next `next` starts them again at the present position."""
-        if self._source is not None:
-            self._source.close()
-            self._source = None
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
 
 
-class _InLine:
-    """Makes micro-batches in this process, on demand."""
-
-    def __init__(self, made: Iterator[Made], micro_batch_size: int) -> None:
-        self._made, self._micro_batch_size = made, micro_batch_size
-
-    def next(self) -> _Batch:
-        return _assemble([next(self._made) for _ in range(self._micro_batch_size)])
-
-    @property
-    def pids(self) -> list[int]:
-        """None."""
-        return []
-
-    def close(self) -> None:
-        """Does nothing: there are no workers."""
+def _in_line(made: Iterator[Made], micro_batch_size: int) -> Generator[_Batch]:
+    """Micro-batches that are made in this process, on demand."""
+    while True:
+        yield _assemble([next(made) for _ in range(micro_batch_size)])
 
 
 class _Background:
-    """Workers that make the sequences, and a thread that makes micro-batches of them."""
+    """Micro-batches that a thread assembles of what workers make."""
 
     def __init__(self, job: Job, num_workers: int, micro_batch_size: int) -> None:
         import torch
 
-        num_lanes = job.config.num_lanes
-        lanes = job.share.lanes(num_lanes)
-        num_workers = min(num_workers, len(lanes))
-        context = worker_context()
-        self._workers: list[Worker] = []
-        for index in range(num_workers):
-            share = replace(job.share, worker=index, num_workers=num_workers)
-            own = set(share.own_lanes(num_lanes))
-            positions = {lane: at for lane, at in job.lanes.items() if lane in own}
-            self._workers.append(Worker(replace(job, share=share, lanes=positions), context))
-        # The rank's sequences come from its lanes in turn, and lane i is worker i % num_workers'.
-        self._turns = itertools.cycle(i % num_workers for i in range(len(lanes)))
+        self._workers = start_workers(job, num_workers)
+        # The rank's sequences come from its lanes in turn, which the workers have in turn.
+        lanes = job.share.lanes(job.config.num_lanes)
+        self._turns = itertools.cycle(i % len(self._workers) for i in range(len(lanes)))
         self._micro_batch_size = micro_batch_size
         self._ready: queue.Queue[_Batch | Exception] = queue.Queue(PREFETCHED)
         self._closed = False
@@ -266,7 +256,7 @@ class _Background:
         self._thread = threading.Thread(target=self._run, args=(device,), daemon=True)
         self._thread.start()
 
-    def next(self) -> _Batch:
+    def __next__(self) -> _Batch:
         batch = self._ready.get()
         if isinstance(batch, Exception):
             self._ready.put(batch)  # kept, so that later calls raise it again
@@ -287,7 +277,6 @@ class _Background:
 
     @property
     def pids(self) -> list[int]:
-        """Process numbers of its workers."""
         return [worker.pid for worker in self._workers]
 
     def close(self) -> None:

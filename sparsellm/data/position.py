@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from annotated_types import Len
 from pydantic import BaseModel, NonNegativeInt, PositiveInt, StringConstraints
 
-from sparsellm.data.lanes import LaneState, Picks, StreamConfig
+from sparsellm.data.lanes import StreamConfig
 from sparsellm.data.stream import MIN_UNITS_PER_LANE, Cursor
 
 FORMAT = 2
@@ -37,19 +36,6 @@ class DataStateMismatch(ValueError):
     """A saved position belongs to other data, or is of an earlier version."""
 
 
-@dataclass(frozen=True)
-class Position:
-    """The sequences that all ranks together have returned so far.
-
-    A rank knows the lanes that it has read; `merge` combines the ranks' positions.
-    """
-
-    num_lanes: int
-    number: int = 0  # of the next sequence
-    lanes: dict[int, LaneState] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)  # targets so far, by corpus
-
-
 def saved_groups(state: dict[str, Any], config: StreamConfig) -> tuple[int | None, ...]:
     """The groups of lanes that a saved position was made with; None for a corpus that is new."""
     groups = state.get("groups")
@@ -62,48 +48,6 @@ def saved_groups(state: dict[str, Any], config: StreamConfig) -> tuple[int | Non
             if corpus.name in state["corpora"]
         }
     return tuple(groups.get(corpus.name) for corpus in config.corpora)
-
-
-def advance(position: Position, number: int, config: StreamConfig) -> Position:
-    """The same lanes with ``number`` as the next sequence, and the tokens counted up to it."""
-    counts = Picks(config.corpora, config.seed).counts(position.number, number)
-    tokens = dict(position.tokens)
-    for corpus, count in zip(config.corpora, counts, strict=True):
-        tokens[corpus.name] = tokens.get(corpus.name, 0) + count * config.context_length
-    return replace(position, number=number, tokens=tokens)
-
-
-def to_json(position: Position, names: list[str]) -> dict[str, Any]:
-    """A position as plain lists, dicts and numbers; ``names`` are the corpora's."""
-    return {
-        "number": position.number,
-        "num_lanes": position.num_lanes,
-        "tokens": position.tokens,
-        "lanes": {
-            str(lane): {
-                "number": state.number,
-                "cursors": dict(zip(names, map(list, state.cursors), strict=True)),
-            }
-            for lane, state in sorted(position.lanes.items())
-        },
-    }
-
-
-def from_json(state: dict[str, Any], names: list[str]) -> Position:
-    """What `to_json` gave; a corpus that is new begins at its beginning.
-
-    Raises:
-        DataStateMismatch: it was saved by a version before `FORMAT`.
-    """
-    _check_format(state)
-    lanes = {
-        int(lane): LaneState(
-            saved["number"],
-            tuple(Cursor(*saved["cursors"].get(name, Cursor())) for name in names),
-        )
-        for lane, saved in state["lanes"].items()
-    }
-    return Position(state["num_lanes"], state["number"], lanes, dict(state["tokens"]))
 
 
 def _check_format(state: dict[str, Any]) -> None:
@@ -148,37 +92,49 @@ def _check_complete(lanes: dict[str, Any], num_lanes: int, number: int) -> None:
             )
 
 
-def compare_corpora(saved: dict[str, str], present: dict[str, str]) -> list[str]:
-    """What was added and removed, as sentences.
+def compare(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
+    """Checks that the data of a saved position is what a run has; returns harmless changes.
+
+    Args:
+        saved: the position.
+        present: seed, tokenizer, eot_id, corpora and witnesses of the run.
 
     Raises:
-        DataStateMismatch: no corpus is left, or the fingerprint of one has changed.
+        DataStateMismatch: it was saved by a version before `FORMAT`, or with another seed or
+            tokenizer; no corpus is left; or the text of one has changed.
     """
-    if not saved.keys() & present.keys():
+    _check_format(saved)
+    for key in ("seed", "tokenizer", "eot_id"):
+        before, now = saved.get(key, present[key]), present[key]  # earlier versions had no eot_id
+        if before != now:
+            what = "end-of-document id" if key == "eot_id" else key
+            raise DataStateMismatch(
+                f"the data position was saved with {what} {before!r} and this run has {now!r}"
+            )
+    corpora, own = saved["corpora"], present["corpora"]
+    if not corpora.keys() & own.keys():
         raise DataStateMismatch(
-            f"the data position is of corpus {', '.join(saved)} and this run reads "
-            f"{', '.join(present)}"
+            f"the data position is of corpus {', '.join(corpora)} and this run reads "
+            f"{', '.join(own)}"
         )
-    for name in sorted(saved.keys() & present.keys()):
-        if saved[name] != present[name]:
+    for name in sorted(corpora.keys() & own.keys()):
+        if corpora[name] != own[name]:
             raise DataStateMismatch(
                 f"the files of corpus {name} are not those that the data position was saved with: "
                 "one was added, removed, renamed or changed, or another of its columns is the text"
             )
-    added = [
-        f"corpus {name} is new and begins at its beginning" for name in present if name not in saved
+    notes = [
+        f"corpus {name} is new and begins at its beginning" for name in own if name not in corpora
     ]
-    return added + [f"corpus {name} is no longer read" for name in saved if name not in present]
+    notes += [f"corpus {name} is no longer read" for name in corpora if name not in own]
+    witnesses = saved.get("witnesses", {})  # earlier versions had none
+    for name, witness in present["witnesses"].items():
+        notes += _compare_witnesses(name, witnesses.get(name), witness)
+    return notes
 
 
-def compare_witnesses(corpus: str, saved: str | None, present: str | None) -> list[str]:
-    """Compares two witnesses of a corpus whose fingerprint has not changed.
-
-    Returns a sentence if its files may have been edited, else nothing.
-
-    Raises:
-        DataStateMismatch: a file has other content.
-    """
+def _compare_witnesses(corpus: str, saved: str | None, present: str | None) -> list[str]:
+    """A sentence if the files of a corpus with an unchanged fingerprint may have been edited."""
     if saved is None or present is None or saved == present:
         return []
     kinds = {saved.split()[0], present.split()[0]}

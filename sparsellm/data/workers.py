@@ -14,16 +14,15 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from sparsellm.data.lanes import LaneState, Made, Share, StreamConfig, make
-from sparsellm.data.stream import Cursor
 from sparsellm.data.tokenizer import load_tokenizer
 
 # To the whole process group they mean that the main process saves, for which it needs its workers.
@@ -33,9 +32,8 @@ MOST_SEQUENCES = 64
 PARCELS_AHEAD = 4  # that a worker keeps ready beside what its pipe holds
 
 
-@dataclass(frozen=True)
-class Job:
-    """The task of a worker."""
+class Job(NamedTuple):
+    """The task of a rank's workers, or of one of them."""
 
     config: StreamConfig
     tokenizer: str
@@ -75,11 +73,7 @@ class Worker:
             raise self._died() from error
         if isinstance(message, Exception):
             raise message
-        tokens_ST1, states = message
-        return [
-            Made(tokens_T1, LaneState(number, tuple(Cursor(*cursor) for cursor in cursors)))
-            for tokens_T1, (number, cursors) in zip(tokens_ST1, states, strict=True)
-        ]
+        return [Made(tokens_T1, lane) for tokens_T1, lane in zip(*message, strict=True)]
 
     def _died(self) -> ChildProcessError:
         self._process.join(5)
@@ -106,6 +100,19 @@ class Worker:
         """Releases a killed worker's resources; nobody may be waiting for it."""
         self._process.join()
         self._connection.close()
+
+
+def start_workers(job: Job, num_workers: int) -> list[Worker]:
+    """Workers that divide the lanes of a rank's job."""
+    context, num_lanes = worker_context(), job.config.num_lanes
+    num_workers = min(num_workers, len(job.share.lanes(num_lanes)))
+    workers = []
+    for index in range(num_workers):
+        share = replace(job.share, worker=index, num_workers=num_workers)
+        own = set(share.own_lanes(num_lanes))
+        lanes = {lane: state for lane, state in job.lanes.items() if lane in own}
+        workers.append(Worker(job._replace(share=share, lanes=lanes), context))
+    return workers
 
 
 def _work(job: Job, connection: Connection) -> None:
@@ -143,7 +150,9 @@ def _parcels(job: Job) -> Iterator[bytes]:
                 parcel = []
     except (ValueError, OSError) as error:
         # As a value: the main process raises it without this one's traceback.
-        failure: Exception = type(error)(*error.args) if type(error) in _PLAIN else _plain(error)
+        failure: Exception = error
+        if type(error).__module__ != "builtins":  # other classes need not survive pickling
+            failure = (OSError if isinstance(error, OSError) else ValueError)(str(error))
     except Exception:
         failure = RuntimeError(f"a data worker failed:\n{traceback.format_exc()}")
     if parcel:
@@ -151,21 +160,9 @@ def _parcels(job: Job) -> Iterator[bytes]:
     yield pickle.dumps(failure)
 
 
-_PLAIN = (ValueError, OSError, FileNotFoundError, ConnectionError, PermissionError)
-
-
-def _plain(error: Exception) -> Exception:
-    """An error that pickles, of a class that the main process reports as one line."""
-    return OSError(str(error)) if isinstance(error, OSError) else ValueError(str(error))
-
-
 def _pickled(parcel: list[Made], kind: Any) -> bytes:
-    tokens = np.stack([made.tokens_T1 for made in parcel]).astype(kind)
-    # As plain tuples, which pickle in half the time.
-    states = [
-        (made.lane.number, tuple(tuple(cursor) for cursor in made.lane.cursors)) for made in parcel
-    ]
-    return pickle.dumps((tokens, states), protocol=5)
+    tokens_ST1 = np.stack([made.tokens_T1 for made in parcel]).astype(kind)
+    return pickle.dumps((tokens_ST1, [made.lane for made in parcel]), protocol=5)
 
 
 def worker_context() -> Any:
@@ -192,20 +189,12 @@ def begin_worker() -> None:
     """Sets up a worker's process: one thread, no death by a signal to the group."""
     pa.set_cpu_count(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _ignore_first_sigterm()
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # The first may be the group's; a second comes from a main process that wants this one gone.
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _ignore_first_sigterm() -> None:
-    # The first may be the group's; a second comes from a main process that wants this one gone.
-    def second(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    signal.signal(signal.SIGTERM, second)
 
 
 def _die_with_parent() -> None:

@@ -1,7 +1,7 @@
 """The benchmark suite: `eval/suite.yaml`, and lm-eval's own tasks behind `eval/tasks/<name>.yaml`.
 
 A task file is lm-eval's YAML with two relative paths: ``include`` is relative to the installed
-lm-eval, ``data_files`` to the user's ``--data-dir``. `write_tasks` makes them absolute. Without a
+lm-eval, ``data_files`` to the user's ``--data-dir``. `task_config` makes them absolute. Without a
 data directory it drops the keys that redirect the data, and rows come from the hub at the revision
 that the suite names.
 """
@@ -12,12 +12,10 @@ import contextlib
 import functools
 import importlib.util
 import logging
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from jinja2 import UndefinedError
 from pydantic import NonNegativeInt
 
@@ -101,35 +99,33 @@ def require_lm_eval() -> None:
         )
 
 
-def write_tasks(suite: Suite, names: list[str], data_dir: Path | None, folder: Path) -> None:
-    """Writes ``folder/<name>.yaml`` as lm-eval reads it (``--include_path folder``).
+def task_config(suite: Suite, name: str, data_dir: Path | None) -> dict[str, Any]:
+    """A task's file as lm-eval reads it.
 
     Raises:
-        FileNotFoundError: a task file, what it includes, or a file of rows is missing.
-        ValueError: a task file is not YAML, or does not say where local rows lie.
+        FileNotFoundError: the task file, what it includes, or a file of rows is missing.
+        ValueError: the task file is not YAML, or does not say where local rows lie.
     """
-    for name in names:
-        source = task_file(name)
-        content = load_yaml(source)
-        content["task"] = name
-        if "include" in content:
-            content["include"] = str(_stock_task(source, content["include"]))
-        if data_dir is None:
-            content = {key: value for key, value in content.items() if key not in DATA_KEYS}
-            pinned = suite.tasks[name]
-            content["dataset_path"] = pinned.dataset
-            content["dataset_kwargs"] = {"revision": pinned.revision}
-        else:
-            files = (content.get("dataset_kwargs") or {}).get("data_files")
-            if not isinstance(files, dict):
-                raise ValueError(
-                    f"{source}: --data-dir needs key 'dataset_kwargs.data_files', such as "
-                    "{validation: task/validation.jsonl}"
-                )
-            for split, relative in files.items():
-                files[split] = str(_rows(source, split, data_dir / relative))
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        (folder / source.name).write_text(text, encoding="utf-8")
+    source = task_file(name)
+    content = load_yaml(source) | {"task": name}
+    if "include" in content:
+        content["include"] = str(_stock_task(source, content["include"]))
+    if data_dir is None:
+        pinned = suite.tasks[name]
+        content = {key: value for key, value in content.items() if key not in DATA_KEYS}
+        return content | {
+            "dataset_path": pinned.dataset,
+            "dataset_kwargs": {"revision": pinned.revision},
+        }
+    files = (content.get("dataset_kwargs") or {}).get("data_files")
+    if not isinstance(files, dict):
+        raise ValueError(
+            f"{source}: --data-dir needs key 'dataset_kwargs.data_files', such as "
+            "{validation: task/validation.jsonl}"
+        )
+    for split, relative in files.items():
+        files[split] = str(_rows(source, split, data_dir / relative))
+    return content
 
 
 def _stock_task(source: Path, include: str) -> Path:
@@ -172,24 +168,17 @@ def _check_rows(path: Path) -> None:
 def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[str, Any]:
     """lm-eval's task objects, rows loaded, shots set.
 
-    lm-eval skips a YAML that it cannot read and goes on without it; here every name is there, or
-    the file at fault is named.
-
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: lm-eval is not installed, or cannot load a task or build its first question.
     """
     require_lm_eval()
-    with tempfile.TemporaryDirectory(prefix="sparsellm-eval-") as temporary, quiet():
-        folder = Path(temporary)
-        write_tasks(suite, names, data_dir, folder)
-        from lm_eval.tasks import TaskManager
-
-        manager = TaskManager(include_path=str(folder), include_defaults=False)
-        tasks = {}
-        for name in names:
+    configs = {name: task_config(suite, name, data_dir) for name in names}
+    tasks = {}
+    with quiet():
+        for name, config in configs.items():
             try:
-                tasks[name] = _build(manager, name, folder / f"{name}.yaml")
+                tasks[name] = _build(config)
             except Exception as error:  # whatever lm-eval, datasets or the hub raise
                 remedy = "" if data_dir else f". {_NO_NETWORK}"
                 if isinstance(error, UndefinedError | KeyError):  # it asks for what rows lack
@@ -200,16 +189,16 @@ def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[s
                     f"{type(error).__name__}: {error}{remedy}"
                 ) from error
             _configure(tasks[name], name, suite.tasks[name])
-        return tasks
+    return tasks
 
 
-def _build(manager: Any, name: str, path: Path) -> Any:
-    if name not in manager.task_index:
-        from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
+def _build(config: dict[str, Any]) -> Any:
+    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks._yaml_loader import load_yaml as lm_eval_load_yaml
 
-        lm_eval_load_yaml(path)  # raises what the index kept to itself
-        raise ValueError("lm-eval left it out of its index")
-    task = manager.load([name])["tasks"][name]
+    if include := config.pop("include", None):
+        config = lm_eval_load_yaml(include) | config
+    (task,) = TaskManager(include_defaults=False).load([config])["tasks"].values()
     task.doc_to_choice(task.eval_docs[0])
     return task
 

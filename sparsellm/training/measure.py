@@ -7,7 +7,6 @@ Benchmarks are those of `sparsellm eval`, of the model in memory, without a chec
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.device import default_dtype, place
 from sparsellm.evaluate.evaluator import Evaluator
 from sparsellm.evaluate.scores import table, to_record
-from sparsellm.evaluate.suite import load_suite, require_lm_eval, write_tasks
+from sparsellm.evaluate.suite import load_suite, require_lm_eval, task_config
 from sparsellm.model import HFModel, build_zero_model
 from sparsellm.processes.distributed import FailedTogether, Interrupted, agree, any_rank, cause_of
 from sparsellm.processes.signals import StopRequest
@@ -40,10 +39,11 @@ def check_evaluation(recipe: Recipe) -> None:
     config = recipe.evaluation
     if not config.every_steps:
         return
-    with _with_remedy(config), tempfile.TemporaryDirectory(prefix="sparsellm-eval-") as folder:
+    with _with_remedy(config):
         require_lm_eval()
         suite = load_suite()
-        write_tasks(suite, list(suite.tasks), _data_dir(config), Path(folder))
+        for name in suite.tasks:
+            task_config(suite, name, _data_dir(config))
 
 
 def _data_dir(config: EvaluationConfig) -> Path | None:

@@ -32,8 +32,8 @@ from sparsellm.evaluate.scores import from_lm_eval, table, task_records
 from sparsellm.evaluate.suite import (
     build_tasks,
     load_suite,
+    task_config,
     templates_compiled_once,
-    write_tasks,
 )
 from sparsellm.model import build_model, model_config
 from sparsellm.paths import bundled
@@ -93,6 +93,12 @@ def _stock_tokenizer(cache: Path) -> GPT2TokenizerFast:
     )
 
 
+def _write(folder: Path, name: str, data_dir: Path | None) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(task_config(SUITE, name, data_dir)))
+    return path
+
+
 @pytest.fixture
 def lm_eval_command(monkeypatch):
     """Runs lm-eval's own command, within this process, and reads its results file."""
@@ -122,7 +128,8 @@ def test_scores_are_those_of_lm_evals_own_command(  # noqa: PLR0917
     ours, tokenizer, stock = pair(getattr(torch, dtype), context_length, f"ffn.gated={gated}")
     tasks = tmp_path / "tasks"
     tasks.mkdir()
-    write_tasks(SUITE, NAMES, data_dir, tasks)
+    for name in NAMES:
+        _write(tasks, name, data_dir)
     sizes = ("--limit", str(limit), "--batch_size", "16")
     evaluation = Evaluator(data_dir=data_dir, limit=limit, batch_size=16)
     scores = evaluation.run(ours, tokenizer, context_length)
@@ -173,15 +180,15 @@ def test_an_answer_longer_than_the_context_is_scored_by_its_end(tiny):
 
 @pytest.mark.parametrize("name", STOCK)
 def test_without_a_data_directory_it_is_the_stock_task(name, tmp_path):
-    write_tasks(SUITE, [name], None, tmp_path)
-    written = yaml.safe_load((tmp_path / f"{name}.yaml").read_text())
+    path = _write(tmp_path, name, None)
+    written = yaml.safe_load(path.read_text())
     stock = lm_eval_load_yaml(written.pop("include"), resolve_func=False)
     # Splits and prompt are lm-eval's; so is the dataset, at a commit of it.
     assert written.pop("dataset_path") == stock["dataset_path"]
     [(key, revision)] = written.pop("dataset_kwargs").items()
     assert (key, len(revision), int(revision, 16) > 0) == ("revision", 40, True)
     assert written == {"task": name}
-    assert lm_eval_load_yaml(tmp_path / f"{name}.yaml")["task"] == name
+    assert lm_eval_load_yaml(path)["task"] == name
 
 
 def test_the_hub_is_read_at_the_pinned_revision(monkeypatch):
@@ -207,8 +214,7 @@ def test_with_one_only_the_rows_come_from_elsewhere(name, tmp_path):
     for file in task["dataset_kwargs"]["data_files"].values():
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).write_text("{}\n")
-    write_tasks(SUITE, [name], tmp_path, tmp_path)
-    path = tmp_path / f"{name}.yaml"
+    path = _write(tmp_path, name, tmp_path)
     ours = lm_eval_load_yaml(path, resolve_func=False)
     stock = lm_eval_load_yaml(yaml.safe_load(path.read_text())["include"], resolve_func=False)
     changed = {key for key in ours.keys() | stock.keys() if ours.get(key) != stock.get(key)}

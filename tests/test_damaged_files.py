@@ -15,7 +15,7 @@ from results import read_records
 from sparsellm.analyze.trace import load_ids, load_traces
 from sparsellm.data import position
 from sparsellm.data.corpus import load_corpora
-from sparsellm.data.shards import read_about
+from sparsellm.data.identity import read_about
 from sparsellm.evaluate.suite import _check_rows
 from sparsellm.recipe import load_recipe
 from sparsellm.report import collect, sweep_runs

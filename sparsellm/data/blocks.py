@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from sparsellm.data.json_lines import JsonLinesReader, JsonLinesStream
 from sparsellm.data.readers import Block, ParquetReader, Rows, ShardReader, TextReader
@@ -18,6 +20,7 @@ MOST_BYTES = 512 * 2**20
 MOST_READERS = 128
 # Readers per stream: a lane far behind the others (a huge document) needs its own position.
 MOST_READERS_PER_STREAM = 4
+MOST_DOCUMENTS = 256  # read at a time
 
 _Column = tuple[str, str]  # address and text field
 _READERS: dict[str, Callable[[Shard], ShardReader]] = {
@@ -137,6 +140,16 @@ class BlockCache:
         if len(readers) > MOST_READERS_PER_STREAM:
             readers.pop(0).close()
         return best
+
+
+def documents_in_order(shards: tuple[Shard, ...]) -> Iterator[Sequence[str | Tokens]]:
+    """Every document of the shards, up to `MOST_DOCUMENTS` of a block at a time; some are empty."""
+    blocks = BlockCache(most_bytes=0)
+    for shard in shards:
+        for block, size in enumerate(blocks.sizes(shard)):
+            for first in range(0, size, MOST_DOCUMENTS):
+                rows = np.arange(first, min(first + MOST_DOCUMENTS, size))
+                yield blocks.documents(shard, block, rows)
 
 
 def _column(shard: Shard) -> _Column:

@@ -10,9 +10,9 @@ from typing import Literal, TypedDict, Unpack
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from sparsellm.data.shards import Shard, expand, fingerprint, real_place, to_shard
+from sparsellm.data.identity import fingerprint, witness
+from sparsellm.data.shards import Shard, expand, real_place, to_shard
 from sparsellm.data.stdlib import stdlib_shards
-from sparsellm.data.witness import witness
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe_sections import DataConfig
 from sparsellm.strict import Globs, StrictModel, load_yaml, validate
@@ -34,7 +34,7 @@ class Corpus:
 
     @cached_property
     def witness(self) -> str | None:
-        """Changes also on edits that leave the fingerprint unchanged; see witness.py."""
+        """Changes also on edits that leave the fingerprint unchanged; see identity.py."""
         return witness(self.train)
 
 

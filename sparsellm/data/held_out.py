@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsellm.data.blocks import BlockCache
+from sparsellm.data.blocks import documents_in_order
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.shards import Shard
-from sparsellm.data.stream import MOST_DOCUMENTS, with_eot
+from sparsellm.data.stream import with_eot
 from sparsellm.data.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
@@ -25,16 +25,6 @@ def read_in_order(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> Iterator[T
     """Tokens of every document of the shards, once, unshuffled, each ended by ``eot_id``."""
     for contents in documents_in_order(shards):
         yield from with_eot(contents, tokenizer)
-
-
-def documents_in_order(shards: tuple[Shard, ...]) -> Iterator[Sequence[str | Tokens]]:
-    """Every document of the shards, up to `MOST_DOCUMENTS` of a block at a time; some are empty."""
-    blocks = BlockCache(most_bytes=0)
-    for shard in shards:
-        for block, size in enumerate(blocks.sizes(shard)):
-            for first in range(0, size, MOST_DOCUMENTS):
-                rows = np.arange(first, min(first + MOST_DOCUMENTS, size))
-                yield blocks.documents(shard, block, rows)
 
 
 def validation_batches(

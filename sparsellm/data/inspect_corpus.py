@@ -8,8 +8,8 @@ from itertools import islice
 import numpy as np
 from tqdm import tqdm
 
+from sparsellm.data.blocks import documents_in_order
 from sparsellm.data.corpus import Corpus
-from sparsellm.data.held_out import documents_in_order
 from sparsellm.data.stream import with_eot
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 

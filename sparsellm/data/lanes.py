@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsellm.data.blocks import BlockCache
+from sparsellm.data.blocks import BlockCache, documents_in_order
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.stream import Cursor, LaneConfig, name_some, pack
 from sparsellm.data.tokenizer import Tokenizer, Tokens
@@ -191,13 +191,8 @@ def choose_num_lanes(corpora: tuple[Corpus, ...]) -> int:
 
 def _count_documents(corpus: Corpus, enough: int) -> int:
     """Documents with text in a corpus, counted up to ``enough``."""
-    blocks, count = BlockCache(most_bytes=0), 0
-    for shard in corpus.train:
-        for block, size in enumerate(blocks.sizes(shard)):
-            for row in range(size):
-                count += len(blocks.documents(shard, block, np.array([row]))[0]) > 0
-                if count >= enough:
-                    return count
+    texts = (text for some in documents_in_order(corpus.train) for text in some if len(text))
+    count = sum(1 for _ in itertools.islice(texts, enough))
     if not count:
         held_out = any(shard.part != (0.0, 1.0) for shard in corpus.train)
         raise ValueError(

@@ -1,9 +1,8 @@
-"""Turns globs, folders and addresses into shards; fingerprints that tell files apart."""
+"""Turns globs, folders and addresses into shards."""
 
 from __future__ import annotations
 
 import glob
-import hashlib
 import logging
 import os
 import re
@@ -11,16 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
 from sparsellm.data.retry import with_retries
-from sparsellm.strict import read_model
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +31,7 @@ FORMATS = {
 }
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}  # pyarrow's names
 COMPRESSIBLE = ("jsonl", "text")
-_SAMPLE_BYTES = 65_536
 _MOST_NAMED = 3  # files that are left out
-TOKENIZE_AGAIN = "run `sparsellm data tokenize` again"
 
 
 @dataclass(frozen=True)
@@ -194,79 +188,3 @@ def _format(name: str) -> tuple[str | None, str | None]:
     if compression and kind not in COMPRESSIBLE:
         return None, None
     return kind, compression
-
-
-def fingerprint(shards: tuple[Shard, ...]) -> str:
-    """Changes when a shard is added, removed, renamed or changed.
-
-    Raises:
-        FileNotFoundError: a shard is missing.
-    """
-    digest = hashlib.sha256()
-    for shard in shards:
-        digest.update(f"{identity(shard)}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def identity(shard: Shard) -> str:
-    """A hash that no two shards share, and that changes when a shard or its text field changes.
-
-    It covers the name, the size and 64 KB each of the beginning, middle and end of a local file; an
-    address with a commit; or what a server says of another address (etag, checksum, time). Tokens
-    have the identity of their text.
-
-    Raises:
-        FileNotFoundError: it is missing.
-    """
-    if shard.format == "tokens":
-        about = read_about(Path(shard.url))
-        if about["content"] != content_identity(shard.url):
-            raise ValueError(f"{shard.url} has changed since it was written: {TOKENIZE_AGAIN}")
-        return str(about["identity"])
-    digest = hashlib.sha256()
-    for part in shard.members or (shard.url,):
-        digest.update(f"{Path(part).name}\n{content_identity(part)}\n".encode())
-    if shard.text_field != "text" and shard.format != "sources":
-        digest.update(f"column {shard.text_field}\n".encode())
-    if shard.part != (0.0, 1.0):
-        digest.update(f"documents {shard.part}\n".encode())
-    return digest.hexdigest()[:32]
-
-
-def read_about(path: Path) -> dict[str, Any]:
-    """What the ``.bin`` of a tokenised shard was made of: tokenizer, text, blocks.
-
-    Raises:
-        FileNotFoundError, ValueError: the ``.json`` beside it is missing or damaged.
-    """
-    return read_model(path.with_suffix(".json"), _About, TOKENIZE_AGAIN)
-
-
-class _About(BaseModel):
-    tokenizer: str
-    content: str
-    identity: str
-
-
-def content_identity(url: str) -> str:
-    """An identity that changes with the content of a file: local, on the hub, or at an address."""
-    if re.search(r"@[0-9a-f]{40}/", url):
-        return url
-    if "://" in url:
-        return with_retries(lambda: _server_says(url), url)
-    path = Path(url)
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for place in sorted({0, size // 2, max(size - _SAMPLE_BYTES, 0)}):
-            file.seek(place)
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
-
-
-def _server_says(url: str) -> str:
-    file_system, path = fsspec.core.url_to_fs(url)
-    info: dict[str, Any] = file_system.info(path)
-    keys = ("size", "etag", "checksum", "sha256", "md5hash", "blob_id", "lastmodified", "mtime")
-    said = {key.lower(): value for key, value in info.items()}
-    return " ".join(f"{key}={said[key]}" for key in keys if key in said)

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsellm.data.blocks import BlockCache, Rows
+from sparsellm.data.blocks import MOST_DOCUMENTS, BlockCache, Rows
 from sparsellm.data.shards import Shard
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 # Documents tokenised at a time: few at first, so that the first sequence is soon ready, then more,
 # so that a block is fetched from the cache less often. The cursor does not depend on it.
-FIRST_DOCUMENTS, MOST_DOCUMENTS = 8, 256
+FIRST_DOCUMENTS = 8
 MOST_CHARACTERS = 2**21
 # With fewer shards (blocks) than this many per lane, several lanes divide them inside: whole ones
 # would be shared out too unevenly.

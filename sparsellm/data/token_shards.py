@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparsellm.data.identity import TOKENIZE_AGAIN, content_identity, read_about
 from sparsellm.data.readers import Block, Rows, ShardReader
-from sparsellm.data.shards import TOKENIZE_AGAIN, Shard, content_identity, read_about
+from sparsellm.data.shards import Shard
 from sparsellm.data.tokenizer import Tokenizer, Tokens
 
 _MAGIC = b"MMIDIDX\x00\x00"

@@ -12,10 +12,11 @@ import numpy as np
 import yaml
 from tqdm import tqdm
 
-from sparsellm.data.blocks import BlockCache
+from sparsellm.data.blocks import MOST_DOCUMENTS, BlockCache
 from sparsellm.data.corpus import Corpus
-from sparsellm.data.shards import Shard, identity, read_about
-from sparsellm.data.stream import MOST_DOCUMENTS, with_eot
+from sparsellm.data.identity import identity, read_about
+from sparsellm.data.shards import Shard
+from sparsellm.data.stream import with_eot
 from sparsellm.data.token_shards import TokenWriter
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.data.workers import begin_worker, worker_context

@@ -223,11 +223,10 @@ def _save(path: Path, about: dict[str, Any], scores: Scores, evaluator: Evaluato
     import json
     from dataclasses import asdict
 
-    from sparsellm.evaluate.scores import task_records
     from sparsellm.runs.files import write_atomically
 
     suite = evaluator.suite.model_dump(mode="json")
-    content = {**about, **asdict(scores), "tasks": task_records(scores), "suite": suite}
+    content = {**about, **asdict(scores), "suite": suite}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(content, indent=1) + "\n")

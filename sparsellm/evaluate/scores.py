@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sparsellm.evaluate.suite import Suite
@@ -12,28 +12,21 @@ from sparsellm.runs.evaluations import stderr_name
 from sparsellm.runs.records import EvaluationRecord
 
 _ACCURACIES = ("acc", "acc_norm")
+_NO_METRICS = ("version", "shots", "num_rows", "num_rows_total")
 _NO_VERSION = ("Yaml", "None", "N/A")
 
 
 @dataclass(frozen=True)
-class TaskScore:
-    """One task, over all ranks; values are lm-eval's, digit for digit."""
-
-    version: str | None  # of lm-eval's task; None where it states none
-    shots: int
-    num_rows: int  # scored
-    num_rows_total: int  # in the split
-    # Each metric and its standard error, such as "acc" and "acc_stderr"; with a filter of lm-eval's
-    # "exact_match (strict-match)". A task of the suite has "acc" and "acc_norm" at most. A single
-    # row has no standard error.
-    values: dict[str, float]
-
-
-@dataclass(frozen=True)
 class Scores:
-    """An evaluation."""
+    """An evaluation, over all ranks; values are lm-eval's, digit for digit."""
 
-    tasks: dict[str, TaskScore]
+    # Of each task, as it is recorded:
+    # - version: lm-eval's, None where the task states none; shots;
+    # - num_rows: scored; num_rows_total: in the split;
+    # - each metric and its standard error, such as acc and acc_stderr, with a filter of lm-eval's
+    #   exact_match (strict-match). A task of the suite has acc and acc_norm at most. A single row
+    #   has no standard error.
+    tasks: dict[str, dict[str, Any]]
     mean: float | None  # of the suite's seven; None where not all of them were run
     mean_stderr: float | None  # tasks taken as independent
     num_requests: int
@@ -50,24 +43,25 @@ def from_lm_eval(
     num_answers_cut: int = 0,
 ) -> Scores:
     """`Scores` of what ``lm_eval.evaluate`` returned on the main rank."""
-    tasks = {name: _task_score(results, name, suite) for name in results["results"]}
+    tasks = {name: _task(results, name, suite) for name in results["results"]}
     mean, mean_stderr = _mean(tasks, suite)
     return Scores(tasks, mean, mean_stderr, num_requests, num_cut, num_answers_cut)
 
 
-def _task_score(results: dict[str, Any], name: str, suite: Suite) -> TaskScore:
+def _task(results: dict[str, Any], name: str, suite: Suite) -> dict[str, Any]:
     values = dict(_values(results["results"][name]))
     if name in suite.tasks:
         values = {k: v for k, v in values.items() if k.removesuffix("_stderr") in _ACCURACIES}
     rows = results["n-samples"].get(name) or _rows_of_group(results, name)
-    return TaskScore(
-        # "Yaml" is what lm-eval says of a task without a version.
-        version=None if (version := str(results["versions"].get(name))) in _NO_VERSION else version,
-        shots=int(results["n-shot"].get(name, 0)),
-        num_rows=int(rows["effective"]),
-        num_rows_total=int(rows["original"]),
-        values=values,
-    )
+    # "Yaml" is what lm-eval says of a task without a version.
+    version = str(results["versions"].get(name))
+    return {
+        "version": None if version in _NO_VERSION else version,
+        "shots": int(results["n-shot"].get(name, 0)),
+        "num_rows": int(rows["effective"]),
+        "num_rows_total": int(rows["original"]),
+        **values,
+    }
 
 
 def _values(found: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -87,13 +81,13 @@ def _rows_of_group(results: dict[str, Any], name: str) -> dict[str, int]:
     return counts
 
 
-def _mean(tasks: dict[str, TaskScore], suite: Suite) -> tuple[float | None, float | None]:
-    names = [name for name, config in suite.tasks.items() if config.in_mean]
-    if any(name not in tasks for name in names):
+def _mean(tasks: dict[str, dict[str, Any]], suite: Suite) -> tuple[float | None, float | None]:
+    metrics = {name: config.metric for name, config in suite.tasks.items() if config.in_mean}
+    if not metrics.keys() <= tasks.keys():
         return None, None
     # `build_tasks` checks that each task has its metric.
-    values = [tasks[name].values[suite.tasks[name].metric] for name in names]
-    errors = [tasks[name].values.get(f"{suite.tasks[name].metric}_stderr") for name in names]
+    values = [tasks[name][metric] for name, metric in metrics.items()]
+    errors = [tasks[name].get(f"{metric}_stderr") for name, metric in metrics.items()]
     squares = [error**2 for error in errors if error is not None]
     mean = sum(values) / len(values)
     if len(squares) < len(errors):
@@ -107,20 +101,20 @@ def table(scores: Scores, suite: Suite) -> str:
     lines = [
         f"{'task':{width}}{'version':>8}{'shots':>7}{'rows':>9}  {'acc':>15}  {'acc_norm':>15}"
     ]
-    for name, score in scores.tasks.items():
+    for name, task in scores.tasks.items():
         config = suite.tasks.get(name)
         starred = config.metric if config and config.in_mean else ""
         cells = [
-            _cell(score.values.get(metric), score.values.get(f"{metric}_stderr"), metric == starred)
+            _cell(task.get(metric), task.get(f"{metric}_stderr"), metric == starred)
             for metric in _ACCURACIES
         ]
         lines.append(
-            f"{name:{width}}{score.version or '-':>8}{score.shots:>7}{score.num_rows:>9,}"
+            f"{name:{width}}{task['version'] or '-':>8}{task['shots']:>7}{task['num_rows']:>9,}"
             f"  {cells[0]:>15}  {cells[1]:>15}"
         )
-        for metric, value in score.values.items():
-            if "_stderr" not in metric and metric not in _ACCURACIES:
-                error = score.values.get(stderr_name(metric))
+        for metric, value in task.items():
+            if "_stderr" not in metric and metric not in (*_ACCURACIES, *_NO_METRICS):
+                error = task.get(stderr_name(metric))
                 text = f"{value:.4f}" + (f" ± {error:.4f}" if error else "")
                 lines.append(f"  {metric}: {text}")
     if scores.tasks.keys() & suite.tasks.keys():
@@ -135,7 +129,7 @@ def table(scores: Scores, suite: Suite) -> str:
             f"of {scores.num_answers_cut:,} of them the answer alone is longer, and only its end "
             "is scored; lm-eval refuses these"
         )
-    if any(score.num_rows < score.num_rows_total for score in scores.tasks.values()):
+    if any(task["num_rows"] < task["num_rows_total"] for task in scores.tasks.values()):
         lines.append("limited to the first rows of each task: not a result to report")
     return "\n".join(lines)
 
@@ -159,10 +153,4 @@ def _mean_line(scores: Scores, suite: Suite) -> str:
 
 def to_record(scores: Scores, step: int, tokens: int) -> EvaluationRecord:
     """The values of `Scores` that are logged."""
-    return EvaluationRecord(step, tokens, scores.mean, scores.mean_stderr, task_records(scores))
-
-
-def task_records(scores: Scores) -> dict[str, dict[str, Any]]:
-    """What is recorded of each task: one level of plain values."""
-    found = {name: asdict(score) for name, score in scores.tasks.items()}
-    return {name: values | values.pop("values") for name, values in found.items()}
+    return EvaluationRecord(step, tokens, scores.mean, scores.mean_stderr, scores.tasks)

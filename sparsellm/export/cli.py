@@ -110,7 +110,7 @@ def _export(options: argparse.Namespace) -> None:
     drop_dead = DropDead(**given) if options.drop_dead else None
     if drop_dead:
         print(f"measuring which neurons fire on {drop_dead.tokens:,} tokens", flush=True)
-    done = export(
+    source, dropped = export(
         options.source,
         options.folder,
         options.dtype,
@@ -118,12 +118,11 @@ def _export(options: argparse.Namespace) -> None:
         drop_dead,
         license_name=options.license,
     )
-    if done.dropped:
-        print(done.dropped.text())
-    print(f"exported {done.source} to {options.folder} ({options.dtype})", flush=True)
+    if dropped:
+        print(dropped.text())
+    print(f"exported {source} to {options.folder} ({options.dtype})", flush=True)
     if options.push:
-        message = f"sparsellm export of {done.source.name}"
-        print(f"pushed {_push(options, message)}")
+        print(f"pushed {_push(options, f'sparsellm export of {source.name}')}")
 
 
 def _check_push(repo: str) -> None:

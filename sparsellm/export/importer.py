@@ -10,7 +10,7 @@ from sparsellm.runs import checkpoint, state
 from sparsellm.runs.checkpoint import Snapshot
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.hf_folder import CONFIG_FILE, is_hugging_face, local_copy, stored_dtypes
-from sparsellm.runs.pretrained import Pretrained, load_pretrained
+from sparsellm.runs.pretrained import load_pretrained
 from sparsellm.runs.saver import save
 
 
@@ -44,13 +44,7 @@ def import_export(
             "`sparsellm export` wrote, or another of Hugging Face's"
         )
     loaded = load_pretrained(source, recipe=recipe)
-    written = save(run_path / "checkpoints", _snapshot(loaded), keep=1)
-    write_atomically(run_path / checkpoint.RECIPE_FILE, loaded.recipe.to_yaml())
-    return written, stored_dtypes(loaded.path)
-
-
-def _snapshot(loaded: Pretrained) -> Snapshot:
-    return Snapshot(
+    snapshot = Snapshot(
         step=int(loaded.trainer["step"]),
         model=state.gather_model(loaded.model),
         optimizer={},
@@ -60,3 +54,6 @@ def _snapshot(loaded: Pretrained) -> Snapshot:
         data={},
         rng={},
     )
+    written = save(run_path / "checkpoints", snapshot, keep=1)
+    write_atomically(run_path / checkpoint.RECIPE_FILE, snapshot.recipe_yaml)
+    return written, stored_dtypes(loaded.path)

@@ -7,15 +7,13 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
 
 from sparsellm.arguments import check_out
 from sparsellm.device import pick_device
-from sparsellm.export.card import CARD_FILE, model_card
-from sparsellm.export.card_metadata import check_license
+from sparsellm.export.card import CARD_FILE, check_license, model_card
 from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport
 from sparsellm.runs.checkpoint import CheckpointError
@@ -29,13 +27,6 @@ _SHARD_SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB)")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-class Exported(NamedTuple):
-    """What `export` did."""
-
-    source: Path  # the checkpoint that was exported
-    dropped: DropReport | None  # None without ``drop_dead``
-
-
 def export(
     source: Path,
     folder: Path,
@@ -44,7 +35,7 @@ def export(
     drop_dead: DropDead | None = None,
     *,
     license_name: str | None = None,
-) -> Exported:
+) -> tuple[Path, DropReport | None]:
     """Writes ``folder``.
 
     The files are written beside and renamed at the end, so that ``folder`` is whole or absent.
@@ -56,6 +47,9 @@ def export(
         max_shard_size: such as ``4GB`` (10⁹ bytes); a larger tensor is a shard of its own.
         license_name: for the model card, such as ``apache-2.0``.
         drop_dead: leave out the neurons that fire on none of this text (export/drop_dead.py).
+
+    Returns:
+        The checkpoint that was exported, and what ``drop_dead`` found.
 
     Raises:
         FileNotFoundError, ValueError: the checkpoint cannot be read or is not finite, ``folder``
@@ -90,7 +84,7 @@ def export(
         raise CheckpointError(f"{folder} was not written: {error}. {_remedy(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Exported(pretrained.path, report)
+    return pretrained.path, report
 
 
 def _remedy(error: Exception) -> str:

@@ -16,8 +16,8 @@ from accelerate.utils import gather_object
 
 import sparsellm
 from sparsellm.data.corpus import Corpus
+from sparsellm.data.identity import seen_here
 from sparsellm.data.tokenizer import Tokenizer
-from sparsellm.data.witness import seen_here
 from sparsellm.device import device_name
 from sparsellm.processes.distributed import together
 from sparsellm.processes.ranks import leave, tell

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsellm.data.blocks import open_shard
+from sparsellm.data.blocks import documents_in_order, open_shard
 from sparsellm.data.corpus import KINDS, load_corpora, load_corpus
-from sparsellm.data.held_out import documents_in_order
 from sparsellm.data.lanes import choose_num_lanes
 from sparsellm.data.shards import Shard
 from sparsellm.paths import bundled

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsellm.data.blocks import BlockCache
+from sparsellm.data.blocks import BlockCache, documents_in_order
 from sparsellm.data.corpus import Corpus, load_corpus
-from sparsellm.data.held_out import documents_in_order
 from sparsellm.data.json_lines import BLOCK_BYTES
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.shards import to_shard

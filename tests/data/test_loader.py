@@ -20,7 +20,7 @@ import pytest
 import torch
 from conftest import process_env
 
-from sparsellm.data import witness as witness_module
+from sparsellm.data import identity
 from sparsellm.data.corpus import load_corpora, load_corpus
 from sparsellm.data.held_out import validation_batches
 from sparsellm.data.lanes import Picks
@@ -209,7 +209,7 @@ def test_an_edit_anywhere_in_a_file_is_refused(tmp_path):
 
 
 def test_of_a_large_corpus_files_that_were_written_since_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(witness_module, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(identity, "WHOLE_BYTES", 1000)
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "x" * 1_000_000}) + "\n")
     files = [str(path)]

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 import sparsellm
 from sparsellm.cli import main
 from sparsellm.estimate import active_parameters
-from sparsellm.export.card_metadata import metadata
+from sparsellm.export.card import metadata
 from sparsellm.export.importer import import_export
 from sparsellm.export.save_export import export
 from sparsellm.processes.signals import StopRequest

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT, save_run, set_arguments
 from warm import ranks
 
-from sparsellm.data import witness
+from sparsellm.data import identity
 from sparsellm.data.corpus import load_corpora
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.processes import consensus
@@ -124,16 +124,16 @@ def test_a_rank_that_sees_other_text_is_named_fresh_or_resumed(
 
 
 def test_of_a_large_corpus_other_times_of_change_are_told(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(witness, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(identity, "WHOLE_BYTES", 1000)
     paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for path in paths:
         path.write_text("x" * 2000)
     corpora = load_corpora("local", files=[str(paths[0])], validation_files=[str(paths[1])])
     shards = [*corpora[0].train, *corpora[0].validation]
-    contents, times = witness.seen_here(shards)
+    contents, times = identity.seen_here(shards)
     assert list(contents) == list(times) == [str(path) for path in paths]
     paths[1].unlink()
-    assert witness.seen_here(shards)[0][str(paths[1])] == "No such file or directory"
+    assert identity.seen_here(shards)[0][str(paths[1])] == "No such file or directory"
 
     def gather(everyone):
         [own] = everyone

@@ -23,52 +23,20 @@ def add_analyze_parser(commands: Any) -> None:
         description="Runs held-out text through a model and writes statistics.json, and the "
         "patterns of its first tokens as traces.npz.",
     )
-    parser.add_argument(
-        "source",
-        type=Path,
-        metavar="MODEL",
-        help="checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)",
-    )
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        metavar="GLOB",
-        help="files of text to read (default: the recipe's corpus)",
-    )
-    parser.add_argument(
-        "--tokens",
-        type=positive_int,
-        default=2**20,
-        metavar="N",
-        help="tokens to count (default: 1,048,576)",
-    )
-    parser.add_argument(
-        "--trace-tokens",
-        type=positive_int,
-        default=16_384,
-        metavar="N",
-        help="keep the patterns of the first N of them (default: 16,384)",
-    )
-    parser.add_argument(
-        "--trace-layers",
-        type=int,
-        nargs="+",
-        metavar="LAYER",
-        help="keep the patterns of these layers only, counted from 0",
-    )
-    parser.add_argument(
-        "--micro-batch-size",
-        type=positive_int,
-        default=4,
-        metavar="N",
-        help="sequences per forward (default: 4)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder to write (default: analysis/ in the checkpoint)",
-    )
+    text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
+    parser.add_argument("source", type=Path, metavar="MODEL", help=text)
+    text = "files of text to read (default: the recipe's corpus)"
+    parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
+    text = "tokens to count (default: 1,048,576)"
+    parser.add_argument("--tokens", type=positive_int, default=2**20, metavar="N", help=text)
+    text = "keep the patterns of the first N of them (default: 16,384)"
+    parser.add_argument("--trace-tokens", type=positive_int, default=16_384, metavar="N", help=text)
+    text = "keep the patterns of these layers only, counted from 0"
+    parser.add_argument("--trace-layers", type=int, nargs="+", metavar="LAYER", help=text)
+    text = "sequences per forward (default: 4)"
+    parser.add_argument("--micro-batch-size", type=positive_int, default=4, metavar="N", help=text)
+    text = "folder to write (default: analysis/ in the checkpoint)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
     parser.add_argument("--device", help="cpu, cuda:1, … (default: a GPU if there is one)")
     parser.set_defaults(run=_analyze)
 

@@ -18,66 +18,61 @@ def add_data_parser(commands: Any) -> None:
     data = commands.add_parser("data", help="fetch, tokenize or inspect a corpus")
     actions = data.add_subparsers(metavar="ACTION")
 
-    fetch = actions.add_parser(
-        "fetch",
-        help="download a corpus of the hub",
-        description="Downloads a corpus of the Hugging Face hub at its pinned revision, and writes "
-        "a corpus file for data.corpus. The same command continues after an interruption.",
-    )
-    fetch.add_argument("corpus", metavar="CORPUS", help="a corpus of data/, or a YAML file")
-    fetch.add_argument("out", type=Path, metavar="DIR", help="folder to write")
-    fetch.add_argument(
-        "--shards", type=positive_int, help="number of training files to fetch (default: all)"
-    )
-    fetch.add_argument(
-        "--workers", type=positive_int, default=8, help="parallel downloads (default: 8)"
-    )
-    fetch.set_defaults(run=_fetch)
+    def add(name: str, run: Any, summary: str, description: str) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = actions.add_parser(
+            name, help=summary, description=description
+        )
+        parser.add_argument("corpus", metavar="CORPUS", help="a corpus of data/, or a YAML file")
+        parser.set_defaults(run=run)
+        return parser
 
-    tokenize = actions.add_parser(
+    fetch = add(
+        "fetch",
+        _fetch,
+        "download a corpus of the hub",
+        "Downloads a corpus of the Hugging Face hub at its pinned revision, and writes a corpus "
+        "file for data.corpus. The same command continues after an interruption.",
+    )
+    fetch.add_argument("out", type=Path, metavar="DIR", help="folder to write")
+    text = "number of training files to fetch (default: all)"
+    fetch.add_argument("--shards", type=positive_int, help=text)
+    text = "parallel downloads (default: 8)"
+    fetch.add_argument("--workers", type=positive_int, default=8, help=text)
+
+    tokenize = add(
         "tokenize",
-        help="write a corpus as shards of token ids",
-        description="Writes a corpus as token ids in Megatron-LM's format (.bin, .idx), which "
+        _tokenize,
+        "write a corpus as shards of token ids",
+        "Writes a corpus as token ids in Megatron-LM's format (.bin, .idx), which "
         "training reads without tokenising, as the same stream; and a corpus file for data.corpus. "
         "The same command continues after an interruption.",
     )
-    tokenize.add_argument("corpus", metavar="CORPUS", help="a corpus of data/, or a YAML file")
     tokenize.add_argument("out", type=Path, metavar="DIR", help="folder to write")
     _add_source_arguments(tokenize)
-    tokenize.add_argument(
-        "--workers",
-        type=positive_int,
-        default=usable_cores(),
-        help="parallel processes (default: one per core)",
-    )
-    tokenize.set_defaults(run=_tokenize)
+    text = "parallel processes (default: one per core)"
+    tokenize.add_argument("--workers", type=positive_int, default=usable_cores(), help=text)
 
-    inspect = actions.add_parser(
+    inspect = add(
         "inspect",
-        help="count documents, tokens and duplicates, and show samples",
-        description="Counts documents and tokens, shows how long documents are, and counts exact "
+        _inspect,
+        "count documents, tokens and duplicates, and show samples",
+        "Counts documents and tokens, shows how long documents are, and counts exact "
         "duplicates and held-out documents that are in the training text.",
     )
-    inspect.add_argument("corpus", metavar="CORPUS", help="a corpus of data/, or a YAML file")
     _add_source_arguments(inspect)
-    inspect.add_argument(
-        "--limit", type=positive_int, help="documents to read of each split (default: all of them)"
-    )
+    text = "documents to read of each split (default: all of them)"
+    inspect.add_argument("--limit", type=positive_int, help=text)
     inspect.add_argument("--samples", type=int, default=3, help="documents to show (default: 3)")
-    inspect.set_defaults(run=_inspect)
 
 
 def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--files", nargs="+", help="globs or folders that replace the corpus's files"
-    )
-    parser.add_argument(
-        "--validation-files", nargs="+", help="globs or folders that replace its held-out files"
-    )
+    text = "globs or folders that replace the corpus's files"
+    parser.add_argument("--files", nargs="+", help=text)
+    text = "globs or folders that replace its held-out files"
+    parser.add_argument("--validation-files", nargs="+", help=text)
     parser.add_argument("--text-field", help="column or key that holds the text")
-    parser.add_argument(
-        "--tokenizer", default="gpt2", help="gpt2 (default), bytes or hf:ID_OR_PATH"
-    )
+    text = "gpt2 (default), bytes or hf:ID_OR_PATH"
+    parser.add_argument("--tokenizer", default="gpt2", help=text)
 
 
 def _corpus(options: argparse.Namespace) -> Corpus:

@@ -199,11 +199,9 @@ def _text_of(shard: Shard) -> tuple[str, str]:
 
 
 def load_corpus(name_or_path: str, **sources: Unpack[Sources]) -> Corpus:
-    """Reads a corpus's YAML and finds its shards (hub: one request to the hub).
+    """Reads a corpus's YAML, in ``data/`` or at a path, and finds its shards.
 
-    Args:
-        name_or_path: name of a file of ``data/``, or a path.
-        sources: what replaces the YAML's keys.
+    Of a corpus on the hub it asks the hub, once.
 
     Raises:
         FileNotFoundError: the corpus does not exist, or a glob matches nothing.

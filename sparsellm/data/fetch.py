@@ -17,16 +17,8 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
     """Downloads the files of a corpus at its pinned revision, and writes a YAML that names them.
 
     Complete files are kept and partial ones continued, so an interrupted download resumes where it
-    stopped. The mirror has the shards in the same order.
-
-    Args:
-        name: name of the corpus in data/, or a path to its YAML.
-        folder: target folder, which may exist.
-        num_shards: number of training files, the first in order; None: all.
-        num_workers: parallel downloads.
-
-    Returns:
-        The YAML file, for `data.corpus`.
+    stopped. The mirror has the shards in the same order: the first ``num_shards`` training files
+    (None: all), and the held-out ones. Returns the YAML file, for `data.corpus`.
 
     Raises:
         FileNotFoundError, ValueError, ConnectionError: the corpus does not exist or is not on the

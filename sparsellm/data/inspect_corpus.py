@@ -19,13 +19,8 @@ SAMPLE_CHARACTERS = 300
 def inspect(corpus: Corpus, tokenizer: Tokenizer, limit: int | None, num_samples: int) -> str:
     """A report: documents, tokens, their lengths, duplicates, overlap with held-out text, samples.
 
-    Duplicates are documents of equal text, except white space at the ends.
-
-    Args:
-        corpus: a corpus of text or tokens.
-        tokenizer: counts tokens and decodes them.
-        limit: number of documents per split, the first in order; None: all.
-        num_samples: number of training documents whose beginning is shown.
+    Duplicates are documents of equal text, except white space at the ends. ``limit`` is a number of
+    documents per split, the first in order; samples are the beginnings of training documents.
 
     Raises:
         FileNotFoundError, ValueError, ConnectionError: the corpus cannot be read.

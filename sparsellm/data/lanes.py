@@ -96,13 +96,7 @@ class Made(NamedTuple):
 def make(
     config: StreamConfig, tokenizer: Tokenizer, share: Share, lanes: dict[int, LaneState]
 ) -> Iterator[Made]:
-    """The sequences of a share, in order, endlessly.
-
-    Args:
-        config: determines the sequences.
-        tokenizer: tokenizes the texts.
-        share: selects the sequences.
-        lanes: position of each lane; a missing one starts at its beginning.
+    """The sequences of a share, in order, endlessly; a lane without a state begins at its start.
 
     Raises:
         ValueError, OSError: a shard cannot be read; names the shard.

@@ -67,12 +67,12 @@ class TokenLoader:
     """An endless iterator of ``tokens_BT1``, int64 (micro_batch_size, context_length + 1).
 
     Args:
-        corpora: corpora to read, in proportion to their weights.
-        tokenizer: tokenizes them.
+        corpora: are read in proportion to their weights.
+        tokenizer: tokenizes their texts.
         context_length: T, tokens.
         micro_batch_size: B, sequences.
-        seed: seed of the order of shards and documents.
-        rank: this rank; its sequences are disjoint from the others'.
+        seed: of the order of shards and documents.
+        rank: its sequences are disjoint from the other ranks'.
         world_size: number of ranks.
         num_workers: background processes of this rank; 0 tokenises in this process.
 

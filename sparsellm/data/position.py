@@ -95,10 +95,6 @@ def _check_complete(lanes: dict[str, Any], num_lanes: int, number: int) -> None:
 def compare(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
     """Checks that the data of a saved position is what a run has; returns harmless changes.
 
-    Args:
-        saved: the position.
-        present: seed, tokenizer, eot_id, corpora and witnesses of the run.
-
     Raises:
         DataStateMismatch: it was saved by a version before `FORMAT`, or with another seed or
             tokenizer; no corpus is left; or the text of one has changed.

@@ -78,23 +78,17 @@ def what_it_has(names: list[str]) -> str:
     return f"it has {', '.join(shown)}. Name its text with data.text_field"
 
 
-class TextReader(ShardReader):
-    """Plain text files, one document each, in one block."""
+class TextReader(ShardReader, Block):
+    """Plain text files, one document each: a shard is its only block."""
 
     num_blocks = 1
+    num_bytes = 0
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
     def read(self, block: int) -> Block:
-        return _Texts(self._shard)
-
-
-class _Texts(Block):
-    num_bytes = 0
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+        return self
 
     def __len__(self) -> int:
         return len(self._shard.members)

@@ -8,6 +8,7 @@ position is a handful of integers, the `Cursor`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -91,34 +92,27 @@ def documents(config: LaneConfig, blocks: BlockCache, cursor: Cursor) -> Iterato
 
 
 def _epoch(config: LaneConfig, blocks: BlockCache, epoch: int, start: Cursor) -> Iterator[Document]:
-    order = permutation(len(config.shards), config.seed, epoch)
     groups = config.groups
-    order = order[config.lane % groups :: groups]
+    order = permutation(len(config.shards), config.seed, epoch)[config.lane % groups :: groups]
     sharing = config.num_lanes // groups
     for place in range(start.shard, len(order)):
         index = int(order[place])
+        shard, seed = config.shards[index], (config.seed, epoch, index)
         # The first unit turns from shard to shard and from epoch to epoch, so that remainders do
         # not fall to the same lane.
         turn = (config.lane // groups + place + epoch) % sharing
-        stride = (turn, sharing)
-        here = start if place == start.shard else Cursor(epoch, place)
-        rows = _rows(
-            blocks, config.shards[index], stride, (config.seed, epoch, index), here.block, here.row
-        )
-        for block, row, content in rows:
-            if len(content):
-                yield Document(Cursor(epoch, place, block, row), content)
+        begin = start if place == start.shard else Cursor(epoch, place)
+        for at, block, rows in _blocks(blocks, shard, (turn, sharing), seed, begin.block):
+            first = begin.row if at == begin.block else 0
+            for row, content in _contents(blocks, shard, block, rows, first):
+                if len(content):
+                    yield Document(Cursor(epoch, place, at, row), content)
 
 
-def _rows(  # noqa: PLR0917
-    blocks: BlockCache,
-    shard: Shard,
-    stride: tuple[int, int],
-    seed: tuple[int, ...],
-    block: int,
-    row: int,
-) -> Iterator[tuple[int, int, str | Tokens]]:
-    """(place of the block, place of the row, content) of the rows that the stride selects."""
+def _blocks(
+    blocks: BlockCache, shard: Shard, stride: tuple[int, int], seed: tuple[int, ...], start: int
+) -> Iterator[tuple[int, int, Rows]]:
+    """(place, block, its rows that the stride selects) of a shard from place ``start`` on."""
     first, step = stride
     num_blocks = blocks.num_blocks(shard)
     order = None if num_blocks is None else permutation(num_blocks, *seed)
@@ -126,26 +120,20 @@ def _rows(  # noqa: PLR0917
     by_block = step == 1 or (order is not None and len(order) >= MIN_UNITS_PER_LANE * step)
     if order is not None and by_block:
         order = order[first::step]
-    place = block
-    while order is None or place < len(order):
-        index = place if order is None else int(order[place])
-        size = blocks.size(shard, index)
+    for place in itertools.count(start) if order is None else range(start, len(order)):
+        block = place if order is None else int(order[place])
+        size = blocks.size(shard, block)
         if size is None:
             return
-        rows = permutation(size, *seed, index)
-        if not by_block:
-            rows = rows[(first + index) % step :: step]
-        first_row = row if place == block else 0
-        for offset, content in _contents(blocks, shard, index, rows[first_row:]):
-            yield place, first_row + offset, content
-        place += 1
+        rows = permutation(size, *seed, block)
+        yield place, block, rows if by_block else rows[(first + block) % step :: step]
 
 
 def _contents(
-    blocks: BlockCache, shard: Shard, block: int, rows: Rows
+    blocks: BlockCache, shard: Shard, block: int, rows: Rows, begin: int
 ) -> Iterator[tuple[int, str | Tokens]]:
-    """The documents of the rows, fetched a few at a time: a lane holds little of its block."""
-    begin, count = 0, FIRST_DOCUMENTS
+    """The documents of the rows from ``begin`` on, a few at a time: a lane holds little of them."""
+    count = FIRST_DOCUMENTS
     while begin < len(rows):
         fetched = blocks.documents(shard, block, rows[begin : begin + count])
         yield from enumerate(fetched, start=begin)

@@ -27,6 +27,11 @@ _VERSION = 1
 _KINDS: dict[int, Any] = {4: np.int32, 8: np.uint16}  # Megatron's codes
 
 
+def smallest_kind(vocab_size: int) -> Any:
+    """The smallest type of the format that holds all ids."""
+    return np.uint16 if vocab_size <= 2**16 else np.int32
+
+
 class TokenReader(ShardReader):
     """An open shard of tokens; its mapping ends with the last array that uses it."""
 
@@ -73,16 +78,11 @@ class _Tokens(Block):
 
 
 class TokenWriter:
-    """Writes a shard; it has its name once it is whole.
-
-    Args:
-        path: of the ``.bin`` file.
-        vocab_size: below 65,536 ids take two bytes, else four.
-    """
+    """Writes a shard; its ``.bin`` file has its name ``path`` once it is whole."""
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._path = path
-        self._kind = np.uint16 if vocab_size <= 2**16 else np.int32
+        self._kind = smallest_kind(vocab_size)
         self._lengths: list[int] = []
         self._file = self._partial(".bin").open("wb")
 
@@ -100,25 +100,20 @@ class TokenWriter:
         """Writes the index and what the shard is made of, and gives all files their names."""
         self._file.close()
         about = about | {"content": content_identity(str(self._partial(".bin")))}
+        # An index of documents of one sequence each.
+        code = next(code for code, kind in _KINDS.items() if kind is self._kind)
+        counts = np.array(self._lengths, dtype=np.int32)
+        ends = np.cumsum([0, *self._lengths], dtype=np.int64)
         with self._partial(".idx").open("wb") as file:
-            write_index(file, self._lengths, self._kind)
+            file.write(_MAGIC + struct.pack("<QBQQ", _VERSION, code, len(counts), len(ends)))
+            file.write(counts.tobytes() + (ends[:-1] * np.dtype(self._kind).itemsize).tobytes())
+            file.write(np.arange(len(ends), dtype=np.int64).tobytes())
         self._partial(".json").write_text(json.dumps(about) + "\n", encoding="utf-8")
         for suffix in (".idx", ".bin", ".json"):  # the last says that all are there
             self._partial(suffix).replace(self._path.with_suffix(suffix))
 
     def _partial(self, suffix: str) -> Path:
         return self._path.with_name(f".tmp-{self._path.stem}{suffix}")
-
-
-def write_index(file: Any, lengths: list[int], kind: Any) -> None:
-    """A Megatron-LM index of documents of one sequence each."""
-    size = np.dtype(kind).itemsize
-    code = next(code for code, known in _KINDS.items() if known is kind)
-    counts = np.array(lengths, dtype=np.int32)
-    pointers = np.cumsum([0, *lengths], dtype=np.int64)[:-1] * size
-    file.write(_MAGIC + struct.pack("<QBQQ", _VERSION, code, len(counts), len(counts) + 1))
-    file.write(counts.tobytes() + pointers.tobytes())
-    file.write(np.arange(len(counts) + 1, dtype=np.int64).tobytes())
 
 
 def read_index(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int32], Any]:

@@ -28,16 +28,8 @@ def tokenize(corpus: Corpus, tokenizer: str, folder: Path, num_workers: int) -> 
     """Writes ``folder/{train,validation}/00000.bin`` and so on, and ``folder/<corpus>.yaml``.
 
     The loader reads the same stream from them, to the id. Shards that are there already and whole
-    are kept, so that it goes on where it was interrupted.
-
-    Args:
-        corpus: of text.
-        tokenizer: its name in a recipe.
-        folder: an existing one, or a new one.
-        num_workers: processes, a shard each.
-
-    Returns:
-        The YAML file, for `data.corpus`.
+    are kept, so that it goes on where it was interrupted. ``tokenizer`` is its name in a recipe; a
+    worker makes a shard. Returns the YAML file, for `data.corpus`.
 
     Raises:
         FileNotFoundError, ValueError, ConnectionError: a shard is missing or damaged, the tokenizer

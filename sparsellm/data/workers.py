@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparsellm.data.lanes import LaneState, Made, Share, StreamConfig, make
+from sparsellm.data.token_shards import smallest_kind
 from sparsellm.data.tokenizer import load_tokenizer
 
 # To the whole process group they mean that the main process saves, for which it needs its workers.
@@ -142,7 +143,7 @@ def _parcels(job: Job) -> Iterator[bytes]:
     parcel: list[Made] = []
     try:
         tokenizer = load_tokenizer(job.tokenizer)
-        kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+        kind = smallest_kind(tokenizer.vocab_size)
         for made in make(job.config, tokenizer, job.share, job.lanes):
             parcel.append(made)
             if len(parcel) == most:

@@ -31,57 +31,35 @@ def add_eval_parser(commands: Any) -> None:
         "lm-eval, or on any other task that lm-eval knows (--tasks). On several GPUs: accelerate "
         "launch --config_file launch/ddp8.yaml -m sparsellm eval CHECKPOINT",
     )
-    parser.add_argument(
-        "checkpoint",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="a checkpoint, a run (runs/debug), an exported folder, or a model of the Hugging Face "
-        "hub (owner/name[@revision]), such as a dense baseline",
+    text = (
+        "a checkpoint, a run (runs/debug), an exported folder, or a model of the Hugging Face hub "
+        "(owner/name[@revision]), such as a dense baseline"
     )
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        metavar="DIR",
-        help="read DIR/<task>/<split>.jsonl instead of the Hugging Face hub",
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help=text)
+    text = "read DIR/<task>/<split>.jsonl instead of the Hugging Face hub"
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help=text)
+    text = (
+        "tasks of the suite; tasks, groups or tags of lm-eval; or YAML files in its format. "
+        "--data-dir serves the suite's tasks only (default: the whole suite)"
     )
-    parser.add_argument(
-        "--tasks",
-        metavar="A,B",
-        help="tasks of the suite; tasks, groups or tags of lm-eval; or YAML files in its format. "
-        "--data-dir serves the suite's tasks only (default: the whole suite)",
-    )
-    parser.add_argument(
-        "--limit", type=positive_int, metavar="N", help="score only the first N rows of each task"
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=positive_int,
-        default=32,
-        metavar="N",
-        help="rows at once (default: 32)",
-    )
-    parser.add_argument(
-        "--dtype", choices=("bf16", "fp32"), help="of the weights (default: bf16 on a GPU)"
-    )
-    parser.add_argument(
-        "--kernels",
-        choices=("dense", "auto", "sparse"),
-        default="dense",
-        help="how FFNs are computed: dense as in stock transformers (default), or sparse",
-    )
+    parser.add_argument("--tasks", metavar="A,B", help=text)
+    text = "score only the first N rows of each task"
+    parser.add_argument("--limit", type=positive_int, metavar="N", help=text)
+    text = "rows at once (default: 32)"
+    parser.add_argument("--batch-size", type=positive_int, default=32, metavar="N", help=text)
+    text = "of the weights (default: bf16 on a GPU)"
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), help=text)
+    text = "how FFNs are computed: dense as in stock transformers (default), or sparse"
+    kernels = ("dense", "auto", "sparse")
+    parser.add_argument("--kernels", choices=kernels, default="dense", help=text)
     parser.add_argument("--device", help="cpu, cuda:1, … (default: a GPU if there is one)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="JSON to write (default: beside the checkpoint, named after --tasks and --limit)",
+    text = "JSON to write (default: beside the checkpoint, named after --tasks and --limit)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=text)
+    text = (
+        "also write each row with its question, answers and log-likelihoods, as <task>.jsonl in a "
+        "folder beside the JSON"
     )
-    parser.add_argument(
-        "--log-samples",
-        action="store_true",
-        help="also write each row with its question, answers and log-likelihoods, as <task>.jsonl "
-        "in a folder beside the JSON",
-    )
+    parser.add_argument("--log-samples", action="store_true", help=text)
     parser.set_defaults(run=_eval)
 
 

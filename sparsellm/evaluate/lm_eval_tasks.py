@@ -21,14 +21,10 @@ _NEEDS_HUB = "Its rows are read from the Hugging Face hub: a network or a filled
 def build_other_tasks(
     names: Sequence[str], known: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Loads tasks, groups and tags with their rows.
+    """Loads tasks, groups and tags of lm-eval's, or of YAML files, with their rows.
 
-    Args:
-        names: of lm-eval's, or paths of YAML files.
-        known: further names that a reader may have meant, those of the suite.
-
-    Returns:
-        lm-eval's objects by name: tasks, and groups.
+    Returns lm-eval's objects by name: tasks, and groups. ``known`` are further names that a reader
+    may have meant, those of the suite.
 
     Raises:
         ValueError: a name is unknown, or lm-eval cannot build a task; names what was meant.

@@ -40,14 +40,10 @@ def model_card(
     dropped: DropReport | None = None,
     license_name: str | None = None,
 ) -> str:
-    """The text of README.md. Facts missing from the checkpoint's run are stated as unknown.
+    """The text of README.md, of exported weights of type ``bf16`` or ``fp32``.
 
-    Args:
-        pretrained: the checkpoint; its run's ``metrics.jsonl`` and every ``eval*.json`` of the run
-            are read.
-        dtype: ``bf16`` or ``fp32``, of the exported weights.
-        dropped: what was left out of every layer, if anything was.
-        license_name: the hub's identifier, such as ``apache-2.0``.
+    ``metrics.jsonl`` and every ``eval*.json`` of the checkpoint's run are read; facts missing from
+    them are stated as unknown.
 
     Raises:
         ValueError: one of these files is damaged.
@@ -71,13 +67,7 @@ def model_card(
 
 
 def metadata(recipe: Recipe, evaluation: Evaluation | None, license_name: str | None) -> str:
-    """The YAML between the card's two ``---`` lines, in the hub's form.
-
-    Args:
-        recipe: of the model.
-        evaluation: its scores; omitted if a limit was set, since such scores are not reported.
-        license_name: the hub's identifier; None where nobody said.
-    """
+    """The YAML between the card's two ``---`` lines, in the hub's form."""
     sources = [] if recipe.data.files else hub_sources(recipe.data.corpus)
     languages = sorted({source.language for source in sources if source.language})
     sparse = ["activation-sparsity"] if recipe.activation.exact_zeros else []
@@ -95,7 +85,7 @@ def metadata(recipe: Recipe, evaluation: Evaluation | None, license_name: str | 
 
 
 def _results(evaluation: Evaluation | None) -> list[EvalResult]:
-    if evaluation is None or evaluation.limit is not None:
+    if evaluation is None or evaluation.limit is not None:  # such scores are not to be reported
         return []
     suite = load_suite().tasks
     results = []

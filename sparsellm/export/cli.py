@@ -17,21 +17,15 @@ def add_export_parsers(commands: Any) -> None:
     export = commands.add_parser("export", help="write a checkpoint for stock transformers")
     export.add_argument("source", type=Path, metavar="CHECKPOINT", help="checkpoint or run folder")
     export.add_argument("folder", type=Path, metavar="DIR", help="new folder to write")
-    export.add_argument(
-        "--dtype", choices=("bf16", "fp32"), default="bf16", help="of the weights (default: bf16)"
-    )
-    export.add_argument(
-        "--max-shard-size", default="4GB", metavar="SIZE", help="largest weight file (default: 4GB)"
-    )
-    export.add_argument(
-        "--license",
-        metavar="ID",
-        help="license in the model card, such as apache-2.0 (default: none)",
-    )
+    text = "of the weights (default: bf16)"
+    export.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help=text)
+    text = "largest weight file (default: 4GB)"
+    export.add_argument("--max-shard-size", default="4GB", metavar="SIZE", help=text)
+    text = "license in the model card, such as apache-2.0 (default: none)"
+    export.add_argument("--license", metavar="ID", help=text)
     hub = export.add_argument_group("the Hugging Face hub")
-    hub.add_argument(
-        "--push", metavar="OWNER/NAME", help="also upload the folder to this repository"
-    )
+    text = "also upload the folder to this repository"
+    hub.add_argument("--push", metavar="OWNER/NAME", help=text)
     hub.add_argument("--private", action="store_true", help="make a new repository private")
     _add_drop_dead_arguments(export)
     export.set_defaults(run=_export)
@@ -42,12 +36,8 @@ def add_export_parsers(commands: Any) -> None:
         description="Writes a run folder with one checkpoint: weights in fp32, no optimizer "
         "state. `sparsellm train --init-from RUN_DIR` trains on from it.",
     )
-    back.add_argument(
-        "source",
-        type=Path,
-        metavar="DIR",
-        help="exported folder, or a Hugging Face model or folder",
-    )
+    text = "exported folder, or a Hugging Face model or folder"
+    back.add_argument("source", type=Path, metavar="DIR", help=text)
     back.add_argument("run_path", type=Path, metavar="RUN_DIR", help="new run folder to write")
     back.add_argument("--recipe", help="name or file (default: that of the model in DIR)")
     back.set_defaults(run=_import)
@@ -59,30 +49,17 @@ def _add_drop_dead_arguments(export: argparse.ArgumentParser) -> None:
         "The output is exact on the measured text; the command says how often a dropped neuron may "
         "fire on other text.",
     )
-    group.add_argument(
-        "--drop-dead",
-        action="store_true",
-        help="leave out FFN neurons that never fire on held-out text; all layers get the "
-        "width that the layer with the most living neurons needs, a multiple of 128",
+    text = (
+        "leave out FFN neurons that never fire on held-out text; all layers get the width that the "
+        "layer with the most living neurons needs, a multiple of 128"
     )
-    group.add_argument(
-        "--drop-dead-tokens",
-        type=positive_int,
-        metavar="N",
-        help="held-out tokens to measure on, in whole sequences (default: 1,048,576)",
-    )
-    group.add_argument(
-        "--data",
-        nargs="+",
-        metavar="GLOB",
-        help="files of text to measure on (default: the recipe's corpus)",
-    )
-    group.add_argument(
-        "--micro-batch-size",
-        type=positive_int,
-        metavar="N",
-        help="sequences per forward (default: 4)",
-    )
+    group.add_argument("--drop-dead", action="store_true", help=text)
+    text = "held-out tokens to measure on, in whole sequences (default: 1,048,576)"
+    group.add_argument("--drop-dead-tokens", type=positive_int, metavar="N", help=text)
+    text = "files of text to measure on (default: the recipe's corpus)"
+    group.add_argument("--data", nargs="+", metavar="GLOB", help=text)
+    text = "sequences per forward (default: 4)"
+    group.add_argument("--micro-batch-size", type=positive_int, metavar="N", help=text)
     group.add_argument("--device", help="device to measure on (default: a GPU if there is one)")
 
 

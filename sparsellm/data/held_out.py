@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sparsellm.data.blocks import documents_in_order
 from sparsellm.data.corpus import Corpus
@@ -14,9 +15,6 @@ from sparsellm.data.shards import Shard
 from sparsellm.data.stream import with_eot
 from sparsellm.data.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer, Tokens
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +50,6 @@ def validation_batches(
             "YAML's is not used together with data.files), set validation_fraction in its YAML, or "
             "do without: validation.every_steps=0"
         )
-    import torch
-
     check_tokenizer(corpus.validation, tokenizer)
     wanted = max(num_tokens // context_length, 1)
     sequences: list[Tokens] = []

@@ -57,13 +57,10 @@ class StreamConfig:
 
 @dataclass(frozen=True)
 class Share:
-    """The sequences that one process makes: every ``world_size``-th from ``first`` on, and of those
-    the ones in the lanes of its worker."""
+    """The sequences of one rank: every ``world_size``-th from ``first`` on."""
 
     first: int
     world_size: int
-    worker: int = 0
-    num_workers: int = 1
 
     def number(self, index: int) -> int:
         """The number of the rank's ``index``-th sequence."""
@@ -73,10 +70,6 @@ class Share:
         """The lanes that the rank needs, in the order in which it first needs them."""
         count = num_lanes // math.gcd(self.world_size, num_lanes)
         return [self.number(index) % num_lanes for index in range(count)]
-
-    def own_lanes(self, num_lanes: int) -> list[int]:
-        """The lanes of the rank that this worker makes."""
-        return self.lanes(num_lanes)[self.worker :: self.num_workers]
 
 
 class LaneState(NamedTuple):
@@ -94,9 +87,11 @@ class Made(NamedTuple):
 
 
 def make(
-    config: StreamConfig, tokenizer: Tokenizer, share: Share, lanes: dict[int, LaneState]
+    config: StreamConfig, tokenizer: Tokenizer, share: Share, lanes: dict[int, LaneState | None]
 ) -> Iterator[Made]:
-    """The sequences of a share, in order, endlessly; a lane without a state begins at its start.
+    """The sequences of a share in some of its lanes, in order, endlessly.
+
+    A lane without a state begins at its start.
 
     Raises:
         ValueError, OSError: a shard cannot be read; names the shard.
@@ -104,8 +99,7 @@ def make(
     blocks, picks = BlockCache(), Picks(config.corpora, config.seed)
     num_lanes = config.num_lanes
     own = {
-        lane: _Lane(config, tokenizer, blocks, lane, lanes.get(lane))
-        for lane in sorted(share.own_lanes(num_lanes))
+        lane: _Lane(config, tokenizer, blocks, lane, state) for lane, state in sorted(lanes.items())
     }
     for round_number in itertools.count(min(lane.next // num_lanes for lane in own.values())):
         for index, lane in own.items():

@@ -15,7 +15,10 @@ import threading
 import weakref
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.lanes import (
@@ -32,10 +35,6 @@ from sparsellm.data.stream import Cursor
 from sparsellm.data.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.data.workers import Job, start_workers
-
-if TYPE_CHECKING:  # workers import this folder, and are smaller without torch
-    from torch import Tensor
-
 
 PREFETCHED = 4  # micro-batches that workers have made in advance
 
@@ -123,9 +122,10 @@ class TokenLoader:
 
     def _start(self) -> _Background | Generator[_Batch]:
         share, size = Share(self._number + self._rank, self._world_size), self._micro_batch_size
+        lanes = {lane: self._lanes.get(lane) for lane in share.lanes(self._config.num_lanes)}
         if not self._num_workers:
-            return _in_line(make(self._config, self._tokenizer, share, self._lanes), size)
-        job = Job(self._config, self._tokenizer.name, share, self._lanes)
+            return _in_line(make(self._config, self._tokenizer, share, lanes), size)
+        job = Job(self._config, self._tokenizer.name, share, lanes)
         return _Background(job, self._num_workers, size)
 
     def bookmark(self) -> Bookmark:
@@ -243,12 +243,9 @@ class _Background:
     """Micro-batches that a thread assembles of what workers make."""
 
     def __init__(self, job: Job, num_workers: int, micro_batch_size: int) -> None:
-        import torch
-
         self._workers = start_workers(job, num_workers)
         # The rank's sequences come from its lanes in turn, which the workers have in turn.
-        lanes = job.share.lanes(job.config.num_lanes)
-        self._turns = itertools.cycle(i % len(self._workers) for i in range(len(lanes)))
+        self._turns = itertools.cycle(i % len(self._workers) for i in range(len(job.lanes)))
         self._micro_batch_size = micro_batch_size
         self._ready: queue.Queue[_Batch | Exception] = queue.Queue(PREFETCHED)
         self._closed = False
@@ -266,8 +263,6 @@ class _Background:
     def _run(self, device: int | None) -> None:
         try:
             if device is not None:  # a new thread uses device 0; pinned memory belongs to a device
-                import torch
-
                 torch.cuda.set_device(device)
             while not self._closed:
                 turns = itertools.islice(self._turns, self._micro_batch_size)
@@ -296,8 +291,6 @@ def _assemble(made: list[Made]) -> _Batch:
     A copy of more than 64 KB from pageable memory would wait for all work queued on the GPU, which
     would then be idle before each micro-batch.
     """
-    import torch
-
     shape = (len(made), len(made[0].tokens_T1))
     tokens_BT1 = torch.empty(shape, dtype=torch.int64, pin_memory=torch.cuda.is_available())
     rows = tokens_BT1.numpy()

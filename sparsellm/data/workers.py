@@ -14,7 +14,6 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterator
-from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -39,15 +38,15 @@ class Job(NamedTuple):
     config: StreamConfig
     tokenizer: str
     share: Share
-    lanes: dict[int, LaneState]
+    lanes: dict[int, LaneState | None]  # in the order in which the rank first needs them
 
 
 class Worker:
     """A process that makes the sequences of a job, in order."""
 
-    def __init__(self, job: Job, context: Any) -> None:
+    def __init__(self, job: Job, name: str, context: Any) -> None:
         self._connection, theirs = context.Pipe(duplex=False)
-        self.name = f"data worker {job.share.worker} of {job.share.num_workers}"
+        self.name = name
         self._process = context.Process(target=_work, args=(job, theirs), daemon=True)
         self._process.start()
         theirs.close()
@@ -105,15 +104,16 @@ class Worker:
 
 def start_workers(job: Job, num_workers: int) -> list[Worker]:
     """Workers that divide the lanes of a rank's job."""
-    context, num_lanes = worker_context(), job.config.num_lanes
-    num_workers = min(num_workers, len(job.share.lanes(num_lanes)))
-    workers = []
-    for index in range(num_workers):
-        share = replace(job.share, worker=index, num_workers=num_workers)
-        own = set(share.own_lanes(num_lanes))
-        lanes = {lane: state for lane, state in job.lanes.items() if lane in own}
-        workers.append(Worker(job._replace(share=share, lanes=lanes), context))
-    return workers
+    context, lanes = worker_context(), list(job.lanes.items())
+    num_workers = min(num_workers, len(lanes))
+    return [
+        Worker(
+            job._replace(lanes=dict(lanes[index::num_workers])),
+            f"data worker {index} of {num_workers}",
+            context,
+        )
+        for index in range(num_workers)
+    ]
 
 
 def _work(job: Job, connection: Connection) -> None:

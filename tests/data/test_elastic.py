@@ -145,21 +145,15 @@ def test_a_rank_whose_position_was_not_saved_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5, 8, 20, 48, 64, 96])
-def test_every_number_is_made_by_one_worker_of_one_rank(world_size):
-    for num_workers in (1, 3, 4):
-        seen = []
-        for rank in range(world_size):
-            share = Share(7 + rank, world_size)
-            lanes = share.lanes(NUM_LANES)
-            assert len(set(lanes)) == len(lanes) == NUM_LANES // math.gcd(world_size, NUM_LANES)
-            workers = [
-                Share(7 + rank, world_size, worker, num_workers).own_lanes(NUM_LANES)
-                for worker in range(num_workers)
-            ]
-            assert sorted(lane for own in workers for lane in own) == sorted(lanes)
-            seen += [share.number(index) for index in range(10)]
-            assert all(share.number(i) % NUM_LANES == lanes[i % len(lanes)] for i in range(100))
-        assert sorted(seen) == list(range(7, 7 + 10 * world_size))
+def test_every_number_is_one_ranks(world_size):
+    seen = []
+    for rank in range(world_size):
+        share = Share(7 + rank, world_size)
+        lanes = share.lanes(NUM_LANES)
+        assert len(set(lanes)) == len(lanes) == NUM_LANES // math.gcd(world_size, NUM_LANES)
+        seen += [share.number(index) for index in range(10)]
+        assert all(share.number(i) % NUM_LANES == lanes[i % len(lanes)] for i in range(100))
+    assert sorted(seen) == list(range(7, 7 + 10 * world_size))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +219,7 @@ def test_a_position_from_before_lanes_had_groups_continues_in_its_order(tmp_path
     num_lanes = loader._config.num_lanes
     assert loader.state_dict()["groups"] == {"a": 2}
     before = StreamConfig((corpus,), LENGTH, 3, num_lanes, fixed_groups=(1,))
-    made = make(before, TOKENIZER, Share(0, 1), {})
+    made = make(before, TOKENIZER, Share(0, 1), dict.fromkeys(range(num_lanes)))
     expected = [next(made) for _ in range(60)]
     lanes = {m.lane.number % num_lanes: m.lane for m in expected[:30]}
     saved = loader.state_dict(loader.bookmark()._replace(number=30, lanes=lanes))
@@ -239,7 +233,7 @@ def test_a_position_from_before_lanes_had_groups_continues_in_its_order(tmp_path
 def test_lanes_go_on_from_their_own_sequence_however_far_the_rank_is(tmp_path):
     """Where ranks share lanes, each makes and throws away what is the others'."""
     config = StreamConfig((_corpus(tmp_path),), LENGTH, seed=3, num_lanes=4)
-    whole = make(config, TOKENIZER, Share(0, 1), {})
+    whole = make(config, TOKENIZER, Share(0, 1), dict.fromkeys(range(4)))
     made = [next(whole) for _ in range(60)]
     lanes: dict[int, LaneState] = {m.lane.number % 4: m.lane for m in made[:8]}
     share = make(config, TOKENIZER, Share(20, 3), lanes)

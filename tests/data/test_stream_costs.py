@@ -38,7 +38,7 @@ def test_a_resumed_lane_tokenises_nothing_that_lies_behind_it(tmp_path):
     corpus = Corpus("a", (to_shard(str(path), "text"),), ())
     config = StreamConfig((corpus,), 64, seed=3, num_lanes=4)
     first, second = CountingTokenizer(), CountingTokenizer()
-    made = list(islice(make(config, first, Share(0, 1), {}), 4000))
+    made = list(islice(make(config, first, Share(0, 1), dict.fromkeys(range(4))), 4000))
     lanes = {m.lane.number % 4: m.lane for m in made[:3600]}
     resumed = islice(make(config, second, Share(3600, 1), lanes), 400)
     for expected, found in zip(made[3600:], resumed, strict=True):

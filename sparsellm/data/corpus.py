@@ -11,6 +11,7 @@ from typing import Literal, TypedDict, Unpack
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from sparsellm.data.identity import fingerprint, witness
+from sparsellm.data.network import with_retries
 from sparsellm.data.shards import Shard, expand, real_place, to_shard
 from sparsellm.data.stdlib import stdlib_shards
 from sparsellm.paths import bundled, named_file
@@ -238,8 +239,6 @@ def load_corpus(name_or_path: str, **sources: Unpack[Sources]) -> Corpus:
 
 def _hub(name: str, config: HubCorpus) -> Corpus:
     from datasets import load_dataset_builder
-
-    from sparsellm.data.retry import with_retries
 
     builder = with_retries(
         lambda: load_dataset_builder(config.repo, config.config, revision=config.revision),

@@ -17,7 +17,7 @@ import fsspec
 import xxhash
 from pydantic import BaseModel
 
-from sparsellm.data.retry import with_retries
+from sparsellm.data.network import with_retries
 from sparsellm.data.shards import Shard
 from sparsellm.strict import read_model
 

@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from sparsellm.data.network import one_line, open_file
 from sparsellm.data.readers import Block, Rows, ShardReader, damaged, what_it_has
-from sparsellm.data.retry import one_line
 from sparsellm.data.shards import Shard
-from sparsellm.data.text_files import open_file
 
 BLOCK_BYTES = 4 * 2**20
 _ONE_OBJECT = 'each line must be an object with the text of one document, such as {"text": "…"}'

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sparsellm.data.retry import one_line
+from sparsellm.data.network import one_line, open_file
 from sparsellm.data.shards import Shard
-from sparsellm.data.text_files import open_file
 from sparsellm.data.tokenizer import Tokens
 
 Rows = NDArray[np.int64]

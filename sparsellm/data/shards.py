@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from sparsellm.data.retry import with_retries
+from sparsellm.data.network import with_retries
 
 logger = logging.getLogger(__name__)
 

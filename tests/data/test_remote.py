@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from data.range_server import RangeServer
-from sparsellm.data import retry
-from sparsellm.data import text_files as data_files
+from sparsellm.data import network
 from sparsellm.data.corpus import load_corpus
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
@@ -41,9 +40,9 @@ def folder(tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Faults that last are given up within a second or two."""
-    monkeypatch.setattr(retry, "MAX_SECONDS", 1)
-    monkeypatch.setattr(retry, "LEAST_WAIT_SECONDS", 0.1)
-    monkeypatch.setattr(data_files, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(network, "MAX_SECONDS", 1)
+    monkeypatch.setattr(network, "LEAST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(network, "TIMEOUT_SECONDS", 0.5)
 
 
 def _corpus(address):
@@ -71,7 +70,7 @@ def _rows(corpus, count, num_workers=0):
 
 
 def test_http_gives_the_same_stream_and_resumes_through_faults(folder, monkeypatch):
-    monkeypatch.setattr(retry, "LEAST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(network, "LEAST_WAIT_SECONDS", 0.1)
     expected = _rows(_corpus(folder), 300)
     with RangeServer(folder) as server:
         loader = _loader(_corpus(server.address))

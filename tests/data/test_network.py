@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparsellm.data import retry
-from sparsellm.data.retry import with_retries
+from sparsellm.data import network
+from sparsellm.data.network import with_retries
 
 
 class _BusyError(Exception):
@@ -18,8 +18,8 @@ class _BusyError(Exception):
 
 
 def test_faults_that_last_are_named_in_time(monkeypatch):
-    monkeypatch.setattr(retry, "MAX_SECONDS", 1)
-    monkeypatch.setattr(retry, "LEAST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(network, "MAX_SECONDS", 1)
+    monkeypatch.setattr(network, "LEAST_WAIT_SECONDS", 0.1)
     calls = []
 
     def fail():

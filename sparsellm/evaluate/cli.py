@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsellm import __version__
 from sparsellm.arguments import check_out, positive_int
 from sparsellm.waiting import waiting
 
@@ -164,9 +168,6 @@ def _accelerator(device: str | None) -> Any:
 
 def _about(model: HFModel, evaluator: Evaluator, options: argparse.Namespace) -> dict[str, Any]:
     """How it was evaluated: for the report's first line and the head of the JSON."""
-    import importlib.metadata
-
-    from sparsellm import __version__
     from sparsellm.device import device_name
 
     ranks = 1 if evaluator.accelerator is None else evaluator.accelerator.num_processes
@@ -198,9 +199,6 @@ def _beside(checkpoint: Path, suite: Suite, names: list[str] | None, limit: int 
 
 
 def _save(path: Path, about: dict[str, Any], scores: Scores, evaluator: Evaluator) -> Path:
-    import json
-    from dataclasses import asdict
-
     from sparsellm.runs.files import write_atomically
 
     suite = evaluator.suite.model_dump(mode="json")
@@ -215,8 +213,6 @@ def _save(path: Path, about: dict[str, Any], scores: Scores, evaluator: Evaluato
 
 def _save_samples(folder: Path, evaluator: Evaluator) -> Path:
     """``<task>.jsonl`` with lm-eval's record of each row."""
-    import json
-
     from lm_eval.utils import handle_non_serializable
 
     folder = folder.with_name(f"{folder.name}_samples")

@@ -8,15 +8,13 @@ the global stream, from which any number of ranks and workers can continue.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
-import queue
-import threading
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,15 +31,8 @@ from sparsellm.data.lanes import (
 from sparsellm.data.position import FORMAT, compare, saved_groups
 from sparsellm.data.stream import Cursor
 from sparsellm.data.token_shards import check_tokenizer
-from sparsellm.data.tokenizer import Tokenizer
-from sparsellm.data.workers import Job, start_workers
-
-PREFETCHED = 4  # micro-batches that workers have made in advance
-
-
-class _Batch(NamedTuple):
-    tokens_BT1: Tensor
-    lanes: list[LaneState]  # after each of its sequences
+from sparsellm.data.tokenizer import Tokenizer, Tokens
+from sparsellm.data.workers import Job, Worker, start_workers
 
 
 class Counted(NamedTuple):
@@ -100,7 +91,8 @@ class TokenLoader:
         self._number = 0
         self._lanes: dict[int, LaneState] = {}
         self._counted = Counted(0, {})
-        self._batches: _Background | Generator[_Batch] | None = None
+        self._workers: list[Worker] = []
+        self._made: Iterator[Made] | None = None
         _loaders.add(self)
 
     def __iter__(self) -> TokenLoader:
@@ -112,21 +104,28 @@ class TokenLoader:
         Raises:
             ValueError, OSError: a worker failed (the message names the shard) or was killed.
         """
-        if self._batches is None:
-            self._batches = self._start()
-        batch = next(self._batches)
-        for lane in batch.lanes:
+        if self._made is None:
+            self._made = self._start()
+        try:
+            made = [next(self._made) for _ in range(self._micro_batch_size)]
+        except BaseException:
+            self.close()  # a later call begins after the last micro-batch again
+            raise
+        for _, lane in made:
             self._lanes[lane.number % self._config.num_lanes] = lane
-        self._number += len(batch.lanes) * self._world_size
-        return batch.tokens_BT1
+        self._number += len(made) * self._world_size
+        return _pinned([tokens_T1 for tokens_T1, _ in made])
 
-    def _start(self) -> _Background | Generator[_Batch]:
-        share, size = Share(self._number + self._rank, self._world_size), self._micro_batch_size
+    def _start(self) -> Iterator[Made]:
+        share = Share(self._number + self._rank, self._world_size)
         lanes = {lane: self._lanes.get(lane) for lane in share.lanes(self._config.num_lanes)}
         if not self._num_workers:
-            return _in_line(make(self._config, self._tokenizer, share, lanes), size)
+            return make(self._config, self._tokenizer, share, lanes)
         job = Job(self._config, self._tokenizer.name, share, lanes)
-        return _Background(job, self._num_workers, size)
+        self._workers = start_workers(job, self._num_workers)
+        # The rank's sequences come from its lanes in turn, which the workers have in turn.
+        turns = itertools.cycle([i % len(self._workers) for i in range(len(lanes))])
+        return (self._workers[turn].next() for turn in turns)
 
     def bookmark(self) -> Bookmark:
         """The position after the last micro-batch that was handed out."""
@@ -174,7 +173,7 @@ class TokenLoader:
     @property
     def worker_pids(self) -> list[int]:
         """The process numbers of its workers."""
-        return self._batches.pids if isinstance(self._batches, _Background) else []
+        return [worker.pid for worker in self._workers]
 
     @property
     def num_corpora(self) -> int:
@@ -223,80 +222,25 @@ class TokenLoader:
 
     def resize(self, micro_batch_size: int) -> None:
         """Sets the size of the next micro-batches; the order of the sequences does not change."""
-        self.close()
         self._micro_batch_size = micro_batch_size
 
     def close(self) -> None:
         """Ends the workers; the next `next` starts them again at the present position."""
-        if self._batches is not None:
-            self._batches.close()
-            self._batches = None
-
-
-def _in_line(made: Iterator[Made], micro_batch_size: int) -> Generator[_Batch]:
-    """Micro-batches that are made in this process, on demand."""
-    while True:
-        yield _assemble([next(made) for _ in range(micro_batch_size)])
-
-
-class _Background:
-    """Micro-batches that a thread assembles of what workers make."""
-
-    def __init__(self, job: Job, num_workers: int, micro_batch_size: int) -> None:
-        self._workers = start_workers(job, num_workers)
-        # The rank's sequences come from its lanes in turn, which the workers have in turn.
-        self._turns = itertools.cycle(i % len(self._workers) for i in range(len(job.lanes)))
-        self._micro_batch_size = micro_batch_size
-        self._ready: queue.Queue[_Batch | Exception] = queue.Queue(PREFETCHED)
-        self._closed = False
-        device = torch.cuda.current_device() if torch.cuda.is_available() else None
-        self._thread = threading.Thread(target=self._run, args=(device,), daemon=True)
-        self._thread.start()
-
-    def __next__(self) -> _Batch:
-        batch = self._ready.get()
-        if isinstance(batch, Exception):
-            self._ready.put(batch)  # kept, so that later calls raise it again
-            raise batch
-        return batch
-
-    def _run(self, device: int | None) -> None:
-        try:
-            if device is not None:  # a new thread uses device 0; pinned memory belongs to a device
-                torch.cuda.set_device(device)
-            while not self._closed:
-                turns = itertools.islice(self._turns, self._micro_batch_size)
-                self._ready.put(_assemble([self._workers[turn].next() for turn in turns]))
-        except Exception as error:
-            self._ready.put(error)
-
-    @property
-    def pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers]
-
-    def close(self) -> None:
-        self._closed = True
-        for worker in self._workers:
-            worker.kill()
-        while self._thread.is_alive():  # the thread may be waiting for space in the queue
-            with contextlib.suppress(queue.Empty):
-                self._ready.get(timeout=0.01)
         for worker in self._workers:
             worker.close()
+        self._workers, self._made = [], None
 
 
-def _assemble(made: list[Made]) -> _Batch:
-    """A micro-batch, int64 and pinned.
+def _pinned(sequences: list[Tokens]) -> Tensor:
+    """A micro-batch, int64.
 
     A copy of more than 64 KB from pageable memory would wait for all work queued on the GPU, which
     would then be idle before each micro-batch.
     """
-    shape = (len(made), len(made[0].tokens_T1))
+    shape = (len(sequences), len(sequences[0]))
     tokens_BT1 = torch.empty(shape, dtype=torch.int64, pin_memory=torch.cuda.is_available())
-    rows = tokens_BT1.numpy()
-    for row, sequence in zip(rows, made, strict=True):
-        row[:] = sequence.tokens_T1
-    return _Batch(tokens_BT1, [sequence.lane for sequence in made])
+    np.stack(sequences, out=tokens_BT1.numpy(), casting="safe")
+    return tokens_BT1
 
 
 _loaders: weakref.WeakSet[TokenLoader] = weakref.WeakSet()

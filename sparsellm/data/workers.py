@@ -29,7 +29,7 @@ from sparsellm.data.tokenizer import load_tokenizer
 _GROUP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
 PARCEL_TOKENS = 32_768
 MOST_SEQUENCES = 64
-PARCELS_AHEAD = 4  # that a worker keeps ready beside what its pipe holds
+PARCELS_AHEAD = 6  # that a worker keeps ready beside what its pipe holds
 
 
 class Job(NamedTuple):
@@ -91,13 +91,10 @@ class Worker:
             "last checkpoint"
         )
 
-    def kill(self) -> None:
-        """Ends the process; whoever waits for its next sequence gets an error."""
+    def close(self) -> None:
+        """Ends the process."""
         # A worker ignores its first SIGTERM, and has nothing that a kill could damage.
         self._process.kill()
-
-    def close(self) -> None:
-        """Releases a killed worker's resources; nobody may be waiting for it."""
         self._process.join()
         self._connection.close()
 

@@ -22,13 +22,13 @@ def kernel(monkeypatch):
     """What is launched; memory is poisoned."""
     need_kernels()
     launched = []
-    launch_for = transpose.launch_for
+    kernel_for = transpose.kernel_for
 
-    def launch(stem, *arguments):
-        launched.append(stem)
-        launch_for(stem, *arguments)
+    def recorded(name, like):
+        launched.append(name)
+        return kernel_for(name, like)
 
-    monkeypatch.setattr(transpose, "launch_for", launch)
+    monkeypatch.setattr(transpose, "kernel_for", recorded)
     with poisoned():
         yield launched
 

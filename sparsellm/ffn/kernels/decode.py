@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import exported, for_activation, launch_for, load
+from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.launch import Address, Kernel
 from sparsellm.ffn.types import FFNWeights
 
 
@@ -40,30 +40,25 @@ def decode_ffn(
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     if w.quantised is not None and k % 16:
         raise ValueError(f"decode_ffn: hidden_size {k} must be a multiple of 16 in FP8")
-    kernel = "decode_gate" if w.quantised is None else "decode_gate_fp8"
+    name = "decode_gate" if w.quantised is None else "decode_gate_fp8"
     first = w.first[:1] if w.quantised is None else w.quantised
-    name = for_activation(kernel, w.activation)
-    sections, stride, neuron_at, columns = _division(name, n, x_MK.get_device(), x_MK.dtype)
+    gate, down = kernel_for(name, x_MK, w.activation), kernel_for("decode_down", x_MK)
+    sections, stride, neuron_at = _division(gate, n)
     padded = next(size for size in (8, 16, 32, 64) if m <= size)
     # One allocation: count, neuron and value of cuda/common/decode.cuh.
     value_at = neuron_at + 2 * sections * stride
     scratch = torch.empty(value_at + 2 * n * padded, dtype=torch.uint8, device=x_MK.device)
     count = scratch.data_ptr()
-    neuron, value = count + neuron_at, count + value_at
-    sizes, listed = (np.int32(m), np.int32(n), np.int32(k)), (count, neuron, value)
-    launch_for(
-        name,
-        x_MK,
+    sizes, listed = (m, n, k), tuple(Address(count + at) for at in (0, neuron_at, value_at))
+    gate.launch(
         sections,
         *(x_MK, *first, w.first[1], *w.second, down_NK, *sizes),
-        *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(stride), *listed),
+        *(w.threshold, w.relu_up, stride, *listed),
     )
-    launch_for(
-        "decode_down",
-        x_MK,
-        -(-k // columns),
-        *(down_NK, w.b_down_K, *sizes, np.int32(sections), np.int32(stride)),
-        *(*listed, y_MK, observed),
+    down.launch(
+        -(-k // down.exported("columns")),
+        *(down_NK, w.b_down_K, *sizes, sections, stride),
+        *(*listed, y_MK, Address(observed)),
     )
 
 
@@ -73,16 +68,11 @@ class _Division(NamedTuple):
     sections: int
     stride: int
     neuron_at: int  # bytes before `neuron`
-    columns: int  # of a block of decode_down
 
 
 @functools.lru_cache(maxsize=256)
-def _division(gate: str, num_neurons: int, device_index: int, element: torch.dtype) -> _Division:
-    most, longest = (
-        exported(gate, name, device_index, element) for name in ("max_sections", "max_section")
-    )
-    multiprocessors = load(gate, device_index, element).num_multiprocessors
-    sections = min(max(multiprocessors, -(-num_neurons // longest)), most, num_neurons)
+def _division(gate: Kernel, num_neurons: int) -> _Division:
+    most, longest = gate.exported("max_sections"), gate.exported("max_section")
+    sections = min(max(gate.num_multiprocessors, -(-num_neurons // longest)), most, num_neurons)
     stride = -(-num_neurons // (16 * sections)) * 16
-    columns = exported("decode_down", "columns", device_index, element)
-    return _Division(sections, stride, 4 * most, columns)
+    return _Division(sections, stride, 4 * most)

@@ -5,11 +5,10 @@ M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` an
 
 from __future__ import annotations
 
-import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import exported_like, for_activation, launch_for, threads_of
+from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.types import FFNWeights
 
 
@@ -37,11 +36,6 @@ def relu_product(
 
     With ``relu_up`` act(gate) * relu(up).
     """
-    kernel = for_activation("relu_product", activation)
-    octets = h_MN.numel() // exported_like(kernel, "values", h_MN)
-    launch_for(
-        kernel,
-        h_MN,
-        -(-octets // threads_of(kernel, h_MN)),
-        *(gate_MN, up_MN, h_MN, np.uint64(octets), np.float32(threshold), np.int32(relu_up)),
-    )
+    kernel = kernel_for("relu_product", h_MN, activation)
+    octets = h_MN.numel() // kernel.exported("values")
+    kernel.launch(-(-octets // kernel.threads), gate_MN, up_MN, h_MN, octets, threshold, relu_up)

@@ -6,17 +6,10 @@ M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` an
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import (
-    exported_like,
-    for_activation,
-    grid_size,
-    launch_for,
-    threads_of,
-)
+from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.quantise import linear, quantise_rows
 from sparsellm.ffn.quantised import QuantisedRows
@@ -74,9 +67,9 @@ def _multiply(  # noqa: PLR0917
         rows = quantise_rows(x_MK, token_M)
         x_MK, of_x = rows.values_MK, [rows.scale_M]
         of_w, w_NK = [w_NK.scale_M], w_NK.values_MK
-    name = for_activation(name, activation)
+    kernel = kernel_for(name, like, activation)
     (m, k), n = x_MK.shape, w_NK.shape[0]
-    tokens, cluster = (exported_like(name, what, like) for what in ("tokens", "cluster"))
+    tokens, cluster = kernel.exported("tokens"), kernel.exported("cluster")
     pairs = -(-m // (cluster * tokens)) * -(-n // TILE_NEURONS)  # tiles of a cluster
     # Each block of a cluster loads its share of the neurons.
     boxes = ((x_MK, m, tokens), (w_NK, n, TILE_NEURONS // cluster))
@@ -84,12 +77,10 @@ def _multiply(  # noqa: PLR0917
         tensor_map.encode(matrix.data_ptr(), rows, k, box, matrix.element_size())
         for matrix, rows, box in boxes
     )
-    launch_for(
-        name,
-        like,
-        grid_size(name, like, cluster * pairs) // cluster * cluster,  # whole clusters
+    kernel.launch(
+        kernel.blocks_for(cluster * pairs) // cluster * cluster,  # whole clusters
         *(map_of_x, *of_x, map_of_w, *of_w),
-        *(bias_N, np.int32(m), np.int32(n), np.int32(k), np.float32(threshold), *out),
+        *(bias_N, m, n, k, threshold, *out),
     )
 
 
@@ -101,10 +92,10 @@ def pack(
     activation: str = "relu",
 ) -> None:
     """`compute_gate` from its dense product, by ``pack_<format>``."""
-    (m, n), name = gate_MN.shape, for_activation(f"pack_{format}", activation)
+    (m, n), kernel = gate_MN.shape, kernel_for(f"pack_{format}", gate_MN, activation)
     tiles = -(-n // TILE_NEURONS)
     if format == "union":
         grid = -(-m // BLOCK_TOKENS) * tiles
     else:
-        grid = -(-m * tiles // (threads_of(name, gate_MN) // 32))  # a warp packs a row of a tile
-    launch_for(name, gate_MN, grid, gate_MN, np.float32(threshold), np.int32(m), np.int32(n), *out)
+        grid = -(-m * tiles // (kernel.threads // 32))  # a warp packs a row of a tile
+    kernel.launch(grid, gate_MN, threshold, m, n, *out)

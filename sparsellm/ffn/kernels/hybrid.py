@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparsellm.ffn.formats import COMPRESSION, ROUND_ROWS, Hybrid, empty_hybrid
 from sparsellm.ffn.kernels import twell
-from sparsellm.ffn.kernels.compile import (
-    exported_like,
-    for_activation,
-    grid_size,
-    launch_for,
-    threads_of,
-)
+from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.types import (
     CONTROL_WORDS,
@@ -51,7 +44,7 @@ class _Rows(NamedTuple):
 def _rows_of(saved: Hybrid) -> _Rows:
     m, width = saved.word.shape
     each = min(_MOST_ROWS_EACH, MAX_ELL_WIDTH // width)
-    return _Rows(-(-m // each), (saved.word, saved.length, np.int32(width), np.int32(each)))
+    return _Rows(-(-m // each), (saved.word, saved.length, width, each))
 
 
 def forward(
@@ -70,21 +63,17 @@ def forward(
     saved = saved._replace(row=gate.overflowed, counted=gate.control)
     kept = _fill(saved, gate, x_MK, n, token_M)
     rows, y_MK = _rows_of(saved), torch.empty_like(x_MK)
-    up, sizes = saved.up if gated else None, (np.int32(m), np.int32(k))
+    up = saved.up if gated else None
     l1 = torch.empty(rows.blocks, device=x_MK.device)
     if gated:
-        launch_for(
-            "hybrid_up",
-            x_MK,
-            rows.blocks,
-            *(x_MK, *rows.arguments, w.up_NK, *sizes, up, l1),
+        kernel_for("hybrid_up", x_MK).launch(
+            rows.blocks, x_MK, *rows.arguments, w.up_NK, m, k, up, l1
         )
-    slices = twell.column_slices("hybrid_down", down_NK)
-    launch_for(
-        "hybrid_down",
-        x_MK,
+    down = kernel_for("hybrid_down", x_MK)
+    slices = twell.column_slices(down, down_NK)
+    down.launch(
         rows.blocks * slices,
-        *(*rows.arguments, up, down_NK, *sizes, np.int32(slices), token_M, l1, y_MK),
+        *(*rows.arguments, up, down_NK, m, k, slices, token_M, l1, y_MK),
     )
     dense_l1 = twell.dense_rows(gate, x_MK, w, down_NK, y_MK, kept)
     assert dense_l1 is not None
@@ -111,11 +100,9 @@ def _fill(
         fired_bits=ints(blocks, -(-n // 32)),
         union_sum=torch.zeros((), dtype=torch.int64, device=device),
     )
-    launch_for(
-        "hybrid_rows",
-        x_MK,
+    kernel_for("hybrid_rows", x_MK).launch(
         blocks,
-        *(gate.word, np.int32(twell_width), np.int32(m), np.int32(n), token_M, np.int32(width)),
+        *(gate.word, twell_width, m, n, token_M, width),
         *(saved.word, saved.length, saved.heavy, saved.row, saved.counted),
         *(kept.nnz_M, kept.fired_N, kept.fired_bits, kept.union_sum, saved.table),
     )
@@ -140,21 +127,18 @@ def backward(  # noqa: PLR0917
     """
     gated, d_l1 = w.gate_NK is not None, d_l1.to(torch.float32)
     pair, dx_MK = torch.empty_like(saved.word), torch.empty_like(x_MK)
-    rows, sizes = _rows_of(saved), tuple(map(np.int32, x_MK.shape))
-    launch_for(
-        for_activation("hybrid_grad", w.activation),
-        x_MK,
+    rows, (m, k) = _rows_of(saved), x_MK.shape
+    kernel_for("hybrid_grad", x_MK, w.activation).launch(
         rows.blocks,
-        *(dy_MK, *rows.arguments, saved.up if gated else None, w.down_KN.t(), d_l1, *sizes),
+        *(dy_MK, *rows.arguments, saved.up if gated else None, w.down_KN.t(), d_l1, m, k),
         *(token_M, pair),
     )
     of_x = [w.up_NK] if w.gate_NK is None else [w.up_NK, w.gate_NK]
-    slices = twell.column_slices("hybrid_grad_x", *of_x)
-    launch_for(
-        "hybrid_grad_x",
-        x_MK,
+    grad_x = kernel_for("hybrid_grad_x", x_MK)
+    slices = twell.column_slices(grad_x, *of_x)
+    grad_x.launch(
         rows.blocks * slices,
-        *(*rows.arguments, pair, w.up_NK, w.gate_NK, *sizes, np.int32(slices), dx_MK),
+        *(*rows.arguments, pair, w.up_NK, w.gate_NK, m, k, slices, dx_MK),
     )
     grads = _weight_grads(dy_MK, x_MK, saved, pair, w, dtype, token_M, sums)
     _add_dense_rows(dy_MK, d_l1, x_MK, w, saved, token_M, dx_MK, grads)
@@ -181,37 +165,27 @@ def _weight_grads(  # noqa: PLR0917
     gated, adds, blocks = w.gate_NK is not None, sums is not None, len(saved.table)
     before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
     source, control = torch.empty_like(saved.word), saved.length.new_zeros(CONTROL_WORDS)
-    launch_for(
-        "hybrid_count",
-        x_MK,
-        -(-n // threads_of("hybrid_count", x_MK)),
-        *(np.int32(n), np.int32(blocks), saved.table, before, first, control),
-    )
-    launch_for(
-        "hybrid_place",
-        x_MK,
-        blocks,
-        *(np.int32(m), np.int32(n), np.int32(width), saved.word, saved.length, before, first),
-        source,
+    count = kernel_for("hybrid_count", x_MK)
+    count.launch(-(-n // count.threads), n, blocks, saved.table, before, first, control)
+    kernel_for("hybrid_place", x_MK).launch(
+        blocks, m, n, width, saved.word, saved.length, before, first, source
     )
     if sums is None:
         new = [x_MK.new_empty(n, k, dtype=dtype) for _ in range(3)]
         sums = GradientSums(new[0] if gated else None, new[1], new[2])
-    slices = -(-k // exported_like("hybrid_weight_grad", "columns", x_MK))
-    segments = grid_size("hybrid_weight_grad", x_MK, m * width, _SEGMENTS_PER_MULTIPROCESSOR)
+    kernel = kernel_for("hybrid_weight_grad", x_MK)
+    slices = -(-k // kernel.exported("columns"))
+    segments = kernel.blocks_for(m * width, _SEGMENTS_PER_MULTIPROCESSOR)
     carry = torch.empty(segments, 2, 3, k, dtype=torch.float32, device=x_MK.device)
-    is_float = np.int32(sums.up_NK.dtype == torch.float32)
-    out = (is_float, np.int32(adds), sums.up_NK, sums.gate_NK, sums.down_NK)
-    sizes, num_segments = (np.int32(k), np.int32(n)), np.int32(segments)
-    grid = -(-segments * slices // (threads_of("hybrid_weight_grad", x_MK) // 32))
-    launch_for(
-        "hybrid_weight_grad",
-        x_MK,
+    is_float = sums.up_NK.dtype == torch.float32
+    out = (is_float, adds, sums.up_NK, sums.gate_NK, sums.down_NK)
+    grid = -(-segments * slices // (kernel.threads // 32))
+    kernel.launch(
         grid,
-        *(x_MK, dy_MK, *sizes, saved.word, pair, saved.up if gated else None, np.int32(width)),
-        *(token_M, first, source, num_segments, carry, *out),
+        *(x_MK, dy_MK, k, n, saved.word, pair, saved.up if gated else None, width),
+        *(token_M, first, source, segments, carry, *out),
     )
-    launch_for("hybrid_carry", x_MK, grid, *sizes, first, num_segments, carry, *out)
+    kernel_for("hybrid_carry", x_MK).launch(grid, k, n, first, segments, carry, *out)
     return sums
 
 
@@ -233,15 +207,13 @@ def _add_dense_rows(  # noqa: PLR0917
     room = min(ROUND_ROWS, max(-(-backup_rows // tile), 1) * tile)
     scratch = x_MK.new_empty(3, room, n)
     control = saved.length.new_zeros(CONTROL_WORDS)
-    kernel = for_activation("dense_rows_grad", w.activation)
-    launch_for(
-        kernel,
-        x_MK,
-        grid_size(kernel, x_MK, -(-n // (tile // 2)) * -(-m // tile)),
+    kernel = kernel_for("dense_rows_grad", x_MK, w.activation)
+    kernel.launch(
+        kernel.blocks_for(-(-n // (tile // 2)) * -(-m // tile)),
         *(x_MK, dy_MK, w.first[0], w.second[0], w.down_KN.t(), d_l1),
-        *(np.int32(n), np.int32(k), token_M),
-        *(saved.row, saved.counted, control, np.int32(room)),
-        *(saved.backup_gate if gated else None, saved.backup_up, np.int32(backup_rows)),
-        *(scratch[0], scratch[1], scratch[2], dx_MK, np.int32(grads.up_NK.dtype == torch.float32)),
+        *(n, k, token_M),
+        *(saved.row, saved.counted, control, room),
+        *(saved.backup_gate if gated else None, saved.backup_up, backup_rows),
+        *(scratch[0], scratch[1], scratch[2], dx_MK, grads.up_NK.dtype == torch.float32),
         *(grads.up_NK, grads.gate_NK, grads.down_NK),
     )

@@ -13,10 +13,11 @@ import functools
 import re
 import struct
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 
 Kind = Literal["pointer", "int", "uint64", "float", "tensor map"]
@@ -67,12 +68,17 @@ def _parameter(kernel: str, words: list[str]) -> Parameter:
 _ALLOW_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h
 _MAX_PARAMETER_BYTES = 4096
 
+
+class Address(int):
+    """Of memory that a kernel reads or writes, where it is not a tensor's; 0 for none."""
+
+
 # How `struct` packs a parameter, and the Python types that it takes.
 _KINDS: dict[Kind, tuple[str, tuple[type, ...]]] = {
-    "pointer": ("Q", (torch.Tensor, NoneType, int)),
-    "int": ("i", (np.int32,)),
-    "uint64": ("Q", (np.uint64,)),
-    "float": ("f", (np.float32,)),
+    "pointer": ("Q", (torch.Tensor, NoneType, Address)),
+    "int": ("i", (int,)),
+    "uint64": ("Q", (int,)),
+    "float": ("f", (float, int)),
     "tensor map": ("128s", (bytes,)),
 }
 
@@ -192,45 +198,51 @@ def _enter_context() -> None:
     cupy.cuda.runtime.setDevice(torch.cuda.current_device())
 
 
-def launch(  # noqa: PLR0917
-    function: int,
-    grid: int,
-    threads: int,
-    shared_bytes: int,
-    layout: Layout,
-    arguments: tuple[Any, ...],
-    stream: int,
-    *,
-    overlap: bool,
-) -> None:
-    """Queues a kernel; returns at once.
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A compiled ``__global__`` function on one device."""
 
-    Args:
-        function: the driver's handle.
-        grid: blocks.
-        threads: of a block.
-        shared_bytes: dynamic shared memory of a block.
-        layout: of the kernel's parameters.
-        arguments: tensors, None or addresses as int for pointers; NumPy scalars; tensor maps as
-            bytes.
-        stream: the driver's handle.
-        overlap: start before the previous kernel has ended (compute capability 9.0 and newer).
+    function: Any  # cupy.cuda.Function
+    layout: Layout  # of its parameters
+    threads: int  # of a block, by its launch bounds
+    shared_bytes: int  # dynamic shared memory of a block
+    exported: Callable[[str], int]  # the constant ``<kernel>_<name>`` of its source
+    device_index: int
+    num_multiprocessors: int
+    may_overlap: bool  # start before the previous kernel has ended (compute capability 9.0 on)
 
-    Raises:
-        TypeError: the arguments are not those of the kernel.
-        RuntimeError: the driver refuses.
-    """
-    layout.pack_into(_local.parameters, arguments)
-    config = _local.config
-    config.grid[0], config.block[0] = grid, threads
-    config.shared_bytes, config.stream, config.num_attributes = shared_bytes, stream, overlap
-    pointers = ctypes.addressof(_local.pointers_to(layout))
-    if not _local.entered:  # this may be the first CUDA call of a thread, such as one of autograd's
-        _enter_context()
-        _local.entered = True
-    result = _launcher()(ctypes.addressof(config), function, pointers, None)
-    if result != 0:
-        raise RuntimeError(
-            f"the driver refused a launch of {grid} blocks of {threads} threads with "
-            f"{shared_bytes} bytes of shared memory (CUDA error {result})"
-        )
+    def blocks_for(self, units: int, each: int = 1) -> int:
+        """Blocks of threads for so many units of work: at most ``each`` per multiprocessor."""
+        return min(self.num_multiprocessors * each, units)
+
+    def launch_units(self, units: int, *arguments: Any) -> None:
+        """`launch`, with as many blocks as so many units of work or a GPU occupy."""
+        self.launch(self.blocks_for(units, self.exported("blocks")), *arguments)
+
+    def launch(self, grid: int, *arguments: Any) -> None:
+        """Queues the kernel on the current stream of its device; returns at once.
+
+        Args:
+            grid: number of blocks.
+            arguments: tensors, None or `Address` for pointers; numbers; tensor maps as bytes.
+
+        Raises:
+            TypeError: the arguments are not those of the kernel.
+            RuntimeError: the driver refuses.
+        """
+        self.layout.pack_into(_local.parameters, arguments)
+        config = _local.config
+        config.grid[0], config.block[0] = grid, self.threads
+        # `current_stream` would make an object of it.
+        config.stream = torch._C._cuda_getCurrentRawStream(self.device_index)
+        config.shared_bytes, config.num_attributes = self.shared_bytes, self.may_overlap
+        pointers = ctypes.addressof(_local.pointers_to(self.layout))
+        if not _local.entered:  # this may be the first CUDA call of a thread, as one of autograd's
+            _enter_context()
+            _local.entered = True
+        result = _launcher()(ctypes.addressof(config), self.function.ptr, pointers, None)
+        if result != 0:
+            raise RuntimeError(
+                f"the driver refused a launch of {grid} blocks of {self.threads} threads with "
+                f"{self.shared_bytes} bytes of shared memory (CUDA error {result})"
+            )

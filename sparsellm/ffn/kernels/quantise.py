@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparsellm.ffn import quantised
-from sparsellm.ffn.kernels.compile import launch_for, threads_of
+from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.quantised import E4M3, QuantisedRows
 
 
@@ -19,12 +18,9 @@ def quantise_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
     num_rows, k = len(x_MK) if row_M is None else len(row_M), x_MK.shape[1]
     values_MK = torch.empty(num_rows, k, dtype=E4M3, device=x_MK.device)
     scale_M = torch.empty(num_rows, dtype=torch.float32, device=x_MK.device)
-    launch_for(
-        "quantise_rows",
-        x_MK,
-        -(-num_rows // (threads_of("quantise_rows", x_MK) // 32)),  # a warp makes a row
-        *(x_MK, row_M, np.int32(num_rows), np.int32(k), values_MK, scale_M),
-    )
+    kernel = kernel_for("quantise_rows", x_MK)
+    grid = -(-num_rows // (kernel.threads // 32))  # a warp makes a row
+    kernel.launch(grid, x_MK, row_M, num_rows, k, values_MK, scale_M)
     return QuantisedRows(values_MK, scale_M)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import exported_like, launch_for, threads_of
+from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.types import TokenOrder
 
 
@@ -20,7 +19,10 @@ def sort_tokens(id_M: Tensor, length: int, early: int, vocab_size: int) -> Token
         vocab_size: ids are below it.
     """
     m, device = len(id_M), id_M.device
-    tokens_each = exported_like("rank_tokens", "tokens", id_M)
+    count_ids, make_keys, rank_tokens = (
+        kernel_for(name, id_M) for name in ("count_ids", "make_keys", "rank_tokens")
+    )
+    tokens_each = rank_tokens.exported("tokens")
     blocks = -(-m // tokens_each)
     padded = blocks * tokens_each
     count = torch.zeros(vocab_size, dtype=torch.int32, device=device)
@@ -29,15 +31,8 @@ def sort_tokens(id_M: Tensor, length: int, early: int, vocab_size: int) -> Token
         torch.empty(m, dtype=torch.int32, device=device),
         torch.empty(m, dtype=torch.int64, device=device),
     )
-    of_keys = (np.int32(m), np.int32(padded))
-    launch_for(
-        "count_ids", id_M, -(-m // threads_of("count_ids", id_M)), *(id_M, np.int32(m), count)
-    )
-    launch_for(
-        "make_keys",
-        id_M,
-        -(-padded // threads_of("make_keys", id_M)),
-        *(id_M, *of_keys, np.int32(length), np.int32(early), count, key),
-    )
-    launch_for("rank_tokens", id_M, blocks, *(key, *of_keys, *order))
+    count_ids.launch(-(-m // count_ids.threads), id_M, m, count)
+    grid = -(-padded // make_keys.threads)
+    make_keys.launch(grid, id_M, m, padded, length, early, count, key)
+    rank_tokens.launch(blocks, key, m, padded, *order)
     return order

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import exported_like, launch_for
+from sparsellm.ffn.kernels.compile import kernel_for
 
 _TAKEN = {
     (torch.bfloat16, torch.bfloat16),
@@ -20,15 +19,11 @@ def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     out = matrix.new_empty(matrix.shape[::-1], dtype=dtype)
     if not _is_taken(matrix, dtype):
         return out.copy_(matrix.t())
-    rows, columns = matrix.shape
-    tile_rows, row_bytes = (exported_like("transpose", of, matrix) for of in ("rows", "row_bytes"))
-    launch_for(
-        "transpose",
-        matrix,
-        -(-rows // tile_rows) * -(-columns * out.itemsize // row_bytes),
-        *(matrix, out, np.int32(rows), np.int32(columns)),
-        *(np.int32(matrix.dtype == torch.float32), np.int32(dtype == torch.float32)),
-    )
+    (rows, columns), kernel = matrix.shape, kernel_for("transpose", matrix)
+    tile_rows, row_bytes = kernel.exported("rows"), kernel.exported("row_bytes")
+    grid = -(-rows // tile_rows) * -(-columns * out.itemsize // row_bytes)
+    types = matrix.dtype == torch.float32, dtype == torch.float32
+    kernel.launch(grid, matrix, out, rows, columns, *types)
     return out
 
 

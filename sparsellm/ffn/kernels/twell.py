@@ -8,19 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparsellm.ffn.formats import BACKUP_SHARE
-from sparsellm.ffn.kernels.compile import (
-    exported_like,
-    for_activation,
-    launch_for,
-    launch_units,
-    threads_of,
-)
+from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gate import compute_gate
+from sparsellm.ffn.kernels.launch import Address, Kernel
 from sparsellm.ffn.quantised import QuantisedRows
 from sparsellm.ffn.types import CONTROL_WORDS, DENSE_ROW_TILE, TILE_NEURONS, FFNWeights
 
@@ -60,7 +54,7 @@ def gate_twell(  # noqa: PLR0917
     activation: str = "relu",
 ) -> None:
     """`compute_gate` in TwELL."""
-    arrays = (np.int32(out.word.shape[2]), out.word, out.control)
+    arrays = (out.word.shape[2], out.word, out.control)
     compute_gate("twell", x_MK, w_NK, bias_N, threshold, arrays, activation=activation)
 
 
@@ -79,35 +73,30 @@ def twell_ffn(  # noqa: PLR0917
     """
     m, k = x_MK.shape
     _, tiles, width = gate.word.shape
-    of_gate = (gate.word, np.int32(width), np.int32(tiles), np.int32(_ROWS_EACH))
+    of_gate = (gate.word, width, tiles, _ROWS_EACH)
     row_blocks = -(-m // _ROWS_EACH)
     if w.gate_NK is not None:
-        launch_for(
-            "twell_up",
-            x_MK,
-            row_blocks,
-            *(x_MK, *of_gate, w.up_NK, w.b_up_N, np.int32(m), np.int32(k), np.int32(w.relu_up)),
+        kernel_for("twell_up", x_MK).launch(
+            row_blocks, x_MK, *of_gate, w.up_NK, w.b_up_N, m, k, w.relu_up
         )
-    slices = column_slices("twell_down", down_NK)
-    launch_for(
-        "twell_down",
-        x_MK,
+    down = kernel_for("twell_down", x_MK)
+    slices = column_slices(down, down_NK)
+    down.launch(
         row_blocks * slices,
-        *(*of_gate, down_NK, w.b_down_K, np.int32(m), np.int32(k), np.int32(slices)),
-        *(gate.control, gate.overflowed, observed, y_MK),
+        *(*of_gate, down_NK, w.b_down_K, m, k, slices),
+        *(gate.control, gate.overflowed, Address(observed), y_MK),
     )
     dense_rows(gate, x_MK, w, down_NK, y_MK)
 
 
-def column_slices(kernel: str, *weights: Tensor) -> int:
+def column_slices(kernel: Kernel, *weights: Tensor) -> int:
     """In how many slices of columns a kernel computes a sum of rows of ``weights``, each (N, K).
 
     L2 then holds a slice of all of them. Rows of 4 KiB at random come at 9.1 TB/s from 22 MiB, at
     6.5 TB/s from 44 MiB (H200).
     """
     size = sum(matrix.numel() * matrix.element_size() for matrix in weights)
-    columns = exported_like(kernel, "columns", weights[0])
-    return min(-(-size // _L2_BYTES), -(-weights[0].shape[1] // columns))
+    return min(-(-size // _L2_BYTES), -(-weights[0].shape[1] // kernel.exported("columns")))
 
 
 class KeptRows(NamedTuple):
@@ -141,24 +130,21 @@ def dense_rows(  # noqa: PLR0917
     row_tiles, half = -(-m // DENSE_ROW_TILE), DENSE_ROW_TILE // 2
     room = -(-m // (BACKUP_SHARE * DENSE_ROW_TILE)) * DENSE_ROW_TILE
     h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
-    kernel = for_activation("dense_rows", w.activation)
+    kernel = kernel_for("dense_rows", x_MK, w.activation)
     if kept is not None:
         tiles = -(-n // (half if gated else DENSE_ROW_TILE))
-        warps = threads_of(kernel, x_MK) // 32
-        l1 = torch.zeros(row_tiles * tiles * warps, device=x_MK.device)
+        l1 = torch.zeros(row_tiles * tiles * (kernel.threads // 32), device=x_MK.device)
         backup_rows = len(kept.up)
-    launch_units(
-        kernel,
-        x_MK,
+    kernel.launch_units(
         -(-n // half) * row_tiles,
         *(x_MK, *w.first, *w.second, down_NK, w.b_down_K),
-        *(np.float32(w.threshold), np.int32(w.relu_up), np.int32(n), np.int32(k)),
-        *(gate.overflowed, gate.control, np.int32(room), h),
+        *(w.threshold, w.relu_up, n, k),
+        *(gate.overflowed, gate.control, room, h),
         *(None if kept is None else kept.token_M, y_MK),
-        *(_NOTHING_KEPT if kept is None else (kept.gate, kept.up, np.int32(backup_rows), l1)),
+        *(_NOTHING_KEPT if kept is None else (kept.gate, kept.up, backup_rows, l1)),
         *((None,) * 3 if kept is None else (kept.fired_N, kept.fired_bits, kept.union_sum)),
     )
     return l1
 
 
-_NOTHING_KEPT = (None, None, np.int32(0), None)
+_NOTHING_KEPT = (None, None, 0, None)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
-from sparsellm.ffn.kernels.compile import exported_like, launch_for, launch_units, load_like
+from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gate import compute_gate
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
+from sparsellm.ffn.kernels.launch import Address
 from sparsellm.ffn.quantised import QuantisedRows
 from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS
 
@@ -43,8 +43,7 @@ class Splits:
 
     def for_sharing(self) -> tuple[object, ...]:
         """The arguments of union_entries and column_units."""
-        sizes = (np.int32(MAX_PARTS), np.int32(self.slices), np.int32(self.workers))
-        return (self.part, self.arrived, *sizes)
+        return (self.part, self.arrived, MAX_PARTS, self.slices, self.workers)
 
     def for_sums(self) -> tuple[object, ...]:
         """The arguments of the kernel that sums, with memory for the sums of the parts."""
@@ -53,7 +52,7 @@ class Splits:
         return (self.part, self.arrived, sums)
 
 
-NO_SHARING: tuple[object, ...] = (None, None, np.int32(0), np.int32(0), np.int32(1))
+NO_SHARING: tuple[object, ...] = (None, None, 0, 0, 1)
 NO_SUMS: tuple[object, ...] = (None, None, None)
 
 
@@ -62,9 +61,10 @@ def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
     num_tokens, hidden_size = x_MK.shape
     if num_tokens <= BLOCK_TOKENS:
         return None
-    if num_neurons <= exported_like("column_units", "min_part", x_MK):
+    units, down = kernel_for("column_units", x_MK), kernel_for("union_down", x_MK)
+    if num_neurons <= units.exported("min_part"):
         return None
-    slice_columns, blocks = (exported_like("union_down", of, x_MK) for of in ("columns", "blocks"))
+    slice_columns = down.exported("columns")
     slices = -(-hidden_size // slice_columns)
     ints = torch.empty(MAX_PARTS * (2 + slices), dtype=torch.int32, device=x_MK.device)
     return Splits(
@@ -72,7 +72,7 @@ def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
         arrived=ints[2 * MAX_PARTS :],
         slices=slices,
         slice_columns=slice_columns,
-        workers=load_like("column_units", x_MK).num_multiprocessors * blocks,
+        workers=down.num_multiprocessors * down.exported("blocks"),
     )
 
 
@@ -151,16 +151,13 @@ def union_entries(union: Union, observed: int = 0, zeroed: Sequence[Tensor] = ()
         zeroed: at most four tensors of 4 bytes or 8 per element, for the next kernels to count in.
     """
     arrays = [*zeroed, *(None,) * (_MOST_ZEROED - len(zeroed))]
-    words = [(array, np.int32(0 if array is None else array.nbytes // 4)) for array in arrays]
+    words = [(array, 0 if array is None else array.nbytes // 4) for array in arrays]
     blocks, tiles = union.count.shape
-    launch_for(
-        "union_entries",
-        union.count,
+    kernel_for("union_entries", union.count).launch(
         blocks,
-        *(union.count, union.neuron, np.int32(tiles), union.entry, union.total),
-        *(union.unit, union.order),
+        *(union.count, union.neuron, tiles, union.entry, union.total, union.unit, union.order),
         *(NO_SHARING if union.splits is None else union.splits.for_sharing()),
-        *(union.control, observed, *chain.from_iterable(words)),
+        *(union.control, Address(observed), *chain.from_iterable(words)),
     )
 
 
@@ -170,7 +167,7 @@ def tokens_of(matrix_MK: Tensor, token_M: Tensor | None) -> tuple[object, ...]:
     as_map = tensor_map.NONE
     if architecture_of(matrix_MK.get_device()).tensor_maps:
         as_map = tensor_map.encode(matrix_MK.data_ptr(), m, k, BLOCK_TOKENS)
-    return (as_map, matrix_MK, token_M, np.int32(m))
+    return (as_map, matrix_MK, token_M, m)
 
 
 class Kept(NamedTuple):
@@ -196,14 +193,11 @@ def union_up(
     With ``relu_up`` gate * relu(x Wᵀ + bias). ``token_M`` as in `gate_union`.
     """
     offset, up, l1 = kept or (None, None, None)
-    launch_units(
-        "union_up",
-        x_MK,
+    kernel_for("union_up", x_MK).launch_units(
         gate.unit.shape[0],
-        *(*tokens_of(x_MK, token_M), w_NK, bias_N),
-        *(np.int32(x_MK.shape[1]), np.int32(gate.count.shape[1])),
+        *(*tokens_of(x_MK, token_M), w_NK, bias_N, x_MK.shape[1], gate.count.shape[1]),
         *(gate.entry, gate.unit, gate.control, gate.value),
-        *(offset, up, np.uint64(0 if up is None else len(up)), l1, np.int32(relu_up)),
+        *(offset, up, 0 if up is None else len(up), l1, relu_up),
     )
 
 
@@ -214,13 +208,10 @@ def union_down(
 
     ``token_M``: (M,) int32, the row of y that each row of h becomes; None where it is the same.
     """
-    m, k = y_MK.shape
-    columns = exported_like("union_down", "columns", y_MK)
+    (m, k), kernel = y_MK.shape, kernel_for("union_down", y_MK)
     sums = NO_SUMS if h.splits is None else h.splits.for_sums()
-    launch_units(
-        "union_down",
-        y_MK,
-        h.order.shape[0] * -(-k // columns),
-        *(w_NK, bias_K, np.int32(m), np.int32(k), np.int32(h.count.shape[1])),
+    kernel.launch_units(
+        h.order.shape[0] * -(-k // kernel.exported("columns")),
+        *(w_NK, bias_K, m, k, h.count.shape[1]),
         *(h.entry, h.order, *sums, h.control, h.value, token_M, y_MK),
     )

@@ -9,19 +9,11 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels import union
-from sparsellm.ffn.kernels.compile import (
-    exported_like,
-    for_activation,
-    grid_size,
-    launch_for,
-    launch_units,
-    threads_of,
-)
+from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.kernels.weight_grad import Operands, weight_grads
 from sparsellm.ffn.reference import empty_columns
@@ -85,35 +77,30 @@ def backward(  # noqa: PLR0917
             saved, _ = _activations(x_MK, w, Room(needed), again, token_M)
             capacity = needed
     gate = None if w.gate_NK is None else saved.gate
-    unit_members = exported_like("column_units", "members", x_MK)
-    unit = _ints(capacity // unit_members + blocks, 2, like=saved.offset)
+    units = kernel_for("column_units", x_MK)
+    unit = _ints(capacity // units.exported("members") + blocks, 2, like=saved.offset)
     splits = None if token_M is None else union.allocate_splits(x_MK, n)
     parts = blocks if splits is None else blocks + union.MAX_PARTS
     order, control = _ints(parts, 2, like=saved.offset), _ints(CONTROL_WORDS, like=saved.offset)
-    launch_for(
-        "column_units",
-        x_MK,
+    units.launch(
         1,
-        *(saved.offset, np.int32(blocks), unit, order),
+        *(saved.offset, blocks, unit, order),
         *(union.NO_SHARING if splits is None else splits.for_sharing()),
         control,
     )
 
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
-    launch_units(
-        for_activation("columns_grad", w.activation),
-        x_MK,
+    kernel_for("columns_grad", x_MK, w.activation).launch_units(
         len(unit),
-        *(*union.tokens_of(dy_MK, token_M), w.down_KN.t(), np.int32(k)),
+        *(*union.tokens_of(dy_MK, token_M), w.down_KN.t(), k),
         *(saved.offset, saved.neuron, gate, saved.up),
         *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
     )
     dx_MK = torch.empty_like(x_MK)
-    launch_units(
-        "columns_down",
-        x_MK,
-        parts * -(-k // exported_like("union_down", "columns", x_MK)),
-        *(w.up_NK, w.gate_NK, np.int32(m), np.int32(k), saved.offset, saved.neuron),
+    columns = kernel_for("union_down", x_MK).exported("columns")
+    kernel_for("columns_down", x_MK).launch_units(
+        parts * -(-k // columns),
+        *(w.up_NK, w.gate_NK, m, k, saved.offset, saved.neuron),
         *(d_up, d_gate, order),
         *(union.NO_SUMS if splits is None else splits.for_sums()),
         *(control, dx_MK),
@@ -160,12 +147,12 @@ def _activations(
     needed = torch.empty(2, dtype=torch.int64, device=x_MK.device)
     first, zeroed = (*w.first_multiplied, 0.0), [needed, fired_N, nnz_M]
     if w.gate_NK is None:
-        warps = threads_of("union_columns", x_MK) // 32
+        warps = kernel_for("union_columns", x_MK).threads // 32
         l1 = torch.empty(_columns_grid(scratch), warps, device=x_MK.device)
         union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
         _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, needed, l1)
     else:
-        parts = exported_like("union_up", "parts", x_MK)
+        parts = kernel_for("union_up", x_MK).exported("parts")
         l1 = torch.empty(blocks, tiles, parts, device=x_MK.device)
         zeroed.append(l1)
         union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
@@ -196,25 +183,19 @@ def _columns(  # noqa: PLR0917
     needed: Tensor,
     l1: Tensor | None,
 ) -> None:
-    launch_for(
-        "union_columns",
-        values,
+    kernel_for("union_columns", values).launch(
         _columns_grid(scratch),
-        *(scratch.entry, scratch.total, scratch.value),
-        *(np.int32(scratch.count.shape[1]), np.int32(len(nnz_M))),
-        *(np.uint64(len(values)), columns.offset, columns.neuron, columns.mask, values),
+        *(scratch.entry, scratch.total, scratch.value, scratch.count.shape[1], len(nnz_M)),
+        *(len(values), columns.offset, columns.neuron, columns.mask, values),
         *(fired_N, token_M, nnz_M, needed, l1),
     )
 
 
 def _columns_grid(scratch: union.Union) -> int:
     """Blocks of threads of union_columns: as many as fit on the GPU, or as have work."""
-    warps = threads_of("union_columns", scratch.entry) // 32
-    batch, each = (
-        exported_like("union_columns", name, scratch.entry) for name in ("batch", "blocks")
-    )
-    most = -(-scratch.entry.numel() // (batch * warps))
-    return grid_size("union_columns", scratch.entry, most, each)
+    kernel = kernel_for("union_columns", scratch.entry)
+    most = -(-scratch.entry.numel() // (kernel.exported("batch") * (kernel.threads // 32)))
+    return kernel.blocks_for(most, kernel.exported("blocks"))
 
 
 def _ints(*shape: int, like: Tensor) -> Tensor:

@@ -10,16 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels.compile import (
-    exported_like,
-    launch_for,
-    launch_units,
-    threads_of,
-)
+from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.types import Columns, GradientSums
 
 
@@ -37,7 +31,7 @@ class Geometry(NamedTuple):
 
 
 def _geometry(like: Tensor) -> Geometry:
-    return Geometry(*(exported_like("plan_groups", name, like) for name in Geometry._fields))
+    return Geometry(*map(kernel_for("plan_groups", like).exported, Geometry._fields))
 
 
 @dataclass(frozen=True)
@@ -122,20 +116,18 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
         control=control,
         progress=progress,
     )
-    like, num, num_blocks = columns.offset, np.int32(num_neurons), np.int32(blocks)
-    most = -(-blocks * num_neurons // threads_of("place_columns", like))
-    launch_units(
-        "place_columns",
-        like,
-        most,
-        *(num_blocks, columns.offset, columns.neuron, columns.mask, table, count, sample),
+    place, rank, plan = (
+        kernel_for(name, columns.offset)
+        for name in ("place_columns", "rank_neurons", "plan_groups")
     )
-    launch_for("rank_neurons", like, groups, *(num, count, sample, result.order, group_sizes))
-    launch_for(
-        "plan_groups",
-        like,
+    place.launch_units(
+        -(-blocks * num_neurons // place.threads),
+        *(blocks, columns.offset, columns.neuron, columns.mask, table, count, sample),
+    )
+    rank.launch(groups, num_neurons, count, sample, result.order, group_sizes)
+    plan.launch(
         groups,
-        *(num, num_blocks, columns.mask, table, result.order, group_sizes, rows, first),
+        *(num_neurons, blocks, columns.mask, table, result.order, group_sizes, rows, first),
         *(result.member, result.piece, result.unit, control),
     )
     return result
@@ -169,14 +161,12 @@ def sum_groups(
         device=x_MK.device,
     )
     pieces = _fill_pieces(groups, given, num_nonzeros)
-    launch_units(
-        "weight_grad",
-        x_MK,
+    kernel_for("weight_grad", x_MK).launch_units(
         groups.unit.shape[0] * 2 * slices,
-        *(x_MK, given.dy_MK, np.int32(k), np.int32(num_neurons)),
+        *(x_MK, given.dy_MK, k, num_neurons),
         *(groups.order, groups.unit, groups.control, *pieces, groups.progress, sums),
-        *(np.int32(gated), np.int32(out.up_NK.dtype == torch.float32)),
-        *(np.int32(added_to is not None), *out),
+        *(gated, out.up_NK.dtype == torch.float32),
+        *(added_to is not None, *out),
     )
     return out
 
@@ -205,12 +195,10 @@ def _fill_pieces(groups: Groups, given: Operands, num_nonzeros: int | None) -> _
         x_row if given.token_M is None else torch.empty_like(x_row),
         d_up.new_empty((most * rows * (3 if gated else 2) + 1) * geometry.neurons),
     )
-    launch_units(
-        "fill_pieces",
-        d_up,
+    kernel_for("fill_pieces", d_up).launch_units(
         most,
         *(given.d_gate, d_up, given.columns.gate if gated else None, given.columns.up),
-        *(np.int32(gated), groups.member, groups.piece, groups.unit, groups.control, pieces.work),
+        *(gated, groups.member, groups.piece, groups.unit, groups.control, pieces.work),
         *(given.token_M, pieces.x_row, pieces.dy_row, pieces.values),
     )
     return pieces
@@ -218,4 +206,4 @@ def _fill_pieces(groups: Groups, given: Operands, num_nonzeros: int | None) -> _
 
 def _unit_columns(like: Tensor) -> int:
     """Columns of x or dy in a work unit."""
-    return exported_like("weight_grad", "columns", like)
+    return kernel_for("weight_grad", like).exported("columns")

@@ -132,14 +132,13 @@ class Usage(NamedTuple):
     registers: int  # per thread, at launch
     frame_bytes: int  # per thread, in local memory: spilled registers, indexed arrays
     static_bytes: int  # of shared memory, per block of threads
-    dynamic_bytes: int  # likewise, as the source exports it
+    dynamic_bytes: int  # likewise, as the source exports it; 0 where it does not
 
 
 class Signature(NamedTuple):
     """How a kernel is launched."""
 
     max_threads: int  # of a block, by its launch bounds
-    threads: int  # of a block, as the source exports it
     parameter_bytes: tuple[int, ...]
 
 
@@ -148,22 +147,22 @@ _MAX_THREADS, _PARAMETER = 0x05, 0x17  # attributes of section .nv.info.<kernel>
 
 
 def usage_of(cubin: bytes, kernel: str) -> Usage:
-    """Read from an ELF file that has the kernel, with its ``<kernel>_shared_bytes``."""
-    sections = _sections(cubin)
-    (_, info), found, number = sections[".nv.info"], {}, _symbols(cubin)[kernel][0]
+    """Read from an ELF file that has the kernel."""
+    sections, symbols = _sections(cubin), _symbols(cubin)
+    (_, info), found, number = sections[".nv.info"], {}, symbols[kernel][0]
     for attribute, value in _attributes(info):
         if attribute in {_REGISTERS, _FRAME_SIZE}:
             symbol, of_symbol = struct.unpack_from("<II", value)
             if symbol == number:
                 found[attribute] = of_symbol
     static, _ = sections.get(f".nv.shared.{kernel}", (0, b""))
-    return Usage(
-        found[_REGISTERS], found[_FRAME_SIZE], static, exported(cubin, f"{kernel}_shared_bytes")
-    )
+    name = f"{kernel}_shared_bytes"
+    dynamic = exported(cubin, name) if name in symbols else 0
+    return Usage(found[_REGISTERS], found[_FRAME_SIZE], static, dynamic)
 
 
 def signature_of(cubin: bytes, kernel: str) -> Signature:
-    """Read from an ELF file that has the kernel, with its ``<kernel>_threads``."""
+    """Read from an ELF file that has the kernel."""
     _, info = _sections(cubin)[f".nv.info.{kernel}"]
     max_threads, sizes = 0, {}
     for attribute, value in _attributes(info):
@@ -173,7 +172,7 @@ def signature_of(cubin: bytes, kernel: str) -> Signature:
             _, ordinal, _, layout = struct.unpack("<IHHI", value)
             sizes[ordinal] = layout >> 18
     parameter_bytes = tuple(sizes[ordinal] for ordinal in range(len(sizes)))
-    return Signature(max_threads, exported(cubin, f"{kernel}_threads"), parameter_bytes)
+    return Signature(max_threads, parameter_bytes)
 
 
 def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:

@@ -44,29 +44,30 @@ def everywhere(monkeypatch):
 
 @pytest.fixture
 def launched(everywhere, architecture, cubins, monkeypatch):
-    """The kernels that were launched; what they were to compute is undefined."""
+    """The kernels that were launched, and their activations; what they compute is undefined."""
     kernels = []
     compiled = compile_kernels(cubins, NEWEST, _target(architecture), architecture=architecture)
 
-    def load(name, device_index, element):
-        kernel, _ = compile._parts(name)
-        source = compile.sources()[kernel].read_text(encoding="utf-8")
-        layout = launch.Layout(kernel, kernels_of(source)[kernel])
-        threads = exported(kernel, "threads", device_index, element)
-        function = SimpleNamespace(ptr=name)
-        return compile.Kernel(function, layout, threads, 0, 132, may_overlap=True)
-
     @functools.cache
-    def exported(kernel, name, device_index, element):
-        kernel, _ = compile._parts(kernel)
-        return nvrtc.exported(compiled[kernel].read_bytes(), f"{kernel}_{name}")
+    def load(kernel, device_index, element, activation):
+        source = compile.sources()[kernel].read_text(encoding="utf-8")
+        cubin = compiled[kernel].read_bytes()
+        return launch.Kernel(
+            function=SimpleNamespace(ptr=(kernel, activation)),
+            layout=launch.Layout(kernel, kernels_of(source)[kernel]),
+            threads=nvrtc.signature_of(cubin, kernel).max_threads,
+            shared_bytes=0,
+            exported=lambda name: nvrtc.exported(cubin, f"{kernel}_{name}"),
+            device_index=device_index,
+            num_multiprocessors=132,
+            may_overlap=True,
+        )
 
     def record(config, function, pointers, extra):
         kernels.append(function)
         return 0
 
     everywhere("load", load)
-    everywhere("exported", exported)
     everywhere("_launcher", lambda: record)
     everywhere("_enter_context", lambda: None)
     everywhere("encode", lambda *shape: bytes(128))
@@ -130,7 +131,7 @@ def test_every_launch_passes_what_its_kernel_takes(architecture, launched):
         _launch_all(gated, biased=True, ordered=True, dtype=torch.float32, added=True, fp8=True)
     folders = {"common", architecture.folder}
     expected = {k for k, path in compile.sources().items() if path.parent.name in folders}
-    assert set(launched) == expected
+    assert {kernel for kernel, _ in launched} == expected
 
 
 @pytest.mark.timeout(900)
@@ -139,8 +140,7 @@ def test_what_an_activation_changes_is_launched_for_it(architecture, launched, c
     for gated in (True, False):
         for fp8 in (True, False):
             _launch_all(gated, True, True, torch.bfloat16, added=False, fp8=fp8, activation=name)
-    parts = [compile._parts(kernel) for kernel in launched]
-    found = {compile.sources()[kernel] for kernel, activation in parts if activation == name}
+    found = {compile.sources()[kernel] for kernel, activation in launched if activation == name}
     own, of_relu = (
         compile_kernels(cubins, NEWEST, _target(architecture), activation=activation)
         for activation in (name, "relu")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from sparsellm.ffn.kernels import launch as module
-from sparsellm.ffn.kernels.launch import kernels_of
+from sparsellm.ffn.kernels.launch import Address, Kernel, kernels_of
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(module, "_launcher", lambda: record)
     monkeypatch.setattr(module, "_enter_context", lambda: seen.append("entered"))
     monkeypatch.setattr(module, "_local", module._Local())
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: device, raising=False)
     return seen
 
 
@@ -46,14 +47,20 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
 """
 LAYOUT = module.Layout("some", kernels_of(SOURCE)["some"])
 MAP = bytes(range(128))
-ARGUMENTS = (MAP, 0x7F00_1234_5678, np.int32(-5), np.float32(0.5), np.uint64(9), None)
+ARGUMENTS = (MAP, Address(0x7F00_1234_5678), -5, 0.5, 9, None)
+
+
+def kernel(*, function=7, layout=LAYOUT, threads=384, shared_bytes=1000, stream=99, overlap=True):
+    """On a device with that number, which is its stream's too."""
+    ptr = SimpleNamespace(ptr=function)
+    return Kernel(ptr, layout, threads, shared_bytes, {"blocks": 2}.get, stream, 132, overlap)
 
 
 def test_arguments_and_configuration(driver):
-    module.launch(7, 132, 384, 1000, LAYOUT, ARGUMENTS, 99, overlap=True)
+    kernel().launch(132, *ARGUMENTS)
     tensor = torch.zeros(8)
-    other = (MAP, None, np.int32(1), np.float32(2), np.uint64(3), tensor)
-    module.launch(7, 1, 32, 0, LAYOUT, other, 0, overlap=False)
+    plain = kernel(threads=32, shared_bytes=0, stream=0, overlap=False)
+    plain.launch(1, MAP, None, True, 2, 3, tensor)
     _, first, second = driver
     assert first[:10] == (7, 132, 1, 1, 384, 1, 1, 1000, 99, 1)
     assert first[10] == 6
@@ -62,12 +69,18 @@ def test_arguments_and_configuration(driver):
     assert second[11] == [MAP, 0, 1, 2.0, 3, tensor.data_ptr()]
 
 
+def test_as_many_blocks_as_there_is_work_for(driver):
+    for units in (1000, 200):
+        kernel().launch_units(units, *ARGUMENTS)
+    assert [event[1] for event in driver if event != "entered"] == [264, 200]
+
+
 def test_every_thread_enters_a_context_once(driver):
     """The driver, unlike CUDA's runtime, refuses who has none: a kernel may come first there."""
 
     def twice():
         for _ in range(2):
-            module.launch(7, 132, 384, 1000, LAYOUT, ARGUMENTS, 99, overlap=True)
+            kernel().launch(132, *ARGUMENTS)
 
     twice()
     thread = threading.Thread(target=twice)
@@ -80,7 +93,7 @@ def test_every_thread_enters_a_context_once(driver):
 
 def test_refusals(driver):
     with pytest.raises(RuntimeError, match=r"132 blocks of 384 threads .* \(CUDA error 1\)"):
-        module.launch(13, 132, 384, 0, LAYOUT, ARGUMENTS, 0, overlap=True)
+        kernel(function=13).launch(132, *ARGUMENTS)
 
 
 def _refused(*changed):
@@ -88,19 +101,20 @@ def _refused(*changed):
     for place, value in changed:
         arguments[place] = value
     with pytest.raises(TypeError) as error:
-        module.launch(7, 1, 1, 0, LAYOUT, tuple(arguments), 0, overlap=True)
+        kernel().launch(1, *arguments)
     return str(error.value)
 
 
 def test_arguments_of_other_types_are_refused(driver):
-    """The driver would read a Python int in place of an int as an address, and not complain."""
-    assert _refused((2, 5)) == "some: argument n is a int; it takes int32"
-    assert _refused((3, 0.5)) == "some: argument threshold is a float; it takes float32"
-    assert _refused((1, np.int32(0))) == (
-        "some: argument from is a int32; it takes Tensor or NoneType or int"
+    """The driver would take a number for an address, and not complain."""
+    assert _refused((2, 0.5)) == "some: argument n is a float; it takes int"
+    assert _refused((2, torch.zeros(1))) == "some: argument n is a Tensor; it takes int"
+    assert _refused((3, None)) == "some: argument threshold is a NoneType; it takes float or int"
+    assert _refused((1, 0)) == (
+        "some: argument from is a int; it takes Tensor or NoneType or Address"
     )
     with pytest.raises(TypeError, match=r"some takes 6 arguments \(map, from, n, .*\), not 5"):
-        module.launch(7, 1, 1, 0, LAYOUT, ARGUMENTS[:-1], 0, overlap=True)
+        kernel().launch(1, *ARGUMENTS[:-1])
     assert driver == []
 
 
@@ -108,8 +122,8 @@ def test_types_are_checked_once_per_combination(driver, monkeypatch):
     layout, checks = module.Layout("some", kernels_of(SOURCE)["some"]), []
     check = layout._check
     monkeypatch.setattr(layout, "_check", lambda types: checks.append(types) or check(types))
-    for arguments in (ARGUMENTS, ARGUMENTS, (*ARGUMENTS[:-1], 0), ARGUMENTS):
-        module.launch(7, 1, 1, 0, layout, arguments, 0, overlap=True)
+    for arguments in (ARGUMENTS, ARGUMENTS, (*ARGUMENTS[:-1], Address(0)), ARGUMENTS):
+        kernel(layout=layout).launch(1, *arguments)
     assert len(checks) == 2
 
 

@@ -15,5 +15,4 @@ extern "C" __global__ void __launch_bounds__(threads)
                        Splitting{split, arrived, max_parts, slices, workers}, control);
 }
 
-extern "C" __device__ const uint32 column_units_threads = threads, column_units_members = unit_members,
-                                   column_units_min_part = min_part_members, column_units_shared_bytes = 0;
+extern "C" __device__ const uint32 exported_members = unit_members, exported_min_part = min_part_members;

@@ -12,7 +12,3 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   const SumWork work{order, split, arrived, sums, control};
   run(op, nullptr, m, k, work, nullptr, dx_MK);
 }
-
-extern "C" __device__ const uint32 columns_down_threads = block_threads,
-                                   columns_down_blocks = blocks_per_multiprocessor,
-                                   columns_down_shared_bytes = shared_bytes;

@@ -11,7 +11,3 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   const ColumnsGrad op{offset, neuron, gate, up, *l1, d_gate, d_up};
   run(op, Tokens{map_of_dy, dy_MK, token_M, m}, w_down_NK, k, unit, control);
 }
-
-extern "C" __device__ const uint32 columns_grad_threads = block_threads,
-                                   columns_grad_blocks = blocks_per_multiprocessor,
-                                   columns_grad_shared_bytes = shared_bytes;

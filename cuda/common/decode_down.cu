@@ -251,5 +251,5 @@ extern "C" __global__ void __launch_bounds__(block_threads, 2)
   with_octets(m, Columns{shared, in, pairs, own, total, many, bias_K, y_MK, m});
 }
 
-extern "C" __device__ const uint32 decode_down_threads = block_threads, decode_down_columns = block_columns,
-                                   decode_down_shared_bytes = sizeof(Shared);
+extern "C" __device__ const uint32 exported_columns = block_columns,
+                                   exported_shared_bytes = sizeof(Shared);

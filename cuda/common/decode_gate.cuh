@@ -446,3 +446,6 @@ __device__ __forceinline__ void run_decode_gate(const element* x_MK, const Weigh
 }
 }  // namespace
 
+extern "C" __device__ const uint32 exported_max_sections = max_sections,
+                                   exported_max_section = max_section,
+                                   exported_shared_bytes = sizeof(Shared);

@@ -9,8 +9,3 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
   run_decode_gate(x_MK, w_NK, scale_N, bias_N, w_up_NK, bias_up_N, w_down_NK, m, n, k, threshold,
                   relu_up, stride, count, neuron, value);
 }
-
-extern "C" __device__ const uint32 decode_gate_fp8_threads = block_threads,
-                                   decode_gate_fp8_max_sections = max_sections,
-                                   decode_gate_fp8_max_section = max_section,
-                                   decode_gate_fp8_shared_bytes = sizeof(Shared);

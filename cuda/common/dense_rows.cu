@@ -120,5 +120,4 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, blocks_each)
   }
 }
 
-extern "C" __device__ const uint32 dense_rows_threads = gemm_threads, dense_rows_blocks = blocks_each,
-                                   dense_rows_shared_bytes = sizeof(GemmShared);
+extern "C" __device__ const uint32 exported_blocks = blocks_each;

@@ -188,6 +188,3 @@ extern "C" __global__ void __launch_bounds__(gemm_threads, 1)
     finish_item(control + items_done);
   }
 }
-
-extern "C" __device__ const uint32 dense_rows_grad_threads = gemm_threads,
-                                   dense_rows_grad_shared_bytes = sizeof(GemmShared);

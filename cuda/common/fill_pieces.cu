@@ -150,5 +150,4 @@ extern "C" __global__ void __launch_bounds__(num_threads, blocks_each)
   }
 }
 
-extern "C" __device__ const uint32 fill_pieces_threads = num_threads, fill_pieces_blocks = blocks_each,
-                                   fill_pieces_shared_bytes = sizeof(Shared);
+extern "C" __device__ const uint32 exported_blocks = blocks_each, exported_shared_bytes = sizeof(Shared);

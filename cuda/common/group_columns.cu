@@ -328,13 +328,9 @@ extern "C" __global__ void __launch_bounds__(plan_threads, 2)
   make_units(shared, gridDim.x, group_rows, group_first, unit, control);
 }
 
-extern "C" __device__ const uint32 place_columns_threads = place_threads, place_columns_blocks = place_blocks,
-                                   place_columns_shared_bytes = 0;
-extern "C" __device__ const uint32 rank_neurons_threads = rank_threads, rank_neurons_shared_bytes = 0;
-extern "C" __device__ const uint32 plan_groups_threads = plan_threads, plan_groups_neurons = group_neurons,
-                                   plan_groups_line = warp_blocks, plan_groups_max_parts = max_parts,
-                                   plan_groups_min_part = min_part_pieces,
-                                   plan_groups_piece_rows = piece_rows,
-                                   plan_groups_control_words = group_control_words,
-                                   plan_groups_member_words = sizeof(Member) / 4,
-                                   plan_groups_unit_words = sizeof(Unit) / 4, plan_groups_shared_bytes = 0;
+extern "C" __device__ const uint32 exported_blocks = place_blocks, exported_neurons = group_neurons,
+                                   exported_line = warp_blocks, exported_max_parts = max_parts,
+                                   exported_min_part = min_part_pieces, exported_piece_rows = piece_rows,
+                                   exported_control_words = group_control_words,
+                                   exported_member_words = sizeof(Member) / 4,
+                                   exported_unit_words = sizeof(Unit) / 4;

@@ -62,7 +62,3 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   sum_rows(list, ell.rows, nullptr, k, columns_of(share.slice, slices, k), y_MK,
            RowsByToken{token, ell.first}, FloatFactors{w_down_NK});
 }
-
-extern "C" __device__ const uint32 hybrid_up_threads = walk_threads, hybrid_up_shared_bytes = 0;
-extern "C" __device__ const uint32 hybrid_down_threads = walk_threads, hybrid_down_columns = sum_columns,
-                                   hybrid_down_shared_bytes = 0;

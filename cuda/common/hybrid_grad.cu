@@ -63,7 +63,3 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   else
     sum_rows(list, ell.rows, nullptr, k, range, dx_MK, rows, LowFactors{w_up_NK});
 }
-
-extern "C" __device__ const uint32 hybrid_grad_threads = walk_threads, hybrid_grad_shared_bytes = 0;
-extern "C" __device__ const uint32 hybrid_grad_x_threads = walk_threads, hybrid_grad_x_columns = sum_columns,
-                                   hybrid_grad_x_shared_bytes = 0;

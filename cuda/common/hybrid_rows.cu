@@ -117,4 +117,4 @@ extern "C" __global__ void __launch_bounds__(threads)
   list_rows(shared, heavy, gridDim.x * 2, list, control);
 }
 
-extern "C" __device__ const uint32 hybrid_rows_threads = threads, hybrid_rows_shared_bytes = max_neurons;
+extern "C" __device__ const uint32 exported_shared_bytes = max_neurons;

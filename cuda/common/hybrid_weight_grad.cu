@@ -216,7 +216,4 @@ extern "C" __global__ void __launch_bounds__(threads, 4)
   write(out, behind - 1, k, part.column, sum);
 }
 
-extern "C" __device__ const uint32 hybrid_weight_grad_threads = threads,
-                                   hybrid_weight_grad_columns = chunk_columns,
-                                   hybrid_weight_grad_shared_bytes = 0;
-extern "C" __device__ const uint32 hybrid_carry_threads = threads, hybrid_carry_shared_bytes = 0;
+extern "C" __device__ const uint32 exported_chunk_columns = chunk_columns;

@@ -73,5 +73,3 @@ extern "C" __global__ void __launch_bounds__(threads)
                                             quantise(octet[i].z, octet[i].w, inverse));
   }
 }
-
-extern "C" __device__ const uint32 quantise_rows_threads = threads, quantise_rows_shared_bytes = 0;

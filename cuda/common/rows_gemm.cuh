@@ -170,3 +170,5 @@ __device__ __forceinline__ void finish_item(uint32* done) {
   atomicAdd(done, 1);
 }
 }  // namespace
+
+extern "C" __device__ const uint32 exported_shared_bytes = sizeof(GemmShared);

@@ -80,8 +80,5 @@ extern "C" __global__ void __launch_bounds__(threads)
   row_M[token] = row;
 }
 
-extern "C" __device__ const uint32 count_ids_threads = threads, count_ids_shared_bytes = 0;
-extern "C" __device__ const uint32 make_keys_threads = threads, make_keys_id_bits = id_bits,
-                                   make_keys_frequency_bits = frequency_bits, make_keys_shared_bytes = 0;
-extern "C" __device__ const uint32 rank_tokens_threads = threads, rank_tokens_tokens = own_tokens,
-                                   rank_tokens_shared_bytes = 0;
+extern "C" __device__ const uint32 exported_id_bits = id_bits, exported_frequency_bits = frequency_bits,
+                                   exported_tokens = own_tokens;

@@ -116,5 +116,4 @@ extern "C" __global__ void __launch_bounds__(threads, 12)
                    columns);
 }
 
-extern "C" __device__ const uint32 transpose_threads = threads, transpose_rows = tile_rows,
-                                   transpose_row_bytes = row_chunks * 16, transpose_shared_bytes = 0;
+extern "C" __device__ const uint32 exported_rows = tile_rows, exported_row_bytes = row_chunks * 16;

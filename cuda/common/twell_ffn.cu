@@ -171,7 +171,3 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     sum_rows(shared.list, end - row, b_down_K, k, range, y_MK, at, FloatFactors{w_down_NK});
   });
 }
-
-extern "C" __device__ const uint32 twell_up_threads = walk_threads, twell_up_shared_bytes = 0;
-extern "C" __device__ const uint32 twell_down_threads = walk_threads, twell_down_columns = sum_columns,
-                                   twell_down_shared_bytes = 0;

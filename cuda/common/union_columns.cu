@@ -141,5 +141,5 @@ extern "C" __global__ void __launch_bounds__(threads, blocks_each)
   if (lane == 0) l1[blockIdx.x * warps + threadIdx.x / 32] = sum;
 }
 
-extern "C" __device__ const uint32 union_columns_threads = threads, union_columns_blocks = blocks_each,
-                                   union_columns_batch = batch, union_columns_shared_bytes = sizeof(Shared);
+extern "C" __device__ const uint32 exported_blocks = blocks_each, exported_batch = batch,
+                                   exported_shared_bytes = sizeof(Shared);

@@ -11,7 +11,3 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   const SumWork work{order, split, arrived, sums, control};
   run(UnionDown{entry, value, w_NK, tiles_n}, bias_K, m, k, work, token_M, y_MK);
 }
-
-extern "C" __device__ const uint32 union_down_threads = block_threads, union_down_columns = unit_columns,
-                                   union_down_blocks = blocks_per_multiprocessor,
-                                   union_down_shared_bytes = shared_bytes;

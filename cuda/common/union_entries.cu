@@ -69,5 +69,4 @@ extern "C" __global__ void __launch_bounds__(threads)
     *observed = __ldcg(control + num_entries) / gridDim.x;
 }
 
-extern "C" __device__ const uint32 union_entries_threads = threads,
-                                   union_entries_shared_bytes = 4 * (max_neurons / tile_neurons + 1);
+extern "C" __device__ const uint32 exported_shared_bytes = 4 * (max_neurons / tile_neurons + 1);

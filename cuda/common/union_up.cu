@@ -11,7 +11,3 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
   const UnionUp op{entry, value, bias_N, tiles_n, kept, relu_up != 0};
   run(op, Tokens{map_of_x, x_MK, token_M, m}, w_NK, k, unit, control);
 }
-
-extern "C" __device__ const uint32 union_up_threads = block_threads, union_up_parts = part_warps,
-                                   union_up_blocks = blocks_per_multiprocessor,
-                                   union_up_shared_bytes = shared_bytes;

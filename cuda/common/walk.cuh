@@ -244,3 +244,5 @@ __device__ __forceinline__ void sum_rows(const List& list, int rows, const eleme
   }
 }
 }  // namespace
+
+extern "C" __device__ const uint32 exported_columns = sum_columns;

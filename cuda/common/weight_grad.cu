@@ -27,7 +27,3 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiproc
                 piece_values, progress, sums,    is_float != 0, gate_NK, up_NK, down_NK},
       control, adds != 0);
 }
-
-extern "C" __device__ const uint32 weight_grad_threads = block_threads, weight_grad_columns = unit_columns,
-                                   weight_grad_blocks = blocks_per_multiprocessor,
-                                   weight_grad_shared_bytes = shared_bytes;

@@ -199,6 +199,8 @@ __device__ __forceinline__ void run(const Op& op, const element* bias_K, int m, 
             slice * unit_columns + warp % 4 * 64);
   }
 }
-
-constexpr uint32 shared_bytes = sizeof(Shared);
 }  // namespace
+
+extern "C" __device__ const uint32 exported_blocks = blocks_per_multiprocessor,
+                                   exported_columns = unit_columns,
+                                   exported_shared_bytes = sizeof(Shared);

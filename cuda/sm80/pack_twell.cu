@@ -36,5 +36,3 @@ extern "C" __global__ void __launch_bounds__(threads)
   }
   if (lane == 31) to[0] = through;
 }
-
-extern "C" __device__ const uint32 pack_twell_threads = threads, pack_twell_shared_bytes = 0;

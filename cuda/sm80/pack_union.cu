@@ -112,5 +112,4 @@ extern "C" __global__ void __launch_bounds__(block_threads)
                 value + static_cast<uint64>(blockIdx.x) * tile_neurons * block_tokens);
 }
 
-extern "C" __device__ const uint32 pack_union_threads = block_threads,
-                                   pack_union_shared_bytes = sizeof(Shared);
+extern "C" __device__ const uint32 exported_shared_bytes = sizeof(Shared);

@@ -172,6 +172,7 @@ __device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const el
     finish(op, part, d);
   }
 }
-
-constexpr uint32 shared_bytes = sizeof(Shared);
 }  // namespace
+
+extern "C" __device__ const uint32 exported_blocks = blocks_per_multiprocessor,
+                                   exported_parts = part_warps, exported_shared_bytes = sizeof(Shared);

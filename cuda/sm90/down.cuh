@@ -229,6 +229,8 @@ __device__ __forceinline__ void run(const Op& op, const element* bias_K, int m, 
     consume(shared, op.num_sources(), m, k, units_k, work, bias_K, token_M, y_MK);
   }
 }
-
-constexpr uint32 shared_bytes = aligned_bytes<Shared>;
 }  // namespace
+
+extern "C" __device__ const uint32 exported_blocks = blocks_per_multiprocessor,
+                                   exported_columns = unit_columns,
+                                   exported_shared_bytes = aligned_bytes<Shared>;

@@ -300,5 +300,7 @@ __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredT
 }
 
 constexpr int gate_threads = 384;
-constexpr uint32 shared_bytes = sizeof(Shared) + 1024;
 }  // namespace
+
+extern "C" __device__ const uint32 exported_tokens = tile_m, exported_cluster = cluster,
+                                   exported_shared_bytes = sizeof(Shared) + 1024;

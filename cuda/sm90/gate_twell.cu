@@ -11,6 +11,3 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gat
   run_gate<Elements>(x_MK, none, w_NK, Scales{}, bias_N, m, n, k, threshold, control,
                      PackTwell{m, words, tiles * words, word});
 }
-
-extern "C" __device__ const uint32 gate_twell_threads = gate_threads, gate_twell_tokens = tile_m,
-                                   gate_twell_cluster = cluster, gate_twell_shared_bytes = shared_bytes;

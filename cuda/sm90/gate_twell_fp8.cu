@@ -10,7 +10,3 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gat
   run_gate<E4m3>(x_MK, ScatteredTokens{}, w_NK, Scales{x_scale_M, w_scale_N}, bias_N, m, n, k,
                  threshold, control, PackTwell{m, words, tiles * words, word});
 }
-
-extern "C" __device__ const uint32 gate_twell_fp8_threads = gate_threads,
-                                   gate_twell_fp8_tokens = tile_m, gate_twell_fp8_cluster = cluster,
-                                   gate_twell_fp8_shared_bytes = shared_bytes;

@@ -10,6 +10,3 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gat
   run_gate<Elements>(map_of_x, ScatteredTokens{x_MK, token_M}, w_NK, Scales{}, bias_N, m, n, k,
                      threshold, control, PackUnion{m, count, neuron, value});
 }
-
-extern "C" __device__ const uint32 gate_union_threads = gate_threads, gate_union_tokens = tile_m,
-                                   gate_union_cluster = cluster, gate_union_shared_bytes = shared_bytes;

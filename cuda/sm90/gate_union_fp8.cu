@@ -9,7 +9,3 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gat
   run_gate<E4m3>(x_MK, ScatteredTokens{}, w_NK, Scales{x_scale_M, w_scale_N}, bias_N, m, n, k,
                  threshold, control, PackUnion{m, count, neuron, value});
 }
-
-extern "C" __device__ const uint32 gate_union_fp8_threads = gate_threads,
-                                   gate_union_fp8_tokens = tile_m, gate_union_fp8_cluster = cluster,
-                                   gate_union_fp8_shared_bytes = shared_bytes;

@@ -192,6 +192,8 @@ __device__ __forceinline__ void run(const Op& op, const Tokens& tokens, const el
     consume(shared, op, steps);
   }
 }
-
-constexpr uint32 shared_bytes = aligned_bytes<Shared>;
 }  // namespace
+
+extern "C" __device__ const uint32 exported_blocks = blocks_per_multiprocessor,
+                                   exported_parts = part_warps,
+                                   exported_shared_bytes = aligned_bytes<Shared>;

@@ -3,9 +3,9 @@
 CuPy caches the machine code on disk (`compile_cache`) under a key of source and options. The key
 does not cover included headers, so a digest of them is passed as an option.
 
-A source has one kernel or several, and exports constants for the launches of each as
-``<kernel>_<name>``: ``threads`` of a block and ``shared_bytes`` (dynamic shared memory of a block),
-and whatever else Python must know, so that each number is stated once.
+A source has one kernel or several. What Python must know of them it, or a header, exports as
+``exported_<name>``, so that each number is stated once: ``shared_bytes``, the dynamic shared memory
+of a block, if there is any; ``blocks`` of a multiprocessor at a time; sizes of tiles and the like.
 """
 
 from __future__ import annotations
@@ -162,12 +162,14 @@ def _load(
     @functools.cache
     def exported(name: str) -> int:
         with cupy.cuda.Device(device_index):
-            return int(cupy.ndarray((1,), np.uint32, module.get_global(f"{kernel}_{name}"))[0])
+            return int(cupy.ndarray((1,), np.uint32, module.get_global(f"exported_{name}"))[0])
 
     source = path.read_text(encoding="utf-8")
+    texts = [source, *(header.read_text(encoding="utf-8") for header in _included(path, folder))]
     with cupy.cuda.Device(device_index) as device:
         function = module.get_function(kernel)
-        shared_bytes = exported("shared_bytes") if f"{kernel}_shared_bytes" in source else 0
+        is_dynamic = any("exported_shared_bytes" in text for text in texts)
+        shared_bytes = exported("shared_bytes") if is_dynamic else 0
         if shared_bytes > 48 * 1024:
             function.max_dynamic_shared_size_bytes = shared_bytes
         return Kernel(

@@ -174,7 +174,7 @@ def _weight_grads(  # noqa: PLR0917
         new = [x_MK.new_empty(n, k, dtype=dtype) for _ in range(3)]
         sums = GradientSums(new[0] if gated else None, new[1], new[2])
     kernel = kernel_for("hybrid_weight_grad", x_MK)
-    slices = -(-k // kernel.exported("columns"))
+    slices = -(-k // kernel.exported("chunk_columns"))
     segments = kernel.blocks_for(m * width, _SEGMENTS_PER_MULTIPROCESSOR)
     carry = torch.empty(segments, 2, 3, k, dtype=torch.float32, device=x_MK.device)
     is_float = sums.up_NK.dtype == torch.float32

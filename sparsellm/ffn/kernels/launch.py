@@ -206,7 +206,7 @@ class Kernel:
     layout: Layout  # of its parameters
     threads: int  # of a block, by its launch bounds
     shared_bytes: int  # dynamic shared memory of a block
-    exported: Callable[[str], int]  # the constant ``<kernel>_<name>`` of its source
+    exported: Callable[[str], int]  # the constant ``exported_<name>`` of its source
     device_index: int
     num_multiprocessors: int
     may_overlap: bool  # start before the previous kernel has ended (compute capability 9.0 on)

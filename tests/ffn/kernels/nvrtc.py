@@ -156,8 +156,7 @@ def usage_of(cubin: bytes, kernel: str) -> Usage:
             if symbol == number:
                 found[attribute] = of_symbol
     static, _ = sections.get(f".nv.shared.{kernel}", (0, b""))
-    name = f"{kernel}_shared_bytes"
-    dynamic = exported(cubin, name) if name in symbols else 0
+    dynamic = exported(cubin, "shared_bytes") if "exported_shared_bytes" in symbols else 0
     return Usage(found[_REGISTERS], found[_FRAME_SIZE], static, dynamic)
 
 
@@ -217,8 +216,8 @@ def _symbols(elf: bytes) -> dict[str, tuple[int, int, int]]:
 
 
 def exported(cubin: bytes, name: str) -> int:
-    """The number that a source exports under a name."""
-    _, section, value = _symbols(cubin)[name]
+    """The number that a source exports as ``exported_<name>``."""
+    _, section, value = _symbols(cubin)[f"exported_{name}"]
     _, _, content = _section_list(cubin)[section]
     return struct.unpack_from("<I", content, value)[0] if content else 0
 

@@ -57,7 +57,7 @@ def launched(everywhere, architecture, cubins, monkeypatch):
             layout=launch.Layout(kernel, kernels_of(source)[kernel]),
             threads=nvrtc.signature_of(cubin, kernel).max_threads,
             shared_bytes=0,
-            exported=lambda name: nvrtc.exported(cubin, f"{kernel}_{name}"),
+            exported=lambda name: nvrtc.exported(cubin, name),
             device_index=device_index,
             num_multiprocessors=132,
             may_overlap=True,

@@ -271,15 +271,15 @@ def test_python_and_device_code_agree_on_the_formats(cubins):
     header = bundled("cuda") / "common" / "tiles.cuh"
     lines = [header.read_text(encoding="utf-8")]
     for number, value in enumerate(expected):
-        lines.append(f'extern "C" __device__ const uint32 value_{number} = {value};')
+        lines.append(f'extern "C" __device__ const uint32 exported_{number} = {value};')
     options = compile.compile_options(header, "sm90", "sm_90a", SHARED_KIB["sm_90a"])
     constants = nvrtc.Job("constants", "sm_90a", "\n".join(lines), options)
     cubin = nvrtc.compile_all(library(NEWEST), [constants], cubins)["constants"].read_bytes()
-    found = {name: nvrtc.exported(cubin, f"value_{i}") for i, name in enumerate(expected)}
+    found = {name: nvrtc.exported(cubin, str(i)) for i, name in enumerate(expected)}
     assert found == expected
 
 
 def test_the_key_of_a_token_has_the_same_bits_in_python(compiled):
     cubin = compiled(NEWEST, "sm_90a")["make_keys"].read_bytes()
     for name, bits in (("id", token_order._ID_BITS), ("frequency", token_order._FREQUENCY_BITS)):
-        assert nvrtc.exported(cubin, f"make_keys_{name}_bits") == bits
+        assert nvrtc.exported(cubin, f"{name}_bits") == bits

@@ -5,6 +5,8 @@ Shapes: M tokens, K hidden_size, N intermediate_size. On a CPU the operator is p
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,63 +18,42 @@ from sparsellm.ffn.types import ELEMENTS, MAX_NEURONS, MAX_TOKENS, FFNWeights
 # `define` and `impl` rather than `custom_op`, whose Python wrappers cost 30 µs a call.
 torch.library.define(
     "sparsellm::sparse_ffn",
-    "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor down_NK, "
-    "Tensor? b_gate_N, Tensor? b_up_N, Tensor? b_down_K, float threshold, bool relu_up, "
-    "str activation, int dispatch, Tensor? token_M=None, Tensor? quantised_NK=None, "
-    "Tensor? quantised_scale_N=None) -> Tensor",
+    "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor? b_gate_N, "
+    "Tensor? b_up_N, Tensor? b_down_K, float threshold, bool relu_up, str activation, "
+    "Tensor? quantised_NK, Tensor? quantised_scale_N, Tensor down_NK, int dispatch, "
+    "Tensor? token_M) -> Tensor",
 )
 
 
 @torch.library.impl("sparsellm::sparse_ffn", ("CPU", "CUDA"))
-def _sparse_ffn(  # noqa: PLR0917 - operators have no keyword-only tensors
-    x_MK: Tensor,
-    w_gate_NK: Tensor | None,
-    w_up_NK: Tensor,
-    w_down_KN: Tensor,
-    down_NK: Tensor,
-    b_gate_N: Tensor | None,
-    b_up_N: Tensor | None,
-    b_down_K: Tensor | None,
-    threshold: float,
-    relu_up: bool,
-    activation: str,
-    dispatch: int,
-    token_M: Tensor | None = None,
-    quantised_NK: Tensor | None = None,
-    quantised_scale_N: Tensor | None = None,
-) -> Tensor:
-    biases = (b_gate_N, b_up_N, b_down_K)
+def _sparse_ffn(x_MK: Tensor, *arguments: Any) -> Tensor:
+    *own, quantised_NK, quantised_scale_N, down_NK, dispatch, token_M = arguments
     quantised = quantised_from(quantised_NK, quantised_scale_N)
-    matrices = (w_gate_NK, w_up_NK, w_down_KN)
-    w = FFNWeights(*matrices, *biases, threshold, relu_up, activation, quantised)
+    w = FFNWeights(*own)._replace(quantised=quantised, down_NK=down_NK)
     if x_MK.is_cuda:
-        return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
-    _check(x_MK, w, down_NK, x_MK.dtype, token_M)
+        return _on_cuda(x_MK, w, dispatch, token_M)
+    _check(x_MK, w, x_MK.dtype, token_M)
     # W_d from the copy that the kernels read.
     return fatrelu_ffn(x_MK, w._replace(down_KN=down_NK.t()))
 
 
-def _on_cuda(
-    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int, token_M: Tensor | None
-) -> Tensor:
+def _on_cuda(x_MK: Tensor, w: FFNWeights, dispatch: int, token_M: Tensor | None) -> Tensor:
     dtype = x_MK.dtype if x_MK.dtype in ELEMENTS else torch.bfloat16
-    _check(x_MK, w, down_NK, dtype, token_M)
+    _check(x_MK, w, dtype, token_M)
     if x_MK.shape[0] == 0:
         return torch.empty_like(x_MK)
     if x_MK.get_device() != torch.cuda.current_device():
         with torch.cuda.device(x_MK.device):
-            return _run(x_MK, w, down_NK, dispatch, token_M)
-    return _run(x_MK, w, down_NK, dispatch, token_M)
+            return _run(x_MK, w, dispatch, token_M)
+    return _run(x_MK, w, dispatch, token_M)
 
 
-def _run(
-    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dispatch: int, token_M: Tensor | None
-) -> Tensor:
+def _run(x_MK: Tensor, w: FFNWeights, dispatch: int, token_M: Tensor | None) -> Tensor:
     from sparsellm.ffn.kernels import inference
 
     chooser = by_handle(dispatch)
     if chooser is None:
-        return inference.sparse(x_MK, w, down_NK, 0, token_M)
+        return inference.sparse(x_MK, w, 0, token_M)
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
     path = chooser.choose(
         m,
@@ -86,7 +67,7 @@ def _run(
     )
     if path == "dense":
         return inference.dense_ffn(x_MK, w)
-    return inference.sparse(x_MK, w, down_NK, chooser.word(m), token_M, chooser.format)
+    return inference.sparse(x_MK, w, chooser.word(m), token_M, chooser.format)
 
 
 @torch.library.register_fake("sparsellm::sparse_ffn")
@@ -95,19 +76,14 @@ def _(x_MK: Tensor, *_: object) -> Tensor:
 
 
 def sparse_ffn(
-    x_MK: Tensor,
-    w: FFNWeights,
-    down_NK: Tensor,
-    dispatch: int = 0,
-    token_M: Tensor | None = None,
+    x_MK: Tensor, w: FFNWeights, dispatch: int = 0, token_M: Tensor | None = None
 ) -> Tensor:
     """`reference.fatrelu_ffn`, computed only where the gate fires.
 
     Args:
         x_MK: bf16 or fp16 and contiguous, as everything here; on a GPU of compute capability 8.0
             or newer.
-        w: the FFN; W_d itself is read where dispatch chooses the dense path.
-        down_NK: W_d transposed; the sparse kernels read this one.
+        w: the FFN, with W_d transposed too; W_d itself is read where dispatch chooses dense.
         dispatch: `Dispatch.handle`; 0 always uses the sparse kernels.
         token_M: the order in which the sparse kernels process the tokens, (M,) int32, see
             `TokenOrder`; None is the order of x. It changes only the time and the order of sums.
@@ -120,9 +96,9 @@ def sparse_ffn(
     """
     # Only compilers need the operator; in eager mode its dispatch costs as much as a decoding step.
     if type(x_MK) is Tensor and x_MK.is_cuda and not torch.compiler.is_compiling():
-        return _on_cuda(x_MK, w, down_NK, dispatch, token_M)
+        return _on_cuda(x_MK, w, dispatch, token_M)
     y_MK: Tensor = torch.ops.sparsellm.sparse_ffn(
-        x_MK, *w[:3], down_NK, *w[3:9], dispatch, token_M, *(w.quantised or ())
+        x_MK, *w[:9], *(w.quantised or (None, None)), w.down_NK, dispatch, token_M
     )
     return y_MK
 
@@ -137,9 +113,7 @@ def beyond_limits(k: int, n: int) -> str | None:
     return None
 
 
-def _check(
-    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, dtype: torch.dtype, token_M: Tensor | None
-) -> None:
+def _check(x_MK: Tensor, w: FFNWeights, dtype: torch.dtype, token_M: Tensor | None) -> None:
     if x_MK.ndim != 2 or w.up_NK.ndim != 2:
         raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
@@ -154,7 +128,6 @@ def _check(
     device = x_MK.device
     _check_tensor("x", x_MK, (m, k), dtype, device, contiguous=True)
     check_weights(w, k, n, dtype, device, contiguous=True)
-    _check_tensor("W_d transposed", down_NK, (n, k), dtype, device, contiguous=True)
     if token_M is not None:
         check_order(token_M, m, device)
 
@@ -173,6 +146,7 @@ def check_weights(
         ("W_g", w.gate_NK, (n, k)),
         ("W_u", w.up_NK, (n, k)),
         ("W_d", w.down_KN, (k, n)),
+        ("W_d transposed", w.down_NK, (n, k)),
         ("b_g", w.b_gate_N, (n,)),
         ("b_u", w.b_up_N, (n,)),
         ("b_d", w.b_down_K, (k,)),

@@ -62,12 +62,13 @@ class _Installed:
     serving: _Serving
 
 
-def weights_of(ffn: Projections, formula: Formula) -> FFNWeights:
+def weights_of(ffn: Projections, formula: Formula, down_NK: Tensor | None = None) -> FFNWeights:
     """An FFN's weights and biases as they are now, for a formula."""
     gate_NK, b_gate_N = (None, None) if ffn.gate is None else _parameters(ffn.gate)
     up_NK, b_up_N = _parameters(ffn.up)
     down_KN, b_down_K = _parameters(ffn.down)
-    return FFNWeights(gate_NK, up_NK, down_KN, b_gate_N, b_up_N, b_down_K, *formula)
+    biases = (b_gate_N, b_up_N, b_down_K)
+    return FFNWeights(gate_NK, up_NK, down_KN, *biases, *formula, down_NK=down_NK)
 
 
 def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -240,11 +241,9 @@ def _is_for_kernels(x: Tensor, serving: _Serving) -> bool:
 
 
 def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
-    w = weights_of(serving.foreign.ffn, serving.formula)
+    w = weights_of(serving.foreign.ffn, serving.formula, module._buffers[DOWN_NK])
     if _few_stay_dense(x, serving):
         return _few_dense(x, w)
-    down_NK, handle = module._buffers[DOWN_NK], serving.dispatch.handle
-    assert down_NK is not None
     if not torch.compiler.is_compiling() and not _is_current(w, serving):
         _derive_again(module, w, serving)
     if serving.fp8:
@@ -254,7 +253,7 @@ def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
         w = w._replace(quantised=QuantisedRows(values_NK.view(E4M3), scale_N.view(torch.float32)))
     x_MK = x if x.ndim == 2 and x.is_contiguous() else x.reshape(-1, x.shape[-1]).contiguous()
     token_M = None if serving.prefill is None else serving.prefill.token_M(x_MK)
-    y_MK = sparse_ffn(x_MK, w, down_NK, handle, token_M)
+    y_MK = sparse_ffn(x_MK, w, serving.dispatch.handle, token_M)
     return y_MK if x.ndim == 2 else y_MK.view(x.shape)
 
 

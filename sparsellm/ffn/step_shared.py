@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.quantised import E4M3, QuantisedRows
-from sparsellm.ffn.types import FFNWeights, GradientSums, KernelWeights, StepShared
+from sparsellm.ffn.types import FFNWeights, GradientSums, StepShared
 
 
 class Fills:
@@ -74,15 +74,17 @@ class Fills:
 
 def kernel_weights(
     w: FFNWeights, dtype: torch.dtype, fills: Fills, *, fp8: bool = False
-) -> KernelWeights:
-    """The matrices of ``w`` in ``dtype`` and contiguous; W_d transposed.
+) -> FFNWeights:
+    """``w`` with its matrices in ``dtype`` and contiguous, of W_d the transpose alone.
 
     With ``fp8`` also the pattern's weight, quantised.
     """
     gate_NK = None if w.gate_NK is None else fills.cast(w.gate_NK, dtype)
     up_NK = fills.cast(w.up_NK, dtype)
-    quantised = fills.quantised(up_NK if gate_NK is None else gate_NK) if fp8 else None
-    return KernelWeights(gate_NK, up_NK, transposed(w.down_KN, dtype), quantised)
+    if fp8:
+        w = w._replace(quantised=fills.quantised(up_NK if gate_NK is None else gate_NK))
+    down_NK = transposed(w.down_KN, dtype)
+    return w._replace(gate_NK=gate_NK, up_NK=up_NK, down_KN=down_NK.t(), down_NK=down_NK)
 
 
 def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
@@ -119,6 +121,7 @@ def begin_step(
     if not accumulate or any(not summable(p) for p in matrices):
         return StepShared(weights, None)
     gate_NK = None if w.gate_NK is None else gradient_memory(w.gate_NK, fills)
+    assert weights.down_NK is not None
     down_NK = fills.zeros_like(weights.down_NK, torch.float32)
     return StepShared(weights, GradientSums(gate_NK, gradient_memory(w.up_NK, fills), down_NK))
 

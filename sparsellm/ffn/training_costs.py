@@ -63,8 +63,7 @@ def measure_costs(call: Measured, *, compiled: bool, ordered: bool) -> Costs:
         biased = w._replace(b_gate_N=bias_N) if gated else w._replace(b_up_N=bias_N)
 
         def step() -> FFNStats:
-            turned_KN = transposed(down_KN, torch.bfloat16).t()
-            given = biased._replace(down_KN=turned_KN)
+            given = biased._replace(down_NK=transposed(down_KN, torch.bfloat16))
             _, stats, saved = kernels.forward(x_MK, given, room, order_M)
             kernels.backward(dy_MK, d_l1, x_MK, given, saved, torch.bfloat16, order_M)
             return stats

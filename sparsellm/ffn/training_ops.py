@@ -10,27 +10,27 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsellm.ffn import training_formats
 from sparsellm.ffn.formats import ELL_WIDTH
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import check_order, check_weights
 from sparsellm.ffn.quantised import quantised_from
+from sparsellm.ffn.step_shared import Fills, kernel_weights
 from sparsellm.ffn.token_order import in_order
-from sparsellm.ffn.training_formats import FORMATS
+from sparsellm.ffn.training_formats import FORMATS, check_limits, kernels, runs_kernels
 from sparsellm.ffn.types import (
     FFNGradients,
     FFNStats,
     FFNWeights,
     Format,
     GradientSums,
-    KernelWeights,
     Room,
     StepShared,
     TokenOrder,
@@ -81,10 +81,11 @@ def sparse_ffn_training(  # noqa: PLR0917
         x_MK = x_MK.to(torch.get_autocast_dtype(device))
     x_MK = x_MK.contiguous() if order is None else in_order(x_MK, order)
     token_M = None if order is None else order.token_M
-    none, quantised = (None,) * 3, None
-    ready, sums = (none, none) if shared is None else (shared.weights[:3], shared.sums or none)
+    ready: tuple[Tensor | None, ...] = (None,) * 3
+    sums, quantised = ready, None
     if shared is not None:
-        quantised = shared.weights.quantised
+        ready = (shared.weights.gate_NK, shared.weights.up_NK, shared.weights.down_NK)
+        sums, quantised = shared.sums or sums, shared.weights.quantised
     elif fp8:
         quantised = quantised_rows((w.up_NK if w.gate_NK is None else w.gate_NK).to(x_MK.dtype))
     tensors = FFNTensors(x_MK, *w[:3], token_M, *(quantised or (None, None)), *ready, *sums)
@@ -107,7 +108,7 @@ class FFNTensors(NamedTuple):
     token_M: Tensor | None  # (M,) int32, the token of each row of x
     quantised_NK: Tensor | None  # `FFNWeights.quantised`, both or none
     quantised_scale_N: Tensor | None
-    ready_gate_NK: Tensor | None  # `KernelWeights`, all or none
+    ready_gate_NK: Tensor | None  # as kernels read the matrices, where the step shares them
     ready_up_NK: Tensor | None
     ready_down_NK: Tensor | None
     sum_gate_NK: Tensor | None  # `GradientSums`, all or none
@@ -120,16 +121,19 @@ class FFNTensors(NamedTuple):
         return self[:4]
 
     def weights(self, activation: str) -> FFNWeights:
-        """The parameters, as an FFN with this activation."""
+        """What to compute with, in the type of x: shared by the step, or made here."""
         quantised = quantised_from(self.quantised_NK, self.quantised_scale_N)
-        return FFNWeights(*self[1:4], activation=activation, quantised=quantised)
-
-    @property
-    def ready(self) -> KernelWeights | None:
-        """The matrices as kernels read them, where the step shares them."""
-        if self.ready_up_NK is None or self.ready_down_NK is None:
-            return None
-        return KernelWeights(self.ready_gate_NK, self.ready_up_NK, self.ready_down_NK)
+        w = FFNWeights(*self[1:4], activation=activation, quantised=quantised)
+        gate_NK, up_NK, down_NK = self.ready_gate_NK, self.ready_up_NK, self.ready_down_NK
+        if up_NK is not None and down_NK is not None:
+            down_KN = down_NK.t()
+            return w._replace(gate_NK=gate_NK, up_NK=up_NK, down_KN=down_KN, down_NK=down_NK)
+        dtype = self.x_MK.dtype
+        if runs_kernels(self.x_MK):
+            with Fills() as fills:
+                return kernel_weights(w, dtype, fills)
+        gate_NK = None if w.gate_NK is None else w.gate_NK.to(dtype)
+        return w._replace(gate_NK=gate_NK, up_NK=w.up_NK.to(dtype), down_KN=w.down_KN.to(dtype))
 
     @property
     def sums(self) -> GradientSums | None:
@@ -164,12 +168,24 @@ def _forward(*arguments: Any) -> tuple[Any, ...]:
         saves. Gradients flow through y and l1_sum.
     """
     tensors, room, format, activation = _split(arguments)
-    x_MK, w = tensors.x_MK, tensors.weights(activation)
-    _check(x_MK, w, tensors.token_M, room, format)
-    y_MK, stats, saved = training_formats.forward(
-        format, x_MK, w, tensors.ready, room, tensors.token_M
-    )
+    x_MK = tensors.x_MK
+    _check(tensors, room, format)
+    with _computing(x_MK):
+        compute = kernels(format) if runs_kernels(x_MK) else FORMATS[format]
+        given = (x_MK, tensors.weights(activation), room, tensors.token_M)
+        y_MK, stats, saved = compute.forward(*given)
     return y_MK, *stats[:4], list(saved)
+
+
+@contextmanager
+def _computing(x_MK: Tensor) -> Iterator[None]:
+    if runs_kernels(x_MK):
+        with torch.cuda.device(x_MK.get_device()):
+            yield
+    else:
+        # Autocast still applies inside an operator, where every type has been chosen already.
+        with torch.autocast(x_MK.device.type, enabled=False):
+            yield
 
 
 def _split(arguments: tuple[Any, ...]) -> tuple[FFNTensors, Room, Format, str]:
@@ -230,11 +246,15 @@ def _gradients(
     activation: str,
     *tensors: Any,
 ) -> FFNGradients:
-    given = FFNTensors(*tensors)
-    kept, w = FORMATS[format].saved(*saved), given.weights(activation)
-    return training_formats.backward(
-        format, dy_MK, d_l1, given.x_MK, w, given.ready, kept, given.token_M, given.sums
-    )
+    own, sums = FFNTensors(*tensors), FFNTensors(*tensors).sums
+    with _computing(own.x_MK):
+        kept = FORMATS[format].saved(*saved)
+        given = (dy_MK, d_l1, own.x_MK, own.weights(activation), kept)
+        if runs_kernels(own.x_MK):
+            dtype = own.w_up_NK.dtype
+            return kernels(format).backward(*given, dtype, own.token_M, sums)  # type: ignore[no-any-return]
+        gradients = FORMATS[format].backward(*given, own.token_M)
+        return gradients if sums is None else gradients.added_to(sums)
 
 
 class _SparseFFN(torch.autograd.Function):
@@ -303,7 +323,8 @@ _library.impl(
 )
 
 
-def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, room: Room, format: Format) -> None:
+def _check(given: FFNTensors, room: Room, format: Format) -> None:
+    x_MK, w, token_M = given.x_MK, FFNWeights(*given[1:4]), given.token_M
     if x_MK.ndim != 2 or w.up_NK.ndim != 2:
         raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
@@ -311,6 +332,8 @@ def _check(x_MK: Tensor, w: FFNWeights, token_M: Tensor | None, room: Room, form
     check_weights(w, k, n, w.up_NK.dtype, x_MK.device)
     if token_M is not None:
         check_order(token_M, m, x_MK.device)
+    if runs_kernels(x_MK):
+        check_limits(x_MK, n)
 
 
 def operators_digest() -> str:

@@ -74,6 +74,8 @@ class FFNWeights(NamedTuple):
     # In FP8: the matrix whose product decides what fires. That product, pattern and values, is then
     # computed from this; everything else from the matrices above.
     quantised: QuantisedRows | None = None
+    # W_d transposed and contiguous: the sparse kernels read this one.
+    down_NK: Tensor | None = None
 
     @property
     def first(self) -> tuple[Tensor, Tensor | None]:
@@ -94,15 +96,6 @@ class FFNWeights(NamedTuple):
         return (None, None) if self.gate_NK is None else (self.up_NK, self.b_up_N)
 
 
-class KernelWeights(NamedTuple):
-    """The matrices of an FFN as the kernels read them: of x's type and contiguous."""
-
-    gate_NK: Tensor | None  # None: the non-gated variant
-    up_NK: Tensor
-    down_NK: Tensor  # W_d transposed
-    quantised: QuantisedRows | None = None  # as in `FFNWeights`
-
-
 class GradientSums(NamedTuple):
     """Where micro-batches add the gradients of an FFN's matrices up: fp32 and contiguous."""
 
@@ -114,7 +107,7 @@ class GradientSums(NamedTuple):
 class StepShared(NamedTuple):
     """What the micro-batches of one optimizer step share, see `step_shared.py`."""
 
-    weights: KernelWeights
+    weights: FFNWeights  # in the type of the step's products, see `step_shared.kernel_weights`
     sums: GradientSums | None  # None: gradients go through autograd
 
 

@@ -139,9 +139,9 @@ def orders(monkeypatch):
     """The order that each FFN is called in; 30 tokens are enough for one."""
     seen = []
 
-    def spy(x_MK, w, down_NK, handle, token_M):
+    def spy(x_MK, w, handle, token_M):
         seen.append(token_M)
-        return sparse_ffn(x_MK, w, down_NK, handle, token_M)
+        return sparse_ffn(x_MK, w, handle, token_M)
 
     monkeypatch.setattr(replace, "sparse_ffn", spy)
     monkeypatch.setattr("sparsellm.ffn.token_order.MIN_TOKENS", 30)
@@ -348,22 +348,21 @@ def test_the_operator_equals_its_formula(gated, threshold):
     h = fatrelu(F.linear(x, w_gate, biases[0])) * up if gated else fatrelu(up)
     gate = (w_gate, biases[0]) if gated else (None, None)
     w = FFNWeights(gate[0], w_up, w_down, gate[1], biases[1], biases[2], threshold)
-    transposed = w_down.t().contiguous()
-    torch.testing.assert_close(sparse_ffn(x, w, transposed), F.linear(h, w_down, biases[2]))
+    w = w._replace(down_NK=w_down.t().contiguous())
+    torch.testing.assert_close(sparse_ffn(x, w), F.linear(h, w_down, biases[2]))
     torch.library.opcheck(
         torch.ops.sparsellm.sparse_ffn.default,
-        (x, *w[:3], transposed, *w[3:9], 0),
+        (x, *w[:9], None, None, w.down_NK, 0, None),
         test_utils=("test_schema", "test_faketensor"),
     )
 
 
 def _refused(match: str, **changes):
     x_MK, w_NK = torch.randn(3, 16), torch.randn(24, 16)
-    w = FFNWeights(w_NK, w_NK, w_NK.t().contiguous())
-    others = {"x_MK": x_MK, "down_NK": w_NK}
-    others |= {name: changes.pop(name) for name in set(others) & set(changes)}
+    w = FFNWeights(w_NK, w_NK, w_NK.t().contiguous(), down_NK=w_NK)
+    x_MK = changes.pop("x_MK", x_MK)
     with pytest.raises(ValueError, match=match):
-        sparse_ffn(others["x_MK"], w._replace(**changes), others["down_NK"])
+        sparse_ffn(x_MK, w._replace(**changes))
 
 
 def test_what_does_not_fit_is_named():

@@ -195,8 +195,10 @@ def test_weights_for_kernels_are_contiguous_and_w_down_is_transposed():
     gate_NK, up_NK, down_KN = torch.randn(N, K), torch.randn(K, N).t(), torch.randn(K, N)
     w = FFNWeights(gate_NK, up_NK, down_KN)
     with Fills() as fills:
-        *ready, quantised = kernel_weights(w, torch.bfloat16, fills)
-    assert quantised is None
+        found = kernel_weights(w, torch.bfloat16, fills)
+    assert found.quantised is None
+    ready = (found.gate_NK, found.up_NK, found.down_NK)
     assert all(t.is_contiguous() for t in ready)
+    assert torch.equal(found.down_KN, found.down_NK.t())
     for own, parameter in zip(ready, (gate_NK, up_NK, down_KN.t()), strict=True):
         assert torch.equal(own, parameter.bfloat16())

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
-from sparsellm.ffn import training_formats
+from sparsellm.ffn import training_ops
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.reference import sparse_backward, sparse_forward
 from sparsellm.ffn.training_ops import sparse_ffn_training
-from sparsellm.ffn.types import Columns, FFNWeights, Room, TokenOrder
+from sparsellm.ffn.types import FFNWeights, TokenOrder
 
 
 def _inputs(m, k, n, gated=True, *, dtype=torch.float64, seed=0):
@@ -290,20 +290,21 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     monkeypatch.setattr(union_training, "backward", backward)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     x_MK, w = _inputs(70, 8, 16, gated, dtype=torch.float32)
-    x_MK = x_MK.detach().bfloat16()
-    bare = FFNWeights(*(None if t is None else t.detach() for t in w[:3]))
+    bare = [None if t is None else t.detach() for t in w[:3]]
     token_M = torch.randperm(70, dtype=torch.int32)
+    tensors = training_ops.FFNTensors(x_MK.detach().bfloat16(), *bare, token_M, *(None,) * 8)
 
     def run():
-        given = ("union", x_MK, bare, None, Room(20), token_M)
-        y_MK, stats, saved = training_formats.forward(*given)
-        assert isinstance(saved, Columns)
-        given = ("union", y_MK, stats.l1_sum, x_MK, bare, None, saved, token_M)
-        gradients = [t for t in training_formats.backward(*given) if t is not None]
-        return [y_MK, *stats[:4], *saved], gradients
+        y_MK, l1_sum, *counts, saved = torch.ops.sparsellm.sparse_ffn_forward(
+            *tensors, 20, 128, "union", "relu"
+        )
+        gradients = torch.ops.sparsellm.sparse_ffn_backward(
+            y_MK, l1_sum, saved, "union", "relu", *tensors
+        )
+        return [y_MK, l1_sum, *counts, *saved], gradients
 
     on_cpu = run()
-    monkeypatch.setattr(training_formats, "runs_kernels", lambda x_MK: True)
+    monkeypatch.setattr(training_ops, "runs_kernels", lambda x_MK: True)
     on_gpu = run()
     for own, other in zip(on_gpu, on_cpu, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(own, other, strict=True))
@@ -323,8 +324,8 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     ],
 )
 def test_what_kernels_cannot_do_is_said(inputs, message, monkeypatch):
-    monkeypatch.setattr(training_formats, "runs_kernels", lambda x_MK: True)
+    monkeypatch.setattr(training_ops, "runs_kernels", lambda x_MK: True)
     options = {"m": 70, "k": 8, "n": 16, "dtype": torch.bfloat16} | inputs
     x_MK, w = _inputs(**options)
     with pytest.raises(ValueError, match=message):
-        training_formats.forward("union", x_MK, w, None, Room(20), None)
+        sparse_ffn_training(x_MK, w, 20)

@@ -64,14 +64,14 @@ def infer() -> None:
         union.gate_union(x_MK, w_NK, b_N, 0.0, columns)
         union.union_up(x_MK, w_NK, b_N, columns)
         union.union_down(columns, w_NK, b_K, y_MK)
-        w = FFNWeights(w_NK, w_NK, w_NK.t(), b_N, b_N, b_K, 0.0)
+        w = FFNWeights(w_NK, w_NK, w_NK.t(), b_N, b_N, b_K, down_NK=w_NK)
         for compression, shift in ((2, 0.0), (8, 20.0)):  # few fire, then so many that all overflow
             gate = twell.empty_twell(m, n, compression, device)
             twell.gate_twell(x_MK, w_NK, b_N + shift, 0.0, gate)
-            twell.twell_ffn(gate, x_MK, w._replace(b_gate_N=b_N + shift), w_NK, y_MK)
-        inference.sparse(x_MK, w, w_NK, 0, order_of(m).token_M)
+            twell.twell_ffn(gate, x_MK, w._replace(b_gate_N=b_N + shift), y_MK)
+        inference.sparse(x_MK, w, 0, order_of(m).token_M)
         for tokens in (1, 9, MAX_DECODE_TOKENS):
-            decode_ffn(x_MK[:tokens], w, w_NK, y_MK[:tokens])
+            decode_ffn(x_MK[:tokens], w, y_MK[:tokens])
         dense.relu_product(gate_MN, gate_MN, 0.0, gate_MN)
 
 
@@ -107,7 +107,7 @@ def train(m: int, k: int, n: int) -> None:
         weights = [first_NK if gated else None, other_NK if gated else first_NK, down_KN]
         leaves = [None if t is None else t.detach().to(dtype).requires_grad_() for t in weights]
         inputs = [x_MK.detach().requires_grad_(), *(t for t in leaves if t is not None)]
-        w = FFNWeights(*weights[:2], down_KN.t().contiguous().t())
+        w = FFNWeights(*weights, down_NK=down_KN.t().contiguous())
         _, _, saved = hybrid.forward(x_MK, w, Room(backup_rows_for(m), 32))
         hybrid.backward(dy_MK, torch.ones((), device=x_MK.device), x_MK, w, saved, dtype)
         y_MK, stats = sparse_ffn_training(inputs[0], FFNWeights(*leaves), capacity, order)

@@ -55,7 +55,8 @@ def test_inference_equals_float64(name, element):
         )
         dispatch = new_dispatch(kernels, pinned=True, format=format)
         with poisoned():
-            found = sparse_ffn(x_MK, w, w.down_KN.t().contiguous(), dispatch.handle)
+            w = w._replace(down_NK=w.down_KN.t().contiguous())
+            found = sparse_ffn(x_MK, w, dispatch.handle)
         most = 2e-2 + doubt(x_MK, w, right)
         assert error(found, right) < most, f"case {case}: {m} × {k} × {n}, {kernels}, {format}"
 
@@ -112,9 +113,10 @@ def test_fp8_computes_its_own_formula(name, format):
     gate_NK, up_NK = ((torch.randn(n, k, device="cuda") / k**0.5).bfloat16() for _ in range(2))
     down_KN = (torch.randn(k, n, device="cuda") / n**0.5).bfloat16()
     bias_N = torch.full((n,), -2.0, device="cuda").bfloat16()
-    w = FFNWeights(gate_NK, up_NK, down_KN, bias_N, None, None, 0.0, activation=name)
+    down_NK = down_KN.t().contiguous()
+    w = FFNWeights(gate_NK, up_NK, down_KN, bias_N, activation=name, down_NK=down_NK)
     w = w._replace(quantised=quantised_rows(gate_NK))
     dispatch = new_dispatch("sparse", pinned=True, format=format)
     with poisoned():
-        found = sparse_ffn(x_MK, w, down_KN.t().contiguous(), dispatch.handle)
+        found = sparse_ffn(x_MK, w, dispatch.handle)
     assert error(found, fatrelu_ffn(x_MK, w).double()) < 2e-2

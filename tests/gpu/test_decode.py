@@ -86,7 +86,8 @@ def problem_of(case: Case) -> tuple[Tensor, FFNWeights]:
 def run(decode, x_MK: Tensor, w: FFNWeights, observed: int = 0) -> Tensor:
     y_MK = torch.full_like(x_MK, float("nan"))
     with poisoned():
-        decode.decode_ffn(x_MK, w, w.down_KN.t().contiguous(), y_MK, observed)
+        w = w._replace(down_NK=w.down_KN.t().contiguous())
+        decode.decode_ffn(x_MK, w, y_MK, observed)
     return y_MK
 
 
@@ -168,12 +169,12 @@ def test_nan_passes(decode, case):
 @each([Case(m, 2048, 5632, 2.0) for m in (1, 8, 64)])
 def test_in_a_cuda_graph(decode, case):
     x, w = problem_of(case)
-    down_NK, y = w.down_KN.t().contiguous(), torch.empty_like(x)
-    decode.decode_ffn(x, w, down_NK, y)  # compiled before the capture
+    w, y = w._replace(down_NK=w.down_KN.t().contiguous()), torch.empty_like(x)
+    decode.decode_ffn(x, w, y)  # compiled before the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        decode.decode_ffn(x, w, down_NK, y)
+        decode.decode_ffn(x, w, y)
     for _ in range(3):
         x.copy_(torch.randn_like(x))
         y.fill_(float("nan"))

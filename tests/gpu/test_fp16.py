@@ -38,7 +38,7 @@ def problem(m: int, scale: float = 1.0) -> tuple[Tensor, FFNWeights]:
 
 def by_kernels(x_MK: Tensor, w: FFNWeights, format: str) -> Tensor:
     dispatch = new_dispatch("sparse", pinned=True, format=format)
-    return sparse_ffn(x_MK, w, w.down_KN.t().contiguous(), dispatch.handle)
+    return sparse_ffn(x_MK, w._replace(down_NK=w.down_KN.t().contiguous()), dispatch.handle)
 
 
 def by_torch(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor, Tensor]:

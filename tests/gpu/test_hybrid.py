@@ -48,7 +48,7 @@ def without_biases(x: Tensor, w: FFNWeights) -> tuple[Tensor, FFNWeights]:
 
 def check(kernels, x, w, width, backup_rows, *, choose):
     """Forward, the format that it keeps and backward, twice: the same bits."""
-    w = w._replace(down_KN=w.down_KN.t().contiguous().t())
+    w = w._replace(down_NK=w.down_KN.t().contiguous())
     m, n, room = len(x), len(w.up_NK), Room(backup_rows, width)
     dy, d_l1 = torch.randn_like(x), torch.tensor(0.3, device=x.device)
     token = torch.randperm(m, device=x.device).int() if choose.random() < 0.5 else None

@@ -28,7 +28,7 @@ def cupy():
 
 
 def operator(x_MK: Tensor, w: FFNWeights, dispatch: int = 0) -> Tensor:
-    return sparse_ffn(x_MK, w, w.down_KN.t().contiguous(), dispatch)
+    return sparse_ffn(x_MK, w._replace(down_NK=w.down_KN.t().contiguous()), dispatch)
 
 
 def expected(x_MK: Tensor, w: FFNWeights) -> Tensor:
@@ -165,11 +165,11 @@ def test_in_a_cuda_graph_with_new_inputs(m):
     handle = dispatch.handle
     for _ in range(3):
         operator(x_MK, w, handle)
-    down_NK = w.down_KN.t().contiguous()
+    w = w._replace(down_NK=w.down_KN.t().contiguous())
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y_MK = sparse_ffn(x_MK, w, down_NK, handle)
+        y_MK = sparse_ffn(x_MK, w, handle)
     for _ in range(3):
         x_MK.copy_(torch.randn_like(x_MK))
         graph.replay()

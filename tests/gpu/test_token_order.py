@@ -128,9 +128,9 @@ def test_inference_in_an_order_equals_float64_and_repeats(architecture, monkeypa
     if path == "copying":
         monkeypatch.setattr(union, "MAX_GATHERED", 0)
     x_MK, w = _ffn(*case)
-    down_NK, order = w.down_KN.t().contiguous(), _random_order(len(x_MK))
+    w, order = w._replace(down_NK=w.down_KN.t().contiguous()), _random_order(len(x_MK))
     with poisoned():
-        found, *again = (inference.sparse(x_MK, w, down_NK, 0, order.token_M) for _ in range(4))
+        found, *again = (inference.sparse(x_MK, w, 0, order.token_M) for _ in range(4))
     gate, up, down = (t.double() for t in (w.gate_NK, w.up_NK, w.down_KN))
     x = x_MK.double()
     right = (F.relu(x @ gate.t()) * (x @ up.t())) @ down.t()

@@ -77,8 +77,9 @@ def _inputs(case: Case) -> tuple[Tensor, FFNWeights, Tensor]:
     if case.loud is not None:
         x_MK[:: case.loud, -1] = -4.0
     gate_NK, up_NK = (first, up_NK) if case.gated else (None, first)
-    down_KN = normal(case.k, case.n, case.n**-0.5).t().contiguous().t()  # as the kernels read it
-    return x_MK, FFNWeights(gate_NK, up_NK, down_KN), dy_MK
+    down_KN = normal(case.k, case.n, case.n**-0.5)
+    down_NK = down_KN.t().contiguous()  # as the kernels read it
+    return x_MK, FFNWeights(gate_NK, up_NK, down_KN, down_NK=down_NK), dy_MK
 
 
 @each(CASES)

@@ -44,8 +44,8 @@ def ffn_of(case, gate) -> tuple[Tensor, int, int]:
     w = FFNWeights(gate_NK, up_NK, down_KN, *biases, case.threshold)
     y_MK = poisoned_like(t.x_MK)
     observed = torch.full((1,), -1, dtype=torch.int32, pin_memory=True)
-    down_NK = down_KN.t().contiguous()
-    twell_ffn(gate, t.x_MK, w, down_NK, y_MK, observed.data_ptr())
+    w = w._replace(down_NK=down_KN.t().contiguous())
+    twell_ffn(gate, t.x_MK, w, y_MK, observed.data_ptr())
     torch.cuda.synchronize()
     return y_MK, int(gate.control[0]), int(observed)
 

@@ -19,17 +19,14 @@ from sparsellm.ffn.kernels.launch import Address, Kernel
 from sparsellm.ffn.types import FFNWeights
 
 
-def decode_ffn(
-    x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor, observed: int = 0
-) -> None:
+def decode_ffn(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> None:
     """``y`` ← ``reference.fatrelu_ffn(x, w)``, on the current stream.
 
     Quantised weights are what they stand for; x is not quantised.
 
     Args:
         x_MK: 1 to `MAX_DECODE_TOKENS` tokens.
-        w: the FFN; its W_d is not read.
-        down_NK: W_d transposed.
+        w: the FFN; of W_d its transpose is read.
         y_MK: what is filled.
         observed: address of an int32, pinned, for the number of neurons that any token fires; 0 for
             none.
@@ -52,12 +49,12 @@ def decode_ffn(
     sizes, listed = (m, n, k), tuple(Address(count + at) for at in (0, neuron_at, value_at))
     gate.launch(
         sections,
-        *(x_MK, *first, w.first[1], *w.second, down_NK, *sizes),
+        *(x_MK, *first, w.first[1], *w.second, w.down_NK, *sizes),
         *(w.threshold, w.relu_up, stride, *listed),
     )
     down.launch(
         -(-k // down.exported("columns")),
-        *(down_NK, w.b_down_K, *sizes, sections, stride),
+        *(w.down_NK, w.b_down_K, *sizes, sections, stride),
         *(*listed, y_MK, Address(observed)),
     )
 

@@ -1,8 +1,8 @@
 """Forward and backward of the FFN in the paper's hybrid format, for training.
 
 Shapes: M tokens, K hidden_size, N intermediate_size, W width of the ELL matrix, R rows of the dense
-backup; everything bf16 and contiguous, W_d as its transpose. ``cuda/common/hybrid.cuh`` has the
-format, `formats.hybrid_forward` and `hybrid_backward` are the specification.
+backup; everything bf16 and contiguous; of W_d its transpose is read. ``cuda/common/hybrid.cuh`` has
+the format, `formats.hybrid_forward` and `hybrid_backward` are the specification.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def forward(
     ``token_M``: (M,) int32, the token of each row of x; y and nnz are in the order of the tokens.
     """
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
-    down_NK = w.down_KN.t()
     gate = twell.empty_twell(m, n, COMPRESSION, x_MK.device)
     twell.gate_twell(x_MK, *w.first_multiplied, 0.0, gate, w.activation)
     saved = empty_hybrid(x_MK, n, room, gated=gated)
@@ -70,12 +69,12 @@ def forward(
             rows.blocks, x_MK, *rows.arguments, w.up_NK, m, k, up, l1
         )
     down = kernel_for("hybrid_down", x_MK)
-    slices = twell.column_slices(down, down_NK)
+    slices = twell.column_slices(down, w.down_NK)
     down.launch(
         rows.blocks * slices,
-        *(*rows.arguments, up, down_NK, m, k, slices, token_M, l1, y_MK),
+        *(*rows.arguments, up, w.down_NK, m, k, slices, token_M, l1, y_MK),
     )
-    dense_l1 = twell.dense_rows(gate, x_MK, w, down_NK, y_MK, kept)
+    dense_l1 = twell.dense_rows(gate, x_MK, w, y_MK, kept)
     assert dense_l1 is not None
     l1_sum = l1.sum() + dense_l1.sum()
     return y_MK, FFNStats(l1_sum, kept.nnz_M, kept.fired_N, kept.union_sum), saved
@@ -130,12 +129,11 @@ def backward(  # noqa: PLR0917
     rows, (m, k) = _rows_of(saved), x_MK.shape
     kernel_for("hybrid_grad", x_MK, w.activation).launch(
         rows.blocks,
-        *(dy_MK, *rows.arguments, saved.up if gated else None, w.down_KN.t(), d_l1, m, k),
+        *(dy_MK, *rows.arguments, saved.up if gated else None, w.down_NK, d_l1, m, k),
         *(token_M, pair),
     )
-    of_x = [w.up_NK] if w.gate_NK is None else [w.up_NK, w.gate_NK]
     grad_x = kernel_for("hybrid_grad_x", x_MK)
-    slices = twell.column_slices(grad_x, *of_x)
+    slices = twell.column_slices(grad_x, w.up_NK, w.gate_NK)
     grad_x.launch(
         rows.blocks * slices,
         *(*rows.arguments, pair, w.up_NK, w.gate_NK, m, k, slices, dx_MK),
@@ -210,7 +208,7 @@ def _add_dense_rows(  # noqa: PLR0917
     kernel = kernel_for("dense_rows_grad", x_MK, w.activation)
     kernel.launch(
         kernel.blocks_for(-(-n // (tile // 2)) * -(-m // tile)),
-        *(x_MK, dy_MK, w.first[0], w.second[0], w.down_KN.t(), d_l1),
+        *(x_MK, dy_MK, w.first[0], w.second[0], w.down_NK, d_l1),
         *(n, k, token_M),
         *(saved.row, saved.counted, control, room),
         *(saved.backup_gate if gated else None, saved.backup_up, backup_rows),

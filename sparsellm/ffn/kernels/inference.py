@@ -22,10 +22,9 @@ from sparsellm.ffn.kernels.quantise import quantise_rows
 from sparsellm.ffn.types import MAX_DECODE_TOKENS, FFNWeights, Format
 
 
-def sparse(  # noqa: PLR0917
+def sparse(
     x_MK: Tensor,
     w: FFNWeights,
-    down_NK: Tensor,
     observed: int = 0,
     token_M: Tensor | None = None,
     format: Format = "union",
@@ -34,8 +33,7 @@ def sparse(  # noqa: PLR0917
 
     Args:
         x_MK: the tokens.
-        w: the FFN; its W_d is not read.
-        down_NK: W_d transposed, which is what the kernels read.
+        w: the FFN; of W_d its transpose is read.
         observed: address of an int32 in pinned memory; the kernels write there how many neurons
             the tokens of a block fire between them on average (TwELL: how many a token fires). 0:
             nowhere.
@@ -45,27 +43,22 @@ def sparse(  # noqa: PLR0917
     """
     y_MK = torch.empty_like(x_MK)
     if x_MK.shape[0] <= MAX_DECODE_TOKENS:
-        decode.decode_ffn(x_MK, w, down_NK, y_MK, observed)
+        decode.decode_ffn(x_MK, w, y_MK, observed)
     elif format == "twell":
-        _by_twell(x_MK, w, down_NK, y_MK, observed)
+        _by_twell(x_MK, w, y_MK, observed)
     else:
-        _by_union(x_MK, w, down_NK, y_MK, observed, token_M)
+        _by_union(x_MK, w, y_MK, observed, token_M)
     return y_MK
 
 
-def _by_twell(x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor, observed: int) -> None:
+def _by_twell(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int) -> None:
     gate = twell.empty_twell(x_MK.shape[0], w.up_NK.shape[0], COMPRESSION, x_MK.device)
     twell.gate_twell(x_MK, *w.first_multiplied, w.threshold, gate, w.activation)
-    twell.twell_ffn(gate, x_MK, w, down_NK, y_MK, observed)
+    twell.twell_ffn(gate, x_MK, w, y_MK, observed)
 
 
-def _by_union(  # noqa: PLR0917
-    x_MK: Tensor,
-    w: FFNWeights,
-    down_NK: Tensor,
-    y_MK: Tensor,
-    observed: int,
-    token_M: Tensor | None,
+def _by_union(
+    x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int, token_M: Tensor | None
 ) -> None:
     splits = rows_M = None
     if token_M is not None:
@@ -88,7 +81,7 @@ def _by_union(  # noqa: PLR0917
     )
     if w.gate_NK is not None:
         union.union_up(x_MK, w.up_NK, w.b_up_N, gate, relu_up=w.relu_up, token_M=rows_M)
-    union.union_down(gate, down_NK, w.b_down_K, y_MK, token_M)
+    union.union_down(gate, w.down_NK, w.b_down_K, y_MK, token_M)
 
 
 def costs_of(call: Measured) -> Costs:
@@ -135,12 +128,13 @@ def _measure_costs(call: Measured) -> Costs:
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MAX_COPIES)
     weights = [(matrix(n, k), matrix(n, k), matrix(k, n)) for _ in range(copies)]
-    transposed = [down_KN.t().contiguous() for _, _, down_KN in weights]
+    transposed = [down_KN.t().contiguous() for *_, down_KN in weights]
     quantised = [quantise_rows(gate if gated else up) if fp8 else None for gate, up, _ in weights]
 
     def ffn(copy: int, bias_N: Tensor | None) -> FFNWeights:
         gate_NK, up_NK, down_KN = weights[copy]
-        w = FFNWeights(gate_NK, up_NK, down_KN, quantised=quantised[copy])
+        w = FFNWeights(gate_NK, up_NK, down_KN, down_NK=transposed[copy])
+        w = w._replace(quantised=quantised[copy])
         if gated:
             return w._replace(b_gate_N=bias_N)
         return w._replace(gate_NK=None, b_up_N=bias_N)
@@ -148,9 +142,7 @@ def _measure_costs(call: Measured) -> Costs:
     def sparse_at(union: int) -> float:
         bias_N = torch.full((n,), -1e4, device=device, dtype=element)
         bias_N[torch.arange(union, device=device) * n // union] = 1e4
-        return median_ms(
-            [partial(sparse, x_MK, ffn(i, bias_N), transposed[i], format=format) for i in each]
-        )
+        return median_ms([partial(sparse, x_MK, ffn(i, bias_N), format=format) for i in each])
 
     each = range(copies)
     few, many = (n // 8, n // 2) if format == "union" else (n // 256 + 1, n // 64 + 2)

@@ -58,16 +58,13 @@ def gate_twell(  # noqa: PLR0917
     compute_gate("twell", x_MK, w_NK, bias_N, threshold, arrays, activation=activation)
 
 
-def twell_ffn(  # noqa: PLR0917
-    gate: Twell, x_MK: Tensor, w: FFNWeights, down_NK: Tensor, y_MK: Tensor, observed: int = 0
-) -> None:
+def twell_ffn(gate: Twell, x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> None:
     """``y`` ← (gate * (x W_u + b_u)) W_d + b_d, or gate W_d + b_d without a gate of its own.
 
     Args:
         gate: as `gate_twell` leaves it; its values become those of h.
         x_MK: the tokens.
-        w: the FFN; its W_d is not read.
-        down_NK: W_d transposed.
+        w: the FFN; of W_d its transpose is read.
         y_MK: what is filled.
         observed: address of an int32, pinned, for the mean non-zeros of a row; 0 for none.
     """
@@ -80,23 +77,24 @@ def twell_ffn(  # noqa: PLR0917
             row_blocks, x_MK, *of_gate, w.up_NK, w.b_up_N, m, k, w.relu_up
         )
     down = kernel_for("twell_down", x_MK)
-    slices = column_slices(down, down_NK)
+    slices = column_slices(down, w.down_NK)
     down.launch(
         row_blocks * slices,
-        *(*of_gate, down_NK, w.b_down_K, m, k, slices),
+        *(*of_gate, w.down_NK, w.b_down_K, m, k, slices),
         *(gate.control, gate.overflowed, Address(observed), y_MK),
     )
-    dense_rows(gate, x_MK, w, down_NK, y_MK)
+    dense_rows(gate, x_MK, w, y_MK)
 
 
-def column_slices(kernel: Kernel, *weights: Tensor) -> int:
+def column_slices(kernel: Kernel, *weights: Tensor | None) -> int:
     """In how many slices of columns a kernel computes a sum of rows of ``weights``, each (N, K).
 
     L2 then holds a slice of all of them. Rows of 4 KiB at random come at 9.1 TB/s from 22 MiB, at
     6.5 TB/s from 44 MiB (H200).
     """
-    size = sum(matrix.numel() * matrix.element_size() for matrix in weights)
-    return min(-(-size // _L2_BYTES), -(-weights[0].shape[1] // kernel.exported("columns")))
+    present = [matrix for matrix in weights if matrix is not None]
+    size = sum(matrix.nbytes for matrix in present)
+    return min(-(-size // _L2_BYTES), -(-present[0].shape[1] // kernel.exported("columns")))
 
 
 class KeptRows(NamedTuple):
@@ -111,11 +109,10 @@ class KeptRows(NamedTuple):
     union_sum: Tensor  # () int64
 
 
-def dense_rows(  # noqa: PLR0917
+def dense_rows(
     gate: Twell,
     x_MK: Tensor,
     w: FFNWeights,
-    down_NK: Tensor,
     y_MK: Tensor,
     kept: KeptRows | None = None,
 ) -> Tensor | None:
@@ -137,7 +134,7 @@ def dense_rows(  # noqa: PLR0917
         backup_rows = len(kept.up)
     kernel.launch_units(
         -(-n // half) * row_tiles,
-        *(x_MK, *w.first, *w.second, down_NK, w.b_down_K),
+        *(x_MK, *w.first, *w.second, w.down_NK, w.b_down_K),
         *(w.threshold, w.relu_up, n, k),
         *(gate.overflowed, gate.control, room, h),
         *(None if kept is None else kept.token_M, y_MK),

@@ -202,7 +202,11 @@ def union_up(
 
 
 def union_down(
-    h: Union, w_NK: Tensor, bias_K: Tensor | None, y_MK: Tensor, token_M: Tensor | None = None
+    h: Union,
+    w_NK: Tensor | None,
+    bias_K: Tensor | None,
+    y_MK: Tensor,
+    token_M: Tensor | None = None,
 ) -> None:
     """``y`` ← h W + bias, the weight neuron by neuron: ``down_proj.weight`` transposed.
 

@@ -1,7 +1,7 @@
 """Forward and backward of the FFN on its sparsity pattern, for training.
 
 Shapes: M tokens, K hidden_size, N intermediate_size, C capacity in columns; everything bf16 and
-contiguous, W_d as its transpose. `reference.sparse_forward` and `sparse_backward` are the
+contiguous; of W_d its transpose is read. `reference.sparse_forward` and `sparse_backward` are the
 specification.
 """
 
@@ -44,7 +44,7 @@ def forward(
     gate = union.empty_union(m, n, x_MK.device, splits)
     columns, stats = _activations(x_MK, w, room, gate, token_M)
     y_MK = torch.empty_like(x_MK)
-    union.union_down(gate, w.down_KN.t(), None, y_MK, token_M)
+    union.union_down(gate, w.down_NK, None, y_MK, token_M)
     return y_MK, stats, columns
 
 
@@ -92,7 +92,7 @@ def backward(  # noqa: PLR0917
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
     kernel_for("columns_grad", x_MK, w.activation).launch_units(
         len(unit),
-        *(*union.tokens_of(dy_MK, token_M), w.down_KN.t(), k),
+        *(*union.tokens_of(dy_MK, token_M), w.down_NK, k),
         *(saved.offset, saved.neuron, gate, saved.up),
         *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
     )

@@ -100,22 +100,22 @@ def architecture(request, everywhere):
 
 
 def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="relu"):
-    x_MK, down_NK, w = _matrix(M, K), _matrix(N, K), _weights(gated, biased)
-    w = w._replace(activation=activation)
+    x_MK, w = _matrix(M, K), _weights(gated, biased)
+    w = w._replace(activation=activation, down_NK=_matrix(N, K))
     quantise.quantise_rows(x_MK)
     if fp8:
         w = w._replace(quantised=quantised_rows(w.first[0]))
     token_M = torch.arange(M, dtype=torch.int32) if ordered else None
     for format in ("union", "twell"):
-        inference.sparse(x_MK, w, down_NK, 0, token_M, format)
-        inference.sparse(x_MK[:8], w, down_NK, 0, None, format)
+        inference.sparse(x_MK, w, 0, token_M, format)
+        inference.sparse(x_MK[:8], w, 0, None, format)
     dense.dense_ffn(x_MK, w)
     sort_tokens.sort_tokens(torch.arange(M), 128, 16, 512)
     d_l1 = torch.ones(())
     sums = None
     if added:
         sums = GradientSums(*(torch.zeros(N, K) if some else None for some in (gated, True, True)))
-    w = FFNWeights(w.gate_NK, w.up_NK, down_NK.t(), activation=activation, quantised=w.quantised)
+    w = w._replace(b_gate_N=None, b_up_N=None, b_down_K=None)
     capacity = M // BLOCK_TOKENS * N
     _, _, saved = union_training.forward(x_MK, w, Room(capacity), token_M)
     union_training.backward(x_MK, d_l1, x_MK, w, saved, dtype, token_M, sums)

@@ -1,7 +1,7 @@
 """`sparsellm.accelerate`: the sparse kernels under any Hugging Face model with ReLU or ReLU² FFNs.
 
-`discover` proposes FFNs by their names, `admission` says which may be taken over, `probe` finds out
-what they compute, and `replace` swaps their forward for the kernels.
+`discover` proposes FFNs by their names, `admission` says which may be taken over, `formula` finds
+out what they compute, and `replace` swaps their forward for the kernels.
 """
 
 from __future__ import annotations
@@ -12,19 +12,11 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from sparsellm.ffn.admission import ForeignFFN, cannot_compute
-from sparsellm.ffn.discover import (
-    Found,
-    Names,
-    activation_of,
-    find_ffns,
-    is_layer,
-    projections,
-)
+from sparsellm.ffn.admission import check_weights_of, foreign_ffn
+from sparsellm.ffn.discover import Unsupported, activation_of, find_ffns
 from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, new_dispatch
-from sparsellm.ffn.formula import OtherFormula
+from sparsellm.ffn.formula import formula_of, own_formulas
 from sparsellm.ffn.fp8 import unsupported
-from sparsellm.ffn.probe import formula_of, own_formulas
 from sparsellm.ffn.replace import put_back, replace_forward, stop_ordering, take_order_from
 from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import Format
@@ -124,14 +116,14 @@ def accelerate(
     new_dispatch(kernels, False, format)  # refuses what is unknown before anything is changed
     restore(model)
     done = Acceleration(training=model.training)
-    for found in find_ffns(model):
+    for name, module in find_ffns(model):
         try:
-            dispatch = _accept(found, threshold, kernels, format, fp8=precision == "fp8")
-        except OtherFormula as reason:
-            done.left_alone[found.name] = str(reason)
+            dispatch = _accept(module, threshold, kernels, format, fp8=precision == "fp8")
+        except Unsupported as reason:
+            done.left_alone[name] = str(reason)
         else:
-            done.accelerated.append(found.name)
-            done.dispatches[found.name] = dispatch
+            done.accelerated.append(name)
+            done.dispatches[name] = dispatch
     take_order_from(model, done.prefill)
     if done.accelerated and token_order == "auto" and format == "union":
         done.prefill.watch(model)
@@ -162,27 +154,22 @@ def restore(model: nn.Module) -> None:
 
 
 def _accept(
-    found: Found, threshold: float, kernels: Kernels, format: Format, *, fp8: bool
+    module: nn.Module, threshold: float, kernels: Kernels, format: Format, *, fp8: bool
 ) -> Dispatch:
     """Replaces the forward of a module that looks like an FFN.
 
     Raises:
-        OtherFormula: the kernels do not support it; the message says why.
+        Unsupported: the kernels do not support it; the message says why.
     """
-    if found.names is None:
-        raise OtherFormula(found.reason)
-    foreign = _foreign_of(found.module, found.names)
-    if reason := foreign.refusal():
-        raise OtherFormula(reason)
-    ffn, activation = foreign.ffn, activation_of(found.module)
-    own_formulas(activation, like=ffn.up.weight)
-    if reason := cannot_compute(ffn):
-        raise OtherFormula(reason)
+    foreign, activation = foreign_ffn(module), activation_of(module)
+    up_NK = foreign.ffn.up.weight
+    own_formulas(activation, like=up_NK)
+    check_weights_of(foreign.ffn)
     formula = formula_of(foreign, activation)
     formula = formula._replace(threshold=max(formula.threshold, threshold))
     if fp8:
-        _check_fp8(ffn.up.weight)
-    dispatch = new_dispatch(kernels, ffn.up.weight.is_cuda, format)
+        _check_fp8(up_NK)
+    dispatch = new_dispatch(kernels, up_NK.is_cuda, format)
     replace_forward(foreign, formula, dispatch, fp8=fp8)
     return dispatch
 
@@ -191,17 +178,4 @@ def _check_fp8(up_NK: Tensor) -> None:
     if reason := unsupported(up_NK.device):
         raise ValueError(f"precision fp8: {reason}; use precision='own'")
     if up_NK.shape[0] % 16 or up_NK.shape[1] % 16:
-        raise OtherFormula(f"its {tuple(up_NK.shape)} weights: FP8 needs multiples of 16")
-
-
-def _foreign_of(module: nn.Module, names: Names) -> ForeignFFN:
-    ffn = projections(module, names)
-    if not is_layer(module, names):
-        return ForeignFFN(module, ffn, list(module.modules())[1:], is_layer=False)
-    activation = activation_of(module)
-    if names.gate is not None or not isinstance(activation, nn.Module):
-        raise OtherFormula(
-            "its layer computes it, and not as up, activation module, down in a row: there is no "
-            "forward to replace"
-        )
-    return ForeignFFN(module, ffn, [ffn.up, *activation.modules(), ffn.down], is_layer=True)
+        raise Unsupported(f"its {tuple(up_NK.shape)} weights: FP8 needs multiples of 16")

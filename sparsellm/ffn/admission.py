@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsellm.ffn.discover import Projections
+from sparsellm.ffn.discover import Names, Projections, Unsupported, activation_of, names_of
 from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.kernels.gpu_architecture import unsupported
 from sparsellm.ffn.reference import stands_in
@@ -41,19 +41,22 @@ class ForeignFFN:
     )
     _values: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
 
-    def refusal(self) -> str | None:
-        """Why a forward that uses these modules may not be replaced, or None."""
+    def check(self) -> None:
+        """Raises Unsupported where a forward that uses these modules may not be replaced."""
         used = {id(tensor) for tensor in self.tensors()}
         for module in self.inside if self.is_layer else [self.owner, *self.inside]:
             kind = type(module).__name__
             if module is not self.owner and (module._forward_hooks or module._forward_pre_hooks):
-                return f"its {kind} has hooks, which the kernels would not call"
+                raise Unsupported(f"its {kind} has hooks, which the kernels would not call")
             if module is not self.owner and "forward" in vars(module):
-                return f"its {kind} has a forward of its own, which the kernels would not call"
+                raise Unsupported(
+                    f"its {kind} has a forward of its own, which the kernels would not call"
+                )
             for name, tensor in _tensors_in(module):
                 if id(tensor) not in used:
-                    return f"its {kind} has a tensor that the formula does not use ({name})"
-        return None
+                    raise Unsupported(
+                        f"its {kind} has a tensor that the formula does not use ({name})"
+                    )
 
     def tensors(self) -> Iterator[Tensor]:
         """The weights and biases, as they are now."""
@@ -113,8 +116,40 @@ def _values_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def cannot_compute(ffn: Projections) -> str | None:
-    """Why the kernels cannot take an FFN's weights as they are, or None."""
+def foreign_ffn(module: nn.Module) -> ForeignFFN:
+    """What a module that looks like an FFN consists of.
+
+    Raises:
+        Unsupported: its forward, or that of its parts, may not be replaced.
+    """
+    names = names_of(module)
+    # Dictionaries, as getattr's search costs microseconds a call.
+    children: dict[str, Any] = module._modules
+    gate = None if names.gate is None else children[names.gate]
+    ffn = Projections(gate, children[names.up], children[names.down])
+    if not _is_layer(module, names):
+        foreign = ForeignFFN(module, ffn, list(module.modules())[1:], is_layer=False)
+    else:
+        activation = activation_of(module)
+        if gate is not None or not isinstance(activation, nn.Module):
+            raise Unsupported(
+                "its layer computes it, and not as up, activation module, down in a row: there is "
+                "no forward to replace"
+            )
+        inside = [ffn.up, *activation.modules(), ffn.down]
+        foreign = ForeignFFN(module, ffn, inside, is_layer=True)
+    foreign.check()
+    return foreign
+
+
+def _is_layer(module: nn.Module, names: Names) -> bool:
+    """Whether a module has other parameters beside its FFN's, as a layer of OPT has."""
+    others = (child for name, child in module._modules.items() if name not in names)
+    return any(True for child in others if child is not None for _ in child.parameters())
+
+
+def check_weights_of(ffn: Projections) -> None:
+    """Raises Unsupported where the kernels cannot take an FFN's weights as they are."""
     k, n = ffn.up.in_features, ffn.up.out_features
     tensors = [t for linear in ffn.present for t in (linear.weight, linear.bias) if t is not None]
     first = tensors[0]
@@ -145,4 +180,5 @@ def cannot_compute(ffn: Projections) -> str | None:
         reason = too_old
     elif not all(tensor.is_contiguous() for tensor in tensors):
         reason = "its weights are not contiguous"
-    return reason
+    if reason is not None:
+        raise Unsupported(reason)

@@ -1,12 +1,10 @@
-"""Finds the FFNs of a model by the names and shapes of their parts.
+"""Finds the FFNs of a model by the names of their parts.
 
-Names only propose an FFN; `formula` finds out what its forward computes. Shapes: K hidden_size,
-N intermediate_size.
+Names only propose an FFN; `formula` finds out what its forward computes.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +12,19 @@ from torch import Tensor, nn
 
 from sparsellm.architecture import ACTIVATIONS
 from sparsellm.ffn.reference import activation_function
+from sparsellm.ffn.types import FFNWeights
+
+
+class Unsupported(ValueError):
+    """A module computes something that the kernels do not support; the message says what."""
+
+
+class Formula(NamedTuple):
+    """``act(fatrelu(gate, threshold)) * up``, or with ``relu_up`` (dReLU) ``… * relu(up)``."""
+
+    threshold: float
+    relu_up: bool
+    activation: str
 
 
 class Names(NamedTuple):
@@ -56,32 +67,42 @@ class Projections(NamedTuple):
         """The matrices that exist."""
         return [linear for linear in self if linear is not None]
 
+    def weights(self, formula: Formula, down_NK: Tensor | None = None) -> FFNWeights:
+        """The weights and biases as they are now, for a formula."""
+        gate_NK, b_gate_N = (None, None) if self.gate is None else _parameters(self.gate)
+        up_NK, b_up_N = _parameters(self.up)
+        down_KN, b_down_K = _parameters(self.down)
+        biases = (b_gate_N, b_up_N, b_down_K)
+        return FFNWeights(gate_NK, up_NK, down_KN, *biases, *formula, down_NK=down_NK)
 
-class Found(NamedTuple):
-    """Something that looks like an FFN."""
 
-    name: str  # the module's
-    module: nn.Module
-    names: Names | None  # None: it cannot be served; `reason` says why
-    reason: str = ""
+def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias, read from ``_parameters``: attribute lookup takes a microsecond."""
+    own = linear._parameters
+    return own["weight"], own["bias"]  # type: ignore[return-value]
 
 
-def find_ffns(model: nn.Module) -> Iterator[Found]:
-    """Everything in a model that looks like an FFN, whether it can be served or not."""
+def find_ffns(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Everything in a model that looks like an FFN, by name, whether it can be served or not."""
     for name, module in model.named_modules():
-        names = _names_in(module)
-        if names is not None:
-            reason = _not_linear(module, names)
-            yield Found(name, module, None if reason else names, reason or "")
-        elif reason := _fused(module):
-            yield Found(name, module, None, reason)
+        if _names_in(module) is not None or _fused(module) is not None:
+            yield name, module
 
 
-def projections(module: nn.Module, names: Names) -> Projections:
-    """The matrices as they are now; dictionaries, as getattr's search costs microseconds a call."""
-    children: dict[str, Any] = module._modules
-    gate = None if names.gate is None else children[names.gate]
-    return Projections(gate, children[names.up], children[names.down])
+def names_of(module: nn.Module) -> Names:
+    """The names of an FFN's matrices.
+
+    Raises:
+        Unsupported: they are no `nn.Linear`, or fused.
+    """
+    names = _names_in(module)
+    if names is None:
+        raise Unsupported(_fused(module))
+    for name in names:
+        child = None if name is None else module._modules[name]
+        if child is not None and type(child) is not nn.Linear:  # a subclass may do more
+            raise Unsupported(f"its {name} is a {type(child).__name__}, not an nn.Linear")
+    return names
 
 
 def _names_in(module: nn.Module) -> Names | None:
@@ -89,14 +110,6 @@ def _names_in(module: nn.Module) -> Names | None:
     for names in _GATED + _PLAIN:
         if all(name is None or children.get(name) is not None for name in names):
             return names
-    return None
-
-
-def _not_linear(module: nn.Module, names: Names) -> str | None:
-    for name in names:
-        child = None if name is None else module._modules[name]
-        if child is not None and type(child) is not nn.Linear:  # a subclass may do more
-            return f"its {name} is a {type(child).__name__}, not an nn.Linear"
     return None
 
 
@@ -123,16 +136,3 @@ def activation_of(module: nn.Module) -> Callable[[Tensor], Any] | None:
         if callable(value):
             return value  # type: ignore[no-any-return]
     return None
-
-
-def is_layer(module: nn.Module, names: Names) -> bool:
-    """Whether a module has other parameters beside its FFN's, as a layer of OPT has."""
-    others = (child for name, child in module._modules.items() if name not in names)
-    return any(True for child in others if child is not None for _ in child.parameters())
-
-
-def further_arguments(forward: Callable[..., Any]) -> list[str]:
-    """What a forward cannot be called without, beside its first argument."""
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = list(inspect.signature(forward).parameters.values())[1:]
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]

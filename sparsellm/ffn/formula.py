@@ -1,19 +1,22 @@
 """Finds out what a module computes by running it, because names and classes do not tell.
 
-Shapes: K hidden_size, N intermediate_size.
+Shapes: B sequences, T tokens of each, K hidden_size, N intermediate_size.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sparsellm.architecture import Rectified, rectified_activations
-from sparsellm.ffn.discover import Projections
+from sparsellm.architecture import ACTIVATIONS, Rectified, rectified_activations
+from sparsellm.ffn.admission import ForeignFFN
+from sparsellm.ffn.discover import Formula, Projections, Unsupported
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS, FFNWeights
 
@@ -23,17 +26,146 @@ _TOKENS_PER_SCALE = 2
 # Two orders of the same operations differ by under 0.5% in bf16, 0.1% in fp16 and 0.001% in fp32.
 _TOLERANCE = {dtype: 2 * torch.finfo(dtype).eps for dtype in ELEMENTS} | {torch.float32: 2e-5}
 
-
-class OtherFormula(ValueError):
-    """A module computes something that the kernels do not support; the message says what."""
+Activation = Callable[[Tensor], Any]
 
 
-class Formula(NamedTuple):
-    """``act(fatrelu(gate, threshold)) * up``, or with ``relu_up`` (dReLU) ``… * relu(up)``."""
+def formula_of(foreign: ForeignFFN, activation: Activation | None) -> Formula:
+    """The formula that a module, or a layer's FFN, computes in evaluation mode.
 
-    threshold: float
-    relu_up: bool
-    activation: str
+    Raises:
+        Unsupported: the kernels do not support it; the message says why.
+    """
+    with torch.no_grad(), _evaluating(foreign.owner):
+        return (_layer_formula if foreign.is_layer else _module_formula)(foreign, activation)
+
+
+def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
+    """The formulas of an FFN with this activation; all, where the module does not name one.
+
+    Raises:
+        Unsupported: it is another activation.
+    """
+    if activation is None:
+        return [Formula(0.0, relu_up=False, activation=name) for name in rectified_activations()]
+    formula = computed_by(activation, like)
+    if formula is None:
+        name = getattr(activation, "__name__", type(activation).__name__)
+        known = " or ".join(ACTIVATIONS[name].title for name in rectified_activations())
+        raise Unsupported(f"its activation is {name}, not {known}")
+    return [formula]
+
+
+def _module_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
+    """The formula of an FFN that is a module of its own; a matrix of tokens is tried too."""
+    forward, ffn = foreign.owner.forward, foreign.ffn
+    if required := _further_arguments(forward):
+        raise Unsupported(f"its forward needs further arguments: {', '.join(required)}")
+    formula = _formula(forward, ffn, activation)
+    x_MK = probe_tokens(ffn.up.in_features, like=ffn.up.weight).flatten(0, 1)
+    _formula_on(x_MK, forward, ffn, activation)
+    return formula
+
+
+def _layer_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
+    """The formula of an FFN that a layer computes itself: up, activation, down in a row."""
+    ffn, (up, act, *_, down) = foreign.ffn, foreign.inside
+    k = ffn.up.in_features
+    if k == ffn.up.out_features:
+        raise Unsupported("its layer computes it, with an intermediate_size of hidden_size")
+    formula = _formula(lambda x: down(act(up(x))), ffn, activation)
+    _check_use(foreign.owner, [up, act, down], probe_tokens(k, like=ffn.up.weight))
+    return formula
+
+
+def _formula(
+    forward: Callable[[Tensor], Any], ffn: Projections, activation: Activation | None
+) -> Formula:
+    """The formula that a forward computes, in its own type and in fp32."""
+    x_BTK = probe_tokens(ffn.up.in_features, like=ffn.up.weight)
+    formula = _formula_on(x_BTK, forward, ffn, activation)
+    with in_fp32(ffn):
+        x_BTK = probe_tokens(ffn.up.in_features, like=ffn.up.weight)
+        _formula_on(x_BTK, forward, ffn, activation)
+    return formula
+
+
+def _formula_on(
+    x: Tensor, forward: Callable[[Tensor], Any], ffn: Projections, activation: Activation | None
+) -> Formula:
+    known = [ffn.weights(own) for own in own_formulas(activation, like=x)]
+    return find_formula(x, _try(forward, x), known)
+
+
+def _check_use(layer: nn.Module, chain: list[nn.Module], x_BTK: Tensor) -> None:
+    """Checks that a layer computes the chain in a row, and uses nothing but its result.
+
+    Raises:
+        Unsupported: it does not.
+    """
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+    hooks = [
+        module.register_forward_hook(lambda m, given, found: calls.append((m, given[0], found)))
+        for module in chain
+    ]
+    try:
+        expected = _layer_output(layer, x_BTK)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    # The same tensor, not an equal one: a factor between them may happen to be 1.
+    in_a_row = all(found is given for (*_, found), (_, given, _) in itertools.pairwise(calls))
+    if [module for module, *_ in calls] != chain or not in_a_row:
+        raise Unsupported("its layer does more than up, activation, down in a row with it")
+    y_BTK = calls[-1][-1]
+    results = (lambda x: x, lambda x: x, lambda _: y_BTK)
+    try:
+        for module, result in zip(chain, results, strict=True):
+            vars(module)["forward"] = result
+        found = _layer_output(layer, x_BTK)
+    finally:
+        for module in chain:
+            vars(module).pop("forward", None)
+    if not torch.equal(found.nan_to_num(), expected.nan_to_num()):
+        raise Unsupported("its layer's output would change")
+
+
+def _layer_output(layer: nn.Module, x_BTK: Tensor) -> Tensor:
+    """The layer's output for these sequences; other required arguments are None."""
+    others: dict[str, Any] = dict.fromkeys(_further_arguments(layer.forward))
+    found = _try(lambda x: layer(x, **others), x_BTK)
+    output = found[0] if isinstance(found, tuple) else found
+    if not isinstance(output, Tensor) or output.shape != x_BTK.shape:
+        raise Unsupported(f"its layer returns a {type(output).__name__}, not tokens")
+    return output
+
+
+def _try(forward: Callable[[Tensor], Any], x: Tensor) -> Any:
+    try:
+        return forward(x)
+    except Exception as error:  # a foreign module may raise anything
+        first_line = str(error).partition("\n")[0]
+        raise Unsupported(
+            f"its forward could not be tried: {type(error).__name__}: {first_line}"
+        ) from error
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Without dropout."""
+    training = [m for m in module.modules() if m.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m in training:
+            m.training = True
+
+
+def _further_arguments(forward: Callable[..., Any]) -> list[str]:
+    """What a forward cannot be called without, beside its first argument."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
 
 
 def computed_by(activation: Callable[[Tensor], Any], like: Tensor) -> Formula | None:
@@ -105,7 +237,7 @@ def in_fp32(ffn: Projections) -> Iterator[None]:
     """The matrices of an FFN compute with fp32 copies of their parameters.
 
     Raises:
-        OtherFormula: these do not fit into memory.
+        Unsupported: these do not fit into memory.
     """
     own: list[dict[str, Any]] = [linear._parameters for linear in ffn.present]
     before = [dict(parameters) for parameters in own]
@@ -114,7 +246,7 @@ def in_fp32(ffn: Projections) -> Iterator[None]:
             parameters |= {n: p if p is None else p.float() for n, p in parameters.items()}
         yield
     except torch.OutOfMemoryError as error:
-        raise OtherFormula("there is no memory for an fp32 copy of its weights") from error
+        raise Unsupported("there is no memory for an fp32 copy of its weights") from error
     finally:
         for parameters, previous in zip(own, before, strict=True):
             parameters.update(previous)
@@ -129,15 +261,15 @@ def find_formula(x: Tensor, y: object, known: list[FFNWeights]) -> Formula:
         known: its weights, with each activation and threshold that it may have.
 
     Raises:
-        OtherFormula: it is none of those that the kernels support.
+        Unsupported: it is none of those that the kernels support.
     """
     if not isinstance(y, Tensor) or y.shape != x.shape:
         kind = f"{tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
-        raise OtherFormula(f"its forward returns {kind} for tokens of {tuple(x.shape)}")
+        raise Unsupported(f"its forward returns {kind} for tokens of {tuple(x.shape)}")
     if not y.isfinite().all(dim=-1).any():
-        raise OtherFormula(f"its forward overflows {y.dtype} on every random token")
+        raise Unsupported(f"its forward overflows {y.dtype} on every random token")
     if not y.any():
-        raise OtherFormula("its forward gives zero for every token that was tried")
+        raise Unsupported("its forward gives zero for every token that was tried")
     candidates = list(known)
     if known[0].gate_NK is not None:
         candidates += [w._replace(relu_up=True) for w in known]
@@ -147,7 +279,7 @@ def find_formula(x: Tensor, y: object, known: list[FFNWeights]) -> Formula:
         found = candidates[best]
         return Formula(found.threshold, found.relu_up, found.activation)
     formulas = " or ".join(_text_of(w) for w in candidates)
-    raise OtherFormula(
+    raise Unsupported(
         f"its forward does not compute {formulas}: on random tokens it differs by "
         f"{errors[best]:.2%}"
     )

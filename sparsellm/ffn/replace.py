@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsellm.ffn.admission import ForeignFFN
-from sparsellm.ffn.discover import Projections
+from sparsellm.ffn.discover import Formula
 from sparsellm.ffn.dispatch import Dispatch
-from sparsellm.ffn.formula import Formula
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.quantised import E4M3, QuantisedRows
@@ -62,21 +61,6 @@ class _Installed:
     serving: _Serving
 
 
-def weights_of(ffn: Projections, formula: Formula, down_NK: Tensor | None = None) -> FFNWeights:
-    """An FFN's weights and biases as they are now, for a formula."""
-    gate_NK, b_gate_N = (None, None) if ffn.gate is None else _parameters(ffn.gate)
-    up_NK, b_up_N = _parameters(ffn.up)
-    down_KN, b_down_K = _parameters(ffn.down)
-    biases = (b_gate_N, b_up_N, b_down_K)
-    return FFNWeights(gate_NK, up_NK, down_KN, *biases, *formula, down_NK=down_NK)
-
-
-def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias, read from ``_parameters``: attribute lookup takes a microsecond."""
-    own = linear._parameters
-    return own["weight"], own["bias"]  # type: ignore[return-value]
-
-
 def replace_forward(
     foreign: ForeignFFN, formula: Formula, dispatch: Dispatch, *, fp8: bool = False
 ) -> None:
@@ -101,7 +85,7 @@ def _serving(
     foreign: ForeignFFN, formula: Formula, dispatch: Dispatch, server: nn.Module, *, fp8: bool
 ) -> _Serving:
     """Gives the server a transposed W_d too, and in FP8 the quantised matrix."""
-    w = weights_of(foreign.ffn, formula)
+    w = foreign.ffn.weights(formula)
     parameters = inspect.signature(server.forward).parameters.values()
     named = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
     large = sum(tensor.nbytes for tensor in foreign.tensors()) > LARGE_BYTES
@@ -241,7 +225,7 @@ def _is_for_kernels(x: Tensor, serving: _Serving) -> bool:
 
 
 def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
-    w = weights_of(serving.foreign.ffn, serving.formula, module._buffers[DOWN_NK])
+    w = serving.foreign.ffn.weights(serving.formula, module._buffers[DOWN_NK])
     if _few_stay_dense(x, serving):
         return _few_dense(x, w)
     if not torch.compiler.is_compiling() and not _is_current(w, serving):

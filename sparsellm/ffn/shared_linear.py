@@ -97,27 +97,24 @@ class SharedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) → (…, N)."""
         if self.fp8:
-            return self._in_fp8(x)
-        if self.ready_NK is None:
+            dtype, ready = self._in_fp8(x)
+        elif self.ready_NK is not None:
+            dtype, ready = self.ready_NK.dtype, [self.ready_NK]
+        else:
             return F.linear(x, self.weight)
-        x_MK = x.reshape(-1, x.shape[-1]).to(self.ready_NK.dtype)
-        y_MN: Tensor = torch.ops.sparsellm.shared_linear(
-            x_MK, self.weight, self.ready_NK, self.sum_NK
-        )
+        x_MK = x.reshape(-1, x.shape[-1]).to(dtype)
+        y_MN: Tensor = torch.ops.sparsellm.shared_linear(x_MK, self.weight, ready, self.sum_NK)
         return y_MN.view(*x.shape[:-1], -1)
 
-    def _in_fp8(self, x: Tensor) -> Tensor:
+    def _in_fp8(self, x: Tensor) -> tuple[torch.dtype, list[Tensor]]:
+        """The type of the tokens, and the weight as `_product` takes it."""
         device = x.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
         quantised = self.quantised
         if quantised is None:
             quantised = fp8_weight(self.weight.detach().to(dtype))
-        x_MK = x.reshape(-1, x.shape[-1]).to(dtype)
-        y_MN: Tensor = torch.ops.sparsellm.fp8_linear(
-            x_MK, self.weight, *quantised.by_row, *quantised.by_column, self.sum_NK
-        )
-        return y_MN.view(*x.shape[:-1], -1)
+        return dtype, [*quantised.by_row, *quantised.by_column]
 
 
 class FP8Weight(NamedTuple):
@@ -137,60 +134,37 @@ def add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
     torch.ops.sparsellm.add_weight_gradient(sum_NK, dy_MN, x_MK)
 
 
-def _product(x_MK: Tensor, weight_NK: Tensor, ready_NK: Tensor, sum_NK: Tensor | None) -> Tensor:
+def _product(x_MK: Tensor, weight_NK: Tensor, ready: list[Tensor], sum_NK: Tensor | None) -> Tensor:
     """``x Wᵀ``, (M, N).
 
     Args:
-        x_MK: of the type of ``ready_NK``.
+        x_MK: the tokens.
         weight_NK: the parameter; only its gradient is computed.
-        ready_NK: its values, in the type to compute in.
+        ready: its values, in the type of x; or in FP8 the four tensors of `FP8Weight`.
         sum_NK: to which the backward pass adds the weight's gradient; autograd then gets none.
     """
-    return x_MK @ ready_NK.t()
+    if len(ready) == 1:
+        return x_MK @ ready[0].t()
+    return scaled_product(quantised_rows(x_MK), QuantisedRows(*ready[:2]), x_MK.dtype)
 
 
 class _SharedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_MK: Tensor, weight_NK: Tensor, ready_NK: Tensor, sum_NK: Tensor | None
+        ctx: Any, x_MK: Tensor, weight_NK: Tensor, ready: list[Tensor], sum_NK: Tensor | None
     ) -> Tensor:
         ctx.own = weight_NK.dtype
-        ctx.save_for_backward(x_MK, ready_NK, sum_NK)
-        return _product(x_MK, weight_NK, ready_NK, sum_NK)
+        ctx.save_for_backward(x_MK, sum_NK, *ready[-2:])  # of FP8 the weight by column
+        return _product(x_MK, weight_NK, ready, sum_NK)
 
     @staticmethod
     def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x_MK, ready_NK, sum_NK = ctx.saved_tensors
-        d_weight_NK = _weight_gradient(dy_MN, x_MK, ctx.own, sum_NK)
-        return dy_MN @ ready_NK, d_weight_NK, None, None
-
-
-def _fp8_product(  # noqa: PLR0917
-    x_MK: Tensor,
-    weight_NK: Tensor,
-    values_NK: Tensor,
-    scale_N: Tensor,
-    values_KN: Tensor,
-    scale_K: Tensor,
-    sum_NK: Tensor | None,
-) -> Tensor:
-    return scaled_product(quantised_rows(x_MK), QuantisedRows(values_NK, scale_N), x_MK.dtype)
-
-
-class _FP8Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        x_MK, weight_NK, _, _, values_KN, scale_K, sum_NK = inputs
-        ctx.own = weight_NK.dtype
-        ctx.save_for_backward(x_MK, values_KN, scale_K, sum_NK)
-        return _fp8_product(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x_MK, values_KN, scale_K, sum_NK = ctx.saved_tensors
-        by_column = QuantisedRows(values_KN, scale_K)
-        dx_MK = scaled_product(quantised_rows(dy_MN), by_column, x_MK.dtype)
-        return dx_MK, _weight_gradient(dy_MN, x_MK, ctx.own, sum_NK), *(None,) * 5
+        x_MK, sum_NK, *ready = ctx.saved_tensors
+        if len(ready) == 1:
+            dx_MK = dy_MN @ ready[0]
+        else:
+            dx_MK = scaled_product(quantised_rows(dy_MN), QuantisedRows(*ready), x_MK.dtype)
+        return dx_MK, _weight_gradient(dy_MN, x_MK, ctx.own, sum_NK), None, None
 
 
 def _weight_gradient(
@@ -220,18 +194,11 @@ def _add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
 # on disk, and in torch 2.11 gradients were wrong where two arguments were the same tensor.
 _library = torch.library.Library("sparsellm", "FRAGMENT")
 _library.define(
-    "shared_linear(Tensor x_MK, Tensor weight_NK, Tensor ready_NK, Tensor? sum_NK) -> Tensor",
+    "shared_linear(Tensor x_MK, Tensor weight_NK, Tensor[] ready, Tensor? sum_NK) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _library.impl("shared_linear", _SharedProduct.apply, "Autograd")
 _library.impl("shared_linear", _product, "CompositeExplicitAutograd")
-_library.define(
-    "fp8_linear(Tensor x_MK, Tensor weight_NK, Tensor values_NK, Tensor scale_N, "
-    "Tensor values_KN, Tensor scale_K, Tensor? sum_NK) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-_library.impl("fp8_linear", _FP8Product.apply, "Autograd")
-_library.impl("fp8_linear", _fp8_product, "CompositeExplicitAutograd")
 _library.define(
     "add_weight_gradient(Tensor(a!) sum_NK, Tensor dy_MN, Tensor x_MK) -> ()",
     tags=torch.Tag.pt2_compliant_tag,

@@ -75,7 +75,7 @@ def test_operators_say_what_they_return_and_overwrite(accumulates):
     # The gradient that goes to the sum is none of autograd's, which the last of the checks wants.
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     checks += [] if accumulates else ["test_aot_dispatch_dynamic"]
-    given = (x, weight, weight.detach(), total)
+    given = (x, weight, [weight.detach()], total)
     torch.library.opcheck(operators.shared_linear.default, given, test_utils=checks)
     given = (torch.zeros(6, 8), torch.randn(9, 6), torch.randn(9, 8))
     torch.library.opcheck(operators.add_weight_gradient.default, given)

@@ -1,11 +1,450 @@
-// decode_gate: the gate of up to 64 tokens, and up where it fires; see decode_gate.cuh.
-#include "common/decode_gate.cuh"
+// decode_gate: h = relu(x · W_gateᵀ + b) * (x · W_upᵀ + b) for up to 64 tokens, kept where it is not zero
+// (decode.cuh); without W_up, h = relu(x · Wᵀ + b).
+//
+// Bound by memory: all of the gate's weights are read, and of W_up the rows that fire. A block owns
+// a section of neurons, N / blocks to within one, so that all multiprocessors finish together. It
+// knows by itself which of its neurons fire, so both products are one kernel. k is divided among the
+// warps, 64 bytes of a row at a time; their sums are added in shared memory, in a fixed order.
+//
+// Weights are the 16-row operand of mma.sync, tokens the 8-column one. The order of k does not change
+// a product, so a lane copies 16 contiguous bytes of a row: of 32 k, lane l has 8(l%4) and the next 7
+// in rows l/4 and l/4 + 8, and the same k of token l/4. No lane reads what another one copied: each
+// waits for its own cp.async alone, and a block always has 64 KB of copies in flight.
+//
+// A gate of e4m3 (SPARSELLM_E4M3) is half of the bytes: of 64 k, a lane has 16(l%4) and the next 15. Its numbers become
+// elements in registers, which is exact on every GPU, and the product is multiplied by the row's scale.
+// x stays as it is: quantised, it would not save a byte that matters.
+#include "common/activation.cuh"
+#include "common/decode.cuh"
 
+namespace {
+#ifdef SPARSELLM_E4M3
+using gate_weight = unsigned char;
+#else
+using gate_weight = element;
+#endif
+constexpr int tile_rows = 16, slots = 8;
+constexpr int round_pairs = num_warps;  // (tile, octet)s whose sums are added up at a time
+
+struct Shared {
+  uint4 ring[num_warps][slots][2][32];          // [rows l/4 or l/4 + 8][lane]
+  float4 sums[num_warps][round_pairs][2 * 16];  // [share of k][tile, octet][row, half of the octet]
+  uint32 fires[num_warps];
+  uint16 neuron[max_section];
+};
+
+// The 16 bytes that a lane copies are one part of 8 elements, or two parts of e4m3 (unsigned char).
+template <typename Weight>
+constexpr int num_parts = 2 / sizeof(Weight);
+template <typename Weight>
+constexpr int chunk_of = 32 * num_parts<Weight>;  // numbers of a row that four lanes copy
+
+// Tiles whose sums a warp holds at a time; x is read once for all of them.
+template <int octets>
+constexpr int max_tiles = octets <= 2 ? 8 : octets == 4 ? 4 : 3;
+
+template <int octets>
+using Sums = float[max_tiles<octets>][octets][4];
+
+struct Problem {
+  const element* x;
+  uint32 m, k;
+  float threshold;
+  bool relu_up;  // dReLU
+  element* value;     // of this section, as `neuron`
+  uint16* neuron;
+};
+
+// The rows of one of the products: consecutive ones, or those that a list in shared memory names.
+template <typename Weight>
+struct Rows {
+  const Weight* w;
+  const float* scale;     // of each row, if it is of e4m3
+  const element* bias;    // or null
+  const uint16* list;  // or null
+  uint32 first;
+  uint32 num;  // never 0
+
+  __device__ __forceinline__ uint32 at(uint32 i) const {
+    return list == nullptr ? first + i : list[i];
+  }
+  __device__ __forceinline__ float times(uint32 i) const {
+    if constexpr (sizeof(Weight) == 1) return i < num ? scale[at(i)] : 0.0f;
+    return 1.0f;
+  }
+  __device__ __forceinline__ float add(uint32 i) const {
+    return bias != nullptr && i < num ? element_low(bias[at(i)]) : 0.0f;
+  }
+};
+
+// A warp's share of k: chunks 2w and 2w + 1, then every 16th after each. Together the warps read 1 KB
+// of a row at a time, and each warp both halves of its 128-byte lines.
+__device__ __forceinline__ uint32 first_chunk() { return threadIdx.x / 32 * 2; }
+__device__ __forceinline__ uint32 next_chunk(uint32 chunk) {
+  return chunk % 2 == 0 ? chunk + 1 : chunk + 2 * num_warps - 1;
+}
+
+// This lane's copies, in the order of use: one chunk of up to `tiles_at_once` tiles, then the next chunk;
+// after the last one the next tiles.
+template <typename Weight, int octets>
+struct Copies {
+  static constexpr int tiles_at_once = max_tiles<octets>;
+  static constexpr int chunk_k = chunk_of<Weight>, lane_k = chunk_k / 4;
+  const Rows<Weight>& rows;
+  const uint32 k, ring;  // address of this lane's 16 bytes
+  const Weight* const w;   // this lane's column
+  uint32 num_tiles, tiles, first_tile = 0, tile = 0, chunk = first_chunk(), slot = 0;
+  const Weight* from[2];
+  bool present[2];
+
+  __device__ __forceinline__ Copies(const Shared& shared, const Rows<Weight>& rows, uint32 k)
+      : rows(rows),
+        k(k),
+        ring(smem_address(&shared.ring[threadIdx.x / 32][0][0][threadIdx.x % 32])),
+        w(rows.w + threadIdx.x % 4 * lane_k) {
+    num_tiles = chunk * chunk_k < k ? (rows.num + tile_rows - 1) / tile_rows : 0;
+    tiles = min(tiles_at_once, num_tiles);
+    point();
+#pragma unroll 1
+    for (int ahead = 0; ahead < slots; ++ahead) next();
+  }
+
+  __device__ __forceinline__ void point() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32 row = (first_tile + tile) * tile_rows + 8 * i + threadIdx.x % 32 / 4;
+      present[i] = row < rows.num;
+      from[i] = w + static_cast<uint64>(rows.at(min(row, rows.num - 1))) * k;
+    }
+  }
+
+  // Copies one tile of one chunk, if any is left. Always closes a group: `copy_wait` counts groups.
+  __device__ __forceinline__ void next() {
+    if (first_tile < num_tiles) {
+      const uint32 at = chunk * chunk_k;
+      const bool inside = at + threadIdx.x % 4 * lane_k < k;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        copy16_async(ring + (slot * 2 + i) * sizeof(Shared::ring[0][0][0]), from[i] + at,
+                     inside && present[i] ? 16 : 0);
+      slot = (slot + 1) % slots;
+      advance();
+    }
+    copy_commit();
+  }
+
+  __device__ __forceinline__ void advance() {
+    if (++tile == tiles) {
+      tile = 0;
+      chunk = next_chunk(chunk);
+      const bool same_tiles = chunk * chunk_k < k;
+      if (same_tiles && tiles == 1) return;
+      if (!same_tiles) {
+        chunk = first_chunk();
+        first_tile += tiles;
+        tiles = min(tiles_at_once, num_tiles - first_tile);
+      }
+    }
+    point();
+  }
+};
+
+// Two of e4m3, in the bytes 1 and 3 of `pair`, as elements, which hold each exactly: their bits moved
+// to where an element has them stand for the number times a power of two.
+__device__ __forceinline__ uint32 as_elements(uint32 pair) {
+#ifdef SPARSELLM_FP16
+  constexpr uint32 shift = 1, power = 0x5c005c00u;  // 2^8
+#else
+  constexpr uint32 shift = 4, power = 0x7b807b80u;  // 2^120
+#endif
+  const uint32 moved = (pair & 0x80008000u) | (pair & 0x7f007f00u) >> shift;
+  uint32 exact;
+  asm("fma.rn." ELEMENT "x2 %0, %1, %2, %3;" : "=r"(exact) : "r"(moved), "r"(power), "r"(0x80008000u));
+  return exact;
+}
+
+// What a lane has copied, as pairs of elements.
+template <typename Weight>
+struct Pairs {
+  uint32 pair[4 * num_parts<Weight>];
+
+  __device__ __forceinline__ explicit Pairs(uint4 copied) {
+    const uint32 words[4] = {copied.x, copied.y, copied.z, copied.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if constexpr (sizeof(Weight) == 1) {
+        pair[2 * i] = as_elements(__byte_perm(words[i], 0, 0x1404));
+        pair[2 * i + 1] = as_elements(__byte_perm(words[i], 0, 0x3424));
+      } else {
+        pair[i] = words[i];
+      }
+  }
+};
+
+// This lane's part of a chunk of x, of all octets; zeros past M and K.
+template <int octets, int parts>
+__device__ __forceinline__ void load_tokens(uint4 (&to)[octets][parts], const Problem& p,
+                                            uint32 chunk) {
+  const uint32 lane = threadIdx.x % 32, first = (chunk * 4 + lane % 4) * 8 * parts;
+#pragma unroll
+  for (int octet = 0; octet < octets; ++octet)
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const uint32 token = octet * 8 + lane / 4, at = first + 8 * part;
+      to[octet][part] = make_uint4(0, 0, 0, 0);
+      const element* from = p.x + static_cast<uint64>(token) * p.k + at;
+      // Not __ldg: what the kernel before writes is not constant for as long as this one runs.
+      if (token < p.m && at < p.k) to[octet][part] = *reinterpret_cast<const uint4*>(from);
+    }
+}
+
+// Adds this warp's share of k to the sums of the `tiles` tiles whose copies come next.
+template <int octets, typename Weight>
+__device__ __forceinline__ void multiply(const Shared& shared, Copies<Weight, octets>& copies,
+                                         uint32& slot, const Problem& p, int tiles,
+                                         Sums<octets>& d) {
+  constexpr int parts = num_parts<Weight>, chunk_k = chunk_of<Weight>;
+  constexpr bool loads_ahead = octets * parts <= 8;  // there are no registers for more
+  const int lane = threadIdx.x % 32;
+  uint4 ahead[octets][parts];
+  if constexpr (loads_ahead) load_tokens(ahead, p, first_chunk());
+#pragma unroll 1
+  for (uint32 chunk = first_chunk(); chunk * chunk_k < p.k; chunk = next_chunk(chunk)) {
+    uint4 x[octets][parts];
+    if constexpr (loads_ahead) {
+#pragma unroll
+      for (int octet = 0; octet < octets; ++octet)
+#pragma unroll
+        for (int part = 0; part < parts; ++part) x[octet][part] = ahead[octet][part];
+      load_tokens(ahead, p, next_chunk(chunk));
+    } else {
+      load_tokens(x, p, chunk);
+    }
+#pragma unroll
+    for (int tile = 0; tile < max_tiles<octets>; ++tile) {
+      if (tile >= tiles) break;
+      copy_wait<slots - 1>();
+      const auto& own = shared.ring[threadIdx.x / 32][slot];
+      const Pairs<Weight> upper(own[0][lane]), lower(own[1][lane]);
+      slot = (slot + 1) % slots;
+#pragma unroll
+      for (int part = 0; part < parts; ++part) {
+        const uint32 *u = upper.pair + 4 * part, *l = lower.pair + 4 * part;
+        const uint32 first[4] = {u[0], l[0], u[1], l[1]}, second[4] = {u[2], l[2], u[3], l[3]};
+#pragma unroll
+        for (int octet = 0; octet < octets; ++octet) {
+          mma(d[tile][octet], first, x[octet][part].x, x[octet][part].y);
+          mma(d[tile][octet], second, x[octet][part].z, x[octet][part].w);
+        }
+      }
+      copies.next();  // after the products, which have read the slot that it overwrites
+    }
+  }
+}
+
+// Where a thread adds up sums: its warp has one tile and octet of a round, two lanes a row.
+template <int octets>
+struct Place {
+  static constexpr int round_tiles = round_pairs / octets;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int tile = warp / octets, octet = warp % octets;  // tile of the round
+  int row = lane / 2, first_token = octet * 8 + lane % 2 * 4;
+
+  // This thread's four values in row i of `value`.
+  __device__ __forceinline__ uint2* in(element* value, uint32 i) const {
+    return reinterpret_cast<uint2*>(value + i * (8 * octets) + first_token);
+  }
+};
+
+// The four sums of this thread's place; `first` is the first tile of the round in `d`.
+template <int octets>
+__device__ __forceinline__ float4 add_up(Shared& shared, const Sums<octets>& d, int first) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int tile = 0; tile < max_tiles<octets>; ++tile)
+    if (tile / Place<octets>::round_tiles * Place<octets>::round_tiles == first) {
+#pragma unroll
+      for (int octet = 0; octet < octets; ++octet) {
+        const int pair = tile % Place<octets>::round_tiles * octets + octet;
+        float2* to = reinterpret_cast<float2*>(shared.sums[warp][pair]) + lane;
+        const float(&own)[4] = d[tile][octet];
+        to[0] = make_float2(own[0], own[1]);
+        to[32] = make_float2(own[2], own[3]);
+      }
+    }
+  __syncthreads();
+  float4 sum = shared.sums[0][warp][lane];
+#pragma unroll
+  for (int share = 1; share < num_warps; ++share) {
+    const float4 part = shared.sums[share][warp][lane];
+    sum.x += part.x;
+    sum.y += part.y;
+    sum.z += part.z;
+    sum.w += part.w;
+  }
+  return sum;
+}
+
+// The activation of two tokens, of which `present` are there: what is not above the threshold, once it is
+// rounded, becomes zero, as does a token past M. NaN passes.
+__device__ __forceinline__ uint32 apply_threshold(float low, float high, float threshold, int present) {
+  const uint32 pair = pack_elements(low, high);
+  const bool no_low = present < 1 || element_low(pair) <= threshold;
+  const bool no_high = present < 2 || element_high(pair) <= threshold;
+  return activated(pair & (no_low ? 0xffff0000u : ~0u) & (no_high ? 0x0000ffffu : ~0u));
+}
+
+// gate * (up + add), pairwise; with `relu` of the sum.
+__device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add, bool relu) {
+  const float low = element_low(up) + add, high = element_high(up) + add;
+  return pack_elements(element_low(gate) * (relu && low < 0.0f ? 0.0f : low),
+                   element_high(gate) * (relu && high < 0.0f ? 0.0f : high));
+}
+
+// Keeps the rows of one round that fire, after `count` earlier ones. `first_row`: of the round.
+template <int octets, typename Weight>
+__device__ __forceinline__ uint32 store_firing(Shared& shared, const Problem& p,
+                                               const Rows<Weight>& rows,
+                                               const Sums<octets>& d, int first,
+                                               uint32 first_row, uint32 count) {
+  const Place<octets> place;
+  const uint32 row = first_row + place.tile * tile_rows + place.row;
+  const float add = rows.add(row);
+  float4 sum = add_up<octets>(shared, d, first);
+  const float times = rows.times(row);
+  sum = make_float4(sum.x * times, sum.y * times, sum.z * times, sum.w * times);
+  // How many of this thread's four tokens are there.
+  const int tokens = row < rows.num ? static_cast<int>(p.m) - place.first_token : 0;
+  const uint2 gate = make_uint2(apply_threshold(sum.x + add, sum.y + add, p.threshold, tokens),
+                                apply_threshold(sum.z + add, sum.w + add, p.threshold, tokens - 2));
+  const uint32 fired = __ballot_sync(~0u, ((gate.x | gate.y) & 0x7fff7fffu) != 0);
+  if (place.lane == 0) shared.fires[place.warp] = fired;
+  __syncthreads();
+  uint32 own = 0;
+  uint32 before = count;
+#pragma unroll
+  for (int tile = 0; tile < Place<octets>::round_tiles; ++tile) {
+    uint32 firing = 0;
+#pragma unroll
+    for (int octet = 0; octet < octets; ++octet) firing |= shared.fires[tile * octets + octet];
+    firing = (firing | firing >> 1) & 0x55555555u;  // bit 2r: row r
+    if (tile == place.tile) {
+      own = firing;
+      before = count;
+    }
+    count += __popc(firing);
+  }
+  const uint32 bit = 1u << 2 * place.row;
+  if ((own & bit) != 0) {
+    const uint32 to = before + __popc(own & (bit - 1));
+    *place.in(p.value, to) = gate;
+    if (place.first_token == 0)
+      shared.neuron[to] = p.neuron[to] = static_cast<uint16>(rows.at(row));
+  }
+  return count;
+}
+
+// The gate's values of one round's rows, times their sums.
+template <int octets>
+__device__ __forceinline__ void multiply_gate(Shared& shared, const Problem& p,
+                                              const Rows<element>& rows,
+                                              const Sums<octets>& d, int first,
+                                              uint32 first_row) {
+  const Place<octets> place;
+  const uint32 row = first_row + place.tile * tile_rows + place.row;
+  const float add = rows.add(row);
+  const uint2 gate = row < rows.num ? *place.in(p.value, row) : make_uint2(0, 0);
+  const float4 sum = add_up<octets>(shared, d, first);
+  if (row < rows.num)
+    *place.in(p.value, row) =
+        make_uint2(product(gate.x, pack_elements(sum.x, sum.y), add, p.relu_up),
+                   product(gate.y, pack_elements(sum.z, sum.w), add, p.relu_up));
+  __syncthreads();  // the next round overwrites the sums
+}
+
+// Prefetches the rows of W_down that decode_down will read into L2. One tile of them at most: if
+// everything fires, more would evict weights that this kernel has not read yet.
+__device__ __forceinline__ void prefetch_down(const Shared& shared, const element* w_down, uint32 k,
+                                              uint32 count) {
+  constexpr int sector = 16;  // elements in 32 bytes
+  for (uint32 i = threadIdx.x / 32; i < min(count, tile_rows); i += num_warps) {
+    const element* row = w_down + static_cast<uint64>(shared.neuron[i]) * k;
+    for (uint32 at = threadIdx.x % 32 * sector; at < k; at += 32 * sector)
+      prefetch_to_l2(row + at);
+  }
+}
+
+// The gate of all rows of a section; returns how many fire. Or, with its `count`, up of those.
+template <bool gate, int octets, typename Weight>
+__device__ __forceinline__ uint32 product_of(Shared& shared, const Problem& p,
+                                             const Rows<Weight>& rows, const element* w_down,
+                                             uint32 count) {
+  constexpr int tiles_at_once = max_tiles<octets>, round_tiles = Place<octets>::round_tiles;
+  Copies<Weight, octets> copies(shared, rows, p.k);
+  if (!gate) prefetch_down(shared, w_down, p.k, count);
+  uint32 slot = 0;
+#pragma unroll 1
+  for (uint32 row = 0; row < rows.num; row += tiles_at_once * tile_rows) {
+    const int tiles = min(tiles_at_once, (rows.num - row + tile_rows - 1) / tile_rows);
+    Sums<octets> d = {};
+    multiply<octets>(shared, copies, slot, p, tiles, d);
+#pragma unroll
+    for (int first = 0; first < tiles_at_once; first += round_tiles) {
+      if (first >= tiles) break;
+      const uint32 first_row = row + first * tile_rows;
+      if constexpr (gate)
+        count = store_firing<octets>(shared, p, rows, d, first, first_row, count);
+      else
+        multiply_gate<octets>(shared, p, rows, d, first, first_row);
+    }
+  }
+  return count;
+}
+
+// All that a block does; `value` is that of all sections.
+struct Section {
+  Shared& shared;
+  const Rows<gate_weight>& rows;
+  const element *x, *w_up, *bias_up, *w_down;
+  uint32 m, k;
+  float threshold;
+  bool relu_up;
+  element* value;
+  uint16* neuron;
+  uint32* count;
+
+  template <int octets>
+  __device__ __forceinline__ void run() const {
+    const Problem p{x, m, k, threshold, relu_up,
+                    value + static_cast<uint64>(rows.first) * (8 * octets), neuron};
+    const uint32 own = product_of<true, octets>(shared, p, rows, w_down, 0);
+    if (w_up != nullptr && own != 0) {
+      __syncthreads();  // the list, and the gate's values
+      const Rows<element> firing{w_up, nullptr, bias_up, shared.neuron, 0, own};
+      product_of<false, octets>(shared, p, firing, w_down, own);
+    }
+    if (threadIdx.x == 0) *count = own;
+  }
+};
+}  // namespace
+
+// `scale_N`: of each row of W, if it is of e4m3.
 extern "C" __global__ void __launch_bounds__(block_threads, 1)
-    decode_gate(const element* x_MK, const element* w_NK, const element* bias_N,
+    decode_gate(const element* x_MK, const gate_weight* w_NK, const element* bias_N,
                 const element* w_up_NK, const element* bias_up_N, const element* w_down_NK,
                 uint32 m, uint32 n, uint32 k, float threshold, int relu_up, uint32 stride,
-                uint32* count, uint16* neuron, element* value) {
-  run_decode_gate(x_MK, w_NK, nullptr, bias_N, w_up_NK, bias_up_N, w_down_NK, m, n, k, threshold,
-                  relu_up, stride, count, neuron, value);
+                uint32* count, uint16* neuron, element* value, const float* scale_N) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(raw);
+  admit_next_kernel();
+  await_previous_kernel();
+  const uint32 first = first_neuron(blockIdx.x, gridDim.x, n);
+  const uint32 end = first_neuron(blockIdx.x + 1, gridDim.x, n);
+  const Rows<gate_weight> rows{w_NK, scale_N, bias_N, nullptr, first, end - first};
+  with_octets(m, Section{shared, rows, x_MK, w_up_NK, bias_up_N, w_down_NK, m, k, threshold,
+                         relu_up != 0, value, neuron + blockIdx.x * stride, count + blockIdx.x});
 }
+
+extern "C" __device__ const uint32 exported_max_sections = max_sections,
+                                   exported_max_section = max_section,
+                                   exported_shared_bytes = sizeof(Shared);

@@ -1,4 +1,5 @@
-// relu(x · Wᵀ) by wgmma, packed in the epilogue: shared by gate_union, gate_twell and their _fp8 kernels.
+// relu(x · Wᵀ) by wgmma, packed in the epilogue: shared by gate_union and gate_twell. x and W are elements,
+// or with SPARSELLM_E4M3 numbers of e4m3 with a scale per token and per neuron: (x_scale x) · (w_scale W)ᵀ.
 //
 // x_MK, w_NK row-major. Block tile 128 tokens × 256 neurons × 128 bytes of k; two blocks form a
 // cluster and share the weight tile: each loads half of it and multicasts it. Warp 0 is the producer and
@@ -23,26 +24,14 @@ constexpr int row_bytes = 128;  // of k, in a stage: the span of the swizzle
 constexpr int bytes_a = tile_m * row_bytes, bytes_b = tile_n * row_bytes;
 constexpr int group_m = 8;  // cluster rows that walk over all of N together: x stays in L2
 
-// What the tensor cores multiply. A step of 32 bytes of k is one wgmma in either type.
-struct Elements {  // bf16, or fp16 as the kernel is compiled
-  static constexpr int tile_k = row_bytes / sizeof(element);
-  static constexpr bool may_scatter = true;
-  __device__ static __forceinline__ void multiply(float (&d)[128], uint64 a, uint64 b,
-                                                  int accumulate) {
-    wgmma_n256<0, 0>(d, a, b, accumulate);
-  }
-};
+#ifdef SPARSELLM_E4M3
+constexpr bool in_e4m3 = true;
+#else
+constexpr bool in_e4m3 = false;
+#endif
+constexpr int tile_k = in_e4m3 ? row_bytes : row_bytes / sizeof(element);
 
-struct E4m3 {  // with a scale per row of x and of W, `Scales`
-  static constexpr int tile_k = row_bytes;
-  static constexpr bool may_scatter = false;
-  __device__ static __forceinline__ void multiply(float (&d)[128], uint64 a, uint64 b,
-                                                  int accumulate) {
-    wgmma_n256_e4m3(d, a, b, accumulate);
-  }
-};
-
-// What x and W are to be multiplied by, row by row; null pointers: by one.
+// What x and W are to be multiplied by, row by row, if they are of e4m3.
 struct Scales {
   const float *x_M, *w_N;
 };
@@ -68,7 +57,6 @@ __device__ __forceinline__ Tile tile_of(int index, int tiles_m, int tiles_n, uin
           within / rows * tile_n};
 }
 
-template <typename Operand>
 __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, int tiles_m,
                         int tiles_n, int steps) {
   const uint32 rank = cluster_rank();
@@ -79,10 +67,10 @@ __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, 
       const int stage = it % stages;
       mbarrier_wait(&shared.empty[stage], (it / stages & 1) ^ 1);
       mbarrier_arrive_expect(&shared.full[stage], bytes_a + bytes_b);
-      tma_load(shared.a[stage], x, &shared.full[stage], step * Operand::tile_k, tile.m);
+      tma_load(shared.a[stage], x, &shared.full[stage], step * tile_k, tile.m);
       const int half = rank * (tile_n / cluster);
       tma_load_multicast(shared.b[stage] + half * row_bytes, w, &shared.full[stage],
-                         step * Operand::tile_k, tile.n + half, (1 << cluster) - 1);
+                         step * tile_k, tile.n + half, (1 << cluster) - 1);
     }
   }
 }
@@ -100,7 +88,6 @@ constexpr int token_copies = tile_m * 8 / token_threads;  // 16-byte chunks a th
 // results are cut off. k / 8 times the number of tokens is below 2³².
 __device__ void produce_scattered(Shared& shared, const ScatteredTokens& tokens, const TensorMap& w,
                                   int m, uint32 k, int tiles_m, int tiles_n, int steps) {
-  constexpr int tile_k = Elements::tile_k;
   const uint32 rank = cluster_rank();
   const int own = threadIdx.x / 96 * 32 + threadIdx.x % 32, chunk = own % 8, first_row = own / 8;
   const uint32 to_thread = first_row * 128 + ((chunk ^ first_row) << 4);  // swizzled; rows 8 apart
@@ -208,7 +195,7 @@ __device__ void pack_tiles(Shared& shared, int consumer, int tiles_m, int tiles_
 }
 
 // `scattered`: the tokens come by cp.async.
-template <typename Operand, bool scattered>
+template <bool scattered>
 __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, int steps,
                         float threshold, const element* bias, const Scales& scales) {
   const int consumer = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
@@ -225,9 +212,13 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
       const uint32 a = smem_address(shared.a[stage] + consumer * 64 * row_bytes);
       const uint32 b = smem_address(shared.b[stage]);
 #pragma unroll
-      for (int k = 0; k < row_bytes / 32; ++k)
-        Operand::multiply(d, operand(a + 32 * k, 0, 1024), operand(b + 32 * k, 0, 1024),
-                          step > 0 || k > 0);
+      for (int k = 0; k < row_bytes / 32; ++k) {  // one wgmma in either type
+        const uint64 of_a = operand(a + 32 * k, 0, 1024), of_b = operand(b + 32 * k, 0, 1024);
+        if constexpr (in_e4m3)
+          wgmma_n256_e4m3(d, of_a, of_b, step > 0 || k > 0);
+        else
+          wgmma_n256<0, 0>(d, of_a, of_b, step > 0 || k > 0);
+      }
       wgmma_commit();
       // The products of the step before have read their stage: both blocks may fill it again.
       wgmma_wait<1>();
@@ -241,7 +232,8 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
     const Tile tile = tile_of(index, tiles_m, tiles_n, rank);
     const int first = tile.m + consumer * 64;
     const int row = first + threadIdx.x / 32 % 4 * 16 + lane / 4, column = tile.n + 2 * (lane % 4);
-    if (scales.x_M != nullptr) apply_scales(d, scales, row, column, m, n);
+    // They are always there; without the question ptxas 13.0 keeps sums in local memory.
+    if (in_e4m3 && scales.x_M != nullptr) apply_scales(d, scales, row, column, m, n);
     if (bias != nullptr) add_bias(d, bias, column, n);
     if (first + block_tokens > m || tile.n + tile_n > n) zero_out_of_range(d, m - row, n - column);
     if (threshold > 0.0f) apply_threshold(d, threshold);
@@ -254,7 +246,7 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
 
 // The body of a kernel of `gate_threads` threads, in clusters; zeroes `control`. x_MK is not used
 // where tokens are scattered, which those in e4m3 never are.
-template <typename Operand, typename Pack>
+template <typename Pack>
 __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredTokens& tokens,
                                          const TensorMap& w_NK, const Scales& scales,
                                          const element* bias_N, int m, int n, int k,
@@ -263,8 +255,8 @@ __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredT
   Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uint64>(raw) + 1023) & ~1023ull);
   const int tiles_m = (m + tile_m * cluster - 1) / (tile_m * cluster);
   const int tiles_n = (n + tile_n - 1) / tile_n;
-  const int steps = (k + Operand::tile_k - 1) / Operand::tile_k;
-  const bool scattered = Operand::may_scatter && tokens.row_of != nullptr;
+  const int steps = (k + tile_k - 1) / tile_k;
+  const bool scattered = !in_e4m3 && tokens.row_of != nullptr;
   admit_next_kernel();
   await_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x < control_words) control[threadIdx.x] = 0;
@@ -288,13 +280,13 @@ __device__ __forceinline__ void run_gate(const TensorMap& x_MK, const ScatteredT
     else if (scattered)
       produce_scattered(shared, tokens, w_NK, m, k, tiles_m, tiles_n, steps);
     else if (threadIdx.x == 0)
-      produce<Operand>(shared, x_MK, w_NK, tiles_m, tiles_n, steps);
+      produce(shared, x_MK, w_NK, tiles_m, tiles_n, steps);
   } else {
     registers_increase<224>();
     if (scattered)
-      consume<Operand, Operand::may_scatter>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N, scales);
+      consume<!in_e4m3>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N, scales);
     else
-      consume<Operand, false>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N, scales);
+      consume<false>(shared, m, n, tiles_m, tiles_n, steps, threshold, bias_N, scales);
   }
   cluster_sync();  // no block exits while the other may still write into its shared memory
 }

@@ -6,7 +6,7 @@ extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(gat
     gate_union(const __grid_constant__ TensorMap map_of_x, const element* x_MK, const int* token_M,
                const __grid_constant__ TensorMap w_NK, const element* bias_N, int m, int n, int k,
                float threshold, uint32* count, unsigned char* neuron, element* value,
-               uint32* control) {
-  run_gate<Elements>(map_of_x, ScatteredTokens{x_MK, token_M}, w_NK, Scales{}, bias_N, m, n, k,
-                     threshold, control, PackUnion{m, count, neuron, value});
+               uint32* control, const float* x_scale_M, const float* w_scale_N) {
+  run_gate(map_of_x, ScatteredTokens{x_MK, token_M}, w_NK, Scales{x_scale_M, w_scale_N}, bias_N, m, n,
+           k, threshold, control, PackUnion{m, count, neuron, value});
 }

@@ -44,6 +44,8 @@ def compile_options(  # noqa: PLR0917
     shared_kib: int,
     element: torch.dtype = torch.bfloat16,
     activation: str = "relu",
+    *,
+    fp8: bool = False,
 ) -> tuple[str, ...]:
     """NVRTC options.
 
@@ -53,7 +55,7 @@ def compile_options(  # noqa: PLR0917
         target: such as ``sm_90a``.
         shared_kib: shared memory that a block of threads can have, in KiB.
         element: one of `ELEMENTS`, see ``cuda/common/element.cuh``.
-        activation: see `kernel_for`.
+        activation, fp8: see `kernel_for`.
     """
     defined = []
     if activation != "relu":  # what sources compute without further options
@@ -61,6 +63,8 @@ def compile_options(  # noqa: PLR0917
         defined = [f"SPARSELLM_VALUE={known.device_value}", f"SPARSELLM_SLOPE={known.device_slope}"]
     if element == torch.float16:
         defined.append("SPARSELLM_FP16")
+    if fp8:
+        defined.append("SPARSELLM_E4M3")
     return (
         f"-arch={target}",
         "-std=c++17",
@@ -106,8 +110,8 @@ def compile_seconds() -> float:
 
 
 @functools.cache
-def _module(
-    path: Path, folder: str, device_index: int, element: torch.dtype, activation: str
+def _module(  # noqa: PLR0917
+    path: Path, folder: str, device_index: int, element: torch.dtype, activation: str, fp8: bool
 ) -> Any:
     prepare_cache()
     try:
@@ -120,7 +124,7 @@ def _module(
         shared_kib = device.attributes["MaxSharedMemoryPerBlockOptin"] // 1024
         source = path.read_text(encoding="utf-8")
         target = target_of((major, minor))
-        options = compile_options(path, folder, target, shared_kib, element, activation)
+        options = compile_options(path, folder, target, shared_kib, element, activation, fp8=fp8)
         began = time.perf_counter()
         with compiled_once(path.stem, source, options):
             module = cupy.RawModule(code=source, options=options)
@@ -129,7 +133,9 @@ def _module(
         return module
 
 
-def kernel_for(kernel: str, like: torch.Tensor, activation: str = "relu") -> Kernel:
+def kernel_for(
+    kernel: str, like: torch.Tensor, activation: str = "relu", *, fp8: bool = False
+) -> Kernel:
     """A kernel, compiled for a tensor's device and its type, which is bf16 unless it is fp16.
 
     Args:
@@ -137,25 +143,28 @@ def kernel_for(kernel: str, like: torch.Tensor, activation: str = "relu") -> Ker
         like: the tensor.
         activation: a name of `architecture.ACTIVATIONS` that has kernels; for kernels whose source
             includes ``cuda/common/activation.cuh``.
+        fp8: the gate's weights are of e4m3; for the kernels that compute a gate.
 
     Raises:
         RuntimeError: CuPy is not installed; the source does not compile for the device.
     """
     element = torch.float16 if like.dtype == torch.float16 else torch.bfloat16
-    return load(kernel, like.get_device(), element, activation)
-
-
-def load(kernel: str, device_index: int, element: torch.dtype, activation: str = "relu") -> Kernel:
-    """`kernel_for` by device and type; ``element`` is one of `ELEMENTS`."""
-    return _load(kernel, architecture_of(device_index).folder, device_index, element, activation)
+    index = like.get_device()
+    return load(kernel, architecture_of(index).folder, index, element, activation, fp8)
 
 
 @functools.cache
-def _load(
-    kernel: str, folder: str, device_index: int, element: torch.dtype, activation: str
+def load(  # noqa: PLR0917
+    kernel: str,
+    folder: str,
+    device_index: int,
+    element: torch.dtype,
+    activation: str = "relu",
+    fp8: bool = False,
 ) -> Kernel:
+    """`kernel_for` by the architecture's folder, device and type, one of `ELEMENTS`."""
     path = sources()[kernel]
-    module = _module(path, folder, device_index, element, activation)
+    module = _module(path, folder, device_index, element, activation, fp8)
     import cupy
     import numpy as np
 

@@ -1,6 +1,6 @@
 """The FFN of up to 64 tokens, whose time is that of reading the weights.
 
-``cuda/common/decode_gate.cuh`` reads the gate's weights, in FP8 8 bits each, and the rows of W_u
+``cuda/common/decode_gate.cu`` reads the gate's weights, in FP8 8 bits each, and the rows of W_u
 whose neurons fire, ``decode_down.cu`` the same neurons' rows of W_d; ``decode.cuh`` is their
 interface.
 M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
@@ -9,7 +9,6 @@ M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` an
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,9 +36,9 @@ def decode_ffn(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> 
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     if w.quantised is not None and k % 16:
         raise ValueError(f"decode_ffn: hidden_size {k} must be a multiple of 16 in FP8")
-    name = "decode_gate" if w.quantised is None else "decode_gate_fp8"
-    first = w.first[:1] if w.quantised is None else w.quantised
-    gate, down = kernel_for(name, x_MK, w.activation), kernel_for("decode_down", x_MK)
+    first_NK, scale_N = (w.first[0], None) if w.quantised is None else w.quantised
+    gate = kernel_for("decode_gate", x_MK, w.activation, fp8=scale_N is not None)
+    down = kernel_for("decode_down", x_MK)
     sections, stride, neuron_at = _division(gate, n)
     padded = next(size for size in (8, 16, 32, 64) if m <= size)
     # One allocation: count, neuron and value of cuda/common/decode.cuh.
@@ -49,8 +48,8 @@ def decode_ffn(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> 
     sizes, listed = (m, n, k), tuple(Address(count + at) for at in (0, neuron_at, value_at))
     gate.launch(
         sections,
-        *(x_MK, *first, w.first[1], *w.second, w.down_NK, *sizes),
-        *(w.threshold, w.relu_up, stride, *listed),
+        *(x_MK, first_NK, w.first[1], *w.second, w.down_NK, *sizes),
+        *(w.threshold, w.relu_up, stride, *listed, scale_N),
     )
     down.launch(
         -(-k // down.exported("columns")),
@@ -59,17 +58,10 @@ def decode_ffn(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> 
     )
 
 
-class _Division(NamedTuple):
-    """How the work is divided, see ``cuda/common/decode.cuh``."""
-
-    sections: int
-    stride: int
-    neuron_at: int  # bytes before `neuron`
-
-
 @functools.lru_cache(maxsize=256)
-def _division(gate: Kernel, num_neurons: int) -> _Division:
+def _division(gate: Kernel, num_neurons: int) -> tuple[int, int, int]:
+    """Sections, stride and the bytes before `neuron`, see ``cuda/common/decode.cuh``."""
     most, longest = gate.exported("max_sections"), gate.exported("max_section")
     sections = min(max(gate.num_multiprocessors, -(-num_neurons // longest)), most, num_neurons)
     stride = -(-num_neurons // (16 * sections)) * 16
-    return _Division(sections, stride, 4 * most)
+    return sections, stride, 4 * most

@@ -11,8 +11,8 @@ from torch import Tensor
 from sparsellm.ffn.kernels import tensor_map
 from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
-from sparsellm.ffn.kernels.quantise import linear, quantise_rows
-from sparsellm.ffn.quantised import QuantisedRows
+from sparsellm.ffn.kernels.quantise import quantise_rows
+from sparsellm.ffn.quantised import QuantisedRows, linear
 from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS, Format
 
 
@@ -41,33 +41,18 @@ def compute_gate(  # noqa: PLR0917
             the same. Of the union format, where `union.gathers` says so.
         activation: a name of `architecture.ACTIVATIONS`.
     """
-    if architecture_of(x_MK.get_device()).makes_gate:
-        _multiply(format, x_MK, w_NK, bias_N, threshold, out, token_M, activation)
-    else:
+    if not architecture_of(x_MK.get_device()).makes_gate:
         assert token_M is None
-        pack(format, linear(x_MK, w_NK, bias_N), threshold, out, activation)
-
-
-def _multiply(  # noqa: PLR0917
-    format: Format,
-    x_MK: Tensor,
-    w_NK: Tensor | QuantisedRows,
-    bias_N: Tensor | None,
-    threshold: float,
-    out: tuple[object, ...],
-    token_M: Tensor | None,
-    activation: str,
-) -> None:
-    """By ``gate_<format>`` (``cuda/sm90/gate.cuh``), or ``gate_<format>_fp8``."""
-    name, like = f"gate_{format}", x_MK
-    of_x: list[object] = [x_MK, token_M] if format == "union" else []
-    of_w: list[object] = []
+        pack(format, linear(x_MK, w_NK, bias_N, quantise_rows), threshold, out, activation)
+        return
+    scales: tuple[Tensor | None, ...] = (None, None)
+    fp8 = isinstance(w_NK, QuantisedRows)
+    kernel = kernel_for(f"gate_{format}", x_MK, activation, fp8=fp8)
     if isinstance(w_NK, QuantisedRows):
-        name += "_fp8"
         rows = quantise_rows(x_MK, token_M)
-        x_MK, of_x = rows.values_MK, [rows.scale_M]
-        of_w, w_NK = [w_NK.scale_M], w_NK.values_MK
-    kernel = kernel_for(name, like, activation)
+        x_MK, token_M = rows.values_MK, None
+        scales, w_NK = (rows.scale_M, w_NK.scale_M), w_NK.values_MK
+    of_tokens = (x_MK, token_M) if format == "union" else ()
     (m, k), n = x_MK.shape, w_NK.shape[0]
     tokens, cluster = kernel.exported("tokens"), kernel.exported("cluster")
     pairs = -(-m // (cluster * tokens)) * -(-n // TILE_NEURONS)  # tiles of a cluster
@@ -79,8 +64,7 @@ def _multiply(  # noqa: PLR0917
     )
     kernel.launch(
         kernel.blocks_for(cluster * pairs) // cluster * cluster,  # whole clusters
-        *(map_of_x, *of_x, map_of_w, *of_w),
-        *(bias_N, m, n, k, threshold, *out),
+        *(map_of_x, *of_tokens, map_of_w, bias_N, m, n, k, threshold, *out, *scales),
     )
 
 

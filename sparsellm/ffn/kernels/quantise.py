@@ -1,11 +1,10 @@
-"""Launches ``cuda/common/quantise_rows.cu``, and multiplies what it makes."""
+"""Launches ``cuda/common/quantise_rows.cu``."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from sparsellm.ffn import quantised
 from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.quantised import E4M3, QuantisedRows
 
@@ -22,8 +21,3 @@ def quantise_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
     grid = -(-num_rows // (kernel.threads // 32))  # a warp makes a row
     kernel.launch(grid, x_MK, row_M, num_rows, k, values_MK, scale_M)
     return QuantisedRows(values_MK, scale_M)
-
-
-def linear(x_MK: Tensor, w_NK: Tensor | QuantisedRows, bias_N: Tensor | None) -> Tensor:
-    """`quantised.linear`, with x quantised by the kernel."""
-    return quantised.linear(x_MK, w_NK, bias_N, quantise_rows)

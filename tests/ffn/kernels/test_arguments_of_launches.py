@@ -49,7 +49,7 @@ def launched(everywhere, architecture, cubins, monkeypatch):
     compiled = compile_kernels(cubins, NEWEST, _target(architecture), architecture=architecture)
 
     @functools.cache
-    def load(kernel, device_index, element, activation):
+    def load(kernel, folder, device_index, element, activation, fp8):  # noqa: PLR0917
         source = compile.sources()[kernel].read_text(encoding="utf-8")
         cubin = compiled[kernel].read_bytes()
         return launch.Kernel(

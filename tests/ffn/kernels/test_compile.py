@@ -62,8 +62,7 @@ INFERENCE = {
     *("decode_gate", "decode_down", "relu_product"),
     *("gate_union", "union_up", "union_down", "gate_twell", "twell_up", "twell_down"),
     "dense_rows",
-    *("gate_union_fp8", "gate_twell_fp8", "quantise_rows", "decode_gate_fp8"),
-    *("pack_union", "pack_twell"),
+    *("pack_union", "pack_twell", "quantise_rows"),
 }
 
 
@@ -91,10 +90,10 @@ def library(version: str) -> Path:
     return path
 
 
-def job(source: Path, folder: str, target: str, element: torch.dtype, activation: str) -> nvrtc.Job:
+def job(source: Path, folder: str, target: str, *variant: object, fp8: bool) -> nvrtc.Job:
     """With the options that `sparsellm.ffn.kernels.compile` passes."""
     shared_kib = SHARED_KIB[target.replace("compute_", "sm_")]
-    options = compile.compile_options(source, folder, target, shared_kib, element, activation)
+    options = compile.compile_options(source, folder, target, shared_kib, *variant, fp8=fp8)
     # CuPy adds -ftz=true.
     text = source.read_text(encoding="utf-8")
     return nvrtc.Job(source.stem, target, text, (*options, "-ftz=true"))
@@ -107,10 +106,12 @@ def compile_kernels(  # noqa: PLR0917
     element: torch.dtype = BF16,
     activation: str = "relu",
     architecture: GPUArchitecture | None = None,
+    *,
+    fp8: bool = False,
 ) -> dict[str, Path]:
     """Compiles an architecture's kernels, by default the best, for a target: files by kernel.
 
-    For an activation other than ReLU those whose source depends on it.
+    For an activation other than ReLU, and for FP8, those whose source depends on it.
     """
     architecture = architecture or architectures_of(target)[0]
     folder = architecture.folder
@@ -120,11 +121,17 @@ def compile_kernels(  # noqa: PLR0917
         if is_of(source, architecture)
         and (element == BF16 or kernel in INFERENCE)
         and (activation == "relu" or ACTIVATION_HEADER in compile._included(source, folder))
+        and (not fp8 or _has_fp8(source, folder))
     }
     used = sorted(set(kernels.values()))
-    jobs = [job(source, folder, target, element, activation) for source in used]
+    jobs = [job(source, folder, target, element, activation, fp8=fp8) for source in used]
     files = nvrtc.compile_all(library(version), jobs, cache)
     return {kernel: files[source.stem] for kernel, source in kernels.items()}
+
+
+def _has_fp8(source: Path, folder: str) -> bool:
+    files = {source, *compile._included(source, folder)}
+    return any("SPARSELLM_E4M3" in file.read_text(encoding="utf-8") for file in files)
 
 
 @pytest.fixture
@@ -144,8 +151,9 @@ def test_every_target_that_a_compiler_knows_is_compiled(version):
 @pytest.mark.parametrize(("version", "target", "element"), COMPILATIONS, ids=str)
 def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, element):
     for architecture in architectures_of(target):
-        kernels = compiled(version, target, element, architecture=architecture)
-        _check_usage(kernels, version, target)
+        for fp8 in (False, True):
+            kernels = compiled(version, target, element, architecture=architecture, fp8=fp8)
+            _check_usage(kernels, version, target)
 
 
 @pytest.mark.timeout(900)
@@ -161,7 +169,9 @@ def test_compiles_within_what_a_multiprocessor_has(compiled, version, target, el
 )
 def test_kernels_of_every_activation_compile(compiled, activation, target, element):
     for architecture in architectures_of(target):
-        _check_usage(compiled(NEWEST, target, element, activation, architecture), NEWEST, target)
+        for fp8 in (False, True):
+            kernels = compiled(NEWEST, target, element, activation, architecture, fp8=fp8)
+            _check_usage(kernels, NEWEST, target)
 
 
 def _check_usage(kernels: dict[str, Path], version: str, target: str) -> None:
@@ -194,7 +204,8 @@ def _ptx(compiled) -> list[tuple[str, str]]:
     return [
         (kernel, Path(f"{path}.ptx").read_text())
         for architecture in ARCHITECTURES
-        for kernel, path in compiled(NEWEST, "sm_90a", architecture=architecture).items()
+        for fp8 in (False, True)
+        for kernel, path in compiled(NEWEST, "sm_90a", architecture=architecture, fp8=fp8).items()
     ]
 
 

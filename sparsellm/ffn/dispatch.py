@@ -95,11 +95,8 @@ class Dispatch:
         self.handle = next(_next_handle)
         _by_handle[self.handle] = self
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Dispatch:
-        """A new dispatch with its own words, since a GPU writes to those of the original."""
-        return new_dispatch(self.kernels, self.observed.is_pinned(), self.format)
-
     def __reduce__(self) -> tuple[object, ...]:
+        """A copy has words of its own, since a GPU writes to those of the original."""
         return _loaded_dispatch, (self.kernels, self.observed.is_pinned(), self.format)
 
     def word(self, num_tokens: int) -> int:

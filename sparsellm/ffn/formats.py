@@ -143,20 +143,19 @@ def empty_hybrid(x_MK: Tensor, num_neurons: int, room: Room, *, gated: bool) -> 
     )
 
 
-def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room, compression: int) -> Hybrid:
+def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room) -> Hybrid:
     """The hybrid format of a gate after its relu, and of up at its non-zeros.
 
     Args:
         gate_MN: None without a gate; the pattern is then that of ``up_MN``, after its relu.
         up_MN: x W_u.
         room: R and W.
-        compression: of the TwELL in between.
     """
     backup_rows, width = room
     pattern_MN = up_MN if gate_MN is None else gate_MN
     (m, n), device = pattern_MN.shape, up_MN.device
     active_MN = pattern_MN != 0
-    heavy_M = twell_overflows(pack_twell(pattern_MN, compression)) | (active_MN.sum(1) > width)
+    heavy_M = twell_overflows(pack_twell(pattern_MN, COMPRESSION)) | (active_MN.sum(1) > width)
     blocks = -(-m // BLOCK_TOKENS)
     light_MN = active_MN & ~heavy_M[:, None]
     count = light_MN.sum(1)
@@ -204,16 +203,12 @@ def on_neurons(values_MW: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
 
 
 def hybrid_forward(
-    x_MK: Tensor,
-    w: FFNWeights,
-    room: Room,
-    token_M: Tensor | None = None,
-    compression: int = COMPRESSION,
+    x_MK: Tensor, w: FFNWeights, room: Room, token_M: Tensor | None = None
 ) -> tuple[Tensor, FFNStats, Hybrid]:
     """`reference.sparse_forward` that keeps the hybrid format; exact even if rows overflow."""
     gate_MN, up_MN = activations(x_MK, w)
     y_MK, stats = output_of(gate_MN, up_MN, w, token_M)
-    return y_MK, stats, hybrid_of(gate_MN, up_MN, room, compression)
+    return y_MK, stats, hybrid_of(gate_MN, up_MN, room)
 
 
 def hybrid_backward(  # noqa: PLR0917

@@ -126,7 +126,7 @@ def test_the_hybrid_format_puts_each_row_where_it_belongs(case):
     x, _, w = _problem(case)
     gate, up = activations(x, w)
     pattern = up if gate is None else gate
-    saved = hybrid_of(gate, up, Room(backup_rows, width), compression=8)
+    saved = hybrid_of(gate, up, Room(backup_rows, width))
     heavy = []
     for row in range(m):
         neurons = pattern[row].nonzero().flatten().tolist()

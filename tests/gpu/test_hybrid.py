@@ -12,7 +12,7 @@ from torch import Tensor
 from gpu.conditions import named, poisoned
 from gpu.test_sparse_ffn import problem, shape
 from gpu.union_cases import device
-from sparsellm.ffn.formats import COMPRESSION, backup_rows_for, hybrid_of
+from sparsellm.ffn.formats import backup_rows_for, hybrid_of
 from sparsellm.ffn.reference import activations, gradients_on, output_of
 from sparsellm.ffn.types import FFNWeights, GradientSums, Room
 
@@ -82,7 +82,7 @@ def check(kernels, x, w, width, backup_rows, *, choose):
     assert int(stats.nnz_M.sum()) == int(stats.fired_N.sum())
     assert int(stats.union_sum) == pytest.approx(int(right.union_sum), rel=1e-2, abs=3)
     pattern = up if gate is None else gate
-    expected = hybrid_of(gate, up, room, COMPRESSION)
+    expected = hybrid_of(gate, up, room)
     assert saved.num_heavy == pytest.approx(expected.num_heavy, rel=0.02, abs=2)
 
     by_row = dy if token is None else dy[token]

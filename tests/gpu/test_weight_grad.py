@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu.conditions import each, poisoned
-from sparsellm.ffn.kernels.weight_grad import Operands, group_columns, sum_groups, weight_grads
+from sparsellm.ffn.kernels.weight_grad import Operands, group_columns, weight_grads
 from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
 
 pytestmark = pytest.mark.gpu
@@ -278,14 +278,4 @@ def test_a_graph_follows_its_inputs():
         graph.replay()
     torch.cuda.synchronize()
     expected = weight_grads(Operands(*replacement[:5]), other.n, other.dtype)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-def test_grouping_serves_one_sum():
-    """The two halves of `weight_grads`, as a caller may time or place them apart."""
-    case = CASES[3]
-    t = inputs_of(case, _device())
-    groups = group_columns(t.columns, case.n, case.k)
-    found = sum_groups(groups, Operands(*t[:5]), case.n, case.dtype)
-    expected = weight_grads(Operands(*t[:5]), case.n, case.dtype)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -7,15 +7,13 @@ the format, `formats.hybrid_forward` and `hybrid_backward` are the specification
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from sparsellm.ffn.formats import COMPRESSION, ROUND_ROWS, Hybrid, empty_hybrid
 from sparsellm.ffn.kernels import twell
 from sparsellm.ffn.kernels.compile import kernel_for
-from sparsellm.ffn.kernels.transpose import transposed
+from sparsellm.ffn.kernels.transpose import gradients_from
 from sparsellm.ffn.types import (
     CONTROL_WORDS,
     DENSE_ROW_TILE,
@@ -34,17 +32,11 @@ _MOST_ROWS_EACH = 4
 _SEGMENTS_PER_MULTIPROCESSOR = 8
 
 
-class _Rows(NamedTuple):
-    """The ELL rows as kernels take them, and how many blocks of threads process them."""
-
-    blocks: int
-    arguments: tuple[object, ...]
-
-
-def _rows_of(saved: Hybrid) -> _Rows:
+def _rows_of(saved: Hybrid) -> tuple[int, tuple[object, ...]]:
+    """The blocks of threads that process the ELL rows, and these as kernels take them."""
     m, width = saved.word.shape
     each = min(_MOST_ROWS_EACH, MAX_ELL_WIDTH // width)
-    return _Rows(-(-m // each), (saved.word, saved.length, width, each))
+    return -(-m // each), (saved.word, saved.length, width, each)
 
 
 def forward(
@@ -61,18 +53,16 @@ def forward(
     saved = empty_hybrid(x_MK, n, room, gated=gated)
     saved = saved._replace(row=gate.overflowed, counted=gate.control)
     kept = _fill(saved, gate, x_MK, n, token_M)
-    rows, y_MK = _rows_of(saved), torch.empty_like(x_MK)
+    (blocks, rows), y_MK = _rows_of(saved), torch.empty_like(x_MK)
     up = saved.up if gated else None
-    l1 = torch.empty(rows.blocks, device=x_MK.device)
+    l1 = torch.empty(blocks, device=x_MK.device)
     if gated:
-        kernel_for("hybrid_up", x_MK).launch(
-            rows.blocks, x_MK, *rows.arguments, w.up_NK, m, k, up, l1
-        )
+        kernel_for("hybrid_up", x_MK).launch(blocks, x_MK, *rows, w.up_NK, m, k, up, l1)
     down = kernel_for("hybrid_down", x_MK)
     slices = twell.column_slices(down, w.down_NK)
     down.launch(
-        rows.blocks * slices,
-        *(*rows.arguments, up, w.down_NK, m, k, slices, token_M, l1, y_MK),
+        blocks * slices,
+        *(*rows, up, w.down_NK, m, k, slices, token_M, l1, y_MK),
     )
     dense_l1 = twell.dense_rows(gate, x_MK, w, y_MK, kept)
     assert dense_l1 is not None
@@ -126,26 +116,21 @@ def backward(  # noqa: PLR0917
     """
     gated, d_l1 = w.gate_NK is not None, d_l1.to(torch.float32)
     pair, dx_MK = torch.empty_like(saved.word), torch.empty_like(x_MK)
-    rows, (m, k) = _rows_of(saved), x_MK.shape
+    (blocks, rows), (m, k) = _rows_of(saved), x_MK.shape
     kernel_for("hybrid_grad", x_MK, w.activation).launch(
-        rows.blocks,
-        *(dy_MK, *rows.arguments, saved.up if gated else None, w.down_NK, d_l1, m, k),
+        blocks,
+        *(dy_MK, *rows, saved.up if gated else None, w.down_NK, d_l1, m, k),
         *(token_M, pair),
     )
     grad_x = kernel_for("hybrid_grad_x", x_MK)
     slices = twell.column_slices(grad_x, w.up_NK, w.gate_NK)
     grad_x.launch(
-        rows.blocks * slices,
-        *(*rows.arguments, pair, w.up_NK, w.gate_NK, m, k, slices, dx_MK),
+        blocks * slices,
+        *(*rows, pair, w.up_NK, w.gate_NK, m, k, slices, dx_MK),
     )
     grads = _weight_grads(dy_MK, x_MK, saved, pair, w, dtype, token_M, sums)
     _add_dense_rows(dy_MK, d_l1, x_MK, w, saved, token_M, dx_MK, grads)
-    return FFNGradients(
-        x_MK=dx_MK,
-        gate_NK=grads.gate_NK,
-        up_NK=grads.up_NK,
-        down_KN=transposed(grads.down_NK, dtype) if sums is None else grads.down_NK.t(),
-    )
+    return gradients_from(dx_MK, grads, dtype, sums)
 
 
 def _weight_grads(  # noqa: PLR0917

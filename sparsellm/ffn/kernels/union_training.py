@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsellm.ffn.kernels import union
 from sparsellm.ffn.kernels.compile import kernel_for
-from sparsellm.ffn.kernels.transpose import transposed
+from sparsellm.ffn.kernels.transpose import gradients_from
 from sparsellm.ffn.kernels.weight_grad import Operands, weight_grads
 from sparsellm.ffn.reference import empty_columns
 from sparsellm.ffn.types import (
@@ -107,12 +107,7 @@ def backward(  # noqa: PLR0917
     )
     operands = Operands(saved, d_gate, d_up, x_MK, dy_MK, token_M)
     grads = weight_grads(operands, n, dtype, added_to=sums, num_nonzeros=num_nonzeros)
-    return FFNGradients(
-        x_MK=dx_MK,
-        gate_NK=grads.gate_NK,
-        up_NK=grads.up_NK,
-        down_KN=transposed(grads.down_NK, dtype) if sums is None else grads.down_NK.t(),
-    )
+    return gradients_from(dx_MK, grads, dtype, sums)
 
 
 def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:
@@ -142,23 +137,34 @@ def _activations(
 ) -> tuple[Columns, FFNStats]:
     """h in ``scratch``; its columns and statistics."""
     (m, n), (blocks, tiles) = (x_MK.shape[0], w.up_NK.shape[0]), scratch.count.shape
-    columns = empty_columns(x_MK, n, room, gated=w.gate_NK is not None)
+    gated = w.gate_NK is not None
+    columns = empty_columns(x_MK, n, room, gated=gated)
+    values = columns.gate if gated else columns.up
     fired_N, nnz_M = _ints(n, like=x_MK), _ints(m, like=x_MK)
     needed = torch.empty(2, dtype=torch.int64, device=x_MK.device)
-    first, zeroed = (*w.first_multiplied, 0.0), [needed, fired_N, nnz_M]
-    if w.gate_NK is None:
-        warps = kernel_for("union_columns", x_MK).threads // 32
-        l1 = torch.empty(_columns_grid(scratch), warps, device=x_MK.device)
-        union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
-        _columns(scratch, token_M, columns, columns.up, fired_N, nnz_M, needed, l1)
-    else:
+    # As many blocks of threads as fit on the GPU, or as have work.
+    kernel = kernel_for("union_columns", x_MK)
+    warps = kernel.threads // 32
+    most = -(-scratch.entry.numel() // (kernel.exported("batch") * warps))
+    grid = kernel.blocks_for(most, kernel.exported("blocks"))
+    # Parts of Σ|h|, which union_up adds up, or without a gate union_columns.
+    zeroed = [needed, fired_N, nnz_M]
+    if gated:
         parts = kernel_for("union_up", x_MK).exported("parts")
         l1 = torch.empty(blocks, tiles, parts, device=x_MK.device)
         zeroed.append(l1)
-        union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
-        _columns(scratch, token_M, columns, columns.gate, fired_N, nnz_M, needed, None)
-        kept = union.Kept(columns.offset, columns.up, l1)
-        union.union_up(x_MK, w.up_NK, None, scratch, kept)
+    else:
+        l1 = torch.empty(grid, warps, device=x_MK.device)
+    first = (*w.first_multiplied, 0.0)
+    union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
+    kernel.launch(
+        grid,
+        *(scratch.entry, scratch.total, scratch.value, tiles, m),
+        *(len(values), columns.offset, columns.neuron, columns.mask, values),
+        *(fired_N, token_M, nnz_M, needed, None if gated else l1),
+    )
+    if gated:
+        union.union_up(x_MK, w.up_NK, None, scratch, union.Kept(columns.offset, columns.up, l1))
     if room.capacity != blocks * n:
         columns = columns._replace(needed=_on_the_host(needed))
     # In two steps: a single reduction would run on one block of threads (H200: 12 µs).
@@ -171,31 +177,6 @@ def _on_the_host(counts: Tensor) -> Tensor:
         return torch.full(counts.shape, -1)
     copy = torch.full(counts.shape, -1, pin_memory=True)
     return copy.copy_(counts, non_blocking=True)
-
-
-def _columns(  # noqa: PLR0917
-    scratch: union.Union,
-    token_M: Tensor | None,
-    columns: Columns,
-    values: Tensor,
-    fired_N: Tensor,
-    nnz_M: Tensor,
-    needed: Tensor,
-    l1: Tensor | None,
-) -> None:
-    kernel_for("union_columns", values).launch(
-        _columns_grid(scratch),
-        *(scratch.entry, scratch.total, scratch.value, scratch.count.shape[1], len(nnz_M)),
-        *(len(values), columns.offset, columns.neuron, columns.mask, values),
-        *(fired_N, token_M, nnz_M, needed, l1),
-    )
-
-
-def _columns_grid(scratch: union.Union) -> int:
-    """Blocks of threads of union_columns: as many as fit on the GPU, or as have work."""
-    kernel = kernel_for("union_columns", scratch.entry)
-    most = -(-scratch.entry.numel() // (kernel.exported("batch") * (kernel.threads // 32)))
-    return kernel.blocks_for(most, kernel.exported("blocks"))
 
 
 def _ints(*shape: int, like: Tensor) -> Tensor:

@@ -81,14 +81,38 @@ def weight_grads(
         Σ d_gate x (N, K), or None; Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or Σ up dy. Rows
         of neurons that never fire are zero.
     """
-    groups = group_columns(given.columns, num_neurons, given.x_MK.shape[1])
-    return sum_groups(
-        groups, given, num_neurons, dtype, added_to=added_to, num_nonzeros=num_nonzeros
+    x_MK, gated = given.x_MK, given.d_gate is not None
+    assert dtype in (torch.float32, torch.bfloat16), dtype
+    (num_tokens, k), columns = x_MK.shape, _unit_columns(x_MK)
+    groups = group_columns(given.columns, num_neurons, k)
+    geometry = groups.geometry
+    slices, matrices = -(-k // columns), 3 if gated else 2
+    out = added_to
+    if out is None:
+        new = [
+            torch.empty(num_neurons, k, dtype=dtype, device=x_MK.device) for _ in range(matrices)
+        ]
+        out = GradientSums(new[0] if gated else None, new[-2], new[-1])
+    # Nothing is split where no group can have so many rows.
+    parts = geometry.max_parts if num_tokens > geometry.min_part * geometry.piece_rows else 0
+    sums = torch.empty(
+        parts * slices * matrices * geometry.neurons * columns,
+        dtype=torch.float32,
+        device=x_MK.device,
     )
+    pieces = _fill_pieces(groups, given, num_nonzeros)
+    kernel_for("weight_grad", x_MK).launch_units(
+        groups.unit.shape[0] * 2 * slices,
+        *(x_MK, given.dy_MK, k, num_neurons),
+        *(groups.order, groups.unit, groups.control, *pieces, groups.progress, sums),
+        *(gated, out.up_NK.dtype == torch.float32),
+        *(added_to is not None, *out),
+    )
+    return out
 
 
 def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
-    """Sorts the columns of a pattern by neuron, and schedules the work of `sum_groups`."""
+    """Sorts the columns of a pattern by neuron, and schedules the work of `weight_grads`."""
     blocks, capacity = columns.offset.numel() - 1, columns.neuron.numel()
     geometry, device = _geometry(columns.offset), columns.offset.device
     groups = -(-num_neurons // geometry.neurons)
@@ -131,44 +155,6 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
         *(result.member, result.piece, result.unit, control),
     )
     return result
-
-
-def sum_groups(
-    groups: Groups,
-    given: Operands,
-    num_neurons: int,
-    dtype: torch.dtype,
-    *,
-    added_to: GradientSums | None = None,
-    num_nonzeros: int | None = None,
-) -> GradientSums:
-    """`weight_grads` of a grouped pattern; ``groups`` cannot be used again."""
-    x_MK, gated = given.x_MK, given.d_gate is not None
-    assert dtype in (torch.float32, torch.bfloat16), dtype
-    (num_tokens, k), geometry, columns = x_MK.shape, groups.geometry, _unit_columns(x_MK)
-    slices, matrices = -(-k // columns), 3 if gated else 2
-    out = added_to
-    if out is None:
-        new = [
-            torch.empty(num_neurons, k, dtype=dtype, device=x_MK.device) for _ in range(matrices)
-        ]
-        out = GradientSums(new[0] if gated else None, new[-2], new[-1])
-    # Nothing is split where no group can have so many rows.
-    parts = geometry.max_parts if num_tokens > geometry.min_part * geometry.piece_rows else 0
-    sums = torch.empty(
-        parts * slices * matrices * geometry.neurons * columns,
-        dtype=torch.float32,
-        device=x_MK.device,
-    )
-    pieces = _fill_pieces(groups, given, num_nonzeros)
-    kernel_for("weight_grad", x_MK).launch_units(
-        groups.unit.shape[0] * 2 * slices,
-        *(x_MK, given.dy_MK, k, num_neurons),
-        *(groups.order, groups.unit, groups.control, *pieces, groups.progress, sums),
-        *(gated, out.up_NK.dtype == torch.float32),
-        *(added_to is not None, *out),
-    )
-    return out
 
 
 class _Pieces(NamedTuple):

@@ -74,13 +74,4 @@ __device__ __forceinline__ void each_entry(List& list, const Ell& ell, const Use
     use(list.entry[i], ell.at(row, i - list.first[row]));
   }
 }
-
-// Rows of a matrix in the order of the tokens, where rows are in a token order.
-struct RowsByToken {
-  const int* token;  // or null
-  int first;
-  __device__ __forceinline__ uint64 operator()(int row) const {
-    return token == nullptr ? first + row : token[first + row];
-  }
-};
 }  // namespace

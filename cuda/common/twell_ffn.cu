@@ -141,8 +141,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   const Twell twell = rows_of(word, width, tiles_n, rows_each, share, m);
   count_rows(shared, twell);
   each_list(shared, twell, [&](int row, int end) {
-    const auto at = [&](int own) { return static_cast<uint64>(first_row + row + own); };
-    dot_rows(shared.list, end - row, x_MK, at, w_up_NK, k);
+    dot_rows(shared.list, end - row, x_MK, RowsByToken{nullptr, first_row + row}, w_up_NK, k);
     __syncthreads();
     multiply_by_gate(shared.list, shared.list.first[end - row], b_up_N, relu_up != 0);
     __syncthreads();
@@ -167,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   if (share.slice == 0)
     report(shared, twell, first_row, m, share.row_blocks, control, overflowed, observed);
   each_list(shared, twell, [&](int row, int end) {
-    const auto at = [&](int own) { return static_cast<uint64>(first_row + row + own); };
+    const RowsByToken at{nullptr, first_row + row};
     sum_rows(shared.list, end - row, b_down_K, k, range, y_MK, at, FloatFactors{w_down_NK});
   });
 }

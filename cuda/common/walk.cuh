@@ -204,6 +204,15 @@ __device__ __forceinline__ void sum_row(const Entry* entry, int entries, const e
   }
 }
 
+// Rows of a matrix in the order of the tokens, where rows are in a token order.
+struct RowsByToken {
+  const int* token;  // or null
+  int first;
+  __device__ __forceinline__ uint64 operator()(int row) const {
+    return token == nullptr ? first + row : token[first + row];
+  }
+};
+
 // What a block of threads computes: rows, and a slice of the columns. Rows vary fastest, so that all
 // blocks of threads that run at a time are at the same slice.
 struct Share {

@@ -114,13 +114,10 @@ def beyond_limits(k: int, n: int) -> str | None:
 
 
 def _check(x_MK: Tensor, w: FFNWeights, dtype: torch.dtype, token_M: Tensor | None) -> None:
-    if x_MK.ndim != 2 or w.up_NK.ndim != 2:
-        raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
-    (m, k), n = x_MK.shape, w.up_NK.shape[0]
-    if reason := beyond_limits(k, n):
-        raise ValueError(f"sparse_ffn: {reason}; use the dense FFN")
-    if m > MAX_TOKENS:
-        raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
+    m, k, n = sizes_of(x_MK, w)
+    check_limits(m, k, n, remedy="use the dense FFN")
+    if w.down_NK is None:
+        raise ValueError("sparse_ffn: W_d transposed is missing")
     if w.relu_up and w.gate_NK is None:
         raise ValueError("sparse_ffn: relu_up is for an FFN with a gate")
     if not w.threshold >= 0:
@@ -130,6 +127,21 @@ def _check(x_MK: Tensor, w: FFNWeights, dtype: torch.dtype, token_M: Tensor | No
     check_weights(w, k, n, dtype, device, contiguous=True)
     if token_M is not None:
         check_order(token_M, m, device)
+
+
+def sizes_of(x_MK: Tensor, w: FFNWeights) -> tuple[int, int, int]:
+    """M, K and N; raises ValueError where x is no matrix."""
+    if x_MK.ndim != 2 or w.up_NK.ndim != 2:
+        raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
+    return *x_MK.shape, w.up_NK.shape[0]
+
+
+def check_limits(m: int, k: int, n: int, remedy: str) -> None:
+    """Raises ValueError where the kernels cannot take an FFN of this size, or so many tokens."""
+    if reason := beyond_limits(k, n):
+        raise ValueError(f"sparse_ffn: {reason}; {remedy}")
+    if m > MAX_TOKENS:
+        raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
 
 
 def check_weights(

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sparsellm.ffn.formats import (
@@ -21,12 +20,10 @@ from sparsellm.ffn.formats import (
     hybrid_backward,
     hybrid_forward,
 )
-from sparsellm.ffn.inference_ops import beyond_limits
 from sparsellm.ffn.reference import empty_columns, sparse_backward, sparse_forward
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     MAX_ELL_WIDTH,
-    MAX_TOKENS,
     Columns,
     FFNGradients,
     FFNStats,
@@ -98,17 +95,3 @@ def runs_kernels(x_MK: Tensor) -> bool:
 def kernels(format: Format) -> Any:
     """The module of a format's kernels: ``forward``, and ``backward`` that also adds to sums."""
     return importlib.import_module(f"sparsellm.ffn.kernels.{FORMATS[format].kernels}")
-
-
-def check_limits(x_MK: Tensor, num_neurons: int) -> None:
-    """Raises ValueError where the kernels cannot take tokens of this number, size or type."""
-    (m, k), n = x_MK.shape, num_neurons
-    if reason := beyond_limits(k, n):
-        raise ValueError(f"sparse_ffn: {reason}; use ffn.kernels=dense")
-    if m > MAX_TOKENS:
-        raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
-    if x_MK.dtype != torch.bfloat16:
-        raise ValueError(
-            f"sparse_ffn: x is {x_MK.dtype}; on a GPU sparse training takes torch.bfloat16 alone "
-            "(fp16 is for inference): train in bf16, or with ffn.kernels=dense"
-        )

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from sparsellm.ffn.formats import ELL_WIDTH
 from sparsellm.ffn.fp8 import quantised_rows
-from sparsellm.ffn.inference_ops import check_order, check_weights
+from sparsellm.ffn.inference_ops import check_limits, check_order, check_weights, sizes_of
 from sparsellm.ffn.quantised import quantised_from
 from sparsellm.ffn.step_shared import Fills, kernel_weights
 from sparsellm.ffn.token_order import in_order
-from sparsellm.ffn.training_formats import FORMATS, check_limits, kernels, runs_kernels
+from sparsellm.ffn.training_formats import FORMATS, kernels, runs_kernels
 from sparsellm.ffn.types import (
     FFNGradients,
     FFNStats,
@@ -325,15 +325,19 @@ _library.impl(
 
 def _check(given: FFNTensors, room: Room, format: Format) -> None:
     x_MK, w, token_M = given.x_MK, FFNWeights(*given[1:4]), given.token_M
-    if x_MK.ndim != 2 or w.up_NK.ndim != 2:
-        raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
-    (m, k), n = x_MK.shape, w.up_NK.shape[0]
+    m, k, n = sizes_of(x_MK, w)
     FORMATS[format].check(m, n, room)
     check_weights(w, k, n, w.up_NK.dtype, x_MK.device)
     if token_M is not None:
         check_order(token_M, m, x_MK.device)
-    if runs_kernels(x_MK):
-        check_limits(x_MK, n)
+    if not runs_kernels(x_MK):
+        return
+    check_limits(m, k, n, remedy="use ffn.kernels=dense")
+    if x_MK.dtype != torch.bfloat16:
+        raise ValueError(
+            f"sparse_ffn: x is {x_MK.dtype}; on a GPU sparse training takes torch.bfloat16 alone "
+            "(fp16 is for inference): train in bf16, or with ffn.kernels=dense"
+        )
 
 
 def operators_digest() -> str:

@@ -10,8 +10,8 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,15 +177,11 @@ def _forward(*arguments: Any) -> tuple[Any, ...]:
     return y_MK, *stats[:4], list(saved)
 
 
-@contextmanager
-def _computing(x_MK: Tensor) -> Iterator[None]:
+def _computing(x_MK: Tensor) -> AbstractContextManager[object]:
     if runs_kernels(x_MK):
-        with torch.cuda.device(x_MK.get_device()):
-            yield
-    else:
-        # Autocast still applies inside an operator, where every type has been chosen already.
-        with torch.autocast(x_MK.device.type, enabled=False):
-            yield
+        return torch.cuda.device(x_MK.get_device())
+    # Autocast still applies inside an operator, where every type has been chosen already.
+    return torch.autocast(x_MK.device.type, enabled=False)
 
 
 def _split(arguments: tuple[Any, ...]) -> tuple[FFNTensors, Room, Format, str]:
@@ -246,15 +242,18 @@ def _gradients(
     activation: str,
     *tensors: Any,
 ) -> FFNGradients:
-    own, sums = FFNTensors(*tensors), FFNTensors(*tensors).sums
+    own, kept = FFNTensors(*tensors), FORMATS[format].saved(*saved)
+    gradients: FFNGradients
     with _computing(own.x_MK):
-        kept = FORMATS[format].saved(*saved)
         given = (dy_MK, d_l1, own.x_MK, own.weights(activation), kept)
         if runs_kernels(own.x_MK):
             dtype = own.w_up_NK.dtype
-            return kernels(format).backward(*given, dtype, own.token_M, sums)  # type: ignore[no-any-return]
-        gradients = FORMATS[format].backward(*given, own.token_M)
-        return gradients if sums is None else gradients.added_to(sums)
+            gradients = kernels(format).backward(*given, dtype, own.token_M, own.sums)
+        else:
+            gradients = FORMATS[format].backward(*given, own.token_M)
+            if own.sums is not None:
+                gradients.add_to(own.sums)
+    return gradients
 
 
 class _SparseFFN(torch.autograd.Function):

@@ -50,9 +50,9 @@ struct Problem {
   const element* x;
   uint32 m, k;
   float threshold;
-  bool relu_up;    // dReLU
-  element* value;  // of all sections, and then of this one
-  uint16* neuron;  // of this section
+  bool relu_up;  // dReLU
+  element* value;     // of this section, as `neuron`
+  uint16* neuron;
 };
 
 // The rows of one of the products: consecutive ones, or those that a list in shared memory names.
@@ -401,18 +401,22 @@ __device__ __forceinline__ uint32 product_of(Shared& shared, const Problem& p,
   return count;
 }
 
-// All that a block does.
+// All that a block does; `value` is that of all sections.
 struct Section {
   Shared& shared;
   const Rows<gate_weight>& rows;
-  const Problem& problem;
-  const element *w_up, *bias_up, *w_down;
+  const element *x, *w_up, *bias_up, *w_down;
+  uint32 m, k;
+  float threshold;
+  bool relu_up;
+  element* value;
+  uint16* neuron;
   uint32* count;
 
   template <int octets>
   __device__ __forceinline__ void run() const {
-    Problem p = problem;
-    p.value += static_cast<uint64>(rows.first) * (8 * octets);
+    const Problem p{x, m, k, threshold, relu_up,
+                    value + static_cast<uint64>(rows.first) * (8 * octets), neuron};
     const uint32 own = product_of<true, octets>(shared, p, rows, w_down, 0);
     if (w_up != nullptr && own != 0) {
       __syncthreads();  // the list, and the gate's values
@@ -437,8 +441,8 @@ extern "C" __global__ void __launch_bounds__(block_threads, 1)
   const uint32 first = first_neuron(blockIdx.x, gridDim.x, n);
   const uint32 end = first_neuron(blockIdx.x + 1, gridDim.x, n);
   const Rows<gate_weight> rows{w_NK, scale_N, bias_N, nullptr, first, end - first};
-  const Problem problem{x_MK, m, k, threshold, relu_up != 0, value, neuron + blockIdx.x * stride};
-  with_octets(m, Section{shared, rows, problem, w_up_NK, bias_up_N, w_down_NK, count + blockIdx.x});
+  with_octets(m, Section{shared, rows, x_MK, w_up_NK, bias_up_N, w_down_NK, m, k, threshold,
+                         relu_up != 0, value, neuron + blockIdx.x * stride, count + blockIdx.x});
 }
 
 extern "C" __device__ const uint32 exported_max_sections = max_sections,

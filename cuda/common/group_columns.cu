@@ -34,6 +34,50 @@ __device__ __forceinline__ uint32 key_of(uint64 count, uint32 sample) {
   return (32 - __clz(static_cast<uint32>(count >> 32))) << 27 | sample >> 5;
 }
 
+// A block of threads for 32 neurons: warp w compares them with every sixteenth four of all.
+__device__ void rank(RankShared& shared, int n, const uint64* count, const uint32* sample,
+                             uint32* order, uint32* group_columns) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first_own = blockIdx.x * group_neurons, own = first_own + lane;
+  const uint32 some_key = key_of(count[min(own, n - 1)], sample[min(own, n - 1)]);
+  const uint32 own_key = own < n ? some_key : 0;
+  uint32 before = 0;
+  for (int first = 0; first < n; first += rank_keys) {
+    uint32 key[rank_loads];
+#pragma unroll
+    for (int i = 0; i < rank_loads; ++i) {
+      // Without a branch, so that all are loaded at once.
+      const int other = min(first + i * rank_threads + static_cast<int>(threadIdx.x), n - 1);
+      key[i] = key_of(count[other], sample[other]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < rank_loads; ++i) {
+      const int other = first + i * rank_threads + threadIdx.x;
+      // Of equal keys the first comes first. Keys of 0 are never counted: those past the last neuron,
+      // and those of this block's own 32 neurons, which are compared below.
+      if (other >= n || other / group_neurons == blockIdx.x) key[i] = 0;
+      else if (other < first_own) ++key[i];
+      shared.key[i * rank_threads + threadIdx.x] = key[i];
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int i = warp * 4; i < min(n - first, rank_keys); i += rank_warps * 4) {
+      const uint4 key = *reinterpret_cast<const uint4*>(shared.key + i);
+      before += (key.x > own_key) + (key.y > own_key) + (key.z > own_key) + (key.w > own_key);
+    }
+  }
+  shared.before[warp][lane] = before;
+  __syncthreads();
+  if (warp > 0) return;
+  for (int i = 1; i < rank_warps; ++i) before += shared.before[i][lane];
+  for (int i = 0; i < group_neurons; ++i)
+    before += __shfl_sync(~0u, own_key, i) + (i < lane) > own_key;
+  if (own >= n) return;
+  order[before] = own;
+  atomicAdd(group_columns + before / group_neurons, static_cast<uint32>(count[own]));
+}
+
 // --- members, pieces and units -------------------------------------------------------------------
 
 struct PlanShared {
@@ -246,53 +290,14 @@ extern "C" __global__ void __launch_bounds__(place_threads, place_blocks)
                         work);
 }
 
-// The neurons in order. A block for each group, of 32 neurons: warp w compares them with every sixteenth
-// four of all.
+// A block for each group.
 extern "C" __global__ void __launch_bounds__(rank_threads, 2)
     rank_neurons(int n, const uint64* count, const uint32* sample, uint32* order,
                  uint32* group_columns) {
   __shared__ __align__(16) RankShared shared;
   admit_next_kernel();
   await_previous_kernel();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int first_own = blockIdx.x * group_neurons, own = first_own + lane;
-  const uint32 some_key = key_of(count[min(own, n - 1)], sample[min(own, n - 1)]);
-  const uint32 own_key = own < n ? some_key : 0;
-  uint32 before = 0;
-  for (int first = 0; first < n; first += rank_keys) {
-    uint32 key[rank_loads];
-#pragma unroll
-    for (int i = 0; i < rank_loads; ++i) {
-      // Without a branch, so that all are loaded at once.
-      const int other = min(first + i * rank_threads + static_cast<int>(threadIdx.x), n - 1);
-      key[i] = key_of(count[other], sample[other]);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < rank_loads; ++i) {
-      const int other = first + i * rank_threads + threadIdx.x;
-      // Of equal keys the first comes first. Keys of 0 are never counted: those past the last neuron,
-      // and those of this block's own 32 neurons, which are compared below.
-      if (other >= n || other / group_neurons == blockIdx.x) key[i] = 0;
-      else if (other < first_own) ++key[i];
-      shared.key[i * rank_threads + threadIdx.x] = key[i];
-    }
-    __syncthreads();
-#pragma unroll 4
-    for (int i = warp * 4; i < min(n - first, rank_keys); i += rank_warps * 4) {
-      const uint4 key = *reinterpret_cast<const uint4*>(shared.key + i);
-      before += (key.x > own_key) + (key.y > own_key) + (key.z > own_key) + (key.w > own_key);
-    }
-  }
-  shared.before[warp][lane] = before;
-  __syncthreads();
-  if (warp > 0) return;
-  for (int i = 1; i < rank_warps; ++i) before += shared.before[i][lane];
-  for (int i = 0; i < group_neurons; ++i)
-    before += __shfl_sync(~0u, own_key, i) + (i < lane) > own_key;
-  if (own >= n) return;
-  order[before] = own;
-  atomicAdd(group_columns + before / group_neurons, static_cast<uint32>(count[own]));
+  rank(shared, n, count, sample, order, group_columns);
 }
 
 // A block for each group; the last one makes the units.

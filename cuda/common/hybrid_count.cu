@@ -1,4 +1,5 @@
-// hybrid_count: how many ELL rows of the hybrid format (common/hybrid.cuh) fire each neuron, for hybrid_place.
+// hybrid_count: how many ELL rows of the hybrid format (common/hybrid.cuh) fire each neuron; hybrid_place
+// comes next.
 #include "common/block_sums.cuh"
 #include "common/hybrid.cuh"
 

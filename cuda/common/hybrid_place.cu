@@ -1,4 +1,4 @@
-// hybrid_place: where each neuron's non-zeros are in the ELL rows of the hybrid format (common/hybrid.cuh).
+// hybrid_place: where in the ELL rows of the hybrid format (common/hybrid.cuh) each neuron's non-zeros are.
 #include "common/hybrid.cuh"
 
 namespace {

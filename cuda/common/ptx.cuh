@@ -8,7 +8,6 @@ struct alignas(64) TensorMap {
   char opaque[128];
 };
 
-using int32 = int;
 using int64 = long long;
 using uint16 = unsigned short;
 using uint32 = unsigned int;

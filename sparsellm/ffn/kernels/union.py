@@ -41,19 +41,21 @@ class Splits:
     slice_columns: int
     workers: int  # blocks of threads that share the work
 
-    def for_sharing(self) -> tuple[object, ...]:
-        """The arguments of union_entries and column_units."""
-        return (self.part, self.arrived, MAX_PARTS, self.slices, self.workers)
 
-    def for_sums(self) -> tuple[object, ...]:
-        """The arguments of the kernel that sums, with memory for the sums of the parts."""
-        size = MAX_PARTS * self.slices * BLOCK_TOKENS * self.slice_columns
-        sums = torch.empty(size, dtype=torch.float32, device=self.part.device)
-        return (self.part, self.arrived, sums)
+def sharing_of(splits: Splits | None) -> tuple[object, ...]:
+    """The arguments of union_entries and column_units."""
+    if splits is None:
+        return (None, None, 0, 0, 1)
+    return (splits.part, splits.arrived, MAX_PARTS, splits.slices, splits.workers)
 
 
-NO_SHARING: tuple[object, ...] = (None, None, 0, 0, 1)
-NO_SUMS: tuple[object, ...] = (None, None, None)
+def sums_of(splits: Splits | None) -> tuple[object, ...]:
+    """The arguments of the kernel that sums, with memory for the sums of the parts."""
+    if splits is None:
+        return (None, None, None)
+    size = MAX_PARTS * splits.slices * BLOCK_TOKENS * splits.slice_columns
+    sums = torch.empty(size, dtype=torch.float32, device=splits.part.device)
+    return (splits.part, splits.arrived, sums)
 
 
 def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
@@ -156,7 +158,7 @@ def union_entries(union: Union, observed: int = 0, zeroed: Sequence[Tensor] = ()
     kernel_for("union_entries", union.count).launch(
         blocks,
         *(union.count, union.neuron, tiles, union.entry, union.total, union.unit, union.order),
-        *(NO_SHARING if union.splits is None else union.splits.for_sharing()),
+        *sharing_of(union.splits),
         *(union.control, Address(observed), *chain.from_iterable(words)),
     )
 
@@ -213,9 +215,8 @@ def union_down(
     ``token_M``: (M,) int32, the row of y that each row of h becomes; None where it is the same.
     """
     (m, k), kernel = y_MK.shape, kernel_for("union_down", y_MK)
-    sums = NO_SUMS if h.splits is None else h.splits.for_sums()
     kernel.launch_units(
         h.order.shape[0] * -(-k // kernel.exported("columns")),
         *(w_NK, bias_K, m, k, h.count.shape[1]),
-        *(h.entry, h.order, *sums, h.control, h.value, token_M, y_MK),
+        *(h.entry, h.order, *sums_of(h.splits), h.control, h.value, token_M, y_MK),
     )

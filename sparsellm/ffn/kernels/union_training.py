@@ -85,7 +85,7 @@ def backward(  # noqa: PLR0917
     units.launch(
         1,
         *(saved.offset, blocks, unit, order),
-        *(union.NO_SHARING if splits is None else splits.for_sharing()),
+        *union.sharing_of(splits),
         control,
     )
 
@@ -102,7 +102,7 @@ def backward(  # noqa: PLR0917
         parts * -(-k // columns),
         *(w.up_NK, w.gate_NK, m, k, saved.offset, saved.neuron),
         *(d_up, d_gate, order),
-        *(union.NO_SUMS if splits is None else splits.for_sums()),
+        *union.sums_of(splits),
         *(control, dx_MK),
     )
     operands = Operands(saved, d_gate, d_up, x_MK, dy_MK, token_M)

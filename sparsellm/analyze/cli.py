@@ -1,7 +1,5 @@
 """``sparsellm analyze``: statistics and traces of a model's activations on real text."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

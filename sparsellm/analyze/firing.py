@@ -1,7 +1,5 @@
 """Runs real text through a model: counts every layer's pattern, and keeps the first as traces."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

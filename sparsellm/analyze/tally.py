@@ -3,8 +3,6 @@
 Shapes: M tokens of a batch, in order; N neurons; T context_length; V token ids.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -6,8 +6,6 @@ order: row = sequence * context_length + position. ``ids`` (older files lack it)
 ids, (sequences, context_length). Kernel benchmarks read it as their real input.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The blocks of a worker's shards, open once and shared by all of its lanes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Corpora: a strict YAML (``data/*.yaml``) resolved into shards of training and validation text."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """`sparsellm data fetch`: a local mirror of a corpus on the Hugging Face hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

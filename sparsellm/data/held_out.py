@@ -1,7 +1,5 @@
 """Held-out sequences: the same whatever the number of ranks."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ every start and a corpus can hold terabytes. A witness also notices an edit else
 size.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable

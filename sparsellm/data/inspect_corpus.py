@@ -1,7 +1,5 @@
 """`sparsellm data inspect`: counts, lengths, duplicates and samples of a corpus."""
 
-from __future__ import annotations
-
 import hashlib
 from itertools import islice
 

@@ -11,8 +11,6 @@ Each sequence is of one corpus. A low-discrepancy sequence over s picks it, so t
 the stream has the corpora in the proportion of their weights, and nothing has to be saved for it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

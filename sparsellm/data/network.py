@@ -1,7 +1,5 @@
 """Opens local and remote files; what fails for a temporary reason is tried again."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re

@@ -1,7 +1,5 @@
 """The saved position of the global stream, and the data for which it is valid."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 

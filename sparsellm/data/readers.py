@@ -5,8 +5,6 @@ A block is a Parquet row group, the lines that begin within a range of bytes of 
 benchmarks/LOG.md says why `datasets` does not read them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Turns globs, folders and addresses into shards."""
 
-from __future__ import annotations
-
 import glob
 import logging
 import os

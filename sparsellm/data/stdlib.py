@@ -1,7 +1,5 @@
 """The sources of Python's standard library, which every installation has, as shards."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sysconfig

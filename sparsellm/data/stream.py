@@ -6,8 +6,6 @@ permutations that follow from (seed, epoch) alone, so nothing of the order has t
 position is a handful of integers, the `Cursor`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`sparsellm data tokenize`: a corpus as shards of token ids, and a YAML that names them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed

@@ -1,8 +1,6 @@
 """Tokenizers: tiktoken's GPT-2, any fast one of Hugging Face's, and plain bytes for runs that must
 download nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -4,8 +4,6 @@ Sequences travel through pipes in parcels: /dev/shm is not used, and the end of 
 a worker was killed.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -4,8 +4,6 @@ Splitting, truncation, batching and scoring are lm-eval's (`HFLM`), so scores ar
 ``--model hf``. Imported only where lm-eval is installed (`suite.require_lm_eval`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Protocol
 

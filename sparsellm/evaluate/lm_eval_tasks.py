@@ -4,8 +4,6 @@ They are used unchanged: rows come from where the task's YAML says (mostly the h
 shots and metrics are the task's own.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 from collections.abc import Iterable, Sequence

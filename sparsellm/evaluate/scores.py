@@ -1,7 +1,5 @@
 """Scores of an evaluation: from lm-eval's results to the mean and the printed table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

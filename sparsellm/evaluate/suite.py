@@ -6,8 +6,6 @@ data directory it drops the keys that redirect the data, and rows come from the 
 that the suite names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

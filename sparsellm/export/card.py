@@ -1,7 +1,5 @@
 """The model card: training, data, scores, and the programs that cannot load the model."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from statistics import fmean

@@ -13,8 +13,6 @@ that fired decides the width. L layers, N intermediate_size before, W after, M t
 hidden_size.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass

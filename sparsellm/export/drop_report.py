@@ -1,7 +1,5 @@
 """The result of dropping dead neurons: for the terminal, the model card and `drop_dead.json`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """`sparsellm import`: a Hugging Face folder as a checkpoint, weights only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sparsellm.arguments import check_out

@@ -1,7 +1,5 @@
 """`sparsellm export`: a checkpoint as a folder that stock transformers loads."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

@@ -4,8 +4,6 @@
 out what they compute, and `replace` swaps their forward for the kernels.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal, get_args

@@ -7,8 +7,6 @@ later, the module's own forward runs again.
 Shapes: K hidden_size, N intermediate_size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 Names only propose an FFN; `formula` finds out what its forward computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

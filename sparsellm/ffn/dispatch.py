@@ -5,8 +5,6 @@ host reads its present value. A layer that runs dense tries the sparse kernels n
 whether they have become faster. The result is equally correct.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ M tokens, K hidden_size, N intermediate_size, T tiles; weights as `nn.Linear` st
 (out, in).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

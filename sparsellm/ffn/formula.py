@@ -3,8 +3,6 @@
 Shapes: B sequences, T tokens of each, K hidden_size, N intermediate_size.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Quantising rows to e4m3 as an operator: on a GPU by one kernel, elsewhere in plain torch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Shapes: M tokens, K hidden_size, N intermediate_size. On a CPU the operator is plain torch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

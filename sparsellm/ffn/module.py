@@ -1,7 +1,5 @@
 """The FFN module: Hugging Face's Llama MLP in names and shapes, plus its sparsity statistics."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@ from 2^-6 to 448. A row is scaled so that its largest magnitude is 448: numbers 
 of that are rounded no worse, and an outlier in one row does not affect the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Shapes: M tokens, K hidden_size, N intermediate_size. Weights are stored as `nn.
 them, (out, in): w_gate_NK, w_up_NK, w_down_KN.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

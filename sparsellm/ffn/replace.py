@@ -3,8 +3,6 @@
 Shapes: K hidden_size, N intermediate_size.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

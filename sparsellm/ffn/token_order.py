@@ -6,8 +6,6 @@ far smaller than that of 64 neighbours in the text, and the cost of the sparse k
 it. The sort key was chosen by measurement (benchmarks/LOG.md).
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from typing import Any

@@ -3,8 +3,6 @@
 Shapes: M tokens, K hidden_size, N intermediate_size; everything bf16 and contiguous.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ The operators of training_ops.py know a format only by its `TrainingFormat`.
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

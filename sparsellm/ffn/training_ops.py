@@ -7,8 +7,6 @@ operator.
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -3,8 +3,6 @@
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

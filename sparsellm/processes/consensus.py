@@ -1,7 +1,5 @@
 """Checks before the first step: all ranks agree, and no other training uses the run's folder."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections import defaultdict

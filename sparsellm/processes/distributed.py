@@ -1,7 +1,5 @@
 """What all ranks do at the same place: sum, agree, fail together; one process does it alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

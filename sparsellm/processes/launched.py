@@ -1,7 +1,5 @@
 """Training runs in processes of their own: started by `accelerate launch`, watched, killed."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

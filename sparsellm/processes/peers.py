@@ -9,8 +9,6 @@ waits in a collective (gloo or NCCL). It ensures that
 - ranks that keep the others waiting are named before a collective's timeout ends the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -4,8 +4,6 @@ A launcher (`accelerate launch`, torchrun) starts a process per rank and gives e
 error (``TORCHELASTIC_ERROR_FILE``), in a folder per launch, node and attempt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -14,8 +14,6 @@ A checkpoint is written beside (``.tmp-…``), fsynced, renamed, and only then n
 On several nodes the run folder must be on a file system that all of them share.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

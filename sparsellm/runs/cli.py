@@ -1,7 +1,5 @@
 """``sparsellm stop``."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

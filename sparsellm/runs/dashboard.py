@@ -1,7 +1,5 @@
 """wandb: receives each record of metrics.jsonl once, and never delays or stops training."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Benchmark scores of a run: from its metrics, and from the files of `sparsellm eval`."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The folder of a checkpoint while it is written, its final place, and pruning."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Callable

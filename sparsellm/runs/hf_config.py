@@ -1,7 +1,5 @@
 """A ``config.json`` of Hugging Face's: read, compared with a recipe, and made into one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

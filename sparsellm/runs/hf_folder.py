@@ -3,8 +3,6 @@
 A model of the hub is given in place of a folder: ``owner/name[@revision]``.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

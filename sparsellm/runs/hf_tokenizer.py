@@ -6,8 +6,6 @@ ids that the model was trained on. One difference is by design of the two librar
 Face's tokenizers unless they are called with ``split_special_tokens=True``.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -7,8 +7,6 @@ A change of branch is written to ``branch.json`` before anything is moved. After
 start finishes it, so that records and weights are always of the same branch.
 """
 
-from __future__ import annotations
-
 import itertools
 from contextlib import suppress
 from pathlib import Path

@@ -5,8 +5,6 @@ each `CHUNK_BYTES` of a file, so that several threads can verify one large file.
 carries a hash of itself.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

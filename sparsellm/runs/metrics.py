@@ -5,8 +5,6 @@ into the step's values, or one that is derived from a record. Its entry makes it
 the progress line and of the report's charts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

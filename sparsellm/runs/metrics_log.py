@@ -3,8 +3,6 @@
 ``<run>/metrics.jsonl`` holds one object per line, see `records`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

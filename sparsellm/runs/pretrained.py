@@ -1,7 +1,5 @@
 """A model for use, trained here or not: `sparsellm.load`, generation, analysis and export."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path

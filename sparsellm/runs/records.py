@@ -7,8 +7,6 @@ Records stay readable for ever: a field that is added later has a default, for t
 written before. Kinds and fields that this version does not know are passed over.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -6,8 +6,6 @@ Tensors that every rank has whole are divided among the ranks; of a DTensor each
 shard.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import secrets

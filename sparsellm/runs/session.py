@@ -1,7 +1,5 @@
 """The session record: a description of the process that trains a run."""
 
-from __future__ import annotations
-
 import os
 import platform
 import secrets

@@ -1,7 +1,5 @@
 """Weights and optimizer state as tensors by name and back, sharded or not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

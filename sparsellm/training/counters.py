@@ -8,8 +8,6 @@ L layers, N intermediate_size, T context_length, P position buckets, C = N + 1: 
 non-zeros that a token can have.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar

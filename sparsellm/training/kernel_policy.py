@@ -4,8 +4,6 @@ Under ``auto`` the costs of both paths are measured once on every rank and avera
 each layer chooses by them, from counts that all ranks share (`SparseFFN.update_kernels`).
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import asdict, astuple

@@ -6,8 +6,6 @@ performs the same steps. The recipe alone decides what is computed (recipe.py); 
 on how the ranks divide the work (objective.py).
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A run that is killed here, or asked to stop, finds out when it resumes which rec
 Benchmarks are those of `sparsellm eval`, of the model in memory, without a checkpoint.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

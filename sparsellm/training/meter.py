@@ -1,7 +1,5 @@
 """The record of a step, with the run's speed, and its progress line."""
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

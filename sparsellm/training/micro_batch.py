@@ -4,8 +4,6 @@ The first size is the largest that the estimate of a dense step's memory allows.
 two that divide a rank's share of the global batch: each of them is compiled anew, so there are few.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@ What the numbers decide about kernels takes effect one step later. Nothing is la
 steps have something between them (`schedule.next_may_launch`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ The device decides (`Counters.reduce`), so that the update can be queued before 
 the values. The host then says why (`reason_to_skip`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

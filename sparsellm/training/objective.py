@@ -1,7 +1,5 @@
 """The objective: cross-entropy and L1 as plain sums, together with the statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The optimizer, and targeted re-initialisation of dead neurons."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

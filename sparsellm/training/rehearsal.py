@@ -3,8 +3,6 @@
 The latter is for ``train.micro_batch_size: auto``; `micro_batch` decides what is tried, and when.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor

@@ -1,7 +1,5 @@
 """A `Run` is what one rank holds while it trains: built and closed here, saved by run_state.py."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property

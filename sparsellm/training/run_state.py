@@ -1,7 +1,5 @@
 """The state of a run in a checkpoint: saved, restored, and initialised from other weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

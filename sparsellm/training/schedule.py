@@ -3,8 +3,6 @@
 Rates are those of a step counted from 0; what is due follows a step counted from 1.
 """
 
-from __future__ import annotations
-
 import math
 
 from sparsellm.recipe import Recipe

@@ -4,8 +4,6 @@ They come from the counters of a step (`counters`), which are fed by outputs of 
 recomputed layers count once. L layers, N intermediate_size, P position buckets, C = N + 1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

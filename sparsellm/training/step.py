@@ -8,8 +8,6 @@ update is queued before that, and the device refuses it where the numbers say so
 pass of the next step is queued before it too (next_step.py), so that the GPU has work meanwhile.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager

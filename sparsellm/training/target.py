@@ -25,8 +25,6 @@ target; of 300 steps of only 1,024 tokens, two small models ended 18 and 23% abo
 that fell silent at first came back after λ had fallen a hundredfold.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

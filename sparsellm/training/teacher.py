@@ -4,8 +4,6 @@ It takes no part in training: not a module of the objective, so neither the opti
 checkpoint has its weights. A checkpoint names it, and a resumed run reads it again.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

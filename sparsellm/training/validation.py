@@ -1,7 +1,5 @@
 """Held-out loss: the same sequences every time, whatever the number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

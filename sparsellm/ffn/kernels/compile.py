@@ -8,8 +8,6 @@ A source has one kernel or several. What Python must know of them it, or a heade
 of a block, if there is any; ``blocks`` of a multiprocessor at a time; sizes of tiles and the like.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re

@@ -6,8 +6,6 @@ Locks lie in a folder of the node's own: where the cache is on a shared file sys
 compiles once, and no node waits for another one that has failed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

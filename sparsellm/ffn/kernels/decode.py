@@ -6,8 +6,6 @@ interface.
 M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -4,8 +4,6 @@ dense GEMM and a kernel that packs its result.
 M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map

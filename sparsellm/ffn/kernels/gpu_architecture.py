@@ -3,8 +3,6 @@
 A generation with its own kernels is a folder under ``cuda/`` and a `GPUArchitecture` here.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from dataclasses import dataclass

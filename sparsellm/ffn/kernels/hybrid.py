@@ -5,8 +5,6 @@ backup; everything bf16 and contiguous; of W_d its transpose is read. ``cuda/com
 the format, `formats.hybrid_forward` and `hybrid_backward` are the specification.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Shapes: M tokens, K hidden_size, N intermediate_size; everything of one of `ELEM
 contiguous, on one GPU.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Callable

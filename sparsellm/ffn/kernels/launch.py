@@ -6,8 +6,6 @@ one: a kernel's blocks start while the last blocks of the previous kernel still 
 It saves a microsecond or two per kernel, of the 15 that a whole FFN takes for 8 tokens.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import re

@@ -1,7 +1,5 @@
 """Launches ``cuda/common/quantise_rows.cu``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Sorts a micro-batch's tokens by their ids (``cuda/common/sort_tokens.cu``)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Tensor maps for the bulk copy engine (TMA), encoded by the driver."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 

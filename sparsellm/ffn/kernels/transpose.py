@@ -1,7 +1,5 @@
 """Transposes weights and their gradients; rows, columns: any matrix."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ contiguous; of W_d its transpose is read. `reference.sparse_forward` and `sparse
 specification.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch

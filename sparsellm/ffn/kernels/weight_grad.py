@@ -5,8 +5,6 @@ multiple of 8. CUDA graphs capture it like any op. The order of summation does n
 order of execution, so results are deterministic.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

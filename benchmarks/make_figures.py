@@ -41,7 +41,13 @@ def draw_all(lines: Sequence[Line]) -> dict[str, str]:
 
 _PATTERNS = {"uniform": "o", "skewed": "s", "trace": "^"}
 _SHOWN_NNZ = (15, 30, 60, 120, 300)
-_SYSTEMS = {"union": 0, "token order": 1, "TwELL (ours)": 3, "published kernels": 2}
+_SYSTEMS = {
+    "union": 0,
+    "token order": 1,
+    "token order, FP8": 4,
+    "TwELL (ours)": 3,
+    "published kernels": 2,
+}
 
 
 def _ffn_speed(lines: Sequence[Line]) -> Drawn | None:
@@ -74,7 +80,7 @@ def _ffn_speed(lines: Sequence[Line]) -> Drawn | None:
         axes.set_ylim(bottom=0)
     if not shown:
         return None
-    figure.suptitle(f"One FFN, {results.TOKENS:,} tokens at {results.HIDDEN}/{results.WIDTH}, bf16")
+    figure.suptitle(f"One FFN, {results.TOKENS:,} tokens at {results.HIDDEN}/{results.WIDTH}")
     drawing.legend_beside(figure, panels)
     return figure, shown
 
@@ -82,7 +88,8 @@ def _ffn_speed(lines: Sequence[Line]) -> Drawn | None:
 def _system(setting: FFNSetting) -> str:
     if setting.format == "twell":
         return "TwELL (ours)"
-    return "token order" if setting.in_token_order else "union"
+    order = "token order" if setting.in_token_order else "union"
+    return f"{order}, FP8" if setting.precision == "fp8" else order
 
 
 def _published(bench: str, pattern: str) -> list[tuple[float, float]]:

@@ -101,7 +101,8 @@ def _order(setting: FFNSetting) -> tuple[Any, ...]:
     place = patterns.index(setting.pattern) if setting.pattern in patterns else len(patterns)
     layer = -1 if setting.layer in (None, "mean") else int(setting.layer)
     shape = (setting.hidden_size, setting.intermediate_size, setting.tokens)
-    return (*shape, place, layer, setting.in_token_order, setting.nnz)
+    variant = (setting.in_token_order, setting.precision)
+    return (*shape, place, layer, *variant, setting.nnz)
 
 
 FFN_LEGEND = """

@@ -114,6 +114,7 @@ class FFNSetting(NamedTuple):
     in_token_order: bool
     launch: str | None  # way to launch few tokens
     format: str  # union or twell
+    precision: str  # of the gate's product: bf16 or fp8
 
     @property
     def name(self) -> str:
@@ -122,7 +123,8 @@ class FFNSetting(NamedTuple):
         if self.layer is not None:
             mean = self.layer == "mean"
             name = "traces, mean of the layers" if mean else f"traces, layer {self.layer}"
-        return f"{name}, token order" if self.in_token_order else name
+        order = ", token order" if self.in_token_order else ""
+        return name + order + (", FP8" if self.precision == "fp8" else "")
 
 
 def _setting(case: dict[str, Any]) -> FFNSetting:
@@ -136,6 +138,7 @@ def _setting(case: dict[str, Any]) -> FFNSetting:
         "token_order" in case,
         case.get("launch"),
         case.get("format", "union"),
+        case.get("precision", "bf16"),
     )
 
 

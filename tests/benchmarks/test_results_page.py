@@ -104,6 +104,19 @@ def test_of_equal_cases_the_newest_counts_whatever_the_cpu():
     assert "old" not in page
 
 
+def test_fp8_is_a_row_of_its_own_and_no_newer_bf16():
+    both = [
+        ffn("ffn_forward", "ms", value, 1.7, pattern="trace", layer="mean", **changes)
+        for value, changes in ((0.8, {}), (0.5, {"precision": "fp8", "commit": "new"}))
+    ]
+    rows = table_of(results_page(both), "One FFN")[2:4]
+    mean = "traces, mean of the layers"
+    assert [(row[0], row[3]) for row in rows] == [
+        (mean, "0.8 (2.12×)"),
+        (f"{mean}, FP8", "0.5 (3.40×)"),
+    ]
+
+
 def test_a_sustained_time_shows_its_spread():
     ours = ffn("ffn_forward", "ms", 1.0, 1.7)
     ours["sustained"] = {"p10": 0.98, "p90": 1.01, "watts": 650.0, "sm_mhz": 1500.0}

@@ -131,7 +131,6 @@ def _begin_records(run: Run, resumed: Path | None) -> None:
     """Prepares the run's folder for this branch of the run, before the first step."""
     recipe = run.recipe
     if run.accelerator.is_main_process:
-        recipe.run_path.mkdir(parents=True, exist_ok=True)
         for note in begin_branch(recipe.run_path, resumed):
             run.accelerator.print(note)
         write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())

@@ -1,8 +1,8 @@
 """Python programs that begin with torch imported: forked from a process that imported it once.
 
 A rank of a training run takes five seconds of CPU to import torch and transformers, and one to
-train. Tests of what ranks compute start them here; tests of how they are started, watched and ended
-use the launcher.
+train. Tests of what ranks compute start them here without a launcher; tests of how they are watched
+and ended have one (warm_launch.py) that forks them where torchrun starts them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import json
+import math
 import os
 import select
 import signal
@@ -49,6 +50,26 @@ def ranks(number: int, *program: str, config: str = "") -> subprocess.CompletedP
             started.append(Program(program, env | own, out, errors))
         status = _wait_for(started)
         return subprocess.CompletedProcess(program, status, out.read_text(), errors.read_text())
+
+
+def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``accelerate launch`` with two ranks to its end; without CUDA they talk over gloo."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, errors = Path(folder) / "out", Path(folder) / "errors"
+        words = ("--main_process_port=0", "--num_processes=2", *arguments)
+        process = launch(2, *words, out=out, errors=errors)
+        try:
+            status = process.wait()
+        finally:
+            process.send_signal(signal.SIGKILL)
+        return subprocess.CompletedProcess(arguments, status, out.read_text(), errors.read_text())
+
+
+def launch(number: int, *arguments: str, out: Path, errors: Path) -> Program:
+    """Starts ``accelerate launch`` with ``launch/ddp8.yaml`` for so many ranks of this node."""
+    config = f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}"
+    program = (str(ROOT / "tests" / "warm_launch.py"), str(number), config, *arguments)
+    return Program(program, process_env(), out, errors)
 
 
 def _wait_for(started: list[Program]) -> int:
@@ -96,9 +117,12 @@ class Program:
         """As of `subprocess.Popen`."""
         return self._server.status(self.pid)
 
-    def wait(self) -> int:
+    def wait(self, timeout: float = math.inf) -> int:
         """Likewise."""
+        end = time.monotonic() + timeout
         while (status := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
             time.sleep(0.01)
         return status
 
@@ -134,7 +158,8 @@ class _Server:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("warm_server.py"))],
+            # Its argument is the room in which a process's list of words is shown.
+            [sys.executable, str(Path(__file__).with_name("warm_server.py")), 8000 * "."],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

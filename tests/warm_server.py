@@ -7,6 +7,7 @@ It reads requests, one JSON object a line, and writes a line for each program th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -64,10 +65,7 @@ def _serve() -> dict | None:
 
 
 def _run(words: list[str], env: dict[str, str], cwd: str, out: str, errors: str) -> None:
-    """Becomes the program."""
-    os.environ.clear()
-    os.environ.update(env)
-    tempfile.tempdir = None  # what the environment says
+    """Becomes the program, in a folder and with files of its own."""
     os.chdir(cwd)
     for number, path, mode in (
         (0, os.devnull, os.O_RDONLY),
@@ -76,12 +74,30 @@ def _run(words: list[str], env: dict[str, str], cwd: str, out: str, errors: str)
     ):
         os.dup2(os.open(path, mode, 0o600), number)
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", 1, encoding="utf-8") for fd in (1, 2))
+    become(words, env)
+
+
+def become(words: list[str], env: dict[str, str]) -> None:
+    """Runs the program as this process, to its end."""
+    _show(words)
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None  # what the environment says
     if words[0] == "-m":
-        sys.argv, sys.path[0] = words[1:], cwd
+        sys.argv, sys.path[0] = words[1:], str(Path.cwd())
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _show(words: list[str]) -> None:
+    """Has the list of processes show the program's words where it shows those of the server."""
+    with contextlib.suppress(OSError):  # only Linux has these files
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # of the words, in memory
+        text = "\0".join((sys.executable, *words)).encode() + b"\0"
+        ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
 
 
 if __name__ == "__main__":

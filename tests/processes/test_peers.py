@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
-from conftest import ROOT, process_env, set_arguments
-from rank_processes import LAUNCHER, processes_with, wait_until_gone
+from conftest import ROOT, set_arguments
+from rank_processes import processes_with, wait_until_gone
+from warm import launch, launched
 
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
@@ -19,21 +19,11 @@ from sparsellm.runs.records import METRICS_FILE
 FAULTY = ROOT / "tests" / "training" / "faulty_rank.py"
 
 
-def launch(num_processes: int, *program: str) -> subprocess.CompletedProcess[str]:
-    """``accelerate launch``; without CUDA the ranks talk over gloo."""
-    command = [sys.executable, "-m", LAUNCHER, "--main_process_port=0"]
-    command += [f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}"]
-    command += [f"--num_processes={num_processes}"]
-    return subprocess.run(
-        [*command, *program], capture_output=True, text=True, check=False, env=process_env()
-    )
-
-
 def _launch(overrides, kind):
     """Rank 1 of 2 meets the fault before its fourth step."""
     own = [*overrides, "train.steps=100000", "train.micro_batch_size=1", f"name={kind}"]
     own += ["checkpoint.every_steps=100000", "validation.every_steps=0"]
-    return launch(2, str(FAULTY), kind, "1", "3", "train", "--recipe", "debug", *set_arguments(own))
+    return launched(str(FAULTY), kind, "1", "3", "train", "--recipe", "debug", *set_arguments(own))
 
 
 @pytest.mark.slow
@@ -71,7 +61,7 @@ def test_a_rank_killed_while_it_saves_ends_the_others(tiny_overrides, rank):
     own = [*tiny_overrides, "train.steps=100000", "train.micro_batch_size=1", "name=killed"]
     own += ["validation.every_steps=0"]  # saves after every second step
     program = [str(FAULTY), "kill-save", str(rank), "1", "train", "--recipe", "debug"]
-    failed = launch(2, *program, *set_arguments(own))
+    failed = launched(*program, *set_arguments(own))
     ended = time.time()
     assert failed.returncode == 1
     # torchrun repeats the line in its own summary, indented.
@@ -116,7 +106,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
 def test_a_validation_that_fails_on_one_rank_leaves_none_waiting(tiny_overrides):
     own = [*tiny_overrides, "train.micro_batch_size=1", "name=validated"]
     arguments = ["train", "--recipe", "debug", *set_arguments(own)]
-    done = launch(2, str(FAULTY), "validation", "1", "0", *arguments)
+    done = launched(str(FAULTY), "validation", "1", "0", *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("injected fault of a validation") == 1
     assert "done: 4 steps" in done.stdout
@@ -129,22 +119,19 @@ def test_without_the_main_ranks_launcher_the_others_say_so(tiny_overrides, tmp_p
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", LAUNCHER, f"--config_file={ROOT / 'launch' / 'ddp8.yaml'}"]
-    command += ["--num_machines=2", "--num_processes=2", "--main_process_ip=localhost"]
-    command += [f"--main_process_port={port}"]
+    arguments = ["--num_machines=2", "--num_processes=2", "--main_process_ip=localhost"]
+    arguments.append(f"--main_process_port={port}")
     program = ["-m", "sparsellm", "train", "--recipe", "debug", *set_arguments(own)]
     nodes = []
     for rank in range(2):
-        with (tmp_path / f"node{rank}").open("w") as output:
-            words = [*command, f"--machine_rank={rank}", *program]
-            nodes.append(
-                subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=process_env())
-            )
+        output = tmp_path / f"node{rank}"
+        words = [*arguments, f"--machine_rank={rank}", *program]
+        nodes.append(launch(1, *words, out=output, errors=output))
     end = time.monotonic() + 60
     while "step      2/" not in (said := (tmp_path / "node0").read_text()):
         assert time.monotonic() < end, said
         time.sleep(0.1)
-    nodes[0].kill()
+    nodes[0].send_signal(signal.SIGKILL)
     nodes[0].wait()
     assert nodes[1].wait(timeout=60) == 1
     said = (tmp_path / "node1").read_text()

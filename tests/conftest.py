@@ -11,28 +11,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from sparsellm.ffn.training_ops import operators_digest
 from sparsellm.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
     from sparsellm.training.run import Run
 
-# As `prepare_blocks` does, for tests that compile by themselves.
-torch.compiler.config.cache_key_tag = operators_digest()
-
 ROOT = Path(__file__).resolve().parent.parent
 
-# Two test processes share the cores (`pytest -n 2`); torch would start a thread a core in each, and
-# processes that compile, which import torch.
-torch.set_num_threads(1)
+# Two test processes share the cores (`pytest -n 2`): no processes that compile, which import torch.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
-# Every run that is closed collects garbage; without what modules hold that takes 0.2 s less.
-gc.freeze()
-_frozen = [len(sys.modules)]  # when
+_frozen = [0]  # how many modules there were when garbage was last frozen
+
+
+def _prepare_torch() -> None:
+    """In a process that runs tests; the one that hands them out would import it for seconds."""
+    import torch
+
+    from sparsellm.ffn.training_ops import operators_digest
+
+    torch.set_num_threads(1)  # it would start a thread a core in each of the processes
+    # As `prepare_blocks` does, for tests that compile by themselves.
+    torch.compiler.config.cache_key_tag = operators_digest()
+    # Every run that is closed collects garbage; without what modules hold that takes 0.2 s less.
+    gc.freeze()
+    _frozen.append(len(sys.modules))
 
 
 def pytest_runtest_teardown() -> None:
@@ -62,7 +66,9 @@ class _FailuresAtOnce:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Not within a process of `pytest -n`, whose reports go to the one that started it."""
+    """Failures are printed by the process to which those of `pytest -n` report."""
+    if config.getoption("dist", "no") == "no":
+        _prepare_torch()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_FailuresAtOnce(config))
 
@@ -73,6 +79,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those that start processes come first: at the end no process of `pytest -n` waits for another
     one's long test. Those marked `gpu` are skipped, with the reason, where there is no CUDA device.
     """
+    import torch
+
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if torch.cuda.is_available():
         return
@@ -88,6 +96,8 @@ def process_group() -> Iterator[None]:
     What the test wrapped in DDP is gone before the group is destroyed: were DDP's reducer the
     group's last owner, it would join gloo's threads while holding the GIL, which one may wait for.
     """
+    import torch.distributed as dist
+
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     gc.collect()

@@ -6,11 +6,10 @@ import argparse
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TINY, process_env, set_arguments
+from conftest import ROOT, TINY, set_arguments
 from documents import (
     COMMENTED,
     DOCUMENTS,
@@ -21,6 +20,7 @@ from documents import (
     commented_commands,
     prose_of,
 )
+from warm import ranks
 
 from sparsellm.cli import make_parser
 from sparsellm.recipe import Recipe
@@ -125,11 +125,9 @@ SMALL = [value for value in TINY if not value.startswith("train.steps")] + ["run
 def trained(tmp_path_factory):
     """A run of the debug recipe, made tiny, as ``runs/debug``."""
     folder = tmp_path_factory.mktemp("trained")
-    command = [sys.executable, "-m", "sparsellm", "train", "debug"]
-    command += set_arguments([*SMALL, "train.steps=4"])
-    subprocess.run(
-        command, cwd=folder, check=True, capture_output=True, env=process_env(PYTHONPATH=str(ROOT))
-    )
+    overrides = [*SMALL, "train.steps=4", f"logging.run_dir={folder / 'runs'}"]
+    trained = ranks(1, "-m", "sparsellm", "train", "debug", *set_arguments(overrides))
+    assert trained.returncode == 0, trained.stderr
     return folder
 
 

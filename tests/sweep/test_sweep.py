@@ -12,7 +12,8 @@ import time
 import psutil
 import pytest
 import yaml
-from conftest import TINY, process_env
+from conftest import ROOT, TINY, process_env
+from warm import ranks
 
 from sparsellm.cli import main
 from sparsellm.paths import bundled
@@ -21,6 +22,8 @@ from sparsellm.report.sweep_runs import read_sweep
 from sparsellm.runs.records import read_metrics
 from sparsellm.sweep import worker
 from sparsellm.sweep.plan import load_plan
+
+WARM = ROOT / "tests" / "sweep" / "warm_sweep.py"
 
 
 @pytest.fixture
@@ -134,7 +137,7 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     (killed / "metrics.jsonl").write_text("".join(kept))
     assert len(_losses(killed)) < len(whole)
     shutil.rmtree(folder / "dense-relu-seed0" / "checkpoints")  # what is finished needs none
-    again = cli_here(*command)
+    again = ranks(1, str(WARM), *command)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before") == 1
     assert "resuming from" in (killed / "train.log").read_text()

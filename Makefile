@@ -27,10 +27,10 @@ quickstart-gpu: $(READY) ## train the pilot on DATA=/path/to/parquet, dense and 
 	SPARSELLM_DATA=$(DATA) $(BIN)/sparsellm sweep quickstart-gpu
 
 test: $(DEV) $(COMPILERS) ## the whole suite, without a GPU
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-long: $(DEV) $(COMPILERS) ## the tests that take most of a minute each, which `make test` leaves out
-	$(BIN)/python -m pytest -n 2 -m long
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 lint: $(DEV) ## format, lint and types, as pre-commit and CI do
 	$(BIN)/ruff format --check .

@@ -132,13 +132,12 @@ def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:
         raise ValueError(
             f"sparse_ffn: backward in a CUDA graph needs room for any pattern: capacity {worst:,}"
         )
-    words = saved.needed.numpy()
-    while words.min() < 0:
+    while min(words := saved.needed.tolist()) < 0:
         if torch.cuda.current_stream().query():  # also raises the error of a failed kernel
             # Forward was captured in a CUDA graph, or ran elsewhere.
             return int(saved.offset[-1]), None
         time.sleep(_POLL_SECONDS)
-    return int(words[0]), int(words[1])
+    return words[0], words[1]
 
 
 def _activations(

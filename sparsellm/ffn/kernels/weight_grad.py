@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.launch import Kernel
 from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
 from sparsellm.ffn.types import Columns, GradientSums
 
@@ -29,8 +30,9 @@ class Geometry(NamedTuple):
     control_words: int
 
 
-def _geometry(like: Tensor) -> Geometry:
-    return Geometry(*map(kernel_for("plan_groups", like).exported, Geometry._fields))
+@functools.cache
+def _geometry(plan_groups: Kernel) -> Geometry:
+    return Geometry(*map(plan_groups.exported, Geometry._fields))
 
 
 class Groups(NamedTuple):
@@ -148,7 +150,11 @@ def weight_grads(
 def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
     """Sorts the columns of a pattern by neuron, and schedules the work of `weight_grads`."""
     blocks, capacity = columns.offset.numel() - 1, columns.neuron.numel()
-    geometry, device = _geometry(columns.offset), columns.offset.device
+    place, rank, plan = (
+        kernel_for(name, columns.offset)
+        for name in ("place_columns", "rank_neurons", "plan_groups")
+    )
+    geometry, device = _geometry(plan), columns.offset.device
     slices = -(-hidden_size // _unit_columns(columns.offset))
     result = Groups(
         geometry,
@@ -158,10 +164,6 @@ def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Group
     )
     table, count, sample, sizes = result.counters("table", "count", "sample", "group_sizes")
     order, *planned = result.arrays("order", "rows", "first", "member", "piece", "unit")
-    place, rank, plan = (
-        kernel_for(name, columns.offset)
-        for name in ("place_columns", "rank_neurons", "plan_groups")
-    )
     place.launch_units(
         -(-blocks * num_neurons // place.threads),
         *(blocks, columns.offset, columns.neuron, columns.mask, table, count, sample),

@@ -4,8 +4,6 @@ dense GEMM and a kernel that packs its result.
 M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
@@ -22,7 +20,7 @@ def compute_gate(  # noqa: PLR0917
     w_NK: Tensor | QuantisedRows,
     bias_N: Tensor | None,
     threshold: float,
-    out: Sequence[object],
+    out: tuple[object, ...],
     token_M: Tensor | None = None,
     activation: str = "relu",
 ) -> None:
@@ -72,7 +70,7 @@ def pack(
     format: Format,
     gate_MN: Tensor,
     threshold: float,
-    out: Sequence[object],
+    out: tuple[object, ...],
     activation: str = "relu",
 ) -> None:
     """`compute_gate` from its dense product, by ``pack_<format>``."""

@@ -59,7 +59,7 @@ class Fills:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
+        if kind is not None or not (self._casts or self._zeros or self._quantised):
             return
         with torch.no_grad():
             if self._casts:

@@ -8,13 +8,15 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from sparsellm.ffn.formats import ELL_WIDTH
 from sparsellm.ffn.fp8 import quantised_rows
@@ -87,11 +89,12 @@ def sparse_ffn_training(  # noqa: PLR0917
     elif fp8:
         quantised = quantised_rows((w.up_NK if w.gate_NK is None else w.gate_NK).to(x_MK.dtype))
     tensors = FFNTensors(x_MK, *w[:3], token_M, *(quantised or (None, None)), *ready, *sums)
-    y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = (
-        torch.ops.sparsellm.sparse_ffn_training.default(
-            *tensors, capacity, ell_width, format, w.activation
-        )
-    )
+    arguments = (*tensors, capacity, ell_width, format, w.activation)
+    if _needs_operators(tensors):
+        found = torch.ops.sparsellm.sparse_ffn_training.default(*arguments)
+    else:
+        found = _differentiable_forward(*arguments)
+    y_MK, l1_sum, nnz_M, fired_N, union_sum, saved = found
     recomputed = FORMATS[format].saved(*saved).recomputed
     return y_MK, FFNStats(l1_sum, nnz_M, fired_N, union_sum, recomputed)
 
@@ -254,11 +257,28 @@ def _gradients(
     return gradients
 
 
+_PLAIN = frozenset({Tensor, nn.Parameter, NoneType})
+
+
+def _needs_operators(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether something traces or intercepts operators; else what they do is called directly.
+
+    To call an operator with so many arguments takes the host as long as some launches of kernels.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or is_in_torch_dispatch_mode()
+        or not _PLAIN.issuperset(map(type, tensors))
+    )
+
+
 class _SparseFFN(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        y_MK, l1_sum, *counts, saved = torch.ops.sparsellm.sparse_ffn_forward.default(*arguments)
         tensors, _, ctx.format, ctx.activation = _split(arguments)
+        operator = torch.ops.sparsellm.sparse_ffn_forward.default
+        compute = operator if _needs_operators(tensors) else _forward
+        y_MK, l1_sum, *counts, saved = compute(*arguments)
         ctx.mark_non_differentiable(*counts, *saved)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved)
@@ -275,12 +295,16 @@ class _SparseFFN(torch.autograd.Function):
         if d_l1 is None:
             d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
         arguments = (dy_MK, d_l1, saved, ctx.format, ctx.activation, *tensors)
-        found: list[Tensor | None]
+        # A second derivative is the operator's to refuse.
+        as_operator = torch.is_grad_enabled() or _needs_operators((dy_MK, d_l1, *kept))
+        operators, found = torch.ops.sparsellm, list[Tensor | None]()
         if tensors.sums is None:
-            gradients = iter(torch.ops.sparsellm.sparse_ffn_backward.default(*arguments))
+            compute = operators.sparse_ffn_backward.default if as_operator else _backward
+            gradients = iter(compute(*arguments))
             found = [None if t is None else next(gradients) for t in tensors.differentiable]
         else:
-            found = [torch.ops.sparsellm.sparse_ffn_backward_into.default(*arguments)]
+            into = operators.sparse_ffn_backward_into.default if as_operator else _backward_into
+            found = [into(*arguments)]
         return (*found, *(None,) * (count + 4 - len(found)))
 
 

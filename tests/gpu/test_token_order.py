@@ -95,11 +95,12 @@ def test_parts_of_heavy_blocks_cover_all_members_once(case):
         assert splits is not None
         gate = union.empty_union(m, n, DEVICE, splits)
         union.gate_union(x_MK, w.gate_NK, None, 0.0, gate)
-    assert not splits.arrived.any()
-    total, parts = gate.total.tolist(), {}
-    for word, size in gate.order[: int(gate.control[5])].tolist():
+    assert not splits.arrays.tensor("arrived").any()
+    total, order, control = map(gate.arrays.tensor, ("total", "order", "control"))
+    total, part, parts = total.tolist(), splits.arrays.tensor("part"), {}
+    for word, size in order[: int(control[5])].tolist():
         block, place = word & 0xFFFF, (word & 0xFFFFFFFF) >> 16
-        start, which = splits.part[place - 1].tolist() if place else (0, 1)
+        start, which = part[place - 1].tolist() if place else (0, 1)
         assert place <= MAX_PARTS
         parts.setdefault(block, []).append((start, size, which >> 16, which & 0xFFFF, place))
     assert sorted(parts) == list(range(len(total)))

@@ -45,19 +45,20 @@ def _check_packing(m, n, threshold, element):
     special = [float("nan"), -0.0, float("inf"), float("-inf"), threshold, 0.0]
     gate[m // 2, : len(special)] = torch.tensor(special, device="cuda").to(element)
     union = union_cases.poisoned_union(m, n, element)
-    pack("union", gate, threshold, (union.count, union.neuron, union.value, union.control))
+    pack("union", gate, threshold, union.arrays("count", "neuron", "value", "control"))
     kernels.union_entries(union)
     expected = torch.where(gate <= threshold, 0, gate).double()
     found = union_cases.dense(union, m, n)
     assert torch.equal(found.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))
 
     # Members are exactly the neurons that fire, in ascending order, and their zeros are +0.
-    blocks, tiles = union.count.shape
+    count, neuron, value, total = map(union.arrays.tensor, ("count", "neuron", "value", "total"))
+    blocks, tiles = count.shape
     fires = torch.zeros(blocks * 64, tiles * 256, dtype=torch.bool, device="cuda")
     fires[:m, :n] = expected != 0
     fires = fires.view(blocks, 64, tiles, 256).any(1)
-    assert torch.equal(union.count.long(), fires.sum(2))
-    member = torch.arange(256, device="cuda") < union.count[:, :, None]
-    assert torch.equal(union.neuron[member].long(), fires.nonzero()[:, 2])
-    assert not (union.value[member].view(torch.int16) == -(2**15)).any()
-    assert torch.equal(union.total.long(), union.count.sum(1).long())
+    assert torch.equal(count.long(), fires.sum(2))
+    member = torch.arange(256, device="cuda") < count[:, :, None]
+    assert torch.equal(neuron[member].long(), fires.nonzero()[:, 2])
+    assert not (value[member].view(torch.int16) == -(2**15)).any()
+    assert torch.equal(total.long(), count.sum(1).long())

@@ -240,11 +240,12 @@ def test_hot_groups_are_split_within_bounds():
     case = CASES[11]
     fires = pattern_of(case, _device())
     groups = group_columns(columns_of(fires), case.n, case.k)
-    units = groups.unit[: int(groups.control[0])].tolist()
+    unit, control = groups.arrays.tensor("unit"), groups.counters.tensor("control")
+    units = unit[: int(control[0])].tolist()
     slots = [slot for *_, slot, _, parts in units if parts > 1]
     assert slots == list(range(len(slots)))
     assert 1 < len(slots) <= 60
-    neurons = groups.order.long()
+    neurons = groups.arrays.tensor("order").long()
     assert neurons.sort().values.tolist() == list(range(case.n))
     done: dict[int, int] = {}
     for group, rows, _, pieces, first_row, *_ in units:

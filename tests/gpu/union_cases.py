@@ -118,16 +118,17 @@ def linear64(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 
 def padded_dense(union: Union) -> Tensor:
     """What the union format holds, as whole blocks of tokens by whole tiles of neurons; float64."""
-    blocks, tiles = union.count.shape
-    place = torch.arange(BLOCK_TOKENS, device=union.count.device)
+    count, neuron, value = map(union.arrays.tensor, ("count", "neuron", "value"))
+    blocks, tiles = count.shape
+    place = torch.arange(BLOCK_TOKENS, device=count.device)
     within = place % 16
     token = place // 16 * 16 + within // 2 % 2 * 8 + within // 4 * 2 + within % 2
-    member = torch.arange(TILE_NEURONS, device=place.device) < union.count[:, :, None]
+    member = torch.arange(TILE_NEURONS, device=place.device) < count[:, :, None]
     block, tile, slot = member.nonzero(as_tuple=True)
     columns = torch.zeros(len(block), BLOCK_TOKENS, device=place.device, dtype=torch.float64)
-    columns[:, token] = union.value[block, tile, slot].double()
+    columns[:, token] = value[block, tile, slot].double()
     out = columns.new_zeros(blocks, BLOCK_TOKENS, tiles * TILE_NEURONS)
-    out[block, :, tile * TILE_NEURONS + union.neuron[block, tile, slot].long()] = columns
+    out[block, :, tile * TILE_NEURONS + neuron[block, tile, slot].long()] = columns
     return out.view(-1, tiles * TILE_NEURONS)
 
 
@@ -144,9 +145,8 @@ def poisoned_union(
 ) -> Union:
     """What a kernel fails to write shows."""
     union = empty_union(num_tokens, num_neurons, device(), element=element)
-    for tensor in vars(union).values():
-        if tensor is not None:  # no room for splits
-            tensor.fill_(float("nan") if tensor.is_floating_point() else 77)
+    for tensor in map(union.arrays.tensor, union.arrays.layout.arrays):
+        tensor.fill_(float("nan") if tensor.is_floating_point() else 77)
     return union
 
 

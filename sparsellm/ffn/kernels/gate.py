@@ -4,6 +4,8 @@ dense GEMM and a kernel that packs its result.
 M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from sparsellm.ffn.kernels import tensor_map
@@ -20,7 +22,7 @@ def compute_gate(  # noqa: PLR0917
     w_NK: Tensor | QuantisedRows,
     bias_N: Tensor | None,
     threshold: float,
-    out: tuple[object, ...],
+    out: Sequence[object],
     token_M: Tensor | None = None,
     activation: str = "relu",
 ) -> None:
@@ -70,7 +72,7 @@ def pack(
     format: Format,
     gate_MN: Tensor,
     threshold: float,
-    out: tuple[object, ...],
+    out: Sequence[object],
     activation: str = "relu",
 ) -> None:
     """`compute_gate` from its dense product, by ``pack_<format>``."""

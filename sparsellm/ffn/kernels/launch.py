@@ -150,24 +150,34 @@ class Layout:
         return found
 
 
+class _Prepared:
+    """What the driver reads at a launch of one kernel: all but its grid, stream and arguments."""
+
+    def __init__(self, kernel: "Kernel") -> None:
+        sizes = kernel.layout.sizes
+        self.parameters = ctypes.create_string_buffer(sum(sizes))
+        start = ctypes.addressof(self.parameters)
+        places = [start + sum(sizes[:i]) for i in range(len(sizes))]
+        self._pointers = (ctypes.c_void_p * len(places))(*places)
+        self._attribute = _Attribute(_ALLOW_OVERLAP, value=1)
+        self.config = _Config((1, 1, 1), (kernel.threads, 1, 1), kernel.shared_bytes)
+        self.config.attributes = ctypes.pointer(self._attribute)
+        self.config.num_attributes = kernel.may_overlap
+        self.grid = self.config.grid  # the same memory
+        self.given = (
+            ctypes.addressof(self.config),
+            kernel.function.ptr,
+            ctypes.addressof(self._pointers),
+            None,
+        )
+
+
 class _Local(threading.local):
-    """The structures that a launch fills in, kept per thread: to make them takes microseconds."""
+    """Of each kernel what a launch fills in, kept per thread: to make it takes microseconds."""
 
     def __init__(self) -> None:
-        self.parameters = ctypes.create_string_buffer(_MAX_PARAMETER_BYTES)
-        self.pointers: dict[Layout, ctypes.Array[ctypes.c_void_p]] = {}
-        self.config = _Config((1, 1, 1), (1, 1, 1))
-        self.config.attributes = ctypes.pointer(_Attribute(_ALLOW_OVERLAP, value=1))
+        self.prepared: dict[Kernel, _Prepared] = {}
         self.entered = False  # a context
-
-    def pointers_to(self, layout: Layout) -> ctypes.Array[ctypes.c_void_p]:
-        """Where the driver finds each of the packed arguments."""
-        found = self.pointers.get(layout)
-        if found is None:
-            start = ctypes.addressof(self.parameters)
-            places = [start + sum(layout.sizes[:i]) for i in range(len(layout.sizes))]
-            found = self.pointers[layout] = (ctypes.c_void_p * len(places))(*places)
-        return found
 
 
 _local = _Local()
@@ -228,17 +238,17 @@ class Kernel:
             TypeError: the arguments are not those of the kernel.
             RuntimeError: the driver refuses.
         """
-        self.layout.pack_into(_local.parameters, arguments)
-        config = _local.config
-        config.grid[0], config.block[0] = grid, self.threads
+        prepared = _local.prepared.get(self)
+        if prepared is None:
+            prepared = _local.prepared[self] = _Prepared(self)
+        self.layout.pack_into(prepared.parameters, arguments)
+        prepared.grid[0] = grid
         # `current_stream` would make an object of it.
-        config.stream = torch._C._cuda_getCurrentRawStream(self.device_index)
-        config.shared_bytes, config.num_attributes = self.shared_bytes, self.may_overlap
-        pointers = ctypes.addressof(_local.pointers_to(self.layout))
+        prepared.config.stream = torch._C._cuda_getCurrentRawStream(self.device_index)
         if not _local.entered:  # this may be the first CUDA call of a thread, as one of autograd's
             _enter_context()
             _local.entered = True
-        result = _launcher()(ctypes.addressof(config), self.function.ptr, pointers, None)
+        result = _launcher()(*prepared.given)
         if result != 0:
             raise RuntimeError(
                 f"the driver refused a launch of {grid} blocks of {self.threads} threads with "

@@ -3,8 +3,8 @@
 M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` and contiguous.
 """
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gate import compute_gate
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.launch import Address
+from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
 from sparsellm.ffn.quantised import QuantisedRows
 from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS
 
@@ -24,8 +25,7 @@ MAX_PARTS = 32  # of all token blocks that are split
 MAX_GATHERED = 2**35 - 1  # 32-bit numbers of eight values, cuda/sm90/gate.cuh
 
 
-@dataclass(frozen=True)
-class Splits:
+class Splits(NamedTuple):
     """Memory for the split sums (split-K) of a kernel that sums over a block's members; used once.
 
     ``cuda/common/units.cuh`` (`Splitting`) decides which token blocks are split and where;
@@ -33,10 +33,8 @@ class Splits:
     differ from those of an unsplit sum.
     """
 
-    part: Tensor  # (32, 2) int32
-    arrived: Tensor  # (32 · slices,) int32
+    arrays: Scratch  # of `_splits_layout`
     slices: int  # of the result's columns
-    slice_columns: int
     workers: int  # blocks of threads that share the work
 
 
@@ -44,16 +42,23 @@ def sharing_of(splits: Splits | None) -> tuple[object, ...]:
     """The arguments of union_entries and column_units."""
     if splits is None:
         return (None, None, 0, 0, 1)
-    return (splits.part, splits.arrived, MAX_PARTS, splits.slices, splits.workers)
+    return (*splits.arrays("part", "arrived"), MAX_PARTS, splits.slices, splits.workers)
 
 
-def sums_of(splits: Splits | None) -> tuple[object, ...]:
-    """The arguments of the kernel that sums, with memory for the sums of the parts."""
-    if splits is None:
-        return (None, None, None)
-    size = MAX_PARTS * splits.slices * BLOCK_TOKENS * splits.slice_columns
-    sums = torch.empty(size, dtype=torch.float32, device=splits.part.device)
-    return (splits.part, splits.arrived, sums)
+def sums_of(splits: Splits | None) -> Sequence[object]:
+    """The arguments of the kernel that sums."""
+    return (None, None, None) if splits is None else splits.arrays("part", "arrived", "sums")
+
+
+@functools.lru_cache
+def _splits_layout(slices: int, slice_columns: int) -> ScratchLayout:
+    return ScratchLayout(
+        {
+            "part": Array((MAX_PARTS, 2)),
+            "arrived": Array((MAX_PARTS * slices,)),
+            "sums": Array((MAX_PARTS * slices, BLOCK_TOKENS * slice_columns), torch.float32),
+        }
+    )
 
 
 def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
@@ -66,29 +71,37 @@ def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
         return None
     slice_columns = down.exported("columns")
     slices = -(-hidden_size // slice_columns)
-    ints = torch.empty(MAX_PARTS * (2 + slices), dtype=torch.int32, device=x_MK.device)
     return Splits(
-        part=ints[: 2 * MAX_PARTS].view(MAX_PARTS, 2),
-        arrived=ints[2 * MAX_PARTS :],
-        slices=slices,
-        slice_columns=slice_columns,
+        Scratch(_splits_layout(slices, slice_columns), x_MK.device),
+        slices,
         workers=down.num_multiprocessors * down.exported("blocks"),
     )
 
 
-@dataclass(frozen=True)
-class Union:
+class Union(NamedTuple):
     """An activation matrix of M × N in the union format."""
 
-    count: Tensor  # (blocks, tiles) int32
-    neuron: Tensor  # (blocks, tiles, 256) uint8
-    value: Tensor  # (blocks, tiles, 256, 64), elements
-    entry: Tensor  # (blocks, tiles * 256) int32
-    total: Tensor  # (blocks,) int32
-    unit: Tensor  # (blocks * tiles, 2) int32
-    order: Tensor  # (blocks, or blocks + 32 with splits, 2) int32
-    control: Tensor  # (8,) int32
+    arrays: Scratch  # of `_union_layout`
+    blocks: int  # of tokens
+    tiles: int  # of neurons
+    parts: int  # into which the blocks are split at most
     splits: Splits | None  # None: heavy blocks are not split
+
+
+@functools.lru_cache
+def _union_layout(blocks: int, tiles: int, parts: int, element: torch.dtype) -> ScratchLayout:
+    return ScratchLayout(
+        {
+            "count": Array((blocks, tiles)),
+            "neuron": Array((blocks, tiles, TILE_NEURONS), torch.uint8),
+            "value": Array((blocks, tiles, TILE_NEURONS, BLOCK_TOKENS), element),
+            "entry": Array((blocks, tiles * TILE_NEURONS)),
+            "total": Array((blocks,)),
+            "unit": Array((blocks * tiles, 2)),
+            "order": Array((parts, 2)),
+            "control": Array((CONTROL_WORDS,)),
+        }
+    )
 
 
 def empty_union(
@@ -101,21 +114,8 @@ def empty_union(
     """Uninitialised memory for any pattern: the worst case is reserved, little of it written."""
     blocks, tiles = -(-num_tokens // BLOCK_TOKENS), -(-num_neurons // TILE_NEURONS)
     parts = blocks if splits is None else blocks + MAX_PARTS
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    return Union(
-        count=empty(blocks, tiles),
-        neuron=empty(blocks, tiles, TILE_NEURONS, dtype=torch.uint8),
-        value=empty(blocks, tiles, TILE_NEURONS, BLOCK_TOKENS, dtype=element),
-        entry=empty(blocks, tiles * TILE_NEURONS),
-        total=empty(blocks),
-        unit=empty(blocks * tiles, 2),
-        order=empty(parts, 2),
-        control=empty(CONTROL_WORDS),
-        splits=splits,
-    )
+    layout = _union_layout(blocks, tiles, parts, element)
+    return Union(Scratch(layout, device), blocks, tiles, parts, splits)
 
 
 def gathers(x_MK: Tensor) -> bool:
@@ -136,7 +136,7 @@ def gate_union(  # noqa: PLR0917
     activation: str = "relu",
 ) -> None:
     """`compute_gate` in the union format; ``observed`` and ``zeroed`` as in `union_entries`."""
-    arrays = (out.count, out.neuron, out.value, out.control)
+    arrays = out.arrays("count", "neuron", "value", "control")
     compute_gate("union", x_MK, w_NK, bias_N, threshold, arrays, token_M, activation)
     union_entries(out, observed, zeroed)
 
@@ -152,12 +152,12 @@ def union_entries(union: Union, observed: int = 0, zeroed: Sequence[Tensor] = ()
     """
     arrays = [*zeroed, *(None,) * (_MOST_ZEROED - len(zeroed))]
     words = [(array, 0 if array is None else array.nbytes // 4) for array in arrays]
-    blocks, tiles = union.count.shape
-    kernel_for("union_entries", union.count).launch(
-        blocks,
-        *(union.count, union.neuron, tiles, union.entry, union.total, union.unit, union.order),
+    kernel_for("union_entries", union.arrays.memory).launch(
+        union.blocks,
+        *(*union.arrays("count", "neuron"), union.tiles),
+        *union.arrays("entry", "total", "unit", "order"),
         *sharing_of(union.splits),
-        *(union.control, Address(observed), *chain.from_iterable(words)),
+        *(*union.arrays("control"), Address(observed), *chain.from_iterable(words)),
     )
 
 
@@ -194,9 +194,9 @@ def union_up(
     """
     offset, up, l1 = kept or (None, None, None)
     kernel_for("union_up", x_MK).launch_units(
-        gate.unit.shape[0],
-        *(*tokens_of(x_MK, token_M), w_NK, bias_N, x_MK.shape[1], gate.count.shape[1]),
-        *(gate.entry, gate.unit, gate.control, gate.value),
+        gate.blocks * gate.tiles,
+        *(*tokens_of(x_MK, token_M), w_NK, bias_N, x_MK.shape[1], gate.tiles),
+        *gate.arrays("entry", "unit", "control", "value"),
         *(offset, up, 0 if up is None else len(up), l1, relu_up),
     )
 
@@ -214,7 +214,7 @@ def union_down(
     """
     (m, k), kernel = y_MK.shape, kernel_for("union_down", y_MK)
     kernel.launch_units(
-        h.order.shape[0] * -(-k // kernel.exported("columns")),
-        *(w_NK, bias_K, m, k, h.count.shape[1]),
-        *(h.entry, h.order, *sums_of(h.splits), h.control, h.value, token_M, y_MK),
+        h.parts * -(-k // kernel.exported("columns")),
+        *(w_NK, bias_K, m, k, h.tiles, *h.arrays("entry", "order"), *sums_of(h.splits)),
+        *(*h.arrays("control", "value"), token_M, y_MK),
     )

@@ -5,6 +5,7 @@ contiguous; of W_d its transpose is read. `reference.sparse_forward` and `sparse
 specification.
 """
 
+import functools
 import time
 
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from sparsellm.ffn.kernels import union
 from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
 from sparsellm.ffn.kernels.transpose import gradients_from
 from sparsellm.ffn.kernels.weight_grad import Operands, weight_grads
 from sparsellm.ffn.reference import empty_columns
 from sparsellm.ffn.types import (
     CONTROL_WORDS,
+    TILE_NEURONS,
     Columns,
     FFNGradients,
     FFNStats,
@@ -75,21 +78,17 @@ def backward(  # noqa: PLR0917
             saved, _ = _activations(x_MK, w, Room(needed), again, token_M)
             capacity = needed
     gate = None if w.gate_NK is None else saved.gate
-    units = kernel_for("column_units", x_MK)
-    unit = _ints(capacity // units.exported("members") + blocks, 2, like=saved.offset)
     splits = None if token_M is None else union.allocate_splits(x_MK, n)
+    units = kernel_for("column_units", x_MK)
+    num_units = capacity // units.exported("members") + blocks
     parts = blocks if splits is None else blocks + union.MAX_PARTS
-    order, control = _ints(parts, 2, like=saved.offset), _ints(CONTROL_WORDS, like=saved.offset)
-    units.launch(
-        1,
-        *(saved.offset, blocks, unit, order),
-        *union.sharing_of(splits),
-        control,
-    )
+    work = Scratch(_units_layout(num_units, parts), x_MK.device)
+    unit, order, control = work("unit", "order", "control")
+    units.launch(1, *(saved.offset, blocks, unit, order), *union.sharing_of(splits), control)
 
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
     kernel_for("columns_grad", x_MK, w.activation).launch_units(
-        len(unit),
+        num_units,
         *(*union.tokens_of(dy_MK, token_M), w.down_NK, k),
         *(saved.offset, saved.neuron, gate, saved.up),
         *(d_l1.to(torch.float32), unit, control, d_gate, d_up),
@@ -108,6 +107,18 @@ def backward(  # noqa: PLR0917
     return gradients_from(dx_MK, grads, dtype, sums)
 
 
+@functools.lru_cache
+def _units_layout(num_units: int, parts: int) -> ScratchLayout:
+    """Of the work that column_units divides among blocks of threads."""
+    return ScratchLayout(
+        {
+            "unit": Array((num_units, 2)),
+            "order": Array((parts, 2)),
+            "control": Array((CONTROL_WORDS,)),
+        }
+    )
+
+
 def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:
     """Columns and non-zeros of a pattern; None for the latter where the host does not know it.
 
@@ -121,20 +132,19 @@ def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:
         raise ValueError(
             f"sparse_ffn: backward in a CUDA graph needs room for any pattern: capacity {worst:,}"
         )
-    words = saved.needed.numpy()
-    while words.min() < 0:
+    while min(words := saved.needed.tolist()) < 0:
         if torch.cuda.current_stream().query():  # also raises the error of a failed kernel
             # Forward was captured in a CUDA graph, or ran elsewhere.
             return int(saved.offset[-1]), None
         time.sleep(_POLL_SECONDS)
-    return int(words[0]), int(words[1])
+    return words[0], words[1]
 
 
 def _activations(
     x_MK: Tensor, w: FFNWeights, room: Room, scratch: union.Union, token_M: Tensor | None
 ) -> tuple[Columns, FFNStats]:
     """h in ``scratch``; its columns and statistics."""
-    (m, n), (blocks, tiles) = (x_MK.shape[0], w.up_NK.shape[0]), scratch.count.shape
+    m, n, blocks, tiles = x_MK.shape[0], w.up_NK.shape[0], scratch.blocks, scratch.tiles
     gated = w.gate_NK is not None
     columns = empty_columns(x_MK, n, room, gated=gated)
     values = columns.gate if gated else columns.up
@@ -143,13 +153,13 @@ def _activations(
     # As many blocks of threads as fit on the GPU, or as have work.
     kernel = kernel_for("union_columns", x_MK)
     warps = kernel.threads // 32
-    most = -(-scratch.entry.numel() // (kernel.exported("batch") * warps))
+    most = -(-blocks * tiles * TILE_NEURONS // (kernel.exported("batch") * warps))
     grid = kernel.blocks_for(most, kernel.exported("blocks"))
     # Parts of Σ|h|, which union_up adds up, or without a gate union_columns.
     zeroed = [needed, fired_N, nnz_M]
     if gated:
         parts = kernel_for("union_up", x_MK).exported("parts")
-        l1 = torch.empty(blocks, tiles, parts, device=x_MK.device)
+        l1 = torch.empty(blocks, tiles * parts, device=x_MK.device)
         zeroed.append(l1)
     else:
         l1 = torch.empty(grid, warps, device=x_MK.device)
@@ -157,7 +167,7 @@ def _activations(
     union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
     kernel.launch(
         grid,
-        *(scratch.entry, scratch.total, scratch.value, tiles, m),
+        *(*scratch.arrays("entry", "total", "value"), tiles, m),
         *(len(values), columns.offset, columns.neuron, columns.mask, values),
         *(fired_N, token_M, nnz_M, needed, None if gated else l1),
     )
@@ -166,7 +176,7 @@ def _activations(
     if room.capacity != blocks * n:
         columns = columns._replace(needed=_on_the_host(needed))
     # In two steps: a single reduction would run on one block of threads (H200: 12 µs).
-    return columns, FFNStats(l1.flatten(1).sum(1).sum(), nnz_M, fired_N, union_sum=needed[0])
+    return columns, FFNStats(l1.sum(1).sum(), nnz_M, fired_N, union_sum=needed[0])
 
 
 def _on_the_host(counts: Tensor) -> Tensor:

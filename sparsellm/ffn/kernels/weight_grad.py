@@ -5,13 +5,15 @@ multiple of 8. CUDA graphs capture it like any op. The order of summation does n
 order of execution, so results are deterministic.
 """
 
-from dataclasses import dataclass
+import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compile import kernel_for
+from sparsellm.ffn.kernels.launch import Kernel
+from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
 from sparsellm.ffn.types import Columns, GradientSums
 
 
@@ -28,21 +30,56 @@ class Geometry(NamedTuple):
     control_words: int
 
 
-def _geometry(like: Tensor) -> Geometry:
-    return Geometry(*map(kernel_for("plan_groups", like).exported, Geometry._fields))
+@functools.cache
+def _geometry(plan_groups: Kernel) -> Geometry:
+    return Geometry(*map(plan_groups.exported, Geometry._fields))
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(NamedTuple):
     """The columns of a pattern, grouped by neuron; ``cuda/common/weight_grad.cuh`` says how."""
 
     geometry: Geometry
-    order: Tensor  # (N,) int32: the neurons, group by group
-    member: Tensor  # (C, member_words) int32
-    piece: Tensor  # (C + groups, 2) int32
-    unit: Tensor  # (groups + max_parts, unit_words) int32
-    control: Tensor  # (control_words,) int32
-    progress: Tensor  # (1 + max_parts · 2 · slices,) int32; zero before every use of the groups
+    num_groups: int
+    arrays: Scratch  # of `_groups_layout`
+    counters: Scratch  # of `_counters_layout`
+
+    @property
+    def num_units(self) -> int:
+        """Of work, at most."""
+        return self.num_groups + self.geometry.max_parts
+
+
+@functools.lru_cache
+def _groups_layout(num_neurons: int, capacity: int, geometry: Geometry) -> ScratchLayout:
+    groups = -(-num_neurons // geometry.neurons)
+    return ScratchLayout(
+        {
+            "order": Array((num_neurons,)),  # the neurons, group by group
+            "member": Array((capacity, geometry.member_words)),
+            "piece": Array((capacity + groups, 2)),
+            "unit": Array((groups + geometry.max_parts, geometry.unit_words)),
+            "rows": Array((groups,)),
+            "first": Array((groups,)),
+        }
+    )
+
+
+@functools.lru_cache
+def _counters_layout(
+    num_neurons: int, blocks: int, slices: int, geometry: Geometry
+) -> ScratchLayout:
+    """Arrays that begin with zero."""
+    groups, line = -(-num_neurons // geometry.neurons), geometry.line
+    return ScratchLayout(
+        {
+            "table": Array((num_neurons, -(-blocks // line) * line)),
+            "count": Array((2 * num_neurons,)),
+            "sample": Array((num_neurons,)),
+            "group_sizes": Array((groups,)),
+            "control": Array((geometry.control_words,)),
+            "progress": Array((1 + geometry.max_parts * 2 * slices,)),  # zero before every use
+        }
+    )
 
 
 class Operands(NamedTuple):
@@ -100,9 +137,10 @@ def weight_grads(
     )
     pieces = _fill_pieces(groups, given, num_nonzeros)
     kernel_for("weight_grad", x_MK).launch_units(
-        groups.unit.shape[0] * 2 * slices,
-        *(x_MK, given.dy_MK, k, num_neurons),
-        *(groups.order, groups.unit, groups.control, *pieces, groups.progress, sums),
+        groups.num_units * 2 * slices,
+        *(x_MK, given.dy_MK, k, num_neurons, *groups.arrays("order", "unit")),
+        *(*groups.counters("control"), *pieces("work", "x_row", _dy_row(given), "values")),
+        *(*groups.counters("progress"), sums),
         *(gated, out.up_NK.dtype == torch.float32),
         *(added_to is not None, *out),
     )
@@ -112,78 +150,61 @@ def weight_grads(
 def group_columns(columns: Columns, num_neurons: int, hidden_size: int) -> Groups:
     """Sorts the columns of a pattern by neuron, and schedules the work of `weight_grads`."""
     blocks, capacity = columns.offset.numel() - 1, columns.neuron.numel()
-    geometry, device = _geometry(columns.offset), columns.offset.device
-    groups = -(-num_neurons // geometry.neurons)
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=device)
-
-    rows, first = empty(groups), empty(groups)
-    sizes = (
-        num_neurons * -(-blocks // geometry.line) * geometry.line,
-        2 * num_neurons,
-        num_neurons,
-        groups,
-        geometry.control_words,
-        1 + geometry.max_parts * 2 * -(-hidden_size // _unit_columns(columns.offset)),
-    )
-    zeroed = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-    table, count, sample, group_sizes, control, progress = zeroed.split(sizes)
-    result = Groups(
-        geometry,
-        order=empty(num_neurons),
-        member=empty(capacity, geometry.member_words),
-        piece=empty(capacity + groups, 2),
-        unit=empty(groups + geometry.max_parts, geometry.unit_words),
-        control=control,
-        progress=progress,
-    )
     place, rank, plan = (
         kernel_for(name, columns.offset)
         for name in ("place_columns", "rank_neurons", "plan_groups")
     )
+    geometry, device = _geometry(plan), columns.offset.device
+    slices = -(-hidden_size // _unit_columns(columns.offset))
+    result = Groups(
+        geometry,
+        -(-num_neurons // geometry.neurons),
+        Scratch(_groups_layout(num_neurons, capacity, geometry), device),
+        Scratch(_counters_layout(num_neurons, blocks, slices, geometry), device, torch.zeros),
+    )
+    table, count, sample, sizes = result.counters("table", "count", "sample", "group_sizes")
+    order, *planned = result.arrays("order", "rows", "first", "member", "piece", "unit")
     place.launch_units(
         -(-blocks * num_neurons // place.threads),
         *(blocks, columns.offset, columns.neuron, columns.mask, table, count, sample),
     )
-    rank.launch(groups, num_neurons, count, sample, result.order, group_sizes)
+    rank.launch(result.num_groups, num_neurons, count, sample, order, sizes)
     plan.launch(
-        groups,
-        *(num_neurons, blocks, columns.mask, table, result.order, group_sizes, rows, first),
-        *(result.member, result.piece, result.unit, control),
+        result.num_groups,
+        *(num_neurons, blocks, columns.mask, table, order, sizes, *planned),
+        *result.counters("control"),
     )
     return result
 
 
-class _Pieces(NamedTuple):
-    """The pieces' values; ``cuda/common/weight_grad.cuh`` says how."""
-
-    work: Tensor  # (groups + max_parts, 2) int32
-    x_row: Tensor  # (pieces, piece_rows) int32
-    dy_row: Tensor  # likewise; the same tensor where both have the same order
-    values: Tensor  # (pieces, piece_rows, 3 or 2, 32) bfloat16, and 32 more that are not used
+def _dy_row(given: Operands) -> str:
+    """The rows of dy; those of x where both have the same order."""
+    return "x_row" if given.token_M is None else "dy_row"
 
 
-def _fill_pieces(groups: Groups, given: Operands, num_nonzeros: int | None) -> _Pieces:
+def _fill_pieces(groups: Groups, given: Operands, num_nonzeros: int | None) -> Scratch:
+    """The values of the pieces, and their rows; ``cuda/common/weight_grad.cuh`` says how."""
     d_up, gated, num_tokens = given.d_up, given.d_gate is not None, len(given.x_MK)
-    geometry, num_units, capacity = groups.geometry, len(groups.unit), len(groups.member)
-    num_groups, rows = num_units - geometry.max_parts, geometry.piece_rows
+    geometry, num_groups, capacity = groups.geometry, groups.num_groups, len(d_up)
+    rows = geometry.piece_rows
     # A group has at most all tokens as rows, and at most all tokens of its columns' blocks.
     most = min(num_groups * -(-num_tokens // rows), capacity + num_groups)
     if num_nonzeros is not None:  # each row has one; only a group's last piece may be part full
         most = min(most, num_nonzeros // rows + num_groups)
-    x_row = torch.empty(most, rows, dtype=torch.int32, device=d_up.device)
-    pieces = _Pieces(
-        torch.empty(num_units, 2, dtype=torch.int32, device=d_up.device),
-        x_row,
-        x_row if given.token_M is None else torch.empty_like(x_row),
-        d_up.new_empty((most * rows * (3 if gated else 2) + 1) * geometry.neurons),
-    )
+    arrays = {
+        "work": Array((groups.num_units, 2)),
+        "x_row": Array((most, rows)),
+        # By piece, row and matrix, and 32 more that are not used.
+        "values": Array((most * rows * (3 if gated else 2) + 1, geometry.neurons), d_up.dtype),
+    }
+    if given.token_M is not None:
+        arrays["dy_row"] = Array((most, rows))
+    pieces = Scratch(ScratchLayout(arrays), d_up.device)
     kernel_for("fill_pieces", d_up).launch_units(
         most,
         *(given.d_gate, d_up, given.columns.gate if gated else None, given.columns.up),
-        *(gated, groups.member, groups.piece, groups.unit, groups.control, pieces.work),
-        *(given.token_M, pieces.x_row, pieces.dy_row, pieces.values),
+        *(gated, *groups.arrays("member", "piece", "unit"), *groups.counters("control")),
+        *(*pieces("work"), given.token_M, *pieces("x_row", _dy_row(given), "values")),
     )
     return pieces
 

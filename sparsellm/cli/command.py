@@ -185,7 +185,9 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
     if options.init_from:
         from sparsellm.runs.pretrained import recipe_for
 
-        recipe = recipe_for(options.recipe, options.overrides, options.init_from)
+        recipe = recipe_for(
+            options.recipe, options.overrides, options.init_from, fresh=options.fresh
+        )
     else:
         from sparsellm.recipe import load_recipe
 

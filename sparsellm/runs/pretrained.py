@@ -122,16 +122,26 @@ def load_recipe_of(path: Path, given: Path | None = None, recipe: str | None = N
     return loaded
 
 
-def recipe_for(name: str, overrides: list[str], source: Path) -> Recipe:
+def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = False) -> Recipe:
     """A recipe with the model and the tokenizer of the weights that it begins with.
 
     All else is the recipe's own, the context length and the activation among it. Overrides come
-    last.
+    last. A run that has a checkpoint resumes from it, unless ``fresh``, and no longer needs the
+    weights: where they are gone, the model is that of the checkpoint.
 
     Raises:
         FileNotFoundError, ValueError: there are no such weights, or see `load_recipe`.
     """
-    weights = load_recipe_of(find_checkpoint(source), source)
+    try:
+        weights = load_recipe_of(find_checkpoint(source), source)
+    except FileNotFoundError:
+        # Without the weights' model other overrides may contradict the recipe.
+        where = ("name", "logging.run_dir")
+        place = [own for own in overrides if own.partition("=")[0].strip() in where]
+        own_checkpoint = checkpoint.latest(load_recipe(name, place).run_path / "checkpoints")
+        if fresh or own_checkpoint is None:
+            raise
+        weights = load_recipe_of(own_checkpoint)
     model = weights.model.model_dump(mode="json", exclude={"context_length"})
     instead = {
         "model": model,

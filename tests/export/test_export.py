@@ -486,6 +486,24 @@ def test_init_from_is_for_the_first_start_alone(tiny, exported, capsys):
         train(tiny("name=other", "model.intermediate_size=96"), init_from=exported)
 
 
+def test_a_run_with_a_checkpoint_resumes_without_what_it_began_with(
+    tiny_overrides, trained, tmp_path, capsys
+):
+    weights = shutil.copytree(trained, tmp_path / "weights")
+    own = [o for o in tiny_overrides if not o.startswith("model.") or "context" in o]
+    words = set_arguments([*own, "name=new", "train.steps=2"])
+    command = ["train", "debug", *words, "--init-from", str(weights)]
+    assert main(command) == 0
+    shutil.rmtree(weights)
+    capsys.readouterr()
+    assert main([*command, "--set", "train.steps=3"]) == 0
+    assert "step_00000002" in capsys.readouterr().out
+    recipe = load_pretrained(tmp_path / "runs" / "new").recipe
+    assert recipe.model == load_recipe("debug", tiny_overrides).model  # that of the weights
+    assert "is not a checkpoint" in _error(capsys, *command, "--fresh")
+    assert "is not a checkpoint" in _error(capsys, *command, "--set", "name=another")
+
+
 def test_another_activation_on_the_same_weights_is_said(tiny, exported, capsys, tmp_path):
     train(tiny("name=silu", "train.steps=2", "ffn.activation=silu"), init_from=exported)
     out = capsys.readouterr().out

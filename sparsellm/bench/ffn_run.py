@@ -145,11 +145,14 @@ def case_key(case: Case, inputs: Inputs, named: Mapping[str, Any]) -> dict[str, 
     }
 
 
+_OF_A_LAYER = frozenset({"layer", "path", "nnz", "measured_nnz", "union_64"})
+
+
 def mean_over_layers(found: Sequence[Measurement]) -> Iterator[list[Measurement]]:
     """Means over the key ``layer``, a list per variant; ratios are ratios of the means."""
     groups: dict[tuple[Any, ...], dict[str, list[Measurement]]] = defaultdict(dict)
     for m in found:
-        variant = tuple(m.case.get(key) for key in ("launch", "format", "token_order"))
+        variant = tuple((key, value) for key, value in m.case.items() if key not in _OF_A_LAYER)
         groups[variant].setdefault(m.metric, []).append(m)
     for metrics in groups.values():
         yield [_mean(members) for members in metrics.values()]

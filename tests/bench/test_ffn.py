@@ -164,6 +164,18 @@ def test_means_are_ratios_of_means():
     assert (mean.case["layer"], mean.case["path"]) == ("mean", "sparse/dense")
 
 
+def test_each_variant_has_means_of_its_own():
+    layer = {"layer": 0, "nnz": 1.0, "measured_nnz": 1.0, "union_64": 1.0, "path": "sparse"}
+    variants = [FFNVariant(format, fp8).key for format in ("union", "twell") for fp8 in (0, 1)]
+    found = [
+        ffn_run.Measurement("ffn", layer | key, "ms", float(i), "ms")
+        for i, key in enumerate(variants)
+    ]
+    means = [mean for [mean] in ffn_run.mean_over_layers(found)]
+    assert [mean.value for mean in means] == [0.0, 1.0, 2.0, 3.0]
+    assert [mean.case for mean in means] == [layer | key | {"layer": "mean"} for key in variants]
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_token_order_is_measured_beside_the_natural_one(name, clock, monkeypatch, traces_with_ids):
     monkeypatch.setattr(ffn_run, "sustained", lambda sides, device, seconds: clock_of_half(sides))

@@ -2,19 +2,21 @@
 
 import io
 import logging
+import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 import fsspec
-import tenacity
 
 # An attempt without an answer for so long has failed.
 TIMEOUT_SECONDS = 10
 # Other ranks wait meanwhile. Together with the last attempt it stays under a minute.
 MAX_SECONDS = 45.0
 LEAST_WAIT_SECONDS = 1.0
+MOST_WAIT_SECONDS = 20.0
 _HUB = re.compile(r"hf://datasets/(?P<repo>[^@]+)@(?P<revision>[^/]+)/(?P<path>.+)")
 
 logger = logging.getLogger(__name__)
@@ -103,60 +105,50 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
         ValueError: access is refused, or the server cannot be read from any place.
         Exception: any other error, at once.
     """
-    backoff = tenacity.wait_random_exponential(min=LEAST_WAIT_SECONDS, max=20)
-
-    def wait(state: tenacity.RetryCallState) -> float:
-        return max(backoff(state), _retry_after(_error(state)))
-
-    def warn(state: tenacity.RetryCallState) -> None:
-        logger.warning(
-            "%s: attempt %d failed (%s); trying again in %.0f s",
-            what,
-            state.attempt_number,
-            one_line(_error(state)),
-            state.upcoming_sleep,
-        )
-
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(is_transient),
-        stop=tenacity.stop_before_delay(MAX_SECONDS),
-        wait=wait,
-        before_sleep=warn,
-    )
-    try:
-        return retrying(action)
-    except tenacity.RetryError as error:
-        cause = error.last_attempt.exception()
-        attempts = error.last_attempt.attempt_number
-        times = f"{attempts} attempt{'s' * (attempts > 1)}"
-        raise ConnectionError(
-            f"{what}: gave up after {times} ({one_line(cause)}). The same command resumes when "
-            "the network is back"
-        ) from cause
-    except Exception as error:
-        status = _status(error)
-        if isinstance(error, FileNotFoundError) or status in (404, 410):
-            raise FileNotFoundError(
-                f"{what} is missing ({one_line(error)}); restore it, or take it out of the corpus"
-            ) from error
-        if status in (401, 403):
-            raise ValueError(
-                f"{what}: access was refused ({one_line(error)}); if it is private or gated, set "
-                "HF_TOKEN to a token that may read it"
-            ) from error
-        if "support range requests" in str(error):  # fsspec's
-            raise ValueError(
-                f"{what}: its server gives whole files only, and no ranges of bytes; download it, "
-                "or serve it by one that does"
-            ) from error
-        raise
+    attempt, end = 1, time.monotonic() + MAX_SECONDS
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            if not is_transient(error):
+                _raise_with_remedy(error, what)
+                raise
+            longest = max(LEAST_WAIT_SECONDS, min(2.0 ** (attempt - 1), MOST_WAIT_SECONDS))
+            wait = max(random.uniform(LEAST_WAIT_SECONDS, longest), _retry_after(error))
+            if time.monotonic() + wait >= end:
+                times = f"{attempt} attempt{'s' * (attempt > 1)}"
+                raise ConnectionError(
+                    f"{what}: gave up after {times} ({one_line(error)}). The same command resumes "
+                    "when the network is back"
+                ) from error
+            logger.warning(
+                "%s: attempt %d failed (%s); trying again in %.0f s",
+                what,
+                attempt,
+                one_line(error),
+                wait,
+            )
+        time.sleep(wait)
+        attempt += 1
 
 
-def _error(state: tenacity.RetryCallState) -> BaseException:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    assert error is not None
-    return error
+def _raise_with_remedy(error: Exception, what: str) -> None:
+    """Raises an error that has a remedy with it, and returns of any other one."""
+    status = _status(error)
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        raise FileNotFoundError(
+            f"{what} is missing ({one_line(error)}); restore it, or take it out of the corpus"
+        ) from error
+    if status in (401, 403):
+        raise ValueError(
+            f"{what}: access was refused ({one_line(error)}); if it is private or gated, set "
+            "HF_TOKEN to a token that may read it"
+        ) from error
+    if "support range requests" in str(error):  # fsspec's
+        raise ValueError(
+            f"{what}: its server gives whole files only, and no ranges of bytes; download it, or "
+            "serve it by one that does"
+        ) from error
 
 
 def is_transient(error: BaseException) -> bool:
@@ -216,6 +208,6 @@ def _retry_after(error: BaseException) -> float:
     return 0.0
 
 
-def one_line(error: BaseException | None) -> str:
+def one_line(error: BaseException) -> str:
     """The message of an error without line breaks."""
     return " ".join(str(error).split())

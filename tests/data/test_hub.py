@@ -23,7 +23,6 @@ from sparsellm.data.tokenizer import load_tokenizer
 # In a process of its own: the hub's address is read when its client is imported.
 READ = """
 import json, logging, sys
-import tenacity, tenacity.nap
 from sparsellm.data.corpus import load_corpus
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.data.blocks import BlockCache

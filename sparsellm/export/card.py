@@ -181,8 +181,7 @@ def _sparsity(pretrained: Pretrained, records: list[dict[str, Any]], width: int)
 
 def _window_nnz(path: Path) -> list[float]:
     """Each layer's mean non-zeros per token from the checkpoint's own windows, if it has any."""
-    has_stats = checkpoint.has_kind(path, checkpoint.STATS)
-    stats = checkpoint.read_kind(path, checkpoint.STATS) if has_stats else {}
+    stats = checkpoint.read_stats(path)
     if not stats or not int(stats["activity_tokens"]):
         return []
     return (stats["activity_LN"].sum(1).double() / stats["activity_tokens"]).tolist()

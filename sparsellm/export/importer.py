@@ -45,12 +45,8 @@ def import_export(
     snapshot = Snapshot(
         step=int(loaded.trainer["step"]),
         model=state.gather_model(loaded.model),
-        optimizer={},
-        stats={},
         trainer=loaded.trainer,
         recipe_yaml=loaded.recipe.to_yaml(),
-        data={},
-        rng={},
     )
     written = save(run_path / "checkpoints", snapshot, keep=1)
     write_atomically(run_path / checkpoint.RECIPE_FILE, snapshot.recipe_yaml)

@@ -223,9 +223,7 @@ def _of_newest_checkpoint(path: Path) -> tuple[Activity | None, Costs | None]:
     state = read_model(newest / checkpoint.TRAINER_FILE, TrainerState, remedy)
     measured = (state.get("kernels") or {}).get("costs")
     costs = Costs(**measured) if measured else None
-    if not checkpoint.has_kind(newest, checkpoint.STATS):
-        return None, costs
-    stats = checkpoint.read_kind(newest, checkpoint.STATS, remedy)
+    stats = checkpoint.read_stats(newest, remedy)
     for counts, tokens in (
         ("activity_LN", "activity_tokens"),
         ("window_fired_LN", "window_seen_tokens"),

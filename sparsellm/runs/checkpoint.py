@@ -17,7 +17,7 @@ On several nodes the run folder must be on a file system that all of them share.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +48,19 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a resumed run needs; tensors are whole on all ranks, or DTensors."""
+    """Everything that a resumed run needs; tensors are whole on all ranks, or DTensors.
+
+    One with weights alone, as of an import, is not resumed.
+    """
 
     step: int  # optimizer steps done
     model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    stats: dict[str, Tensor]
     trainer: dict[str, Any]
     recipe_yaml: str
-    data: dict[str, Any]  # position of this rank in the data
-    rng: dict[str, Tensor]  # random state of this rank
+    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    stats: dict[str, Tensor] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)  # position of this rank in the data
+    rng: dict[str, Tensor] = field(default_factory=dict)  # random state of this rank
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,7 @@ class SavedState:
     manifest: Manifest
     trainer: dict[str, Any]
     recipe_yaml: str
-    data: dict[str, Any]  # empty, as `rng`, for a rank that did not exist when it was saved
-    rng: dict[str, Tensor]
+    rng: dict[str, Tensor]  # empty for a rank that did not exist when it was saved
 
     @property
     def step(self) -> int:
@@ -204,15 +206,13 @@ def _load(path: Path, rank: int, world_size: int) -> SavedState:
     # Every rank reads the small files; each verifies its share of all others.
     own = [TRAINER_FILE, RECIPE_FILE, *sorted(manifest.files)[rank::world_size]]
     verify(path, manifest, dict.fromkeys(own), REMEDY)
-    data_file = path / f"{rank_name(rank)}.json"
-    has_rank = data_file.name in manifest.files
+    rng_file = path / f"{rank_name(rank)}.safetensors"
     return SavedState(
         path=path,
         manifest=manifest,
         trainer=read_model(path / TRAINER_FILE, TrainerState, REMEDY),
         recipe_yaml=(path / RECIPE_FILE).read_text(encoding="utf-8"),
-        data=read_position(data_file) if has_rank else {},
-        rng=read_tensors(data_file.with_suffix(".safetensors"), REMEDY) if has_rank else {},
+        rng=read_tensors(rng_file, REMEDY) if rng_file.name in manifest.files else {},
     )
 
 
@@ -223,11 +223,6 @@ def check_files(path: Path, names: list[str], remedy: str = REMEDY) -> None:
         FileNotFoundError, ValueError: one is missing or damaged.
     """
     verify(path, read_manifest(path, remedy), names, remedy)
-
-
-def has_kind(path: Path, kind: str) -> bool:
-    """Whether a checkpoint has tensors of a kind."""
-    return bool(files_of(path, kind, REMEDY))
 
 
 def read_kind(path: Path, kind: str, remedy: str = REMEDY) -> dict[str, Tensor]:
@@ -242,3 +237,13 @@ def read_kind(path: Path, kind: str, remedy: str = REMEDY) -> dict[str, Tensor]:
     wholes = {name: torch.empty_like(t, device="cpu") for name, t in stored.empty().items()}
     stored.read(wholes)
     return wholes
+
+
+def read_stats(path: Path, remedy: str = REMEDY) -> dict[str, Tensor]:
+    """The statistics of a checkpoint; empty if it has none, or is a Hugging Face folder.
+
+    Raises:
+        FileNotFoundError, ValueError: a file of the checkpoint is missing or damaged.
+    """
+    has_some = is_checkpoint(path) and files_of(path, STATS, remedy)
+    return read_kind(path, STATS, remedy) if has_some else {}

@@ -437,6 +437,15 @@ def test_export_then_import_is_the_identity(tiny, tmp_path, overrides):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
+def test_an_exported_folder_is_exported_again(exported, tmp_path):
+    export(exported, tmp_path / "again", "fp32")
+    assert _files(tmp_path / "again") == _files(exported)
+    for name in ("model.safetensors", "config.json", "sparsellm_recipe.yaml"):
+        assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes()
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert "Unknown: the checkpoint carries no statistics." in card
+
+
 def test_bf16_is_widened_and_says_so(trained, tmp_path, capsys):
     assert main(["export", str(trained), str(tmp_path / "out")]) == 0
     assert main(["import", str(tmp_path / "out"), str(tmp_path / "run")]) == 0

@@ -211,8 +211,7 @@ def test_the_summary_has_the_coefficient_that_a_target_led_to(tiny):
 
 
 def _snapshot(stats, trainer):
-    step = trainer["step"]
-    return Snapshot(step, {}, {}, stats, trainer, recipe_yaml="", data={}, rng={})
+    return Snapshot(trainer["step"], {}, trainer, recipe_yaml="", stats=stats)
 
 
 def test_popularity_is_the_share_of_the_most_active(tiny):

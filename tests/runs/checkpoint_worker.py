@@ -93,7 +93,7 @@ def main(folder: Path) -> None:
     sharded = save(folder / "sharded", group, snapshot(3, *four))
 
     whole = build()
-    assert checkpoint.load(sharded, rank, 4).data == {"cursor": rank}
+    assert checkpoint.data_states(sharded)[rank] == {"cursor": rank}
     state.restore(*whole, sharded)
     same(wholes(*whole))
 

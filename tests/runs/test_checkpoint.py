@@ -49,10 +49,11 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert checkpoint.latest(tmp_path) == path
     loaded = checkpoint.load(path, rank=0)
     assert loaded.step == 7
-    assert loaded.data == {"cursor": 7}
+    assert checkpoint.data_states(path) == [{"cursor": 7}]
     assert loaded.recipe_yaml == "name: r7\n"
     assert loaded.trainer == {"step": 7, "world_size": 1, "format": checkpoint.FORMAT}
-    assert [checkpoint.has_kind(path, kind) for kind in ("stats", "teacher")] == [True, False]
+    assert checkpoint.read_stats(path).keys() == _snapshot(7).stats.keys()
+    assert checkpoint.read_stats(tmp_path) == {}  # no checkpoint
     assert torch.equal(checkpoint.read_kind(path, "model")["w"], torch.full((8,), 7.0))
     assert torch.equal(checkpoint.read_kind(path, "optimizer")["exp_avg.w"], torch.full((8,), 7.5))
     assert torch.equal(loaded.rng["cpu"], torch.get_rng_state())
@@ -142,7 +143,7 @@ def test_strays_in_a_checkpoint_are_not_read(tmp_path):
     for name in ("rank_00001.json", "model-00001-of-00002.safetensors", "rank_00001.safetensors"):
         (path / name).write_text("of another run")
     assert checkpoint.data_states(path) == [{"cursor": 1}]
-    assert checkpoint.load(path, rank=1, world_size=2).data == {}
+    assert checkpoint.load(path, rank=1, world_size=2).rng == {}
     assert list(checkpoint.read_kind(path, "model")) == ["w"]
     (path / "stats.safetensors").rename(path / "stats-00001-of-00001.safetensors")
     with pytest.raises(FileNotFoundError, match=r"/stats.safetensors is missing"):
@@ -221,7 +222,7 @@ def test_ranks_share_out_what_all_have_and_the_first_publishes_it(tmp_path, thre
     assert torch.equal(checkpoint.read_kind(path, "optimizer")["exp_avg.w"], torch.full((8,), 8.5))
     for rank in range(3):
         loaded = checkpoint.load(path, rank, world_size=3)
-        assert loaded.data == {"cursor": rank}
+        assert checkpoint.data_states(path)[rank] == {"cursor": rank}
         assert loaded.manifest.world_size == 3
         assert len(loaded.manifest.ancestors) == 2
 

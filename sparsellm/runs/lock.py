@@ -23,7 +23,7 @@ from typing import Any, Self
 import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
-from sparsellm.strict import parse_json, read_model
+from sparsellm.strict import read_model
 
 PRESENCE_FILE = "running.json"
 RENEW_SECONDS = 10.0
@@ -278,17 +278,13 @@ class RunLock:
 
     def _is_own(self, own: Presence) -> bool:
         """Whether the lock is still this process's; if so it is renewed."""
-        try:
-            with self._file.open("r+b") as file:
-                text = file.read().decode("utf-8", errors="replace")
-                if parse_json(text, str(self._file), "").get("id") != own.id:
-                    return False
-                os.utime(file.fileno())  # of the file that was read, whatever bears its name
-                return True
-        except FileNotFoundError:
-            return self._create(own)  # somebody deleted it
-        except ValueError:
+        holder = find(self._run_path)
+        if holder is None:
+            return self._create(own)  # somebody deleted it; a damaged one stays as it is
+        if holder.id != own.id:
             return False
+        os.utime(self._file)  # one that has just replaced it has a holder that lives
+        return True
 
 
 def _look(path: Path) -> tuple[bytes, int] | None:

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import _TYPES
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -25,19 +27,8 @@ from sparsellm.strict import damaged, parse_json
 _READ_THREADS = 8
 
 _OFFSETS_KEY = "DCP_SHARDING_INFO"
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
+_TORCH_DTYPES: dict[str, Any] = _TYPES  # by the names of the format
+_DTYPES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def _push(options: argparse.Namespace, message: str) -> str:
 
 
 def _import(options: argparse.Namespace) -> None:
-    from sparsellm.export.importer import import_export
+    from sparsellm.export.save_export import import_export
 
     written, dtypes = import_export(options.source, options.run_path, options.recipe)
     widened = "" if dtypes == ["F32"] else f", widened from {', '.join(dtypes)}"

@@ -1,4 +1,4 @@
-"""`sparsellm export`: a checkpoint as a folder that stock transformers loads."""
+"""`sparsellm export` and `import`: a checkpoint as stock transformers' folder, and the way back."""
 
 import errno
 import json
@@ -14,12 +14,11 @@ from sparsellm.device import pick_device
 from sparsellm.export.card import CARD_FILE, check_license, model_card
 from sparsellm.export.drop_dead import DropDead, drop_dead_neurons
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport
-from sparsellm.runs.checkpoint import CheckpointError
-from sparsellm.runs.files import fsync
-from sparsellm.runs.hf_folder import CONFIG_FILE, EXPORT_RECIPE_FILE, EXPORT_TRAINER_FILE
+from sparsellm.runs import hf_folder, saver, state
+from sparsellm.runs.checkpoint import RECIPE_FILE, CheckpointError, Snapshot
+from sparsellm.runs.files import fsync, write_atomically
 from sparsellm.runs.hf_tokenizer import write_tokenizer
 from sparsellm.runs.pretrained import Pretrained, find_checkpoint, load_pretrained
-from sparsellm.runs.state import first_nonfinite
 
 _SHARD_SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB)")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -62,7 +61,7 @@ def export(
     check_out(folder, is_folder=True, option="DIR")
     device = pick_device(drop_dead.device if drop_dead else "cpu")
     pretrained = load_pretrained(find_checkpoint(source), device, DTYPES[dtype])
-    if odd := first_nonfinite(dict(pretrained.model.named_parameters())):
+    if odd := state.first_nonfinite(dict(pretrained.model.named_parameters())):
         raise ValueError(
             f"{pretrained.path}: {odd} has NaN or infinite values; export an older checkpoint"
         )
@@ -108,11 +107,11 @@ def _write(
     recipe = pretrained.recipe
     # The FFN in each block has the stock names and shapes, so the stock class reads the weights.
     pretrained.model.save_pretrained(folder, max_shard_size=max_shard_size)
-    _state_rope_twice(folder / CONFIG_FILE)
+    _state_rope_twice(folder / hf_folder.CONFIG_FILE)
     write_tokenizer(recipe.data.tokenizer, folder, recipe.model.max_position_embeddings)
-    (folder / EXPORT_RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
+    (folder / hf_folder.EXPORT_RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
     trainer = json.dumps(pretrained.trainer, indent=1) + "\n"
-    (folder / EXPORT_TRAINER_FILE).write_text(trainer, encoding="utf-8")
+    (folder / hf_folder.EXPORT_TRAINER_FILE).write_text(trainer, encoding="utf-8")
     if dropped:
         (folder / DROP_DEAD_FILE).write_text(dropped.to_json(), encoding="utf-8")
     (folder / CARD_FILE).write_text(card, encoding="utf-8")
@@ -132,3 +131,44 @@ def _state_rope_twice(path: Path) -> None:
     if scaling["rope_type"] != "default":
         config["rope_scaling"] = scaling
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def import_export(
+    source: Path, run_path: Path, recipe: str | None = None
+) -> tuple[Path, list[str]]:
+    """Writes ``run_path/checkpoints/step_…`` with the weights in fp32, and ``recipe.yaml``.
+
+    There is no optimizer state: the checkpoint can be evaluated and exported, and is where
+    ``sparsellm train --init-from`` begins; it is not resumed.
+
+    Args:
+        source: a folder of Hugging Face's, exported by us or not, or a model of the hub.
+        run_path: a new run folder.
+        recipe: bundled name or file; default is the recipe that an export carries, else one of the
+            model in config.json.
+
+    Returns:
+        The checkpoint, and the types that the weights had; ``F32`` alone lost nothing.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder is damaged or not of the recipe's model, or
+            ``run_path`` has files.
+        CheckpointError: the checkpoint could not be written.
+    """
+    refuse_occupied(run_path)
+    check_out(run_path, is_folder=True, option="RUN_DIR")
+    if not hf_folder.is_hugging_face(hf_folder.local_copy(source)):
+        raise ValueError(
+            f"{source} is not an exported folder: it has no {hf_folder.CONFIG_FILE}; give one that "
+            "`sparsellm export` wrote, or another of Hugging Face's"
+        )
+    loaded = load_pretrained(source, recipe=recipe)
+    snapshot = Snapshot(
+        step=int(loaded.trainer["step"]),
+        model=state.gather_model(loaded.model),
+        trainer=loaded.trainer,
+        recipe_yaml=loaded.recipe.to_yaml(),
+    )
+    written = saver.save(run_path / "checkpoints", snapshot, keep=1)
+    write_atomically(run_path / RECIPE_FILE, snapshot.recipe_yaml)
+    return written, hf_folder.stored_dtypes(loaded.path)

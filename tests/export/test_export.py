@@ -20,8 +20,7 @@ import sparsellm
 from sparsellm.cli import main
 from sparsellm.estimate import active_parameters
 from sparsellm.export.card import metadata
-from sparsellm.export.importer import import_export
-from sparsellm.export.save_export import export
+from sparsellm.export.save_export import export, import_export
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint, state

@@ -8,8 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import sparsellm
 from runs.hf_models import PUBLISHED, change, logits, stock_model, write_model
-from sparsellm.export.importer import import_export
-from sparsellm.export.save_export import export
+from sparsellm.export.save_export import export, import_export
 from sparsellm.runs import pretrained as loading
 from sparsellm.runs.hf_tokenizer import write_tokenizer
 

@@ -1,6 +1,6 @@
 """From a corpus (``data/*.yaml``) to packed micro-batches of tokens, resumable to the token.
 
-corpus.py, shards.py and stdlib.py name the shards; identity.py notices edits of them; readers.py,
+corpus.py and shards.py name the shards; identity.py notices edits of them; readers.py,
 json_lines.py and token_shards.py read their documents by blocks (network.py: from any address), of
 which blocks.py keeps the latest; tokenizer.py encodes them; stream.py orders and packs them for one
 lane; lanes.py numbers the sequences of all lanes; workers.py makes them in processes; loader.py

@@ -10,8 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from sparsellm.data.identity import fingerprint, witness
 from sparsellm.data.network import with_retries
-from sparsellm.data.shards import Shard, expand, real_place, to_shard
-from sparsellm.data.stdlib import stdlib_shards
+from sparsellm.data.shards import Shard, expand, real_place, stdlib_shards, to_shard
 from sparsellm.paths import bundled, named_file
 from sparsellm.recipe_sections import DataConfig
 from sparsellm.strict import Globs, StrictModel, load_yaml, validate

@@ -8,7 +8,7 @@ written before. Kinds and fields that this version does not know are passed over
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from sparsellm.recipe_sections import SparsityConfig
 from sparsellm.strict import parse_json, validate
 
 METRICS_FILE = "metrics.jsonl"
+_LEFT_OUT = ("corpus_tokens", "by_corpus", "kernels")  # of a line, where empty
 
 
 def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
@@ -79,8 +80,14 @@ class _Written:
     kind: ClassVar[str]
 
     def line(self) -> dict[str, Any]:
-        """What metrics.jsonl holds of it."""
-        return {"kind": self.kind, **vars(self)}
+        """What metrics.jsonl holds of it: a step's values beside the other fields."""
+        line: dict[str, Any] = {"kind": self.kind}
+        for name, value in vars(self).items():
+            if name == "values":
+                line |= value
+            elif value or name not in _LEFT_OUT:
+                line[name] = vars(value) if is_dataclass(value) else value
+        return line
 
 
 @dataclass(frozen=True)
@@ -95,18 +102,6 @@ class TrainRecord(_Written):
     kernels: KernelStats | None = None  # None in the lines of early versions
     corpus_tokens: dict[str, int] = field(default_factory=dict)  # of a mixture, so far, by corpus
 
-    def line(self) -> dict[str, Any]:
-        """What metrics.jsonl holds of it: the values beside the other fields."""
-        line: dict[str, Any] = {"kind": self.kind, "step": self.step, "tokens": self.tokens}
-        line |= self.values
-        line["l1_by_layer"] = self.l1_by_layer
-        if self.corpus_tokens:
-            line["corpus_tokens"] = self.corpus_tokens
-        line["sparsity"] = vars(self.sparsity)
-        if self.kernels is not None:
-            line["kernels"] = vars(self.kernels)
-        return line
-
 
 @dataclass(frozen=True)
 class ValidationRecord(_Written):
@@ -116,13 +111,6 @@ class ValidationRecord(_Written):
     loss: float = math.nan  # nats per token
     num_targets: int = 0  # number of held-out tokens in the mean
     by_corpus: dict[str, float] = field(default_factory=dict)  # of a mixture: each one's loss
-
-    def line(self) -> dict[str, Any]:
-        """What metrics.jsonl holds of it."""
-        line = super().line()
-        if not self.by_corpus:
-            del line["by_corpus"]
-        return line
 
 
 @dataclass(frozen=True)

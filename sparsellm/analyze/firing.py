@@ -141,24 +141,26 @@ def fired(
     activation = activation_function(pretrained.recipe.ffn.activation)
     patterns: dict[int, Tensor] = {}
 
-    def keep(layer: int, z_MN: Tensor) -> None:
-        patterns[layer] = activation(z_MN) != 0
+    def keep(layer: int, x_MK: Tensor, w_NK: Tensor) -> None:
+        patterns[layer] = activation(F.linear(x_MK, w_NK)) != 0
 
-    with watch_gates(model, keep):
+    with watch_ffns(model, keep):
         for batch_BT in batches:
             model.model(batch_BT.to(model.device), use_cache=False)
             yield batch_BT, [patterns[layer] for layer in range(len(model.model.layers))]
 
 
 @contextmanager
-def watch_gates(model: HFModel, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Calls ``see(layer, z_MN)`` with what the activation gets, before an FFN's forward pass."""
+def watch_ffns(model: HFModel, see: Callable[[int, Tensor, Tensor], None]) -> Iterator[None]:
+    """Calls ``see(layer, x_MK, w_NK)`` before an FFN's forward pass, with its input.
+
+    ``F.linear(x_MK, w_NK)`` is what the activation gets: the same product as in the FFN, so the
+    same zeros.
+    """
 
     def hook(layer: int) -> Callable[[SparseFFN, tuple[Tensor, ...]], None]:
         def before(ffn: SparseFFN, inputs: tuple[Tensor, ...]) -> None:
-            x_MK = inputs[0].reshape(-1, inputs[0].shape[-1])
-            # The same product as in the FFN, so the same zeros.
-            see(layer, F.linear(x_MK, ffn.pattern_weight))
+            see(layer, inputs[0].reshape(-1, inputs[0].shape[-1]), ffn.pattern_weight)
 
         return before
 

@@ -12,13 +12,14 @@ import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsellm.analyze.firing import held_out_corpus, held_out_tokens
+from sparsellm.analyze.firing import held_out_corpus, held_out_tokens, watch_ffns
 from sparsellm.bench.compare import Comparison, compare, gpu
+from sparsellm.bench.ffn_cases import Inputs
 from sparsellm.bench.ffn_run import dense, dense_weights
 from sparsellm.bench.patterns import describe
 from sparsellm.bench.record import Found, Measurement
@@ -34,14 +35,6 @@ from sparsellm.runs.records import METRICS_FILE, read_metrics
 MAX_DIFFERENCE = 0.1
 MAX_LAYER_DIFFERENCE = 0.02
 _TOKENS = 16_384  # of a forward, where `train.micro_batch_size` is ``auto``
-
-
-class LayerInput(NamedTuple):
-    """The input of one FFN, and its activity."""
-
-    x_MK: Tensor
-    nnz: float  # per token
-    union_64: float  # neurons that fire for any of 64 neighbouring tokens
 
 
 def measure(options: argparse.Namespace) -> Iterator[Found]:
@@ -88,7 +81,13 @@ def run(
     loaded = {name: load_pretrained(path, device, torch.bfloat16) for name in ("dense", "ours")}
     tokens_BT = held_out(loaded["dense"], recipe, files).to(device)
     models = {name: pretrained.model for name, pretrained in loaded.items()}
-    inputs = layer_inputs(models["dense"], partial(logits, models["dense"], tokens_BT))
+    inputs: list[Inputs] = []
+
+    def keep(layer: int, x_MK: Tensor, w_NK: Tensor) -> None:
+        inputs.append(Inputs(x_MK, w_NK, *describe(x_MK, w_NK)))
+
+    with watch_ffns(models["dense"], keep), torch.inference_mode():
+        logits(models["dense"], tokens_BT)
     done = accelerate_whole(models["ours"], kernels="auto", token_order="auto")
     for model in models.values():
         prepare_blocks(model, RuntimeConfig(compile=True))
@@ -144,24 +143,6 @@ def _layer_result(
     ours: Callable[[], Tensor], expected: Callable[[], Tensor]
 ) -> list[tuple[str, Tensor, Tensor]]:
     return [("ours", ours(), expected())]
-
-
-@torch.inference_mode()
-def layer_inputs(model: Any, call: Callable[[], object]) -> list[LayerInput]:
-    """Inputs of every FFN in one ``call`` of a model that is neither accelerated nor compiled."""
-    found: list[LayerInput] = []
-
-    def keep(ffn: Any, given: tuple[Tensor, ...]) -> None:
-        x_MK = given[0].reshape(-1, given[0].shape[-1])
-        found.append(LayerInput(x_MK, *describe(x_MK, ffn.pattern_weight)))
-
-    hooks = [layer.mlp.register_forward_pre_hook(keep) for layer in model.model.layers]
-    try:
-        call()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
 
 
 def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.analyze.firing import held_out_corpus, held_out_tokens, watch_gates
+from sparsellm.analyze.firing import held_out_corpus, held_out_tokens, watch_ffns
 from sparsellm.architecture import WITH_EXACT_ZEROS
 from sparsellm.estimate import count_parameters
 from sparsellm.export.drop_report import DropReport, LayerReport
@@ -105,12 +106,12 @@ def peak_gates(pretrained: Pretrained, batches: Iterator[Tensor]) -> tuple[Tenso
     model = pretrained.model
     peaks: dict[int, Tensor] = {}
 
-    def raise_peak(layer: int, z_MN: Tensor) -> None:
-        peak_N = z_MN.amax(0).float()
+    def raise_peak(layer: int, x_MK: Tensor, w_NK: Tensor) -> None:
+        peak_N = F.linear(x_MK, w_NK).amax(0).float()
         peaks[layer] = torch.maximum(peaks.get(layer, peak_N), peak_N)
 
     num_tokens = 0
-    with watch_gates(model, raise_peak):
+    with watch_ffns(model, raise_peak):
         for batch_BT in batches:
             model.model(batch_BT.to(model.device), use_cache=False)
             num_tokens += batch_BT.numel()

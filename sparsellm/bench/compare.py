@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -50,8 +49,7 @@ def compare(given: Comparison, device: torch.device, seconds: float) -> list[Mea
     dense, ours = times["dense"], times["ours"].charged(given.charged)
     case = given.case | given.outcome()
 
-    def against(metric: str, unit: str, of: Callable[[Timing], Spread]) -> Measurement:
-        value, baseline = of(ours), of(dense)
+    def against(metric: str, unit: str, value: Spread, baseline: Spread) -> Measurement:
         ratio = baseline.median / value.median
         return Measurement(
             given.bench,
@@ -61,16 +59,20 @@ def compare(given: Comparison, device: torch.device, seconds: float) -> list[Mea
             unit,
             baseline.median,
             1 / ratio if unit == "tokens/ms" else ratio,
-            sustained=conditions(value, ours.watts, ours.sm_mhz, seconds),
-            baseline_sustained=conditions(baseline, dense.watts, dense.sm_mhz, seconds),
+            sustained=_conditions(value, ours, seconds),
+            baseline_sustained=_conditions(baseline, dense, seconds),
         )
 
     if given.as_rate:
-        found = [against("tokens_per_ms", "tokens/ms", lambda t: t.ms.over(given.tokens))]
+        rates = (side.ms.over(given.tokens) for side in (ours, dense))
+        found = [against("tokens_per_ms", "tokens/ms", *rates)]
     else:
-        found = [against("ms", "ms", lambda t: t.ms)]
-    if len(given.ours.stages) > 1:
-        found += [against(f"{name}_ms", "ms", partial(_stage, name)) for name in given.ours.stages]
+        found = [against("ms", "ms", ours.ms, dense.ms)]
+    if len(ours.stages) > 1:
+        found += [
+            against(f"{name}_ms", "ms", stage, dense.stages[name])
+            for name, stage in ours.stages.items()
+        ]
     if ours.watts and dense.watts:  # W · ms = mJ
         mj, base = (side.watts * side.ms.median / given.tokens for side in (ours, dense))  # type: ignore[operator]
         found.append(Measurement(given.bench, case, "mJ_per_token", mj, "mJ", base, base / mj))
@@ -79,17 +81,10 @@ def compare(given: Comparison, device: torch.device, seconds: float) -> list[Mea
     return [*found, *given.more(case)]
 
 
-def _stage(name: str, timing: Timing) -> Spread:
-    return timing.stages[name]
-
-
-def conditions(
-    spread: Spread, watts: float | None, sm_mhz: float | None, seconds: float | None = None
-) -> dict[str, float]:
+def _conditions(spread: Spread, side: Timing, seconds: float) -> dict[str, float]:
     """How a value was sustained: its spread over chunks of a stretch, and the GPU meanwhile."""
-    found = {"p10": spread.p10, "p90": spread.p90}
-    further = {"watts": watts, "sm_mhz": sm_mhz, "seconds": seconds}
-    return found | {name: value for name, value in further.items() if value is not None}
+    found = {"p10": spread.p10, "p90": spread.p90, "watts": side.watts, "sm_mhz": side.sm_mhz}
+    return {name: own for name, own in found.items() if own is not None} | {"seconds": seconds}
 
 
 def warm_up(side: Side, device: torch.device) -> None:

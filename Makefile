@@ -21,10 +21,10 @@ quickstart: $(READY) ## train recipes/debug.yaml for about a minute
 	@echo "  sparsellm train debug --set name=mine --set 'data.files=[FOLDER]'   # text of your own"
 	@echo '  sparsellm recipe list; sparsellm recipe show 0.5b'
 
-quickstart-gpu: $(READY) ## train the pilot on DATA=/path/to/parquet, dense and sparse (one GPU)
-	@[ -n "$(DATA)" ] || { echo 'make quickstart-gpu DATA=DIR: a folder of Parquet files with a column "text"'; exit 1; }
+quickstart-gpu: $(READY) ## train the pilot on the text in DATA=FOLDER, dense and sparse (one GPU)
+	@[ -n "$(DATA)" ] || { echo 'make quickstart-gpu DATA=DIR: a folder of .txt, JSON Lines or Parquet files (column "text")'; exit 1; }
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cuda]'
-	SPARSELLM_DATA=$(DATA) $(BIN)/sparsellm sweep quickstart-gpu
+	$(BIN)/sparsellm sweep quickstart-gpu --set 'data.files=["$(abspath $(DATA))"]'
 
 test: $(DEV) $(COMPILERS) ## the whole suite, without a GPU
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -1,5 +1,6 @@
 """Progress messages during long operations."""
 
+import shutil
 import sys
 import threading
 import time
@@ -9,26 +10,38 @@ from functools import partial
 
 QUIET_SECONDS = 2.0  # what is over by then is not mentioned
 REPEAT_SECONDS = 15.0
+TICK_SECONDS = 1.0  # on a terminal
+
+
+def rewrite(text: str) -> None:
+    """Shows one line on the terminal of stderr; whatever is printed next begins in its place."""
+    width = shutil.get_terminal_size().columns - 1
+    print(f"\r{text[:width]:{width}}\r", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def waiting(what: str, say: Callable[[str], object] | None = None) -> Iterator[None]:
-    """Prints every 15 seconds that ``what`` is in progress, and at the end how long it took.
+    """Says that ``what`` is in progress, and at the end how long it took.
+
+    On a terminal the seconds are counted in place; elsewhere a line is printed every 15 seconds.
 
     Args:
         what: such as ``compiling the model``.
-        say: prints a line, by default to stderr; called from another thread.
+        say: prints a line, by default to stderr; called from another thread. With one of its own,
+            lines are printed on a terminal too.
     """
+    on_terminal = say is None and sys.stderr.isatty()
     say = say or partial(print, file=sys.stderr, flush=True)
+    show = rewrite if on_terminal else say
     began, over = time.monotonic(), threading.Event()
 
     def watch() -> None:
         if over.wait(QUIET_SECONDS):
             return
         with suppress(BrokenPipeError):  # the main thread meets it too, and ends the process
-            say(f"{what} …")
-            while not over.wait(REPEAT_SECONDS):
-                say(f"{what} … {time.monotonic() - began:.0f} s")
+            show(f"{what} …")
+            while not over.wait(TICK_SECONDS if on_terminal else REPEAT_SECONDS):
+                show(f"{what} … {time.monotonic() - began:.0f} s")
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -37,6 +50,9 @@ def waiting(what: str, say: Callable[[str], object] | None = None) -> Iterator[N
     finally:
         over.set()
         watcher.join()
+        if on_terminal:
+            with suppress(BrokenPipeError):
+                rewrite("")
     seconds = time.monotonic() - began
     if seconds > QUIET_SECONDS:
         say(f"{what}: {seconds:.0f} s")

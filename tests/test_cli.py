@@ -60,6 +60,7 @@ def test_what_was_meant(refused, command, meant):
         (["recipe"], "list the bundled recipes"),
         (["data"], "write a corpus as shards"),
         (["bench"], "one FFN"),
+        (["sweep"], "quality          Held-out loss"),
     ],
 )
 def test_alone_a_command_lists_its_own(command, listed, capsys):
@@ -140,7 +141,8 @@ def test_wrong_values_are_answered_in_plain_words(cli_here, override, says):
 
 _QUICK = [["--help"], ["trian"], ["train", "--help"], ["train", "debug", "--steps", "3"],
           ["recipe", "list"], ["recipe", "show", "0.5b"], ["recipe", "keys"], ["train", "0.5bb"],
-          ["stop", "runs/none"], ["completion", "bash"]]  # fmt: skip
+          ["stop", "runs/none"], ["completion", "bash"], ["sweep"], ["sweep", "none"],
+          ["sweep", "quality", "--list"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", _QUICK, ids=" ".join)

@@ -201,7 +201,8 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
 
         check_files(recipe.data)
     say = _say_what_is_trained(recipe, options)
-    with waiting("loading PyTorch", say):  # after every check that needs no PyTorch
+    in_place = ranks.is_main() and sys.stderr.isatty()
+    with waiting("loading PyTorch", None if in_place else say):  # after all checks without it
         from sparsellm.training.loop import train
 
     train(recipe, stop, options.resume, options.fresh, options.init_from)

@@ -137,6 +137,7 @@ def _push(options: argparse.Namespace, message: str) -> str:
     return str(address)
 
 
+@waiting("importing")
 def _import(options: argparse.Namespace) -> None:
     from sparsellm.export.save_export import import_export
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.data import position
-from sparsellm.runs.files import TrainerState, read_tensors
+from sparsellm.runs.files import RECIPE_FILE, TrainerState, read_tensors
 from sparsellm.runs.manifest import MANIFEST_FILE, Manifest, files_like, read_manifest, verify
 from sparsellm.runs.tensor_files import StoredTensors, files_of
 from sparsellm.strict import read_json, read_model, validate
@@ -35,7 +35,6 @@ MODEL, OPTIMIZER, STATS = "model", "optimizer", "stats"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINER_FILE = "trainer.json"
-RECIPE_FILE = "recipe.yaml"
 FORMAT = 2  # in trainer.json
 _STEP_NAMES = "step_" + "[0-9]" * 8
 _NAME = re.compile(r"step_[\w.-]{1,100}")  # in `latest`: no path that leads elsewhere

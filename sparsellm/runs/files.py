@@ -15,6 +15,8 @@ from sparsellm.strict import damaged, parse_json, validate
 if TYPE_CHECKING:
     from torch import Tensor
 
+RECIPE_FILE = "recipe.yaml"  # in a run's folder and in each of its checkpoints
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a small file atomically: readers see the old or the new one, also after a kill."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsellm.arguments import add_overrides, positive_int
+from sparsellm.waiting import waiting
 
 
 def add_sweep_parser(commands: Any) -> None:
@@ -17,7 +18,8 @@ def add_sweep_parser(commands: Any) -> None:
         description="Trains every run of a sweep (recipes/sweeps/) and reports them together. The "
         "same command resumes: finished runs are skipped, others resume from their checkpoint.",
     )
-    parser.add_argument("sweep", metavar="SWEEP", help="bundled name or a YAML file")
+    text = "bundled name or a YAML file; without one, the bundled sweeps are listed"
+    parser.add_argument("sweep", metavar="SWEEP", nargs="?", help=text)
     parser.add_argument(
         "--jobs", type=positive_int, default=1, help="parallel runs on each GPU (default: 1)"
     )
@@ -54,9 +56,13 @@ def add_sweep_parser(commands: Any) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    from sparsellm.sweep.plan import load_plan
-    from sparsellm.sweep.runner import is_finished, run_sweep
+    from sparsellm.sweep.finished import is_finished
+    from sparsellm.sweep.plan import bundled_sweeps, load_plan
 
+    if options.sweep is None:
+        for name, description in bundled_sweeps().items():
+            print(f"{name:16} {description}")
+        return
     plan = load_plan(options.sweep, options.overrides)
     chosen = plan.named(options.only)
     if options.list:
@@ -65,6 +71,12 @@ def _sweep(options: argparse.Namespace) -> None:
             state = "finished" if is_finished(run.recipe) else "to do"
             print(f"{run.name:32} {tokens:>14,} tokens  {state}")
         return
+    from sparsellm.data.corpus import check_files
+
+    for data in {str(run.recipe.data): run.recipe.data for run in chosen}.values():
+        check_files(data)
+    with waiting("loading PyTorch"):  # after every check that needs no PyTorch
+        from sparsellm.sweep.runner import run_sweep
     unfinished = run_sweep(
         plan,
         chosen,

@@ -87,6 +87,12 @@ class SweepPlan:
         return [run for run in self.runs if any(fnmatch.fnmatch(run.name, p) for p in patterns)]
 
 
+def bundled_sweeps() -> dict[str, str]:
+    """The bundled sweeps by name, each with a sentence that describes it."""
+    files = sorted((bundled("recipes") / "sweeps").glob("*.yaml"))
+    return {file.stem: validate(Sweep, load_yaml(file), file).description for file in files}
+
+
 def load_plan(name_or_path: str, overrides: list[str] | None = None) -> SweepPlan:
     """Reads a sweep and resolves all recipes, so that a wrong key is found before any run starts.
 

@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from sparsellm.processes.launched import launch_config
-from sparsellm.recipe import Recipe, load_recipe
+from sparsellm.recipe import Recipe
 from sparsellm.report.sweep_runs import SWEEP_FILE
-from sparsellm.runs.checkpoint import RECIPE_FILE
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.records import METRICS_FILE, of_kind, read_metrics
-from sparsellm.strict import flatten
+from sparsellm.runs.records import of_kind, read_metrics
+from sparsellm.sweep.finished import is_finished
 from sparsellm.sweep.plan import PlannedRun, SweepPlan
 from sparsellm.sweep.worker import (
     LOG_FILE,
@@ -38,9 +37,11 @@ from sparsellm.sweep.worker import (
     work,
 )
 from sparsellm.training.measure import check_evaluation
+from sparsellm.waiting import rewrite
 
-# Seconds between two looks at what the runs print: after a start few, then longer.
-FIRST_PAUSE, LONGEST_PAUSE = 3.0, 48.0
+# Seconds between two looks at what the runs print: after a start few, then longer. On a terminal
+# a line is rewritten in place each time, so it can always be soon.
+FIRST_PAUSE, LONGEST_PAUSE, ON_TERMINAL = 3.0, 48.0, 1.0
 
 
 def run_sweep(
@@ -89,7 +90,8 @@ def run_sweep(
         job = partial(train_launched, gpus=gpus_per_run, config=config)
     with _pool(jobs, places, len(todo)) as (pool, workers):
         running: dict[Future[float], PlannedRun] = {}
-        pause, late = FIRST_PAUSE, False
+        in_place = sys.stderr.isatty() and sys.stdout.isatty()
+        pause, late = ON_TERMINAL if in_place else FIRST_PAUSE, False
         while todo or running:
             late = seconds is not None and time.monotonic() - begun > seconds
             # Submit no more runs than workers: a stopped worker must not start another run.
@@ -104,9 +106,12 @@ def run_sweep(
                 break
             finished, _ = wait(running, pause, return_when=FIRST_COMPLETED)
             pause = FIRST_PAUSE if finished else min(2 * pause, LONGEST_PAUSE)
-            for run in running.values() if not finished else ():
-                if line := _last_line(run.recipe.run_path / LOG_FILE):
-                    say(f"{_at(begun)} | {run.name}: {line}")
+            if in_place:
+                pause = ON_TERMINAL
+                turn = int(time.monotonic()) % len(running)
+                rewrite("" if finished else _progress(begun, [list(running.values())[turn]]))
+            elif not finished:
+                say(_progress(begun, running.values()))
             for future in finished:
                 run = running.pop(future)
                 done |= {run.name} if _report(run, future, begun, say) else set()
@@ -118,13 +123,19 @@ def run_sweep(
     return [run.name for run in chosen if run.name not in done]
 
 
+def _progress(begun: float, runs: Iterable[PlannedRun]) -> str:
+    """What the runs printed last, a line each."""
+    lines = ((run.name, _last_line(run.recipe.run_path / LOG_FILE)) for run in runs)
+    return "\n".join(f"{_at(begun)} | {name}: {line}" for name, line in lines)
+
+
 def _last_line(log: Path) -> str:
-    """Of a run's progress, or "" before it says anything."""
+    """Of a run's progress."""
     if not log.is_file():
-        return ""
+        return "loading PyTorch …"
     with log.open("rb") as file:
         file.seek(-min(log.stat().st_size, 2**12), os.SEEK_END)
-        return file.read().decode(errors="replace").rstrip().rpartition("\n")[2]
+        return file.read().decode(errors="replace").rstrip().rpartition("\n")[2] or "starts …"
 
 
 def _places(gpus: Sequence[str], gpus_per_run: int) -> list[str | None]:
@@ -180,27 +191,6 @@ def _pool(
             signal.signal(number, handler)
 
 
-def is_finished(recipe: Recipe) -> bool:
-    """Whether a run's records reach its last step, including the final measurements.
-
-    Raises:
-        ValueError: the folder's run has another recipe.
-    """
-    path = recipe.run_path
-    if not (path / METRICS_FILE).is_file() or not (path / RECIPE_FILE).is_file():
-        return False
-    saved, present = (_comparable(r) for r in (load_recipe(str(path / RECIPE_FILE)), recipe))
-    if keys := [k for k in saved | present if saved.get(k, ...) != present.get(k, ...)]:
-        raise ValueError(
-            f"{path} is a run of another recipe (it differs in {', '.join(keys)}): move it away, "
-            "or give the sweep another name"
-        )
-    kinds = {"train"}
-    kinds |= {"validation"} if recipe.validation.every_steps else set()
-    kinds |= {"evaluation"} if recipe.evaluation.every_steps else set()
-    return kinds <= {r["kind"] for r in read_metrics(path) if r["step"] == recipe.train.steps}
-
-
 def _report(run: PlannedRun, future: Future[float], begun: float, say: Any) -> bool:
     """Prints a line about a run that has ended; returns whether it is finished."""
     at, log = f"{_at(begun)} | {run.name}", run.recipe.run_path / LOG_FILE
@@ -235,8 +225,3 @@ def _describe(plan: SweepPlan) -> dict[str, Any]:
     runs = [{"name": r.name, "group": r.group, "seed": r.recipe.seed} for r in plan.runs]
     command = shlex.join(["sparsellm", *sys.argv[1:]])
     return {"name": plan.name, "description": plan.description, "command": command, "runs": runs}
-
-
-def _comparable(recipe: Recipe) -> dict[str, Any]:
-    """The settings that must not change when a run is resumed."""
-    return flatten(recipe.model_dump(mode="json", exclude={"description", "logging", "checkpoint"}))

@@ -21,7 +21,8 @@ from typing import Any
 
 from sparsellm.processes.launched import failure_reason, kill, train_command
 from sparsellm.recipe import Recipe
-from sparsellm.runs.checkpoint import RECIPE_FILE, latest
+from sparsellm.runs.checkpoint import latest
+from sparsellm.runs.files import RECIPE_FILE
 from sparsellm.runs.lock import ask_to_stop
 
 LOG_FILE = "train.log"

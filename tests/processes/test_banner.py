@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import process_env, set_arguments
@@ -180,3 +182,23 @@ def test_signs_of_life(monkeypatch):
     with waiting("nothing", say):
         pass
     assert lines == []
+
+
+def test_on_a_terminal_seconds_are_counted_in_place(monkeypatch):
+    monkeypatch.setattr("sparsellm.waiting.QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("sparsellm.waiting.TICK_SECONDS", 0.02)
+    monkeypatch.setenv("COLUMNS", "21")
+    several, told = threading.Event(), []
+
+    def write(text: str) -> None:
+        told.append(text)
+        if len(told) > 6:
+            several.set()
+
+    terminal = SimpleNamespace(isatty=lambda: True, write=write, flush=lambda: None)
+    monkeypatch.setattr("sys.stderr", terminal)
+    with waiting("loading"):
+        assert several.wait(10)
+    lines = "".join(told)
+    assert lines.startswith(f"\r{'loading …':20}\r\r{'loading … 0 s':20}\r")
+    assert re.search(r"\r {20}\rloading: 0 s\n$", lines)

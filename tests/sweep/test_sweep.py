@@ -21,6 +21,7 @@ from sparsellm.report.sweep_report import write_sweep_report
 from sparsellm.report.sweep_runs import read_sweep
 from sparsellm.runs.records import read_metrics
 from sparsellm.sweep import worker
+from sparsellm.sweep.finished import is_finished
 from sparsellm.sweep.plan import load_plan
 
 WARM = ROOT / "tests" / "sweep" / "warm_sweep.py"
@@ -97,6 +98,22 @@ def test_runs_are_chosen_by_name(sweep_file, capsys):
     assert names == ["dense-relu-seed1", "l1-0.1-seed0"]
     assert main([*command, "l1*", "none*"]) == 1
     assert "no run is called 'none*'; `sparsellm sweep tiny --list`" in capsys.readouterr().err
+
+
+def test_text_that_is_not_there_is_told_before_any_run_and_before_torch(tmp_path, monkeypatch):
+    monkeypatch.delenv("SPARSELLM_DATA", raising=False)
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        f"from sparsellm.cli import main\nsys.exit(main(['sweep', 'quality', '--set', "
+        f"'logging.run_dir={tmp_path}']))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=process_env()
+    )
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr.count("\n") == 1
+    assert "${SPARSELLM_DATA}/train*.parquet' names an environment variable" in found.stderr
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -343,8 +360,6 @@ def test_a_folder_that_is_not_a_sweep_is_named(tmp_path):
 
 
 def test_a_run_of_another_recipe_is_not_taken_for_a_finished_one(sweep_file, tiny, tmp_path):
-    from sparsellm.sweep.runner import is_finished
-
     _write_sweep(tmp_path, tiny)
     recipe = tiny("name=l1", "sparsity.l1_coefficient=0.02", f"logging.run_dir={tmp_path}")
     assert is_finished(recipe)

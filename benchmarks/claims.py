@@ -7,7 +7,8 @@ A number is followed by a comment that says what it is, which pages do not show:
 claims.yaml has the names. Each is of a record: a benchmark, keys of its case (values may have
 wildcards; `!KEY`: it has none) and a metric (or, after `|`, an older name of it), of which `.ratio`
 and `.baseline` are what the same run gives. It means the newest such record, at its last step; with
-`@COMMIT` the one of that commit, to list repeats. The number keeps its digits.
+`@COMMIT` the one of that commit, to list repeats. `burst` and `sustained` say which of the two the
+text calls it: a newest record of the other kind is an error. The number keeps its digits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ SOURCES = FOLDER / "claims.yaml"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 COMPLETE = (ROOT / "README.md", ROOT / "docs" / "results.md")  # every measured number is tied
 _CLAIM = re.compile(r"(\d[\d,]*(?:\.\d+)?)<!--= (.+?) -->", re.DOTALL)
-_FUNCTIONS: dict[str, Any] = {"mean": lambda *values: fmean(values), "abs": abs}
+_FUNCTIONS: dict[str, Any] = {"mean": lambda *v: fmean(v), "abs": abs, "min": min, "max": max}
+_KINDS = ("burst", "sustained")  # what a time may be
 
 
 def fill(text: str, lines: Sequence[Line]) -> str:
@@ -55,7 +57,10 @@ def _look_up(source: str, lines: Iterable[Line]) -> float:
     bench, *keys, metric = source.split()
     metric, _, field = metric.partition(".")
     own = (line for line in lines if line["bench"] == bench and line["metric"] in metric.split("|"))
-    found = [line for line in own if devices(line).endswith(GPU) and _fits(line, keys)]
+    kinds = [key for key in keys if key in _KINDS]
+    keys = [key for key in keys if key not in _KINDS]
+    own = (line for line in own if devices(line).endswith(GPU) or "×" not in devices(line))
+    found = [line for line in own if _fits(line, keys)]  # of the GPU, or of a CPU
     if not found:
         raise ValueError(f"{source}: there is no such record")
     found = [line for line in found if line["commit"] == found[-1]["commit"]]
@@ -64,6 +69,9 @@ def _look_up(source: str, lines: Iterable[Line]) -> float:
     cases = {case_text(line["case"]) for line in found}
     if len(cases) > 1:
         raise ValueError(f"{source}: several cases, name more keys:\n" + "\n".join(sorted(cases)))
+    kind = _KINDS[bool(found[-1].get("sustained"))]
+    if kinds and kinds != [kind]:
+        raise ValueError(f"{source}: the newest record is {kind} now: the text says otherwise")
     value = found[-1][field or "value"]
     if value is None:
         raise ValueError(f"{source}: the record has no {field}")

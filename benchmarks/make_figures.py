@@ -155,49 +155,47 @@ def _model_sizes(lines: Sequence[Line]) -> Drawn | None:
 
 
 def _scaling(lines: Sequence[Line]) -> Drawn | None:
-    """Scaling efficiency (rate per GPU over that of one GPU), and the rates."""
-    pairs = [p for p in train_results.default_pairs(lines) if _usual(p) and p.gpus > 1]
-    recipes = list(dict.fromkeys(p.recipe for p in pairs))
+    """Rates per GPU, dense beside sparse; the two of a pair are of one run, and no others."""
+    pairs = [p for p in train_results.default_pairs(lines) if _usual(p)]
+    recipes = list(dict.fromkeys(p.recipe for p in pairs if p.gpus > 1))
     if not recipes:
         return None
-    figure, panels = drawing.new_figure(len(recipes))
+    pairs = [p for p in pairs if p.recipe in recipes]
+    figure, panels = drawing.new_figure(len(recipes), size=(12, 4.5))
     for axes, recipe in zip(panels, recipes, strict=True):
         own = [p for p in pairs if p.recipe == recipe]
-        counts = sorted({p.gpus for p in own})
-        for place, count in enumerate(counts):
-            _efficiency_bars(axes, place, [p for p in own if p.gpus == count])
-        axes.set_xticks(range(len(counts)), [str(count) for count in counts])
-        drawing.label(
-            axes, train_results.size_name(recipe), "GPUs", "rate per GPU, % of one GPU's rate"
-        )
+        for place, pair in enumerate(own):
+            _side_bars(axes, place, pair)
+        axes.set_xticks(range(len(own)), [_launch(pair) for pair in own], fontsize=8)
+        drawing.label(axes, train_results.size_name(recipe), "", "tokens/ms of each GPU")
         axes.grid(visible=False, axis="x")
-        axes.set_xlim(-0.5, len(counts) - 0.5)  # a configuration that was not run leaves a gap
-        axes.set_ylim(0, 118)
-    figure.suptitle("Training over the GPUs of one node: efficiency, and tokens/ms of all GPUs")
+        axes.margins(y=0.1)
+    figure.suptitle("Training over the GPUs of one node: rate of each GPU, dense and sparse")
     drawing.legend_beside(figure, panels)
     return figure, [line for pair in pairs for line in pair.lines]
 
 
 def _usual(pair: TrainPair) -> bool:
-    return (pair.recipe, pair.micro_batch_size) != ("2b", 8)
+    return (pair.recipe, pair.micro_batch_size) not in {("2b", 8), ("2b", 16)}
 
 
-def _efficiency_bars(axes: Axes, place: int, pairs: list[TrainPair]) -> None:
-    kinds = [(config, side) for config in ("ddp8", "fsdp2") for side in (0, 1)]
-    colors = (drawing.color(1), drawing.color(0), drawing.color(4), drawing.color(3))
-    for pair in pairs:
-        for side, metrics in enumerate((pair.dense, pair.sparse)):
-            efficiency = metrics.get("tokens_per_ms_a_gpu", {}).get("ratio")
-            if efficiency is None or (pair.config, side) not in kinds:
-                continue
-            kind = kinds.index((pair.config, side))
-            x, height = place + 0.2 * (kind - 1.5), 100 * efficiency
-            name = f"{('dense', 'sparse')[side]}, {pair.config}"
-            axes.bar(x, height, 0.19, color=colors[kind], label=name)
-            axes.annotate(
-                f"{height:.0f}%\n{metrics['tokens_per_ms']['value']:,.0f}", (x, height),
-                ha="center", va="bottom", fontsize=7, xytext=(0, 1), textcoords="offset points",
-            )  # fmt: skip
+def _launch(pair: TrainPair) -> str:
+    gpus = "1 GPU" if pair.gpus == 1 else f"{pair.gpus} GPUs\n{pair.config.rstrip('8').upper()}"
+    return f"{gpus}\n{pair.values('nnz')[1] or 0:.0f} active"
+
+
+def _side_bars(axes: Axes, place: int, pair: TrainPair) -> None:
+    rates = pair.values("tokens_per_ms")
+    for side, rate in enumerate(rates):
+        assert rate is not None
+        x, height = place + 0.4 * (side - 0.5), rate / pair.gpus
+        name = ("dense", "sparse, and over dense of the same run")[side]
+        axes.bar(x, height, 0.38, color=drawing.color(1 - side), label=name)
+        gain = f"\n{rate / (rates[0] or 1):.2f}×" if side else ""
+        axes.annotate(
+            f"{height:.3g}{gain}", (x, height),
+            ha="center", va="bottom", fontsize=7, xytext=(0, 1), textcoords="offset points",
+        )  # fmt: skip
 
 
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {

@@ -133,7 +133,7 @@ def _format_table(lines: Sequence[Line]) -> Made | None:
             shown += [line for line in both if line is not None]
             cells += map(with_ratio, both)
         rows.append(cells)
-    whole = [p for p in train_results.train_pairs(lines) if p.gpus == 1]
+    whole = [p for p in train_results.every_pair(lines) if p.gpus == 1]
     sentences = []
     for twell in (p for p in whole if p.format == "twell"):
         sentence, used = _whole_model(twell, whole)
@@ -148,20 +148,16 @@ def _format_table(lines: Sequence[Line]) -> Made | None:
 
 
 def _whole_model(twell: TrainPair, pairs: Iterable[TrainPair]) -> tuple[str, list[Line]]:
-    unions = [
-        p
-        for p in pairs
-        if p.format == "union"
-        and (p.recipe, p.micro_batch_size) == (twell.recipe, twell.micro_batch_size)
-        and p.fused_gradients == twell.fused_gradients
-    ]
+    run = twell.dense["tokens_per_ms"]
+    unions = [p for p in pairs if p.format == "union" and p.dense["tokens_per_ms"] == run]
     rates, memory, used = [], [], []
     for name, pair in [*((_union_name(union), union) for union in unions), ("TwELL", twell)]:
         rates.append(f"{name} {change(*pair.values('tokens_per_ms'))}")
         memory.append(f"{name} {change(*pair.values('memory_GiB'), less=True)}")
         used += pair.lines
     sentence = (
-        f"Training the whole {train_results.size_name(twell.recipe)} on one GPU, dense → sparse: "
+        f"Training the whole {train_results.size_name(twell.recipe)} on one GPU at "
+        f"{twell.values('nnz')[1] or 0:.0f} non-zeros, dense → sparse, in one run: "
         f"{', '.join(rates)} tokens/ms; peak {', '.join(memory)} GiB."
     )
     return sentence, used

@@ -9,7 +9,7 @@ import sweep_results
 import train_results
 from listing import cell, markdown_table
 from published import PAPER_MODELS, Sides
-from results import Line, Metrics
+from results import Line
 from sweep_results import FRONTIER
 from train_results import TrainPair
 
@@ -47,7 +47,8 @@ def size_table(lines: Sequence[Line]) -> Made | None:
             paper = [_arrow(model.training), peak, _arrow(model.forward)]
             rows.append([model.name, *_own_cells(pair, forward), *paper])
     head = ["Model", "Micro-batch; non-zeros", "Training, tokens/ms", "Peak, GiB"]
-    head += ["Forward, tokens/ms", "Paper: training", "Paper: peak, GB", "Paper: forward"]
+    head += ["Forward, tokens/ms; non-zeros", "Paper: training", "Paper: peak, GB"]
+    head += ["Paper: forward"]
     return markdown_table(head, rows), shown
 
 
@@ -65,7 +66,8 @@ def _own_cells(pair: TrainPair | None, forward: Line | None) -> list[str]:
 
 def _forward(line: Line) -> str:
     order = "" if "token_order" in line["case"] else _TEXT_ORDER
-    return change(line["baseline"], line["value"]) + order
+    nnz = line["case"].get("measured_nnz")
+    return change(line["baseline"], line["value"]) + (f"; {nnz:.0f}" if nnz else "") + order
 
 
 def _variant(pair: TrainPair) -> str:
@@ -80,9 +82,10 @@ def _arrow(sides: Sides) -> str:
 SIZE_LEGEND = """
 Whole models on one GPU, dense → sparse (`ffn.kernels: auto`, in token order unless the table says
 otherwise), from weights whose sparsity has settled; medians over the second half of the steps. In
-brackets: gain; above 1 is better. Paper: arXiv 2603.23198 at its λ = 2e-5 (39, 29 and 24 non-zeros
-at 0.5B, 1.5B and 2B), one GPU of a node of eight H100; its sparse 2B has a larger micro-batch.
-Commands: `sparsellm bench train`, `sparsellm bench forward`.
+brackets: gain; above 1 is better. Forward: bursts on 16,384 tokens of held-out text, and non-zeros
+there. Paper: arXiv 2603.23198 at its λ = 2e-5 (39, 29 and 24 non-zeros at 0.5B, 1.5B and 2B), one
+GPU of a node of eight H100; its sparse 2B has a larger micro-batch. Commands: `sparsellm bench
+train`, `sparsellm bench forward`.
 """
 
 
@@ -98,32 +101,23 @@ def scaling_table(lines: Sequence[Line]) -> Made | None:
             train_results.size_name(p.recipe),
             p.gpus,
             f"{p.config}{_variant(p)}",
-            f"{p.micro_batch_size}; {p.global_batch_tokens:,}",
+            f"{p.micro_batch_size}; {p.global_batch_tokens:,}; {p.values('nnz')[1] or 0:.0f}",
             change(*p.values("tokens_per_ms")),
-            _efficiency(p),
             change(*p.values("memory_GiB"), less=True),
             change(*p.values("mJ_per_token"), less=True),
         ]
         for p in pairs
     ]
-    head = ["Model", "GPUs", "Launch", "Micro-batch; tokens per step", "Training, tokens/ms"]
-    head += ["Efficiency, dense; sparse", "Peak of a GPU, GiB", "mJ per token"]
+    head = ["Model", "GPUs", "Launch", "Micro-batch; tokens per step; non-zeros"]
+    head += ["Training, tokens/ms", "Peak of a GPU, GiB", "mJ per token"]
     return markdown_table(head, rows), [line for p in pairs for line in p.lines]
-
-
-def _efficiency(pair: TrainPair) -> str:
-    """Scaling efficiency: rate over that of one GPU times the number of GPUs."""
-    sides: list[Metrics] = [pair.dense, pair.sparse]
-    ratios = [side.get("tokens_per_ms_a_gpu", {}).get("ratio") for side in sides]
-    return "; ".join(f"{ratio:.0%}" if ratio else "–" for ratio in ratios) if any(ratios) else ""
 
 
 SCALING_LEGEND = """
 Whole trainings through `accelerate launch` on GPUs of one node, dense → sparse (in token order
-unless the table says otherwise), from settled weights. Efficiency: rate per GPU over the newest
-rate of one GPU with the same kernels. That one may be of another machine, batch or number of
-non-zeros, so a few percent say nothing, and it can exceed 100%. Energy is of all GPUs while
-training. Command: `sparsellm bench train`.
+unless the table says otherwise), from settled weights; both sides of a row are of one run. Rows
+differ in their non-zeros and tokens per step, so that they do not compare with one another. Rates
+and energy are of all GPUs. Command: `sparsellm bench train`.
 """
 
 # --- width ---------------------------------------------------------------------------------------

@@ -169,12 +169,13 @@ class FormatPair(NamedTuple):
 
 def format_pairs(lines: Sequence[Line], bench: str) -> dict[FFNSetting, FormatPair]:
     """The newest run of each setting in which both formats were measured."""
-    runs: dict[tuple[FFNSetting, str, str], dict[str, Metrics]] = defaultdict(dict)
+    runs: dict[tuple[FFNSetting, str, str, str], dict[str, Metrics]] = defaultdict(dict)
     for line in of_bench(lines, bench):
         if "arch" in line["case"]:
             continue
         setting = _setting(line["case"])
-        run = runs[setting._replace(format="union"), line["hardware"], line["commit"]]
+        of = (line["hardware"], line["commit"], line["command"])
+        run = runs[setting._replace(format="union"), *of]
         run.setdefault(setting.format, {})[line["metric"]] = line
     return {
         setting: FormatPair(setting, run["union"], run["twell"])

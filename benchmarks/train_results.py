@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from published import PAPER_MODELS
 from results import HIDDEN, OUTCOMES, Line, Metrics, case_text, of_bench
 
 
 class TrainPair(NamedTuple):
-    """A dense and a sparse training run of one commit and machine."""
+    """A dense and a sparse training, measured by one command on one machine."""
 
     recipe: str
     gpus: int
@@ -36,44 +36,51 @@ class TrainPair(NamedTuple):
         return dense, sparse
 
 
+_Run = tuple[str, str, str, str]  # case without the side, hardware, commit, command
+_Side = tuple[str, bool] | None  # format and token order, or None for dense
 _OF_SPARSE = ("kernels", "format", "token_order")  # keys in which dense runs do not differ
 
 
 def train_pairs(lines: Sequence[Line]) -> list[TrainPair]:
     """The newest pair per recipe, GPUs, launch configuration, micro-batch and variant."""
-    runs: dict[tuple[str, str, str], dict[tuple[str, bool] | None, Metrics]] = defaultdict(dict)
-    cases = {}
-    for line in of_bench(lines, "train", None):
-        if "vocab_size" in line["case"]:
-            continue  # another model
-        case = {k: v for k, v in line["case"].items() if k not in (*_OF_SPARSE, *OUTCOMES)}
-        key = (case_text(case), line["hardware"], line["commit"])
-        cases[key] = case
-        side = None  # dense
-        if line["case"]["kernels"] != "dense":
-            side = (line["case"].get("format", "union"), line["case"].get("token_order") == "auto")
-        runs[key].setdefault(side, {})[line["metric"]] = line
-    found = {}
-    for key, sides in runs.items():
-        case, dense = cases[key], sides.get(None, {})
-        for side, sparse in sides.items():
-            if side and "tokens_per_ms" in dense and "tokens_per_ms" in sparse:
-                pair = TrainPair(
-                    case["recipe"],
-                    case["gpus"],
-                    case["config"],
-                    case["micro_batch_size"],
-                    case["global_batch_tokens"],
-                    *side,
-                    case.get("weight_gradients") == "fused",
-                    dense,
-                    sparse,
-                )
-                found[*pair[:4], *pair[5:8]] = pair  # whatever the tokens per step
+    # Whatever the tokens per step.
+    found = {(*pair[:4], *pair[5:8]): pair for pair in every_pair(lines)}
     return sorted(
         found.values(),
         key=lambda p: (size_of(p.recipe), p.gpus, p.config, p.micro_batch_size, p[5:8]),
     )
+
+
+def every_pair(lines: Iterable[Line]) -> list[TrainPair]:
+    """Each sparse training with the dense one that the same command measured, oldest first."""
+    runs: dict[_Run, dict[_Side, Metrics]] = defaultdict(dict)
+    cases: dict[_Run, dict[str, Any]] = {}
+    for line in of_bench(lines, "train", None):
+        if "vocab_size" in line["case"]:
+            continue  # another model
+        case = {k: v for k, v in line["case"].items() if k not in (*_OF_SPARSE, *OUTCOMES)}
+        key = (case_text(case), line["hardware"], line["commit"], line["command"])
+        cases[key] = case
+        side: _Side = None
+        if line["case"]["kernels"] != "dense":
+            side = (line["case"].get("format", "union"), line["case"].get("token_order") == "auto")
+        runs[key].setdefault(side, {})[line["metric"]] = line
+    return [
+        TrainPair(
+            cases[key]["recipe"],
+            cases[key]["gpus"],
+            cases[key]["config"],
+            cases[key]["micro_batch_size"],
+            cases[key]["global_batch_tokens"],
+            *side,
+            cases[key].get("weight_gradients") == "fused",
+            sides[None],
+            sparse,
+        )
+        for key, sides in runs.items()
+        for side, sparse in sides.items()
+        if side and "tokens_per_ms" in sides.get(None, {}) and "tokens_per_ms" in sparse
+    ]
 
 
 def default_pairs(lines: Sequence[Line]) -> list[TrainPair]:

@@ -162,7 +162,7 @@ def test_both_formats_are_compared_where_one_run_measured_both():
     assert "Union against TwELL" not in results_page([later])
 
 
-def test_dense_and_sparse_of_one_commit_are_a_pair():
+def test_dense_and_sparse_of_one_command_are_a_pair():
     def train(kernels, value, **case):
         shape = {"recipe": "0.5b", "gpus": 1, "config": "single", "kernels": kernels}
         shape |= {"global_batch_tokens": 131_072, "micro_batch_size": 16}
@@ -174,8 +174,23 @@ def test_dense_and_sparse_of_one_commit_are_a_pair():
         train("dense", 100.0, commit="new"),
         train("auto", 150.0, commit="new"),
         train("auto", 120.0, commit="new", format="twell"),
+        line(
+            "train",
+            "nnz",
+            33.0,
+            recipe="0.5b",
+            gpus=1,
+            config="single",
+            kernels="auto",
+            global_batch_tokens=131_072,
+            micro_batch_size=16,
+            commit="new",
+            format="twell",
+        ),
         train("auto", 130.0, commit="new", token_order="auto"),
         train("auto", 999.0, commit="alone"),  # without a dense run beside it
+        train("dense", 10.0, commit="apart", command="sparsellm bench train dense"),
+        train("auto", 999.0, commit="apart", command="sparsellm bench train sparse"),
         train("dense", 110.0, commit="new", weight_gradients="fused"),
         train("auto", 176.0, commit="new", weight_gradients="fused"),
         line("model_forward", "tokens_per_ms", 300.0, 200.0, layers=8, M=1, ratio=1.5),
@@ -193,7 +208,34 @@ def test_dense_and_sparse_of_one_commit_are_a_pair():
     [nearest] = train_results.default_pairs(lines)
     assert (nearest.in_token_order, nearest.fused_gradients) == (True, False)
     expected = "union 100 → 150 (1.50×), union in token order 100 → 130 (1.30×), TwELL 100 → 120"
+    assert "on one GPU at 33 non-zeros, dense → sparse, in one run: " + expected in page
     assert f"{expected} (1.20×) tokens/ms" in page
+
+
+def test_several_gpus_say_non_zeros_and_tokens_and_compare_with_none_of_another_run():
+    def train(kernels, metric, value, gpus, **changes):
+        shape = {"recipe": "0.5b", "gpus": gpus, "config": "ddp8", "kernels": kernels}
+        shape |= {"global_batch_tokens": 1_048_576, "micro_batch_size": 16}
+        of = {"hardware": H200.replace("1×", f"{gpus}×")}
+        return line("train", metric, value, **(shape | of | changes))
+
+    lines = [
+        train(kernels, metric, value, gpus)
+        for kernels, rate, nnz in (("dense", 300.0, 12.0), ("auto", 450.0, 12.4))
+        for gpus in (1, 4)
+        for metric, value in (("tokens_per_ms", rate * gpus), ("nnz", nnz))
+    ]
+    rows = table_of(results_page(lines), "Over several GPUs")
+    assert rows[3][:5] == [
+        "0.5B",
+        "4",
+        "ddp8, text order",
+        "16; 1,048,576; 12",
+        "1200 → 1800 (1.50×)",
+    ]
+    svg = make_figures.draw_all(lines)["scaling.svg"]
+    assert ">12 active<" in svg
+    assert svg.count(">1.50×<") == 2
 
 
 def test_seeds_of_a_sweep_are_one_row_of_their_newest_commit():
@@ -262,7 +304,10 @@ def test_no_measured_number_stands_without_its_record(page):
 
 def test_a_claim_takes_the_newest_record_and_its_last_step(tmp_path, monkeypatch):
     monkeypatch.setattr(claims, "SOURCES", tmp_path / "claims.yaml")
-    (tmp_path / "claims.yaml").write_text("new: b run=x-* loss\nother: b run=y loss\nall: b loss\n")
+    (tmp_path / "claims.yaml").write_text(
+        "new: b run=x-* loss\nother: b run=y loss\nall: b loss\nshort: b burst loss\n"
+        "long: b sustained loss\n"
+    )
 
     def of(value, **changes):
         return line("b", "loss", value, **changes)
@@ -279,5 +324,10 @@ def test_a_claim_takes_the_newest_record_and_its_last_step(tmp_path, monkeypatch
         claims.fill("2<!--= new - other -->", lines)
     with pytest.raises(ValueError, match="several cases"):
         claims.fill("2<!--= all -->", [*lines[1:2], of(1.0, run="z", step=1, commit="bbb")])
+    under = {"p10": 1.0, "p90": 1.0}
+    for text, kind, other in (("2<!--= short -->", None, under), ("2<!--= long -->", under, None)):
+        assert claims.fill(text, [of(2.0) | {"sustained": kind}]) == text
+        with pytest.raises(ValueError, match="the text says otherwise"):
+            claims.fill(text, [of(2.0) | {"sustained": other}])
     text = "2.5% and 3×, `4.5`, 5.5<!--set-->, [6](7.5), 0.5b, 8.5<!--= new -->"
     assert len(claims.unclaimed(text)) == 2

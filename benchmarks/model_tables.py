@@ -196,7 +196,7 @@ Runs of `sparsellm sweep`, equal tokens of real text, usually on one GPU each. N
 neurons: at the end, mean over layers and seeds. Held-out loss: nats per token, of each seed;
 against the mean of dense ReLU (λ 0) of the same size. Mean score: of the seven tasks, of which
 guessing gets 31.4%. The number in a run's name is λ or the target. Second figure: mean scores, and
-forward passes of the trained models on held-out text in token order, over the same model dense.
-Commands: `sparsellm sweep`, `sparsellm eval`, `sparsellm bench forward --layers`,
-`benchmarks/record_sweep.py`.
+on held-out text, over the same model dense, in bursts: forward passes of the trained models in
+token order, and of the FFN of each of their layers alone in text order. Commands: `sparsellm
+sweep`, `sparsellm eval`, `sparsellm bench forward --layers`, `benchmarks/record_sweep.py`.
 """

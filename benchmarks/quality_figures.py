@@ -63,9 +63,9 @@ def score_and_forward(lines: Sequence[Line]) -> Drawn | None:
     _by_nnz(score, groups, lambda g: _each_seed(g, [100 * s for s in g.scores]))
     drawing.label(score, f"Mean task score (sweep {sweep})", _NNZ, "% right")
     for axes, title, unit, metric, draw in (
-        (speed, "Forward pass of the model: speed", "× dense", "tokens_per_ms", _by_nnz),
-        (energy, "Forward pass of the model: energy", "dense over sparse", "mJ_per_token", _by_nnz),
-        (layers, "Forward pass of single layers' FFNs: speed", "× dense", "ms", _markers),
+        (speed, "Model forward, token order: speed", "× dense", "tokens_per_ms", _by_nnz),
+        (energy, "The same: energy", "dense over sparse", "mJ_per_token", _by_nnz),
+        (layers, "FFN of each layer alone, text order: speed", "× dense", "ms", _markers),
     ):
         measured = {g.name: sweep_results.forwards(lines, g, metric) for g in groups}
         shown += [line for own in measured.values() for line in own]

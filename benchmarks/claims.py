@@ -5,10 +5,11 @@ A number is followed by a comment that says what it is, which pages do not show:
     ends at 4.437<!--= wide -->, 3.0<!--= 100 * (1 - wide / silu_loss) -->% lower
 
 claims.yaml has the names. Each is of a record: a benchmark, keys of its case (values may have
-wildcards; `!KEY`: it has none) and a metric (or, after `|`, an older name of it), of which `.ratio`
-and `.baseline` are what the same run gives. It means the newest such record, at its last step; with
-`@COMMIT` the one of that commit, to list repeats. `burst` and `sustained` say which of the two the
-text calls it: a newest record of the other kind is an error. The number keeps its digits.
+wildcards; `!KEY`: it has none; `on=H100`: taken on that GPU, not on `GPU`) and a metric (or, after
+`|`, an older name of it), of which `.ratio` and `.baseline` are what the same run gives. It means
+the newest such record, at its last step; with `@COMMIT` the one of that commit, to list repeats.
+`burst` and `sustained` say which of the two the text calls it: a newest record of the other kind is
+an error. The number keeps its digits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any
 
-from results import FOLDER, GPU, Line, case_text, devices
+from results import FOLDER, GPU, Line, case_text, gpu_of
 from sparsellm.strict import load_yaml
 
 ROOT = FOLDER.parent
@@ -59,8 +60,10 @@ def _look_up(source: str, lines: Iterable[Line]) -> float:
     own = (line for line in lines if line["bench"] == bench and line["metric"] in metric.split("|"))
     kinds = [key for key in keys if key in _KINDS]
     keys = [key for key in keys if key not in _KINDS]
-    own = (line for line in own if devices(line).endswith(GPU) or "×" not in devices(line))
-    found = [line for line in own if _fits(line, keys)]  # of the GPU, or of a CPU
+    kinds_of_gpu = {key.partition("=")[2] for key in keys if key.startswith("on=")} or {GPU}
+    keys = [key for key in keys if not key.startswith("on=")]
+    own = (line for line in own if _gpu_fits(line, kinds_of_gpu))
+    found = [line for line in own if _fits(line, keys)]
     if not found:
         raise ValueError(f"{source}: there is no such record")
     found = [line for line in found if line["commit"] == found[-1]["commit"]]
@@ -76,6 +79,12 @@ def _look_up(source: str, lines: Iterable[Line]) -> float:
     if value is None:
         raise ValueError(f"{source}: the record has no {field}")
     return float(value)
+
+
+def _gpu_fits(line: Line, kinds: Iterable[str]) -> bool:
+    """Whether a record is of a CPU, or of a GPU of one of these kinds, such as ``H100``."""
+    gpu = gpu_of(line)
+    return gpu is None or any(kind in gpu for kind in kinds)
 
 
 def _fits(line: Line, keys: Iterable[str]) -> bool:

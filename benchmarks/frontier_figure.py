@@ -12,7 +12,7 @@ import numpy as np
 import sweep_results
 from results import Drawn, Line
 from sparsellm.report import drawing
-from sweep_results import FRONTIER
+from sweep_results import SweepGroup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,38 +58,56 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
             axes.plot(x, y, "o", color=color, markerfacecolor=fill, markersize=8, zorder=3)
         axes.plot(own[-1].seconds, own[-1].losses, color=color, linewidth=3 if kind == _OURS else 2)
         named.append((kind, color, own[-1].seconds, own[-1].losses))
-    for precision, fill in (("FP8", drawing.MUTED), ("bf16", drawing.PAGE)):
-        axes.plot([], [], "o", color=drawing.MUTED, markerfacecolor=fill, label=precision)
-    axes.legend(loc="upper right", fontsize=11)
-    drawing.label(axes, "", "GPU seconds of training", "held-out loss, nats per token")
+    precisions = {precision for _, precision in curves}
+    if len(precisions) > 1:
+        for precision, fill in (("FP8", drawing.MUTED), ("bf16", drawing.PAGE)):
+            axes.plot([], [], "o", color=drawing.MUTED, markerfacecolor=fill, label=precision)
+        axes.legend(loc="upper right", fontsize=11)
+    of_all = ", FP8" if precisions == {"fp8"} else ""
+    x_label = f"GPU seconds of training{of_all}"
+    drawing.label(axes, "", x_label, "held-out loss, nats per token")
     axes.xaxis.label.set_fontsize(11)
     axes.yaxis.label.set_fontsize(11)
     _name_ends(figure, axes, named)
     return figure, [line for curve in curves.values() for line in curve.lines]
 
 
-_OURS = "sparse, 4× wide"
+_OURS = "sparse, 4× wide, 60 active"
 # Activation, neurons, target and whether there are experts; in the order of the styles.
 _KINDS: dict[tuple[str, int, float | None, bool], str] = {
     ("silu", 2816, None, False): "dense SiLU",
-    ("relu", 2816, None, False): "dense ReLU",
+    ("relu2", 2816, None, False): "dense ReLU²",
     ("relu", 11264, 60.0, False): _OURS,
+    ("relu", 11264, 150.0, False): "150 active",
     ("silu", 11264, None, False): "dense, 4× wide",
     ("silu", 11264, None, True): "mixture of experts",
 }
-_STYLES = dict(zip(_KINDS.values(), (0, 4, 1, 3, 6), strict=True))
+_STYLES = dict(zip(_KINDS.values(), (0, 4, 1, 5, 3, 6), strict=True))
 
 
 def _frontier_curves(lines: Sequence[Line]) -> dict[tuple[str, str], _Curve]:
-    """By kind and precision, of those that were trained to the end with their GPU time recorded."""
+    """By kind and precision, of those that were trained to the end with their GPU time recorded.
+
+    All are of one kind of GPU, that on which the most kinds of FFN were trained.
+    """
+    groups = sweep_results.sweep_groups(lines)
+    by_gpu = {group.gpu: list[SweepGroup]() for group in groups}
+    for group in groups:
+        plain = "reinit" not in group.name and "muon" not in group.name
+        if group.sweep == "frontier" and plain and group.case["gated"] and group.gpu_seconds:
+            by_gpu[group.gpu].append(group)
+    every = [_curves(own) for own in by_gpu.values()]
+    return max(every, key=lambda curves: len({kind for kind, _ in curves}), default={})
+
+
+def _curves(groups: Sequence[SweepGroup]) -> dict[tuple[str, str], _Curve]:
     # Of each kind, precision and learning rate, which name the runs differently: the seeds' lines.
     found: dict[tuple[str, str, float], list[Line]] = defaultdict(list)
-    for group in sweep_results.sweep_groups(lines):
+    for group in groups:
         case = group.case
         keys = ("activation", "intermediate_size", "target_nnz")
         kind = _KINDS.get((*(case.get(key) for key in keys), "experts" in case))  # type: ignore[arg-type]
-        plain = group.sweep == FRONTIER and case["gated"] and "reinit" not in group.name
-        if kind and plain and group.gpu_seconds:
+        if kind:
             found[kind, case["precision"], case["learning_rate"]] += group.lines
     last = max((line["case"]["step"] for own in found.values() for line in own), default=0)
     best: dict[tuple[str, str], _Curve] = {}

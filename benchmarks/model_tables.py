@@ -10,7 +10,7 @@ import train_results
 from listing import cell, markdown_table
 from published import PAPER_MODELS, Sides
 from results import Line
-from sweep_results import FRONTIER
+from sweep_results import SweepGroup
 from train_results import TrainPair
 
 Made = tuple[str, list[Line]]  # Markdown, and the records that it shows
@@ -124,37 +124,50 @@ and energy are of all GPUs. Command: `sparsellm bench train`.
 
 
 def frontier_table(lines: Sequence[Line]) -> Made | None:
-    """Loss, rate and GPU time of FFNs of several widths; a row for each learning rate."""
-    groups = [g for g in sweep_results.sweep_groups(lines) if g.sweep == FRONTIER and g.losses]
+    """Loss, rate and GPU time of FFNs of several widths; a row for each learning rate and GPU."""
+    groups = [g for g in sweep_results.sweep_groups(lines) if g.is_of_frontier and g.losses]
     if not groups:
         return None
-    steps = max(g.case["step"] for g in groups)
-    groups = [g for g in groups if g.case["step"] == steps]  # others were stopped
-    groups.sort(key=lambda g: (min(g.losses), g.name))
+    steps = {
+        name: max(g.case["step"] for g in groups if g.sweep == name) for name in _sweeps(groups)
+    }
+    groups = [g for g in groups if g.case["step"] == steps[g.sweep]]  # others were stopped
+    groups.sort(key=lambda g: (g.size, statistics.fmean(g.losses), g.name))
     rows = [
         [
+            f"{g.size[0]} × {g.size[1]}; {g.size[2] / 1e6:.1f}M",
             f"{'sparse' if g.case['target_nnz'] else 'dense'}, {g.case['activation']}"
             + ("" if g.case["gated"] else ", non-gated")
-            + (", re-initialised" if "reinit" in g.name else ""),
-            g.case["intermediate_size"],
-            f"{statistics.fmean(g.nnz):,.0f}" if g.nnz else "",
-            g.case["precision"],
-            f"{g.case['learning_rate']:g}",
+            + (", re-initialised" if "reinit" in g.name else "")
+            + (", Muon" if "muon" in g.name else ""),
+            "; ".join(
+                [f"{g.case['intermediate_size']:,}"]
+                + ([f"{statistics.fmean(g.nnz):,.0f}"] if g.nnz else [])
+                + ([f"{statistics.fmean(g.dead):.0%}"] if g.dead else [])
+            ),
+            f"{g.case['precision']}, {g.case['learning_rate']:g}",
             ", ".join(f"{value:.3f}" for value in g.losses),
             ", ".join(f"{rate / 1e3:,.0f}k" for rate in g.rates),
-            ", ".join(f"{seconds:,.1f}" for seconds in g.gpu_seconds),
+            ", ".join(f"{seconds:,.1f}" for seconds in g.gpu_seconds)
+            + f" ({g.gpu.split()[1]})" * bool(g.gpu_seconds),
         ]
         for g in groups
     ]
-    head = ["FFN", "Neurons", "Active", "Precision", "Learning rate", "Held-out loss of each seed"]
-    head += ["Training, tokens/s", "GPU seconds"]
+    head = ["Model; tokens", "FFN", "Neurons; active; dead", "Precision, learning rate"]
+    head += ["Held-out loss of each seed", "Training, tokens/s", "GPU seconds"]
     return markdown_table(head, rows), [line for g in groups for line in g.lines]
 
 
+def _sweeps(groups: Sequence[SweepGroup]) -> list[str]:
+    return list(dict.fromkeys(g.sweep for g in groups))
+
+
 FRONTIER_LEGEND = """
-Runs of the recipe `small` on 29.5M tokens (`sparsellm sweep frontier`), best first. Active: neurons
-that fire for a token at the end, mean over layers. GPU seconds: of training steps alone. Rates and
-GPU seconds are missing where two runs shared the GPU, or where they were not recorded.
+Runs of `sparsellm sweep frontier` (the recipe `small`), `frontier-long` (with more tokens, and
+held-out text of both corpora) and `frontier-0.5b`, best first. Model: layers × width. Active:
+neurons that fire for a token at the end, mean over layers. Dead: those that did not fire for a
+whole window of tokens. GPU seconds: of training steps alone; only those of one GPU compare. Rates
+and GPU seconds are missing where two runs shared the GPU, or where they were not recorded.
 """
 
 # --- quality --------------------------------------------------------------------------------------
@@ -163,11 +176,11 @@ GPU seconds are missing where two runs shared the GPU, or where they were not re
 def quality_table(lines: Sequence[Line]) -> Made | None:
     """Loss and rate of each group of runs of a sweep."""
     groups = [g for g in sweep_results.sweep_groups(lines) if g.losses and g.nnz]
-    groups = [g for g in groups if g.sweep != FRONTIER]
+    groups = [g for g in groups if not g.is_of_frontier]
     if not groups:
         return None
     dense = sweep_results.dense_relu_losses(groups)
-    sweeps = list(dict.fromkeys(g.sweep for g in groups))
+    sweeps = _sweeps(groups)
     groups.sort(key=lambda g: (sweeps.index(g.sweep), -statistics.fmean(g.nnz)))
     rows = []
     for g in groups:

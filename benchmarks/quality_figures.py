@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import sweep_results
 from results import Drawn, Line
 from sparsellm.report import drawing
-from sweep_results import FRONTIER, SweepGroup
+from sweep_results import SweepGroup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ _SERIES = {_L1: 0, "dense-relu": 1, "dense-silu": 2, "target-30": 3}  # numbers 
 def quality_and_speed(lines: Sequence[Line]) -> Drawn | None:
     """Held-out loss and training rate against non-zeros, of the size that has the most runs."""
     groups = [g for g in sweep_results.sweep_groups(lines) if g.nnz and g.losses]
-    groups = [g for g in groups if g.sweep != FRONTIER]
+    groups = [g for g in groups if not g.is_of_frontier]
     sizes = Counter(g.size for g in groups)
     if not sizes:
         return None
@@ -51,7 +51,7 @@ def quality_and_speed(lines: Sequence[Line]) -> Drawn | None:
 def score_and_forward(lines: Sequence[Line]) -> Drawn | None:
     """Of the sweep with the most scores: those, and what `bench forward` measured of its runs."""
     scored = [g for g in sweep_results.sweep_groups(lines) if g.nnz and g.scores]
-    scored = [g for g in scored if g.sweep != FRONTIER]
+    scored = [g for g in scored if not g.is_of_frontier]
     sweeps = Counter(g.sweep for g in scored)
     if not sweeps:
         return None

@@ -1,7 +1,7 @@
 """Selects records of results.jsonl for tables and figures: of one FFN, and of the two formats.
 
-The newest record of a case counts; for single GPUs the CPU does not matter. Only records of `GPU`
-are shown; those of other GPUs stay in the file. Figures and tables use the same selection.
+The newest record of a case counts; for single GPUs the CPU does not matter. Speed is shown of one
+kind of GPU, `GPU`; records of others stay in the file. Figures and tables use the same selection.
 `train_results` and `sweep_results` select whole trainings and sweeps.
 """
 
@@ -77,6 +77,12 @@ def devices(line: Line) -> str:
     return line["hardware"].partition(",")[0]
 
 
+def gpu_of(line: Line) -> str | None:
+    """The kind of GPU, such as ``NVIDIA H200``; None for a CPU."""
+    kind = devices(line).rpartition("× ")[2]
+    return kind if kind.startswith("NVIDIA ") else None
+
+
 def taken_on(lines: Iterable[Line], *, commits: bool = True) -> str:
     """GPUs that were used, and the commits of some lines, newest first."""
     found = sorted(lines, key=lambda line: line["date"], reverse=True)
@@ -84,7 +90,8 @@ def taken_on(lines: Iterable[Line], *, commits: bool = True) -> str:
     counts = sorted(
         {f"{line['case'].get('gpus', devices(line).partition('×')[0])}×" for line in found}
     )
-    gpus = f"{', '.join(counts)} {GPU}"
+    kinds = dict.fromkeys(gpu_of(line) or devices(line) for line in found)
+    gpus = f"{', '.join(counts)} {', '.join(kinds)}"
     if not commits:
         return gpus
     names = list(dict.fromkeys(line["commit"] for line in found))
@@ -95,7 +102,7 @@ def of_bench(lines: Iterable[Line], bench: str, count: int | None = 1) -> list[L
     """Lines of a benchmark on ``count`` GPUs of the kind `GPU`, or on any number of them."""
     wanted = [line for line in lines if line["bench"] == bench]
     if count is None:
-        return [line for line in wanted if devices(line).endswith(f"× {GPU}")]
+        return [line for line in wanted if gpu_of(line) == GPU]
     return [line for line in wanted if devices(line) == f"{count}× {GPU}"]
 
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from results import GPU, Line, devices
-
-FRONTIER = "frontier"  # the sweep over widths, which has a table and a figure of its own
+from results import Line, gpu_of
 
 
 @dataclass(frozen=True)
@@ -20,6 +18,7 @@ class SweepGroup:
 
     sweep: str
     name: str
+    gpu: str  # the kind
     case: dict[str, Any]  # of one of them
     nnz: list[float]  # at the last step, non-zeros per token
     losses: list[float]  # held out, nats per token
@@ -35,6 +34,11 @@ class SweepGroup:
         return self.case["layers"], self.case["hidden_size"], self.case["tokens"]
 
     @property
+    def is_of_frontier(self) -> bool:
+        """Whether its sweep is one over widths; those have a table and a figure of their own."""
+        return self.sweep.startswith("frontier")
+
+    @property
     def is_dense_relu(self) -> bool:
         """Whether it is gated and without L1: the baseline of sparse groups."""
         case = self.case
@@ -44,19 +48,20 @@ class SweepGroup:
 
 def sweep_groups(lines: Sequence[Line]) -> list[SweepGroup]:
     """The groups of every benchmark ``sweep_…``, which record_sweep.py writes."""
-    by_run: dict[tuple[str, str], list[Line]] = defaultdict(list)
+    by_run: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
     for line in lines:
-        if line["bench"].startswith("sweep_") and devices(line).endswith(f"× {GPU}"):
+        gpu = gpu_of(line)
+        if line["bench"].startswith("sweep_") and gpu is not None:
             run = line["case"].get("run", line["case"].get("recipe"))
-            by_run[line["bench"].removeprefix("sweep_"), run].append(line)
-    groups: dict[tuple[str, str], list[list[Line]]] = defaultdict(list)
-    for (sweep, run), found in by_run.items():
+            by_run[line["bench"].removeprefix("sweep_"), run, gpu].append(line)
+    groups: dict[tuple[str, str, str], list[list[Line]]] = defaultdict(list)
+    for (sweep, run, gpu), found in by_run.items():
         own = [line for line in found if line["commit"] == found[-1]["commit"]]
-        groups[sweep, re.sub(r"-seed\d+$", "", run)].append(own)
-    return [_group(sweep, name, members) for (sweep, name), members in groups.items()]
+        groups[sweep, re.sub(r"-seed\d+$", "", run), gpu].append(own)
+    return [_group(*named, members) for named, members in groups.items()]
 
 
-def _group(sweep: str, name: str, members: list[list[Line]]) -> SweepGroup:
+def _group(sweep: str, name: str, gpu: str, members: list[list[Line]]) -> SweepGroup:
     def each(metric: str, take: Callable[[list[float]], float]) -> list[float]:
         found = []
         for own in members:
@@ -70,6 +75,7 @@ def _group(sweep: str, name: str, members: list[list[Line]]) -> SweepGroup:
     return SweepGroup(
         sweep,
         name,
+        gpu,
         max((line["case"] for line in lines), key=lambda case: case["step"]),
         nnz=each("nnz", lambda values: values[-1])
         or each("non-zeros per token", lambda values: values[-1]),

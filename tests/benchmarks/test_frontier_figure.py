@@ -52,7 +52,7 @@ def test_experts_are_not_taken_for_a_dense_layer_and_other_runs_are_left_out():
     curves = frontier_figure._frontier_curves(lines)
     assert {kind: curve.losses[-1] for (kind, _), curve in curves.items()} == {
         "mixture of experts": 4.5,
-        "sparse, 4× wide": 4.4,
+        frontier_figure._OURS: 4.4,
     }
 
 
@@ -62,9 +62,22 @@ def test_lines_are_named_inside_the_figure_and_one_line_is_no_figure():
     with drawing.style():
         figure, shown = frontier_figure.frontier([*dense, *sparse])
     [axes] = figure.axes
-    assert [text.get_text() for text in axes.texts] == ["dense SiLU", "sparse, 4× wide"]
+    assert [text.get_text() for text in axes.texts] == ["dense SiLU", frontier_figure._OURS]
     boxes = [text.get_window_extent() for text in axes.texts]
     frame = axes.get_window_extent()
     assert all(frame.x0 < box.x0 and box.x1 < frame.x1 for box in boxes)
     assert not boxes[0].overlaps(boxes[1])
     assert len(shown) == 8
+
+
+def test_one_kind_of_gpu_is_shown_that_with_the_most_kinds_of_ffn():
+    h200 = [*run("dense-silu", 4.5), *run("wide4-target60", 4.4, **SPARSE)]
+    h100 = [
+        *run("dense-silu", 4.51),
+        *run("dense-relu2", 4.52, activation="relu2"),
+        *run("wide4-target60", 4.41, **SPARSE),
+    ]
+    for line in h100:
+        line["hardware"] = "1× NVIDIA H100 80GB HBM3, 9 cores"
+    curves = frontier_figure._frontier_curves([*h100, *h200])
+    assert sorted(curve.losses[-1] for curve in curves.values()) == [4.41, 4.51, 4.52]

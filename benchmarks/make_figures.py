@@ -176,7 +176,8 @@ def _scaling(lines: Sequence[Line]) -> Drawn | None:
 
 
 def _usual(pair: TrainPair) -> bool:
-    return (pair.recipe, pair.micro_batch_size) not in {("2b", 8), ("2b", 16)}
+    usual = (pair.recipe, pair.micro_batch_size) not in {("2b", 8), ("2b", 16)}
+    return usual and pair.precision == "bf16"
 
 
 def _launch(pair: TrainPair) -> str:

@@ -72,7 +72,8 @@ def _forward(line: Line) -> str:
 
 def _variant(pair: TrainPair) -> str:
     order = "" if pair.in_token_order else _TEXT_ORDER
-    return f"{order}, fused gradients" if pair.fused_gradients else order
+    precision = ", FP8 on both sides" if pair.precision == "fp8" else ""
+    return f"{order}, fused gradients{precision}" if pair.fused_gradients else order + precision
 
 
 def _arrow(sides: Sides) -> str:

@@ -18,6 +18,7 @@ class TrainPair(NamedTuple):
     gpus: int
     config: str
     micro_batch_size: int
+    precision: str  # of both sides
     global_batch_tokens: int
     format: str  # of the sparse side
     in_token_order: bool  # likewise
@@ -44,10 +45,10 @@ _OF_SPARSE = ("kernels", "format", "token_order")  # keys in which dense runs do
 def train_pairs(lines: Sequence[Line]) -> list[TrainPair]:
     """The newest pair per recipe, GPUs, launch configuration, micro-batch and variant."""
     # Whatever the tokens per step.
-    found = {(*pair[:4], *pair[5:8]): pair for pair in every_pair(lines)}
+    found = {(*pair[:5], *pair[6:9]): pair for pair in every_pair(lines)}
     return sorted(
         found.values(),
-        key=lambda p: (size_of(p.recipe), p.gpus, p.config, p.micro_batch_size, p[5:8]),
+        key=lambda p: (size_of(p.recipe), *p[1:5], p[6:9]),
     )
 
 
@@ -71,6 +72,7 @@ def every_pair(lines: Iterable[Line]) -> list[TrainPair]:
             cases[key]["gpus"],
             cases[key]["config"],
             cases[key]["micro_batch_size"],
+            cases[key].get("precision", "bf16"),
             cases[key]["global_batch_tokens"],
             *side,
             cases[key].get("weight_gradients") == "fused",
@@ -84,15 +86,15 @@ def every_pair(lines: Iterable[Line]) -> list[TrainPair]:
 
 
 def default_pairs(lines: Sequence[Line]) -> list[TrainPair]:
-    """The union's pair of each recipe, GPUs, configuration and micro-batch nearest the defaults.
+    """The union's pair nearest the defaults, for each of the first five fields of `TrainPair`.
 
     The defaults are token order and autograd's weight gradients.
     """
     nearest: dict[tuple[object, ...], TrainPair] = {}
     for pair in train_pairs(lines):
         if pair.format == "union":
-            other = nearest.get(pair[:4], pair)
-            nearest[pair[:4]] = max(
+            other = nearest.get(pair[:5], pair)
+            nearest[pair[:5]] = max(
                 other, pair, key=lambda p: (p.in_token_order, not p.fused_gradients)
             )
     return list(nearest.values())
@@ -106,7 +108,7 @@ def model_forwards(lines: Iterable[Line]) -> dict[str, Metrics]:
         case = line["case"]
         sizes = {model.layers: model.name for model in PAPER_MODELS}
         name = sizes.get(case["layers"]) if case.get("K", HIDDEN) == HIDDEN else None
-        if name is None or "format" in case:
+        if name is None or "format" in case or "precision" in case:
             continue
         key = name, "token_order" in case
         if case_text(case) != last:  # a new case begins: its metrics belong together

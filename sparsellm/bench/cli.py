@@ -69,6 +69,8 @@ def _forward_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", nargs="+", metavar="GLOB", help=text)
     text = "sequences in a forward (default: train.micro_batch_size, or 16,384 tokens for auto)"
     parser.add_argument("--sequences", type=positive_int, help=text)
+    text = "precision of the accelerated model; dense is bf16 (default: own, its own type)"
+    parser.add_argument("--precision", choices=("own", "fp8"), default="own", help=text)
     text = "also time every FFN alone, on its inputs in the model"
     parser.add_argument("--layers", action="store_true", help=text)
     _add_seconds(parser)

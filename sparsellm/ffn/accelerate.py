@@ -129,14 +129,17 @@ def accelerate(
 
 
 def accelerate_whole(
-    model: nn.Module, kernels: Kernels, token_order: TokenOrder = "none"
+    model: nn.Module,
+    kernels: Kernels,
+    token_order: TokenOrder = "none",
+    precision: Precision = "own",
 ) -> Acceleration:
     """`accelerate` for callers that need every FFN accelerated.
 
     Raises:
         ValueError: some FFN cannot be accelerated; the message says which, and why.
     """
-    done = accelerate(model, kernels=kernels, token_order=token_order)
+    done = accelerate(model, kernels=kernels, token_order=token_order, precision=precision)
     if done.left_alone or not done.accelerated:
         restore(model)
         why = "; ".join(done.reasons()) or "nothing in this model looks like an FFN"

@@ -18,14 +18,39 @@ from sparsellm.training.step import train_step
 
 
 @pytest.fixture
+def shallow(tiny):
+    """A checkpoint, and its recipe."""
+    return trained(tiny("model.num_hidden_layers=2", "train.steps=1"))
+
+
+@pytest.fixture
 def deep(tiny):
     """A checkpoint of more blocks than torch compiles by default for one function."""
-    recipe = tiny("model.num_hidden_layers=10", "train.steps=1")
+    return trained(tiny("model.num_hidden_layers=10", "train.steps=1"))
+
+
+def trained(recipe):
     run = build_run(recipe)
     train_step(run, StopRequest())
     path = save_run(run)
     close_run(run)
     return path, recipe
+
+
+@pytest.mark.parametrize("precision", ["own", "fp8"])
+def test_the_model_is_accelerated_in_the_precision_that_is_asked_for(
+    shallow, monkeypatch, precision
+):
+    path, recipe = shallow
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    how = {"seconds": 0.01, "layers": True, "precision": precision}
+    found = list(model_forward.run(path, recipe, torch.device("cpu"), **how))
+    named = {each[0].case.get("precision", "own") for each in found}
+    assert named == {precision}
+    assert len(found) == 1 + recipe.model.num_hidden_layers
+    off = {each[0].bench: each for each in found}["layer_forward"][-1]
+    assert off.metric == "difference"
+    assert (off.value > 0) == (precision == "fp8")
 
 
 def test_every_block_is_compiled_also_those_of_a_second_checkpoint(deep, monkeypatch):

@@ -115,13 +115,15 @@ def test_what_others_are_held_against_comes_first():
 def test_a_side_is_any_keys_and_another_case():
     twell = f"{AUTO},ffn.format=twell"
     none, fused = f"{AUTO},runtime.token_order=none", f"{AUTO},runtime.weight_gradients=fused"
-    given = asked("--side", AUTO, twell, none, fused)
+    dense_fp8 = f"{DENSE},runtime.precision=fp8"
+    given = asked("--side", AUTO, twell, none, fused, dense_fp8)
     dense, *others = settings(given)
     assert dense.side == DENSE
     cases = [train_runs._case(given, setting) for setting in others]
     keys = [set(case) - set(train_runs._case(given, dense)) for case in cases]
     # By default tokens are ordered, which makes no difference to TwELL.
-    assert keys == [{"token_order"}, {"format"}, set(), {"token_order", "weight_gradients"}]
+    assert keys == [{"token_order"}, {"format"}, set(), {"token_order", "weight_gradients"}, set()]
+    assert [case["precision"] for case in cases] == ["fp32"] * 4 + ["fp8"]
     assert recipe_of(given, others[1]).ffn.format == "twell"
 
 

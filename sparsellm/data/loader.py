@@ -104,8 +104,8 @@ class TokenLoader:
         Raises:
             ValueError, OSError: a worker failed (the message names the shard) or was killed.
         """
-        if self._made is None:
-            self._made = self._start()
+        self.start()
+        assert self._made is not None
         try:
             made = [next(self._made) for _ in range(self._micro_batch_size)]
         except BaseException:
@@ -116,7 +116,15 @@ class TokenLoader:
         self._number += len(made) * self._world_size
         return _pinned([tokens_T1 for tokens_T1, _ in made])
 
-    def _start(self) -> Iterator[Made]:
+    def start(self) -> None:
+        """Starts the workers, which begin to make sequences, unless they have been started.
+
+        The first `next` does it too. A worker's error is raised there.
+        """
+        if self._made is None:
+            self._made = self._begin()
+
+    def _begin(self) -> Iterator[Made]:
         share = Share(self._number + self._rank, self._world_size)
         lanes = {lane: self._lanes.get(lane) for lane in share.lanes(self._config.num_lanes)}
         if not self._num_workers:
@@ -225,7 +233,7 @@ class TokenLoader:
         self._micro_batch_size = micro_batch_size
 
     def close(self) -> None:
-        """Ends the workers; the next `next` starts them again at the present position."""
+        """Ends the workers; `start` or `next` starts them again at the present position."""
         for worker in self._workers:
             worker.close()
         self._workers, self._made = [], None

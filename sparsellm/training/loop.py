@@ -100,17 +100,20 @@ def _train(
     doing = "compiling the model" if recipe.runtime.compile else "first pass"
     with waiting(doing, run.accelerator.print):
         rehearsal.fit_first(run)
-        rehearsal.warm_up(run)
     first_state(run, resume_from, init_from)
     if resume_from is not None:
         rehearsal.fit_again(run)
     not_measured = measurements.missing()
-    if run.step >= recipe.train.steps and not not_measured:
+    if run.step < recipe.train.steps:
+        run.loader.start()  # the first micro-batches are read while the model compiles
+    elif not not_measured:
         run.accelerator.print(
             f"nothing to do: it has done {run.step} steps of train.steps "
             f"{recipe.train.steps}; raise it, or start over with --fresh or --set name=NEW"
         )
         return
+    with waiting(doing, run.accelerator.print):
+        rehearsal.warm_up(run)
     if flag == "--fresh":
         _move_aside(run, lock)
     _begin_records(run, resume_from)

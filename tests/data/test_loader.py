@@ -228,6 +228,25 @@ def test_a_position_of_an_earlier_version_is_refused():
         merge([old, old])
 
 
+def test_what_is_started_early_gives_the_same_and_raises_errors_when_it_is_read(tmp_path):
+    early, late = _loader(num_workers=2), _loader(num_workers=2)
+    early.start()
+    pids = early.worker_pids
+    assert len(pids) == 2
+    for first, second in zip(islice(early, 20), islice(late, 20), strict=True):
+        assert torch.equal(first, second)
+    early.start()
+    assert early.worker_pids == pids
+    early.close()
+    late.close()
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n' * 2000 + "{oops\n")
+    broken = _loader(load_corpus("local", files=[f"{tmp_path}/*.jsonl"]), num_workers=1)
+    broken.start()
+    with pytest.raises(ValueError, match=r"bad\.jsonl: line 2001 is not JSON"):
+        list(islice(broken, 100))
+    broken.close()
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_workers_error_is_the_users_one_line(num_workers, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n' * 2000 + "{oops\n")

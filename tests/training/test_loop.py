@@ -224,6 +224,23 @@ def test_tokens_are_counted_where_the_batch_changes(tiny_overrides, cli_here):
     assert snapshot.trainer["tokens"] == 2048
 
 
+def test_text_is_read_while_the_model_compiles_and_a_run_that_is_over_compiles_nothing(
+    tiny_overrides, cli_here, monkeypatch
+):
+    own, warm_up = ["data.num_workers=1"], train_module.rehearsal.warm_up
+    readers = []
+
+    def observed(run):
+        readers.append(len(run.loader.worker_pids))
+        warm_up(run)
+
+    monkeypatch.setattr(train_module.rehearsal, "warm_up", observed)
+    command = ("train", "--recipe", "debug", *set_arguments([*tiny_overrides, *own]))
+    for _ in range(2):
+        assert cli_here(*command).returncode == 0
+    assert readers == [1]
+
+
 def test_resume_takes_a_run_and_a_stop_says_how_to_go_on(tiny_overrides, cli_here, monkeypatch):
     own = ["train", "--recipe", "debug", *set_arguments([*tiny_overrides, "train.steps=6"])]
     line = train_module.progress_line

@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, process_env, set_arguments
 
 from sparsellm.cli import main, recipe_cli
+from sparsellm.processes.banner import Machine
 from sparsellm.recipe import load_recipe
 
 
@@ -82,6 +83,8 @@ def test_alone_a_command_lists_its_own(command, listed, capsys):
 def test_a_recipe_is_given_with_and_without_its_flag(cli_here, given):
     shown = cli_here("recipe", "show", *given)
     assert shown.returncode == 0
+    told = not Machine.present().gpus and "--gpus" not in given
+    assert ("this machine has no GPU; the above is for" in shown.stdout) == told
     assert "name: debug" in shown.stdout
     assert "steps: 7\n" in shown.stdout
 

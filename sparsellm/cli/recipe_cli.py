@@ -117,6 +117,8 @@ def _show(options: argparse.Namespace) -> None:
     machine = Machine.present()
     num_gpus = options.gpus or most_gpus(recipe, len(machine.gpus) or 8)
     print(summary(recipe, num_gpus))
+    if not machine.gpus and options.gpus is None:
+        print(f"# this machine has no GPU; the above is for {num_gpus}, --gpus N is for others")
     for line in short_on_gpus(recipe, machine, num_gpus):
         print(f"# warning: {line}")
     print(f"\n{recipe.to_yaml()}", end="")

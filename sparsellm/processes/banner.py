@@ -15,6 +15,7 @@ import psutil
 from sparsellm import __version__, estimate
 from sparsellm.paths import usable_cores
 from sparsellm.recipe import Recipe
+from sparsellm.recipe_sections import DataConfig
 from sparsellm.runs.metrics import short
 
 GIB = 2**30
@@ -86,6 +87,7 @@ def banner(recipe: Recipe, source: str, beginning: str, machine: Machine, ranks:
             f"{recipe.train.steps:,} of {batch:,} tokens: "
             f"{short(recipe.train.steps * batch, ' ')} in all",
         ),
+        ("text", _text(recipe.data)),
         ("device", _device(machine, ranks)),
         ("ranks", _ranks(recipe, ranks)),
         ("kernels", _kernels(recipe, machine)),
@@ -183,6 +185,16 @@ def short_on_gpus(recipe: Recipe, machine: Machine, num_gpus: int) -> list[str]:
     launches = {way: Launch(num_gpus, num_gpus, shards) for way, shards in ways.items()}
     found = {way: short_of_memory(recipe, machine, ranks) for way, ranks in launches.items()}
     return [f"{way}: {line}" for way, line in found.items() if line and machine.gpus]
+
+
+def _text(data: DataConfig) -> str:
+    if data.files is None:
+        return data.corpus_name
+    held_out = (
+        f"{data.validation_fraction:.3g} of the documents" if data.validation_fraction else ""
+    )
+    held_out = ", ".join(data.validation_files or ()) or held_out
+    return ", ".join(data.files) + (f"; held out: {held_out}" if held_out else "")
 
 
 def _device(machine: Machine, ranks: Launch) -> str:

@@ -56,6 +56,20 @@ def test_a_node_of_eight():
     assert "8 of 8 × NVIDIA H200, 140 GiB each on each of 2 nodes" in two_nodes
 
 
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ([], "sample"),
+        (["data.files=[/mine]"], "/mine; held out: 0.01 of the documents"),
+        (["data.files=[/a,/b]", "data.validation_files=[/c]"], "/a, /b; held out: /c"),
+        (["data.files=[/a]", "data.validation_fraction=0"], "/a"),
+    ],
+)
+def test_the_text_is_named_and_what_is_held_out(overrides, text):
+    lines = banner(load_recipe("debug", overrides), "debug", "new", CPU, ALONE)
+    assert f"  text       {text}\n" in lines
+
+
 def test_what_a_machine_cannot_train_is_said():
     on_cpu = warnings(load_recipe("2b"), CPU, ALONE)
     assert any("2 CPU cores take at least 95 years" in line for line in on_cpu)

@@ -10,6 +10,7 @@ import train_results
 from listing import cell, markdown_table
 from published import PAPER_MODELS, Sides
 from results import Line
+from sparsellm.architecture import ACTIVATIONS
 from sweep_results import SweepGroup
 from train_results import TrainPair
 
@@ -137,16 +138,18 @@ def frontier_table(lines: Sequence[Line]) -> Made | None:
     rows = [
         [
             f"{g.size[0]} × {g.size[1]}; {g.size[2] / 1e6:.1f}M",
-            f"{'sparse' if g.case['target_nnz'] else 'dense'}, {g.case['activation']}"
+            ("sparse " if g.case["target_nnz"] else "dense ")
+            + ACTIVATIONS[g.case["activation"]].title
             + ("" if g.case["gated"] else ", non-gated")
             + (", re-initialised" if "reinit" in g.name else "")
-            + (", Muon" if "muon" in g.name else ""),
+            + (", Muon" if "muon" in g.name else "")
+            + (f", {g.case['experts']} experts" if "experts" in g.case else ""),
             "; ".join(
                 [f"{g.case['intermediate_size']:,}"]
                 + ([f"{statistics.fmean(g.nnz):,.0f}"] if g.nnz else [])
                 + ([f"{statistics.fmean(g.dead):.0%}"] if g.dead else [])
             ),
-            f"{g.case['precision']}, {g.case['learning_rate']:g}",
+            f"{g.case['precision'].replace('fp8', 'FP8')}, {g.case['learning_rate']:g}",
             ", ".join(f"{value:.3f}" for value in g.losses),
             ", ".join(f"{rate / 1e3:,.0f}k" for rate in g.rates),
             ", ".join(f"{seconds:,.1f}" for seconds in g.gpu_seconds)

@@ -6,10 +6,10 @@ A number is followed by a comment that says what it is, which pages do not show:
 
 claims.yaml has the names. Each is of a record: a benchmark, keys of its case (values may have
 wildcards; `!KEY`: it has none; `on=H100`: taken on that GPU, not on `GPU`) and a metric (or, after
-`|`, an older name of it), of which `.ratio` and `.baseline` are what the same run gives. It means
-the newest such record, at its last step; with `@COMMIT` the one of that commit, to list repeats.
-`burst` and `sustained` say which of the two the text calls it: a newest record of the other kind is
-an error. The number keeps its digits.
+`|`, an older name of it), of which `.ratio` and `.baseline` are what the same run gives, and `.KEY`
+is a number of its case. It means the newest such record, at its last step; with `@COMMIT` the one
+of that commit, to list repeats. `burst` and `sustained` say which of the two the text calls it: a
+newest record of the other kind is an error. The number keeps its digits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from sparsellm.strict import load_yaml
 ROOT = FOLDER.parent
 SOURCES = FOLDER / "claims.yaml"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-COMPLETE = (ROOT / "README.md", ROOT / "docs" / "results.md")  # every measured number is tied
 _CLAIM = re.compile(r"(\d[\d,]*(?:\.\d+)?)<!--= (.+?) -->", re.DOTALL)
 _FUNCTIONS: dict[str, Any] = {"mean": lambda *v: fmean(v), "abs": abs, "min": min, "max": max}
 _KINDS = ("burst", "sustained")  # what a time may be
@@ -75,7 +74,7 @@ def _look_up(source: str, lines: Iterable[Line]) -> float:
     kind = _KINDS[bool(found[-1].get("sustained"))]
     if kinds and kinds != [kind]:
         raise ValueError(f"{source}: the newest record is {kind} now: the text says otherwise")
-    value = found[-1][field or "value"]
+    value = (found[-1]["case"] | found[-1])[field or "value"]
     if value is None:
         raise ValueError(f"{source}: the record has no {field}")
     return float(value)
@@ -105,9 +104,10 @@ def unclaimed(text: str) -> list[str]:
     """Measured numbers of a page that name no record, with a little of what is around them.
 
     Those are numbers with a decimal point, a unit of speed, a percent sign or ×. Code needs none,
-    nor do settings (`<!--set-->`) and facts of the text (`<!--given-->` in their paragraph).
+    nor do settings (`<!--set-->`), and what a paragraph has from elsewhere or computes from its own
+    numbers (`<!--given-->`).
     """
-    text = re.sub(r"```.*?```|`[^`\n]*`|\[arXiv [\d.]+|\]\([^)]*\)", " ", text, flags=re.DOTALL)
+    text = re.sub(r"```.*?```|`[^`\n]*`|arXiv [\d.]+|\]\([^)]*\)", " ", text, flags=re.DOTALL)
     text = "\n\n".join(part for part in text.split("\n\n") if "<!--given-->" not in part)
     text = re.sub(r"[\d.,e-]+<!--set-->", " ", _CLAIM.sub(" ", text))
     measured = (

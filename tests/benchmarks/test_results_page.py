@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import xml.etree.ElementTree as ET
 
 import matplotlib
@@ -72,6 +73,17 @@ def test_the_committed_figures_are_what_the_records_give():
         assert re.search(r">[\d×, ]*NVIDIA H[12]00[\w ]*" + commits, text), name
         assert "prefers-color-scheme: dark" in text
         ET.fromstring(text.encode())
+
+
+def test_every_record_names_a_commit_of_this_history():
+    git = ["git", "-C", str(ROOT), "rev-list", "HEAD"]
+    found = subprocess.run(git, capture_output=True, text=True, check=False).stdout.split()
+    if len(found) < 100:
+        pytest.skip("the history is not here")
+    lines = results.read_records(COMMITTED / "results.jsonl")
+    named = {line["commit"].removesuffix("-dirty") for line in lines}
+    lost = {name for name in named if not any(commit.startswith(name) for commit in found)}
+    assert lost == {"4ef5def"}, "docs/results.md says which records name other commits"
 
 
 def test_the_scripts_write_page_and_figures(tmp_path, monkeypatch, capsys):

@@ -14,14 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.ffn.reference import activations, gradients_on, output_of
+from sparsellm.ffn.reference import activations
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     CONTROL_WORDS,
     DENSE_ROW_TILE,
     TILE_NEURONS,
-    FFNGradients,
-    FFNStats,
     FFNWeights,
     Room,
 )
@@ -200,48 +198,26 @@ def on_neurons(values_MW: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
     return values_MN
 
 
-def hybrid_forward(
-    x_MK: Tensor, w: FFNWeights, room: Room, token_M: Tensor | None = None
-) -> tuple[Tensor, FFNStats, Hybrid]:
-    """`reference.sparse_forward` that keeps the hybrid format; exact even if rows overflow."""
-    gate_MN, up_MN = activations(x_MK, w)
-    y_MK, stats = output_of(gate_MN, up_MN, w, token_M)
-    return y_MK, stats, hybrid_of(gate_MN, up_MN, room)
-
-
-def hybrid_backward(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
-    saved: Hybrid,
-    token_M: Tensor | None = None,
-) -> FFNGradients:
-    """`reference.sparse_backward` from the hybrid format.
+def activations_in(saved: Hybrid, x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
+    """`reference.activations` from the hybrid format, dense; zero where the gate is.
 
     Rows that the backup had no room for are computed again from x.
     """
-    if token_M is not None:
-        dy_MK = dy_MK[token_M]
-    n, heavy_rows = w.up_NK.shape[0], saved.row[: saved.num_heavy].long()
-    kept, beyond = heavy_rows.split(
-        [min(len(heavy_rows), len(saved.backup_up)), max(len(heavy_rows) - len(saved.backup_up), 0)]
-    )
+    n, heavy_rows = len(w.up_NK), saved.row[: saved.num_heavy].long()
+    kept, beyond = heavy_rows.tensor_split([len(saved.backup_up)])
     again = activations(x_MK[beyond], w)
     stored_MW = saved.gate if len(saved.gate) else _values(saved).to(x_MK.dtype)
 
-    def whole(ell_MW: Tensor, backup: Tensor, computed: Tensor) -> Tensor:
+    def whole(ell_MW: Tensor, backup: Tensor, computed: Tensor | None) -> Tensor:
+        assert computed is not None
         values_MN = on_neurons(ell_MW, saved, n)
         values_MN[kept], values_MN[beyond] = backup[: len(kept)], computed
         return values_MN
 
     if w.gate_NK is None:
-        up_MN = whole(stored_MW, saved.backup_up, again[1])
-        return gradients_on(up_MN != 0, None, up_MN, dy_MK, d_l1, x_MK, w)
-    assert again[0] is not None
+        return None, whole(stored_MW, saved.backup_up, again[1])
     gate_MN = whole(stored_MW, saved.backup_gate, again[0])
-    up_MN = whole(saved.up, saved.backup_up, again[1])
-    return gradients_on(gate_MN != 0, gate_MN, up_MN, dy_MK, d_l1, x_MK, w)
+    return gate_MN, whole(saved.up, saved.backup_up, again[1])
 
 
 def _neurons(saved: Hybrid) -> Tensor:

@@ -198,6 +198,15 @@ def dense_of(columns: Columns, values_CP: Tensor, num_tokens: int, num_neurons: 
     return values_BPN.flatten(0, 1)[:num_tokens]
 
 
+def activations_in(columns: Columns, x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
+    """`activations` from columns, dense; a pattern that did not fit is recomputed from x."""
+    num_columns, (m, n) = int(columns.offset[-1]), (len(x_MK), len(w.up_NK))
+    if num_columns > columns.neuron.numel():
+        columns = columns_of(*activations(x_MK, w), num_columns)
+    gate_MN = None if w.gate_NK is None else dense_of(columns, columns.gate, m, n)
+    return gate_MN, dense_of(columns, columns.up, m, n)
+
+
 def _blocks_of(values_MN: Tensor) -> Tensor:
     """(blocks, 64, N), missing tokens zero."""
     m, n = values_MN.shape
@@ -212,30 +221,14 @@ def _by_place(values_MN: Tensor) -> Tensor:
     return _blocks_of(values_MN)[:, TOKEN_AT].transpose(1, 2)
 
 
-def sparse_forward(
-    x_MK: Tensor, w: FFNWeights, room: Room, token_M: Tensor | None = None
-) -> tuple[Tensor, FFNStats, Columns]:
-    """A training forward pass (paper, section on training): y, statistics, and columns for
-    backward.
-
-    y and the statistics equal those of `dense_ffn` at any capacity.
-
-    Args:
-        x_MK: the tokens; everything is computed in their type.
-        w: of the same type, without biases; its threshold is not read.
-        room: columns that are kept for `sparse_backward`.
-        token_M: the token of each row of x, see `TokenOrder`; y and statistics per token are in
-            the order of the tokens. None if rows are tokens.
-    """
-    gate_MN, up_MN = activations(x_MK, w)
-    y_MK, stats = output_of(gate_MN, up_MN, w, token_M)
-    return y_MK, stats, columns_of(gate_MN, up_MN, room.capacity)
-
-
 def output_of(
     gate_MN: Tensor | None, up_MN: Tensor, w: FFNWeights, token_M: Tensor | None
 ) -> tuple[Tensor, FFNStats]:
-    """y and statistics of `activations`; ``token_M`` as in `sparse_forward`."""
+    """y and statistics of `activations`.
+
+    ``token_M``: the token of each row, see `TokenOrder`; y and statistics per token are then in the
+    order of the tokens. None if rows are tokens.
+    """
     h_MN = up_MN if gate_MN is None else gate_MN * up_MN
     y_MK = F.linear(h_MN, w.down_KN)
     stats = ffn_stats(h_MN, up_MN if gate_MN is None else gate_MN)
@@ -254,38 +247,7 @@ def activations(x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
     return first_MN, F.linear(x_MK, w.up_NK)
 
 
-def sparse_backward(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
-    saved: Columns,
-    token_M: Tensor | None = None,
-) -> FFNGradients:
-    """Gradients of ``Σ dy * y + d_l1 * l1_sum`` on the pattern (paper, section on training).
-
-    ``∇h = ∇y W_dᵀ`` where the gate fires, plus ``d_l1 * sign(h)``; ``∇h_u = ∇h * h_g``,
-    ``∇h_g = ∇h * h_u``; ``∇x = ∇h_u W_uᵀ + ∇h_g W_gᵀ``; ``∇W_u = xᵀ ∇h_u``, ``∇W_g = xᵀ ∇h_g``,
-    ``∇W_d = hᵀ ∇y``. A pattern that did not fit is recomputed from x. As on tensor cores, factors
-    are rounded to the type of x and sums are fp32 (float64 for float64); ∇x has x's type, and the
-    weights' gradients are not rounded. ``token_M`` as in `sparse_forward`: ∇y is in the order of
-    the tokens, x and ∇x in that of the rows.
-    """
-    if token_M is not None:
-        dy_MK = dy_MK[token_M]
-    num_columns = int(saved.offset[-1])
-    if num_columns > saved.neuron.numel():
-        saved = columns_of(*activations(x_MK, w), num_columns)
-    m, n = x_MK.shape[0], w.up_NK.shape[0]
-    fires_CP = saved.mask[:, None] >> torch.tensor(TOKEN_AT, device=x_MK.device) & 1
-    active_MN = dense_of(saved, fires_CP, m, n) != 0
-    up_MN = dense_of(saved, saved.up, m, n)
-    gate_MN = None if w.gate_NK is None else dense_of(saved, saved.gate, m, n)
-    return gradients_on(active_MN, gate_MN, up_MN, dy_MK, d_l1, x_MK, w)
-
-
 def gradients_on(  # noqa: PLR0917
-    active_MN: Tensor,
     gate_MN: Tensor | None,
     up_MN: Tensor,
     dy_MK: Tensor,
@@ -293,12 +255,19 @@ def gradients_on(  # noqa: PLR0917
     x_MK: Tensor,
     w: FFNWeights,
 ) -> FFNGradients:
-    """The formulas of `sparse_backward` on a pattern, dense; ∇y by row of x."""
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum`` on the pattern (paper, section on training).
+
+    ``∇h = ∇y W_dᵀ`` where the gate fires, plus ``d_l1 * sign(h)``; ``∇h_u = ∇h * h_g``,
+    ``∇h_g = ∇h * h_u``; ``∇x = ∇h_u W_uᵀ + ∇h_g W_gᵀ``; ``∇W_u = xᵀ ∇h_u``, ``∇W_g = xᵀ ∇h_g``,
+    ``∇W_d = hᵀ ∇y``. As on tensor cores, factors are rounded to the type of x and sums are fp32
+    (float64 for float64); ∇x has x's type, and the weights' gradients are not rounded. ∇y is by row
+    of x. The activations are those of `activations`; up need not be known where the gate is zero.
+    """
     wide = torch.promote_types(x_MK.dtype, torch.float32)
     h_MN = up_MN if gate_MN is None else gate_MN * up_MN
     dy_MK, x_wide_MK = dy_MK.to(wide), x_MK.to(wide)
     dh_MN = dy_MK @ w.down_KN.to(wide) + d_l1.to(wide) * h_MN.sign().to(wide)
-    dh_MN = torch.where(active_MN, dh_MN, 0)
+    dh_MN = torch.where((up_MN if gate_MN is None else gate_MN) != 0, dh_MN, 0)
     slope = rectified(w).slope
     d_up_MN = dh_MN * (slope(up_MN.to(wide)) if gate_MN is None else gate_MN)
     d_up_MN = d_up_MN.to(x_MK.dtype).to(wide)

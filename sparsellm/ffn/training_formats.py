@@ -12,13 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsellm.ffn.formats import (
-    Hybrid,
-    empty_hybrid,
-    hybrid_backward,
-    hybrid_forward,
-)
-from sparsellm.ffn.reference import empty_columns, sparse_backward, sparse_forward
+from sparsellm.ffn import formats, reference
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     MAX_ELL_WIDTH,
@@ -33,15 +27,49 @@ from sparsellm.ffn.types import (
 
 @dataclass(frozen=True)
 class TrainingFormat:
-    """What differs between formats."""
+    """What differs between formats, and training in plain torch: the specification of kernels.
 
-    saved: type[Columns] | type[Hybrid]  # what forward keeps for backward
+    y, statistics and gradients are those of the dense FFN whatever overflows.
+    """
+
+    saved: type[Columns] | type[formats.Hybrid]  # what forward keeps for backward
     empty: Callable[..., Any]  # allocates it for (x, N, room, gated)
     check: Callable[[int, int, Room], None]  # that the room fits M and N
-    # In plain torch: of x, the weights, the room and the order of the tokens; and backward.
-    forward: Callable[[Tensor, FFNWeights, Room, Tensor | None], tuple[Tensor, FFNStats, Any]]
-    backward: Callable[..., FFNGradients]
-    kernels: str  # the module of kernels/ with both, see `kernels`
+    keep: Callable[[Tensor | None, Tensor, Room], Any]  # makes it of `reference.activations`
+    restore: Callable[[Any, Tensor, FFNWeights], tuple[Tensor | None, Tensor]]  # from it, x and w
+    kernels: str  # the module of kernels/ with forward and backward, see `kernels`
+
+    def forward(
+        self, x_MK: Tensor, w: FFNWeights, room: Room, token_M: Tensor | None = None
+    ) -> tuple[Tensor, FFNStats, Any]:
+        """y (M, K), statistics, and the input of `backward` (paper, section on training).
+
+        Args:
+            x_MK: the tokens; everything is computed in their type.
+            w: of the same type, without biases; its threshold is not read.
+            room: what is reserved for the pattern.
+            token_M: see `reference.output_of`.
+        """
+        gate_MN, up_MN = reference.activations(x_MK, w)
+        y_MK, stats = reference.output_of(gate_MN, up_MN, w, token_M)
+        return y_MK, stats, self.keep(gate_MN, up_MN, room)
+
+    def backward(  # noqa: PLR0917
+        self,
+        dy_MK: Tensor,
+        d_l1: Tensor,
+        x_MK: Tensor,
+        w: FFNWeights,
+        saved: Any,
+        token_M: Tensor | None = None,
+    ) -> FFNGradients:
+        """`reference.gradients_on` the pattern; what did not fit is recomputed from x.
+
+        ``token_M`` as in `forward`: ∇y is in the order of the tokens, x and ∇x in that of the rows.
+        """
+        dy_MK = dy_MK if token_M is None else dy_MK[token_M]
+        gate_MN, up_MN = self.restore(saved, x_MK, w)
+        return reference.gradients_on(gate_MN, up_MN, dy_MK, d_l1, x_MK, w)
 
 
 def _check_columns(num_tokens: int, num_neurons: int, room: Room) -> None:
@@ -68,18 +96,18 @@ def _check_hybrid(num_tokens: int, num_neurons: int, room: Room) -> None:
 FORMATS: dict[Format, TrainingFormat] = {
     "union": TrainingFormat(
         saved=Columns,
-        empty=empty_columns,
+        empty=reference.empty_columns,
         check=_check_columns,
-        forward=sparse_forward,
-        backward=sparse_backward,
+        keep=lambda gate_MN, up_MN, room: reference.columns_of(gate_MN, up_MN, room.capacity),
+        restore=reference.activations_in,
         kernels="union_training",
     ),
     "twell": TrainingFormat(
-        saved=Hybrid,
-        empty=empty_hybrid,
+        saved=formats.Hybrid,
+        empty=formats.empty_hybrid,
         check=_check_hybrid,
-        forward=hybrid_forward,
-        backward=hybrid_backward,
+        keep=formats.hybrid_of,
+        restore=formats.activations_in,
         kernels="hybrid",
     ),
 }

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from sparsellm.ffn.formats import (
     empty_hybrid,
-    hybrid_backward,
-    hybrid_forward,
     hybrid_of,
     on_neurons,
     pack_twell,
@@ -20,6 +18,7 @@ from sparsellm.ffn.formats import (
     unpack_twell,
 )
 from sparsellm.ffn.reference import activations
+from sparsellm.ffn.training_formats import FORMATS
 from sparsellm.ffn.types import FFNWeights, Room
 
 densities = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0])
@@ -173,9 +172,9 @@ def test_forward_and_backward_whatever_overflows(case):
     d_l1 = torch.tensor(0.3, dtype=torch.float64)
     expected = torch.autograd.grad((y * dy[token]).sum() + d_l1 * h.abs().sum(), leaves)
 
-    found_y, stats, saved = hybrid_forward(x, w, case.room, token)
+    found_y, stats, saved = FORMATS["twell"].forward(x, w, case.room, token)
     torch.testing.assert_close(found_y[token.long()], y.detach())
     assert float(stats.l1_sum) == pytest.approx(float(h.detach().abs().sum()))
-    found = hybrid_backward(dy, d_l1, x, w, saved, token)
+    found = FORMATS["twell"].backward(dy, d_l1, x, w, saved, token)
     for one, other in zip((g for g in found if g is not None), expected, strict=True):
         torch.testing.assert_close(one, other)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparsellm.ffn import training_ops
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.reference import sparse_backward, sparse_forward
+from sparsellm.ffn.training_formats import FORMATS
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights, TokenOrder
 
@@ -278,13 +278,13 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
     def forward(x_MK, w, room, token_M):
         assert w.down_KN.t().is_contiguous()
         assert {t.dtype for t in w if torch.is_tensor(t)} == {torch.bfloat16}
-        return sparse_forward(x_MK, w, room, token_M)
+        return FORMATS["union"].forward(x_MK, w, room, token_M)
 
     def backward(dy_MK, d_l1, x_MK, w, saved, dtype, token_M, sums):  # noqa: PLR0917
         assert w.down_KN.t().is_contiguous()
         assert dtype == torch.float32
         assert sums is None
-        return sparse_backward(dy_MK, d_l1, x_MK, w, saved, token_M)
+        return FORMATS["union"].backward(dy_MK, d_l1, x_MK, w, saved, token_M)
 
     monkeypatch.setattr(union_training, "forward", forward)
     monkeypatch.setattr(union_training, "backward", backward)

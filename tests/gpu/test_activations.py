@@ -15,7 +15,8 @@ from sparsellm.ffn.dispatch import new_dispatch
 from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
-from sparsellm.ffn.reference import fatrelu_ffn, sparse_backward, sparse_forward
+from sparsellm.ffn.reference import fatrelu_ffn
+from sparsellm.ffn.training_formats import FORMATS
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import ELEMENTS, FFNWeights, Room
 
@@ -79,9 +80,10 @@ def test_training_on_unions_equals_float64(name):
             y_MK, stats = sparse_ffn_training(leaves[0], of_leaves, capacity)
             loss = (y_MK.float() * dy_MK.float()).sum() + 0.3 * stats.l1_sum
             found = torch.autograd.grad(loss, leaves)
-        right_y, right_stats, saved = sparse_forward(x_MK.double(), _wide(w), Room(worst))
+        union = FORMATS["union"]
+        right_y, right_stats, saved = union.forward(x_MK.double(), _wide(w), Room(worst))
         d_l1 = torch.tensor(0.3, device=x_MK.device, dtype=torch.float64)
-        right = sparse_backward(dy_MK.double(), d_l1, x_MK.double(), _wide(w), saved)
+        right = union.backward(dy_MK.double(), d_l1, x_MK.double(), _wide(w), saved)
         assert error(y_MK, right_y) < 2e-2, case
         assert float(stats.l1_sum) == pytest.approx(float(right_stats.l1_sum), rel=2e-2, abs=1e-3)
         most = 2e-2 + 8e-2 / max(int(right_stats.nnz_M.sum()), 1) ** 0.5

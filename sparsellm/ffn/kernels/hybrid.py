@@ -2,7 +2,7 @@
 
 Shapes: M tokens, K hidden_size, N intermediate_size, W width of the ELL matrix, R rows of the dense
 backup; everything bf16 and contiguous; of W_d its transpose is read. ``cuda/common/hybrid.cuh`` has
-the format, `formats.hybrid_forward` and `hybrid_backward` are the specification.
+the format, `training_formats.FORMATS` the specification.
 """
 
 import torch

@@ -1,8 +1,7 @@
 """Forward and backward of the FFN on its sparsity pattern, for training.
 
 Shapes: M tokens, K hidden_size, N intermediate_size, C capacity in columns; everything bf16 and
-contiguous; of W_d its transpose is read. `reference.sparse_forward` and `sparse_backward` are the
-specification.
+contiguous; of W_d its transpose is read. `training_formats.FORMATS` is the specification.
 """
 
 import functools

@@ -24,8 +24,8 @@ from sparsellm.ffn.types import (
     Room,
 )
 
-COMPRESSIONS = (2, 4, 8)
-COMPRESSION = 8  # the paper's at its sparsity: 31 non-zeros per token and tile of 256 neurons
+# Words for a row of a tile: the paper's compression factor 8, which it has at its sparsity.
+TWELL_WIDTH = TILE_NEURONS // 8
 ELL_WIDTH = 128  # the paper's
 BACKUP_SHARE = 8  # the dense backup has M / 8 rows, as the paper's
 ROUND_ROWS = 1024  # dense rows of a round
@@ -38,48 +38,32 @@ def backup_rows_for(num_tokens: int) -> int:
     return -(-rows // unit) * unit
 
 
-def pack_twell(gate_MN: Tensor, compression: int) -> Tensor:
-    """(M, T, 256 / C) int32: for each row and tile the number of non-zeros, then those that fit.
+def pack_twell(gate_MN: Tensor) -> Tensor:
+    """(M, T, 32) int32: for each row and tile the number of non-zeros, then those that fit.
 
     A non-zero is a bf16 value in the high half of a word and its neuron, of all N, in the low half;
-    neurons ascend. A count above ``256 / C - 1`` says that the tile has overflowed. Words beyond
-    the count are zero (kernels leave them as they were).
+    neurons ascend. A count above 31 says that the tile has overflowed. Words beyond the count are
+    zero (kernels leave them as they were).
 
     Args:
         gate_MN: after its activation function; N at most 65,536.
-        compression: C, of `COMPRESSIONS`.
 
     Raises:
-        ValueError: another compression factor, too many neurons.
+        ValueError: too many neurons.
     """
-    if compression not in COMPRESSIONS:
-        raise ValueError(f"TwELL: compression {compression} must be one of {COMPRESSIONS}")
     m, n = gate_MN.shape
     if n > 1 << 16:
         raise ValueError(f"TwELL: {n:,} neurons are more than 16 bits can number")
-    width, tiles = TILE_NEURONS // compression, -(-n // TILE_NEURONS)
+    tiles = -(-n // TILE_NEURONS)
     padded = F.pad(gate_MN, (0, tiles * TILE_NEURONS - n)).reshape(m, tiles, TILE_NEURONS)
     bits = padded.to(torch.bfloat16).view(torch.int16).long() << 16
     neuron = torch.arange(tiles * TILE_NEURONS, device=gate_MN.device).view(tiles, TILE_NEURONS)
     active = padded != 0
     # Non-zeros first, in the order of their neurons.
-    order = (~active).long().argsort(dim=2, stable=True)[:, :, : width - 1]
+    order = (~active).long().argsort(dim=2, stable=True)[:, :, : TWELL_WIDTH - 1]
     word = torch.where(active, bits | neuron, 0).gather(2, order)
     count = active.sum(2, keepdim=True)
     return _as_int32(torch.cat([count, word], 2))
-
-
-def unpack_twell(word: Tensor, num_neurons: int) -> tuple[Tensor, Tensor]:
-    """The (M, N) values that TwELL holds, bf16, and (M, T) counts of all non-zeros."""
-    m, _, width = word.shape
-    count = word[:, :, 0].long()
-    held = torch.arange(width - 1, device=word.device) < count[:, :, None]
-    row, tile, slot = held.nonzero(as_tuple=True)
-    stored = word[row, tile, slot + 1]
-    gate_MN = torch.zeros(m, num_neurons, dtype=torch.bfloat16, device=word.device)
-    value = (stored >> 16).to(torch.int16).view(torch.bfloat16)
-    gate_MN[row, (stored & 0xFFFF).long()] = value
-    return gate_MN, count
 
 
 def twell_overflows(word: Tensor) -> Tensor:
@@ -151,7 +135,7 @@ def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room) -> Hybrid:
     pattern_MN = up_MN if gate_MN is None else gate_MN
     (m, n), device = pattern_MN.shape, up_MN.device
     active_MN = pattern_MN != 0
-    heavy_M = twell_overflows(pack_twell(pattern_MN, COMPRESSION)) | (active_MN.sum(1) > width)
+    heavy_M = twell_overflows(pack_twell(pattern_MN)) | (active_MN.sum(1) > width)
     blocks = -(-m // BLOCK_TOKENS)
     light_MN = active_MN & ~heavy_M[:, None]
     count = light_MN.sum(1)

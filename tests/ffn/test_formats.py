@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ffn.twell_values import unpack_twell
 from sparsellm.ffn.formats import (
     empty_hybrid,
     hybrid_of,
     on_neurons,
     pack_twell,
     twell_overflows,
-    unpack_twell,
 )
 from sparsellm.ffn.reference import activations
 from sparsellm.ffn.training_formats import FORMATS
@@ -34,14 +34,13 @@ def _activations(m: int, n: int, density: float, seed: int) -> torch.Tensor:
 @settings(max_examples=40, deadline=None)
 @given(
     shape=st.tuples(st.integers(0, 5), st.integers(1, 600)),
-    compression=st.sampled_from([2, 4, 8]),
     density=densities,
     seed=st.integers(0, 10**6),
 )
-def test_twell_holds_each_rows_non_zeros_tile_by_tile(shape, compression, density, seed):
+def test_twell_holds_each_rows_non_zeros_tile_by_tile(shape, density, seed):
     (m, n), gate = shape, _activations(*shape, density, seed)
-    word = pack_twell(gate, compression)
-    width, tiles = 256 // compression, -(-n // 256)
+    word = pack_twell(gate)
+    width, tiles = 32, -(-n // 256)
     assert word.shape == (m, tiles, width)
     assert word.dtype == torch.int32
     for row in range(m):
@@ -61,15 +60,13 @@ def test_twell_holds_each_rows_non_zeros_tile_by_tile(shape, compression, densit
     assert int(count.sum()) == int((gate != 0).sum())
 
 
-def test_twell_has_the_papers_sizes_and_refuses_others():
-    assert pack_twell(torch.zeros(3, 5632), 8).shape == (3, 22, 32)  # M × N / 8 words
+def test_twell_has_the_papers_size_and_refuses_neurons_that_it_cannot_number():
+    assert pack_twell(torch.zeros(3, 5632)).shape == (3, 22, 32)  # M × N / 8 words
     last = torch.zeros(1, 65_536)
     last[0, -1] = -1.5
-    assert torch.equal(unpack_twell(pack_twell(last, 2), 65_536)[0], last.bfloat16())
-    with pytest.raises(ValueError, match="compression 3 must be one of"):
-        pack_twell(torch.zeros(1, 8), 3)
+    assert torch.equal(unpack_twell(pack_twell(last), 65_536)[0], last.bfloat16())
     with pytest.raises(ValueError, match="65,544 neurons"):
-        pack_twell(torch.zeros(1, 65_544), 8)
+        pack_twell(torch.zeros(1, 65_544))
 
 
 class Case(NamedTuple):

@@ -65,8 +65,8 @@ def infer() -> None:
         union.union_up(x_MK, w_NK, b_N, columns)
         union.union_down(columns, w_NK, b_K, y_MK)
         w = FFNWeights(w_NK, w_NK, w_NK.t(), b_N, b_N, b_K, down_NK=w_NK)
-        for compression, shift in ((2, 0.0), (8, 20.0)):  # few fire, then so many that all overflow
-            gate = twell.empty_twell(m, n, compression, device)
+        for shift in (0.0, 20.0):  # few fire, then so many that all overflow
+            gate = twell.empty_twell(m, n, device)
             twell.gate_twell(x_MK, w_NK, b_N + shift, 0.0, gate)
             twell.twell_ffn(gate, x_MK, w._replace(b_gate_N=b_N + shift), y_MK)
         inference.sparse(x_MK, w, 0, order_of(m).token_M)
@@ -79,7 +79,7 @@ def infer_fp8(m: int, k: int, n: int) -> None:
     """The gate in e4m3, in both formats."""
     x_MK, b_N, rows = matrix(m, k), matrix(n), quantised_rows(matrix(n, k))
     union.gate_union(x_MK, rows, b_N, 0.0, union.empty_union(m, n, x_MK.device))
-    twell.gate_twell(x_MK, rows, b_N, 0.0, twell.empty_twell(m, n, 2, x_MK.device))
+    twell.gate_twell(x_MK, rows, b_N, 0.0, twell.empty_twell(m, n, x_MK.device))
 
 
 def order_of(m: int) -> TokenOrder:

@@ -70,7 +70,7 @@ def test_gates_are_the_product_of_the_e4m3_numbers(case):
     assert relative(gate, torch.where(fires, exact, 0)) < 6e-3
 
     if case.m <= 10_000:
-        packed = twell.empty_twell(case.m, case.n, 2, t.x_MK.device)
+        packed = twell.empty_twell(case.m, case.n, t.x_MK.device)
         packed.word.fill_(0x7FC0_FFFF)
         twell.gate_twell(t.x_MK, w, t.b_gate_N, case.threshold, packed)
         by_token = (gate != 0).sum(1)

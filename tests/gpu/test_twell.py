@@ -1,9 +1,15 @@
-"""The TwELL kernels against float64 at every compression factor, Hopper's and portable ones."""
+"""The TwELL kernels against float64, Hopper's and portable ones.
+
+They take any width. Of more words than `TWELL_WIDTH`, rows overflow by the length of a list.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from ffn.twell_values import unpack_twell
 from torch import Tensor
 
 from gpu.conditions import each, may_go_either_way, named
@@ -18,7 +24,7 @@ from gpu.union_cases import (
     linear64,
     poisoned_like,
 )
-from sparsellm.ffn.formats import unpack_twell
+from sparsellm.ffn.formats import TWELL_WIDTH
 from sparsellm.ffn.kernels.twell import empty_twell, gate_twell, twell_ffn
 from sparsellm.ffn.types import FFNWeights
 
@@ -26,11 +32,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 NO_NUMBER = 0x7FC0_FFFF  # a NaN of the last neuron: what a kernel fails to write shows
 
 
-def gate_of(case, compression):
-    """The gate of a case in TwELL, in poisoned memory."""
+def gate_of(case, width=TWELL_WIDTH):
+    """The gate of a case in TwELL of so many words a tile, in poisoned memory."""
     t = inputs_of(case)
-    gate = empty_twell(case.m, case.n, compression, device())
-    gate.word.fill_(NO_NUMBER)
+    gate = empty_twell(case.m, case.n, device())
+    gate = replace(gate, word=gate.word.new_full((*gate.word.shape[:2], width), NO_NUMBER))
     gate.overflowed.fill_(2**30)
     gate.control.fill_(77)
     gate_twell(t.x_MK, t.w_gate_NK, t.b_gate_N, case.threshold, gate)
@@ -77,17 +83,17 @@ def test_packs_what_fires_and_the_ffn_equals_float64_whatever_overflows(case):
     doubt = linear64(torch.where(in_doubt, exact * up, 0), t.w_down_KN, None)
     most = case.rounds(1.2e-2) * max(float(right.norm()), 1e-30) + float(doubt.norm())
     nonzeros = (gate != 0).double().sum(1)
-    # One compression factor is enough for very many tokens, and for fp16.
-    for compression in (8,) if case.m > 10_000 or case.element == torch.float16 else (2, 4, 8):
-        with named(f"compression {compression}"):
-            packed = gate_of(case, compression)
+    # One width is enough for very many tokens, and for fp16.
+    for width in (32,) if case.m > 10_000 or case.element == torch.float16 else (128, 64, 32):
+        with named(f"width {width}"):
+            packed = gate_of(case, width)
             if case.element != torch.float16:
                 check_packing(case, packed, exact)
             found, overflowed, observed = ffn_of(case, packed)
             assert torch.isfinite(found).all()
             assert float((found.double() - right).norm()) < most
             assert observed == pytest.approx(float(nonzeros.mean()), rel=0.01, abs=1)
-            if float(nonzeros.max()) <= 256 // compression - 1:
+            if float(nonzeros.max()) <= width - 1:
                 assert overflowed == 0
             if case.bias == 100.0:  # all fire
                 assert overflowed == case.m
@@ -95,7 +101,7 @@ def test_packs_what_fires_and_the_ffn_equals_float64_whatever_overflows(case):
 
 def test_the_same_bits_every_time():
     case = Case(3000, 520, 3000, 2.0, 0.5, uneven=True)
-    first, overflowed, _ = ffn_of(case, gate_of(case, 8))
+    first, overflowed, _ = ffn_of(case, gate_of(case))
     assert 0 < overflowed < case.m
     for _ in range(10):
-        assert torch.equal(ffn_of(case, gate_of(case, 8))[0], first)
+        assert torch.equal(ffn_of(case, gate_of(case))[0], first)

@@ -8,7 +8,7 @@ the format, `training_formats.FORMATS` the specification.
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.formats import COMPRESSION, ROUND_ROWS, Hybrid, empty_hybrid
+from sparsellm.ffn.formats import ROUND_ROWS, Hybrid, empty_hybrid
 from sparsellm.ffn.kernels import twell
 from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.transpose import gradients_from
@@ -46,7 +46,7 @@ def forward(
     ``token_M``: (M,) int32, the token of each row of x; y and nnz are in the order of the tokens.
     """
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
-    gate = twell.empty_twell(m, n, COMPRESSION, x_MK.device)
+    gate = twell.empty_twell(m, n, x_MK.device)
     twell.gate_twell(x_MK, *w.first_multiplied, 0.0, gate, w.activation)
     saved = empty_hybrid(x_MK, n, room, gated=gated)
     saved = saved._replace(row=gate.overflowed, counted=gate.control)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.dispatch import Costs, Measured, bucket_of
-from sparsellm.ffn.formats import COMPRESSION
 from sparsellm.ffn.kernels import decode, twell, union
 from sparsellm.ffn.kernels.dense import dense_ffn
 from sparsellm.ffn.kernels.quantise import quantise_rows
@@ -50,7 +49,7 @@ def sparse(
 
 
 def _by_twell(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int) -> None:
-    gate = twell.empty_twell(x_MK.shape[0], w.up_NK.shape[0], COMPRESSION, x_MK.device)
+    gate = twell.empty_twell(x_MK.shape[0], w.up_NK.shape[0], x_MK.device)
     twell.gate_twell(x_MK, *w.first_multiplied, w.threshold, gate, w.activation)
     twell.twell_ffn(gate, x_MK, w, y_MK, observed)
 

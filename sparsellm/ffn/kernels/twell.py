@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.formats import BACKUP_SHARE
+from sparsellm.ffn.formats import BACKUP_SHARE, TWELL_WIDTH
 from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gate import compute_gate
 from sparsellm.ffn.kernels.launch import Address, Kernel
@@ -24,12 +24,12 @@ _L2_BYTES = 26 * 2**20
 class Twell:
     """An activation matrix of M × N in TwELL."""
 
-    word: Tensor  # (M, tiles, 256 / compression) int32
+    word: Tensor  # (M, tiles, `TWELL_WIDTH`) int32
     overflowed: Tensor  # (M,) int32: rows that a kernel left to `dense_rows`
     control: Tensor  # (8,) int32
 
 
-def empty_twell(num_tokens: int, num_neurons: int, compression: int, device: torch.device) -> Twell:
+def empty_twell(num_tokens: int, num_neurons: int, device: torch.device) -> Twell:
     """Uninitialised memory for so many tokens."""
     tiles = -(-num_neurons // TILE_NEURONS)
 
@@ -37,7 +37,7 @@ def empty_twell(num_tokens: int, num_neurons: int, compression: int, device: tor
         return torch.empty(shape, dtype=torch.int32, device=device)
 
     return Twell(
-        word=empty(num_tokens, tiles, TILE_NEURONS // compression),
+        word=empty(num_tokens, tiles, TWELL_WIDTH),
         overflowed=empty(num_tokens),
         control=empty(CONTROL_WORDS),
     )

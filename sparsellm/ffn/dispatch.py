@@ -40,7 +40,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds of one FFN forward at one shape, see `kernels.inference.measure_costs`."""
+    """Milliseconds of one FFN forward at one shape, see costs.py."""
 
     dense: float
     fixed: float  # sparse where nothing fires

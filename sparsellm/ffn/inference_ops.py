@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.dispatch import Measured, by_handle
+from sparsellm.ffn.dispatch import Costs, Measured, by_handle
 from sparsellm.ffn.quantised import quantised_from
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS, MAX_NEURONS, MAX_TOKENS, FFNWeights
@@ -53,16 +53,14 @@ def _run(x_MK: Tensor, w: FFNWeights, dispatch: int, token_M: Tensor | None) -> 
     if chooser is None:
         return inference.sparse(x_MK, w, 0, token_M)
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
-    path = chooser.choose(
-        m,
-        lambda: inference.costs_of(
-            Measured(
-                *(m, k, n, gated, chooser.format, x_MK.get_device(), x_MK.dtype),
-                fp8=w.quantised is not None,
-            )
-        ),
-        frozen=torch.cuda.is_current_stream_capturing(),
-    )
+
+    def costs() -> Costs:
+        from sparsellm.ffn.costs import costs_of
+
+        device_index, fp8 = x_MK.get_device(), w.quantised is not None
+        return costs_of(Measured(m, k, n, gated, chooser.format, device_index, x_MK.dtype, fp8))
+
+    path = chooser.choose(m, costs, frozen=torch.cuda.is_current_stream_capturing())
     if path == "dense":
         return inference.dense_ffn(x_MK, w)
     return inference.sparse(x_MK, w, chooser.word(m), token_M, chooser.format)

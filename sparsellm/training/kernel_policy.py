@@ -63,7 +63,7 @@ def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:
 
 def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
     """The costs of a micro-batch's forward and backward pass: their mean over ranks, on each."""
-    from sparsellm.ffn.training_costs import measure_costs
+    from sparsellm.ffn.costs import measure_training_costs
 
     shape = recipe.model
     call = Measured(
@@ -76,7 +76,7 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
         fp8=recipe.runtime.precision == "fp8",
     )
     ordered = recipe.runtime.token_order == "auto"
-    own = measure_costs(call, compiled=recipe.runtime.compile, ordered=ordered)
+    own = measure_training_costs(call, compiled=recipe.runtime.compile, ordered=ordered)
     mean = torch.tensor(astuple(own), dtype=torch.float64, device=device)
     all_reduce_sum(mean)
     mean /= dist.get_world_size() if dist.is_initialized() else 1

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparsellm.ffn import training_costs
-from sparsellm.ffn.kernels import inference
+from sparsellm.ffn import costs
 from sparsellm.ffn.kernels.gpu_architecture import FORCED, architecture_of, unsupported
 
 
@@ -96,7 +95,7 @@ def forced(architecture: str) -> Iterator[None]:
 
 def _forget() -> None:
     """Makes the next call choose, and measure, anew."""
-    for function in (architecture_of, inference.measure_costs, training_costs.measure_costs):
+    for function in (architecture_of, costs.measure_costs, costs.measure_training_costs):
         function.cache_clear()
 
 

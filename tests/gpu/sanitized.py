@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
-from sparsellm.ffn.kernels import compile, dense, hybrid, inference, twell, union
+from sparsellm.ffn.kernels import compile, hybrid, inference, twell, union
 from sparsellm.ffn.kernels.decode import decode_ffn
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES
 from sparsellm.ffn.token_order import token_order
@@ -72,7 +72,7 @@ def infer() -> None:
         inference.sparse(x_MK, w, 0, order_of(m).token_M)
         for tokens in (1, 9, MAX_DECODE_TOKENS):
             decode_ffn(x_MK[:tokens], w, y_MK[:tokens])
-        dense.relu_product(gate_MN, gate_MN, 0.0, gate_MN)
+        inference.relu_product(gate_MN, gate_MN, 0.0, gate_MN)
 
 
 def infer_fp8(m: int, k: int, n: int) -> None:

@@ -158,7 +158,7 @@ def test_costs_are_those_of_a_micro_batch_and_their_mean_over_ranks(tiny, monkey
     def add_other_rank(tensor):
         tensor += torch.tensor([3.0, 0.6, 0.03])
 
-    monkeypatch.setattr("sparsellm.ffn.training_costs.measure_costs", measure)
+    monkeypatch.setattr("sparsellm.ffn.costs.measure_training_costs", measure)
     policy = "sparsellm.training.kernel_policy"
     if num_ranks == 2:
         monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)

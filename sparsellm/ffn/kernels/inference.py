@@ -1,21 +1,15 @@
-"""The FFN's forward on every path, and the measurement of their costs.
+"""The FFN's forward on every path.
 
 Shapes: M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS`,
 contiguous, on one GPU.
 """
 
-import functools
-import statistics
-from collections.abc import Callable
-from functools import partial
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.ffn.dispatch import Costs, Measured, bucket_of
 from sparsellm.ffn.kernels import decode, twell, union
-from sparsellm.ffn.kernels.dense import dense_ffn
-from sparsellm.ffn.kernels.quantise import quantise_rows
+from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.types import MAX_DECODE_TOKENS, FFNWeights, Format
 
 
@@ -81,91 +75,33 @@ def _by_union(
     union.union_down(gate, w.down_NK, w.b_down_K, y_MK, token_M)
 
 
-def costs_of(call: Measured) -> Costs:
-    """The measured costs of dense and sparse at the order of magnitude of its tokens."""
-    largest = 1 << min(bucket_of(call.num_tokens), _LARGEST_MEASURED)
-    return measure_costs(call._replace(num_tokens=largest))
+def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
+    """Computes y, (M, K), by cuBLAS, with one kernel between its products.
 
-
-# Assumed if there is too little memory to measure: those of an H200 at M 16384, K 2048, N 5632, in
-# units of dense. TwELL: 8 KB per non-zero at 8 TB/s.
-_ASSUMED_FIXED, _ASSUMED_PER_SHARE, _ASSUMED_PER_TOKEN_SHARE = 0.35, 1.1, 55.0
-_LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
-_MAX_COPIES = 6
-
-
-@functools.lru_cache(maxsize=256)
-def measure_costs(call: Measured) -> Costs:
-    """Times dense and sparse on random weights, once per shape and process; waits for the GPU.
-
-    A bias decides which neurons fire, for all tokens, so that sparse is timed at two known unions;
-    its cost is linear in the union (the gate's GEMM, then work per member). The cost of TwELL is
-    linear in the non-zeros of a token, which here equal the union and are few enough for its tiles.
+    It is as fast as what ``torch.compile`` makes.
     """
-    if call.num_tokens <= MAX_DECODE_TOKENS:  # decoding knows no format
-        call = call._replace(format="union")
-    try:
-        with torch.cuda.device(call.device_index):
-            return _measure_costs(call)
-    except torch.cuda.OutOfMemoryError:
-        by_token = call.format == "twell"
-        per_share = _ASSUMED_PER_TOKEN_SHARE if by_token else _ASSUMED_PER_SHARE
-        return Costs(1.0, _ASSUMED_FIXED, per_share / call.n)
+    h_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
+    if w.gate_NK is None:
+        relu_product(h_MN, None, w.threshold, h_MN, activation=w.activation)
+    else:
+        gate_MN = F.linear(x_MK, w.gate_NK, w.b_gate_N)
+        relu_product(gate_MN, h_MN, w.threshold, h_MN, relu_up=w.relu_up, activation=w.activation)
+    return F.linear(h_MN, w.down_KN, w.b_down_K)
 
 
-def _measure_costs(call: Measured) -> Costs:
-    num_tokens, k, n, gated, format, device_index, element, fp8 = call
-    device = torch.device("cuda", device_index)
-    generator = torch.Generator(device).manual_seed(0)
+def relu_product(
+    gate_MN: Tensor,
+    up_MN: Tensor | None,
+    threshold: float,
+    h_MN: Tensor,
+    *,
+    relu_up: bool = False,
+    activation: str = "relu",
+) -> None:
+    """``h`` ← act(gate) * up, or act(gate); ``h`` may be one of them. N is a multiple of 8.
 
-    def matrix(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=element)
-
-    # As in a model, the gate's weights have left the cache when they are needed again.
-    cache = torch.cuda.get_device_properties(device).L2_cache_size
-    x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MAX_COPIES)
-    weights = [(matrix(n, k), matrix(n, k), matrix(k, n)) for _ in range(copies)]
-    transposed = [down_KN.t().contiguous() for *_, down_KN in weights]
-    quantised = [quantise_rows(gate if gated else up) if fp8 else None for gate, up, _ in weights]
-
-    def ffn(copy: int, bias_N: Tensor | None) -> FFNWeights:
-        gate_NK, up_NK, down_KN = weights[copy]
-        w = FFNWeights(gate_NK, up_NK, down_KN, down_NK=transposed[copy])
-        w = w._replace(quantised=quantised[copy])
-        if gated:
-            return w._replace(b_gate_N=bias_N)
-        return w._replace(gate_NK=None, b_up_N=bias_N)
-
-    def sparse_at(union: int) -> float:
-        bias_N = torch.full((n,), -1e4, device=device, dtype=element)
-        bias_N[torch.arange(union, device=device) * n // union] = 1e4
-        return median_ms([partial(sparse, x_MK, ffn(i, bias_N), format=format) for i in each])
-
-    each = range(copies)
-    few, many = (n // 8, n // 2) if format == "union" else (n // 256 + 1, n // 64 + 2)
-    at_few, at_many = sparse_at(few), sparse_at(many)
-    all_dense = median_ms([partial(dense_ffn, x_MK, ffn(i, None)) for i in each])
-    per_neuron = max(at_many - at_few, 0.0) / (many - few)
-    return Costs(all_dense, at_few - per_neuron * few, per_neuron)
-
-
-def median_ms(calls: list[Callable[[], object]], rounds: int = 7) -> float:
-    """Milliseconds per call on the GPU. In a CUDA graph, or small calls would measure the CPU."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        calls[0]()  # compiles and loads
-    torch.cuda.synchronize()
-    graph, times = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        for call in calls:
-            call()
-    for turn in range(rounds + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if turn >= 1:  # warm
-            times.append(start.elapsed_time(end) / len(calls))
-    return statistics.median(times)
+    With ``relu_up`` act(gate) * relu(up).
+    """
+    kernel = kernel_for("relu_product", h_MN, activation)
+    octets = h_MN.numel() // kernel.exported("values")
+    kernel.launch(-(-octets // kernel.threads), gate_MN, up_MN, h_MN, octets, threshold, relu_up)

@@ -15,7 +15,6 @@ from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import (
     compile,
-    dense,
     hybrid,
     inference,
     launch,
@@ -109,7 +108,7 @@ def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="
     for format in ("union", "twell"):
         inference.sparse(x_MK, w, 0, token_M, format)
         inference.sparse(x_MK[:8], w, 0, None, format)
-    dense.dense_ffn(x_MK, w)
+    inference.dense_ffn(x_MK, w)
     sort_tokens.sort_tokens(torch.arange(M), 128, 16, 512)
     d_l1 = torch.ones(())
     sums = None

@@ -1,0 +1,187 @@
+"""Measures what an FFN costs, dense and sparse: its forward, and in training both passes.
+
+Shapes: M tokens, K hidden_size, N intermediate_size; everything contiguous, on one GPU.
+"""
+
+import functools
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsellm.ffn.dispatch import Costs, Measured, bucket_of
+from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
+from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.kernels import hybrid, inference, union_training
+from sparsellm.ffn.kernels.transpose import transposed
+from sparsellm.ffn.reference import dense_ffn
+from sparsellm.ffn.shared_linear import SharedLinear, fp8_weight
+from sparsellm.ffn.types import BLOCK_TOKENS, MAX_DECODE_TOKENS, FFNStats, FFNWeights, Room
+
+# Assumed at inference if there is too little memory to measure: those of an H200 at M 16384,
+# K 2048, N 5632, in units of dense. TwELL: 8 KB per non-zero at 8 TB/s.
+_ASSUMED_FIXED, _ASSUMED_PER_SHARE, _ASSUMED_PER_TOKEN_SHARE = 0.35, 1.1, 55.0
+_LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
+_MAX_COPIES = 6
+# A normal gate is above so many standard deviations for one token in 32, and in token order for one
+# in 16: two and four tokens of a block. In real traces a column has 1.7 to 2.5, and 3.8 to 5.4.
+_FIRES_ABOVE, _FIRES_ABOVE_IN_ORDER = 1.8627, 1.5341
+
+
+def costs_of(call: Measured) -> Costs:
+    """The measured costs of dense and sparse at the order of magnitude of its tokens."""
+    largest = 1 << min(bucket_of(call.num_tokens), _LARGEST_MEASURED)
+    return measure_costs(call._replace(num_tokens=largest))
+
+
+@functools.lru_cache(maxsize=256)
+def measure_costs(call: Measured) -> Costs:
+    """Times inference on random weights, dense and sparse, once per shape; waits for the GPU.
+
+    A bias decides which neurons fire, for all tokens, so that sparse is timed at two known unions;
+    its cost is linear in the union (the gate's GEMM, then work per member). The cost of TwELL is
+    linear in the non-zeros of a token, which here equal the union and are few enough for its tiles.
+    """
+    if call.num_tokens <= MAX_DECODE_TOKENS:  # decoding knows no format
+        call = call._replace(format="union")
+    try:
+        with torch.cuda.device(call.device_index):
+            return _measure_costs(call)
+    except torch.cuda.OutOfMemoryError:
+        by_token = call.format == "twell"
+        per_share = _ASSUMED_PER_TOKEN_SHARE if by_token else _ASSUMED_PER_SHARE
+        return Costs(1.0, _ASSUMED_FIXED, per_share / call.n)
+
+
+def _measure_costs(call: Measured) -> Costs:
+    num_tokens, k, n, gated, format, device_index, element, fp8 = call
+    device = torch.device("cuda", device_index)
+    generator = torch.Generator(device).manual_seed(0)
+    matrix = partial(torch.randn, generator=generator, device=device, dtype=element)
+    # As in a model, the gate's weights have left the cache when they are needed again.
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MAX_COPIES)
+    weights = [(matrix(n, k), matrix(n, k), matrix(k, n)) for _ in range(copies)]
+    downs_NK = [down_KN.t().contiguous() for *_, down_KN in weights]
+    quantised = [quantised_rows(gate if gated else up) if fp8 else None for gate, up, _ in weights]
+
+    def ffn(copy: int, bias_N: Tensor | None) -> FFNWeights:
+        gate_NK, up_NK, down_KN = weights[copy]
+        w = FFNWeights(gate_NK, up_NK, down_KN, down_NK=downs_NK[copy])
+        w = w._replace(quantised=quantised[copy])
+        if gated:
+            return w._replace(b_gate_N=bias_N)
+        return w._replace(gate_NK=None, b_up_N=bias_N)
+
+    def sparse_at(union: int) -> float:
+        bias_N = torch.full((n,), -1e4, device=device, dtype=element)
+        bias_N[torch.arange(union, device=device) * n // union] = 1e4
+        sparse = partial(inference.sparse, x_MK, format=format)
+        return median_ms([partial(sparse, w=ffn(i, bias_N)) for i in each])
+
+    each = range(copies)
+    few, many = (n // 8, n // 2) if format == "union" else (n // 256 + 1, n // 64 + 2)
+    line = (sparse_at(few), few), (sparse_at(many), many)
+    dense = median_ms([partial(inference.dense_ffn, x_MK, ffn(i, None)) for i in each])
+    return _costs(dense, *line)
+
+
+def _costs(dense: float, few: tuple[float, float], many: tuple[float, float]) -> Costs:
+    """Costs of which those of sparse are a line through two: milliseconds, and how many fire."""
+    per_neuron = max(many[0] - few[0], 0.0) / (many[1] - few[1])
+    return Costs(dense, few[0] - per_neuron * few[1], per_neuron)
+
+
+def median_ms(calls: list[Callable[[], object]], rounds: int = 7) -> float:
+    """Milliseconds per call on the GPU. In a CUDA graph, or small calls would measure the CPU."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        calls[0]()  # compiles and loads
+    torch.cuda.synchronize()
+    graph, times = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for call in calls:
+            call()
+    for turn in range(rounds + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if turn >= 1:  # warm
+            times.append(start.elapsed_time(end) / len(calls))
+    return statistics.median(times)
+
+
+@functools.lru_cache(maxsize=64)
+def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> Costs:
+    """Times forward and backward on random weights, dense and sparse; waits for the GPU.
+
+    Both include statistics and the L1 term, as in training; dense is compiled if ``compiled``. A
+    bias keeps some neurons silent and lets each of the others fire for one token in 32, since the
+    cost of the weights' gradients also depends on the tokens per column (`_FIRES_ABOVE`). With
+    ``ordered``, sparse runs in a token order, with as many tokens per column as are usual there.
+    The cost of TwELL depends on the non-zeros of a token, and not on the order. With ``fp8`` both
+    sides compute in FP8 what training does.
+    """
+    num_tokens, k, n, gated, format, device_index, _, fp8 = call
+    device = torch.device("cuda", device_index)
+    generator = torch.Generator(device).manual_seed(0)
+    matrix = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
+    x_MK, dy_MK = matrix(num_tokens, k), matrix(num_tokens, k)
+    gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
+    w = FFNWeights(gate_NK, up_NK, down_KN)
+    if fp8:
+        w = w._replace(quantised=quantised_rows(up_NK if gate_NK is None else gate_NK))
+    d_l1, blocks, order_M = torch.ones((), device=device), -(-num_tokens // BLOCK_TOKENS), None
+    kernels: Any = hybrid if format == "twell" else union_training
+    room = Room(backup_rows_for(num_tokens), ELL_WIDTH) if format == "twell" else Room(blocks * n)
+    if ordered and format == "union":
+        order_M = torch.randperm(num_tokens, generator=generator, device=device, dtype=torch.int32)
+
+    def sparse_at(num_firing: int) -> tuple[float, float]:
+        bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
+        firing = torch.arange(num_firing, device=device) * n // num_firing
+        bias_N[firing] = -(_FIRES_ABOVE_IN_ORDER if ordered else _FIRES_ABOVE) * k**0.5
+        biased = w._replace(b_gate_N=bias_N) if gated else w._replace(b_up_N=bias_N)
+
+        def step() -> FFNStats:
+            given = biased._replace(down_NK=transposed(down_KN, torch.bfloat16))
+            _, stats, saved = kernels.forward(x_MK, given, room, order_M)
+            kernels.backward(dy_MK, d_l1, x_MK, given, saved, torch.bfloat16, order_M)
+            return stats
+
+        stats = step()
+        if format == "twell":
+            return median_ms([step]), float(stats.nnz_M.float().mean())
+        return median_ms([step]), int(stats.union_sum) / blocks
+
+    with torch.cuda.device(device):
+        dense = median_ms([_dense_step(x_MK, w, dy_MK, d_l1, compiled, fp8)])
+        with torch.no_grad():
+            return _costs(dense, sparse_at(n // 16), sparse_at(n // 4))
+
+
+def _dense_step(  # noqa: PLR0917
+    x_MK: Tensor, w: FFNWeights, dy_MK: Tensor, d_l1: Tensor, compiled: bool, fp8: bool
+) -> Callable[[], object]:
+    def linear(weight_NK: Tensor) -> SharedLinear:
+        layer = SharedLinear(nn.Parameter(weight_NK), fp8=fp8)
+        layer.quantised = fp8_weight(weight_NK) if fp8 else None
+        return layer
+
+    gate = None if w.gate_NK is None else linear(w.gate_NK)
+    up, down = linear(w.up_NK), linear(w.down_KN)
+    ffn = torch.compile(dense_ffn, dynamic=False) if compiled else dense_ffn
+    x_MK = x_MK.detach().requires_grad_()
+    inputs = [x_MK, *(layer.weight for layer in (gate, up, down) if layer is not None)]
+
+    def step() -> None:
+        y_MK, stats = ffn(x_MK, gate, up, down)
+        torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, d_l1.to(stats.l1_sum.dtype)))
+
+    return step

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from sparsellm.ffn.operators import define
 from sparsellm.ffn.quantised import E4M3, QuantisedRows, rows_in_e4m3
 
 
@@ -18,8 +19,9 @@ def quantised_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
     return QuantisedRows(*torch.ops.sparsellm.quantise_rows(x_MK.detach(), row_M))
 
 
-def _quantise_rows_on_gpu(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, Tensor]:
-    if x_MK.dtype == torch.float32 or x_MK.shape[1] % 8 or not x_MK.numel():
+def _quantise_rows(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, Tensor]:
+    takes = x_MK.is_cuda and x_MK.dtype != torch.float32 and x_MK.shape[1] % 8 == 0
+    if not takes or not x_MK.numel():
         return rows_in_e4m3(x_MK, row_M)
     from sparsellm.ffn.kernels.quantise import quantise_rows
 
@@ -27,16 +29,18 @@ def _quantise_rows_on_gpu(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, T
         return quantise_rows(x_MK.contiguous(), row_M)
 
 
-torch.library.define("sparsellm::quantise_rows", "(Tensor x_MK, Tensor? row_M) -> (Tensor, Tensor)")
-torch.library.impl("sparsellm::quantise_rows", "CPU")(rows_in_e4m3)
-torch.library.impl("sparsellm::quantise_rows", "CUDA")(_quantise_rows_on_gpu)
-
-
-@torch.library.register_fake("sparsellm::quantise_rows")
-def _(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, Tensor]:
+def _empty_rows(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, Tensor]:
     num_rows = len(x_MK) if row_M is None else len(row_M)
     values_MK = x_MK.new_empty(num_rows, x_MK.shape[1], dtype=E4M3)
     return values_MK, x_MK.new_empty(num_rows, dtype=torch.float32)
+
+
+define(
+    "quantise_rows",
+    "(Tensor x_MK, Tensor? row_M) -> (Tensor, Tensor)",
+    _quantise_rows,
+    _empty_rows,
+)
 
 
 def unsupported(device: torch.device) -> str | None:

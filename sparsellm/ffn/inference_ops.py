@@ -9,21 +9,12 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.dispatch import Costs, Measured, by_handle
+from sparsellm.ffn.operators import define
 from sparsellm.ffn.quantised import quantised_from
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS, MAX_NEURONS, MAX_TOKENS, FFNWeights
 
-# `define` and `impl` rather than `custom_op`, whose Python wrappers cost 30 µs a call.
-torch.library.define(
-    "sparsellm::sparse_ffn",
-    "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor? b_gate_N, "
-    "Tensor? b_up_N, Tensor? b_down_K, float threshold, bool relu_up, str activation, "
-    "Tensor? quantised_NK, Tensor? quantised_scale_N, Tensor down_NK, int dispatch, "
-    "Tensor? token_M) -> Tensor",
-)
 
-
-@torch.library.impl("sparsellm::sparse_ffn", ("CPU", "CUDA"))
 def _sparse_ffn(x_MK: Tensor, *arguments: Any) -> Tensor:
     *own, quantised_NK, quantised_scale_N, down_NK, dispatch, token_M = arguments
     quantised = quantised_from(quantised_NK, quantised_scale_N)
@@ -66,9 +57,15 @@ def _run(x_MK: Tensor, w: FFNWeights, dispatch: int, token_M: Tensor | None) -> 
     return inference.sparse(x_MK, w, chooser.word(m), token_M, chooser.format)
 
 
-@torch.library.register_fake("sparsellm::sparse_ffn")
-def _(x_MK: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x_MK)
+define(
+    "sparse_ffn",
+    "(Tensor x_MK, Tensor? w_gate_NK, Tensor w_up_NK, Tensor w_down_KN, Tensor? b_gate_N, "
+    "Tensor? b_up_N, Tensor? b_down_K, float threshold, bool relu_up, str activation, "
+    "Tensor? quantised_NK, Tensor? quantised_scale_N, Tensor down_NK, int dispatch, "
+    "Tensor? token_M) -> Tensor",
+    _sparse_ffn,
+    lambda x_MK, *_: torch.empty_like(x_MK),
+)
 
 
 def sparse_ffn(

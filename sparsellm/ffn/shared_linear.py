@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.operators import define, define_differentiable
 from sparsellm.ffn.quantised import QuantisedRows, scaled_product
 from sparsellm.ffn.step_shared import Fills, add_to_gradient, gradient_memory, summable, transposed
 
@@ -188,23 +189,15 @@ def _add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
         sum_NK.addmm_(dy_NM.to(sum_NK.dtype), x_MK.to(sum_NK.dtype))
 
 
-# Registered without `torch.library.custom_op`, whose wrapper takes the host 20 to 30 µs a call. In
-# compiled code the product is not even a call: autograd's kernel is plain torch, and is traced. If
-# the `autograd.Function` were called directly, Dynamo would trace it: such graphs bypass the cache
-# on disk, and in torch 2.11 gradients were wrong where two arguments were the same tensor.
-_library = torch.library.Library("sparsellm", "FRAGMENT")
-_library.define(
-    "shared_linear(Tensor x_MK, Tensor weight_NK, Tensor[] ready, Tensor? sum_NK) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
+define_differentiable(
+    "shared_linear",
+    "(Tensor x_MK, Tensor weight_NK, Tensor[] ready, Tensor? sum_NK) -> Tensor",
+    _product,
+    _SharedProduct.apply,
 )
-_library.impl("shared_linear", _SharedProduct.apply, "Autograd")
-_library.impl("shared_linear", _product, "CompositeExplicitAutograd")
-_library.define(
-    "add_weight_gradient(Tensor(a!) sum_NK, Tensor dy_MN, Tensor x_MK) -> ()",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-for _device in ("CPU", "CUDA"):
-    _library.impl("add_weight_gradient", _add_weight_gradient, _device)
-torch.library.register_fake(
-    "sparsellm::add_weight_gradient", lambda sum_NK, dy_MN, x_MK: None, lib=_library
+define(
+    "add_weight_gradient",
+    "(Tensor(a!) sum_NK, Tensor dy_MN, Tensor x_MK) -> ()",
+    _add_weight_gradient,
+    lambda sum_NK, dy_MN, x_MK: None,
 )

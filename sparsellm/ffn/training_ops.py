@@ -8,7 +8,7 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import NoneType
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from sparsellm.ffn.formats import ELL_WIDTH
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import check_limits, check_order, check_weights, sizes_of
+from sparsellm.ffn.operators import define, define_differentiable
 from sparsellm.ffn.quantised import quantised_from
 from sparsellm.ffn.step_shared import Fills, kernel_weights
 from sparsellm.ffn.token_order import in_order
@@ -313,34 +314,21 @@ def _differentiable_forward(*arguments: Any) -> tuple[Any, ...]:
     return *found[:5], list(found[5:])
 
 
-# As in shared_linear.py: registered without `torch.library.custom_op` and its `register_autograd`,
-# whose wrappers take the host longer than all launches of the kernels together.
-_library = torch.library.Library("sparsellm", "FRAGMENT")
-
-
-def _define(name: str, schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    _library.define(name + schema, tags=torch.Tag.pt2_compliant_tag)
-    for device in ("CPU", "CUDA"):
-        _library.impl(name, compute, device)
-    torch.library.register_fake(f"sparsellm::{name}", fake, lib=_library)
-
-
-_define("sparse_ffn_forward", _FORWARD, _forward, _fake_forward)
-_define(
+define("sparse_ffn_forward", _FORWARD, _forward, _fake_forward)
+define(
     "sparse_ffn_backward", f"({_GIVEN}, {_schema(_READ)}) -> Tensor[]", _backward, _fake_backward
 )
-_define(
+define(
     "sparse_ffn_backward_into",
     f"({_GIVEN}, {_schema(_WRITTEN)}) -> Tensor",
     _backward_into,
     _fake_backward_into,
 )
-_library.define("sparse_ffn_training" + _FORWARD, tags=torch.Tag.pt2_compliant_tag)
-_library.impl("sparse_ffn_training", _differentiable_forward, "Autograd")
-_library.impl(
+define_differentiable(
     "sparse_ffn_training",
+    _FORWARD,
     torch.ops.sparsellm.sparse_ffn_forward.default,
-    "CompositeExplicitAutograd",
+    _differentiable_forward,
 )
 
 

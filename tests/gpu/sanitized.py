@@ -58,7 +58,7 @@ def infer() -> None:
     token_order(torch.arange(300, device="cuda").view(3, 100) % 7, 7)
     device = torch.device("cuda", torch.cuda.current_device())
     for m, k, n in ((200, 264, 776), (65, 72, 264)):
-        x_MK, w_NK, gate_MN, y_MK = matrix(m, k), matrix(n, k), matrix(m, n) - 2, matrix(m, k)
+        x_MK, w_NK, y_MK = matrix(m, k), matrix(n, k), matrix(m, k)
         b_N, b_K = matrix(n) - 20, matrix(k)
         columns = union.empty_union(m, n, device)
         union.gate_union(x_MK, w_NK, b_N, 0.0, columns)
@@ -72,7 +72,7 @@ def infer() -> None:
         inference.sparse(x_MK, w, 0, order_of(m).token_M)
         for tokens in (1, 9, MAX_DECODE_TOKENS):
             decode_ffn(x_MK[:tokens], w, y_MK[:tokens])
-        inference.relu_product(gate_MN, gate_MN, 0.0, gate_MN)
+        inference.dense_ffn(x_MK, w)
 
 
 def infer_fp8(m: int, k: int, n: int) -> None:

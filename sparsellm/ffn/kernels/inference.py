@@ -80,28 +80,12 @@ def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
 
     It is as fast as what ``torch.compile`` makes.
     """
-    h_MN = F.linear(x_MK, w.up_NK, w.b_up_N)
-    if w.gate_NK is None:
-        relu_product(h_MN, None, w.threshold, h_MN, activation=w.activation)
-    else:
-        gate_MN = F.linear(x_MK, w.gate_NK, w.b_gate_N)
-        relu_product(gate_MN, h_MN, w.threshold, h_MN, relu_up=w.relu_up, activation=w.activation)
-    return F.linear(h_MN, w.down_KN, w.b_down_K)
-
-
-def relu_product(
-    gate_MN: Tensor,
-    up_MN: Tensor | None,
-    threshold: float,
-    h_MN: Tensor,
-    *,
-    relu_up: bool = False,
-    activation: str = "relu",
-) -> None:
-    """``h`` ← act(gate) * up, or act(gate); ``h`` may be one of them. N is a multiple of 8.
-
-    With ``relu_up`` act(gate) * relu(up).
-    """
-    kernel = kernel_for("relu_product", h_MN, activation)
+    h_MN = F.linear(x_MK, w.up_NK, w.b_up_N)  # up, and in its place h
+    gate_MN, up_MN = h_MN, None
+    if w.gate_NK is not None:
+        gate_MN, up_MN = F.linear(x_MK, w.gate_NK, w.b_gate_N), h_MN
+    kernel = kernel_for("relu_product", h_MN, w.activation)
     octets = h_MN.numel() // kernel.exported("values")
-    kernel.launch(-(-octets // kernel.threads), gate_MN, up_MN, h_MN, octets, threshold, relu_up)
+    grid = -(-octets // kernel.threads)
+    kernel.launch(grid, gate_MN, up_MN, h_MN, octets, w.threshold, w.relu_up)
+    return F.linear(h_MN, w.down_KN, w.b_down_K)

@@ -14,28 +14,31 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-Kind = Literal["pointer", "int", "uint64", "float", "tensor map"]
 
-_DECLARED_KINDS: dict[str, Kind] = {
-    "int": "int",
-    "uint32": "int",
-    "uint64": "uint64",
-    "float": "float",
-    "const __grid_constant__ TensorMap": "tensor map",
-}
+class Address(int):
+    """Of memory that a kernel reads or writes, where it is not a tensor's; 0 for none."""
 
 
 class Parameter(NamedTuple):
     """One parameter of a ``__global__`` function."""
 
     name: str
-    kind: Kind
+    code: str  # with which `struct` packs it
+    takes: tuple[type, ...]  # Python types
 
 
+_POINTER = "Q", (torch.Tensor, NoneType, Address)
+_OTHERS: dict[str, tuple[str, tuple[type, ...]]] = {  # by declared type
+    "int": ("i", (int,)),
+    "uint32": ("i", (int,)),
+    "uint64": ("Q", (int,)),
+    "float": ("f", (float, int)),
+    "const __grid_constant__ TensorMap": ("128s", (bytes,)),
+}
 _KERNEL = re.compile(r"__global__ void(?:\s+__\w+__\([^()]*\))*\s+(\w+)\(([^)]*)\)")
 
 
@@ -55,30 +58,14 @@ def kernels_of(source: str) -> dict[str, tuple[Parameter, ...]]:
 
 def _parameter(kernel: str, words: list[str]) -> Parameter:
     name, declared = words[-1], " ".join(words[:-1])
-    if "*" in declared:
-        return Parameter(name, "pointer")
-    kind = _DECLARED_KINDS.get(declared)
-    if kind is not None:
-        return Parameter(name, kind)
-    raise ValueError(f"{kernel}: no launch passes a parameter of type {declared} ({name})")
+    kind = _POINTER if "*" in declared else _OTHERS.get(declared)
+    if kind is None:
+        raise ValueError(f"{kernel}: no launch passes a parameter of type {declared} ({name})")
+    return Parameter(name, *kind)
 
 
 _ALLOW_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of cuda.h
 _MAX_PARAMETER_BYTES = 4096
-
-
-class Address(int):
-    """Of memory that a kernel reads or writes, where it is not a tensor's; 0 for none."""
-
-
-# How `struct` packs a parameter, and the Python types that it takes.
-_KINDS: dict[Kind, tuple[str, tuple[type, ...]]] = {
-    "pointer": ("Q", (torch.Tensor, NoneType, Address)),
-    "int": ("i", (int,)),
-    "uint64": ("Q", (int,)),
-    "float": ("f", (float, int)),
-    "tensor map": ("128s", (bytes,)),
-}
 
 
 class _Attribute(ctypes.Structure):
@@ -105,7 +92,7 @@ class Layout:
     """How the arguments of one kernel are packed for the driver."""
 
     def __init__(self, kernel: str, parameters: tuple[Parameter, ...]) -> None:
-        codes = [_KINDS[parameter.kind][0] for parameter in parameters]
+        codes = [parameter.code for parameter in parameters]
         self.sizes = [struct.calcsize(f"<{code}") for code in codes]
         self._struct = struct.Struct(f"<{''.join(codes)}")
         assert self._struct.size <= _MAX_PARAMETER_BYTES, kernel
@@ -136,11 +123,10 @@ class Layout:
                 f"not {len(types)}"
             )
         for given, parameter in zip(types, self._parameters, strict=True):
-            wanted = _KINDS[parameter.kind][1]
-            if not issubclass(given, wanted):
+            if not issubclass(given, parameter.takes):
                 raise TypeError(
                     f"{self._kernel}: argument {parameter.name} is a {given.__name__}; it takes "
-                    f"{' or '.join(t.__name__ for t in wanted)}"
+                    f"{' or '.join(t.__name__ for t in parameter.takes)}"
                 )
         found = (
             [i for i, given in enumerate(types) if issubclass(given, torch.Tensor)],

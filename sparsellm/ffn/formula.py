@@ -16,7 +16,7 @@ from sparsellm.architecture import ACTIVATIONS, Rectified, rectified_activations
 from sparsellm.ffn.admission import ForeignFFN
 from sparsellm.ffn.discover import Formula, Projections, Unsupported
 from sparsellm.ffn.reference import fatrelu_ffn
-from sparsellm.ffn.types import ELEMENTS, FFNWeights
+from sparsellm.ffn.types import ELEMENTS
 
 # A forward may clamp what is large, or cut what is small; fp16 overflows.
 _SCALES = {dtype: (0.1, 1.0, 10.0) for dtype in ELEMENTS} | {torch.float32: (1e-4, 1e-2, 1.0, 1e2)}
@@ -40,17 +40,23 @@ def formula_of(foreign: ForeignFFN, activation: Activation | None) -> Formula:
 def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
     """The formulas of an FFN with this activation; all, where the module does not name one.
 
+    Args:
+        activation: of a foreign module.
+        like: a tensor of the type and device to try it with.
+
     Raises:
         Unsupported: it is another activation.
     """
+    known = rectified_activations()
     if activation is None:
-        return [Formula(0.0, relu_up=False, activation=name) for name in rectified_activations()]
-    formula = computed_by(activation, like)
-    if formula is None:
-        name = getattr(activation, "__name__", type(activation).__name__)
-        known = " or ".join(ACTIVATIONS[name].title for name in rectified_activations())
-        raise Unsupported(f"its activation is {name}, not {known}")
-    return [formula]
+        return [Formula(0.0, relu_up=False, activation=name) for name in known]
+    for name, kernels in known.items():
+        threshold = _threshold_of(activation, kernels, like)
+        if threshold is not None:
+            return [Formula(threshold, relu_up=False, activation=name)]
+    own = getattr(activation, "__name__", type(activation).__name__)
+    titles = " or ".join(ACTIVATIONS[name].title for name in known)
+    raise Unsupported(f"its activation is {own}, not {titles}")
 
 
 def _module_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
@@ -59,19 +65,17 @@ def _module_formula(foreign: ForeignFFN, activation: Activation | None) -> Formu
     if required := _further_arguments(forward):
         raise Unsupported(f"its forward needs further arguments: {', '.join(required)}")
     formula = _formula(forward, ffn, activation)
-    x_MK = probe_tokens(ffn.up.in_features, like=ffn.up.weight).flatten(0, 1)
-    _formula_on(x_MK, forward, ffn, activation)
+    _formula_on(_probe_tokens(ffn).flatten(0, 1), forward, ffn, activation)
     return formula
 
 
 def _layer_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
     """The formula of an FFN that a layer computes itself: up, activation, down in a row."""
     ffn, (up, act, *_, down) = foreign.ffn, foreign.inside
-    k = ffn.up.in_features
-    if k == ffn.up.out_features:
+    if ffn.up.in_features == ffn.up.out_features:
         raise Unsupported("its layer computes it, with an intermediate_size of hidden_size")
     formula = _formula(lambda x: down(act(up(x))), ffn, activation)
-    _check_use(foreign.owner, [up, act, down], probe_tokens(k, like=ffn.up.weight))
+    _check_use(foreign.owner, [up, act, down], _probe_tokens(ffn))
     return formula
 
 
@@ -79,19 +83,36 @@ def _formula(
     forward: Callable[[Tensor], Any], ffn: Projections, activation: Activation | None
 ) -> Formula:
     """The formula that a forward computes, in its own type and in fp32."""
-    x_BTK = probe_tokens(ffn.up.in_features, like=ffn.up.weight)
-    formula = _formula_on(x_BTK, forward, ffn, activation)
-    with in_fp32(ffn):
-        x_BTK = probe_tokens(ffn.up.in_features, like=ffn.up.weight)
-        _formula_on(x_BTK, forward, ffn, activation)
+    formula = _formula_on(_probe_tokens(ffn), forward, ffn, activation)
+    with _in_fp32(ffn):
+        _formula_on(_probe_tokens(ffn), forward, ffn, activation)
     return formula
 
 
 def _formula_on(
     x: Tensor, forward: Callable[[Tensor], Any], ffn: Projections, activation: Activation | None
 ) -> Formula:
-    known = [ffn.weights(own) for own in own_formulas(activation, like=x)]
-    return find_formula(x, _try(forward, x), known)
+    """The formula by which a forward computes its result from these tokens."""
+    y = _try(forward, x)
+    if not isinstance(y, Tensor) or y.shape != x.shape:
+        kind = f"{tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        raise Unsupported(f"its forward returns {kind} for tokens of {tuple(x.shape)}")
+    if not y.isfinite().all(dim=-1).any():
+        raise Unsupported(f"its forward overflows {y.dtype} on every random token")
+    if not y.any():
+        raise Unsupported("its forward gives zero for every token that was tried")
+    known = own_formulas(activation, like=x)
+    if ffn.gate is not None:
+        known += [formula._replace(relu_up=True) for formula in known]
+    errors = [_error(y, fatrelu_ffn(x, ffn.weights(formula))) for formula in known]
+    best = min(range(len(errors)), key=errors.__getitem__)
+    if errors[best] <= _TOLERANCE[x.dtype]:
+        return known[best]
+    formulas = " or ".join(_text_of(formula, gated=ffn.gate is not None) for formula in known)
+    raise Unsupported(
+        f"its forward does not compute {formulas}: on random tokens it differs by "
+        f"{errors[best]:.2%}"
+    )
 
 
 def _check_use(layer: nn.Module, chain: list[nn.Module], x_BTK: Tensor) -> None:
@@ -166,20 +187,6 @@ def _further_arguments(forward: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
 
 
-def computed_by(activation: Callable[[Tensor], Any], like: Tensor) -> Formula | None:
-    """The formula of an activation that is ``act(x) if x > t else 0``; None for any other one.
-
-    Args:
-        activation: of a foreign module.
-        like: a tensor of the type and device to try it with.
-    """
-    for name, kernels in rectified_activations().items():
-        threshold = _threshold_of(activation, kernels, like)
-        if threshold is not None:
-            return Formula(threshold, relu_up=False, activation=name)
-    return None
-
-
 def _threshold_of(
     activation: Callable[[Tensor], Any], known: Rectified, like: Tensor
 ) -> float | None:
@@ -219,19 +226,20 @@ def _threshold_among(
     return None
 
 
-def probe_tokens(k: int, like: Tensor) -> Tensor:
+def _probe_tokens(ffn: Projections) -> Tensor:
     """(2, tokens, K) of several magnitudes, each with its negative; torch's RNG is not used."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    scales = _SCALES[like.dtype]
+    generator, like = torch.Generator("cpu").manual_seed(0), ffn.up.weight
+    shape = (_TOKENS_PER_SCALE, ffn.up.in_features)
     tokens = [
-        s * torch.randn(_TOKENS_PER_SCALE, k, generator=generator, device="cpu") for s in scales
+        scale * torch.randn(shape, generator=generator, device="cpu")
+        for scale in _SCALES[like.dtype]
     ]
     x_MK = torch.stack(tokens, dim=1)
     return torch.stack([x_MK, -x_MK]).flatten(1, 2).to(like)
 
 
 @contextmanager
-def in_fp32(ffn: Projections) -> Iterator[None]:
+def _in_fp32(ffn: Projections) -> Iterator[None]:
     """The matrices of an FFN compute with fp32 copies of their parameters.
 
     Raises:
@@ -250,43 +258,10 @@ def in_fp32(ffn: Projections) -> Iterator[None]:
             parameters.update(previous)
 
 
-def find_formula(x: Tensor, y: object, known: list[FFNWeights]) -> Formula:
-    """The formula by which an FFN computes ``y`` from ``x``.
-
-    Args:
-        x: (…, K), see `probe_tokens`.
-        y: what the module's own forward returned.
-        known: its weights, with each activation and threshold that it may have.
-
-    Raises:
-        Unsupported: it is none of those that the kernels support.
-    """
-    if not isinstance(y, Tensor) or y.shape != x.shape:
-        kind = f"{tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
-        raise Unsupported(f"its forward returns {kind} for tokens of {tuple(x.shape)}")
-    if not y.isfinite().all(dim=-1).any():
-        raise Unsupported(f"its forward overflows {y.dtype} on every random token")
-    if not y.any():
-        raise Unsupported("its forward gives zero for every token that was tried")
-    candidates = list(known)
-    if known[0].gate_NK is not None:
-        candidates += [w._replace(relu_up=True) for w in known]
-    errors = [_error(y, fatrelu_ffn(x, candidate)) for candidate in candidates]
-    best = min(range(len(errors)), key=errors.__getitem__)
-    if errors[best] <= _TOLERANCE[x.dtype]:
-        found = candidates[best]
-        return Formula(found.threshold, found.relu_up, found.activation)
-    formulas = " or ".join(_text_of(w) for w in candidates)
-    raise Unsupported(
-        f"its forward does not compute {formulas}: on random tokens it differs by "
-        f"{errors[best]:.2%}"
-    )
-
-
-def _text_of(w: FFNWeights) -> str:
-    if w.gate_NK is None:
-        return f"{w.activation}(up)"
-    return f"{w.activation}(gate) * {'relu(up)' if w.relu_up else 'up'}"
+def _text_of(formula: Formula, *, gated: bool) -> str:
+    if not gated:
+        return f"{formula.activation}(up)"
+    return f"{formula.activation}(gate) * {'relu(up)' if formula.relu_up else 'up'}"
 
 
 def _error(found: Tensor, right: Tensor) -> float:

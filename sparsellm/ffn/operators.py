@@ -1,7 +1,7 @@
 """Registers this package's operators, ``torch.ops.sparsellm.…``.
 
-Not by `torch.library.custom_op` and its `register_autograd`: their wrappers take the host 20 to 30 µs
-a call, longer than all launches of the kernels together.
+Not by `torch.library.custom_op` and its `register_autograd`: their wrappers take the host 20 to
+30 µs a call, longer than all launches of the kernels together.
 """
 
 from collections.abc import Callable

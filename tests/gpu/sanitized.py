@@ -61,14 +61,15 @@ def infer() -> None:
         x_MK, w_NK, y_MK = matrix(m, k), matrix(n, k), matrix(m, k)
         b_N, b_K = matrix(n) - 20, matrix(k)
         columns = union.empty_union(m, n, device)
-        union.gate_union(x_MK, w_NK, b_N, 0.0, columns)
-        union.union_up(x_MK, w_NK, b_N, columns)
-        union.union_down(columns, w_NK, b_K, y_MK)
         w = FFNWeights(w_NK, w_NK, w_NK.t(), b_N, b_N, b_K, down_NK=w_NK)
+        union.gate_union(x_MK, w, columns)
+        union.union_up(x_MK, w, columns)
+        union.union_down(columns, w, y_MK)
         for shift in (0.0, 20.0):  # few fire, then so many that all overflow
             gate = twell.empty_twell(m, n, device)
-            twell.gate_twell(x_MK, w_NK, b_N + shift, 0.0, gate)
-            twell.twell_ffn(gate, x_MK, w._replace(b_gate_N=b_N + shift), y_MK)
+            shifted = w._replace(b_gate_N=b_N + shift)
+            twell.gate_twell(x_MK, shifted, gate)
+            twell.twell_ffn(gate, x_MK, shifted, y_MK)
         inference.sparse(x_MK, w, 0, order_of(m).token_M)
         for tokens in (1, 9, MAX_DECODE_TOKENS):
             decode_ffn(x_MK[:tokens], w, y_MK[:tokens])
@@ -77,9 +78,10 @@ def infer() -> None:
 
 def infer_fp8(m: int, k: int, n: int) -> None:
     """The gate in e4m3, in both formats."""
-    x_MK, b_N, rows = matrix(m, k), matrix(n), quantised_rows(matrix(n, k))
-    union.gate_union(x_MK, rows, b_N, 0.0, union.empty_union(m, n, x_MK.device))
-    twell.gate_twell(x_MK, rows, b_N, 0.0, twell.empty_twell(m, n, x_MK.device))
+    x_MK, w_NK = matrix(m, k), matrix(n, k)
+    w = FFNWeights(w_NK, w_NK, w_NK.t(), matrix(n), quantised=quantised_rows(w_NK))
+    union.gate_union(x_MK, w, union.empty_union(m, n, x_MK.device))
+    twell.gate_twell(x_MK, w, twell.empty_twell(m, n, x_MK.device))
 
 
 def order_of(m: int) -> TokenOrder:

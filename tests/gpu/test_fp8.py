@@ -63,7 +63,8 @@ def test_gates_are_the_product_of_the_e4m3_numbers(case):
     # Tensor cores keep about 13 bits of a sum of e4m3 products (fast accumulation).
     slack = 2.0**-7 * (case.threshold + exact.abs().mean())
     found = poisoned_union(case.m, case.n)
-    union.gate_union(t.x_MK, w, t.b_gate_N, case.threshold, found)
+    of_gate = t.weights(case.threshold)._replace(quantised=w)
+    union.gate_union(t.x_MK, of_gate, found)
     gate = dense(found, case.m, case.n)
     near = (exact - case.threshold).abs() <= slack
     fires = torch.where(near, gate != 0, exact > case.threshold)
@@ -72,7 +73,7 @@ def test_gates_are_the_product_of_the_e4m3_numbers(case):
     if case.m <= 10_000:
         packed = twell.empty_twell(case.m, case.n, t.x_MK.device)
         packed.word.fill_(0x7FC0_FFFF)
-        twell.gate_twell(t.x_MK, w, t.b_gate_N, case.threshold, packed)
+        twell.gate_twell(t.x_MK, of_gate, packed)
         by_token = (gate != 0).sum(1)
         tiles = -(-case.n // 256)
         counts = packed.word.view(case.m, tiles, -1)[:, :, 0].sum(1)

@@ -94,7 +94,7 @@ def test_parts_of_heavy_blocks_cover_all_members_once(case):
         splits = allocate_splits(x_MK, n)
         assert splits is not None
         gate = union.empty_union(m, n, DEVICE, splits)
-        union.gate_union(x_MK, w.gate_NK, None, 0.0, gate)
+        union.gate_union(x_MK, w, gate)
     assert not splits.arrays.tensor("arrived").any()
     total, order, control = map(gate.arrays.tensor, ("total", "order", "control"))
     total, part, parts = total.tolist(), splits.arrays.tensor("part"), {}

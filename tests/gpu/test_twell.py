@@ -26,7 +26,6 @@ from gpu.union_cases import (
 )
 from sparsellm.ffn.formats import TWELL_WIDTH
 from sparsellm.ffn.kernels.twell import empty_twell, gate_twell, twell_ffn
-from sparsellm.ffn.types import FFNWeights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 NO_NUMBER = 0x7FC0_FFFF  # a NaN of the last neuron: what a kernel fails to write shows
@@ -39,19 +38,16 @@ def gate_of(case, width=TWELL_WIDTH):
     gate = replace(gate, word=gate.word.new_full((*gate.word.shape[:2], width), NO_NUMBER))
     gate.overflowed.fill_(2**30)
     gate.control.fill_(77)
-    gate_twell(t.x_MK, t.w_gate_NK, t.b_gate_N, case.threshold, gate)
+    gate_twell(t.x_MK, t.weights(case.threshold), gate)
     return gate
 
 
 def ffn_of(case, gate) -> tuple[Tensor, int, int]:
     """y, the rows left to dense_rows and the mean non-zeros that were observed."""
     t = inputs_of(case)
-    gate_NK, up_NK, down_KN, *biases = t[1:]
-    w = FFNWeights(gate_NK, up_NK, down_KN, *biases, case.threshold)
     y_MK = poisoned_like(t.x_MK)
     observed = torch.full((1,), -1, dtype=torch.int32, pin_memory=True)
-    w = w._replace(down_NK=down_KN.t().contiguous())
-    twell_ffn(gate, t.x_MK, w, y_MK, observed.data_ptr())
+    twell_ffn(gate, t.x_MK, t.weights(case.threshold), y_MK, observed.data_ptr())
     torch.cuda.synchronize()
     return y_MK, int(gate.control[0]), int(observed)
 

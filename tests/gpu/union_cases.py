@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.union import Union, empty_union
+from sparsellm.ffn.types import FFNWeights
 
 BLOCK_TOKENS, TILE_NEURONS = 64, 256
 # A gate is rounded before it meets the threshold: this near to it, it may go either way.
@@ -80,6 +81,10 @@ class Inputs(NamedTuple):
     b_gate_N: Tensor | None
     b_up_N: Tensor | None
     b_down_K: Tensor | None
+
+    def weights(self, threshold: float) -> FFNWeights:
+        """Without x, as kernels take them."""
+        return FFNWeights(*self[1:], threshold, down_NK=self.w_down_KN.t().contiguous())
 
 
 def device() -> torch.device:
@@ -165,14 +170,14 @@ def check_against_float64(kernels: ModuleType, case: Case) -> None:
     m, _, n, threshold = case[:4]
     t = inputs_of(case)
     union = poisoned_union(m, n, case.element)
-    kernels.gate_union(t.x_MK, t.w_gate_NK, t.b_gate_N, threshold, union)
+    kernels.gate_union(t.x_MK, t.weights(threshold), union)
     exact = linear64(t.x_MK, t.w_gate_NK, t.b_gate_N)
     gate = dense(union, m, n)
     near = (exact - threshold).abs() <= ROUNDING * threshold
     fires = torch.where(near, gate != 0, exact > threshold)
     assert _relative(gate, torch.where(fires, exact, 0)) < case.rounds(4e-3)
 
-    kernels.union_up(t.x_MK, t.w_up_NK, t.b_up_N, union)
+    kernels.union_up(t.x_MK, t.weights(threshold), union)
     up = linear64(t.x_MK, t.w_up_NK, None)
     b_up = torch.zeros_like(up[0]) if t.b_up_N is None else t.b_up_N.double()
     h = dense(union, m, n)
@@ -181,16 +186,16 @@ def check_against_float64(kernels: ModuleType, case: Case) -> None:
     assert _relative(h[:, -1], exact_h[:, -1], size[:, -1]) < case.rounds(1e-2)
 
     y = poisoned_like(t.x_MK)
-    kernels.union_down(union, t.w_down_KN.t().contiguous(), t.b_down_K, y)
+    kernels.union_down(union, t.weights(threshold), y)
     assert _relative(y, linear64(h, t.w_down_KN, t.b_down_K)) < case.rounds(4e-3)
 
 
 def _run(kernels: ModuleType, t: Inputs, threshold: float) -> Tensor:
     union = poisoned_union(t.x_MK.shape[0], t.w_up_NK.shape[0], t.x_MK.dtype)
-    kernels.gate_union(t.x_MK, t.w_gate_NK, t.b_gate_N, threshold, union)
-    kernels.union_up(t.x_MK, t.w_up_NK, t.b_up_N, union)
+    kernels.gate_union(t.x_MK, t.weights(threshold), union)
+    kernels.union_up(t.x_MK, t.weights(threshold), union)
     y = poisoned_like(t.x_MK)
-    kernels.union_down(union, t.w_down_KN.t().contiguous(), t.b_down_K, y)
+    kernels.union_down(union, t.weights(threshold), y)
     return y
 
 
@@ -215,8 +220,8 @@ def check_nan_passes(kernels: ModuleType, threshold: float, element: torch.dtype
 
     # Times the zeros that stand for what lies past M and N, NaN and infinity are NaN.
     union = poisoned_union(200, 776, element)
-    kernels.gate_union(t.x_MK, t.w_gate_NK, t.b_gate_N, threshold, union)
+    kernels.gate_union(t.x_MK, t.weights(threshold), union)
     assert dense(union, 200, 776)[70].isnan().all()
     t.w_gate_NK[7] = float("inf")
-    kernels.gate_union(t.x_MK, t.w_gate_NK, t.b_gate_N, threshold, union)
+    kernels.gate_union(t.x_MK, t.weights(threshold), union)
     assert dense(union, 200, 776)[70].isnan().all()

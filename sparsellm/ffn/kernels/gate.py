@@ -13,41 +13,37 @@ from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.quantise import quantise_rows
 from sparsellm.ffn.quantised import QuantisedRows, linear
-from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS, Format
+from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS, FFNWeights, Format
 
 
-def compute_gate(  # noqa: PLR0917
+def compute_gate(
     format: Format,
     x_MK: Tensor,
-    w_NK: Tensor | QuantisedRows,
-    bias_N: Tensor | None,
-    threshold: float,
+    w: FFNWeights,
     out: Sequence[object],
     token_M: Tensor | None = None,
-    activation: str = "relu",
 ) -> None:
-    """``out`` ← act(x Wᵀ + bias); what is not above ``threshold`` counts as zero.
+    """``out`` ← act(x Wᵀ + bias); what is not above the threshold counts as zero.
 
-    With weights in e4m3 the product is computed in FP8, and x is quantised here.
+    With quantised weights the product is computed in FP8, and x is quantised here.
 
     Args:
         format: of the result.
         x_MK: the tokens.
-        w_NK: the matrix that decides what fires.
-        bias_N: its bias.
-        threshold: of FATReLU.
+        w: the FFN; its `first` matrix decides what fires.
         out: the kernels' arguments for the result, which are the same on every GPU.
         token_M: (M,) int32, the row of x that each row of the result comes from; None where it is
             the same. Of the union format, where `union.gathers` says so.
-        activation: a name of `architecture.ACTIVATIONS`.
     """
+    w_NK, bias_N = w.first_multiplied
     if not architecture_of(x_MK.get_device()).makes_gate:
         assert token_M is None
-        pack(format, linear(x_MK, w_NK, bias_N, quantise_rows), threshold, out, activation)
+        gate_MN = linear(x_MK, w_NK, bias_N, quantise_rows)
+        pack(format, gate_MN, w.threshold, out, w.activation)
         return
     scales: tuple[Tensor | None, ...] = (None, None)
     fp8 = isinstance(w_NK, QuantisedRows)
-    kernel = kernel_for(f"gate_{format}", x_MK, activation, fp8=fp8)
+    kernel = kernel_for(f"gate_{format}", x_MK, w.activation, fp8=fp8)
     if isinstance(w_NK, QuantisedRows):
         rows = quantise_rows(x_MK, token_M)
         x_MK, token_M = rows.values_MK, None
@@ -64,7 +60,7 @@ def compute_gate(  # noqa: PLR0917
     )
     kernel.launch(
         kernel.blocks_for(cluster * pairs) // cluster * cluster,  # whole clusters
-        *(map_of_x, *of_tokens, map_of_w, bias_N, m, n, k, threshold, *out, *scales),
+        *(map_of_x, *of_tokens, map_of_w, bias_N, m, n, k, w.threshold, *out, *scales),
     )
 
 

@@ -47,7 +47,7 @@ def forward(
     """
     (m, k), n, gated = x_MK.shape, w.up_NK.shape[0], w.gate_NK is not None
     gate = twell.empty_twell(m, n, x_MK.device)
-    twell.gate_twell(x_MK, *w.first_multiplied, 0.0, gate, w.activation)
+    twell.gate_twell(x_MK, w, gate)
     saved = empty_hybrid(x_MK, n, room, gated=gated)
     saved = saved._replace(row=gate.overflowed, counted=gate.control)
     kept = _fill(saved, gate, x_MK, n, token_M)

@@ -44,7 +44,7 @@ def sparse(
 
 def _by_twell(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int) -> None:
     gate = twell.empty_twell(x_MK.shape[0], w.up_NK.shape[0], x_MK.device)
-    twell.gate_twell(x_MK, *w.first_multiplied, w.threshold, gate, w.activation)
+    twell.gate_twell(x_MK, w, gate)
     twell.twell_ffn(gate, x_MK, w, y_MK, observed)
 
 
@@ -61,18 +61,10 @@ def _by_union(
     gate = union.empty_union(
         x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits, element=x_MK.dtype
     )
-    union.gate_union(
-        x_MK,
-        *w.first_multiplied,
-        w.threshold,
-        gate,
-        observed,
-        token_M=rows_M,
-        activation=w.activation,
-    )
+    union.gate_union(x_MK, w, gate, observed, token_M=rows_M)
     if w.gate_NK is not None:
-        union.union_up(x_MK, w.up_NK, w.b_up_N, gate, relu_up=w.relu_up, token_M=rows_M)
-    union.union_down(gate, w.down_NK, w.b_down_K, y_MK, token_M)
+        union.union_up(x_MK, w, gate, token_M=rows_M)
+    union.union_down(gate, w, y_MK, token_M)
 
 
 def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:

@@ -13,7 +13,6 @@ from sparsellm.ffn.formats import BACKUP_SHARE, TWELL_WIDTH
 from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gate import compute_gate
 from sparsellm.ffn.kernels.launch import Address, Kernel
-from sparsellm.ffn.quantised import QuantisedRows
 from sparsellm.ffn.types import CONTROL_WORDS, DENSE_ROW_TILE, TILE_NEURONS, FFNWeights
 
 _ROWS_EACH = 4  # of a block of threads, at most `max_rows` of cuda/common/walk.cuh
@@ -43,17 +42,9 @@ def empty_twell(num_tokens: int, num_neurons: int, device: torch.device) -> Twel
     )
 
 
-def gate_twell(  # noqa: PLR0917
-    x_MK: Tensor,
-    w_NK: Tensor | QuantisedRows,
-    bias_N: Tensor | None,
-    threshold: float,
-    out: Twell,
-    activation: str = "relu",
-) -> None:
+def gate_twell(x_MK: Tensor, w: FFNWeights, out: Twell) -> None:
     """`compute_gate` in TwELL."""
-    arrays = (out.word.shape[2], out.word, out.control)
-    compute_gate("twell", x_MK, w_NK, bias_N, threshold, arrays, activation=activation)
+    compute_gate("twell", x_MK, w, (out.word.shape[2], out.word, out.control))
 
 
 def twell_ffn(gate: Twell, x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> None:

@@ -17,8 +17,7 @@ from sparsellm.ffn.kernels.gate import compute_gate
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.launch import Address
 from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
-from sparsellm.ffn.quantised import QuantisedRows
-from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS
+from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS, FFNWeights
 
 _MOST_ZEROED = 4  # arrays that union_entries fills with zeros
 MAX_PARTS = 32  # of all token blocks that are split
@@ -29,7 +28,7 @@ class Splits(NamedTuple):
     """Memory for the split sums (split-K) of a kernel that sums over a block's members; used once.
 
     ``cuda/common/units.cuh`` (`Splitting`) decides which token blocks are split and where;
-    ``cuda/common/partial_sums.cuh`` adds up the parts. Results are deterministic, but their bits
+    ``cuda/common/row_sums.cuh`` adds up the parts. Results are deterministic, but their bits
     differ from those of an unsplit sum.
     """
 
@@ -123,21 +122,18 @@ def gathers(x_MK: Tensor) -> bool:
     return architecture_of(x_MK.get_device()).makes_gate and x_MK.numel() <= MAX_GATHERED
 
 
-def gate_union(  # noqa: PLR0917
+def gate_union(
     x_MK: Tensor,
-    w_NK: Tensor | QuantisedRows,
-    bias_N: Tensor | None,
-    threshold: float,
+    w: FFNWeights,
     out: Union,
     observed: int = 0,
     *,
     token_M: Tensor | None = None,
     zeroed: Sequence[Tensor] = (),
-    activation: str = "relu",
 ) -> None:
     """`compute_gate` in the union format; ``observed`` and ``zeroed`` as in `union_entries`."""
     arrays = out.arrays("count", "neuron", "value", "control")
-    compute_gate("union", x_MK, w_NK, bias_N, threshold, arrays, token_M, activation)
+    compute_gate("union", x_MK, w, arrays, token_M)
     union_entries(out, observed, zeroed)
 
 
@@ -180,41 +176,32 @@ class Kept(NamedTuple):
 
 def union_up(
     x_MK: Tensor,
-    w_NK: Tensor,
-    bias_N: Tensor | None,
+    w: FFNWeights,
     gate: Union,
     kept: Kept | None = None,
-    *,
-    relu_up: bool = False,
     token_M: Tensor | None = None,
 ) -> None:
-    """``gate`` ← gate * (x Wᵀ + bias), in place; also stores ``kept`` for training.
+    """``gate`` ← gate * (x W_uᵀ + b_u), in place; also stores ``kept`` for training.
 
-    With ``relu_up`` gate * relu(x Wᵀ + bias). ``token_M`` as in `gate_union`.
+    With ``relu_up`` gate * relu(x W_uᵀ + b_u). ``token_M`` as in `gate_union`.
     """
     offset, up, l1 = kept or (None, None, None)
     kernel_for("union_up", x_MK).launch_units(
         gate.blocks * gate.tiles,
-        *(*tokens_of(x_MK, token_M), w_NK, bias_N, x_MK.shape[1], gate.tiles),
+        *(*tokens_of(x_MK, token_M), w.up_NK, w.b_up_N, x_MK.shape[1], gate.tiles),
         *gate.arrays("entry", "unit", "control", "value"),
-        *(offset, up, 0 if up is None else len(up), l1, relu_up),
+        *(offset, up, 0 if up is None else len(up), l1, w.relu_up),
     )
 
 
-def union_down(
-    h: Union,
-    w_NK: Tensor | None,
-    bias_K: Tensor | None,
-    y_MK: Tensor,
-    token_M: Tensor | None = None,
-) -> None:
-    """``y`` ← h W + bias, the weight neuron by neuron: ``down_proj.weight`` transposed.
+def union_down(h: Union, w: FFNWeights, y_MK: Tensor, token_M: Tensor | None = None) -> None:
+    """``y`` ← h W_dᵀ + b_d; of W_d its transpose is read.
 
     ``token_M``: (M,) int32, the row of y that each row of h becomes; None where it is the same.
     """
     (m, k), kernel = y_MK.shape, kernel_for("union_down", y_MK)
     kernel.launch_units(
         h.parts * -(-k // kernel.exported("columns")),
-        *(w_NK, bias_K, m, k, h.tiles, *h.arrays("entry", "order"), *sums_of(h.splits)),
+        *(w.down_NK, w.b_down_K, m, k, h.tiles, *h.arrays("entry", "order"), *sums_of(h.splits)),
         *(*h.arrays("control", "value"), token_M, y_MK),
     )

@@ -44,7 +44,7 @@ def forward(
     gate = union.empty_union(m, n, x_MK.device, splits)
     columns, stats = _activations(x_MK, w, room, gate, token_M)
     y_MK = torch.empty_like(x_MK)
-    union.union_down(gate, w.down_NK, None, y_MK, token_M)
+    union.union_down(gate, w, y_MK, token_M)
     return y_MK, stats, columns
 
 
@@ -162,8 +162,7 @@ def _activations(
         zeroed.append(l1)
     else:
         l1 = torch.empty(grid, warps, device=x_MK.device)
-    first = (*w.first_multiplied, 0.0)
-    union.gate_union(x_MK, *first, scratch, zeroed=zeroed, activation=w.activation)
+    union.gate_union(x_MK, w, scratch, zeroed=zeroed)
     kernel.launch(
         grid,
         *(*scratch.arrays("entry", "total", "value"), tiles, m),
@@ -171,7 +170,7 @@ def _activations(
         *(fired_N, token_M, nnz_M, needed, None if gated else l1),
     )
     if gated:
-        union.union_up(x_MK, w.up_NK, None, scratch, union.Kept(columns.offset, columns.up, l1))
+        union.union_up(x_MK, w, scratch, union.Kept(columns.offset, columns.up, l1))
     if room.capacity != blocks * n:
         columns = columns._replace(needed=_on_the_host(needed))
     # In two steps: a single reduction would run on one block of threads (H200: 12 µs).

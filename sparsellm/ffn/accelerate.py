@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsellm.ffn.admission import check_weights_of, foreign_ffn
 from sparsellm.ffn.discover import Unsupported, activation_of, find_ffns
-from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, new_dispatch
+from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, check_format, check_kernels
 from sparsellm.ffn.formula import formula_of, own_formulas
 from sparsellm.ffn.fp8 import unsupported
 from sparsellm.ffn.replace import put_back, replace_forward, stop_ordering, take_order_from
@@ -111,7 +111,8 @@ def accelerate(
         raise ValueError(f"token_order {token_order!r} must be auto or none")
     if precision not in get_args(Precision):
         raise ValueError(f"precision {precision!r} must be {' or '.join(get_args(Precision))}")
-    new_dispatch(kernels, False, format)  # refuses what is unknown before anything is changed
+    check_kernels(kernels)
+    check_format(format)
     restore(model)
     done = Acceleration(training=model.training)
     for name, module in find_ffns(model):
@@ -170,7 +171,7 @@ def _accept(
     formula = formula._replace(threshold=max(formula.threshold, threshold))
     if fp8:
         _check_fp8(up_NK)
-    dispatch = new_dispatch(kernels, up_NK.is_cuda, format)
+    dispatch = Dispatch(kernels, up_NK.is_cuda, format)
     replace_forward(foreign, formula, dispatch, fp8=fp8)
     return dispatch
 

@@ -7,7 +7,7 @@ whether they have become faster. The result is equally correct.
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 from weakref import WeakValueDictionary
 
@@ -67,30 +67,30 @@ class _State:
     until_probe: int = _FIRST_PROBE
 
 
-@dataclass(eq=False)
 class Dispatch:
     """The choices of one FFN, by magnitude of the number of tokens.
 
     Args:
         kernels: ``auto``, or the path to be taken always.
-        observed: int32 of 32 words in pinned memory, for the kernels to write; -1 before they do.
+        pinned: a GPU writes what it observes, and there is one.
         format: of the sparse kernels.
 
     Raises:
         ValueError: ``kernels`` or ``format`` is something else.
     """
 
-    kernels: Kernels
-    observed: torch.Tensor
-    format: Format = "union"
-    states: dict[int, _State] = field(default_factory=dict)
-    handle: int = field(init=False)  # never 0; see `by_handle`
-
-    def __post_init__(self) -> None:
-        check_kernels(self.kernels)
-        check_format(self.format)
+    def __init__(self, kernels: Kernels, pinned: bool, format: Format = "union") -> None:
+        check_kernels(kernels)
+        check_format(format)
+        self.kernels: Kernels = kernels
+        self.format: Format = format
+        # Words for the kernels to write, by magnitude; -1 before they do.
+        self.observed = torch.full(
+            (_NUM_BUCKETS,), -1, dtype=torch.int32, device="cpu", pin_memory=pinned
+        )
         self._words = self.observed.numpy()
-        self.handle = next(_next_handle)
+        self._states: dict[int, _State] = {}
+        self.handle = next(_next_handle)  # never 0; see `by_handle`
         _by_handle[self.handle] = self
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -112,11 +112,11 @@ class Dispatch:
         if self.kernels != "auto":
             return self.kernels
         bucket = bucket_of(num_tokens)
-        state = self.states.get(bucket)
+        state = self._states.get(bucket)
         if state is None and frozen:
             return "sparse"
         if state is None:
-            state = self.states[bucket] = _State(costs())
+            state = self._states[bucket] = _State(costs())
         self._update(state, int(self._words[bucket]))
         if frozen:
             return state.path
@@ -129,7 +129,7 @@ class Dispatch:
     def stays_dense(self, num_tokens: int) -> bool:
         """Whether `choose` would return dense. If so, this counts as that call."""
         bucket = bucket_of(num_tokens)
-        state = self.states.get(bucket)
+        state = self._states.get(bucket)
         if state is None or state.path == "sparse":
             return False
         self._update(state, int(self._words[bucket]))
@@ -153,7 +153,7 @@ class Dispatch:
 
     def paths(self) -> dict[int, Path]:
         """The present path of each magnitude, by its largest number of tokens."""
-        return {1 << bucket: state.path for bucket, state in sorted(self.states.items())}
+        return {1 << bucket: state.path for bucket, state in sorted(self._states.items())}
 
 
 def bucket_of(num_tokens: int) -> int:
@@ -173,15 +173,9 @@ def check_format(name: str) -> None:
         raise ValueError(f"format {name!r} must be one of {', '.join(get_args(Format))}")
 
 
-def new_dispatch(kernels: Kernels, pinned: bool, format: Format = "union") -> Dispatch:
-    """A dispatch with its own words; ``pinned`` where a GPU will write them."""
-    words = torch.full((_NUM_BUCKETS,), -1, dtype=torch.int32, device="cpu", pin_memory=pinned)
-    return Dispatch(kernels, words, format)
-
-
 def _loaded_dispatch(kernels: Kernels, pinned: bool, format: Format) -> Dispatch:
     """The dispatch of a module that was saved, perhaps on a machine with a GPU."""
-    return new_dispatch(kernels, pinned and torch.cuda.is_available(), format)
+    return Dispatch(kernels, pinned and torch.cuda.is_available(), format)
 
 
 # Operators take only numbers and tensors, so a dispatch is passed to them by its handle. Whoever

@@ -314,7 +314,7 @@ def test_a_saved_model_can_be_loaded(in_layer, tmp_path):
 
 
 def test_a_dispatch_saved_beside_a_gpu_is_loaded_without_one():
-    new, arguments = dispatch.new_dispatch("sparse", False, "twell").__reduce__()
+    new, arguments = dispatch.Dispatch("sparse", False, "twell").__reduce__()
     saved_on_a_gpu = (arguments[0], True, arguments[2])
     loaded = new(*saved_on_a_gpu)
     assert (loaded.kernels, loaded.format) == ("sparse", "twell")

@@ -9,7 +9,7 @@ import pickle
 
 import pytest
 
-from sparsellm.ffn.dispatch import Costs, by_handle, new_dispatch
+from sparsellm.ffn.dispatch import Costs, Dispatch, by_handle
 
 COSTS = Costs(dense=1.0, fixed=0.4, per_neuron=0.001)  # leaves at 570 neurons, returns at 520
 
@@ -23,7 +23,7 @@ def _observe(dispatch, num_neurons: int, num_tokens: int = 4096) -> None:
 
 
 def test_sparse_until_it_is_observed_to_lose_then_dense_with_rarer_and_rarer_probes():
-    dispatch = new_dispatch("auto", pinned=False)
+    dispatch = Dispatch("auto", pinned=False)
     assert _calls(dispatch, 3) == ["sparse"] * 3
     _observe(dispatch, 569)
     assert _calls(dispatch, 3) == ["sparse"] * 3
@@ -38,7 +38,7 @@ def test_sparse_until_it_is_observed_to_lose_then_dense_with_rarer_and_rarer_pro
 
 
 def test_hysteresis():
-    dispatch = new_dispatch("auto", pinned=False)
+    dispatch = Dispatch("auto", pinned=False)
     _observe(dispatch, 700)
     assert _calls(dispatch, 1) == ["dense"]
     _observe(dispatch, 530)  # not enough to come back
@@ -50,7 +50,7 @@ def test_hysteresis():
 
 
 def test_magnitudes_of_tokens_are_apart_and_measured_once():
-    dispatch, measured = new_dispatch("auto", pinned=False), []
+    dispatch, measured = Dispatch("auto", pinned=False), []
 
     def costs():
         measured.append(1)
@@ -72,7 +72,7 @@ def test_magnitudes_of_tokens_are_apart_and_measured_once():
 
 
 def test_a_graph_being_captured_takes_the_path_of_now_and_measures_nothing():
-    dispatch = new_dispatch("auto", pinned=False)
+    dispatch = Dispatch("auto", pinned=False)
 
     def costs():
         raise AssertionError("measured during capture")
@@ -84,7 +84,7 @@ def test_a_graph_being_captured_takes_the_path_of_now_and_measures_nothing():
 
 
 def test_asking_whether_it_stays_dense_counts_as_a_call():
-    one, other = new_dispatch("auto", pinned=False), new_dispatch("auto", pinned=False)
+    one, other = Dispatch("auto", pinned=False), Dispatch("auto", pinned=False)
     assert not one.stays_dense(4096)  # never asked, nothing measured
     for dispatch in (one, other):
         dispatch.choose(4096, lambda: COSTS)
@@ -99,20 +99,20 @@ def test_asking_whether_it_stays_dense_counts_as_a_call():
     assert 0 < found.count("sparse") < 5
     _observe(one, 10)
     assert not one.stays_dense(4096)
-    assert new_dispatch("dense", pinned=False).stays_dense(8) is False
+    assert Dispatch("dense", pinned=False).stays_dense(8) is False
 
 
 def test_fixed_paths_and_errors():
     for path in ("sparse", "dense"):
-        dispatch = new_dispatch(path, pinned=False)
+        dispatch = Dispatch(path, pinned=False)
         _observe(dispatch, 5000)
         assert _calls(dispatch, 40) == [path] * 40
     with pytest.raises(ValueError, match="kernels 'fast' must be one of auto, sparse, dense"):
-        new_dispatch("fast", pinned=False)
+        Dispatch("fast", pinned=False)
 
 
 def test_a_handle_lasts_as_long_as_its_dispatch():
-    dispatch = new_dispatch("auto", pinned=False)
+    dispatch = Dispatch("auto", pinned=False)
     handle = dispatch.handle
     assert by_handle(handle) is dispatch
     assert by_handle(0) is None
@@ -123,7 +123,7 @@ def test_a_handle_lasts_as_long_as_its_dispatch():
 
 
 def test_a_copy_has_its_own_words_and_handle():
-    dispatch = new_dispatch("sparse", pinned=False)
+    dispatch = Dispatch("sparse", pinned=False)
     _observe(dispatch, 7)
     for other in (copy.deepcopy(dispatch), pickle.loads(pickle.dumps(dispatch))):
         assert other.kernels == "sparse"

@@ -11,7 +11,7 @@ from gpu.conditions import need_kernels, poisoned
 from gpu.test_hybrid import check, without_biases
 from gpu.test_sparse_ffn import doubt, error, expected, problem, shape
 from sparsellm.architecture import rectified_activations
-from sparsellm.ffn.dispatch import new_dispatch
+from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
@@ -54,7 +54,7 @@ def test_inference_equals_float64(name, element):
         kernels, format = choose.choice(
             [("sparse", "union"), ("sparse", "twell"), ("dense", "union")]
         )
-        dispatch = new_dispatch(kernels, pinned=True, format=format)
+        dispatch = Dispatch(kernels, pinned=True, format=format)
         with poisoned():
             w = w._replace(down_NK=w.down_KN.t().contiguous())
             found = sparse_ffn(x_MK, w, dispatch.handle)
@@ -118,7 +118,7 @@ def test_fp8_computes_its_own_formula(name, format):
     down_NK = down_KN.t().contiguous()
     w = FFNWeights(gate_NK, up_NK, down_KN, bias_N, activation=name, down_NK=down_NK)
     w = w._replace(quantised=quantised_rows(gate_NK))
-    dispatch = new_dispatch("sparse", pinned=True, format=format)
+    dispatch = Dispatch("sparse", pinned=True, format=format)
     with poisoned():
         found = sparse_ffn(x_MK, w, dispatch.handle)
     assert error(found, fatrelu_ffn(x_MK, w).double()) < 2e-2

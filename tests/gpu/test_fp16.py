@@ -9,7 +9,7 @@ from torch import Tensor
 
 import sparsellm
 from gpu.conditions import each, need_kernels
-from sparsellm.ffn.dispatch import new_dispatch
+from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.types import FFNWeights
 from tests.ffn.test_accelerate_forms import FATReLU, GatedMLP, relu_gate
@@ -37,7 +37,7 @@ def problem(m: int, scale: float = 1.0) -> tuple[Tensor, FFNWeights]:
 
 
 def by_kernels(x_MK: Tensor, w: FFNWeights, format: str) -> Tensor:
-    dispatch = new_dispatch("sparse", pinned=True, format=format)
+    dispatch = Dispatch("sparse", pinned=True, format=format)
     return sparse_ffn(x_MK, w._replace(down_NK=w.down_KN.t().contiguous()), dispatch.handle)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu.conditions import may_go_either_way, need_kernels, poisoned
 from gpu.union_cases import linear64
-from sparsellm.ffn.dispatch import new_dispatch
+from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.reference import fatrelu_ffn, rectified
 from sparsellm.ffn.types import ELEMENTS, FFNWeights
@@ -118,7 +118,7 @@ def shape(choose: random.Random) -> tuple[int, int, int]:
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_fuzz(architecture, element, format):
     seed = int(os.environ.get("SPARSELLM_FUZZ_SEED", "0"))
-    dispatch = new_dispatch("sparse", pinned=True, format=format)
+    dispatch = Dispatch("sparse", pinned=True, format=format)
     worst = 0.0
     for case in range(FUZZ_CASES):
         choose = random.Random(f"{seed}/{case}")
@@ -161,7 +161,7 @@ def test_nan_reaches_the_output_and_no_other_row(m, gated):
 def test_in_a_cuda_graph_with_new_inputs(m):
     torch.manual_seed(0)
     x_MK, w = problem(m, 512, 1024, random.Random(3))
-    dispatch = new_dispatch("auto", pinned=True)
+    dispatch = Dispatch("auto", pinned=True)
     handle = dispatch.handle
     for _ in range(3):
         operator(x_MK, w, handle)
@@ -211,7 +211,7 @@ def test_dispatch_runs_dense_where_all_fire_and_sparse_where_few_do():
     for bias, path in ((0.0, "dense"), (-3.0, "sparse")):
         b_N = torch.full((n,), bias, device=device, dtype=torch.bfloat16)
         w = FFNWeights(gate_NK, up_NK, down_KN, b_N, None, None, 0.0)
-        dispatch = new_dispatch("auto", pinned=True)
+        dispatch = Dispatch("auto", pinned=True)
         handle = dispatch.handle
         right = expected(x_MK, w)
         for _ in range(40):  # through a probe

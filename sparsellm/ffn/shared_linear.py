@@ -165,17 +165,10 @@ class _SharedProduct(torch.autograd.Function):
             dx_MK = dy_MN @ ready[0]
         else:
             dx_MK = scaled_product(quantised_rows(dy_MN), QuantisedRows(*ready), x_MK.dtype)
-        return dx_MK, _weight_gradient(dy_MN, x_MK, ctx.own, sum_NK), None, None
-
-
-def _weight_gradient(
-    dy_MN: Tensor, x_MK: Tensor, own: torch.dtype, sum_NK: Tensor | None
-) -> Tensor | None:
-    """``dyᵀ x`` in the weight's own type; None where it was added to the sum."""
-    if sum_NK is None:
-        return (dy_MN.t() @ x_MK).to(own)
-    add_weight_gradient(sum_NK, dy_MN, x_MK)
-    return None
+        if sum_NK is None:
+            return dx_MK, (dy_MN.t() @ x_MK).to(ctx.own), None, None
+        add_weight_gradient(sum_NK, dy_MN, x_MK)
+        return dx_MK, None, None, None
 
 
 def _add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:

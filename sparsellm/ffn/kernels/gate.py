@@ -12,7 +12,7 @@ from sparsellm.ffn.kernels import tensor_map
 from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.quantise import quantise_rows
-from sparsellm.ffn.quantised import QuantisedRows, linear
+from sparsellm.ffn.quantised import linear
 from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS, FFNWeights, Format
 
 
@@ -35,19 +35,17 @@ def compute_gate(
         token_M: (M,) int32, the row of x that each row of the result comes from; None where it is
             the same. Of the union format, where `union.gathers` says so.
     """
-    w_NK, bias_N = w.first_multiplied
     if not architecture_of(x_MK.get_device()).makes_gate:
         assert token_M is None
-        gate_MN = linear(x_MK, w_NK, bias_N, quantise_rows)
+        gate_MN = linear(x_MK, *w.first_multiplied, quantise_rows)
         pack(format, gate_MN, w.threshold, out, w.activation)
         return
-    scales: tuple[Tensor | None, ...] = (None, None)
-    fp8 = isinstance(w_NK, QuantisedRows)
-    kernel = kernel_for(f"gate_{format}", x_MK, w.activation, fp8=fp8)
-    if isinstance(w_NK, QuantisedRows):
-        rows = quantise_rows(x_MK, token_M)
-        x_MK, token_M = rows.values_MK, None
-        scales, w_NK = (rows.scale_M, w_NK.scale_M), w_NK.values_MK
+    w_NK, bias_N = w.first
+    x_scale_M = w_scale_N = None
+    kernel = kernel_for(f"gate_{format}", x_MK, w.activation, fp8=w.quantised is not None)
+    if w.quantised is not None:
+        (x_MK, x_scale_M), token_M = quantise_rows(x_MK, token_M), None
+        w_NK, w_scale_N = w.quantised
     of_tokens = (x_MK, token_M) if format == "union" else ()
     (m, k), n = x_MK.shape, w_NK.shape[0]
     tokens, cluster = kernel.exported("tokens"), kernel.exported("cluster")
@@ -60,7 +58,7 @@ def compute_gate(
     )
     kernel.launch(
         kernel.blocks_for(cluster * pairs) // cluster * cluster,  # whole clusters
-        *(map_of_x, *of_tokens, map_of_w, bias_N, m, n, k, w.threshold, *out, *scales),
+        *(map_of_x, *of_tokens, map_of_w, bias_N, m, n, k, w.threshold, *out, x_scale_M, w_scale_N),
     )
 
 

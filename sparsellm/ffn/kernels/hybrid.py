@@ -50,7 +50,7 @@ def forward(
     twell.gate_twell(x_MK, w, gate)
     saved = empty_hybrid(x_MK, n, room, gated=gated)
     saved = saved._replace(row=gate.overflowed, counted=gate.control)
-    kept = _fill(saved, gate, x_MK, n, token_M)
+    kept, nnz_M = _fill(saved, gate, x_MK, n, token_M)
     (blocks, rows), y_MK = _rows_of(saved), torch.empty_like(x_MK)
     up = saved.up if gated else None
     l1 = torch.empty(blocks, device=x_MK.device)
@@ -62,16 +62,20 @@ def forward(
         blocks * slices,
         *(*rows, up, w.down_NK, m, k, slices, token_M, l1, y_MK),
     )
-    dense_l1 = twell.dense_rows(gate, x_MK, w, y_MK, kept)
+    dense_l1 = twell.dense_rows(gate, x_MK, w, y_MK, kept, token_M=token_M)
     assert dense_l1 is not None
     l1_sum = l1.sum() + dense_l1.sum()
-    return y_MK, FFNStats(l1_sum, kept.nnz_M, kept.fired_N, kept.union_sum), saved
+    return y_MK, FFNStats(l1_sum, nnz_M, kept.fired_N, kept.union_sum), saved
 
 
 def _fill(
     saved: Hybrid, gate: twell.Twell, x_MK: Tensor, num_neurons: int, token_M: Tensor | None
-) -> twell.KeptRows:
-    """Converts a gate in TwELL to the hybrid format, apart from up and the backup, and counts."""
+) -> tuple[twell.KeptRows, Tensor]:
+    """Converts a gate in TwELL to the hybrid format, apart from up and the backup, and counts.
+
+    Returns:
+        What the rows of the backup complete, and each token's non-zeros, (M,) int32.
+    """
     (m, _, twell_width), n, width = gate.word.shape, num_neurons, saved.word.shape[1]
     blocks, device = len(saved.table), x_MK.device
 
@@ -81,19 +85,18 @@ def _fill(
     kept = twell.KeptRows(
         gate=saved.backup_gate if len(saved.backup_gate) else None,
         up=saved.backup_up,
-        token_M=token_M,
-        nnz_M=ints(m),
         fired_N=torch.zeros(n, dtype=torch.int32, device=device),
         fired_bits=ints(blocks, -(-n // 32)),
         union_sum=torch.zeros((), dtype=torch.int64, device=device),
     )
+    nnz_M = ints(m)
     kernel_for("hybrid_rows", x_MK).launch(
         blocks,
         *(gate.word, twell_width, m, n, token_M, width),
         *(saved.word, saved.length, saved.heavy, saved.row, saved.counted),
-        *(kept.nnz_M, kept.fired_N, kept.fired_bits, kept.union_sum, saved.table),
+        *(nnz_M, kept.fired_N, kept.fired_bits, kept.union_sum, saved.table),
     )
-    return kept
+    return kept, nnz_M
 
 
 def backward(  # noqa: PLR0917

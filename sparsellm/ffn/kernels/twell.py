@@ -91,8 +91,6 @@ class KeptRows(NamedTuple):
 
     gate: Tensor | None  # (R, N): of the first rows
     up: Tensor  # (R, N)
-    token_M: Tensor | None  # (M,) int32: y is by token
-    nnz_M: Tensor  # (M,) int32, complete
     fired_N: Tensor  # (N,) int32
     fired_bits: Tensor  # (blocks, N / 32) int32
     union_sum: Tensor  # () int64
@@ -104,8 +102,12 @@ def dense_rows(
     w: FFNWeights,
     y_MK: Tensor,
     kept: KeptRows | None = None,
+    *,
+    token_M: Tensor | None = None,
 ) -> Tensor | None:
     """Computes the rows of ``y`` that overflowed TwELL; the host need not know how many they are.
+
+    ``token_M``: (M,) int32, the row of y that each row of x becomes; None where it is the same.
 
     Returns:
         With ``kept`` parts of Σ|h|, fp32, to be added up.
@@ -116,6 +118,7 @@ def dense_rows(
     row_tiles, half = -(-m // DENSE_ROW_TILE), DENSE_ROW_TILE // 2
     room = -(-m // (BACKUP_SHARE * DENSE_ROW_TILE)) * DENSE_ROW_TILE
     h, l1, backup_rows = x_MK.new_empty(room, n), None, 0
+    gate_RN, up_RN, *counts = kept or (None,) * len(KeptRows._fields)
     kernel = kernel_for("dense_rows", x_MK, w.activation)
     if kept is not None:
         tiles = -(-n // (half if gated else DENSE_ROW_TILE))
@@ -126,11 +129,6 @@ def dense_rows(
         *(x_MK, *w.first, *w.second, w.down_NK, w.b_down_K),
         *(w.threshold, w.relu_up, n, k),
         *(gate.overflowed, gate.control, room, h),
-        *(None if kept is None else kept.token_M, y_MK),
-        *(_NOTHING_KEPT if kept is None else (kept.gate, kept.up, backup_rows, l1)),
-        *((None,) * 3 if kept is None else (kept.fired_N, kept.fired_bits, kept.union_sum)),
+        *(token_M, y_MK, gate_RN, up_RN, backup_rows, l1, *counts),
     )
     return l1
-
-
-_NOTHING_KEPT = (None, None, 0, None)

@@ -1,6 +1,76 @@
-// columns_grad: the gradients of gate and up at their non-zeros (ColumnsGrad of products.cuh has what,
-// up.cuh of an architecture how).
+// columns_grad: the gradients of gate and up at their non-zeros (up.cuh of an architecture has how).
+//
+// ∇h = ∇y · W_downᵀ on the pattern, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
+// ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate) where the gate fires. Without a gate `up` holds h, and
+// ∇up = ∇h * slope(h) where h is not 0.
+#include "common/activation.cuh"
 #include "up.cuh"
+
+namespace {
+struct ColumnsGrad {
+  static constexpr bool shifts = true;
+  const int* offset;
+  const uint32* member;
+  const element *gate, *up;  // gate: null without one
+  float lambda;
+  element *d_gate, *d_up;
+
+  // Without a gate every h that fires is positive. Added after the sums are rounded, λ would be
+  // rounded alike for all neurons of a token.
+  __device__ float shift() const { return gate == nullptr ? lambda : 0.0f; }
+  __device__ const uint32* members(int block) const { return member + offset[block]; }
+  __device__ uint32 neuron(uint32 member) const { return member; }
+
+  __device__ __forceinline__ uint32 name(const Part& part, int i) const {
+    return offset[part.block] + part.start() + i;
+  }
+  template <typename Place>
+  __device__ __forceinline__ void fetch(const Part&, uint32 name, Place place, uint2& of_gate,
+                                        uint2& of_up) const {
+    of_up = column_part(up, name, place);
+    of_gate = gate == nullptr ? of_up : column_part(gate, name, place);
+  }
+
+  // ∇h of one token, zero where it does not fire; selections, no branches.
+  __device__ __forceinline__ float d_h(float sum, float fires, float h) const {
+    const float l1 = h == 0.0f || gate == nullptr ? 0.0f : copysignf(lambda, h);
+    return fires == 0.0f ? 0.0f : sum + l1;
+  }
+  __device__ __forceinline__ float2 d_h(uint32 sums, uint32 fires, uint32 h) const {
+    return make_float2(d_h(element_low(sums), element_low(fires), element_low(h)),
+                       d_h(element_high(sums), element_high(fires), element_high(h)));
+  }
+
+  template <typename Place>
+  __device__ __forceinline__ float finish(const Part&, int, uint32 name, Place place, uint2 sums,
+                                          uint2 of_gate, uint2 of_up) const {
+    const bool gated = gate != nullptr;
+    const uint2 factor = gated ? of_gate : make_uint2(two_ones, two_ones);
+    const float2 x = d_h(sums.x, of_gate.x, multiply_elements(factor.x, of_up.x));
+    const float2 y = d_h(sums.y, of_gate.y, multiply_elements(factor.y, of_up.y));
+    // Before any condition: as part of one it would be a branch.
+    const float2 of_x = slopes(of_gate.x), of_y = slopes(of_gate.y);
+    *column_part(d_up, name, place) = make_uint2(scaled(x, factor.x, unless(gated, of_x)),
+                                                 scaled(y, factor.y, unless(gated, of_y)));
+    if (gated)
+      *column_part(d_gate, name, place) =
+          make_uint2(scaled(x, of_up.x, of_x), scaled(y, of_up.y, of_y));
+    return 0.0f;
+  }
+  static __device__ __forceinline__ float2 slopes(uint32 fires) {
+    return make_float2(slope(element_low(fires)), slope(element_high(fires)));
+  }
+  static __device__ __forceinline__ float2 unless(bool ones, float2 slopes) {
+    return make_float2(ones ? 1.0f : slopes.x, ones ? 1.0f : slopes.y);
+  }
+  static __device__ __forceinline__ uint32 scaled(float2 d_h, uint32 pair, float2 slopes) {
+    return pack_elements(d_h.x * element_low(pair) * slopes.x,
+                         d_h.y * element_high(pair) * slopes.y);
+  }
+
+  __device__ __forceinline__ void end(const Part&, int, float) const {}
+};
+}  // namespace
 
 extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)
     columns_grad(const __grid_constant__ TensorMap map_of_dy, const element* dy_MK,

@@ -23,15 +23,16 @@
 #include "common/walk.cuh"
 
 namespace {
-// `rows` rows of an ELL matrix, from `first` on.
-struct Ell {
+// The rows of an ELL matrix that a block of threads computes: `rows`, from `first` on.
+struct Ell : Share {
   const uint32 *word, *count;
   uint32 width;
   int first, rows;
 
   __device__ __forceinline__ Ell(const uint32* words, const uint32* counts, int ell_width,
-                                 int row_block, int rows_each, int m)
-      : word(words),
+                                 int rows_each, int m)
+      : Share(rows_each, m),
+        word(words),
         count(counts),
         width(ell_width),
         first(row_block * rows_each),

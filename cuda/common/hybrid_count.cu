@@ -53,11 +53,5 @@ extern "C" __global__ void __launch_bounds__(threads)
   __shared__ Shared shared;
   await_previous_kernel();
   count_rows(n, blocks, table, before, first);
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) shared.last = atomicAdd(control + num_finished, 1) == gridDim.x - 1;
-  __syncthreads();
-  if (!shared.last) return;
-  __threadfence();
-  add_up(shared, n, first);
+  if (is_last_block(shared.last, control + num_finished)) add_up(shared, n, first);
 }

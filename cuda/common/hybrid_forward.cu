@@ -24,8 +24,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
               const element* w_up_NK, int m, int k, element* up, float* l1) {
   __shared__ List list;
   await_previous_kernel();
-  const Share share(rows_each, m);
-  const Ell ell(word, count, width, share.row_block, rows_each, m);
+  const Ell ell(word, count, width, rows_each, m);
   concatenate_rows(list, ell, [&](uint64) { return 0u; });
   dot_rows(list, ell.rows, x_MK, RowsByToken{nullptr, ell.first}, w_up_NK, k);
   __syncthreads();
@@ -36,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     up[place] = rounded;
     sum += fabsf(h_of(entry.word, rounded));
   });
-  store_sum(sum, l1 + share.row_block);
+  store_sum(sum, l1 + ell.row_block);
 }
 
 // `slices` of y's columns, each with blocks of threads for all rows: L2 then holds what is read of the
@@ -47,18 +46,17 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
                 element* y_MK) {
   __shared__ List list;
   await_previous_kernel();
-  const Share share(rows_each, m);
-  const Ell ell(word, count, width, share.row_block, rows_each, m);
+  const Ell ell(word, count, width, rows_each, m);
   const bool gated = up != nullptr;
   concatenate_rows(list, ell, [&](uint64 place) {
     const uint32 own = ell.word[place];
     return __float_as_uint(gated ? h_of(own, up[place]) : word_value(own));
   });
-  if (!gated && share.slice == 0) {
+  if (!gated && ell.slice == 0) {
     float sum = 0.0f;
     each_entry(list, ell, [&](const Entry& entry, uint64) { sum += word_value(entry.word); });
-    store_sum(sum, l1 + share.row_block);
+    store_sum(sum, l1 + ell.row_block);
   }
-  sum_rows(list, ell.rows, nullptr, k, columns_of(share.slice, slices, k), y_MK,
+  sum_rows(list, ell.rows, nullptr, k, columns_of(ell.slice, slices, k), y_MK,
            RowsByToken{token, ell.first}, FloatFactors{w_down_NK});
 }

@@ -25,8 +25,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
                 int k, const int* token, uint32* pair) {
   __shared__ List list;
   await_previous_kernel();
-  const Share share(rows_each, m);
-  const Ell ell(word, count, width, share.row_block, rows_each, m);
+  const Ell ell(word, count, width, rows_each, m);
   const float lambda = *l1;
   concatenate_rows(list, ell, [&](uint64) { return 0u; });
   dot_rows(list, ell.rows, dy_MK, RowsByToken{token, ell.first}, w_down_NK, k);
@@ -52,11 +51,10 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
                   int slices, element* dx_MK) {
   __shared__ List list;
   await_previous_kernel();
-  const Share share(rows_each, m);
-  const Ell ell(word, count, width, share.row_block, rows_each, m);
+  const Ell ell(word, count, width, rows_each, m);
   concatenate_rows(list, ell, [&](uint64 place) { return pair[place]; });
   const RowsByToken rows{nullptr, ell.first};
-  const ColumnRange range = columns_of(share.slice, slices, k);
+  const ColumnRange range = columns_of(ell.slice, slices, k);
   if (w_gate_NK != nullptr)
     sum_rows(list, ell.rows, nullptr, k, range, dx_MK, rows, LowFactors{w_up_NK},
              HighFactors{w_gate_NK});

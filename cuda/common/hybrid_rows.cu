@@ -108,12 +108,7 @@ extern "C" __global__ void __launch_bounds__(threads)
   }
   if (lane == 0 && members != 0) atomicAdd(union_sum, static_cast<uint64>(members));
 
-  __threadfence();
-  __syncthreads();
-  if (thread == 0) shared.last = atomicAdd(control + num_finished, 1) == gridDim.x - 1;
-  __syncthreads();
-  if (!shared.last) return;
-  __threadfence();
+  if (!is_last_block(shared.last, control + num_finished)) return;
   list_rows(shared, heavy, gridDim.x * 2, list, control);
 }
 

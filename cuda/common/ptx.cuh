@@ -60,6 +60,18 @@ __device__ __forceinline__ uint32 load_acquire(const uint32* counter) {
   return value;
 }
 
+// True in the last block of threads to call it, for which the counter is: it sees what all others have
+// written. `last` is shared memory.
+__device__ __forceinline__ bool is_last_block(bool& last, uint32* finished) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(finished, 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return false;
+  __threadfence();
+  return true;
+}
+
 __device__ __forceinline__ void pause() { asm volatile("nanosleep.u32 64;" ::: "memory"); }
 
 // --- barriers ------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 // Sums of weight rows over a token block's union, for every architecture (down.cuh of sm80 and sm90):
-// the operands. An `Op` defines where they are:
+// what is common to them. An `Op` defines where the operands are:
 //
 //   num_sources()                the number of pairs of columns and weights to sum, at most
 //                                `max_sources`
@@ -8,48 +8,87 @@
 //   place(m, i)                  where from there on those of member i begin, whose word is m
 //   weights(source)              (N, K), one row per neuron
 //   rare                         whether L2 should evict the columns before the weights
+//
+// A heavy block's sum is split (split-K): each work unit stores its partial sums in memory, and the unit
+// that finishes last adds all of them, in the order of the parts, so that the result is deterministic.
+//
+// A `Tile` says which of a unit's sums a thread holds:
+//
+//   Values, at(d, i)   its sums, and the i-th of them
+//   quads              the number of its sums, divided by four
+//   threads            the number of threads that hold sums
+//   thread(), sync()   this thread's number among them, and a barrier for them
 #pragma once
 #include "common/columns.cuh"
 
 namespace {
-// y = h · W + b, h in the union format, W neuron by neuron: W_downᵀ as `nn.Linear` stores it.
-struct UnionDown {
-  const uint32* entry;
-  const element *value, *w;
-  int tiles_n;
+// Counts one part as stored. Returns true for the last part: then the sums of all parts can be read.
+// Called by all threads that hold sums.
+template <typename Tile>
+__device__ __forceinline__ bool is_last_part(bool& last, uint32* arrived, int parts) {
+  __threadfence();
+  Tile::sync();
+  if (Tile::thread() == 0) last = atomicAdd(arrived, 1) == parts - 1;
+  Tile::sync();
+  if (last) __threadfence();
+  return last;
+}
 
-  __device__ uint64 base(int block) const {
-    return static_cast<uint64>(block) * tiles_n * tile_neurons;
+template <typename Tile>
+__device__ __forceinline__ void store_partial_sums(float4* to, int stride,
+                                                   const typename Tile::Values& d) {
+#pragma unroll
+  for (int i = 0; i < Tile::quads; ++i)
+    __stcg(to + i * stride, make_float4(Tile::at(d, 4 * i), Tile::at(d, 4 * i + 1),
+                                        Tile::at(d, 4 * i + 2), Tile::at(d, 4 * i + 3)));
+}
+template <typename Tile>
+__device__ __forceinline__ void add_partial_sums(const float4* from, int stride,
+                                                 typename Tile::Values& d) {
+#pragma unroll
+  for (int i = 0; i < Tile::quads; ++i) {
+    const float4 more = __ldcg(from + i * stride);
+    Tile::at(d, 4 * i) += more.x;
+    Tile::at(d, 4 * i + 1) += more.y;
+    Tile::at(d, 4 * i + 2) += more.z;
+    Tile::at(d, 4 * i + 3) += more.w;
   }
-  static constexpr bool rare = false;
-  static constexpr int max_sources = 1;
+}
 
-  __device__ int num_sources() const { return 1; }
-  __device__ const uint32* members(int block) const { return entry + base(block); }
-  __device__ uint32 neuron(uint32 member) const { return entry_neuron(member); }
-  __device__ const element* columns(int, int block, int) const {
-    return value + base(block) * block_tokens;
-  }
-  __device__ uint32 place(uint32 member, int) const { return entry_slot(member) * block_tokens; }
-  __device__ const element* weights(int) const { return w; }
+// The work of a kernel that sums over a block's members (union.cuh, units.cuh).
+struct SumWork {
+  const uint2* order;
+  const uint2* split;  // null where nothing is split
+  uint32* arrived;     // [splits][units_k]: at a block's first part, how many of its parts are stored
+  float* sums;         // [splits][units_k][sums of a unit], in the order of the threads
+  uint32* control;
 };
-// ∇x = ∇up · W_up + ∇gate · W_gate from columns; without a gate the first alone.
-struct ColumnsDown {
-  const int* offset;
-  const uint32* member;
-  const element *d_up, *w_up, *d_gate, *w_gate;  // the latter two: null without a gate
 
-  static constexpr bool rare = false;
-  static constexpr int max_sources = 2;
+// Fields of the first word of a unit in `order`: the block, and 1 + the place in `split` (0: not split).
+__device__ __forceinline__ int block_of(uint32 word) { return word & 0xffffu; }
+__device__ __forceinline__ uint32 split_of(uint32 word) { return word >> 16; }
 
-  __device__ int num_sources() const { return d_gate == nullptr ? 1 : 2; }
-  __device__ const uint32* members(int block) const { return member + offset[block]; }
-  __device__ uint32 neuron(uint32 member) const { return member; }
-  __device__ const element* columns(int source, int block, int first) const {
-    const uint64 start = offset[block] + first;
-    return (source == 0 ? d_up : d_gate) + start * block_tokens;
-  }
-  __device__ uint32 place(uint32, int i) const { return i * block_tokens; }
-  __device__ const element* weights(int source) const { return source == 0 ? w_up : w_gate; }
-};
+// Where this thread's sums of one part are stored: groups of four, `Tile::threads` apart.
+template <typename Tile>
+__device__ __forceinline__ float4* sums_of(const SumWork& work, int place, int units_k, int slice) {
+  const uint64 unit = static_cast<uint64>(place) * units_k + slice;
+  return reinterpret_cast<float4*>(work.sums + unit * (4 * Tile::quads * Tile::threads)) +
+         Tile::thread();
+}
+
+// Stores the sums of one part of a heavy block. Returns true for the last part: then `d` holds the sums
+// of all parts.
+template <typename Tile>
+__device__ __forceinline__ bool add_parts(bool& last, const SumWork& work, int place, int units_k,
+                                          int slice, typename Tile::Values& d) {
+  const uint2 split = work.split[place];
+  const int parts = split.y & 0xffffu, first = place - (split.y >> 16);
+  store_partial_sums<Tile>(sums_of<Tile>(work, place, units_k, slice), Tile::threads, d);
+  if (!is_last_part<Tile>(last, work.arrived + first * units_k + slice, parts)) return false;
+#pragma unroll
+  for (int i = 0; i < 4 * Tile::quads; ++i) Tile::at(d, i) = 0.0f;
+  for (int part = 0; part < parts; ++part)
+    add_partial_sums<Tile>(sums_of<Tile>(work, first + part, units_k, slice), Tile::threads, d);
+  return true;
+}
 }  // namespace

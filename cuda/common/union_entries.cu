@@ -56,12 +56,7 @@ extern "C" __global__ void __launch_bounds__(threads)
                                 tile * tile_neurons + neuron[place * tile_neurons + i]);
   }
 
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(control + finished, 1) == gridDim.x - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
+  if (!is_last_block(last, control + finished)) return;
   schedule_units<threads>(units, gridDim.x, [&](int i) { return __ldcg(total + i); }, unit, order,
                        Splitting{split, arrived, max_parts, slices, workers}, control);
   // Host memory, which the host reads asynchronously.

@@ -3,7 +3,7 @@
 //
 // A unit's sums are two matrices, 32 neurons of a group × `columns`: of x the first is that of d_gate
 // and the second that of d_up; without a gate, and for dy, only the first is used. A `Tile` defines
-// which of them a thread holds, in addition to what partial_sums.cuh requires:
+// which of them a thread holds, in addition to what row_sums.cuh requires:
 //
 //   columns             of a unit
 //   rows, row(r)        the rows of its matrix that it has part of; which neuron the r-th is
@@ -14,7 +14,7 @@
 //   batch               eights whose sums are fetched at a time, where they are added to
 //   number(twice)       of the thread among those that have sums; of one matrix, or of two
 #pragma once
-#include "common/partial_sums.cuh"
+#include "common/row_sums.cuh"
 #include "common/weight_grad.cuh"
 
 template <int unit_columns>

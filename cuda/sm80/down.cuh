@@ -6,7 +6,6 @@
 // Both are stored with the member as the slow index; ldmatrix transposes them. A heavy block is several
 // units (units.cuh: `Splitting`), each of a part of its members.
 #pragma once
-#include "common/partial_sums.cuh"
 #include "common/row_sums.cuh"
 #include "sm80/ring.cuh"
 

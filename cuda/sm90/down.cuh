@@ -9,7 +9,7 @@
 // are stored in memory, and the unit that finishes last adds them, in the order of the parts.
 // row_sums.cuh defines what an `Op` provides.
 #pragma once
-#include "common/partial_sums.cuh"
+#include "common/row_sums.cuh"
 #include "sm90/gather.cuh"
 
 namespace {

@@ -58,10 +58,6 @@ __device__ __forceinline__ Column column_of(int column, int first_neuron, bool g
 }
 __device__ __forceinline__ int tile_width(bool gated) { return gated ? 64 : 128; }
 
-__device__ __forceinline__ uint32 add_bias(float low, float high, const element* bias, int neuron) {
-  return pack_biased(low, high, bias, neuron, neuron + 1);
-}
-
 // Gate and up of 128 rows × 64 neurons, or of 128 neurons without a gate: `keep(row, j, neuron, gate,
 // up)` is called with pairs of neighbouring neurons, after the activation, the same ones for the same `j` of four;
 // without a gate `up` is all ones. All lanes call it: `row` is -1 where there is no row, `neuron` where
@@ -99,11 +95,12 @@ __device__ __forceinline__ void activations(GemmShared& shared, const Sizes& siz
         const bool there = row < round.rows && neuron < size.n;
         uint32 gate = 0, up = two_ones;
         if (there) {
-          gate = activate(add_bias(d[i][j][2 * half], d[i][j][2 * half + 1], w.b_first, neuron),
-                          w.threshold);
+          const float(&sums)[4] = d[i][j];
+          gate = pack_biased(sums[2 * half], sums[2 * half + 1], w.b_first, neuron, size.n);
+          gate = activate(gate, w.threshold);
           if (gated) {
             const float(&sums)[4] = d[i][(j + 2) % 4];
-            up = add_bias(sums[2 * half], sums[2 * half + 1], w.b_second, neuron);
+            up = pack_biased(sums[2 * half], sums[2 * half + 1], w.b_second, neuron, size.n);
             if (w.relu_up) up = relu_elements(up);
           }
         }

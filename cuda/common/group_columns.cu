@@ -13,10 +13,6 @@ constexpr int warp_blocks = 8;  // token blocks that a warp plans at once
 constexpr uint32 min_part_pieces = 16;
 constexpr int max_groups = max_neurons / group_neurons;
 
-__device__ __forceinline__ uint64 both(uint32 low, uint32 high) {
-  return static_cast<uint64>(high) << 32 | low;
-}
-
 // Columns of a line of the table: 32 bytes at a time.
 __device__ __forceinline__ uint64 line_columns(int blocks) {
   return (blocks + warp_blocks - 1) / warp_blocks * warp_blocks;
@@ -273,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(place_threads, place_blocks)
       const uint32 whose = neuron[i];
       const uint64 fires = mask[i];
       table[whose * pitch + run.block] = i + 1;
-      atomicAdd(count + whose, both(1, __popcll(fires)));
+      atomicAdd(count + whose, static_cast<uint64>(__popcll(fires)) << 32 | 1);
       uint32 largest = 0;
       // A token of either half at once; where there is none any more, 0.
       for (uint32 low = fires, high = fires >> 32; (low | high) != 0;) {

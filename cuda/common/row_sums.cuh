@@ -36,7 +36,7 @@ __device__ __forceinline__ bool is_last_part(bool& last, uint32* arrived, int pa
 
 template <typename Tile>
 __device__ __forceinline__ void store_partial_sums(float4* to, int stride,
-                                                   const typename Tile::Values& d) {
+                                                   typename Tile::Values& d) {
 #pragma unroll
   for (int i = 0; i < Tile::quads; ++i)
     __stcg(to + i * stride, make_float4(Tile::at(d, 4 * i), Tile::at(d, 4 * i + 1),

@@ -22,10 +22,8 @@ __device__ __forceinline__ int place_of(int row, int chunk) {
   return row * row_chunks + (chunk ^ swap);
 }
 
-__device__ __forceinline__ uint4 load_chunk(const element* from, element) {
-  return *reinterpret_cast<const uint4*>(from);
-}
-__device__ __forceinline__ uint4 load_chunk(const float* from, float) {
+template <class Both>
+__device__ __forceinline__ uint4 load_chunk(const Both* from, Both) {
   return *reinterpret_cast<const uint4*>(from);
 }
 __device__ __forceinline__ uint4 load_chunk(const float* from, element) {

@@ -140,9 +140,6 @@ struct Tile {
   using Values = Sums;
   static constexpr int quads = 16, threads = block_threads;
   static __device__ __forceinline__ float& at(Values& d, int i) { return d[i / 32][i / 4 % 8][i % 4]; }
-  static __device__ __forceinline__ float at(const Values& d, int i) {
-    return d[i / 32][i / 4 % 8][i % 4];
-  }
   static __device__ __forceinline__ int thread() { return threadIdx.x; }
   static __device__ __forceinline__ void sync() { __syncthreads(); }
 };

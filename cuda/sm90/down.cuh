@@ -180,7 +180,6 @@ struct Tile {
   using Values = float[128];
   static constexpr int quads = 32, threads = block_threads - producer_threads;
   static __device__ __forceinline__ float& at(Values& d, int i) { return d[i]; }
-  static __device__ __forceinline__ float at(const Values& d, int i) { return d[i]; }
   static __device__ __forceinline__ int thread() { return threadIdx.x - producer_threads; }
   static __device__ __forceinline__ void sync() { named_barrier(1, threads); }
 };

@@ -15,7 +15,6 @@ from torch import Tensor
 from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import compile, hybrid, inference, twell, union
-from sparsellm.ffn.kernels.decode import decode_ffn
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.training_ops import sparse_ffn_training
@@ -72,7 +71,7 @@ def infer() -> None:
             twell.twell_ffn(gate, x_MK, shifted, y_MK)
         inference.sparse(x_MK, w, 0, order_of(m).token_M)
         for tokens in (1, 9, MAX_DECODE_TOKENS):
-            decode_ffn(x_MK[:tokens], w, y_MK[:tokens])
+            inference.decode_ffn(x_MK[:tokens], w, y_MK[:tokens])
         inference.dense_ffn(x_MK, w)
 
 

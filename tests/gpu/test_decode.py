@@ -19,9 +19,9 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def decode():
     need_kernels()
-    from sparsellm.ffn.kernels import decode
+    from sparsellm.ffn.kernels import inference
 
-    return decode
+    return inference
 
 
 class Case(NamedTuple):

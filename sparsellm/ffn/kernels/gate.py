@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sparsellm.ffn.kernels import tensor_map
 from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
+from sparsellm.ffn.kernels.launch import tensor_map
 from sparsellm.ffn.kernels.quantise import quantise_rows
 from sparsellm.ffn.quantised import linear
 from sparsellm.ffn.types import BLOCK_TOKENS, TILE_NEURONS, FFNWeights, Format
@@ -53,7 +53,7 @@ def compute_gate(
     # Each block of a cluster loads its share of the neurons.
     boxes = ((x_MK, m, tokens), (w_NK, n, TILE_NEURONS // cluster))
     map_of_x, map_of_w = (
-        tensor_map.encode(matrix.data_ptr(), rows, k, box, matrix.element_size())
+        tensor_map(matrix.data_ptr(), rows, k, box, matrix.element_size())
         for matrix, rows, box in boxes
     )
     kernel.launch(

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsellm.ffn.kernels import tensor_map
 from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.gate import compute_gate
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
-from sparsellm.ffn.kernels.launch import Address
+from sparsellm.ffn.kernels.launch import NO_TENSOR_MAP, Address, tensor_map
 from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
 from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS, FFNWeights
 
@@ -160,9 +159,9 @@ def union_entries(union: Union, observed: int = 0, zeroed: Sequence[Tensor] = ()
 def tokens_of(matrix_MK: Tensor, token_M: Tensor | None) -> tuple[object, ...]:
     """A kernel's arguments for a matrix of tokens, in a token order or the natural one."""
     m, k = matrix_MK.shape
-    as_map = tensor_map.NONE
+    as_map = NO_TENSOR_MAP
     if architecture_of(matrix_MK.get_device()).tensor_maps:
-        as_map = tensor_map.encode(matrix_MK.data_ptr(), m, k, BLOCK_TOKENS)
+        as_map = tensor_map(matrix_MK.data_ptr(), m, k, BLOCK_TOKENS)
     return (as_map, matrix_MK, token_M, m)
 
 

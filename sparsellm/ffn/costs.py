@@ -19,7 +19,14 @@ from sparsellm.ffn.kernels import hybrid, inference, union_training
 from sparsellm.ffn.kernels.transpose import transposed
 from sparsellm.ffn.reference import dense_ffn
 from sparsellm.ffn.shared_linear import SharedLinear, fp8_weight
-from sparsellm.ffn.types import BLOCK_TOKENS, MAX_DECODE_TOKENS, FFNStats, FFNWeights, Room
+from sparsellm.ffn.types import (
+    BLOCK_TOKENS,
+    MAX_DECODE_TOKENS,
+    BackwardInputs,
+    FFNStats,
+    FFNWeights,
+    Room,
+)
 
 # Assumed at inference if there is too little memory to measure: those of an H200 at M 16384,
 # K 2048, N 5632, in units of dense. TwELL: 8 KB per non-zero at 8 TB/s.
@@ -152,7 +159,8 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
         def step() -> FFNStats:
             given = biased._replace(down_NK=transposed(down_KN, torch.bfloat16))
             _, stats, saved = kernels.forward(x_MK, given, room, order_M)
-            kernels.backward(dy_MK, d_l1, x_MK, given, saved, torch.bfloat16, order_M)
+            inputs = BackwardInputs(dy_MK, d_l1, x_MK, given, saved, order_M)
+            kernels.backward(inputs, torch.bfloat16)
             return stats
 
         stats = step()

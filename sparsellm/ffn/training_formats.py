@@ -16,6 +16,7 @@ from sparsellm.ffn import formats, reference
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     MAX_ELL_WIDTH,
+    BackwardInputs,
     Columns,
     FFNGradients,
     FFNStats,
@@ -54,19 +55,12 @@ class TrainingFormat:
         y_MK, stats = reference.output_of(gate_MN, up_MN, w, token_M)
         return y_MK, stats, self.keep(gate_MN, up_MN, room)
 
-    def backward(  # noqa: PLR0917
-        self,
-        dy_MK: Tensor,
-        d_l1: Tensor,
-        x_MK: Tensor,
-        w: FFNWeights,
-        saved: Any,
-        token_M: Tensor | None = None,
-    ) -> FFNGradients:
+    def backward(self, given: BackwardInputs) -> FFNGradients:
         """`reference.gradients_on` the pattern; what did not fit is recomputed from x.
 
-        ``token_M`` as in `forward`: ∇y is in the order of the tokens, x and ∇x in that of the rows.
+        ∇x is in the order of the rows of x.
         """
+        dy_MK, d_l1, x_MK, w, saved, token_M = given
         dy_MK = dy_MK if token_M is None else dy_MK[token_M]
         gate_MN, up_MN = self.restore(saved, x_MK, w)
         return reference.gradients_on(gate_MN, up_MN, dy_MK, d_l1, x_MK, w)

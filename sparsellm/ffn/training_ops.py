@@ -27,6 +27,7 @@ from sparsellm.ffn.step_shared import Fills, kernel_weights
 from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.training_formats import FORMATS, kernels, runs_kernels
 from sparsellm.ffn.types import (
+    BackwardInputs,
     FFNGradients,
     FFNStats,
     FFNWeights,
@@ -247,12 +248,12 @@ def _gradients(
     own, kept = FFNTensors(*tensors), FORMATS[format].saved(*saved)
     gradients: FFNGradients
     with _computing(own.x_MK):
-        given = (dy_MK, d_l1, own.x_MK, own.weights(activation), kept)
+        w = own.weights(activation)
+        given = BackwardInputs(dy_MK, d_l1, own.x_MK, w, kept, own.token_M)
         if runs_kernels(own.x_MK):
-            dtype = own.w_up_NK.dtype
-            gradients = kernels(format).backward(*given, dtype, own.token_M, own.sums)
+            gradients = kernels(format).backward(given, own.w_up_NK.dtype, own.sums)
         else:
-            gradients = FORMATS[format].backward(*given, own.token_M)
+            gradients = FORMATS[format].backward(given)
             if own.sums is not None:
                 gradients.add_to(own.sums)
     return gradients

@@ -3,7 +3,7 @@
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -138,6 +138,17 @@ class Columns(NamedTuple):
     @property
     def recomputed(self) -> None:
         """See `FFNStats`."""
+
+
+class BackwardInputs(NamedTuple):
+    """What the gradients of ``Σ dy * y + d_l1 * l1_sum`` are computed from."""
+
+    dy_MK: Tensor  # in the order of the tokens
+    d_l1: Tensor  # ()
+    x_MK: Tensor
+    w: FFNWeights
+    saved: Any  # what forward kept in its format
+    token_M: Tensor | None = None  # the token of each row of x, see `TokenOrder`; None: its number
 
 
 class FFNGradients(NamedTuple):

@@ -19,7 +19,7 @@ from sparsellm.ffn.formats import (
 )
 from sparsellm.ffn.reference import activations
 from sparsellm.ffn.training_formats import FORMATS
-from sparsellm.ffn.types import FFNWeights, Room
+from sparsellm.ffn.types import BackwardInputs, FFNWeights, Room
 
 densities = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0])
 
@@ -172,6 +172,6 @@ def test_forward_and_backward_whatever_overflows(case):
     found_y, stats, saved = FORMATS["twell"].forward(x, w, case.room, token)
     torch.testing.assert_close(found_y[token.long()], y.detach())
     assert float(stats.l1_sum) == pytest.approx(float(h.detach().abs().sum()))
-    found = FORMATS["twell"].backward(dy, d_l1, x, w, saved, token)
+    found = FORMATS["twell"].backward(BackwardInputs(dy, d_l1, x, w, saved, token))
     for one, other in zip((g for g in found if g is not None), expected, strict=True):
         torch.testing.assert_close(one, other)

@@ -280,11 +280,11 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
         assert {t.dtype for t in w if torch.is_tensor(t)} == {torch.bfloat16}
         return FORMATS["union"].forward(x_MK, w, room, token_M)
 
-    def backward(dy_MK, d_l1, x_MK, w, saved, dtype, token_M, sums):  # noqa: PLR0917
-        assert w.down_KN.t().is_contiguous()
+    def backward(given, dtype, sums):
+        assert given.w.down_KN.t().is_contiguous()
         assert dtype == torch.float32
         assert sums is None
-        return FORMATS["union"].backward(dy_MK, d_l1, x_MK, w, saved, token_M)
+        return FORMATS["union"].backward(given)
 
     monkeypatch.setattr(union_training, "forward", forward)
     monkeypatch.setattr(union_training, "backward", backward)

@@ -18,7 +18,14 @@ from sparsellm.ffn.kernels import compile, hybrid, inference, twell, union
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES
 from sparsellm.ffn.token_order import token_order
 from sparsellm.ffn.training_ops import sparse_ffn_training
-from sparsellm.ffn.types import BLOCK_TOKENS, MAX_DECODE_TOKENS, FFNWeights, Room, TokenOrder
+from sparsellm.ffn.types import (
+    BLOCK_TOKENS,
+    MAX_DECODE_TOKENS,
+    BackwardInputs,
+    FFNWeights,
+    Room,
+    TokenOrder,
+)
 from tests.gpu.conditions import forced
 
 
@@ -110,7 +117,8 @@ def train(m: int, k: int, n: int) -> None:
         inputs = [x_MK.detach().requires_grad_(), *(t for t in leaves if t is not None)]
         w = FFNWeights(*weights, down_NK=down_KN.t().contiguous())
         _, _, saved = hybrid.forward(x_MK, w, Room(backup_rows_for(m), 32))
-        hybrid.backward(dy_MK, torch.ones((), device=x_MK.device), x_MK, w, saved, dtype)
+        d_l1 = torch.ones((), device=x_MK.device)
+        hybrid.backward(BackwardInputs(dy_MK, d_l1, x_MK, w, saved), dtype)
         y_MK, stats = sparse_ffn_training(inputs[0], FFNWeights(*leaves), capacity, order)
         by_l1 = torch.ones_like(stats.l1_sum)
         torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, by_l1))

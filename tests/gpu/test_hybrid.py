@@ -14,7 +14,7 @@ from gpu.test_sparse_ffn import problem, shape
 from gpu.union_cases import device
 from sparsellm.ffn.formats import backup_rows_for, hybrid_of
 from sparsellm.ffn.reference import activations, gradients_on, output_of
-from sparsellm.ffn.types import FFNWeights, GradientSums, Room
+from sparsellm.ffn.types import BackwardInputs, FFNWeights, GradientSums, Room
 
 pytestmark = pytest.mark.gpu
 
@@ -62,7 +62,8 @@ def check(kernels, x, w, width, backup_rows, *, choose):
             own = [t.clone() for t in before]
             sums = GradientSums(own[0] if gated else None, own[1], own[2])
         y, stats, saved = kernels.forward(x, w, room, token)
-        return y, stats, saved, kernels.backward(dy, d_l1, x, w, saved, dtype, token, sums)
+        given = BackwardInputs(dy, d_l1, x, w, saved, token)
+        return y, stats, saved, kernels.backward(given, dtype, sums)
 
     with poisoned():
         y, stats, saved, found = run()

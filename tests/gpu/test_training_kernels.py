@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu.conditions import each, named, poisoned
 from sparsellm.ffn.reference import dense_of
-from sparsellm.ffn.types import TOKEN_AT, FFNWeights, Room
+from sparsellm.ffn.types import TOKEN_AT, BackwardInputs, FFNWeights, Room
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 
@@ -104,8 +104,8 @@ def check(case: Case, ordered: bool) -> None:
             union_training.forward(*given) for _ in range(2)
         )
         assert torch.equal(again_MK, y_MK)
-        given = (dy_MK, d_l1, rows_MK, w, saved, torch.float32, token_M)
-        found, again = union_training.backward(*given), union_training.backward(*given)
+        given = BackwardInputs(dy_MK, d_l1, rows_MK, w, saved, token_M)
+        found, again = (union_training.backward(given, torch.float32) for _ in range(2))
     if case.capacity is None:
         check_statistics(case, token_M, (stats, saved), repeated)
 
@@ -167,7 +167,8 @@ def test_nan_stays_with_its_token(gated):
     with poisoned():
         room = Room(4 * case.n)
         y_MK, (_, nnz_M, fired_N, *_), saved = union_training.forward(x_MK, w, room)
-        found = union_training.backward(dy_MK, d_l1, x_MK, w, saved, torch.float32)
+        given = BackwardInputs(dy_MK, d_l1, x_MK, w, saved)
+        found = union_training.backward(given, torch.float32)
     others = torch.arange(case.m, device=x_MK.device) != 70
     assert nnz_M[70] == case.n
     assert fired_N.min() >= 1

@@ -16,6 +16,7 @@ from sparsellm.ffn.types import (
     CONTROL_WORDS,
     DENSE_ROW_TILE,
     MAX_ELL_WIDTH,
+    BackwardInputs,
     FFNGradients,
     FFNStats,
     FFNWeights,
@@ -99,23 +100,17 @@ def _fill(
     return kept, nnz_M
 
 
-def backward(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
-    saved: Hybrid,
-    dtype: torch.dtype,
-    token_M: Tensor | None = None,
-    sums: GradientSums | None = None,
+def backward(
+    given: BackwardInputs, dtype: torch.dtype, sums: GradientSums | None = None
 ) -> FFNGradients:
-    """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``.
+    """Gradients of x, in the order of its rows, and of the weights, in ``dtype``.
 
-    Rows that did not fit into the backup are recomputed, without involving the host. ``token_M`` as
-    in `forward`: dy is in the order of the tokens, x and its gradient in that of the rows. With
-    ``sums`` the matrices' gradients are added to them, and ``sums`` are returned.
+    Rows that did not fit into the backup are recomputed, without involving the host. With ``sums``
+    the matrices' gradients are added to them, and ``sums`` are returned.
     """
-    gated, d_l1 = w.gate_NK is not None, d_l1.to(torch.float32)
+    given = given._replace(d_l1=given.d_l1.to(torch.float32))
+    dy_MK, d_l1, x_MK, w, saved, token_M = given
+    gated = w.gate_NK is not None
     pair, dx_MK = torch.empty_like(saved.word), torch.empty_like(x_MK)
     (blocks, rows), (m, k) = _rows_of(saved), x_MK.shape
     kernel_for("hybrid_grad", x_MK, w.activation).launch(
@@ -129,22 +124,16 @@ def backward(  # noqa: PLR0917
         blocks * slices,
         *(*rows, pair, w.up_NK, w.gate_NK, m, k, slices, dx_MK),
     )
-    grads = _weight_grads(dy_MK, x_MK, saved, pair, w, dtype, token_M, sums)
-    _add_dense_rows(dy_MK, d_l1, x_MK, w, saved, token_M, dx_MK, grads)
+    grads = _weight_grads(given, pair, dtype, sums)
+    _add_dense_rows(given, dx_MK, grads)
     return gradients_from(dx_MK, grads, dtype, sums)
 
 
-def _weight_grads(  # noqa: PLR0917
-    dy_MK: Tensor,
-    x_MK: Tensor,
-    saved: Hybrid,
-    pair: Tensor,
-    w: FFNWeights,
-    dtype: torch.dtype,
-    token_M: Tensor | None,
-    sums: GradientSums | None,
+def _weight_grads(
+    given: BackwardInputs, pair: Tensor, dtype: torch.dtype, sums: GradientSums | None
 ) -> GradientSums:
     """Weight gradients of the ELL rows, neuron by neuron; in ``dtype``, or added to ``sums``."""
+    dy_MK, _, x_MK, w, saved, token_M = given
     (m, k), (_, width), n = x_MK.shape, saved.word.shape, w.up_NK.shape[0]
     gated, adds, blocks = w.gate_NK is not None, sums is not None, len(saved.table)
     before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
@@ -173,17 +162,9 @@ def _weight_grads(  # noqa: PLR0917
     return sums
 
 
-def _add_dense_rows(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
-    saved: Hybrid,
-    token_M: Tensor | None,
-    dx_MK: Tensor,
-    grads: GradientSums,
-) -> None:
+def _add_dense_rows(given: BackwardInputs, dx_MK: Tensor, grads: GradientSums) -> None:
     """Adds the gradients of the rows in the backup, and of those beyond it."""
+    dy_MK, d_l1, x_MK, w, saved, token_M = given
     (m, k), n, backup_rows = x_MK.shape, w.up_NK.shape[0], len(saved.backup_up)
     gated = w.gate_NK is not None
     # Rounds are whole row tiles; one that the backup does not hold to its end is recomputed.

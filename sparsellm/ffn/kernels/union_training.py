@@ -19,6 +19,7 @@ from sparsellm.ffn.reference import empty_columns
 from sparsellm.ffn.types import (
     CONTROL_WORDS,
     TILE_NEURONS,
+    BackwardInputs,
     Columns,
     FFNGradients,
     FFNStats,
@@ -48,25 +49,18 @@ def forward(
     return y_MK, stats, columns
 
 
-def backward(  # noqa: PLR0917
-    dy_MK: Tensor,
-    d_l1: Tensor,
-    x_MK: Tensor,
-    w: FFNWeights,
-    saved: Columns,
-    dtype: torch.dtype,
-    token_M: Tensor | None = None,
-    sums: GradientSums | None = None,
+def backward(
+    given: BackwardInputs, dtype: torch.dtype, sums: GradientSums | None = None
 ) -> FFNGradients:
-    """Gradients of ``Σ dy * y + d_l1 * l1_sum``; those of weights in ``dtype``.
+    """Gradients of x, in the order of its rows, and of the weights, in ``dtype``.
 
-    A pattern that did not fit into ``saved`` is recomputed. ``token_M`` as in `forward`: dy is in
-    the order of the tokens, x and its gradient in that of the rows. With ``sums`` the matrices'
-    gradients are added to them, and ``sums`` are returned.
+    A pattern that did not fit into its columns is recomputed. With ``sums`` the matrices' gradients
+    are added to them, and ``sums`` are returned.
 
     Raises:
         ValueError: within the capture of a CUDA graph, and the pattern might not fit.
     """
+    dy_MK, d_l1, x_MK, w, saved, token_M = given
     (m, k), n = x_MK.shape, w.up_NK.shape[0]
     blocks, capacity = len(saved.offset) - 1, len(saved.neuron)
     num_nonzeros = None

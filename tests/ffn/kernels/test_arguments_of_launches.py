@@ -24,7 +24,7 @@ from sparsellm.ffn.kernels import (
 )
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
 from sparsellm.ffn.kernels.launch import kernels_of
-from sparsellm.ffn.types import BLOCK_TOKENS, FFNWeights, GradientSums, Room
+from sparsellm.ffn.types import BLOCK_TOKENS, BackwardInputs, FFNWeights, GradientSums, Room
 
 M, K, N = 2048, 64, 1024  # as many tokens and neurons as heavy blocks and long groups need
 
@@ -117,9 +117,10 @@ def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="
     w = w._replace(b_gate_N=None, b_up_N=None, b_down_K=None)
     capacity = M // BLOCK_TOKENS * N
     _, _, saved = union_training.forward(x_MK, w, Room(capacity), token_M)
-    union_training.backward(x_MK, d_l1, x_MK, w, saved, dtype, token_M, sums)
+    given = BackwardInputs(x_MK, d_l1, x_MK, w, saved, token_M)
+    union_training.backward(given, dtype, sums)
     _, _, saved = hybrid.forward(x_MK, w, Room(M // 8, 128), token_M)
-    hybrid.backward(x_MK, d_l1, x_MK, w, saved, dtype, token_M, sums)
+    hybrid.backward(given._replace(saved=saved), dtype, sums)
 
 
 @pytest.mark.timeout(900)  # compiles all kernels, if test_compile.py has not

@@ -50,8 +50,9 @@ class ForeignFFN:
                 raise Unsupported(
                     f"its {kind} has a forward of its own, which the kernels would not call"
                 )
-            for name, tensor in _tensors_in(module):
-                if id(tensor) not in used:
+            own = {**module._parameters, **module._buffers, **vars(module)}
+            for name, value in own.items():
+                if isinstance(value, Tensor) and id(value) not in used:
                     raise Unsupported(
                         f"its {kind} has a tensor that the formula does not use ({name})"
                     )
@@ -99,11 +100,6 @@ class ForeignFFN:
             if now is not value and (type(now) is not type(value) or now != value):
                 return False
         return True
-
-
-def _tensors_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    own = {**module._parameters, **module._buffers, **vars(module)}
-    yield from ((name, value) for name, value in own.items() if isinstance(value, Tensor))
 
 
 def _values_in(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -116,10 +116,10 @@ def _check(x_MK: Tensor, w: FFNWeights, dtype: torch.dtype, token_M: Tensor | No
     if not w.threshold >= 0:
         raise ValueError(f"sparse_ffn: threshold {w.threshold} must not be negative")
     device = x_MK.device
-    _check_tensor("x", x_MK, (m, k), dtype, device, contiguous=True)
+    check_tensor("x", x_MK, (m, k), dtype, device, contiguous=True)
     check_weights(w, k, n, dtype, device, contiguous=True)
     if token_M is not None:
-        check_order(token_M, m, device)
+        check_tensor("the order", token_M, (m,), torch.int32, device, contiguous=True)
 
 
 def sizes_of(x_MK: Tensor, w: FFNWeights) -> tuple[int, int, int]:
@@ -158,15 +158,10 @@ def check_weights(
     )
     for name, tensor, shape in checks:
         if tensor is not None:
-            _check_tensor(name, tensor, shape, dtype, device, contiguous=contiguous)
+            check_tensor(name, tensor, shape, dtype, device, contiguous=contiguous)
 
 
-def check_order(token_M: Tensor, num_tokens: int, device: torch.device) -> None:
-    """Raises ValueError where this is not the order of so many tokens, see `TokenOrder`."""
-    _check_tensor("the order", token_M, (num_tokens,), torch.int32, device, contiguous=True)
-
-
-def _check_tensor(
+def check_tensor(
     name: str,
     tensor: Tensor,
     shape: tuple[int, ...],
@@ -175,6 +170,7 @@ def _check_tensor(
     *,
     contiguous: bool,
 ) -> None:
+    """Raises ValueError where a tensor is something else, by name."""
     if tensor.shape != shape:
         raise ValueError(f"sparse_ffn: {name} is {tuple(tensor.shape)} where {shape} belongs")
     if tensor.dtype != dtype or tensor.device != device:

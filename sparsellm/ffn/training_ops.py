@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from sparsellm.ffn.formats import ELL_WIDTH
 from sparsellm.ffn.fp8 import quantised_rows
-from sparsellm.ffn.inference_ops import check_limits, check_order, check_weights, sizes_of
+from sparsellm.ffn.inference_ops import check_limits, check_tensor, check_weights, sizes_of
 from sparsellm.ffn.operators import define, define_differentiable
 from sparsellm.ffn.quantised import quantised_from
 from sparsellm.ffn.step_shared import Fills, kernel_weights
@@ -339,7 +339,7 @@ def _check(given: FFNTensors, room: Room, format: Format) -> None:
     FORMATS[format].check(m, n, room)
     check_weights(w, k, n, w.up_NK.dtype, x_MK.device)
     if token_M is not None:
-        check_order(token_M, m, x_MK.device)
+        check_tensor("the order", token_M, (m,), torch.int32, x_MK.device, contiguous=True)
     if not runs_kernels(x_MK):
         return
     check_limits(m, k, n, remedy="use ffn.kernels=dense")

@@ -178,7 +178,7 @@ def on_neurons(values_MW: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
     held = torch.arange(width, device=values_MW.device) < saved.length[:, None]
     row, slot = held.nonzero(as_tuple=True)
     values_MN = values_MW.new_zeros(len(values_MW), num_neurons)
-    values_MN[row, _neurons(saved)[row, slot]] = values_MW[row, slot]
+    values_MN[row, (saved.word[row, slot] & 0xFFFF).long()] = values_MW[row, slot]
     return values_MN
 
 
@@ -190,7 +190,9 @@ def activations_in(saved: Hybrid, x_MK: Tensor, w: FFNWeights) -> tuple[Tensor |
     n, heavy_rows = len(w.up_NK), saved.row[: saved.num_heavy].long()
     kept, beyond = heavy_rows.tensor_split([len(saved.backup_up)])
     again = activations(x_MK[beyond], w)
-    stored_MW = saved.gate if len(saved.gate) else _values(saved).to(x_MK.dtype)
+    stored_MW = saved.gate
+    if not len(stored_MW):
+        stored_MW = (saved.word >> 16).to(torch.int16).view(torch.bfloat16).to(x_MK.dtype)
 
     def whole(ell_MW: Tensor, backup: Tensor, computed: Tensor | None) -> Tensor:
         assert computed is not None
@@ -202,17 +204,6 @@ def activations_in(saved: Hybrid, x_MK: Tensor, w: FFNWeights) -> tuple[Tensor |
         return None, whole(stored_MW, saved.backup_up, again[1])
     gate_MN = whole(stored_MW, saved.backup_gate, again[0])
     return gate_MN, whole(saved.up, saved.backup_up, again[1])
-
-
-def _neurons(saved: Hybrid) -> Tensor:
-    """(M, W) int64; any neuron where a slot holds nothing."""
-    held = torch.arange(saved.word.shape[1], device=saved.word.device) < saved.length[:, None]
-    return torch.where(held, saved.word & 0xFFFF, 0).long()
-
-
-def _values(saved: Hybrid) -> Tensor:
-    """(M, W) bf16: the gate."""
-    return (saved.word >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 def _as_int32(words: Tensor) -> Tensor:

@@ -141,7 +141,8 @@ def _activations(
     gated = w.gate_NK is not None
     columns = empty_columns(x_MK, n, room, gated=gated)
     values = columns.gate if gated else columns.up
-    fired_N, nnz_M = _ints(n, like=x_MK), _ints(m, like=x_MK)
+    fired_N = torch.empty(n, dtype=torch.int32, device=x_MK.device)
+    nnz_M = torch.empty(m, dtype=torch.int32, device=x_MK.device)
     needed = torch.empty(2, dtype=torch.int64, device=x_MK.device)
     # As many blocks of threads as fit on the GPU, or as have work.
     kernel = kernel_for("union_columns", x_MK)
@@ -177,7 +178,3 @@ def _on_the_host(counts: Tensor) -> Tensor:
         return torch.full(counts.shape, -1)
     copy = torch.full(counts.shape, -1, pin_memory=True)
     return copy.copy_(counts, non_blocking=True)
-
-
-def _ints(*shape: int, like: Tensor) -> Tensor:
-    return torch.empty(shape, dtype=torch.int32, device=like.device)

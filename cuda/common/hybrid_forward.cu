@@ -38,8 +38,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   store_sum(sum, l1 + ell.row_block);
 }
 
-// `slices` of y's columns, each with blocks of threads for all rows: L2 then holds what is read of the
-// weights at a time. `up`: null without a gate; then `l1` is stored here.
+// `up`: null without a gate; then `l1` is stored here.
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     hybrid_down(const uint32* word, const uint32* count, int width, int rows_each, const element* up,
                 const element* w_down_NK, int m, int k, int slices, const int* token, float* l1,

@@ -43,8 +43,6 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   });
 }
 
-// `slices` of the columns, each with blocks of threads for all rows: L2 then holds what is read of the
-// weights at a time.
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     hybrid_grad_x(const uint32* word, const uint32* count, int width, int rows_each,
                   const uint32* pair, const element* w_up_NK, const element* w_gate_NK, int m, int k,

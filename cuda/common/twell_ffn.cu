@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(walk_threads, 4)
   });
 }
 
-// y from the non-zeros of h, `slices` of its columns, each with blocks of threads for all rows.
+// y from the non-zeros of h.
 extern "C" __global__ void __launch_bounds__(walk_threads, 4)
     twell_down(uint32* word, int width, int tiles_n, int rows_each, const element* w_down_NK,
                const element* b_down_K, int m, int k, int slices, uint32* control,

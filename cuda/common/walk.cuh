@@ -213,8 +213,8 @@ struct RowsByToken {
   }
 };
 
-// What a block of threads computes: rows, and a slice of the columns. Rows vary fastest, so that all
-// blocks of threads that run at a time are at the same slice.
+// What a block of threads computes: rows, and one of the slices of the columns. Rows vary fastest, so
+// that all blocks of threads that run at a time are at the same slice.
 struct Share {
   int row_blocks, row_block, slice;
 

@@ -11,8 +11,7 @@
 // On real traces (16384 tokens, 16–44 fired neurons each) a group's rows are 0.46–0.63 of its
 // (token, neuron) pairs; of groups of 16, 0.56–0.74; of 64, 0.33–0.50 at twice the products.
 //
-// Where a group of neurons is split, its parts' sums are stored in memory; the unit that finishes last
-// adds them in the order of the parts, so that the result is deterministic.
+// Where a group of neurons is split, its parts' sums are added as in row_sums.cuh.
 #include "weight_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)

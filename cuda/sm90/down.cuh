@@ -5,9 +5,7 @@
 // cp.async. Each consumer warpgroup holds 64 tokens × 256 columns. Both operands are stored with
 // k, the member, as the slow index, which wgmma reads as "transposed".
 //
-// A heavy block is several units (units.cuh: `Splitting`), each with a part of its members: their sums
-// are stored in memory, and the unit that finishes last adds them, in the order of the parts.
-// row_sums.cuh defines what an `Op` provides.
+// A heavy block is several units (units.cuh: `Splitting`). row_sums.cuh has what an `Op` says.
 #pragma once
 #include "common/row_sums.cuh"
 #include "sm90/gather.cuh"

@@ -138,7 +138,7 @@ def train(recipe: Recipe, experts: int, active: int) -> list[Trained]:
     device, size = accelerator.device, recipe.train.micro_batch_size
     assert isinstance(size, int), "train.micro_batch_size: a number"
     corpora, tokenizer = (
-        load_corpora(**recipe.data.sources()),
+        load_corpora(recipe.data),
         load_tokenizer(recipe.data.tokenizer),
     )
     shape = {"context_length": recipe.model.context_length, "micro_batch_size": size}

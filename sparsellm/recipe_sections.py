@@ -268,16 +268,6 @@ class DataConfig(StrictModel):
             return self.corpus
         return " + ".join(f"{weight:g} {name}" for name, weight in self.corpus.items())
 
-    def sources(self) -> dict[str, Any]:
-        """The arguments of `data.corpus.load_corpora`."""
-        return {
-            "corpus": self.corpus,
-            "files": self.files,
-            "validation_files": self.validation_files,
-            "validation_fraction": self.validation_fraction,
-            "text_field": self.text_field,
-        }
-
 
 def _auto_or_count(value: object) -> object:
     """A union would report what each of both misses."""

@@ -18,6 +18,7 @@ from sparsellm.data.corpus import load_corpora
 from sparsellm.data.identity import read_about
 from sparsellm.evaluate.suite import _check_rows
 from sparsellm.recipe import load_recipe
+from sparsellm.recipe_sections import DataConfig
 from sparsellm.report import collect, sweep_runs
 from sparsellm.runs import checkpoint, hf_folder
 from sparsellm.runs.dashboard import read_sent
@@ -129,13 +130,21 @@ LINE_READERS: dict[str, Callable[[Path], object]] = {
 YAML_READERS: dict[str, Callable[[Path], object]] = {
     "mine.yaml": lambda path: load_recipe(str(path)),
     "recipe.yaml": lambda path: load_recipe_of(path.parent),
-    "corpus.yaml": lambda path: load_corpora(str(path)),
+    "corpus.yaml": lambda path: load_corpora(DataConfig(corpus=str(path))),
     "sweep.yaml": lambda path: load_plan(str(path)),
 }
+
+
+def _read_shard(path: Path) -> object:
+    index = {"weight_map": {"w": path.name}}
+    (path.parent / hf_folder.INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+    return hf_folder.read_weights(path.parent)
+
+
 BYTE_READERS: dict[str, Callable[[Path], object]] = {
     "stats.safetensors": lambda path: read_tensors(path, "restore it"),
     "model.safetensors": lambda path: stored_parts(path, "restore it"),
-    "model-00001-of-00001.safetensors": lambda path: hf_folder.stored_dtypes(path.parent),
+    "model-00001-of-00001.safetensors": _read_shard,
     "traces.npz": lambda path: load_traces(path, 64),
     "ids.npz": load_ids,
 }

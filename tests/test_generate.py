@@ -12,7 +12,7 @@ from conftest import save_run
 from tokenizers import Tokenizer, models, processors
 
 from sparsellm.cli import main
-from sparsellm.data.corpus import load_corpora
+from sparsellm.data.corpus import load_corpus
 from sparsellm.data.held_out import read_in_order
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.generate import Sampling, _Streamer, count_non_zeros, generate
@@ -203,7 +203,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tiny, capsys):
 def test_without_a_prompt_a_held_out_document_is_continued(
     checkpoint_path, pretrained, capsys, tmp_path
 ):
-    own = next(read_in_order(load_corpora("sample")[0].validation, pretrained.tokenizer))
+    own = next(read_in_order(load_corpus("sample").validation, pretrained.tokenizer))
     (tmp_path / "text.jsonl").write_text('{"text": ""}\n{"text": "héllo wo€ld, it is"}\n')
     arguments = ["generate", str(checkpoint_path), "--max-new-tokens", "2", "--temperature", "0"]
     assert main(arguments) == 0

@@ -107,7 +107,7 @@ def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
         return dataclasses.replace(found, validation=found.train)
     data, remedy = recipe.data, "name text to measure on: --data GLOB"
     try:
-        found = load_corpora(**data.sources())[0]
+        found = load_corpora(data)[0]
     except (OSError, ValueError) as error:
         raise ValueError(f"the recipe's corpus cannot be read ({error}); {remedy}") from error
     if not found.validation:

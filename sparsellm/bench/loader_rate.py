@@ -50,7 +50,7 @@ def measure(options: argparse.Namespace) -> Iterator[Found]:
 
 def _figures(recipe: Recipe, workers: int, seconds: float) -> list[tuple[str, float, str]]:
     """Metric, value and unit of each figure with so many workers."""
-    corpora = load_corpora(**recipe.data.sources())
+    corpora = load_corpora(recipe.data)
     for corpus in corpora:
         assert corpus.fingerprint  # reads the beginning of each file, which training does once
     batch, length = recipe.micro_batch_sequences, recipe.model.context_length

@@ -76,12 +76,11 @@ def _add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _corpus(options: argparse.Namespace) -> Corpus:
-    from sparsellm.data.corpus import load_corpus
+    from sparsellm.data.corpus import single_corpus
     from sparsellm.recipe_sections import DataConfig
 
     keys = ("corpus", "files", "validation_files", "text_field")
-    sources = DataConfig(**{key: getattr(options, key) for key in keys}).sources()
-    return load_corpus(sources.pop("corpus"), **sources)
+    return single_corpus(DataConfig(**{key: getattr(options, key) for key in keys}))
 
 
 def _fetch(options: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -132,41 +132,25 @@ def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
 def check_files(data: DataConfig) -> None:
     """Raises the errors of `load_corpora` early, for corpora that need no network."""
     if not hub_sources(data.corpus) and not any("://" in file for file in data.files or ()):
-        load_corpora(**data.sources())
+        load_corpora(data)
 
 
-class Sources(TypedDict, total=False):
-    """What a recipe's `data` section sets in place of a corpus's own YAML."""
+def load_corpora(data: DataConfig) -> tuple[Corpus, ...]:
+    """The corpora of a recipe's `data`, with their weights; a single one unless it is a mixture.
 
-    files: (
-        list[str] | None
-    )  # globs that replace the YAML's `files`, and drop its `validation_files`
-    validation_files: list[str] | None  # globs that replace its `validation_files`
-    # Share of the documents of `files` to hold out, unless there are validation files or shards.
-    validation_fraction: float
-    text_field: str | None  # replaces its `text_field`
-
-
-def load_corpora(corpus: str | dict[str, float], **sources: Unpack[Sources]) -> tuple[Corpus, ...]:
-    """The corpora of a run with their weights; a single one unless it is a mixture.
-
-    Args:
-        corpus: a name or file as for `load_corpus`, or the weight of each by name or file.
-        sources: as for `load_corpus`; a mixture takes none but ``validation_fraction``, which has
-            no effect there.
+    On a mixture `validation_fraction` has no effect: each corpus holds out what its YAML says.
 
     Raises:
         FileNotFoundError, ValueError: as `load_corpus`.
     """
-    if isinstance(corpus, str):
-        path = corpus_path(corpus)
+    weights = data.corpus
+    if isinstance(weights, str):
+        path = corpus_path(weights)
         content = load_yaml(path)
         if content.get("source") != "mixture":
-            return (load_corpus(corpus, **sources),)
+            return (single_corpus(data),)
         weights = validate(MixtureCorpus, content, path).corpora
-    else:
-        weights = corpus
-    if any(sources.get(key) for key in ("files", "validation_files", "text_field")):
+    if data.files or data.validation_files or data.text_field:
         raise ValueError(
             "data.files, data.validation_files and data.text_field apply to a single corpus; in a "
             "mixture give each a YAML file of its own"
@@ -196,10 +180,27 @@ def _text_of(shard: Shard) -> tuple[str, str]:
     return real_place(shard.url), shard.text_field
 
 
-def load_corpus(name_or_path: str, **sources: Unpack[Sources]) -> Corpus:
+def single_corpus(data: DataConfig) -> Corpus:
+    """The corpus of a recipe's `data`.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_corpus`, or it is a mixture.
+    """
+    instead = {"files", "validation_files", "validation_fraction", "text_field"}
+    return load_corpus(str(data.corpus), **data.model_dump(include=instead))
+
+
+def load_corpus(name_or_path: str, *, validation_fraction: float = 0, **instead: Any) -> Corpus:
     """Reads a corpus's YAML, in ``data/`` or at a path, and finds its shards.
 
     Of a corpus on the hub it asks the hub, once.
+
+    Args:
+        name_or_path: see `corpus_path`.
+        validation_fraction: share of the documents of other ``files`` to hold out, unless there are
+            validation files or shards.
+        instead: what replaces the YAML's own ``files`` (its ``validation_files`` are then left
+            out), ``validation_files`` and ``text_field``; None replaces nothing.
 
     Raises:
         FileNotFoundError: the corpus does not exist, or a glob matches nothing.
@@ -207,12 +208,11 @@ def load_corpus(name_or_path: str, **sources: Unpack[Sources]) -> Corpus:
     """
     path = corpus_path(name_or_path)
     content = load_yaml(path)
-    fraction = sources.pop("validation_fraction", 0)
-    given = {key: value for key, value in sources.items() if value is not None}
+    given = {key: value for key, value in instead.items() if value is not None}
     if "files" in given:
         content.pop("validation_files", None)  # they were held out of the files that are replaced
         if "validation_files" not in given and not content.get("validation_shards"):
-            content["validation_fraction"] = fraction
+            content["validation_fraction"] = validation_fraction
     content |= given
     kind = content.get("source")
     if kind not in KINDS:

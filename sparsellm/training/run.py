@@ -148,7 +148,7 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
 
 def _find_corpora(recipe: Recipe) -> tuple[Corpus, ...]:
     """The corpora with their fingerprints, which the first rank sends to the others."""
-    corpora = load_corpora(**recipe.data.sources())
+    corpora = load_corpora(recipe.data)
     for corpus in corpora:
         _ = corpus.fingerprint, corpus.witness
     return corpora

@@ -178,10 +178,10 @@ def test_what_one_corpus_of_a_mixture_holds_out_no_other_trains_on(tmp_path):
     (tmp_path / "two.yaml").write_text("source: files\nfiles: '${CORPUS_DIR}/link.parquet'\n")
     mixture = {str(tmp_path / f"{name}.yaml"): 1.0 for name in ("one", "two")}
     with pytest.raises(ValueError, match=r"b\.parquet is held out by corpus one and .* corpus two"):
-        load_corpora(mixture)
+        load_corpora(DataConfig(corpus=mixture))
     with (tmp_path / "two.yaml").open("a") as file:
         file.write("text_field: title\n")
-    assert len(load_corpora(mixture)) == 2
+    assert len(load_corpora(DataConfig(corpus=mixture))) == 2
 
 
 def test_links_as_in_the_hubs_cache_keep_their_names(tmp_path):
@@ -302,7 +302,7 @@ def test_a_folder_alone_holds_out_whole_documents_by_their_text(tmp_path):
         assert config == DataConfig(
             corpus="local", files=[str(tmp_path)], validation_fraction=fraction
         )
-        (corpus,) = load_corpora(**config.sources())
+        (corpus,) = load_corpora(config)
         return corpus, *(
             [d for ds in documents_in_order(side) for d in ds if d]
             for side in (corpus.train, corpus.validation)
@@ -325,4 +325,4 @@ def test_text_of_ones_own_is_read_in_place_of_another_kind_of_corpus(tmp_path):
         assert (config.corpus, config.files) == ("local", [str(tmp_path)])
     assert DataConfig(corpus="/no/such/folder").corpus == "/no/such/folder"
     with pytest.raises(FileNotFoundError, match=r"did you mean 'fineweb'.*data\.files=\[FOLDER\]"):
-        load_corpora(**DataConfig(corpus="finweb").sources())
+        load_corpora(DataConfig(corpus="finweb"))

@@ -25,6 +25,7 @@ from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.token_shards import read_index
 from sparsellm.data.tokenizer import load_tokenizer
+from sparsellm.recipe_sections import DataConfig
 from sparsellm.runs.hf_tokenizer import build_tokenizer
 
 
@@ -83,9 +84,9 @@ def _tokenize(texts, out, *further):
 def test_tokens_give_the_stream_of_their_text_and_go_on_where_it_was(texts, tmp_path):
     assert _tokenize(texts, tmp_path / "tokens") == 0
     files, held_out = texts
-    text = load_corpora("local", files=files, validation_files=held_out)
+    text = load_corpora(DataConfig(corpus="local", files=files, validation_files=held_out))
     (tmp_path / "tokens").rename(tmp_path / "moved")
-    tokens = load_corpora(str(tmp_path / "moved" / "local.yaml"))
+    tokens = load_corpora(DataConfig(corpus=str(tmp_path / "moved" / "local.yaml")))
     assert [shard.format for shard in tokens[0].train] == ["tokens"] * 3
     assert tokens[0].fingerprint == text[0].fingerprint
     expected, state = _stream(text)
@@ -143,7 +144,7 @@ def test_of_an_earlier_call_for_other_text_nothing_is_read(texts, tmp_path):
     (folder,), held_out = texts
     fewer = [f"{folder}/a.parquet"]
     assert _tokenize((fewer, held_out), tmp_path) == 0
-    assert len(load_corpora(str(tmp_path / "local.yaml"))[0].train) == 1
+    assert len(load_corpora(DataConfig(corpus=str(tmp_path / "local.yaml")))[0].train) == 1
     rows = [{"text": f"text {i}", "title": f"title {i}"} for i in range(9)]
     both = [[str(tmp_path / f"{part}.parquet")] for part in ("both", "held-both")]
     for (path,) in both:
@@ -163,12 +164,12 @@ def test_another_end_of_document_token_is_another_tokenizer(texts, tmp_path):
     name = f"hf:{folder}"
     _tokenize(texts, tmp_path / "tokens", "--tokenizer", name)
     files, held_out = texts
-    text = load_corpora("local", files=files, validation_files=held_out)
+    text = load_corpora(DataConfig(corpus="local", files=files, validation_files=held_out))
     _, state = _stream(text, tokenizer=name)
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
     with pytest.raises(DataStateMismatch, match="end-of-document id 256 and this run has 257"):
         _stream(text, state, tokenizer=name)
-    tokens = load_corpora(str(tmp_path / "tokens" / "local.yaml"))
+    tokens = load_corpora(DataConfig(corpus=str(tmp_path / "tokens" / "local.yaml")))
     with pytest.raises(ValueError, match=r"00000\.bin: documents end with id 256, .* with 257"):
         _stream(tokens, tokenizer=name)
     _tokenize(texts, tmp_path / "tokens", "--tokenizer", name)
@@ -185,7 +186,7 @@ def test_the_folder_of_another_corpus_is_left_alone(texts, tmp_path, capsys):
 
 def test_what_does_not_belong_together_is_refused(texts, tmp_path, gpt2_cache):
     assert _tokenize(texts, tmp_path) == 0
-    tokens = load_corpora(str(tmp_path / "local.yaml"))
+    tokens = load_corpora(DataConfig(corpus=str(tmp_path / "local.yaml")))
     with pytest.raises(ValueError, match=r"was tokenised by 'bytes' and data.tokenizer is 'gpt2'"):
         _stream(tokens, tokenizer="gpt2")
     path = tmp_path / "train" / "00001.bin"

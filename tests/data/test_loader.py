@@ -27,6 +27,7 @@ from sparsellm.data.lanes import Picks
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.tokenizer import load_tokenizer
+from sparsellm.recipe_sections import DataConfig
 from sparsellm.training.objective import IGNORED_TARGET
 from sparsellm.training.validation import ValidationSet
 
@@ -35,7 +36,7 @@ SHAPE = {"context_length": 64, "micro_batch_size": 3}
 
 def _loader(corpus=None, tokenizer="bytes", **changes):
     options = {"seed": 1, "rank": 0, "world_size": 1, "num_workers": 0} | SHAPE | changes
-    corpora = (corpus,) if corpus else load_corpora("sample")
+    corpora = (corpus or load_corpus("sample"),)
     return TokenLoader(corpora, load_tokenizer(tokenizer), **options)
 
 
@@ -174,7 +175,8 @@ def test_a_mixture_of_two_columns_of_one_file_reads_both(tmp_path, end):
         (tmp_path / f"{field}.yaml").write_text(
             f"source: files\nfiles: {path}\ntext_field: {field}\n"
         )
-    corpora = load_corpora({str(tmp_path / f"{field}.yaml"): 1.0 for field in ("title", "text")})
+    weights = {str(tmp_path / f"{field}.yaml"): 1.0 for field in ("title", "text")}
+    corpora = load_corpora(DataConfig(corpus=weights))
     loader = TokenLoader(
         corpora, load_tokenizer("bytes"), seed=0, rank=0, world_size=1, num_workers=0, **SHAPE
     )
@@ -309,7 +311,7 @@ def test_text_of_ones_own_needs_held_out_text_of_ones_own(tmp_path, monkeypatch)
 
 PARENT = """
 import multiprocessing, signal, sys, threading, time
-from sparsellm.data.corpus import load_corpora
+from sparsellm.data.corpus import load_corpus
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.tokenizer import load_tokenizer
 
@@ -319,7 +321,7 @@ def start():
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, lambda number, frame: None)
-    loader = TokenLoader(load_corpora("sample"), load_tokenizer("bytes"), context_length=64,
+    loader = TokenLoader((load_corpus("sample"),), load_tokenizer("bytes"), context_length=64,
         micro_batch_size=2, seed=0, rank=0, world_size=1, num_workers=2)
     thread = threading.Thread(target=start)  # loaders need not be the main thread's
     thread.start()

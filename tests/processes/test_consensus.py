@@ -19,6 +19,7 @@ from sparsellm.processes.consensus import (
     differences,
 )
 from sparsellm.processes.signals import StopRequest
+from sparsellm.recipe_sections import DataConfig
 from sparsellm.runs import checkpoint
 from sparsellm.training.run import build_accelerator, build_run, close_run
 from sparsellm.training.step import train_step
@@ -128,7 +129,9 @@ def test_of_a_large_corpus_other_times_of_change_are_told(tiny, tmp_path, monkey
     paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for path in paths:
         path.write_text("x" * 2000)
-    corpora = load_corpora("local", files=[str(paths[0])], validation_files=[str(paths[1])])
+    corpora = load_corpora(
+        DataConfig(corpus="local", files=[str(paths[0])], validation_files=[str(paths[1])])
+    )
     shards = [*corpora[0].train, *corpora[0].validation]
     contents, times = identity.seen_here(shards)
     assert list(contents) == list(times) == [str(path) for path in paths]

@@ -63,7 +63,7 @@ class PlainModel:
 def global_batches(recipe: Recipe) -> Iterator[Tensor]:
     """``tokens_BT1`` of each step."""
     return TokenLoader(
-        load_corpora(**recipe.data.sources()),
+        load_corpora(recipe.data),
         load_tokenizer(recipe.data.tokenizer),
         context_length=recipe.model.context_length,
         micro_batch_size=recipe.train.global_batch_tokens // recipe.model.context_length,
@@ -76,7 +76,7 @@ def global_batches(recipe: Recipe) -> Iterator[Tensor]:
 
 def held_out(recipe: Recipe) -> Tensor:
     """All held-out sequences, ``tokens_ST1``."""
-    (corpus,) = load_corpora(**recipe.data.sources())
+    (corpus,) = load_corpora(recipe.data)
     return torch.cat(
         list(
             validation_batches(

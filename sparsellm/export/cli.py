@@ -142,6 +142,6 @@ def _import(options: argparse.Namespace) -> None:
     from sparsellm.export.save_export import import_export
 
     written, dtypes = import_export(options.source, options.run_path, options.recipe)
-    widened = "" if dtypes == ["F32"] else f", widened from {', '.join(dtypes)}"
+    widened = "" if dtypes == ["float32"] else f", widened from {', '.join(dtypes)}"
     print(f"imported {options.source} to {written} (fp32{widened}; no optimizer state)")
     print(f"train on: sparsellm train --recipe RECIPE --set name=NEW --init-from {written}")

@@ -148,7 +148,7 @@ def import_export(
             model in config.json.
 
     Returns:
-        The checkpoint, and the types that the weights had; ``F32`` alone lost nothing.
+        The checkpoint, and the types that the weights had; ``float32`` alone lost nothing.
 
     Raises:
         FileNotFoundError, ValueError: the folder is damaged or not of the recipe's model, or
@@ -171,4 +171,4 @@ def import_export(
     )
     written = saver.save(run_path / "checkpoints", snapshot, keep=1)
     write_atomically(run_path / RECIPE_FILE, snapshot.recipe_yaml)
-    return written, hf_folder.stored_dtypes(loaded.path)
+    return written, loaded.stored

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparsellm.architecture import PUBLISHED
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.files import TrainerState, read_tensors
-from sparsellm.strict import damaged, read_json, read_model
+from sparsellm.strict import read_json, read_model
 
 EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
 EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
@@ -103,18 +102,6 @@ def model_weights(path: Path, recipe: Recipe) -> dict[str, Tensor]:
 def is_published(path: Path) -> bool:
     """Whether a folder is one of the paper's checkpoints, by the ``model_type`` of its own code."""
     return read_json(path / CONFIG_FILE, REMEDY).get("model_type") in PUBLISHED
-
-
-def stored_dtypes(path: Path) -> list[str]:
-    """Types of the tensors in the shards, such as ``BF16`` and ``F32``."""
-    found = set()
-    for shard in path.glob("*.safetensors"):
-        try:
-            with safe_open(shard, framework="pt") as tensors:
-                found |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise damaged(shard, error, REMEDY) from error
-    return sorted(found)
 
 
 def hub_id(path: Path) -> str | None:

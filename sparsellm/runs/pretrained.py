@@ -33,6 +33,7 @@ class Pretrained:
     model: HFModel
     tokenizer: Tokenizer
     trainer: dict[str, Any]  # step, tokens, world_size and versions of the run
+    stored: list[str]  # types that its weights had where they were read, such as bfloat16
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -94,7 +95,8 @@ def load_pretrained(
     )
     state.restore_model(model, weights.tensors, source, "give the recipe that it was trained with")
     model = place(model, device, dtype)
-    return Pretrained(weights.path, weights.recipe, model, tokenizer, weights.trainer)
+    stored = sorted({str(t.dtype).removeprefix("torch.") for t in weights.tensors.values()})
+    return Pretrained(weights.path, weights.recipe, model, tokenizer, weights.trainer, stored)
 
 
 def load_recipe_of(path: Path, given: Path | None = None, recipe: str | None = None) -> Recipe:

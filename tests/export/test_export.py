@@ -424,7 +424,7 @@ def test_export_then_import_is_the_identity(tiny, tmp_path, overrides):
     path = _checkpoint(tiny(*overrides))
     export(path, tmp_path / "out", "fp32")
     written, dtypes = import_export(tmp_path / "out", tmp_path / "run")
-    assert dtypes == ["F32"]
+    assert dtypes == ["float32"]
     assert find_checkpoint(tmp_path / "run") == written
     assert written.name == path.name
     original, back = (load_file(p / "model.safetensors") for p in (path, written))
@@ -448,7 +448,7 @@ def test_an_exported_folder_is_exported_again(exported, tmp_path):
 def test_bf16_is_widened_and_says_so(trained, tmp_path, capsys):
     assert main(["export", str(trained), str(tmp_path / "out")]) == 0
     assert main(["import", str(tmp_path / "out"), str(tmp_path / "run")]) == 0
-    assert "widened from BF16" in capsys.readouterr().out
+    assert "widened from bfloat16" in capsys.readouterr().out
     for name, tensor in load_file(find_checkpoint(tmp_path / "run") / "model.safetensors").items():
         expected = load_file(trained / "model.safetensors")[name].bfloat16().float()
         assert torch.equal(tensor, expected)

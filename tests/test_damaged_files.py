@@ -23,14 +23,13 @@ from sparsellm.report import collect, sweep_runs
 from sparsellm.runs import checkpoint, hf_folder
 from sparsellm.runs.dashboard import read_sent
 from sparsellm.runs.evaluations import read_evaluations
-from sparsellm.runs.files import TrainerState, read_tensors
+from sparsellm.runs.files import read_tensors
 from sparsellm.runs.hf_config import check_config, derive_recipe
 from sparsellm.runs.lock import ask_to_stop, find
 from sparsellm.runs.manifest import read_manifest
 from sparsellm.runs.pretrained import load_recipe_of
 from sparsellm.runs.records import read_metrics
 from sparsellm.runs.tensor_files import stored_parts
-from sparsellm.strict import read_model
 from sparsellm.sweep.plan import load_plan
 from sparsellm.vocabulary import count_ids, hf_end_of_document
 
@@ -106,7 +105,7 @@ def _tokenizer_config(path: Path) -> None:
 
 
 JSON_READERS: dict[str, Callable[[Path], object]] = {
-    "trainer.json": lambda path: read_model(path, TrainerState, "restore it"),
+    "trainer.json": lambda path: checkpoint.read_trainer(path, "restore it"),
     "rank_00000.json": checkpoint.read_position,
     "manifest.json": lambda path: read_manifest(path.parent, "restore it"),
     "running.json": _stop,
@@ -231,7 +230,7 @@ def test_lines_of_keys(tmp_path):
     with pytest.raises(
         ValueError, match=r"trainer\.json, line 3: key 'step': must be a valid integer"
     ):
-        read_model(trainer, TrainerState, "restore it")
+        checkpoint.read_trainer(trainer, "restore it")
     rank = tmp_path / "rank_00000.json"
     lane = {"number": 1, "cursors": {"a": [1, 2]}}
     state = {

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from sparsellm.recipe import load_recipe
+from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import read_evaluations
-from sparsellm.runs.files import TrainerState
 from sparsellm.runs.records import METRICS_FILE, read_metrics
-from sparsellm.strict import load_yaml, read_json, read_model
+from sparsellm.strict import load_yaml, read_json
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_json_that_is_not_a_state(tmp_path, text, reason):
     path = tmp_path / "trainer.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=reason) as caught:
-        read_model(path, TrainerState, "restore it")
+        checkpoint.read_trainer(path, "restore it")
     assert str(path) in str(caught.value)
     assert str(caught.value).endswith("restore it")
 

@@ -14,7 +14,6 @@ from sparsellm.ffn.dispatch import Costs
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
-from sparsellm.runs.files import TrainerState
 from sparsellm.runs.records import (
     METRICS_FILE,
     nnz_bucket_edges,
@@ -220,7 +219,7 @@ def _of_newest_checkpoint(path: Path) -> tuple[Activity | None, Costs | None]:
     if newest is None:
         return None, None
     remedy = f"move {newest} elsewhere to report without it"
-    state = read_model(newest / checkpoint.TRAINER_FILE, TrainerState, remedy)
+    state = checkpoint.read_trainer(newest / checkpoint.TRAINER_FILE, remedy)
     measured = (state.get("kernels") or {}).get("costs")
     costs = Costs(**measured) if measured else None
     stats = checkpoint.read_stats(newest, remedy)

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from sparsellm.data import position
-from sparsellm.runs.files import RECIPE_FILE, TrainerState, read_tensors
+from sparsellm.runs.files import RECIPE_FILE, read_tensors
 from sparsellm.runs.manifest import MANIFEST_FILE, Manifest, files_like, read_manifest, verify
 from sparsellm.runs.tensor_files import StoredTensors, files_of
 from sparsellm.strict import read_json, read_model, validate
@@ -76,6 +77,52 @@ class SavedState:
     def step(self) -> int:
         """Optimizer steps done."""
         return self.manifest.step
+
+
+class _AveragesState(BaseModel):
+    steps: NonNegativeInt
+    sums: dict[str, FiniteFloat]
+
+
+class _TargetState(BaseModel):
+    log_l1: list[FiniteFloat]
+    fast: list[FiniteFloat] | None
+    slow: list[FiniteFloat] | None
+
+
+class _KernelsState(BaseModel):
+    device: str
+    costs: dict[str, Any] | None
+    paths: list[str]
+    format: str = "union"
+
+
+class _OriginState(BaseModel):
+    name: str
+    step: NonNegativeInt
+    tokens: NonNegativeInt
+
+
+class _TeacherState(_OriginState):
+    path: str
+
+
+class _TrainerState(BaseModel):
+    """The keys of a ``trainer.json`` that readers use; earlier versions wrote fewer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: NonNegativeInt
+    tokens: NonNegativeInt = 0
+    format: int = 1
+    world_size: PositiveInt = 1
+    skipped: NonNegativeInt = 0
+    skipped_in_a_row: NonNegativeInt = 0
+    averages: _AveragesState | None = None
+    target: _TargetState | None = None
+    kernels: _KernelsState | None = None
+    init_from: _OriginState | None = None
+    teacher: _TeacherState | None = None
 
 
 def rank_name(rank: int) -> str:
@@ -138,6 +185,15 @@ def latest(folder: Path) -> Path | None:
 def data_states(path: Path) -> list[dict[str, Any]]:
     """The data positions of all ranks that saved a checkpoint."""
     return [read_position(file) for file in files_like(path, "rank_*.json", REMEDY)]
+
+
+def read_trainer(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
+    """The content of a ``trainer.json``.
+
+    Raises:
+        FileNotFoundError, ValueError: the file is missing or damaged; names it and the key.
+    """
+    return read_model(path, _TrainerState, remedy)
 
 
 def read_position(path: Path) -> dict[str, Any]:
@@ -204,24 +260,15 @@ def _load(path: Path, rank: int, world_size: int) -> SavedState:
     manifest = read_manifest(path, REMEDY)
     # Every rank reads the small files; each verifies its share of all others.
     own = [TRAINER_FILE, RECIPE_FILE, *sorted(manifest.files)[rank::world_size]]
-    verify(path, manifest, dict.fromkeys(own), REMEDY)
+    verify(path, dict.fromkeys(own), REMEDY)
     rng_file = path / f"{rank_name(rank)}.safetensors"
     return SavedState(
         path=path,
         manifest=manifest,
-        trainer=read_model(path / TRAINER_FILE, TrainerState, REMEDY),
+        trainer=read_trainer(path / TRAINER_FILE),
         recipe_yaml=(path / RECIPE_FILE).read_text(encoding="utf-8"),
         rng=read_tensors(rng_file, REMEDY) if rng_file.name in manifest.files else {},
     )
-
-
-def check_files(path: Path, names: list[str], remedy: str = REMEDY) -> None:
-    """Verifies some files of a checkpoint.
-
-    Raises:
-        FileNotFoundError, ValueError: one is missing or damaged.
-    """
-    verify(path, read_manifest(path, remedy), names, remedy)
 
 
 def read_kind(path: Path, kind: str, remedy: str = REMEDY) -> dict[str, Tensor]:
@@ -231,7 +278,7 @@ def read_kind(path: Path, kind: str, remedy: str = REMEDY) -> dict[str, Tensor]:
         FileNotFoundError: there are none.
         ValueError: a file is damaged.
     """
-    check_files(path, [file.name for file in files_of(path, kind, remedy)], remedy)
+    verify(path, [file.name for file in files_of(path, kind, remedy)], remedy)
     stored = StoredTensors(path, kind, remedy)
     wholes = {name: torch.empty_like(t, device="cpu") for name, t in stored.empty().items()}
     stored.read(wholes)

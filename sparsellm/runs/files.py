@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import BaseModel
 from safetensors import SafetensorError
 
 from sparsellm.strict import damaged, parse_json, validate
@@ -43,52 +43,6 @@ def fsync(path: Path) -> None:
 def warn(text: str) -> None:
     """Prints a warning to standard error."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
-class _AveragesState(BaseModel):
-    steps: NonNegativeInt
-    sums: dict[str, FiniteFloat]
-
-
-class _TargetState(BaseModel):
-    log_l1: list[FiniteFloat]
-    fast: list[FiniteFloat] | None
-    slow: list[FiniteFloat] | None
-
-
-class _KernelsState(BaseModel):
-    device: str
-    costs: dict[str, Any] | None
-    paths: list[str]
-    format: str = "union"
-
-
-class _OriginState(BaseModel):
-    name: str
-    step: NonNegativeInt
-    tokens: NonNegativeInt
-
-
-class _TeacherState(_OriginState):
-    path: str
-
-
-class TrainerState(BaseModel):
-    """The keys of a ``trainer.json`` that readers use; earlier versions wrote fewer."""
-
-    model_config = ConfigDict(extra="allow")
-
-    step: NonNegativeInt
-    tokens: NonNegativeInt = 0
-    format: int = 1
-    world_size: PositiveInt = 1
-    skipped: NonNegativeInt = 0
-    skipped_in_a_row: NonNegativeInt = 0
-    averages: _AveragesState | None = None
-    target: _TargetState | None = None
-    kernels: _KernelsState | None = None
-    init_from: _OriginState | None = None
-    teacher: _TeacherState | None = None
 
 
 def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsellm.architecture import PUBLISHED
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.files import TrainerState, read_tensors
+from sparsellm.runs.files import read_tensors
 from sparsellm.strict import read_json, read_model
 
 EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
@@ -49,7 +49,7 @@ def read_trainer(path: Path) -> dict[str, Any]:
     file = path / EXPORT_TRAINER_FILE
     if not file.is_file():
         return {"step": 0, "tokens": 0}
-    return read_model(file, TrainerState, REMEDY)
+    return checkpoint.read_trainer(file, REMEDY)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

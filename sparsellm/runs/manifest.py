@@ -109,16 +109,16 @@ def _own_hash(content: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode("utf-8"))
 
 
-def verify(folder: Path, manifest: Manifest, names: Iterable[str], remedy: str) -> None:
-    """Compares files with their hashes, several threads at a time.
+def verify(folder: Path, names: Iterable[str], remedy: str) -> None:
+    """Compares files of a checkpoint with their hashes, several threads at a time.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file differs from what was written.
     """
-    jobs = []
+    files, jobs = read_manifest(folder, remedy).files, []
     for name in names:
-        path, entry = folder / name, manifest.files[name]
+        path, entry = folder / name, files[name]
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; {remedy}")
         size = path.stat().st_size

@@ -17,10 +17,9 @@ from sparsellm.ffn.accelerate import accelerate as put_kernels_under
 from sparsellm.model import build_zero_model
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs import checkpoint, hf_folder, state
-from sparsellm.runs.files import TrainerState
 from sparsellm.runs.hf_config import check_config, derive_recipe, read_config
 from sparsellm.runs.hf_tokenizer import check_tokenizer, stock_tokenizer
-from sparsellm.strict import read_model
+from sparsellm.runs.manifest import verify
 from sparsellm.vocabulary import HF_PREFIX, TOKENIZER_FILE
 
 
@@ -177,8 +176,8 @@ def read_weights(path: Path, recipe: str | None = None) -> Weights:
         loaded = load_recipe_of(found, path, recipe)
         tensors = hf_folder.model_weights(found, loaded)
         return Weights(found, loaded, tensors, hf_folder.read_trainer(found))
-    checkpoint.check_files(found, [checkpoint.TRAINER_FILE, checkpoint.RECIPE_FILE])
-    trainer = read_model(found / checkpoint.TRAINER_FILE, TrainerState, checkpoint.REMEDY)
+    verify(found, [checkpoint.TRAINER_FILE, checkpoint.RECIPE_FILE], checkpoint.REMEDY)
+    trainer = checkpoint.read_trainer(found / checkpoint.TRAINER_FILE)
     loaded = load_recipe_of(found)
     return Weights(found, loaded, checkpoint.read_kind(found, checkpoint.MODEL), trainer)
 

@@ -15,9 +15,7 @@ from sparsellm.model import HFModel, prepare_blocks
 from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
-from sparsellm.runs.files import TrainerState
 from sparsellm.runs.pretrained import load_pretrained
-from sparsellm.strict import read_model
 
 
 class Teacher:
@@ -62,8 +60,7 @@ def load_teacher(
         return None
     saved = None
     if resume_from is not None:
-        file = resume_from / checkpoint.TRAINER_FILE
-        saved = read_model(file, TrainerState, checkpoint.REMEDY).get("teacher")
+        saved = checkpoint.read_trainer(resume_from / checkpoint.TRAINER_FILE).get("teacher")
     path = init_from or (Path(saved["path"]) if saved else None)
     if path is None:
         raise ValueError(

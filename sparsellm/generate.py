@@ -35,37 +35,22 @@ def add_generate_parser(commands: Any) -> None:
         description="Continues a prompt, which the model sees as the beginning of a document. The "
         "text goes to stdout, non-zeros and speed to stderr.",
     )
-    parser.add_argument(
-        "source",
-        type=Path,
-        metavar="MODEL",
-        help="checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)",
-    )
+    text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
+    parser.add_argument("source", type=Path, metavar="MODEL", help=text)
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument(
-        "--prompt", help="text to continue (default: the beginning of a held-out document)"
+    text = "text to continue (default: the beginning of a held-out document)"
+    prompt.add_argument("--prompt", help=text)
+    text = "continue every line of stdin by itself, until it ends (Ctrl-D)"
+    prompt.add_argument("--interactive", action="store_true", help=text)
+    text = (
+        "continue the first document of this Parquet or JSONL (default: held-out text of the "
+        "recipe's corpus)"
     )
-    prompt.add_argument(
-        "--interactive",
-        action="store_true",
-        help="continue every line of stdin by itself, until it ends (Ctrl-D)",
-    )
-    prompt.add_argument(
-        "--data",
-        nargs="+",
-        metavar="GLOB",
-        help="continue the first document of this Parquet or JSONL (default: held-out text of the "
-        "recipe's corpus)",
-    )
-    parser.add_argument(
-        "--max-new-tokens",
-        type=positive_int,
-        metavar="N",
-        help=f"default: {DEFAULT_NEW_TOKENS}, or what the context leaves",
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest"
-    )
+    prompt.add_argument("--data", nargs="+", metavar="GLOB", help=text)
+    text = f"default: {DEFAULT_NEW_TOKENS}, or what the context leaves"
+    parser.add_argument("--max-new-tokens", type=positive_int, metavar="N", help=text)
+    text = "0 takes the likeliest"
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help=text)
     parser.add_argument("--top-k", type=int, default=50, metavar="K", help="0 keeps every token")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--device", help="such as cpu or cuda:1 (default: a GPU if there is one)")

@@ -164,12 +164,8 @@ def add_bench_parser(commands: Any) -> None:
             description=f"{benchmark.help[0].upper()}{benchmark.help[1:]}. {benchmark.details}",
         )
         benchmark.options(parser)
-        parser.add_argument(
-            "--record",
-            type=Path,
-            metavar="FILE",
-            help="append the figures to FILE (JSON lines)",
-        )
+        text = "append the figures to FILE (JSON lines)"
+        parser.add_argument("--record", type=Path, metavar="FILE", help=text)
         parser.set_defaults(run=_run, benchmark=benchmark.name, module=benchmark.module)
 
 

@@ -20,36 +20,17 @@ def add_sweep_parser(commands: Any) -> None:
     )
     text = "bundled name or a YAML file; without one, the bundled sweeps are listed"
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help=text)
-    parser.add_argument(
-        "--jobs", type=positive_int, default=1, help="parallel runs on each GPU (default: 1)"
-    )
-    parser.add_argument(
-        "--gpus",
-        nargs="+",
-        default=[],
-        metavar="GPU",
-        help="GPU numbers such as 0 1 (default: the first)",
-    )
-    parser.add_argument(
-        "--gpus-per-run",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="GPUs per run, by accelerate launch (default: 1)",
-    )
-    parser.add_argument(
-        "--config",
-        default="ddp8",
-        help="file of launch/ for runs on several GPUs (default: ddp8; fsdp2 for large models)",
-    )
+    text = "parallel runs on each GPU (default: 1)"
+    parser.add_argument("--jobs", type=positive_int, default=1, help=text)
+    text = "GPU numbers such as 0 1 (default: the first)"
+    parser.add_argument("--gpus", nargs="+", default=[], metavar="GPU", help=text)
+    text = "GPUs per run, by accelerate launch (default: 1)"
+    parser.add_argument("--gpus-per-run", type=positive_int, default=1, metavar="N", help=text)
+    text = "file of launch/ for runs on several GPUs (default: ddp8; fsdp2 for large models)"
+    parser.add_argument("--config", default="ddp8", help=text)
     add_overrides(parser)
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=["*"],
-        metavar="RUN",
-        help="train these runs alone; a name may hold wildcards, such as 'dense-*'",
-    )
+    text = "train these runs alone; a name may hold wildcards, such as 'dense-*'"
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="RUN", help=text)
     parser.add_argument("--seconds", type=float, help="start no run after this many seconds")
     parser.add_argument("--list", action="store_true", help="list the runs without training")
     parser.set_defaults(run=_sweep)

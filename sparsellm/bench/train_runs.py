@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sparsellm.bench.record import Found
-from sparsellm.bench.timing import GPUCounters, counters
+from sparsellm.bench.timing import counters
 from sparsellm.bench.train_figures import MIN_STEADY, Figures, Reading, figures, measurements
 from sparsellm.processes.launched import launch_config, train_command, watch
 from sparsellm.recipe import Recipe, load_recipe
@@ -147,7 +147,8 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
     wanted += [f"name={name}", f"logging.run_dir={runs}"]
     command = train_command(setting.config, setting.gpus, options.recipe, wanted, options.init_from)
     on_gpu = torch.cuda.is_available()
-    counted = _counters(setting.gpus) if on_gpu else []
+    gpus = [torch.device("cuda", index) for index in range(setting.gpus)] if on_gpu else []
+    counted = [own for gpu in gpus if (own := counters(gpu))]  # empty without energy counters
     readings: list[Reading] = []
     with closing(watch(command, runs / name)) as run:
         for records in run:
@@ -159,12 +160,6 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
     found = figures(records, readings, tokens, settles=settles, on_gpu=on_gpu)
     write_atomically(kept, json.dumps(found._asdict()) + "\n")
     return found
-
-
-def _counters(gpus: int) -> list[GPUCounters]:
-    """Of the first GPUs; empty where NVML does not count energy."""
-    found = [counters(torch.device("cuda", index)) for index in range(gpus)]
-    return [one for one in found if one is not None]
 
 
 def _case(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:

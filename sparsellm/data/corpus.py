@@ -251,7 +251,8 @@ def _files(name: str, config: FilesCorpus, path: Path, given: Set[str]) -> Corpu
 
     def found(key: str, patterns: list[str]) -> dict[str, str]:
         where = f"data.{key}" if key in given else f"{path}: {key}"
-        return expand(_here(patterns, path), where, key)
+        here = str(path.resolve().parent)  # so that the YAML and its files can be moved together
+        return expand([p.replace("${CORPUS_DIR}", here) for p in patterns], where, key)
 
     # Several globs may cover several layouts; together they must match something.
     train = found("files", config.files)
@@ -275,11 +276,6 @@ def _files(name: str, config: FilesCorpus, path: Path, given: Set[str]) -> Corpu
             tuple(to_shard(url, config.text_field) for url in held_out.values()),
         )
     return _hold_out(name, shards, config.validation_shards)
-
-
-def _here(patterns: list[str], path: Path) -> list[str]:
-    """Replaces ``${CORPUS_DIR}`` by the YAML file's folder, so that both can be moved together."""
-    return [p.replace("${CORPUS_DIR}", str(path.resolve().parent)) for p in patterns]
 
 
 def _hold_out(name: str, shards: list[Shard], count: int) -> Corpus:

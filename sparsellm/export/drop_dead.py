@@ -26,7 +26,6 @@ from sparsellm.architecture import WITH_EXACT_ZEROS
 from sparsellm.estimate import count_parameters
 from sparsellm.export.drop_report import DropReport, LayerReport
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.recipe import Recipe
 from sparsellm.runs.pretrained import Pretrained
 
 DEFAULT_TOKENS = 1_048_576
@@ -72,7 +71,8 @@ def drop_dead_neurons(
     peak_LN, num_tokens = peak_gates(pretrained, batches)
     kept_LW = choose_kept(peak_LN)
     width = kept_LW.shape[1]
-    narrow = _with_width(recipe, width)
+    shape = recipe.model.model_copy(update={"intermediate_size": width})
+    narrow = recipe.model_copy(update={"model": shape})
     before, after = count_parameters(recipe).total, count_parameters(narrow).total
     report = DropReport(
         tokens=num_tokens,
@@ -151,8 +151,3 @@ def _narrow(ffn: SparseFFN, kept_W: Tensor) -> None:
         linear.out_features = len(kept_W)
     ffn.down_proj.weight.data = ffn.down_proj.weight.data.index_select(1, kept_W)
     ffn.down_proj.in_features = len(kept_W)
-
-
-def _with_width(recipe: Recipe, width: int) -> Recipe:
-    shape = recipe.model.model_copy(update={"intermediate_size": width})
-    return recipe.model_copy(update={"model": shape})

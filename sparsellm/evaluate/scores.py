@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsellm.evaluate.suite import Suite
-from sparsellm.runs.evaluations import stderr_name
+from sparsellm.runs.evaluations import Score, stderr_name, task_metrics
 from sparsellm.runs.records import EvaluationRecord
 
 _ACCURACIES = ("acc", "acc_norm")
-_NO_METRICS = ("version", "shots", "num_rows", "num_rows_total")
 _NO_VERSION = ("Yaml", "None", "N/A")
 
 
@@ -94,7 +93,7 @@ def _mean(tasks: dict[str, dict[str, Any]], suite: Suite) -> tuple[float | None,
 
 
 def table(scores: Scores, suite: Suite) -> str:
-    """A table of percentages under 100 columns; ``*`` marks those that enter the mean."""
+    """A table under 100 columns, accuracies in percent; ``*`` marks those that enter the mean."""
     width = max(len(name) for name in scores.tasks) + 2
     lines = [
         f"{'task':{width}}{'version':>8}{'shots':>7}{'rows':>9}  {'acc':>15}  {'acc_norm':>15}"
@@ -102,19 +101,18 @@ def table(scores: Scores, suite: Suite) -> str:
     for name, task in scores.tasks.items():
         config = suite.tasks.get(name)
         starred = config.metric if config and config.in_mean else ""
-        cells = [
-            _cell(task.get(metric), task.get(f"{metric}_stderr"), metric == starred)
-            for metric in _ACCURACIES
-        ]
+        texts = {
+            metric: Score(value, task.get(stderr_name(metric)), metric == starred).text(metric)
+            for metric, value in task_metrics(task).items()
+        }
+        cells = [texts.pop(metric, "-") for metric in _ACCURACIES]
+        # A star stands in a column of its own.
+        acc, acc_norm = (cell if cell.endswith("*") else f"{cell} " for cell in cells)
         lines.append(
             f"{name:{width}}{task['version'] or '-':>8}{task['shots']:>7}{task['num_rows']:>9,}"
-            f"  {cells[0]:>15}  {cells[1]:>15}"
+            f"  {acc:>15}  {acc_norm:>15}"
         )
-        for metric, value in task.items():
-            if "_stderr" not in metric and metric not in (*_ACCURACIES, *_NO_METRICS):
-                error = task.get(stderr_name(metric))
-                text = f"{value:.4f}" + (f" ± {error:.4f}" if error else "")
-                lines.append(f"  {metric}: {text}")
+        lines += [f"  {metric}: {text}" for metric, text in texts.items()]
     if scores.tasks.keys() & suite.tasks.keys():
         lines.append(_mean_line(scores, suite))
     if scores.num_cut:
@@ -132,21 +130,13 @@ def table(scores: Scores, suite: Suite) -> str:
     return "\n".join(lines)
 
 
-def _cell(value: float | None, stderr: float | None, starred: bool) -> str:
-    if value is None:
-        return "- "
-    error = "" if stderr is None else f" ± {stderr:.2%}".replace("%", "")
-    return f"{100 * value:.2f}{error}{'*' if starred else ' '}"
-
-
 def _mean_line(scores: Scores, suite: Suite) -> str:
     names = [name for name, config in suite.tasks.items() if config.in_mean]
     if scores.mean is None:
         missing = [name for name in names if name not in scores.tasks]
         return f"mean: needs all {len(names)} tasks (not run: {', '.join(missing)})"
-    return (
-        f"mean of the {len(names)} scores with *: {_cell(scores.mean, scores.mean_stderr, False)}"
-    )
+    mean = Score(scores.mean, scores.mean_stderr).text("acc")
+    return f"mean of the {len(names)} scores with *: {mean}"
 
 
 def to_record(scores: Scores, step: int, tokens: int) -> EvaluationRecord:

@@ -113,7 +113,8 @@ def agreed_checkpoint(
 
     Raises:
         FileNotFoundError: ``resume_from`` is not a checkpoint.
-        ValueError: ranks see different checkpoints; the message says which rank sees which.
+        ValueError: it is a Hugging Face folder; or ranks see different checkpoints: the message
+            says which rank sees which.
     """
     path = None
     with together(accelerator.device):
@@ -122,6 +123,11 @@ def agreed_checkpoint(
     with together(accelerator.device):
         if resume_from is not None:
             path = find_checkpoint(resume_from)
+            if not checkpoint.is_checkpoint(path):
+                raise ValueError(
+                    f"--resume {resume_from}: a folder of weights alone; start a new run from it: "
+                    f"--set name=NEW --init-from {resume_from}"
+                )
         elif not fresh:
             path = checkpoint.latest(recipe.run_path / "checkpoints")
         seen = "none" if path is None else checkpoint.identity(path)

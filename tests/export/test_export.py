@@ -535,6 +535,11 @@ def test_fresh_does_not_move_what_it_begins_with(tiny_overrides, trained, capsys
     assert trained.is_dir()
 
 
+def test_an_exported_folder_is_not_resumed(tiny, exported):
+    with pytest.raises(ValueError, match=r"exported: a folder of weights alone.* --init-from"):
+        train(tiny("name=back"), resume_from=exported)
+
+
 def test_an_imported_checkpoint_is_not_resumed(tiny, exported, tmp_path):
     recipe = tiny("name=back")
     import_export(exported, recipe.run_path)

@@ -28,7 +28,7 @@ from sparsellm.bench.train_figures import MIN_STEADY, Figures, Reading, figures,
 from sparsellm.processes.launched import launch_config, train_command, watch
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs.files import write_atomically
-from sparsellm.runs.pretrained import find_checkpoint
+from sparsellm.runs.pretrained import find_checkpoint, recipe_for
 from sparsellm.runs.session import commit
 
 SINGLE = "single"  # the launch configuration of one GPU
@@ -164,6 +164,8 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
 
 def _case(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
     recipe = recipe_of(options, setting)
+    if options.init_from:  # the model is that of the weights
+        recipe = recipe_for(options.recipe, _overrides(options, setting), options.init_from)
     vocabulary, gradients = recipe.padded_vocab_size, recipe.runtime.weight_gradients
     sparse = recipe.ffn.kernels != "dense"
     union = recipe.ffn.format == "union"  # to TwELL, the order of tokens makes no difference

@@ -21,7 +21,9 @@ from sparsellm.bench import model_forward, train_runs
 from sparsellm.bench.train_figures import Figures, Reading, figures, measurements
 from sparsellm.bench.train_runs import DENSE, Setting, check, measure, recipe_of, settings
 from sparsellm.recipe import load_recipe
+from sparsellm.runs.checkpoint import Snapshot
 from sparsellm.runs.pretrained import find_checkpoint
+from sparsellm.runs.saver import save
 
 from .conftest import options
 
@@ -125,6 +127,15 @@ def test_a_side_is_any_keys_and_another_case():
     assert keys == [{"token_order"}, {"format"}, set(), {"token_order", "weight_gradients"}, set()]
     assert [case["precision"] for case in cases] == ["fp32"] * 4 + ["fp8"]
     assert recipe_of(given, others[1]).ffn.format == "twell"
+
+
+def test_a_case_has_the_model_of_the_weights(tiny, tmp_path):
+    recipe = tiny()
+    snapshot = Snapshot(1, {}, {"step": 1}, recipe.to_yaml())
+    given = asked("--init-from", str(save(tmp_path, snapshot, keep=1)))
+    case = train_runs._case(given, settings(given)[0])
+    assert case["layers"] == recipe.model.num_hidden_layers == 2
+    assert case["recipe"] == "debug"
 
 
 def test_a_run_is_quiet_and_holds_its_weights_unless_asked(tmp_path):

@@ -14,8 +14,7 @@ import transformers
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PretrainedConfig
-from transformers import PreTrainedModel as HFModel
+from transformers import PretrainedConfig, PreTrainedModel as HFModel
 
 from sparsellm.estimate import count_parameters
 from sparsellm.ffn.module import SparseFFN

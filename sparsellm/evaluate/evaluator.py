@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel as HFModel
-from transformers import PreTrainedTokenizerBase as HFTokenizer
+from transformers import PreTrainedModel as HFModel, PreTrainedTokenizerBase as HFTokenizer
 
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.evaluate.lm_eval_tasks import build_other_tasks

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from lm_eval.models.huggingface import HFLM
-from transformers import PreTrainedModel as HFModel
-from transformers import PreTrainedTokenizerBase as HFTokenizer
+from transformers import PreTrainedModel as HFModel, PreTrainedTokenizerBase as HFTokenizer
 
 from sparsellm.data.tokenizer import Tokenizer
 from sparsellm.runs.hf_tokenizer import stock_tokenizer

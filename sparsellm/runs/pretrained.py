@@ -7,9 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers import PreTrainedModel as HFModel
-from transformers import PreTrainedTokenizerBase as HFTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel as HFModel,
+    PreTrainedTokenizerBase as HFTokenizer,
+)
 
 from sparsellm.data.tokenizer import Tokenizer, load_tokenizer
 from sparsellm.device import default_dtype, pick_device, place

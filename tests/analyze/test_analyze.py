@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import save_run
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sparsellm.analyze.firing import analyze, fired, held_out_corpus
 from sparsellm.analyze.tally import LayerTally, TokenTally

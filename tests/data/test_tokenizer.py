@@ -14,8 +14,7 @@ import regex
 import tiktoken
 import tokenizers
 import transformers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from sparsellm.data.tokenizer import LONGEST_RUN, WHITE_SPACE, cut_long_runs, load_tokenizer
 from sparsellm.runs.hf_tokenizer import write_tokenizer

@@ -13,8 +13,7 @@ import pytest
 import torch
 import yaml
 from conftest import set_arguments
-from lm_eval import __main__ as lm_eval_main
-from lm_eval import utils
+from lm_eval import __main__ as lm_eval_main, utils
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import manager

@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 from conftest import save_run
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ffn.twell_values import unpack_twell
 from sparsellm.ffn.formats import (

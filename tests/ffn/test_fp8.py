@@ -6,8 +6,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import sparsellm
 from sparsellm.ffn.fp8 import quantised_rows

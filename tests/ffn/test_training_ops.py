@@ -7,8 +7,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 

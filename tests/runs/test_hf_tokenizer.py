@@ -6,8 +6,7 @@ import itertools
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import AutoTokenizer
 
 from sparsellm.data.tokenizer import load_tokenizer

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 
 from runs.test_checkpoint import _snapshot

@@ -14,8 +14,7 @@ from collections.abc import Callable
 import torch
 
 from sparsellm.cli import main
-from sparsellm.training import loop, next_step
-from sparsellm.training import step as step_module
+from sparsellm.training import loop, next_step, step as step_module
 
 
 def damage(is_damaged: Callable[[int], bool]) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.recipe import load_recipe

@@ -57,6 +57,12 @@ def _forward_ffn_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", choices=kernels, default="auto", help=text)
 
 
+def _training_ffn_options(parser: argparse.ArgumentParser) -> None:
+    ffn_options(parser)
+    text = "time both sides as CUDA graphs: the kernels alone, without the host that queues them"
+    parser.add_argument("--graph", action="store_true", help=text)
+
+
 def _add_seconds(parser: argparse.ArgumentParser) -> None:
     text = "seconds for which each side is timed, after half as many of warming up (default: 3)"
     parser.add_argument("--seconds", type=float, default=3.0, help=text)
@@ -121,7 +127,7 @@ BENCHMARKS = (
         "time forward and backward of one FFN in training, sparse against dense (GPU)",
         "Compares time and memory of the sparse path, with statistics and L1, with those of the "
         "compiled dense formula; without options, for 16,384 tokens at 2048/5632.",
-        ffn_options,
+        _training_ffn_options,
         "ffn_train",
     ),
     Benchmark(

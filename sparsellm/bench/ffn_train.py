@@ -12,7 +12,9 @@ the layer's share of the sort, and copies of x in that order and of its gradient
 they cost less: the norm before the FFN makes them.
 
 `host_ms` is how long the host takes to queue a forward and a backward while the GPU has room for
-them: where it exceeds the time of the kernels, an eager loop is bound by the host.
+them: where it exceeds the time of the kernels, an eager loop is bound by the host. With ``--graph``
+both sides are CUDA graphs, so that the times are those of the kernels alone; there is then room for
+any pattern.
 
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
@@ -29,13 +31,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.bench.compare import Comparison
+from sparsellm.bench import timing
+from sparsellm.bench.compare import Comparison, warm_up
 from sparsellm.bench.ffn_cases import Case, FFNVariant, Inputs
 from sparsellm.bench.ffn_run import FFNBench, dense_weights, new_ffn
 from sparsellm.bench.record import Found, Measurement
 from sparsellm.bench.timing import Side
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.types import TokenOrder
+from sparsellm.ffn.types import BLOCK_TOKENS, TokenOrder
 
 L1_COEFFICIENT = 0.1  # ∇y is N(0, 1): large enough for the check to see the L1 term
 AT_ONCE = 4  # forwards before their backwards
@@ -70,6 +73,13 @@ class Step:
         }
         return Side(stages, most_at_once=AT_ONCE)
 
+    def graph(self, device: torch.device) -> Side:
+        """`side`, each stage as a CUDA graph of `AT_ONCE` calls."""
+        eager = self.side()
+        warm_up(eager, device)
+        stages = {name: timing.graph([stage] * AT_ONCE) for name, stage in eager.stages.items()}
+        return Side(stages, calls=AT_ONCE, most_at_once=1)
+
 
 def measure(options: argparse.Namespace, device: torch.device | None = None) -> Iterator[Found]:
     """Measures the cases that the options of `cli.ffn_options` select.
@@ -85,27 +95,35 @@ def measure(options: argparse.Namespace, device: torch.device | None = None) -> 
             raise ValueError(reason)
 
     def build(case: Case, inputs: Inputs, variant: FFNVariant, key: dict[str, Any]) -> Comparison:
-        steps, results = new_steps(bench, case, inputs, variant)
+        graph = options.graph
+        steps, results = new_steps(bench, case, inputs, variant, any_pattern=graph)
+        sides = {
+            name: step.graph(bench.device) if graph else step.side() for name, step in steps.items()
+        }
+        eager_on_gpu = bench.device.type == "cuda" and not graph
         return Comparison(
             bench="ffn_train",
-            case=key | {"path": "sparse"},
-            dense=steps["dense"].side(),
-            ours=steps["ours"].side(),
+            case=key | {"path": "sparse"} | ({"launch": "graph"} if graph else {}),
+            dense=sides["dense"],
+            ours=sides["ours"],
             tokens=case.tokens,
             results=results,
             most_off=variant.most_off,
             mode=torch.enable_grad,
             charged={"forward": bench.sort_share(inputs)},
-            more=partial(gpu_records, steps) if bench.device.type == "cuda" else lambda case: [],
+            more=partial(gpu_records, steps) if eager_on_gpu else lambda case: [],
         )
 
     yield from bench.run(build)
 
 
 def new_steps(
-    bench: FFNBench, case: Case, inputs: Inputs, variant: FFNVariant
+    bench: FFNBench, case: Case, inputs: Inputs, variant: FFNVariant, *, any_pattern: bool = False
 ) -> tuple[dict[str, Step], Callable[[], Iterable[tuple[str, Tensor, Tensor]]]]:
-    """Both sides on equal weights, and what compares the outputs and gradients of ours."""
+    """Both sides on equal weights, and what compares the outputs and gradients of ours.
+
+    With ``any_pattern`` ours has room for any, else that on which a run would settle.
+    """
     ffn = new_ffn(case.shape, inputs.w_NK)
     ffn.use_format(variant.format)
     ffn.use_kernels("sparse")
@@ -115,7 +133,9 @@ def new_steps(
     generator = torch.Generator(bench.device).manual_seed(2)
     dy_MK = torch.empty_like(x_MK, requires_grad=False).normal_(generator=generator)
     d_l1 = torch.tensor(L1_COEFFICIENT, device=bench.device)
-    capacity = settled_capacity(ffn, x_MK, inputs.order)
+    capacity = -(-case.tokens // BLOCK_TOKENS) * case.shape.intermediate_size
+    if not any_pattern:
+        capacity = settled_capacity(ffn, x_MK, inputs.order)
     wanted = [x_MK, *ffn.parameters()]
     compiled, weights = bench.compiled, dense_weights(ffn)
     dense = Step(lambda: (compiled(x_MK, *weights),), wanted, (dy_MK,))

@@ -126,6 +126,29 @@ def test_decode_is_a_graph_that_rotates_its_weights(clock, monkeypatch):
     assert [side.calls for sides in clock for side in sides.values()] == [3, 3]
 
 
+def test_training_as_graphs_queues_forwards_before_their_backwards(clock, monkeypatch):
+    warm, captured = [], []
+    monkeypatch.setattr(ffn_train, "warm_up", lambda side, _: warm.append(side))
+
+    def capture(calls):
+        before = len(calls[0].__closure__[0].cell_contents)  # what waits for its backward
+        for call in calls:
+            call()
+        captured.append((before, len(calls)))
+        return lambda: None
+
+    monkeypatch.setattr(timing, "graph", capture)
+    [found] = run("ffn-train", "--graph", "--pattern", "uniform")
+    assert captured == [(0, 4), (4, 4)] * 2  # forward and backward of dense, then of ours
+    assert len(warm) == 2
+    assert found[0].case["launch"] == "graph"
+    assert [(side.calls, side.most_at_once) for sides in clock for side in sides.values()] == [
+        (4, 1),
+        (4, 1),
+    ]
+    assert {m.metric for m in found} >= {"ms", "forward_ms", "backward_ms", "difference"}
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_formats_are_recorded_apart(name, clock):
     union, twell = run(name, "--pattern", "uniform", "--format", "union", "twell")

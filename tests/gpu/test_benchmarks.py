@@ -51,3 +51,13 @@ def test_training_has_stages_and_memory():
         assert 0 < found["memory_MiB"].value < found["peak_MiB"].value
         assert 0.05 < found["host_ms"].value < 20
         assert found["difference"].value < 0.03
+
+
+def test_training_as_graphs_has_the_times_of_the_kernels_alone():
+    eager, graph = (
+        run(ffn_train, "ffn-train", "--M", "2048", *words)[0] for words in ([], ["--graph"])
+    )
+    check_times(graph)
+    assert graph["ms"].case["launch"] == "graph"
+    assert graph["ms"].value < 1.1 * eager["ms"].value
+    assert graph["difference"].value < 0.03

@@ -214,9 +214,7 @@ class RunLock:
 
     def moved(self, aside: Path, say: Callable[[str], None]) -> None:
         """Takes the lock of the new folder after the old one was renamed with its lock."""
-        self._ended.set()
-        assert self._thread is not None
-        self._thread.join()
+        self.release()
         (aside / PRESENCE_FILE).unlink(missing_ok=True)
         self.acquire(say)
 

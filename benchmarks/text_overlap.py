@@ -1,10 +1,11 @@
 """How much of held-out text and of the benchmarks' questions training text has, word for word.
 
-    python benchmarks/text_overlap.py TEXT EVAL --record benchmarks/results.jsonl
+    python benchmarks/text_overlap.py TEXT … EVAL --record benchmarks/results.jsonl
 
-TEXT is a folder with ``train*.parquet`` and ``validation*.parquet`` (a column ``text``), EVAL one
-with ``<task>/<split>.jsonl`` as docs/evaluation.md describes it. Text is compared as words of
-letters and digits in lower case, 13 in a row: shorter agreement is common, longer one is copied.
+TEXT is a folder with ``train*.parquet`` and ``validation*.parquet`` (a column ``text``), or several
+are one corpus. EVAL has ``<task>/<split>.jsonl`` as docs/evaluation.md describes it. Text is
+compared as words of letters and digits in lower case, 13 in a row: shorter agreement is common,
+longer one is copied.
 """
 
 from __future__ import annotations
@@ -111,30 +112,39 @@ def shared_of(
 def main(words: list[str] | None = None) -> None:
     """Prints both shares of held-out text and of each task, and records them if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("text", type=Path, help="folder with train*.parquet, validation*.parquet")
+    text = "folders with train*.parquet, validation*.parquet"
+    parser.add_argument("text", type=Path, nargs="+", help=text)
     parser.add_argument("eval", type=Path, help="folder with <task>/<split>.jsonl")
     parser.add_argument("--record", type=Path, help="such as benchmarks/results.jsonl")
     options = parser.parse_args(words)
-    held_out = sorted(options.text.glob("validation*.parquet"))
+    held_out, training = (
+        [path for folder in options.text for path in sorted(folder.glob(f"{part}*.parquet"))]
+        for part in ("validation", "train")
+    )
     groups = {"held-out": [[text] for text in texts(held_out)]}
     groups |= {task.partition("/")[0]: list(rows_of(task, options.eval)) for task in _TASKS}
-    found = shared_of(groups, texts(sorted(options.text.glob("train*.parquet"))))
+    found = shared_of(groups, texts(training))
     for name, (of_windows, of_items) in found.items():
         print(f"{name:16} {len(groups[name]):7,} items, {of_items:7.2%} of them and "
               f"{of_windows:7.2%} of their runs of {WORDS} words are in training text")  # fmt: skip
     if options.record:
         from sparsellm.bench.record import Measurement, append
 
-        taken = {"command": "python benchmarks/text_overlap.py TEXT EVAL"}
+        named = " ".join("TEXT" for _ in options.text)
+        taken = {"command": f"python benchmarks/text_overlap.py {named} EVAL"}
         append(
             [
                 Measurement("text_overlap", case, metric, value, f"of {metric}", taken=taken)
                 for name, (of_windows, of_items) in found.items()
-                for case in [{"of": name, "words": WORDS, "items": len(groups[name])}]
+                for case in [_case(name, len(groups[name]), len(options.text))]
                 for metric, value in (("windows", of_windows), ("items", of_items))
             ],
             options.record,
         )
+
+
+def _case(name: str, items: int, corpora: int) -> dict[str, Any]:
+    return {"of": name, "words": WORDS, "items": items, "corpora": corpora}
 
 
 if __name__ == "__main__":

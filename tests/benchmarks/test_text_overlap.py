@@ -56,9 +56,17 @@ def test_shares_of_held_out_text_and_of_tasks_are_recorded(tmp_path, capsys):
         path = rows / f"{task}.jsonl"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(row) + "\n")
-    text_overlap.main([str(text), str(rows), "--record", str(records)])
+    other = tmp_path / "other"
+    other.mkdir()
+    pq.write_table(pa.table({"text": [words(500, 20)]}), other / "train.parquet")
+    text_overlap.main([str(text), str(other), str(rows), "--record", str(records)])
     assert "held-out" in capsys.readouterr().out
-    found = {(line["case"]["of"], line["metric"]): line["value"] for line in read_records(records)}
+    lines = read_records(records)
+    assert {line["case"]["corpora"] for line in lines} == {2}
+    assert {line["command"] for line in lines} == {
+        "python benchmarks/text_overlap.py TEXT TEXT EVAL"
+    }
+    found = {(line["case"]["of"], line["metric"]): line["value"] for line in lines}
     assert found["held-out", "windows"] == 0  # ten words are shared
     items = {name: value for (name, metric), value in found.items() if metric == "items"}
     shared = [name for name, value in items.items() if value]

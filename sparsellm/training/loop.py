@@ -7,6 +7,7 @@ on how the ranks divide the work (objective.py).
 """
 
 import itertools
+import sys
 from pathlib import Path
 
 import torch
@@ -34,7 +35,7 @@ from sparsellm.training.run_state import begin_save, first_state
 from sparsellm.training.schedule import is_due, measurements_due, next_may_launch
 from sparsellm.training.step import StepTotals, train_step
 from sparsellm.training.teacher import load_teacher
-from sparsellm.waiting import waiting
+from sparsellm.waiting import rewrite, waiting
 
 
 def train(
@@ -224,6 +225,8 @@ def _record(run: Run, meter: Meter, totals: StepTotals) -> None:
         record = meter.record(run, totals)
         run.accelerator.print(progress_line(record, run.recipe))
         run.write(record)
+    elif run.accelerator.is_main_process and sys.stderr.isatty():
+        rewrite(f"step {run.step}/{run.recipe.train.steps} …")  # until the next line
     if run.target and (news := run.target.news()):
         run.accelerator.print(f"warning: step {run.step}: {news}")
         run.write(FailureRecord(run.step, run.tokens, "target", news))

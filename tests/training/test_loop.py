@@ -102,6 +102,15 @@ def test_sigkills_change_nothing(tiny_overrides, cli_here):
     _assert_same(_outcome([*overrides, "name=straight"]), _outcome([*overrides, "name=killed"]))
 
 
+def test_between_progress_lines_a_terminal_shows_the_step(tiny_overrides, cli_here, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    own = set_arguments([*tiny_overrides, "train.steps=4", "logging.every_steps=4"])
+    found = cli_here("train", "debug", *own)
+    assert found.returncode == 0
+    assert re.findall(r"\rstep (\d)/4 … +\r", found.stderr) == ["2", "3"]
+    assert re.findall(r"^step (\d)/4 \| loss", found.stdout, re.MULTILINE) == ["1", "4"]
+
+
 def test_what_a_rank_does_is_told_and_records_are_on_disk_before_a_checkpoint(
     tiny_overrides, cli_here, monkeypatch
 ):

@@ -19,9 +19,25 @@ def quantised_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
     return QuantisedRows(*torch.ops.sparsellm.quantise_rows(x_MK.detach(), row_M))
 
 
+def quantise_into(out: QuantisedRows, x_MK: Tensor) -> None:
+    """Writes what `quantised_rows` gives of a matrix into memory that exists."""
+    if not _kernel_takes(x_MK):
+        for memory, value in zip(out, rows_in_e4m3(x_MK), strict=True):
+            memory.copy_(value)
+        return
+    from sparsellm.ffn.kernels.quantise import quantise_rows
+
+    with torch.cuda.device(x_MK.get_device()):
+        quantise_rows(x_MK.contiguous(), out=out)
+
+
+def _kernel_takes(x_MK: Tensor) -> bool:
+    on_gpu = x_MK.is_cuda and x_MK.numel() > 0
+    return on_gpu and x_MK.dtype != torch.float32 and x_MK.shape[1] % 8 == 0
+
+
 def _quantise_rows(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, Tensor]:
-    takes = x_MK.is_cuda and x_MK.dtype != torch.float32 and x_MK.shape[1] % 8 == 0
-    if not takes or not x_MK.numel():
+    if not _kernel_takes(x_MK):
         return rows_in_e4m3(x_MK, row_M)
     from sparsellm.ffn.kernels.quantise import quantise_rows
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.fp8 import quantise_into
 from sparsellm.ffn.quantised import E4M3, QuantisedRows
 from sparsellm.ffn.types import FFNWeights, GradientSums, StepShared
 
@@ -68,8 +68,7 @@ class Fills:
             if self._zeros:
                 torch._foreach_zero_(self._zeros)
             for source, target in self._quantised:
-                for empty, filled in zip(target, quantised_rows(source), strict=True):
-                    empty.copy_(filled)
+                quantise_into(target, source)
 
 
 def kernel_weights(

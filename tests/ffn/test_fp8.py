@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, strategies as st
 
 import sparsellm
-from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.fp8 import quantise_into, quantised_rows
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.quantised import dequantised
+from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised
 from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights
@@ -50,6 +50,10 @@ def test_zeros_stay_zeros_and_what_is_not_finite_makes_its_row_nan():
     assert (found[0] == 0).all()
     assert found[1:3].isnan().all()
     assert found[3].isfinite().all()
+    memory = QuantisedRows(torch.empty(4, 16, dtype=E4M3), torch.full((4,), -1.0))
+    quantise_into(memory, x)
+    assert torch.equal(dequantised(memory)[[0, 3]], found[[0, 3]])
+    assert dequantised(memory)[1:3].isnan().all()
     chosen = torch.tensor([3, 0], dtype=torch.int32)
     assert torch.equal(dequantised(quantised_rows(x, chosen)), found[[3, 0]])
 

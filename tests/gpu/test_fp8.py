@@ -8,7 +8,7 @@ import torch
 import sparsellm
 from gpu.conditions import each, named, need_kernels, poisoned
 from gpu.union_cases import CASES, FUZZ, dense, inputs_of, poisoned_union
-from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.fp8 import quantise_into, quantised_rows
 from sparsellm.ffn.kernels import twell, union
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised
@@ -51,6 +51,10 @@ def _check_quantised_rows(m, k, element):
             assert same_nan.all()
             finite = ~other.float().isnan()
             assert torch.equal(own.cpu().float()[finite], other.float()[finite])
+    memory = quantised_rows(torch.ones_like(x))
+    quantise_into(memory, x)
+    for own, other in zip(memory, quantised_rows(x), strict=True):
+        assert torch.equal(own.view(torch.uint8), other.view(torch.uint8))  # NaN equals itself
     assert found.values_MK.dtype == E4M3
 
 

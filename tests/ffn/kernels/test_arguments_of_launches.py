@@ -101,7 +101,7 @@ def architecture(request, everywhere):
 def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="relu"):
     x_MK, w = _matrix(M, K), _weights(gated, biased)
     w = w._replace(activation=activation, down_NK=_matrix(N, K))
-    quantise.quantise_rows(x_MK)
+    quantise.quantise_rows(x_MK, out=quantise.quantise_rows(x_MK))
     if fp8:
         w = w._replace(quantised=quantised_rows(w.first[0]))
     token_M = torch.arange(M, dtype=torch.int32) if ordered else None

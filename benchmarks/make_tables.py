@@ -114,8 +114,9 @@ neurons that 64 neighbouring tokens fire between them, which is what the kernels
 Traces: a six-layer pilot model on real text. Commands: `sparsellm bench ffn`,
 `sparsellm bench ffn-train`.
 
-¹ The kernels that the paper's authors published, run once beside dense on an H200, on inputs for
-which their results are right; over 31 non-zeros in a tile of 256 they are not.
+¹ The kernels that the paper's authors published, run once beside dense on an H200 and typed in,
+without a record, on inputs for which their results are right; over 31 non-zeros in a tile of 256
+they are not. `benchmarks/published_kernels.py` repeats it for those who have them.
 """
 
 # --- both formats ---------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ TICK_SECONDS = 1.0  # on a terminal
 
 
 def rewrite(text: str) -> None:
-    """Shows one line on the terminal of stderr; whatever is printed next begins in its place."""
+    """Shows one line if stderr is a terminal; whatever is printed next begins in its place."""
+    if not sys.stderr.isatty():
+        return
     width = shutil.get_terminal_size().columns - 1
     print(f"\r{text[:width]:{width}}\r", end="", file=sys.stderr, flush=True)
 

@@ -7,7 +7,6 @@ on how the ranks divide the work (objective.py).
 """
 
 import itertools
-import sys
 from pathlib import Path
 
 import torch
@@ -225,7 +224,7 @@ def _record(run: Run, meter: Meter, totals: StepTotals) -> None:
         record = meter.record(run, totals)
         run.accelerator.print(progress_line(record, run.recipe))
         run.write(record)
-    elif run.accelerator.is_main_process and sys.stderr.isatty():
+    elif run.accelerator.is_main_process:
         rewrite(f"step {run.step}/{run.recipe.train.steps} …")  # until the next line
     if run.target and (news := run.target.news()):
         run.accelerator.print(f"warning: step {run.step}: {news}")

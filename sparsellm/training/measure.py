@@ -23,6 +23,7 @@ from sparsellm.runs import state
 from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, read_lines
 from sparsellm.training.run import Run
 from sparsellm.training.schedule import measurements_due
+from sparsellm.waiting import rewrite
 
 
 def check_evaluation(recipe: Recipe) -> None:
@@ -113,6 +114,8 @@ class Measurements:
     def _attempt(self, what: str) -> None:
         run = self._run
         run.activity.begin(what, run.step)
+        if run.accelerator.is_main_process:
+            rewrite(f"step {run.step} | {what} …")
         try:
             {"validation": self._validate, "evaluation": self._evaluate}[what]()
         except FailedTogether as failure:

@@ -104,10 +104,12 @@ def test_sigkills_change_nothing(tiny_overrides, cli_here):
 
 def test_between_progress_lines_a_terminal_shows_the_step(tiny_overrides, cli_here, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    own = set_arguments([*tiny_overrides, "train.steps=4", "logging.every_steps=4"])
+    changes = ["train.steps=4", "logging.every_steps=4", "validation.every_steps=4"]
+    own = set_arguments([*tiny_overrides, *changes])
     found = cli_here("train", "debug", *own)
     assert found.returncode == 0
     assert re.findall(r"\rstep (\d)/4 … +\r", found.stderr) == ["2", "3"]
+    assert re.search(r"\rstep 4 \| validation … +\r", found.stderr)
     assert re.findall(r"^step (\d)/4 \| loss", found.stdout, re.MULTILINE) == ["1", "4"]
 
 

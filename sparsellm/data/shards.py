@@ -79,6 +79,7 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
         ValueError: an environment variable is not set, or one of them is not a regular file.
     """
     found: set[str] = set()
+    asked: list[str] = []
     for pattern in patterns:
         expanded = os.path.expandvars(pattern)
         if re.search(r"\$\w|\$\{", expanded):
@@ -92,13 +93,19 @@ def expand(patterns: list[str], where: str, key: str) -> dict[str, str]:
         # Some of several globs may match nothing, but a path without wildcards must exist.
         if not paths and not glob.has_magic(expanded):
             is_folder = "://" in expanded or Path(expanded).is_dir()
-            what = "has no file of a known format" if is_folder else "does not exist"
+            if is_folder:
+                raise FileNotFoundError(
+                    f"{where}: {expanded} has no Parquet, JSON Lines or .txt file; name others by "
+                    f"a glob, such as '{expanded}/*.md'"
+                )
             raise FileNotFoundError(
-                f"{where}: {expanded} {what}; correct the path, or leave it out"
+                f"{where}: {expanded} does not exist; correct the path, or leave it out"
             )
+        asked.append(expanded)
         found.update(paths)
     if not found:
-        raise FileNotFoundError(f"{where}: {patterns} match no file")
+        remedy = f"give others with --set 'data.{key}=[…]'"
+        raise FileNotFoundError(f"{where}: {asked} match no file; {remedy}")
     by_file: dict[str, str] = {}
     for path in sorted(found):
         by_file.setdefault(real_place(path), path)

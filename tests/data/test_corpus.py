@@ -111,7 +111,9 @@ def test_a_path_that_is_not_there_is_named_beside_others_that_are(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"c\.parquet is a link to gone, which does not ex"):
         load_corpus("local", files=[f"{tmp_path}/*.parquet"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"/empty has no file of a known format"):
+    with pytest.raises(
+        FileNotFoundError, match=r"/empty has no Parquet, JSON Lines or .txt file; .*/empty/\*.md'"
+    ):
         load_corpus("local", files=[there, f"{tmp_path}/empty"])
 
 

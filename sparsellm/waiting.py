@@ -13,9 +13,14 @@ REPEAT_SECONDS = 15.0
 TICK_SECONDS = 1.0  # on a terminal
 
 
+def on_terminal() -> bool:
+    """Whether stderr is a terminal; a process may have been started without any."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def rewrite(text: str) -> None:
     """Shows one line if stderr is a terminal; whatever is printed next begins in its place."""
-    if not sys.stderr.isatty():
+    if not on_terminal():
         return
     width = shutil.get_terminal_size().columns - 1
     print(f"\r{text[:width]:{width}}\r", end="", file=sys.stderr, flush=True)
@@ -32,9 +37,9 @@ def waiting(what: str, say: Callable[[str], object] | None = None) -> Iterator[N
         say: prints a line, by default to stderr; called from another thread. With one of its own,
             lines are printed on a terminal too.
     """
-    on_terminal = say is None and sys.stderr.isatty()
+    in_place = say is None and on_terminal()
     say = say or partial(print, file=sys.stderr, flush=True)
-    show = rewrite if on_terminal else say
+    show = rewrite if in_place else say
     began, over = time.monotonic(), threading.Event()
 
     def watch() -> None:
@@ -42,7 +47,7 @@ def waiting(what: str, say: Callable[[str], object] | None = None) -> Iterator[N
             return
         with suppress(BrokenPipeError):  # the main thread meets it too, and ends the process
             show(f"{what} …")
-            while not over.wait(TICK_SECONDS if on_terminal else REPEAT_SECONDS):
+            while not over.wait(TICK_SECONDS if in_place else REPEAT_SECONDS):
                 show(f"{what} … {time.monotonic() - began:.0f} s")
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -52,7 +57,7 @@ def waiting(what: str, say: Callable[[str], object] | None = None) -> Iterator[N
     finally:
         over.set()
         watcher.join()
-        if on_terminal:
+        if in_place:
             with suppress(BrokenPipeError):
                 rewrite("")
     seconds = time.monotonic() - began

@@ -29,7 +29,7 @@ from sparsellm.processes import ranks
 from sparsellm.report.cli import add_report_parser
 from sparsellm.runs.cli import add_stop_parser
 from sparsellm.sweep.cli import add_sweep_parser
-from sparsellm.waiting import waiting
+from sparsellm.waiting import on_terminal, waiting
 
 if TYPE_CHECKING:
     from sparsellm.processes.signals import StopRequest
@@ -201,7 +201,7 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
 
         check_files(recipe.data)
     say = _say_what_is_trained(recipe, options)
-    in_place = ranks.is_main() and sys.stderr.isatty()
+    in_place = ranks.is_main() and on_terminal()
     with waiting("loading PyTorch", None if in_place else say):  # after all checks without it
         from sparsellm.training.loop import train
 

@@ -37,7 +37,7 @@ from sparsellm.sweep.worker import (
     work,
 )
 from sparsellm.training.measure import check_evaluation
-from sparsellm.waiting import rewrite
+from sparsellm.waiting import on_terminal, rewrite
 
 # Seconds between two looks at what the runs print: after a start few, then longer. On a terminal
 # a line is rewritten in place each time, so it can always be soon.
@@ -90,7 +90,7 @@ def run_sweep(
         job = partial(train_launched, gpus=gpus_per_run, config=config)
     with _pool(jobs, places, len(todo)) as (pool, workers):
         running: dict[Future[float], PlannedRun] = {}
-        in_place = sys.stderr.isatty() and sys.stdout.isatty()
+        in_place = on_terminal() and sys.stdout.isatty()
         pause, late = ON_TERMINAL if in_place else FIRST_PAUSE, False
         while todo or running:
             late = seconds is not None and time.monotonic() - begun > seconds

@@ -24,7 +24,7 @@ from sparsellm.processes.banner import (
     warnings,
 )
 from sparsellm.recipe import load_recipe
-from sparsellm.waiting import waiting
+from sparsellm.waiting import rewrite, waiting
 
 GIB = 2**30
 CPU = Machine(gpus=(), gpu_bytes=None, cores=2, memory_bytes=24 * GIB)
@@ -216,3 +216,9 @@ def test_on_a_terminal_seconds_are_counted_in_place(monkeypatch):
     lines = "".join(told)
     assert lines.startswith(f"\r{'loading …':20}\r\r{'loading … 0 s':20}\r")
     assert re.search(r"\r {20}\rloading: 0 s\n$", lines)
+
+
+def test_a_process_without_stderr_waits_all_the_same(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    with waiting("loading"):
+        rewrite("step 1")

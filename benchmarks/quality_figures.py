@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 
 _NNZ = "non-zeros per token"
 _L1 = "L1, λ at each point"  # the runs with a constant λ
+# Groups of runs in words; others keep their name.
+_WORDS = {
+    "dense-relu": "dense ReLU",
+    "dense-silu": "dense SiLU",
+    "target-30": "target of 30",
+    "target-30-dense-kernels": "target of 30, dense kernels",
+    "dense-phase": "30, dense at first",
+    "l1-warmup": "L1 warm-up",
+    "non-gated": "30, non-gated",
+    "per-layer": "30 in each layer",
+    "reinit": "30, re-initialised",
+}
 _SERIES = {_L1: 0, "dense-relu": 1, "dense-silu": 2, "target-30": 3}  # numbers of their styles
 
 
@@ -116,4 +128,4 @@ def _series(groups: Sequence[SweepGroup]) -> Iterator[tuple[int, str, list[Sweep
     for g in groups:
         found[_L1 if re.fullmatch(r"l1-[\d.e-]+", g.name) else g.name].append(g)
     for place, (name, own) in enumerate(found.items()):
-        yield _SERIES.get(name, len(_SERIES) + place), name, own
+        yield _SERIES.get(name, len(_SERIES) + place), _WORDS.get(name, name), own

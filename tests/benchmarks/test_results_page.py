@@ -72,6 +72,7 @@ def test_the_committed_figures_are_what_the_records_give():
         commits = "<" if name == "frontier.svg" else r" · commits? \w+"
         assert re.search(r">[\d×, ]*NVIDIA H[12]00[\w ]*" + commits, text), name
         assert "prefers-color-scheme: dark" in text
+        assert not re.search(r">(dense-|target-|per-layer|reinit|wide\d)", text), "a run's name"
         ET.fromstring(text.encode())
 
 

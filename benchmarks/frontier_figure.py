@@ -165,7 +165,7 @@ def _name_ends(figure: Figure, axes: Axes, lines: Sequence[_Named]) -> None:
             box = text.get_window_extent().padded(3)
             outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0
             covered = int(box.count_contains(points)) + 200 * box.count_overlaps(taken)
-            tried.append((3 * covered + 2 * abs(up) + 1000 * outside, text, box))
+            tried.append((9 * covered + 2 * abs(up) + 1000 * outside, text, box))
         _, best, box = min(tried, key=lambda one: one[0])
         taken.append(box)
         for _, text, _ in tried:
@@ -174,7 +174,7 @@ def _name_ends(figure: Figure, axes: Axes, lines: Sequence[_Named]) -> None:
 
 
 # Points across and up from a line's end, which comes from the left; the best one comes first.
-_PLACES = [(a, u) for u in (-8, 0, 8, -22, 22) for a in (-9, 0, 9) if u or a > 0]
+_PLACES = [(a, u) for u in (-8, 0, 8, -22, 22, -40, 40, 58) for a in (-30, -9, 0, 9) if u or a > 0]
 
 
 def _along(corners: Any) -> Any:

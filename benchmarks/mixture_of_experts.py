@@ -72,10 +72,8 @@ class MoEObjective(nn.Module):
         balance = load_balancing_loss_func(
             tuple(router_logits), config.num_local_experts, config.num_experts_per_tok
         )
-        x_MC = backbone.norm(x_BTC).flatten(0, 1)
-        return Sums(
-            self.loss_function(x_MC, self.model.lm_head.weight, targets_BT.flatten()), balance
-        )
+        head = (backbone.norm, x_BTC.flatten(0, 1), self.model.lm_head.weight)
+        return Sums(self.loss_function(*head, targets_BT.flatten()), balance)
 
 
 def moe_config(recipe: Recipe, experts: int, active: int) -> MixtralConfig:

@@ -17,8 +17,8 @@ from sparsellm.recipe_sections import RuntimeConfig
 # PyTorch's and Liger's default `ignore_index`.
 IGNORED_TARGET = -100
 
-LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-DistillationFunction = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+LossFunction = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
+DistillationFunction = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class LossSums(NamedTuple):
@@ -83,16 +83,15 @@ class Objective(nn.Module):
                 attention_mask=None,
             )
             stats.append(layer_stats)
-        x_MC, targets_M = backbone.norm(x_BTC).flatten(0, 1), targets_BT.flatten()
+        x_MC, targets_M = x_BTC.flatten(0, 1), targets_BT.flatten()
         if self.compiles_each_size:
             for tensor in (x_MC, targets_M):
                 torch._dynamo.mark_static(tensor)
-        w_VC, divergence = self.model.lm_head.weight, None
+        head, divergence = (backbone.norm, x_MC, self.model.lm_head.weight, targets_M), None
         if teacher_BTV is None:
-            cross_entropy = self.loss_function(x_MC, w_VC, targets_M)
+            cross_entropy = self.loss_function(*head)
         else:
-            teacher_MV = teacher_BTV.flatten(0, 1)
-            cross_entropy, divergence = self._distillation(x_MC, w_VC, targets_M, teacher_MV)
+            cross_entropy, divergence = self._distillation(*head, teacher_BTV.flatten(0, 1))
         recomputed = [s.recomputed > 0 for s in stats if s.recomputed is not None]
         return LossSums(
             cross_entropy_sum=cross_entropy,
@@ -159,7 +158,10 @@ def reshard(model: nn.Module) -> None:
 
 
 def build_loss(runtime: RuntimeConfig) -> LossFunction:
-    """The cross-entropy of ``recipe.runtime.loss``: (x_MC, w_VC, targets_M) → sum, fp32.
+    """The cross-entropy of ``recipe.runtime.loss``: (norm, x_MC, w_VC, targets_M) → sum, fp32.
+
+    The final norm is part of it, so that it is compiled too: eagerly its forward and backward pass
+    are some twenty kernels, each of which reads and writes an fp32 copy of x.
 
     Raises:
         ValueError: Liger is asked for and not installed, or there is no GPU for it.
@@ -169,16 +171,16 @@ def build_loss(runtime: RuntimeConfig) -> LossFunction:
     return torch.compile(logits_cross_entropy) if runtime.compile else logits_cross_entropy
 
 
-def logits_cross_entropy(x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tensor:
+def logits_cross_entropy(norm: nn.Module, x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tensor:
     """Cross-entropy sum over materialised logits; the softmax is computed in fp32."""
-    return F.cross_entropy(F.linear(x_MC, w_VC).float(), targets_M, reduction="sum")
+    return F.cross_entropy(F.linear(norm(x_MC), w_VC).float(), targets_M, reduction="sum")
 
 
 def distillation_losses(
-    x_MC: Tensor, w_VC: Tensor, targets_M: Tensor, teacher_MV: Tensor
+    norm: nn.Module, x_MC: Tensor, w_VC: Tensor, targets_M: Tensor, teacher_MV: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Sums of the cross-entropy and of ``KL(teacher ‖ student)``, both in fp32."""
-    log_p_MV = F.log_softmax(F.linear(x_MC, w_VC).float(), dim=-1)
+    log_p_MV = F.log_softmax(F.linear(norm(x_MC), w_VC).float(), dim=-1)
     log_teacher_MV = F.log_softmax(teacher_MV.float(), dim=-1)
     divergence = F.kl_div(log_p_MV, log_teacher_MV, reduction="sum", log_target=True)
     return F.nll_loss(log_p_MV, targets_M, reduction="sum"), divergence
@@ -192,7 +194,7 @@ def _liger_loss() -> LossFunction:
     # without chunks.
     fused = LigerFusedLinearCrossEntropyLoss(reduction="sum", accum_dtype=torch.float32)
 
-    def liger(x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tensor:
-        return fused(w_VC, x_MC, targets_M)
+    def liger(norm: nn.Module, x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tensor:
+        return fused(w_VC, norm(x_MC), targets_M)
 
     return liger

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from conftest import TINY
 from runs.hf_models import stock_model, write_model
 from safetensors.torch import load_file
+from torch import nn
 
 from sparsellm.estimate import executed_flops_per_token, train_flops_per_token
 from sparsellm.ffn.module import SparseFFN
@@ -93,7 +94,9 @@ def test_the_divergence_has_its_gradient():
     x_MC = torch.randn(6, 8, requires_grad=True)
     w_VC = torch.randn(11, 8, requires_grad=True)
     teacher_MV, targets_M = torch.randn(6, 11), torch.arange(6)
-    cross_entropy, divergence = distillation_losses(x_MC, w_VC, targets_M, teacher_MV)
+    cross_entropy, divergence = distillation_losses(
+        nn.Identity(), x_MC, w_VC, targets_M, teacher_MV
+    )
     p_MV, q_MV = (x_MC @ w_VC.T).softmax(1), teacher_MV.softmax(1)
     torch.testing.assert_close(divergence, (q_MV * (q_MV.log() - p_MV.log())).sum())
     torch.testing.assert_close(cross_entropy, -p_MV.log()[range(6), targets_M].sum())

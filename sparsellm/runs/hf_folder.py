@@ -55,13 +55,15 @@ def read_trainer(path: Path) -> dict[str, Any]:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """All tensors in the type in which they lie in the shards, on the CPU.
 
+    Where a folder has one file and an index of shards, it is the file, as in stock transformers.
+
     Raises:
         FileNotFoundError: there are no safetensors, or a shard is missing.
         ValueError: a shard is truncated, or has not what the index says.
     """
-    index_file = path / INDEX_FILE
-    if not index_file.is_file():
-        return read_tensors(path / checkpoint.MODEL_FILE, REMEDY)
+    index_file, single = path / INDEX_FILE, path / checkpoint.MODEL_FILE
+    if single.is_file() or not index_file.is_file():
+        return read_tensors(single, REMEDY)
     places: dict[str, str] = read_model(index_file, _ShardIndex, REMEDY)["weight_map"]
     tensors: dict[str, Tensor] = {}
     for name, shard in places.items():

@@ -9,6 +9,7 @@ import re
 import pytest
 import torch
 from conftest import set_arguments
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runs.hf_models import MODELS, PUBLISHED, change, logits, stock_model, write_model
@@ -151,6 +152,16 @@ def test_a_missing_file_is_named(folder, missing, tmp_path, capsys):
     (folder / missing).unlink()
     assert main(["import", str(folder), str(tmp_path / "run")]) == 1
     assert missing in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
+def test_one_file_beside_an_index_of_other_shards_is_read_as_by_transformers(folder):
+    weights, shard = load_file(folder / "model.safetensors"), "model-00001-of-00001.safetensors"
+    save_file({name: 2 * w for name, w in weights.items()}, folder / shard, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, shard)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    expected = logits(AutoModelForCausalLM.from_pretrained(folder))
+    assert torch.equal(logits(load_pretrained(folder).model), expected)
 
 
 def _transposed(name, tensor):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -20,6 +21,7 @@ EXPORT_RECIPE_FILE = "sparsellm_recipe.yaml"
 EXPORT_TRAINER_FILE = "sparsellm_trainer.json"  # step and tokens of the run
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"  # where there is more than one shard
+_EMBEDDING = "model.embed_tokens.weight"
 
 _REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 # What a model is read from; a repository may hold other frameworks' weights too.
@@ -85,11 +87,19 @@ def model_weights(path: Path, recipe: Recipe) -> dict[str, Tensor]:
     The paper's training saved W_down transposed, (intermediate_size, hidden_size): its shape tells.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_weights`.
+        FileNotFoundError, ValueError: as `read_weights`, or an output layer that ought to be the
+            embedding is another one.
     """
     tensors = read_weights(path)
-    if recipe.model.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
+    if recipe.model.tie_word_embeddings and "lm_head.weight" in tensors:
+        head = tensors.pop("lm_head.weight")
+        embedding = tensors.get(_EMBEDDING, head)
+        if not torch.equal(head.to(embedding.dtype), embedding):
+            raise ValueError(
+                f"{path}: lm_head.weight is not {_EMBEDDING}, although the model has "
+                'tie_word_embeddings: with "tie_word_embeddings": false in config.json it is an '
+                "output layer of its own; otherwise delete it"
+            )
     shape = recipe.model.intermediate_size, recipe.model.hidden_size
     transposed = is_published(path) and shape[0] != shape[1]
     return {

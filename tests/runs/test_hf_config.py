@@ -164,6 +164,24 @@ def test_one_file_beside_an_index_of_other_shards_is_read_as_by_transformers(fol
     assert torch.equal(logits(load_pretrained(folder).model), expected)
 
 
+@pytest.mark.parametrize("folder", ["SmolLM"], indirect=True)
+def test_a_tied_models_own_output_layer_must_be_the_embedding(folder, tmp_path):
+    expected = logits(AutoModelForCausalLM.from_pretrained(folder))
+    weights = load_file(folder / "model.safetensors")
+    head = weights["model.embed_tokens.weight"].clone()
+    save_file(weights | {"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
+    assert torch.equal(logits(load_pretrained(folder).model), expected)
+    save_file(
+        weights | {"lm_head.weight": 2 * head}, folder / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ValueError, match=r"theirs: lm_head\.weight is not model\.embed_tokens"):
+        import_export(folder, tmp_path / "run")
+    change(folder, {"tie_word_embeddings": False})
+    untied = logits(AutoModelForCausalLM.from_pretrained(folder))
+    assert not torch.equal(untied, expected)
+    assert torch.equal(logits(load_pretrained(folder).model), untied)
+
+
 def _transposed(name, tensor):
     return tensor.t() if name.endswith("down_proj.weight") else tensor
 

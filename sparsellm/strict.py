@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 
 class StrictModel(BaseModel):
@@ -17,6 +24,14 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     # Dotted keys of earlier versions, each with the value that now always holds.
     removed_keys: ClassVar[Mapping[str, object]] = {}
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        found = handler(value)
+        if isinstance(value, bool) and not isinstance(found, bool):  # pydantic takes true as 1
+            raise ValueError("must be a number, not true or false")
+        return found
 
 
 def _as_list(value: object) -> object:

@@ -197,6 +197,8 @@ def test_unknown_key_names_file_key_and_nearest(tmp_path):
     [
         ("train.steps=many", r"key 'train.steps': must be a valid integer.*'many'"),
         ("train.steps=0", r"key 'train.steps': .*greater than 0"),
+        ("train.steps=true", r"key 'train.steps': must be a number, not true or false"),
+        ("sparsity.target_nnz=on", r"key 'sparsity.target_nnz': must be a number, not true"),
         ("train.stepss=5", r"unknown key 'train.stepss'; nearest valid key: 'train.steps'"),
         ("l1_coefficient=1e-4", r"nearest valid key: 'sparsity.l1_coefficient'"),
         ("train.learning_rate=1", r"nearest valid key: 'optimizer.learning_rate'"),

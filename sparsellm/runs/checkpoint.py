@@ -88,6 +88,7 @@ class _TargetState(BaseModel):
     log_l1: list[FiniteFloat]
     fast: list[FiniteFloat] | None
     slow: list[FiniteFloat] | None
+    said: list[str] = []
 
 
 class _KernelsState(BaseModel):

@@ -148,14 +148,16 @@ class TargetController:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers; JSON keeps every bit of them."""
-        return {"log_l1": self._log_l1, "fast": self._fast, "slow": self._slow}
+        """Plain numbers, of which JSON keeps every bit, and what `news` has said."""
+        numbers = {"log_l1": self._log_l1, "fast": self._fast, "slow": self._slow}
+        return {**numbers, "said": sorted(self._said)}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restores a `state_dict`; returns False and changes nothing if it has other loops."""
         if len(state["log_l1"]) != len(self._log_l1):
             return False
         self._log_l1, self._fast, self._slow = (state[k] for k in ("log_l1", "fast", "slow"))
+        self._said = set(state.get("said", ()))  # earlier versions did not save it
         return True
 
 

@@ -162,6 +162,19 @@ def test_a_start_that_silenced_the_model_is_the_verdict_of_a_run_that_did_not_re
     assert re.search("^non-zeros are -50% off .*: the first λ silenced", controller.verdict())
 
 
+def test_what_was_said_is_not_said_again_after_a_resume_and_remains_the_verdict():
+    config = SparsityConfig(target_nnz=30, l1_coefficient=0.1)
+    before, resumed = TargetController(config, 1), TargetController(config, 1)
+    for step in range(10):
+        before.observe(step, [0.0])
+        before.news()
+    assert resumed.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    for step in range(10, 220):
+        resumed.observe(step, [0.0 if step < 20 else 15.0])
+        assert resumed.news() is None
+    assert re.search("^non-zeros are -50% off .*: the first λ silenced", resumed.verdict())
+
+
 def test_a_first_coefficient_that_silences_the_model_is_reported(tiny_overrides, cli_here):
     own = ["sparsity.target_nnz=25", "sparsity.l1_coefficient=100", "train.steps=12"]
     own += ["validation.every_steps=0", "runtime.compile=false", "optimizer.learning_rate=0.01"]

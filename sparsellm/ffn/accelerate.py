@@ -81,22 +81,22 @@ def accelerate(
     or to a compiled model.
 
     Args:
-        model: such as Llama, Qwen3, Arcee, OPT or T5 from transformers, in bf16 or fp16 on its GPU.
-        threshold: of FATReLU: gates up to it count as zero, in addition to those that the model's
+        model: from transformers, such as Llama, Qwen3, Arcee, OPT or T5; in bf16 or fp16, on a GPU.
+        threshold: FATReLU's: gates up to it count as zero, in addition to those that the model's
             own activation sets to zero. 0 changes nothing.
         kernels: ``auto`` runs a layer dense while measurements say that dense is faster at its
             present density, so the last bits of a result may differ between calls; ``sparse`` and
             ``dense`` always use the same path, and their results are deterministic.
-        format: of the sparse kernels: ``union``, which is faster where neighbouring tokens share
-            neurons, or the paper's ``twell``. Up to 64 tokens use neither.
+        format: how the sparse kernels store a pattern: ``union``, which is faster if neighbouring
+            tokens share neurons, or the paper's ``twell``. Calls of up to 64 tokens use neither.
         token_order: ``auto`` lets the sparse kernels sort the tokens of a long prompt or a batch so
             that neighbours share more neurons, where the model's embedding sees their ids;
             ``none`` keeps the natural order.
         precision: ``own`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
             scale per token and per neuron, in the one product of an FFN that decides what fires,
             where it runs on the sparse kernels: outputs then differ from the dense model's by FP8
-            rounding, a few percent of an FFN's output. Up to 64 tokens only its weights are e4m3.
-            It needs a GPU from Ada or Hopper on, and keeps that matrix in 8 bits too.
+            rounding, a few percent of an FFN's output. In calls of up to 64 tokens only its weights
+            are e4m3. It requires an Ada, Hopper or newer GPU, and keeps that matrix in 8 bits too.
 
     Returns:
         What was accelerated, and what looks like an FFN but was not, with the reasons.

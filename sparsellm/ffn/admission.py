@@ -1,4 +1,4 @@
-"""Which FFNs the kernels may take over, and whether one that they did is still what it was.
+"""Which FFNs the kernels may take over, and whether one that they took over has changed.
 
 A replaced forward calls none of the FFN's modules. So these must be plain `nn.Linear` and an
 activation, without hooks, and hold no tensor that the formula does not use. Where that changes
@@ -26,7 +26,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclass
 class ForeignFFN:
-    """An FFN, and the modules that a replaced forward of it does not call."""
+    """An FFN, and the modules that its replaced forward does not call."""
 
     owner: nn.Module  # the FFN itself, or the layer that computes it
     ffn: Projections
@@ -40,7 +40,7 @@ class ForeignFFN:
     _values: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raises Unsupported where a forward that uses these modules may not be replaced."""
+        """Raises Unsupported if a forward that uses these modules may not be replaced."""
         used = {id(tensor) for tensor in self.tensors()}
         for module in self.inside if self.is_layer else [self.owner, *self.inside]:
             kind = type(module).__name__
@@ -103,7 +103,7 @@ class ForeignFFN:
 
 
 def _values_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What a forward may use beside tensors and children: numbers, text, functions."""
+    """What a forward may use besides tensors and children: numbers, text, functions."""
     for name, value in vars(module).items():
         is_plain = isinstance(value, _PLAIN) or callable(value)
         if is_plain and name not in _OF_EVERY_MODULE and name != "forward":
@@ -114,10 +114,10 @@ def foreign_ffn(module: nn.Module) -> ForeignFFN:
     """What a module that looks like an FFN consists of.
 
     Raises:
-        Unsupported: its forward, or that of its parts, may not be replaced.
+        Unsupported: its forward, or the forward of one of its parts, may not be replaced.
     """
     names = names_of(module)
-    # Dictionaries, as getattr's search costs microseconds a call.
+    # Reads the dictionary: getattr's search costs microseconds per call.
     children: dict[str, Any] = module._modules
     gate = None if names.gate is None else children[names.gate]
     ffn = Projections(gate, children[names.up], children[names.down])
@@ -137,13 +137,13 @@ def foreign_ffn(module: nn.Module) -> ForeignFFN:
 
 
 def _is_layer(module: nn.Module, names: Names) -> bool:
-    """Whether a module has other parameters beside its FFN's, as a layer of OPT has."""
+    """Whether a module has other parameters besides its FFN's, as a layer of OPT does."""
     others = (child for name, child in module._modules.items() if name not in names)
     return any(True for child in others if child is not None for _ in child.parameters())
 
 
 def check_weights_of(ffn: Projections) -> None:
-    """Raises Unsupported where the kernels cannot take an FFN's weights as they are."""
+    """Raises Unsupported if the kernels cannot take an FFN's weights as they are."""
     k, n = ffn.up.in_features, ffn.up.out_features
     tensors = [t for linear in ffn.present for t in (linear.weight, linear.bias) if t is not None]
     first = tensors[0]

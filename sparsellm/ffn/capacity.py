@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections import deque
 
 _LATELY = 16  # steps whose largest pattern must fit
-_ROOM = 1.25  # columns reserved for each that the largest recent pattern needed
+_ROOM = 1.25  # columns reserved per column of the largest recent pattern
 _CLOSE = 1.1  # with less room than this the capacity grows, before a pattern overflows
 _ROUND = 1024  # columns
-_STEP = 1.2  # between one size and the next: few sizes, so that freed memory fits again
+_STEP = 1.2  # ratio of successive sizes: with few sizes, freed memory fits the next allocation
 
-# After so many steps of a run its capacities have shrunk to what is needed: the first step of
-# `auto` is dense, and the first smaller capacity is that of the step after the observations.
+# After this many steps of a run its capacities have shrunk to what is needed: the first step under
+# `auto` is dense, and the capacity first shrinks for the step after the observations.
 SHRUNK_STEPS = _LATELY + 2
 
 
 class Capacity:
-    """The columns reserved for one layer. It begins above the worst case, which cannot overflow.
+    """The columns reserved for one layer. At first these are more than any pattern can need.
 
-    It begins one column above. Exactly the worst case is for CUDA graphs, which cannot check
-    whether a pattern fits, and torch would compile another graph for it (`Columns.needed`).
+    The capacity begins one column above the worst case. A capacity of exactly the worst case is for
+    CUDA graphs, which cannot check whether a pattern fits; torch would compile another graph for it
+    (`Columns.needed`).
 
     Args:
         worst: columns of a pattern in which every neuron fires, ``blocks * N``.
@@ -58,7 +59,7 @@ class Capacity:
 
 
 def size_for(columns: float) -> int:
-    """The smallest of the sizes that holds so many: about powers of 1.2, multiples of 1024."""
+    """The smallest size for so many columns: multiples of 1024, each about 1.2 times the last."""
     size = _ROUND
     while size < columns:
         size = -int(-size * _STEP // _ROUND) * _ROUND

@@ -28,18 +28,19 @@ from sparsellm.ffn.types import (
     Room,
 )
 
-# Assumed at inference if there is too little memory to measure: those of an H200 at M 16384,
-# K 2048, N 5632, in units of dense. TwELL: 8 KB per non-zero at 8 TB/s.
+# Costs assumed at inference if there is too little memory to measure: those of an H200 at M 16384,
+# K 2048, N 5632, in units of the dense cost. TwELL: 8 KB per non-zero at 8 TB/s.
 _ASSUMED_FIXED, _ASSUMED_PER_SHARE, _ASSUMED_PER_TOKEN_SHARE = 0.35, 1.1, 55.0
 _LARGEST_MEASURED = 16  # 65,536 tokens; costs are proportional beyond
 _MAX_COPIES = 6
-# A normal gate is above so many standard deviations for one token in 32, and in token order for one
-# in 16: two and four tokens of a block. In real traces a column has 1.7 to 2.5, and 3.8 to 5.4.
+# A normally distributed gate exceeds the first number of standard deviations for one token in 32,
+# and the second for one in 16: two and four tokens of a block. In real traces a column has 1.7 to
+# 2.5 tokens, and 3.8 to 5.4 in token order.
 _FIRES_ABOVE, _FIRES_ABOVE_IN_ORDER = 1.8627, 1.5341
 
 
 def costs_of(call: Measured) -> Costs:
-    """The measured costs of dense and sparse at the order of magnitude of its tokens."""
+    """The costs of dense and sparse, measured at the call's order of magnitude of tokens."""
     largest = 1 << min(bucket_of(call.num_tokens), _LARGEST_MEASURED)
     return measure_costs(call._replace(num_tokens=largest))
 
@@ -52,7 +53,7 @@ def measure_costs(call: Measured) -> Costs:
     its cost is linear in the union (the gate's GEMM, then work per member). The cost of TwELL is
     linear in the non-zeros of a token, which here equal the union and are few enough for its tiles.
     """
-    if call.num_tokens <= MAX_DECODE_TOKENS:  # decoding knows no format
+    if call.num_tokens <= MAX_DECODE_TOKENS:  # decoding uses no format
         call = call._replace(format="union")
     try:
         with torch.cuda.device(call.device_index):
@@ -97,13 +98,13 @@ def _measure_costs(call: Measured) -> Costs:
 
 
 def _costs(dense: float, few: tuple[float, float], many: tuple[float, float]) -> Costs:
-    """Costs of which those of sparse are a line through two: milliseconds, and how many fire."""
+    """Sparse costs are a line through two points: milliseconds, and how many neurons fire."""
     per_neuron = max(many[0] - few[0], 0.0) / (many[1] - few[1])
     return Costs(dense, few[0] - per_neuron * few[1], per_neuron)
 
 
 def median_ms(calls: list[Callable[[], object]], rounds: int = 7) -> float:
-    """Milliseconds per call on the GPU. In a CUDA graph, or small calls would measure the CPU."""
+    """Milliseconds per call on the GPU. Uses a CUDA graph, or small calls would measure the CPU."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -133,7 +134,7 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
     cost of the weights' gradients also depends on the tokens per column (`_FIRES_ABOVE`). With
     ``ordered``, sparse runs in a token order, with as many tokens per column as are usual there.
     The cost of TwELL depends on the non-zeros of a token, and not on the order. With ``fp8`` both
-    sides compute in FP8 what training does.
+    sides compute in FP8 what training computes in FP8.
     """
     num_tokens, k, n, gated, format, device_index, _, fp8 = call
     device = torch.device("cuda", device_index)

@@ -76,8 +76,8 @@ class Projections(NamedTuple):
 
 def _parameters(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Weight and bias, read from ``_parameters``: attribute lookup takes a microsecond."""
-    own = linear._parameters
-    return own["weight"], own["bias"]  # type: ignore[return-value]
+    parameters = linear._parameters
+    return parameters["weight"], parameters["bias"]  # type: ignore[return-value]
 
 
 def find_ffns(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -91,7 +91,7 @@ def names_of(module: nn.Module) -> Names:
     """The names of an FFN's matrices.
 
     Raises:
-        Unsupported: they are no `nn.Linear`, or fused.
+        Unsupported: they are not `nn.Linear`, or are fused.
     """
     names = _names_in(module)
     if names is None:

@@ -26,7 +26,7 @@ _NUM_BUCKETS = 32
 
 
 class Measured(NamedTuple):
-    """The calls of an FFN that cost the same: what their costs are measured for."""
+    """What determines the cost of an FFN's call; equal calls are measured once."""
 
     num_tokens: int
     k: int
@@ -43,12 +43,12 @@ class Costs:
     """Milliseconds of one FFN forward at one shape, see costs.py."""
 
     dense: float
-    fixed: float  # sparse where nothing fires
+    fixed: float  # sparse, if nothing fires
     # Sparse, for each neuron in the mean union of a block; in TwELL, for each that a token fires.
     per_neuron: float
 
     def sparse(self, num_neurons: float) -> float:
-        """What the sparse kernels would take."""
+        """Milliseconds that the sparse kernels would take."""
         return self.fixed + self.per_neuron * num_neurons
 
     def choose(self, present: Path, num_neurons: float) -> Path:
@@ -72,11 +72,11 @@ class Dispatch:
 
     Args:
         kernels: ``auto``, or the path to be taken always.
-        pinned: a GPU writes what it observes, and there is one.
+        pinned: there is a GPU, which writes what it observes to pinned memory.
         format: of the sparse kernels.
 
     Raises:
-        ValueError: ``kernels`` or ``format`` is something else.
+        ValueError: ``kernels`` or ``format`` is unknown.
     """
 
     def __init__(self, kernels: Kernels, pinned: bool, format: Format = "union") -> None:
@@ -94,7 +94,7 @@ class Dispatch:
         _by_handle[self.handle] = self
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy has words of its own, since a GPU writes to those of the original."""
+        """A copy has its own words, since a GPU writes to the original's words."""
         return _loaded_dispatch, (self.kernels, self.observed.is_pinned(), self.format)
 
     def word(self, num_tokens: int) -> int:
@@ -162,13 +162,13 @@ def bucket_of(num_tokens: int) -> int:
 
 
 def check_kernels(name: str) -> None:
-    """Raises ValueError where there is no such choice of kernels."""
+    """Raises ValueError if there is no such choice of kernels."""
     if name not in get_args(Kernels):
         raise ValueError(f"kernels {name!r} must be one of {', '.join(get_args(Kernels))}")
 
 
 def check_format(name: str) -> None:
-    """Raises ValueError where there is no such format."""
+    """Raises ValueError if there is no such format."""
     if name not in get_args(Format):
         raise ValueError(f"format {name!r} must be one of {', '.join(get_args(Format))}")
 

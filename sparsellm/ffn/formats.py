@@ -24,11 +24,11 @@ from sparsellm.ffn.types import (
     Room,
 )
 
-# Words for a row of a tile: the paper's compression factor 8, which it has at its sparsity.
+# Words per row of a tile: a compression factor of 8, as the paper uses at its sparsity.
 TWELL_WIDTH = TILE_NEURONS // 8
 ELL_WIDTH = 128  # the paper's
-BACKUP_SHARE = 8  # the dense backup has M / 8 rows, as the paper's
-ROUND_ROWS = 1024  # dense rows of a round
+BACKUP_SHARE = 8  # the dense backup has M / 8 rows, as in the paper
+ROUND_ROWS = 1024  # dense rows computed per round
 
 
 def backup_rows_for(num_tokens: int) -> int:
@@ -79,7 +79,7 @@ class Hybrid(NamedTuple):
     """
 
     word: Tensor  # (M, W) int32: gate and neuron of each non-zero, as in TwELL; without W_g h
-    length: Tensor  # (M,) int32: how many of a row's words are filled; 0 of a heavy row
+    length: Tensor  # (M,) int32: how many of a row's words are filled; 0 for a heavy row
     heavy: Tensor  # (2 · blocks,) int32: bit r % 32 of word r / 32: row r is heavy
     row: Tensor  # (M,) int32: the heavy rows, ascending; the rest is not filled
     counted: Tensor  # (8,) int32: the first is the number of heavy rows
@@ -88,7 +88,7 @@ class Hybrid(NamedTuple):
     up: Tensor  # (M, W), x W_u at the non-zeros; (0, W) without W_g
     backup_gate: Tensor  # (R, N), dense; (0, N) without W_g
     backup_up: Tensor  # (R, N); without W_g h
-    table: Tensor  # (blocks, N) uint8: rows of each 64 in the ELL matrix that fire a neuron
+    table: Tensor  # (blocks, N) uint8: how many of a block's rows in the ELL matrix fire a neuron
 
     @property
     def num_heavy(self) -> int:
@@ -173,7 +173,7 @@ def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room) -> Hybrid:
 
 
 def on_neurons(values_MW: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
-    """(M, N) of values that stand in the ELL matrix."""
+    """The dense (M, N) matrix of the values in the ELL matrix."""
     width = saved.word.shape[1]
     held = torch.arange(width, device=values_MW.device) < saved.length[:, None]
     row, slot = held.nonzero(as_tuple=True)
@@ -183,7 +183,7 @@ def on_neurons(values_MW: Tensor, saved: Hybrid, num_neurons: int) -> Tensor:
 
 
 def activations_in(saved: Hybrid, x_MK: Tensor, w: FFNWeights) -> tuple[Tensor | None, Tensor]:
-    """`reference.activations` from the hybrid format, dense; zero where the gate is.
+    """`reference.activations` from the hybrid format, dense; zero where the gate is zero.
 
     Rows that the backup had no room for are computed again from x.
     """

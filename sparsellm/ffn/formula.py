@@ -18,7 +18,7 @@ from sparsellm.ffn.discover import Formula, Projections, Unsupported
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS
 
-# A forward may clamp what is large, or cut what is small; fp16 overflows.
+# Several scales, as a forward may clamp large values or drop small ones; fp16 overflows.
 _SCALES = {dtype: (0.1, 1.0, 10.0) for dtype in ELEMENTS} | {torch.float32: (1e-4, 1e-2, 1.0, 1e2)}
 _TOKENS_PER_SCALE = 2
 # Two orders of the same operations differ by under 0.5% in bf16, 0.1% in fp16 and 0.001% in fp32.
@@ -38,7 +38,7 @@ def formula_of(foreign: ForeignFFN, activation: Activation | None) -> Formula:
 
 
 def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
-    """The formulas of an FFN with this activation; all, where the module does not name one.
+    """The formulas of an FFN with this activation; all formulas if the module names none.
 
     Args:
         activation: of a foreign module.
@@ -73,7 +73,7 @@ def _layer_formula(foreign: ForeignFFN, activation: Activation | None) -> Formul
     """The formula of an FFN that a layer computes itself: up, activation, down in a row."""
     ffn, (up, act, *_, down) = foreign.ffn, foreign.inside
     if ffn.up.in_features == ffn.up.out_features:
-        raise Unsupported("its layer computes it, with an intermediate_size of hidden_size")
+        raise Unsupported("its layer computes it, and its intermediate_size equals hidden_size")
     formula = _formula(lambda x: down(act(up(x))), ffn, activation)
     _check_use(foreign.owner, [up, act, down], _probe_tokens(ffn))
     return formula
@@ -181,7 +181,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _further_arguments(forward: Callable[..., Any]) -> list[str]:
-    """What a forward cannot be called without, beside its first argument."""
+    """The arguments that a forward requires besides its first."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
@@ -192,7 +192,7 @@ def _threshold_of(
 ) -> float | None:
     """The t of an activation that is ``act(x) if x > t else 0``; 0 for ReLU.
 
-    Every finite value of the type of ``like`` is tried; of fp32 those of bf16, and all near t.
+    Every finite value of the type of ``like`` is tried; for fp32 those of bf16, and all near t.
     """
     dtype = like.dtype if like.dtype in ELEMENTS else ELEMENTS[0]
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16, device="cpu").view(dtype)
@@ -252,7 +252,7 @@ def _in_fp32(ffn: Projections) -> Iterator[None]:
             parameters |= {n: p if p is None else p.float() for n, p in parameters.items()}
         yield
     except torch.OutOfMemoryError as error:
-        raise Unsupported("there is no memory for an fp32 copy of its weights") from error
+        raise Unsupported("there is too little memory for an fp32 copy of its weights") from error
     finally:
         for parameters, previous in zip(own, before, strict=True):
             parameters.update(previous)

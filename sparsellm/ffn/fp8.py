@@ -66,7 +66,5 @@ def unsupported(device: torch.device) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 9):
         name = torch.cuda.get_device_name(device)
-        return (
-            f"{name} (compute capability {major}.{minor}) has no FP8, which begins with 8.9 (Ada)"
-        )
+        return f"{name} (compute capability {major}.{minor}) has no FP8, which requires 8.9 (Ada)"
     return None

@@ -74,9 +74,9 @@ def sparse_ffn(
     """`reference.fatrelu_ffn`, computed only where the gate fires.
 
     Args:
-        x_MK: bf16 or fp16 and contiguous, as everything here; on a GPU of compute capability 8.0
+        x_MK: bf16 or fp16 and contiguous, like all tensors here; on a GPU of compute capability 8.0
             or newer.
-        w: the FFN, with W_d transposed too; W_d itself is read where dispatch chooses dense.
+        w: the FFN, with W_d transposed too; W_d itself is read if dispatch chooses dense.
         dispatch: `Dispatch.handle`; 0 always uses the sparse kernels.
         token_M: the order in which the sparse kernels process the tokens, (M,) int32, see
             `TokenOrder`; None is the order of x. It changes only the time and the order of sums.
@@ -112,7 +112,7 @@ def _check(x_MK: Tensor, w: FFNWeights, dtype: torch.dtype, token_M: Tensor | No
     if w.down_NK is None:
         raise ValueError("sparse_ffn: W_d transposed is missing")
     if w.relu_up and w.gate_NK is None:
-        raise ValueError("sparse_ffn: relu_up is for an FFN with a gate")
+        raise ValueError("sparse_ffn: relu_up requires an FFN with a gate")
     if not w.threshold >= 0:
         raise ValueError(f"sparse_ffn: threshold {w.threshold} must not be negative")
     device = x_MK.device
@@ -123,14 +123,14 @@ def _check(x_MK: Tensor, w: FFNWeights, dtype: torch.dtype, token_M: Tensor | No
 
 
 def sizes_of(x_MK: Tensor, w: FFNWeights) -> tuple[int, int, int]:
-    """M, K and N; raises ValueError where x is no matrix."""
+    """M, K and N; raises ValueError if x is not a matrix."""
     if x_MK.ndim != 2 or w.up_NK.ndim != 2:
         raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
     return *x_MK.shape, w.up_NK.shape[0]
 
 
 def check_limits(m: int, k: int, n: int, remedy: str) -> None:
-    """Raises ValueError where the kernels cannot take an FFN of this size, or so many tokens."""
+    """Raises ValueError if the kernels cannot take an FFN of this size, or so many tokens."""
     if reason := beyond_limits(k, n):
         raise ValueError(f"sparse_ffn: {reason}; {remedy}")
     if m > MAX_TOKENS:
@@ -146,7 +146,7 @@ def check_weights(
     *,
     contiguous: bool = False,
 ) -> None:
-    """Raises ValueError where a matrix or bias does not belong to this FFN, by name."""
+    """Raises ValueError if a matrix or bias does not fit this FFN, and names it."""
     checks = (
         ("W_g", w.gate_NK, (n, k)),
         ("W_u", w.up_NK, (n, k)),
@@ -170,9 +170,9 @@ def check_tensor(
     *,
     contiguous: bool,
 ) -> None:
-    """Raises ValueError where a tensor is something else, by name."""
+    """Raises ValueError if a tensor has another shape, type, device or layout, and names it."""
     if tensor.shape != shape:
-        raise ValueError(f"sparse_ffn: {name} is {tuple(tensor.shape)} where {shape} belongs")
+        raise ValueError(f"sparse_ffn: {name} is {tuple(tensor.shape)} but must be {shape}")
     if tensor.dtype != dtype or tensor.device != device:
         raise ValueError(
             f"sparse_ffn: {name} is {tensor.dtype} on {tensor.device}, not {dtype} on {device}"

@@ -68,7 +68,7 @@ class SparseFFN(nn.Module):
 
         Args:
             format: see `Format`.
-            ell_width: of the ELL matrix of ``twell``; tokens with more non-zeros are dense.
+            ell_width: of the ELL matrix of ``twell``; tokens with more non-zeros are kept dense.
 
         Raises:
             ValueError: there is no such format.
@@ -83,7 +83,7 @@ class SparseFFN(nn.Module):
         On the dense path the linear layers decide for themselves (`SharedLinear`).
 
         Raises:
-            ValueError: K is not a multiple of 16, or N not of 16.
+            ValueError: K or N is not a multiple of 16.
         """
         n, k = self.pattern_weight.shape
         if k % 16 or n % 16:
@@ -102,7 +102,7 @@ class SparseFFN(nn.Module):
                 all ranks. None: ``auto`` stays dense.
 
         Raises:
-            ValueError: unknown ``kernels``; ``sparse`` where there are none for the activation.
+            ValueError: unknown ``kernels``; ``sparse`` for an activation without sparse kernels.
         """
         check_kernels(kernels)
         can_be_sparse = self.activation in rectified_activations()

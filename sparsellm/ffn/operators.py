@@ -1,7 +1,7 @@
 """Registers this package's operators, ``torch.ops.sparsellm.…``.
 
-Not by `torch.library.custom_op` and its `register_autograd`: their wrappers take the host 20 to
-30 µs a call, longer than all launches of the kernels together.
+It does not use `torch.library.custom_op` and its `register_autograd`: their wrappers cost the host
+20 to 30 µs per call, more than all kernel launches together.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def define_differentiable(
 ) -> None:
     """An operator that compiled code does not call: both functions are plain torch, and traced.
 
-    Not the `autograd.Function` alone: graphs into which Dynamo traces one bypass the cache on disk,
-    and in torch 2.11 gradients were wrong where two arguments were the same tensor.
+    An `autograd.Function` alone does not suffice: graphs into which Dynamo traces one bypass the
+    cache on disk, and in torch 2.11 gradients were wrong if two arguments were the same tensor.
     """
     _library.define(name + schema, tags=torch.Tag.pt2_compliant_tag)
     _library.impl(name, autograd, "Autograd")

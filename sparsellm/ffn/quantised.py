@@ -1,6 +1,6 @@
 """Matrices in e4m3 numbers with one scale per row: the specification, in plain torch.
 
-A number of e4m3 has 3 bits of mantissa: its relative rounding error is at most 1/16, for magnitudes
+An e4m3 number has 3 bits of mantissa: its relative rounding error is at most 1/16, for magnitudes
 from 2^-6 to 448. A row is scaled so that its largest magnitude is 448: numbers down to a 28,672th
 of that are rounded no worse, and an outlier in one row does not affect the others.
 """

@@ -49,7 +49,7 @@ def rectified(w: FFNWeights) -> Rectified:
     """How the kernels compute the activation of an FFN.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the kernels do not support it.
     """
     kernels = rectified_activations().get(w.activation)
     if kernels is None:
@@ -125,7 +125,8 @@ def fatrelu_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
     ``relu_up`` the up projection goes through relu too (dReLU, Turbo Sparse, arXiv 2406.05955,
     eq. 2). NaN passes, as through relu.
 
-    In FP8 up to `MAX_DECODE_TOKENS` tokens are not quantised: their time is that of the weights.
+    In FP8, up to `MAX_DECODE_TOKENS` tokens are not quantised: a call then takes as long as reading
+    the weights.
     """
     if w.quantised is not None and len(x_MK) <= MAX_DECODE_TOKENS:
         exact = F.linear(x_MK.float(), dequantised(w.quantised)).to(x_MK.dtype)

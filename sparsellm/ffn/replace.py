@@ -34,7 +34,7 @@ FEW_TOKENS, LARGE_BYTES = 64, 2**28
 
 @dataclass
 class _Serving:
-    """An FFN that the kernels compute; the transposed W_d is a buffer of the module that does."""
+    """An FFN that the kernels compute; the calling module has the transposed W_d as a buffer."""
 
     foreign: ForeignFFN
     formula: Formula
@@ -55,18 +55,18 @@ class _Serving:
 class _Installed:
     """What `put_back` and the installed forward need to know of a module."""
 
-    previous: Callable[..., Any] | None  # a forward of the instance's own
+    previous: Callable[..., Any] | None  # a forward that was set on the instance
     serving: _Serving
 
 
 def replace_forward(
     foreign: ForeignFFN, formula: Formula, dispatch: Dispatch, *, fp8: bool = False
 ) -> None:
-    """The forward of an FFN, or of the modules that are one within a layer.
+    """Replaces the forward of an FFN, or of the modules that form one within a layer.
 
-    These run in a row: up and activation then pass the tokens through unchanged, K wide, and down
-    computes the whole FFN. An input that is N wide was computed by up itself, as in training; so K
-    must not be N.
+    Such modules run in a row: up and activation then pass the tokens through unchanged, K wide, and
+    down computes the whole FFN. An input that is N wide was computed by up itself, as in training;
+    so K must not be N.
     """
     owner, up, down = foreign.owner, foreign.ffn.up, foreign.ffn.down
     if foreign.is_layer:
@@ -212,8 +212,8 @@ def _tokens(serving: _Serving, arguments: tuple[Any, ...], named: dict[str, Any]
 def _is_for_kernels(x: Tensor, serving: _Serving) -> bool:
     """Whether the kernels compute a call; else the replaced forward does.
 
-    It does for tokens of another type or none, where a gradient is needed, in training, and once
-    the FFN is no longer what was taken.
+    The replaced forward computes calls with tokens of another type or with no tokens, calls that
+    need a gradient, calls in training, and all calls once the FFN has changed.
     """
     if x.dtype != serving.dtype or x.numel() == 0 or not serving.foreign.unchanged():
         return False
@@ -254,8 +254,8 @@ def _is_current(w: FFNWeights, serving: _Serving) -> bool:
 def _few_stay_dense(x: Tensor, serving: _Serving) -> bool:
     """Whether `_few_dense` is faster for a call than the operator.
 
-    It is not where host time does not matter, with large weights or in the capture of a CUDA graph:
-    the operator's dense path has one kernel where `_few_dense` has two.
+    It is not faster if host time does not matter, that is with large weights or in the capture of a
+    CUDA graph: the operator's dense path has one kernel where `_few_dense` has two.
     """
     num_tokens = x.numel() // x.shape[-1]
     return (

@@ -2,8 +2,8 @@
 
 Autocast casts an fp32 weight in each micro-batch, and autograd writes its gradient in bf16, casts
 it and adds it to ``.grad``. Here the cast is shared by the micro-batches of a step, and the matrix
-product that computes the gradient adds it in fp32: 8 bytes of memory traffic a parameter in place
-of 20, and no rounding to bf16 in between. step_shared.py has the same for FFNs on their sparsity
+product that computes the gradient adds it in fp32: 8 bytes of memory traffic per parameter instead
+of 20, and no rounding to bf16 in between. step_shared.py does the same for FFNs on their sparsity
 pattern.
 
 With FP8 the output and the gradient of the input are computed from e4m3 numbers (fp8.py), and a
@@ -40,7 +40,7 @@ def shared_linears(module: nn.Module) -> list[SharedLinear]:
 
 
 class SharedLinear(nn.Linear):
-    """An `nn.Linear` without bias, and between `begin_step` and `end_step` one that shares.
+    """An `nn.Linear` without bias that shares its weight between `begin_step` and `end_step`.
 
     Args:
         weight: (N, K), used as it is.
@@ -59,8 +59,8 @@ class SharedLinear(nn.Linear):
             )
         super().__init__(num_in, num_out, bias=False, device="meta")
         self.weight, self.fp8, self.accumulates = weight, fp8, accumulates
-        # Inputs of a compiled graph. It is compiled again where one of them is None and was not, or
-        # the other way round, but not for every step.
+        # Inputs of a compiled graph. It is compiled again when one of them becomes None or stops
+        # being None, but not for every step.
         self.ready_NK: Tensor | None = None  # the weight in the type of the step's products
         self.quantised: FP8Weight | None = None
         self.sum_NK: Tensor | None = None  # fp32, to which backward passes add the gradient
@@ -155,7 +155,7 @@ class _SharedProduct(torch.autograd.Function):
         ctx: Any, x_MK: Tensor, weight_NK: Tensor, ready: list[Tensor], sum_NK: Tensor | None
     ) -> Tensor:
         ctx.own = weight_NK.dtype
-        ctx.save_for_backward(x_MK, sum_NK, *ready[-2:])  # of FP8 the weight by column
+        ctx.save_for_backward(x_MK, sum_NK, *ready[-2:])  # in FP8 the weight by column
         return _product(x_MK, weight_NK, ready, sum_NK)
 
     @staticmethod
@@ -176,7 +176,7 @@ def _add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
     dy_NM = dy_MN.t()
     if sum_NK.dtype == x_MK.dtype:
         sum_NK.addmm_(dy_NM, x_MK)
-    elif x_MK.is_cuda:  # only there products of bf16 can be fp32
+    elif x_MK.is_cuda:  # only a GPU can return fp32 products of bf16
         torch.addmm(sum_NK, dy_NM, x_MK, out_dtype=sum_NK.dtype, out=sum_NK)
     else:
         sum_NK.addmm_(dy_NM.to(sum_NK.dtype), x_MK.to(sum_NK.dtype))

@@ -33,7 +33,7 @@ class Fills:
         self._quantised: list[tuple[Tensor, QuantisedRows]] = []
 
     def cast(self, source: Tensor, dtype: torch.dtype) -> Tensor:
-        """``source`` in ``dtype`` and contiguous; if it is both already, itself, detached."""
+        """``source`` in ``dtype`` and contiguous; if it is both already, ``source`` detached."""
         if source.dtype == dtype and source.is_contiguous():
             return source.detach()
         target = torch.empty_like(source, dtype=dtype, memory_format=torch.contiguous_format)
@@ -74,7 +74,7 @@ class Fills:
 def kernel_weights(
     w: FFNWeights, dtype: torch.dtype, fills: Fills, *, fp8: bool = False
 ) -> FFNWeights:
-    """``w`` with its matrices in ``dtype`` and contiguous, of W_d the transpose alone.
+    """``w`` with its matrices in ``dtype`` and contiguous; W_d is there only as its transpose.
 
     With ``fp8`` also the pattern's weight, quantised.
     """
@@ -107,7 +107,7 @@ def begin_step(
         dtype: in which the step computes.
         accumulate: the step has several micro-batches, and their gradients may be added up outside
             autograd, since nothing else reads them (no shards). `end_accumulation` must follow.
-        fills: of all layers; what is returned is filled when it ends.
+        fills: of all layers; the returned tensors are filled when its ``with`` block ends.
         fp8: the product that decides the pattern is computed in FP8.
 
     Returns:
@@ -144,8 +144,8 @@ def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
 def add_to_gradient(parameter: Tensor, total: Tensor) -> None:
     """Adds a sum to the parameter's gradient, unless the sum is in the gradient's own memory.
 
-    It may be elsewhere: DDP rebuilds its buckets in the forward pass after its first backward pass,
-    and so moves the gradients, which are still zero then.
+    The sum may be elsewhere: DDP rebuilds its buckets in the forward pass after its first backward
+    pass, and so moves the gradients, which are still zero then.
     """
     if parameter.grad is None:
         parameter.grad = total
@@ -166,7 +166,7 @@ def gradient_memory(parameter: Tensor, fills: Fills) -> Tensor:
     It is a tensor with its own storage. DDP's gradients are views of a few buckets, and a compiled
     graph that modifies several views of one storage takes the whole storage as its argument: an
     error while compiling in torch 2.13, an illegal memory access in torch 2.11. Also, once one
-    layer had added to its part, autograd would consider those of the others overwritten.
+    layer had added to its part, autograd would consider the other layers' parts overwritten.
     """
     assert isinstance(parameter, nn.Parameter)
     if parameter.grad is None:

@@ -36,7 +36,7 @@ class TrainingFormat:
     saved: type[Columns] | type[formats.Hybrid]  # what forward keeps for backward
     empty: Callable[..., Any]  # allocates it for (x, N, room, gated)
     check: Callable[[int, int, Room], None]  # that the room fits M and N
-    keep: Callable[[Tensor | None, Tensor, Room], Any]  # makes it of `reference.activations`
+    keep: Callable[[Tensor | None, Tensor, Room], Any]  # makes it from `reference.activations`
     restore: Callable[[Any, Tensor, FFNWeights], tuple[Tensor | None, Tensor]]  # from it, x and w
     kernels: str  # the module of kernels/ with forward and backward, see `kernels`
 
@@ -68,7 +68,7 @@ class TrainingFormat:
 
 def _check_columns(num_tokens: int, num_neurons: int, room: Room) -> None:
     worst = -(-num_tokens // BLOCK_TOKENS) * num_neurons
-    if not 0 <= room.capacity <= worst + 1:  # as `Capacity` begins
+    if not 0 <= room.capacity <= worst + 1:  # `Capacity` begins with the maximum
         raise ValueError(
             f"sparse_ffn: capacity {room.capacity:,} must be 0 to {worst:,} (blocks × N)"
         )
@@ -108,7 +108,7 @@ FORMATS: dict[Format, TrainingFormat] = {
 
 
 def runs_kernels(x_MK: Tensor) -> bool:
-    """Whether an operator computes by kernels: on a GPU, if there are any tokens."""
+    """Whether an operator runs the kernels: on a GPU, if there are any tokens."""
     return x_MK.is_cuda and x_MK.shape[0] > 0
 
 

@@ -52,26 +52,27 @@ def sparse_ffn_training(  # noqa: PLR0917
 ) -> tuple[Tensor, FFNStats]:
     """``y = (act(x W_g) * (x W_u)) W_d`` and its statistics, for training.
 
-    Computes in the type of x, under autocast in autocast's. Weights may be of another type: they
-    are cast inside, and their gradients come back in their own type without having been rounded to
-    that of x. Nothing is lost where the pattern does not fit: backward then computes it again.
+    Computes in the type of x, or under autocast in autocast's type. Weights may be of another type:
+    they are cast inside, and their gradients come back in their own type without being rounded to
+    the type of x. Nothing is lost if the pattern does not fit: backward then computes it again.
 
     Args:
         x_MK: the tokens; bf16 on a GPU.
         w: the FFN, without biases; its threshold must be 0.
-        capacity: what is reserved for the pattern until the backward pass, see `Room`; 0 where
-            there will be none. Columns of the union format, of which ``blocks * N`` are always
-            enough, did not suffice where ``stats.union_sum`` exceeds them. ``stats.recomputed``
-            counts the tokens that the dense backup of the hybrid format had no row for.
-        order: in which to compute; it changes ``stats.union_sum`` and the order of sums, and
-            nothing else.
-        shared: of this optimizer step. The matrices are then not cast and transposed here; with
-            ``shared.sums`` the backward pass adds their gradients there, and autograd gets none.
+        capacity: what is reserved for the pattern until the backward pass, see `Room`; 0 if there
+            will be no backward pass. In the union format these are columns: ``blocks * N`` are
+            always enough, and the capacity did not suffice if ``stats.union_sum`` exceeds it. In
+            the hybrid format these are rows of the dense backup; ``stats.recomputed`` counts the
+            tokens that it had no row for.
+        order: the order in which to compute; it changes ``stats.union_sum`` and the order of sums,
+            and nothing else.
+        shared: what this optimizer step shares. The matrices are then not cast and transposed here;
+            with ``shared.sums`` backward adds their gradients there, and autograd gets none.
         format: in which the pattern is kept.
         ell_width: of ``twell``; tokens with more non-zeros, or with a tile that overflows TwELL,
-            are dense.
+            are stored densely.
         fp8: the product that decides the pattern, and with it the gate's values, is computed in
-            FP8. Ignored with ``shared``, whose weights are quantised or not.
+            FP8. Ignored with ``shared``: then FP8 is used if the shared weights are quantised.
 
     Raises:
         ValueError: shapes, types, devices or a room that do not fit, by name; a bias.
@@ -140,7 +141,7 @@ class FFNTensors(NamedTuple):
 
     @property
     def sums(self) -> GradientSums | None:
-        """Where the gradients of the matrices are added up, where they are."""
+        """Where the gradients of the matrices are added up; None if they are not."""
         if self.sum_up_NK is None or self.sum_down_NK is None:
             return None
         return GradientSums(self.sum_gate_NK, self.sum_up_NK, self.sum_down_NK)
@@ -213,7 +214,7 @@ def _backward(*arguments: Any) -> list[Tensor]:
     activation and `FFNTensors` without sums.
 
     Returns:
-        The gradients of those of x, W_g, W_u and W_d that there are, each in its type.
+        The gradients of x, W_g (if there is one), W_u and W_d, each in its own type.
     """
     found, own = _gradients(*arguments), FFNTensors(*arguments[5:]).w_up_NK.dtype
     return [found.x_MK, *(gradient.to(own) for gradient in found[1:] if gradient is not None)]
@@ -265,7 +266,7 @@ _PLAIN = frozenset({Tensor, nn.Parameter, NoneType})
 def _needs_operators(tensors: Iterable[Tensor | None]) -> bool:
     """Whether something traces or intercepts operators; else what they do is called directly.
 
-    To call an operator with so many arguments takes the host as long as some launches of kernels.
+    Calling an operator with so many arguments costs the host as much as several kernel launches.
     """
     return (
         torch.compiler.is_compiling()
@@ -297,7 +298,7 @@ class _SparseFFN(torch.autograd.Function):
         if d_l1 is None:
             d_l1 = x_MK.new_zeros((), dtype=torch.promote_types(x_MK.dtype, torch.float32))
         arguments = (dy_MK, d_l1, saved, ctx.format, ctx.activation, *tensors)
-        # A second derivative is the operator's to refuse.
+        # The operator refuses second derivatives.
         as_operator = torch.is_grad_enabled() or _needs_operators((dy_MK, d_l1, *kept))
         operators, found = torch.ops.sparsellm, list[Tensor | None]()
         if tensors.sums is None:
@@ -345,7 +346,7 @@ def _check(given: FFNTensors, room: Room, format: Format) -> None:
     check_limits(m, k, n, remedy="use ffn.kernels=dense")
     if x_MK.dtype != torch.bfloat16:
         raise ValueError(
-            f"sparse_ffn: x is {x_MK.dtype}; on a GPU sparse training takes torch.bfloat16 alone "
+            f"sparse_ffn: x is {x_MK.dtype}; on a GPU sparse training takes only torch.bfloat16 "
             "(fp16 is for inference): train in bf16, or with ffn.kernels=dense"
         )
 

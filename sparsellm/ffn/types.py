@@ -18,7 +18,7 @@ MAX_NEURONS = 65_536  # 16-bit numbers
 MAX_TOKENS = 65_536 * BLOCK_TOKENS  # 16-bit numbers of blocks
 MAX_ELL_WIDTH = 1024  # of the hybrid format
 DENSE_ROW_TILE = 128  # of the dense backup of the hybrid format
-MAX_DECODE_TOKENS = 64  # up to so many tokens the kernels need no format
+MAX_DECODE_TOKENS = 64  # for up to this many tokens the kernels need no format
 # The types of tokens, weights and activations that the kernels take; training takes only bf16.
 ELEMENTS = (torch.bfloat16, torch.float16)
 # How kernels store an activation pattern: by the neurons that any of 64 tokens fires
@@ -46,7 +46,7 @@ class FFNStats(NamedTuple):
 class Ramp(NamedTuple):
     """A mixture of activations: one is replaced by another over many steps."""
 
-    activation: str  # that is replaced, a name of `architecture.ACTIVATIONS`
+    activation: str  # the one that is replaced, a name of `architecture.ACTIVATIONS`
     share: Tensor  # () fp32, of the activation that replaces it
 
 
@@ -95,7 +95,7 @@ class FFNWeights(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """Where micro-batches add the gradients of an FFN's matrices up: fp32 and contiguous."""
+    """Where micro-batches add up the gradients of an FFN's matrices: fp32 and contiguous."""
 
     gate_NK: Tensor | None
     up_NK: Tensor
@@ -148,11 +148,11 @@ class BackwardInputs(NamedTuple):
     x_MK: Tensor
     w: FFNWeights
     saved: Any  # what forward kept in its format
-    token_M: Tensor | None = None  # the token of each row of x, see `TokenOrder`; None: its number
+    token_M: Tensor | None = None  # token of each row of x, see `TokenOrder`; None: row i is i
 
 
 class FFNGradients(NamedTuple):
-    """Gradients of x and of each matrix that there is; shaped as what they belong to."""
+    """Gradients of x and of each matrix that there is, each with the shape of its tensor."""
 
     x_MK: Tensor
     gate_NK: Tensor | None

@@ -368,11 +368,11 @@ def _refused(match: str, **changes):
 def test_what_does_not_fit_is_named():
     w = torch.randn(24, 16)
     _refused(r"hidden_size 12 .* multiples of 8", x_MK=torch.randn(3, 12), up_NK=w[:, :12])
-    _refused(r"W_d transposed is \(16, 24\) where \(24, 16\)", down_NK=w.t().contiguous())
+    _refused(r"W_d transposed is \(16, 24\) but must be \(24, 16\)", down_NK=w.t().contiguous())
     _refused(r"W_g is torch.float64 on cpu, not torch.float32 on cpu", gate_NK=w.double())
     _refused(r"W_d transposed is missing", down_NK=None)
     _refused(r"x is not contiguous", x_MK=torch.randn(16, 3).t())
-    _refused(r"b_d is \(24,\) where \(16,\) belongs", b_down_K=torch.randn(24))
+    _refused(r"b_d is \(24,\) but must be \(16,\)", b_down_K=torch.randn(24))
     _refused(r"x \(3, 2, 16\) must be \(tokens, hidden_size\)", x_MK=torch.randn(3, 2, 16))
     _refused(r"threshold -1.0 must not be negative", threshold=-1.0)
     _refused(r"threshold nan must not be negative", threshold=float("nan"))

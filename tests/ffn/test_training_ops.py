@@ -214,10 +214,10 @@ def test_overflow_and_recomputation_change_no_bit():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"token_M": torch.arange(129).int()}, r"the order is \(129,\) where \(130,\)"),
+        ({"token_M": torch.arange(129).int()}, r"the order is \(129,\) but must be \(130,\)"),
         ({"token_M": torch.arange(130)}, "the order is torch.int64"),
-        ({"up_NK": torch.zeros(16, 9)}, r"W_u is \(16, 9\) where \(16, 8\)"),
-        ({"down_KN": torch.zeros(16, 8)}, r"W_d is \(16, 8\) where \(8, 16\)"),
+        ({"up_NK": torch.zeros(16, 9)}, r"W_u is \(16, 9\) but must be \(16, 8\)"),
+        ({"down_KN": torch.zeros(16, 8)}, r"W_d is \(16, 8\) but must be \(8, 16\)"),
         ({"gate_NK": torch.zeros(16, 8).double()}, "W_g is torch.float64"),
         ({"b_up_N": torch.zeros(16)}, "training takes no biases"),
         ({"capacity": 50}, "capacity 50 must be 0 to 48"),
@@ -314,7 +314,7 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"dtype": torch.float32}, "sparse training takes torch.bfloat16 alone"),
+        ({"dtype": torch.float32}, "sparse training takes only torch.bfloat16"),
         (
             {"dtype": torch.float16},
             "x is torch.float16; .* train in bf16, or with ffn.kernels=dense",

@@ -3,9 +3,10 @@
 CuPy caches the machine code on disk (`compile_cache`) under a key of source and options. The key
 does not cover included headers, so a digest of them is passed as an option.
 
-A source has one kernel or several. What Python must know of them it, or a header, exports as
-``exported_<name>``, so that each number is stated once: ``shared_bytes``, the dynamic shared memory
-of a block, if there is any; ``blocks`` of a multiprocessor at a time; sizes of tiles and the like.
+A source has one or more kernels. It, or a header, exports the numbers that Python needs as
+``exported_<name>``, so that each is stated once: ``shared_bytes``, the dynamic shared memory of a
+block, if there is any; ``blocks``, how many run on a multiprocessor at a time; sizes of tiles and
+so on.
 """
 
 import functools
@@ -48,8 +49,8 @@ def compile_options(  # noqa: PLR0917
     """NVRTC options.
 
     Args:
-        source: of `sources`.
-        folder: the architecture's, for the headers that each has of its own.
+        source: one of `sources`.
+        folder: the architecture's folder, whose headers the source includes.
         target: such as ``sm_90a``.
         shared_kib: shared memory that a block of threads can have, in KiB.
         element: one of `ELEMENTS`, see ``cuda/common/element.cuh``.
@@ -94,14 +95,14 @@ def _included(source: Path, folder: str) -> set[Path]:
     return found
 
 
-_SECONDS: list[float] = []  # that each source took: compiled, read from disk, or waited for
+_SECONDS: list[float] = []  # per source: to compile it, read it from disk, or wait for it
 
 
 def compile_seconds() -> float:
     """Seconds in which this process has waited for compilation: of kernels here, and of graphs.
 
-    Of torch.compile's graphs it is what `calculate_time_spent` counts: tracing, code generation and
-    waiting for compilers, in forward and backward passes.
+    For torch.compile's graphs it is what `calculate_time_spent` counts: tracing, code generation
+    and waiting for compilers, in forward and backward passes.
     """
     graphs: float = calculate_time_spent()["total_wall_time"]
     return graphs + sum(_SECONDS)
@@ -134,14 +135,14 @@ def _module(  # noqa: PLR0917
 def kernel_for(
     kernel: str, like: torch.Tensor, activation: str = "relu", *, fp8: bool = False
 ) -> Kernel:
-    """A kernel, compiled for a tensor's device and its type, which is bf16 unless it is fp16.
+    """A kernel, compiled for a tensor's device and for fp16 if the tensor is fp16, else bf16.
 
     Args:
         kernel: its name.
         like: the tensor.
         activation: a name of `architecture.ACTIVATIONS` that has kernels; for kernels whose source
             includes ``cuda/common/activation.cuh``.
-        fp8: the gate's weights are of e4m3; for the kernels that compute a gate.
+        fp8: the gate's weights are e4m3; for the kernels that compute a gate.
 
     Raises:
         RuntimeError: CuPy is not installed; the source does not compile for the device.

@@ -2,8 +2,8 @@
 
 CuPy keeps machine code in a folder (``CUPY_CACHE_DIR``, default ``~/.cupy/kernel_cache``). Without
 a lock, eight ranks that start together find it empty together and compile every kernel eight times.
-Locks lie in a folder of the node's own: where the cache is on a shared file system, each node
-compiles once, and no node waits for another one that has failed.
+Locks lie in a folder local to the node: if the cache is on a shared file system, each node compiles
+once, and no node waits for another one that has failed.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ def compute_gate(
         w: the FFN; its `first` matrix decides what fires.
         out: the kernels' arguments for the result, which are the same on every GPU.
         token_M: (M,) int32, the row of x that each row of the result comes from; None where it is
-            the same. Of the union format, where `union.gathers` says so.
+            the same. Only in the union format, and only if `union.gathers` is true.
     """
     if not architecture_of(x_MK.get_device()).makes_gate:
         assert token_M is None

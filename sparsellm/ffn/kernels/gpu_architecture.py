@@ -25,7 +25,7 @@ class GPUArchitecture:
     folder: str  # of cuda/: kernels of its own, and headers of those that it shares
     oldest: Capability
     newest: Capability | None
-    makes_gate: bool  # by its kernels ``gate_…``; else ``pack_…`` packs what a dense GEMM made
+    makes_gate: bool  # its ``gate_…`` compute the gate; else ``pack_…`` packs a dense GEMM's
     tensor_maps: bool  # x and dy are read through the bulk copy engine
 
     def runs_on(self, capability: Capability) -> bool:
@@ -49,7 +49,7 @@ PORTABLE = GPUArchitecture(
     makes_gate=False,
     tensor_maps=False,
 )
-ARCHITECTURES = (HOPPER, PORTABLE)  # a GPU runs the first that it can
+ARCHITECTURES = (HOPPER, PORTABLE)  # a GPU uses the first one that it can run
 
 
 def target_of(capability: Capability) -> str:
@@ -94,7 +94,7 @@ def architecture_of(device_index: int) -> GPUArchitecture:
     """The architecture whose kernels a GPU runs; the environment variable `FORCED` may override it.
 
     Raises:
-        ValueError: none; see `architecture_for`.
+        ValueError: there is none; see `architecture_for`.
     """
     capability = torch.cuda.get_device_capability(device_index)
     found = architecture_for(capability, os.environ.get(FORCED, ""))

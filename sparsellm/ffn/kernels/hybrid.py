@@ -1,8 +1,8 @@
 """Forward and backward of the FFN in the paper's hybrid format, for training.
 
 Shapes: M tokens, K hidden_size, N intermediate_size, W width of the ELL matrix, R rows of the dense
-backup; everything bf16 and contiguous; of W_d its transpose is read. ``cuda/common/hybrid.cuh`` has
-the format, `training_formats.FORMATS` the specification.
+backup; everything bf16 and contiguous; W_d is read transposed. ``cuda/common/hybrid.cuh`` has the
+format, `training_formats.FORMATS` the specification.
 """
 
 import torch
@@ -27,7 +27,7 @@ from sparsellm.ffn.types import (
 # Rows of a block of threads; fewer where its list (cuda/common/walk.cuh) would not hold all their
 # non-zeros.
 _MOST_ROWS_EACH = 4
-# So many that the warps which run at a time have two slices: 17 MB each of x and ∇y at M 16,384.
+# With so many, the warps that run at a time read two slices: 17 MB each of x and ∇y at M 16,384.
 _SEGMENTS_PER_MULTIPROCESSOR = 8
 
 
@@ -75,7 +75,8 @@ def _fill(
     """Converts a gate in TwELL to the hybrid format, apart from up and the backup, and counts.
 
     Returns:
-        What the rows of the backup complete, and each token's non-zeros, (M,) int32.
+        The backup and the statistics, which `dense_rows` completes, and each token's non-zeros,
+        (M,) int32.
     """
     (m, _, twell_width), n, width = gate.word.shape, num_neurons, saved.word.shape[1]
     blocks, device = len(saved.table), x_MK.device
@@ -167,7 +168,7 @@ def _add_dense_rows(given: BackwardInputs, dx_MK: Tensor, grads: GradientSums) -
     dy_MK, d_l1, x_MK, w, saved, token_M = given
     (m, k), n, backup_rows = x_MK.shape, w.up_NK.shape[0], len(saved.backup_up)
     gated = w.gate_NK is not None
-    # Rounds are whole row tiles; one that the backup does not hold to its end is recomputed.
+    # Rounds are whole row tiles; a round that does not lie wholly in the backup is recomputed.
     tile = DENSE_ROW_TILE
     room = min(ROUND_ROWS, max(-(-backup_rows // tile), 1) * tile)
     scratch = x_MK.new_empty(3, room, n)

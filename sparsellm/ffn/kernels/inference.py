@@ -1,8 +1,8 @@
 """The FFN's forward on every path.
 
-That of up to 64 tokens takes as long as to read the weights. ``cuda/common/decode_gate.cu`` reads
-the gate's, in FP8 8 bits each, and the rows of W_u whose neurons fire, ``decode_down.cu`` the same
-neurons' rows of W_d; ``decode.cuh`` is their interface.
+With up to 64 tokens it takes as long as reading the weights. ``cuda/common/decode_gate.cu`` reads
+the gate's weights (8 bits each in FP8) and the rows of W_u whose neurons fire; ``decode_down.cu``
+reads the same neurons' rows of W_d; ``decode.cuh`` is their interface.
 
 Shapes: M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS`,
 contiguous, on one GPU.
@@ -31,9 +31,9 @@ def sparse(
 
     Args:
         x_MK: the tokens.
-        w: the FFN; of W_d its transpose is read.
-        observed: address of an int32 in pinned memory; the kernels write there how many neurons
-            the tokens of a block fire between them on average (TwELL: how many a token fires). 0:
+        w: the FFN; W_d is read transposed.
+        observed: address of an int32 in pinned memory; the kernels write there how many distinct
+            neurons the tokens of a block fire on average (TwELL: how many a token fires). 0:
             nowhere.
         token_M: (M,) int32, the order in which tokens are divided into blocks; None is the natural
             one. TwELL has no blocks.
@@ -77,12 +77,12 @@ def _by_union(
 def decode_ffn(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> None:
     """``y`` ← ``reference.fatrelu_ffn(x, w)``, on the current stream.
 
-    Quantised weights are what they stand for; x is not quantised.
+    Quantised weights are used as the numbers that they stand for; x is not quantised.
 
     Args:
         x_MK: 1 to `MAX_DECODE_TOKENS` tokens.
-        w: the FFN; of W_d its transpose is read.
-        y_MK: what is filled.
+        w: the FFN; W_d is read transposed.
+        y_MK: the output.
         observed: address of an int32, pinned, for the number of neurons that any token fires; 0 for
             none.
 
@@ -128,7 +128,7 @@ def dense_ffn(x_MK: Tensor, w: FFNWeights) -> Tensor:
 
     It is as fast as what ``torch.compile`` makes.
     """
-    h_MN = F.linear(x_MK, w.up_NK, w.b_up_N)  # up, and in its place h
+    h_MN = F.linear(x_MK, w.up_NK, w.b_up_N)  # up, which h overwrites
     gate_MN, up_MN = h_MN, None
     if w.gate_NK is not None:
         gate_MN, up_MN = F.linear(x_MK, w.gate_NK, w.b_gate_N), h_MN

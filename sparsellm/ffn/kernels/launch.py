@@ -1,9 +1,10 @@
 """Launches compiled kernels through the driver, each overlapping the end of the previous one.
 
-CuPy compiles, but its own launch takes no launch attributes, and programmatic dependent launch is
-one: a kernel's blocks start while the last blocks of the previous kernel still run, and wait at
-``await_previous_kernel`` (cuda/common/ptx.cuh), which every kernel here calls before anything else.
-It saves a microsecond or two per kernel, of the 15 that a whole FFN takes for 8 tokens.
+CuPy compiles the kernels, but its launch function takes no launch attributes. Programmatic
+dependent launch is such an attribute: a kernel's blocks start while the last blocks of the previous
+kernel still run, and wait at ``await_previous_kernel`` (cuda/common/ptx.cuh), which every kernel
+here calls before anything else. It saves a microsecond or two per kernel, of the 15 that a whole
+FFN takes for 8 tokens.
 """
 
 import ctypes
@@ -21,14 +22,14 @@ import torch
 
 
 class Address(int):
-    """Of memory that a kernel reads or writes, where it is not a tensor's; 0 for none."""
+    """The address of memory that a kernel reads or writes and no tensor owns; 0 for none."""
 
 
 class Parameter(NamedTuple):
     """One parameter of a ``__global__`` function."""
 
     name: str
-    code: str  # with which `struct` packs it
+    code: str  # its format for `struct`
     takes: tuple[type, ...]  # Python types
 
 
@@ -49,7 +50,7 @@ def kernels_of(source: str) -> dict[str, tuple[Parameter, ...]]:
     They are read from its text: the driver checks no types.
 
     Raises:
-        ValueError: one has a parameter of a type that no launch passes.
+        ValueError: one has a parameter of a type that launches cannot pass.
     """
     return {
         kernel: tuple(_parameter(kernel, text.split()) for text in parameters.split(","))
@@ -61,7 +62,7 @@ def _parameter(kernel: str, words: list[str]) -> Parameter:
     name, declared = words[-1], " ".join(words[:-1])
     kind = _POINTER if "*" in declared else _OTHERS.get(declared)
     if kind is None:
-        raise ValueError(f"{kernel}: no launch passes a parameter of type {declared} ({name})")
+        raise ValueError(f"{kernel}: launches cannot pass a parameter of type {declared} ({name})")
     return Parameter(name, *kind)
 
 
@@ -102,7 +103,7 @@ class Layout:
         self._checked: dict[tuple[type, ...], tuple[list[int], list[int]]] = {}
 
     def pack_into(self, buffer: Any, arguments: tuple[Any, ...]) -> None:
-        """Writes the arguments; their types are checked when a combination first comes.
+        """Writes the arguments; a combination of types is checked when it first occurs.
 
         Raises:
             TypeError: the kernel has other parameters.
@@ -160,11 +161,11 @@ class _Prepared:
 
 
 class _Local(threading.local):
-    """Of each kernel what a launch fills in, kept per thread: to make it takes microseconds."""
+    """What a launch of each kernel fills in. Making it takes microseconds: a thread keeps it."""
 
     def __init__(self) -> None:
         self.prepared: dict[Kernel, _Prepared] = {}
-        self.entered = False  # a context
+        self.entered = False  # whether a context is current
 
 
 _local = _Local()
@@ -232,7 +233,7 @@ class Kernel:
         prepared.grid[0] = grid
         # `current_stream` would make an object of it.
         prepared.config.stream = torch._C._cuda_getCurrentRawStream(self.device_index)
-        if not _local.entered:  # this may be the first CUDA call of a thread, as one of autograd's
+        if not _local.entered:  # this may be a thread's first CUDA call, as in autograd's threads
             _enter_context()
             _local.entered = True
         result = _launcher()(*prepared.given)
@@ -264,7 +265,7 @@ def tensor_map(
         128 bytes, which the kernel takes by value.
 
     Raises:
-        RuntimeError: the driver refuses (an address off 16 bytes, say).
+        RuntimeError: the driver refuses, such as an address that is not a multiple of 16 bytes.
     """
     # The driver wants 64-byte alignment of what it fills.
     raw = np.zeros(_OPAQUE_BYTES + 64, np.uint8)

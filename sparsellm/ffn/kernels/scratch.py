@@ -1,6 +1,6 @@
 """Memory that only the kernels of one call use: one allocation, in which every array has its place.
 
-To allocate and release a tensor takes the host several microseconds, as much as a launch, and a
+Allocating and releasing a tensor costs the host several microseconds, as much as a launch, and a
 call has a dozen such arrays. The kernels take their addresses.
 """
 
@@ -58,7 +58,7 @@ class Scratch:
         return [Address(start + offsets[name]) for name in names]
 
     def tensor(self, name: str) -> Tensor:
-        """An array as a tensor, for others than kernels."""
+        """An array as a tensor, for code other than kernels."""
         shape, dtype = self.layout.arrays[name]
         start = self.layout.offsets[name]
         size = math.prod(shape) * dtype.itemsize

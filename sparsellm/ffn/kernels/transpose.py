@@ -29,7 +29,7 @@ def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 def gradients_from(
     dx_MK: Tensor, grads: GradientSums, dtype: torch.dtype, sums: GradientSums | None
 ) -> FFNGradients:
-    """What a backward pass returns; with ``sums``, to which it has added, W_d's is their view."""
+    """What a backward pass returns. If it added to ``sums``, W_d's gradient is a view of them."""
     down_KN = transposed(grads.down_NK, dtype) if sums is None else grads.down_NK.t()
     return FFNGradients(dx_MK, grads.gate_NK, grads.up_NK, down_KN)
 

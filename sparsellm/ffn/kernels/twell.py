@@ -53,8 +53,8 @@ def twell_ffn(gate: Twell, x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: 
     Args:
         gate: as `gate_twell` leaves it; its values become those of h.
         x_MK: the tokens.
-        w: the FFN; of W_d its transpose is read.
-        y_MK: what is filled.
+        w: the FFN; W_d is read transposed.
+        y_MK: the output.
         observed: address of an int32, pinned, for the mean non-zeros of a row; 0 for none.
     """
     m, k = x_MK.shape
@@ -76,9 +76,9 @@ def twell_ffn(gate: Twell, x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: 
 
 
 def column_slices(kernel: Kernel, *weights: Tensor | None) -> int:
-    """In how many slices of columns a kernel computes a sum of rows of ``weights``, each (N, K).
+    """The number of column slices in which a kernel sums rows of ``weights``, each (N, K).
 
-    L2 then holds a slice of all of them. Rows of 4 KiB at random come at 9.1 TB/s from 22 MiB, at
+    L2 then holds a slice of all of them. Random rows of 4 KiB are read at 9.1 TB/s from 22 MiB, at
     6.5 TB/s from 44 MiB (H200).
     """
     present = [matrix for matrix in weights if matrix is not None]

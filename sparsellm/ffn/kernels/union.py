@@ -60,7 +60,7 @@ def _splits_layout(slices: int, slice_columns: int) -> ScratchLayout:
 
 
 def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
-    """Memory for the FFN of these tokens; None where no token block can be heavy."""
+    """Memory for the FFN of these tokens; None if no token block can be heavy."""
     num_tokens, hidden_size = x_MK.shape
     if num_tokens <= BLOCK_TOKENS:
         return None
@@ -168,7 +168,7 @@ def tokens_of(matrix_MK: Tensor, token_M: Tensor | None) -> tuple[object, ...]:
 class Kept(NamedTuple):
     """What `union_up` stores for training, see ``cuda/common/columns.cuh``."""
 
-    offset: Tensor  # (blocks + 1,) int32, is read
+    offset: Tensor  # (blocks + 1,) int32; only read
     up: Tensor  # (C, 64) bf16: x Wᵀ + bias
     l1: Tensor  # (blocks, tiles, 8) fp32, zero before: parts of Σ|h|
 
@@ -194,7 +194,7 @@ def union_up(
 
 
 def union_down(h: Union, w: FFNWeights, y_MK: Tensor, token_M: Tensor | None = None) -> None:
-    """``y`` ← h W_dᵀ + b_d; of W_d its transpose is read.
+    """``y`` ← h W_dᵀ + b_d; W_d is read transposed.
 
     ``token_M``: (M,) int32, the row of y that each row of h becomes; None where it is the same.
     """

@@ -1,7 +1,7 @@
 """Forward and backward of the FFN on its sparsity pattern, for training.
 
 Shapes: M tokens, K hidden_size, N intermediate_size, C capacity in columns; everything bf16 and
-contiguous; of W_d its transpose is read. `training_formats.FORMATS` is the specification.
+contiguous; W_d is read transposed. `training_formats.FORMATS` is the specification.
 """
 
 import functools
@@ -58,7 +58,7 @@ def backward(
     are added to them, and ``sums`` are returned.
 
     Raises:
-        ValueError: within the capture of a CUDA graph, and the pattern might not fit.
+        ValueError: a CUDA graph is being captured, and the pattern might not fit.
     """
     dy_MK, d_l1, x_MK, w, saved, token_M = given
     (m, k), n = x_MK.shape, w.up_NK.shape[0]

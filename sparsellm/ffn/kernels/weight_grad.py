@@ -86,7 +86,7 @@ class Operands(NamedTuple):
     """What the gradients of the weights are products of."""
 
     columns: Columns  # the pattern, gate and up; values of tokens that do not fire are not used
-    d_gate: Tensor | None  # (C, 64): the loss's gradient by the gate before its relu; None without
+    d_gate: Tensor | None  # (C, 64): the loss's gradient by the gate before its relu, or None
     d_up: Tensor  # (C, 64): by ``up``; without a gate, before its relu
     x_MK: Tensor  # the FFN's input
     dy_MK: Tensor  # the loss's gradient by the FFN's output

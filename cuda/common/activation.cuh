@@ -1,6 +1,7 @@
-// The activation that a kernel is compiled for: a function of r = relu(z), and its slope where z > 0, by
-// a = act(z), the value that the formats keep. ReLU, or what `sparsellm/architecture.py` has of another
-// one, which comes as SPARSELLM_VALUE and SPARSELLM_SLOPE: fp32 expressions of r and of a.
+// The activation that a kernel is compiled for: its value as a function of r = relu(z), and its slope
+// where z > 0 as a function of a = act(z), the value that the formats keep. The default is ReLU. For
+// another one `sparsellm/architecture.py` has fp32 expressions of r and of a, which are passed as
+// SPARSELLM_VALUE and SPARSELLM_SLOPE.
 #pragma once
 #include "common/element.cuh"
 
@@ -11,7 +12,7 @@ __device__ __forceinline__ float root(float a) {
   return result;
 }
 
-// Of a pair after relu, rounded as a dense model rounds both. NaN has to pass.
+// The activation of one value or of a pair, after relu; rounded as a dense model rounds it. NaN passes.
 __device__ __forceinline__ float activated(float r) { return SPARSELLM_VALUE; }
 __device__ __forceinline__ uint32 activated(uint32 pair) {
   return pack_elements(activated(element_low(pair)), activated(element_high(pair)));

@@ -10,7 +10,7 @@ struct Sums {
 template <int warps>
 __device__ __forceinline__ Sums sum_warps(uint32 (&place)[warps], uint32 of_warp) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // all have read what is overwritten
+  __syncthreads();  // all have read what is overwritten next
   if (lane == 0) place[warp] = of_warp;
   __syncthreads();
   const uint32 other = lane < warps ? place[lane] : 0;

@@ -1,5 +1,5 @@
-// columns_down: ∇x = ∇up · W_up + ∇gate · W_gate from columns; without a gate the first alone (down.cuh of
-// an architecture has how).
+// columns_down: ∇x = ∇up · W_up + ∇gate · W_gate from columns; without a gate only the first product
+// (an architecture's down.cuh says how).
 #include "down.cuh"
 
 namespace {

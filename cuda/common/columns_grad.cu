@@ -1,4 +1,4 @@
-// columns_grad: the gradients of gate and up at their non-zeros (up.cuh of an architecture has how).
+// columns_grad: the gradients of gate and up at their non-zeros (an architecture's up.cuh says how).
 //
 // ∇h = ∇y · W_downᵀ on the pattern, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
 // ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate) where the gate fires. Without a gate `up` holds h, and
@@ -48,7 +48,7 @@ struct ColumnsGrad {
     const uint2 factor = gated ? of_gate : make_uint2(two_ones, two_ones);
     const float2 x = d_h(sums.x, of_gate.x, multiply_elements(factor.x, of_up.x));
     const float2 y = d_h(sums.y, of_gate.y, multiply_elements(factor.y, of_up.y));
-    // Before any condition: as part of one it would be a branch.
+    // Computed before any condition: within one it would become a branch.
     const float2 of_x = slopes(of_gate.x), of_y = slopes(of_gate.y);
     *column_part(d_up, name, place) = make_uint2(scaled(x, factor.x, unless(gated, of_x)),
                                                  scaled(y, factor.y, unless(gated, of_y)));

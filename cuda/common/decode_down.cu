@@ -154,14 +154,14 @@ __device__ __forceinline__ void multiply_list(Shared& shared, const Input& in, i
     copy_wait<depth - 1>();
     __syncwarp();  // the other lanes' copies
     multiply<octets>(ring[slot], d);
-    __syncwarp();  // nobody reads what is overwritten
+    __syncwarp();  // all have read what is overwritten
     if (next < num) copy_group<octets>(ring[slot], shared, in, next, num);
     copy_commit();
     slot = slot + 1 == depth ? 0 : slot + 1;
   }
 }
 
-// Adds up the warps' sums, four columns of a token a thread.
+// Adds up the warps' sums, four columns of a token per thread.
 template <int octets>
 __device__ __forceinline__ void store(Shared& shared, const Sums<octets>& d, const element* bias,
                                       element* y, int m, int k) {

@@ -11,7 +11,7 @@
 // in rows l/4 and l/4 + 8, and the same k of token l/4. No lane reads what another one copied: each
 // waits for its own cp.async alone, and a block always has 64 KB of copies in flight.
 //
-// A gate of e4m3 (SPARSELLM_E4M3) is half of the bytes: of 64 k, a lane has 16(l%4) and the next 15. Its numbers become
+// A gate in e4m3 (SPARSELLM_E4M3) has half the bytes: of 64 k, a lane has 16(l%4) and the next 15. Its numbers become
 // elements in registers, which is exact on every GPU, and the product is multiplied by the row's scale.
 // x stays as it is: quantised, it would not save a byte that matters.
 #include "common/activation.cuh"
@@ -149,8 +149,8 @@ struct Copies {
   }
 };
 
-// Two of e4m3, in the bytes 1 and 3 of `pair`, as elements, which hold each exactly: their bits moved
-// to where an element has them stand for the number times a power of two.
+// Two e4m3 numbers, in bytes 1 and 3 of `pair`, as elements, which hold them exactly: their bits, moved
+// to an element's positions, stand for the number times a power of two.
 __device__ __forceinline__ uint32 as_elements(uint32 pair) {
 #ifdef SPARSELLM_FP16
   constexpr uint32 shift = 1, power = 0x5c005c00u;  // 2^8
@@ -193,7 +193,7 @@ __device__ __forceinline__ void load_tokens(uint4 (&to)[octets][parts], const Pr
       const uint32 token = octet * 8 + lane / 4, at = first + 8 * part;
       to[octet][part] = make_uint4(0, 0, 0, 0);
       const element* from = p.x + static_cast<uint64>(token) * p.k + at;
-      // Not __ldg: what the kernel before writes is not constant for as long as this one runs.
+      // Not __ldg: the previous kernel's results are not constant for as long as this one runs.
       if (token < p.m && at < p.k) to[octet][part] = *reinterpret_cast<const uint4*>(from);
     }
 }
@@ -285,8 +285,8 @@ __device__ __forceinline__ float4 add_up(Shared& shared, const Sums<octets>& d, 
   return sum;
 }
 
-// The activation of two tokens, of which `present` are there: what is not above the threshold, once it is
-// rounded, becomes zero, as does a token past M. NaN passes.
+// The activation of two tokens, of which `present` exist: a value that is not above the threshold once
+// it is rounded becomes zero, as does a token past M. NaN passes.
 __device__ __forceinline__ uint32 apply_threshold(float low, float high, float threshold, int present) {
   const uint32 pair = pack_elements(low, high);
   const bool no_low = present < 1 || element_low(pair) <= threshold;
@@ -313,7 +313,7 @@ __device__ __forceinline__ uint32 store_firing(Shared& shared, const Problem& p,
   float4 sum = add_up<octets>(shared, d, first);
   const float times = rows.times(row);
   sum = make_float4(sum.x * times, sum.y * times, sum.z * times, sum.w * times);
-  // How many of this thread's four tokens are there.
+  // How many of this thread's four tokens exist.
   const int tokens = row < rows.num ? static_cast<int>(p.m) - place.first_token : 0;
   const uint2 gate = make_uint2(apply_threshold(sum.x + add, sum.y + add, p.threshold, tokens),
                                 apply_threshold(sum.z + add, sum.w + add, p.threshold, tokens - 2));
@@ -374,7 +374,7 @@ __device__ __forceinline__ void prefetch_down(const Shared& shared, const elemen
   }
 }
 
-// The gate of all rows of a section; returns how many fire. Or, with its `count`, up of those.
+// Computes the gate of all rows of a section and returns how many fire; or up of those `count` rows.
 template <bool gate, int octets, typename Weight>
 __device__ __forceinline__ uint32 product_of(Shared& shared, const Problem& p,
                                              const Rows<Weight>& rows, const element* w_down,
@@ -401,7 +401,7 @@ __device__ __forceinline__ uint32 product_of(Shared& shared, const Problem& p,
   return count;
 }
 
-// All that a block does; `value` is that of all sections.
+// All that a block does; `value` holds all sections.
 struct Section {
   Shared& shared;
   const Rows<gate_weight>& rows;

@@ -1,5 +1,5 @@
 // dense_rows_grad: the backward pass of the rows in the dense backup, and of those that it had no room
-// for (common/hybrid.cuh), by dense products (common/rows_gemm.cuh has how); after the gradients of the
+// for (common/hybrid.cuh), by dense products (common/rows_gemm.cuh says how); after the gradients of the
 // ELL rows, to which it adds the weights'.
 //
 // A round goes through four phases: gate and up of rows that were not kept; ∇h = ∇y · W_downᵀ, + λ ·
@@ -17,7 +17,7 @@ struct Backup {
   const element *gate, *up;
   int rows;
 
-  // A round of which some row was not kept is recomputed whole.
+  // A round is recomputed whole if some row of it was not kept.
   __device__ bool holds(const Round& round) const { return round.first + round.rows <= rows; }
 };
 
@@ -36,7 +36,7 @@ struct Gradients {
   float up, gate, h;
 };
 
-// Of one non-zero, or of what is zero.
+// The gradients of one non-zero, or of a zero.
 __device__ __forceinline__ Gradients gradients_of(float sum, float gate, float up, float lambda,
                                                   bool gated) {
   if (!gated) return {up == 0.0f ? 0.0f : (sum + lambda) * slope(up), 0.0f, up};

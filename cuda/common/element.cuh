@@ -6,7 +6,7 @@
 
 using element = unsigned short;  // the bits; NVRTC needs no header for them
 
-// Its name in PTX, and two ones.
+// Its name in PTX, and a pair of ones.
 #ifdef SPARSELLM_FP16
 #define ELEMENT "f16"
 constexpr uint32 two_ones = 0x3c003c00u;

@@ -20,8 +20,8 @@ struct alignas(128) Shared {
   uint32 count[lists];
   int token[piece_rows];
   uint32 sum[num_threads / 32];
-  // Of the unit that a piece is of: its first piece, its first in `piece`, its group's rows, its own
-  // first.
+  // Of the unit that a piece belongs to: the number of its first piece, that piece's place in `piece`,
+  // its group's rows, and its first row.
   int first, piece, rows, first_row;
 };
 

@@ -1,6 +1,6 @@
 // place_columns, rank_neurons, plan_groups: sort the columns of a sparse pattern by neuron, for
-// weight_grad (weight_grad.cuh has the result). They run in this order; integer atomics only, and no
-// order that depends on them.
+// weight_grad (weight_grad.cuh has the result). They run in this order. All atomics are on
+// integers, and no order depends on them.
 #include "common/block_sums.cuh"
 #include "common/strips.cuh"
 #include "common/weight_grad.cuh"
@@ -25,12 +25,12 @@ struct RankShared {
   uint32 before[rank_warps][32];
 };
 
-// The larger the earlier: activity to a factor of two, then the sample.
+// Larger keys come first: activity to a factor of two, then the sample.
 __device__ __forceinline__ uint32 key_of(uint64 count, uint32 sample) {
   return (32 - __clz(static_cast<uint32>(count >> 32))) << 27 | sample >> 5;
 }
 
-// A block of threads for 32 neurons: warp w compares them with every sixteenth four of all.
+// A block of threads ranks 32 neurons: warp w compares them with every sixteenth group of four.
 __device__ void rank(RankShared& shared, int n, const uint64* count, const uint32* sample,
                              uint32* order, uint32* group_columns) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void load_columns(uint32 (&column)[warp_blocks], cons
   }
 }
 
-// A lane has its neuron's column in a token block, if there is one; what its group has in the block.
+// What a group has in a token block; each lane has its neuron's column there, if there is one.
 struct Together {
   uint32 all[2];   // tokens that fire any neuron
   uint32 present;  // lanes that have a column
@@ -122,8 +122,8 @@ struct Together {
   }
 };
 
-// A block of threads a group. `columns` are those of other groups: its first member comes after those
-// of the groups before it. Returns that, and the group's rows.
+// One block of threads per group. `columns` are those of other groups: its first member comes after
+// those of the groups before it. Returns its first member, and the group's rows.
 __device__ uint2 plan_group(PlanShared& shared, int n, int blocks, const uint64* mask,
                             const uint32* table, const uint32* order, const uint32* columns,
                             Member* member, uint2* piece) {
@@ -255,7 +255,7 @@ __device__ void make_units(PlanShared& shared, int groups, const uint32* group_r
 // `table` [neurons][line_columns]: column + 1, or 0.
 // `count`: tokens that fire the neuron << 32 | its columns.
 // `sample`: the largest hash of those tokens. Neurons that share it share a token at least, and
-// likely several: side by side in a group they need fewer rows (3–8% of real traces').
+// likely several: side by side in a group they need fewer rows (3–8% fewer on real traces).
 extern "C" __global__ void __launch_bounds__(place_threads, place_blocks)
     place_columns(int blocks, const int* offset, const uint32* neuron, const uint64* mask,
                   uint32* table, uint64* count, uint32* sample) {
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(place_threads, place_blocks)
       table[whose * pitch + run.block] = i + 1;
       atomicAdd(count + whose, static_cast<uint64>(__popcll(fires)) << 32 | 1);
       uint32 largest = 0;
-      // A token of either half at once; where there is none any more, 0.
+      // One token of each half at a time; 0 once a half has no more.
       for (uint32 low = fires, high = fires >> 32; (low | high) != 0;) {
         const uint32 first = low != 0 ? before + __ffs(low) : 0;
         const uint32 second = high != 0 ? before + 32 + __ffs(high) : 0;

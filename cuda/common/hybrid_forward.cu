@@ -1,7 +1,7 @@
 // hybrid_up, hybrid_down: y = h · W on the ELL rows of the hybrid format (common/hybrid.cuh), W neuron by
 // neuron: W_downᵀ as `nn.Linear` stores it; h = gate * (x · W_upᵀ) at their non-zeros, the sampled product
-// first (common/walk.cuh has how). They keep x · W_upᵀ, and add up |h|. Without W_up the gate is h, and
-// hybrid_down all there is. Rows of the backup are zero, until dense_rows fills them in.
+// first (common/walk.cuh says how). They keep x · W_upᵀ, and add up |h|. Without W_up the gate is h, and
+// only hybrid_down runs. Rows of the backup are zero, until dense_rows fills them in.
 #include "common/hybrid.cuh"
 
 namespace {

@@ -1,5 +1,5 @@
 // hybrid_grad, hybrid_grad_x: the gradients of gate and up, then that of x, on the ELL rows of the hybrid
-// format (common/hybrid.cuh; common/walk.cuh has how).
+// format (common/hybrid.cuh; common/walk.cuh says how).
 //
 // ∇h = ∇y · W_downᵀ at their non-zeros, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
 // ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate); then ∇x = ∇up · W_up + ∇gate · W_gate. Without a gate

@@ -1,7 +1,7 @@
 // Tensor cores of every GPU since Ampere: mma.sync m16n8k16, elements in, fp32 out, and what feeds
 // it.
 //
-// Fragments of lane l, q = l%4, g = l/4; two elements a register, the lower index in the low half:
+// Fragments of lane l, q = l%4, g = l/4; two elements per register, the lower index in the low half:
 //   A (16×16, row-major)  a[0]: row g, k 2q..2q+1     a[1]: row g+8, same k
 //                         a[2]: row g, k 2q+8..2q+9   a[3]: row g+8, same k
 //   B (16×8, k by n)      b[0]: column g, k 2q..2q+1  b[1]: column g, k 2q+8..2q+9

@@ -17,15 +17,15 @@
 namespace {
 constexpr int part_warps = 8;
 
-// A unit: members 256·chunk and on of a block's union.
+// A unit: a block's members from number 256·chunk on.
 struct Part {
   int block, chunk, members;  // there may be more than 256 from there on
 
   __device__ __forceinline__ int start() const { return chunk * unit_members; }
 };
 
-// Where the tokens are: rows of a matrix, and its map for TMA, which is of use where `row_of`, the row of
-// each token, is null.
+// Where the tokens are: rows of a matrix, and its map for TMA, which is used only if `row_of`, the row
+// of each token, is null.
 struct Tokens {
   const TensorMap& map;
   const element* x;

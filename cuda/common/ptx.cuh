@@ -2,8 +2,8 @@
 // one instruction or a short idiom.
 #pragma once
 
-// What cuTensorMapEncodeTiled fills; passed by value as a __grid_constant__ parameter. Hopper's kernels
-// alone read it.
+// What cuTensorMapEncodeTiled fills; passed by value as a __grid_constant__ parameter. Only Hopper's
+// kernels read it.
 struct alignas(64) TensorMap {
   char opaque[128];
 };
@@ -45,8 +45,8 @@ __device__ __forceinline__ void admit_next_kernel() {
 
 // --- counters ------------------------------------------------------------------------------------
 
-// atomicAdd(counter, 1) for one thread, below 2³¹: as atomicInc, since the compiler adds up an
-// atomicAdd over the warp, and so waits for its result at once.
+// atomicAdd(counter, 1) for one thread, below 2³¹. It uses atomicInc: the compiler would add up an
+// atomicAdd over the warp, and so wait for its result at once.
 __device__ __forceinline__ uint32 claim_next(uint32* counter) {
   uint32 taken;
   asm volatile("atom.global.inc.u32 %0, [%1], 0x7fffffff;" : "=r"(taken) : "l"(counter) : "memory");
@@ -95,7 +95,7 @@ __device__ __forceinline__ void copy16_async(uint32 to, const void* from, uint32
                : "memory");
 }
 
-// What L2 is to give up first: data that is read once in a long while, beside data that is read often.
+// A policy for what L2 evicts first: data that is read rarely, next to data that is read often.
 __device__ __forceinline__ uint64 evict_first() {
   uint64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

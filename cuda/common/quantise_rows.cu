@@ -2,8 +2,8 @@
 // largest number of e4m3: to[i] = round(from[row_of[i]] / scale[i]). A row with NaN or infinity becomes
 // NaN, as every product with it would be.
 //
-// A warp makes a row in two passes over it, the second from L1: 2 bytes are read and 1 is written per
-// number.
+// A warp quantises a row in two passes over it, the second from L1: 2 bytes are read and 1 is written
+// per number.
 #include "common/element.cuh"
 
 namespace {

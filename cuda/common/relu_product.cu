@@ -1,5 +1,5 @@
 // relu_product: h = relu(gate) * up, or * relu(up), or relu(gate) alone, dense; what dispatch runs between two
-// cuBLAS products where the pattern is too dense for the sparse kernels. Eight values a thread.
+// cuBLAS products where the pattern is too dense for the sparse kernels. Eight values per thread.
 #include "common/activation.cuh"
 
 namespace {

@@ -1,5 +1,5 @@
-// Dense products with listed rows: those that a sparse format does not hold. By mma.sync, since such
-// rows are few; on every GPU since Ampere.
+// Dense products with listed rows: those that a sparse format does not hold. They use mma.sync, since
+// such rows are few, on every GPU since Ampere.
 //
 // A block of 256 threads computes 128 × 128 sums, 32 of the inner dimension per stage; a warp holds 64 ×
 // 32 of them. Work items are numbered, in phases each of which needs the results of the previous one.

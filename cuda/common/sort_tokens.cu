@@ -16,8 +16,8 @@ __device__ __forceinline__ uint32 key_of(uint32 id, uint32 frequency, bool late)
          min(frequency, max_frequency) << id_bits | (id & ((1u << id_bits) - 1));
 }
 
-// How many of keys [from, to), from and to multiples of four, are below each own one. This warp has
-// every sixteenth four of them.
+// How many of the keys [from, to), both multiples of four, are below each of this lane's own keys.
+// This warp has every sixteenth group of four.
 __device__ __forceinline__ void add_below(const uint32* key, int from, int to,
                                           const uint32 (&own)[own_each], uint32 (&below)[own_each]) {
 #pragma unroll 4
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(threads)
   if (i < m) atomicAdd(count + id_M[i], 1u);
 }
 
-// `padded` keys, of `length` positions of a sequence the first `early` first.
+// Makes `padded` keys; of a sequence's `length` positions, the first `early` come first.
 extern "C" __global__ void __launch_bounds__(threads)
     make_keys(const int64* id_M, int m, int padded, int length, int early, const uint32* count,
               uint32* key) {
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(threads)
   key[i] = i < m ? key_of(id, count[id], i % length >= early) : ~0u;
 }
 
-// A block for each `own_tokens`.
+// One block for every `own_tokens` tokens.
 extern "C" __global__ void __launch_bounds__(threads)
     rank_tokens(const uint32* key, int m, int padded, int* token_M, int64* row_M) {
   await_previous_kernel();

@@ -1,7 +1,7 @@
 // Distributes columns evenly over the warps of a grid: the columns of each token block are divided into
 // strips of a few, and each warp gets equally many contiguous strips. A token block can have eight times
 // as many columns as most others, since a sequence's first token can fire all neurons. With one block of
-// threads per token block, union_columns took 179 µs where that happened and 45 where it did not (H200,
+// threads per token block, union_columns took 179 µs when that happened and 45 when it did not (H200,
 // M 16384, N 5632, real traces).
 #pragma once
 #include "common/ptx.cuh"
@@ -66,7 +66,7 @@ __device__ __forceinline__ void distribute_strips(StripScratch<threads>& shared,
       sum.x += other.x;
       sum.y += other.y;
     }
-    // `sum` lacks what came before this time's blocks; `before` has all of this time's too.
+    // `sum` leaves out what came before this round's blocks; `before` already includes this round's.
     shared.strip[threadIdx.x + 1] = shared.strip[0] + sum.x;
     shared.column[threadIdx.x + 1] = shared.column[0] + sum.y;
     __syncthreads();

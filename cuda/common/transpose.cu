@@ -1,9 +1,9 @@
 // transpose: a matrix (rows, columns) → (columns, rows), elements or fp32; or fp32 rounded to
 // elements. Both sizes are multiples of 8, both matrices contiguous and aligned to 16 bytes. PyTorch's
-// strided copy takes 72 µs for a W_down, five times what its bytes do (H200, 2048 × 5632, bf16).
+// strided copy takes 72 µs for a W_down, five times what moving its bytes takes (H200, 2048 × 5632, bf16).
 //
-// A block of threads a tile of 64 rows × 128 bytes of the result's type. Memory sees 16 bytes a lane
-// both ways; a warp turns over 32 rows × 16 bytes of the tile at a time.
+// A block of threads transposes a tile of 64 rows × 128 bytes of the result's type. A lane reads and
+// writes 16 bytes of memory at a time; a warp transposes 32 rows × 16 bytes of the tile at a time.
 #include "common/mma.cuh"
 
 namespace {
@@ -44,8 +44,8 @@ __device__ __forceinline__ int lane_column() {
   return threadIdx.x % (turned_rows / chunk_values<To>) * chunk_values<To>;
 }
 
-// Of matrix j, ldmatrix hands lane l rows 2(l % 4) and the next: let those be 8(l % 4) + 2j and the
-// next of the tile, and a lane has eight rows in order.
+// Of matrix j, ldmatrix gives lane l row 2(l % 4) and the next. These are rows 8(l % 4) + 2j and the
+// next of the tile, so that a lane has eight rows in order.
 __device__ __forceinline__ uint4 turn(const uint4* tile, int first_row, int chunk, element) {
   const int lane = threadIdx.x % 32;
   const int row = first_row + lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;

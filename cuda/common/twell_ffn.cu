@@ -1,6 +1,6 @@
 // twell_up, twell_down: y = (gate * (x · W_upᵀ + b)) · W + b from a gate in TwELL (common/twell.cuh), W
 // neuron by neuron: W_downᵀ as `nn.Linear` stores it. Neither x · W_upᵀ nor the product with the gate is
-// ever dense in memory (common/walk.cuh has how). Without W_up the gate is h, and twell_down all there is;
+// ever dense in memory (common/walk.cuh says how). Without W_up the gate is h, and only twell_down runs;
 // with `relu_up` up is relu'd too.
 //
 // A block of threads computes `rows_each` rows. Rows that overflowed TwELL, or with more non-zeros than

@@ -1,6 +1,6 @@
 // union_columns: the union format → columns (columns.cuh), and the statistics of its pattern.
 //
-// Members are divided among warps (strips.cuh), which take 16 at a time, eight lanes a member. Counts
+// Members are divided among warps (strips.cuh), which take 16 at a time, eight lanes per member. Counts
 // are added up by integer atomics: `nnz_M`, each token's non-zeros, and `fired_N`, each neuron's
 // tokens, both zeroed by the caller. `l1` (or null) gets Σ|value| of each warp. `token_M` (or null) is
 // where in `nnz_M` each row's count belongs. `needed`, zeroed by the caller, gets the number of columns
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint32 fired_tokens(const uint4& eight, uint32 (&coun
   return (bits | bits >> 15) & 0x0f0fu;
 }
 
-// A lane has tokens, 16 bits, of four members; it gets all 64 of one, of `step_of_lane`.
+// A lane has 16 tokens' bits of four members; it gets all 64 bits of one, the member of `step_of_lane`.
 __device__ __forceinline__ uint64 join_tokens(const uint32 (&bits)[steps]) {
   const uint32 lane = threadIdx.x;
   const uint32 early = bits[0] | bits[1] << 16, late = bits[2] | bits[3] << 16;
@@ -46,7 +46,7 @@ __device__ __forceinline__ int step_of_lane() {
 }
 
 // Adds up the four lanes that count the same tokens. A half of a word can only count to 65,535, and
-// the last sum be one more.
+// the last sum can be one more.
 __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, int m,
                                            const int* token_M, uint32* nnz_M,
                                            unsigned long long* nnz) {

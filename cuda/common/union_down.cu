@@ -1,5 +1,5 @@
 // union_down: y = h · W + b, h in the union format, W neuron by neuron: W_downᵀ as `nn.Linear` stores it
-// (down.cuh of an architecture has how).
+// (an architecture's down.cuh says how).
 #include "down.cuh"
 
 namespace {

@@ -1,5 +1,5 @@
-// union_up: h = gate * (x · W_upᵀ + b) on the union format, in place of the gate (up.cuh of an architecture
-// has how). For training it also keeps x · W_upᵀ + b, compact (columns.cuh), and adds up |h|.
+// union_up: h = gate * (x · W_upᵀ + b) on the union format, in place of the gate (an architecture's up.cuh
+// says how). For training it also keeps x · W_upᵀ + b, compact (columns.cuh), and adds up |h|.
 #include "up.cuh"
 
 namespace {

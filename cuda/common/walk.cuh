@@ -37,7 +37,7 @@ __device__ __forceinline__ uint4 load_early(const element* from) {
 }
 
 namespace {
-constexpr int chunk_columns = 256;  // 8 a lane
+constexpr int chunk_columns = 256;  // 8 per lane
 
 // 256 · `chunks` columns of a row from this lane's first on; those past `columns` are zero.
 template <int chunks, bool whole>

@@ -4,14 +4,14 @@
 //   gate[n] = Σ d_gate · x[token]    up[n] = Σ d_up · x[token]    down[n] = Σ gate · up · dy[token]
 //
 // A work unit is 32 neurons × `unit_columns` of x or dy × some rows. It is a sum of rows as in down.cuh:
-// the rows of x or dy take the place of weight rows, and the values of the group's neurons, of d_gate and
-// of d_up, that of the 64 tokens. Slices of columns come one after the other: a slice of all tokens fits
+// the rows of x or dy take the place of weight rows, and the group's values (d_gate and d_up) take the
+// place of the 64 tokens. Slices of columns come one after the other: a slice of all tokens fits
 // into L2, and x as a whole does not (64 MB at 16384 × 2048).
 //
 // On real traces (16384 tokens, 16–44 fired neurons each) a group's rows are 0.46–0.63 of its
 // (token, neuron) pairs; of groups of 16, 0.56–0.74; of 64, 0.33–0.50 at twice the products.
 //
-// Where a group of neurons is split, its parts' sums are added as in row_sums.cuh.
+// If a group of neurons is split, its parts' sums are added as in row_sums.cuh.
 #include "weight_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_multiprocessor)

@@ -120,7 +120,7 @@ __device__ __forceinline__ void store_row(element* to, int columns, Sum sum, int
   }
 }
 
-// Where the gradients go of a slice's first or second matrix; where it has one, both are that.
+// Where the gradients of a slice's first or second matrix go; if it has only one, both are that one.
 template <typename Arguments>
 __device__ __forceinline__ void* gradient_of(const Arguments& a, int slice, int matrix) {
   void* const up_or_down = a.of_x(slice) ? a.out_up : a.out_down;

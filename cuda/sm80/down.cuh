@@ -1,5 +1,5 @@
 // Sums of weight rows over a token block's union: shared by union_down, columns_down and weight_grad, as
-// sm90/down.cuh on Hopper. row_sums.cuh has what an `Op` says.
+// sm90/down.cuh on Hopper. row_sums.cuh says what an `Op` defines.
 //
 // A work unit is one block of 64 tokens × 256 output columns. It runs over the block's union, 32
 // members per stage: their columns and 512-byte slices of their weight rows are copied by cp.async.

@@ -1,5 +1,5 @@
 // pack_twell: a dense gate, before its relu → TwELL (common/twell.cuh). What gate_twell does in its
-// epilogue, for GPUs other than Hopper. A warp packs a row of a tile, eight neurons a lane.
+// epilogue, for GPUs other than Hopper. A warp packs a row of a tile, eight neurons per lane.
 #include "common/activation.cuh"
 #include "common/twell.cuh"
 

@@ -1,7 +1,7 @@
 // pack_union: a dense gate before its relu → the union format. For GPUs other than Hopper, where a
 // dense GEMM makes the gate; union_entries comes next, as after gate_union.
 //
-// One block of threads a token block and tile. It reads 64 × 256 values once, and stages them in
+// One block of threads per token block and tile. It reads 64 × 256 values once, and stages them in
 // shared memory, from where each column that fires is written transposed. Bound by memory.
 #include "common/activation.cuh"
 #include "common/mma.cuh"

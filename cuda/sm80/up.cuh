@@ -1,5 +1,5 @@
 // Products of a token block with the weight rows of its union: shared by union_up and columns_grad, as
-// sm90/up.cuh on Hopper. products.cuh has what an `Op` says.
+// sm90/up.cuh on Hopper. products.cuh says what an `Op` defines.
 //
 // The tokens and the weight rows that a unit's members name come with cp.async, 32 k at a time.
 #pragma once

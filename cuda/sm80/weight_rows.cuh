@@ -1,4 +1,4 @@
-// How weight_grad sums rows of x and dy on other GPUs than Hopper.
+// How weight_grad sums rows of x and dy on GPUs other than Hopper.
 #pragma once
 #include "common/weight_sums.cuh"
 #include "sm80/down.cuh"

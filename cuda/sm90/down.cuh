@@ -5,7 +5,7 @@
 // cp.async. Each consumer warpgroup holds 64 tokens × 256 columns. Both operands are stored with
 // k, the member, as the slow index, which wgmma reads as "transposed".
 //
-// A heavy block is several units (units.cuh: `Splitting`). row_sums.cuh has what an `Op` says.
+// A heavy block is several units (units.cuh: `Splitting`). row_sums.cuh says what an `Op` defines.
 #pragma once
 #include "common/row_sums.cuh"
 #include "sm90/gather.cuh"

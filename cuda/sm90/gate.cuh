@@ -31,7 +31,7 @@ constexpr bool in_e4m3 = false;
 #endif
 constexpr int tile_k = in_e4m3 ? row_bytes : row_bytes / sizeof(element);
 
-// What x and W are to be multiplied by, row by row, if they are of e4m3.
+// What x and W are to be multiplied by, row by row, if they are e4m3.
 struct Scales {
   const float *x_M, *w_N;
 };
@@ -75,7 +75,7 @@ __device__ void produce(Shared& shared, const TensorMap& x, const TensorMap& w, 
   }
 }
 
-// Where the tokens' rows lie, should they not lie together: `row_of` them (null: they do).
+// Where the tokens' rows lie if they are not contiguous: each token's `row_of` (null: contiguous).
 struct ScatteredTokens {
   const element* x;
   const int* row_of;
@@ -153,8 +153,8 @@ __device__ __forceinline__ void apply_scales(float (&d)[128], const Scales& scal
   }
 }
 
-// What lies past M or N must not fire, as a bias would have it, and NaN or infinity times the zeros
-// that TMA fills in. `rows`, `columns`: how many there are from this thread's first ones on.
+// Values past M or N must not fire; a bias, or NaN or infinity times the zeros that TMA fills in, could
+// make them. `rows`, `columns`: how many there are from this thread's first ones on.
 __device__ __forceinline__ void zero_out_of_range(float (&d)[128], int rows, int columns) {
 #pragma unroll
   for (int i = 0; i < 128; ++i)
@@ -232,7 +232,7 @@ __device__ void consume(Shared& shared, int m, int n, int tiles_m, int tiles_n, 
     const Tile tile = tile_of(index, tiles_m, tiles_n, rank);
     const int first = tile.m + consumer * 64;
     const int row = first + threadIdx.x / 32 % 4 * 16 + lane / 4, column = tile.n + 2 * (lane % 4);
-    // They are always there; without the question ptxas 13.0 keeps sums in local memory.
+    // The scales are never null here; without the check ptxas 13.0 keeps sums in local memory.
     if (in_e4m3 && scales.x_M != nullptr) apply_scales(d, scales, row, column, m, n);
     if (bias != nullptr) add_bias(d, bias, column, n);
     if (first + block_tokens > m || tile.n + tile_n > n) zero_out_of_range(d, m - row, n - column);

@@ -1,5 +1,5 @@
 // gate_twell: relu(x · Wᵀ), kept as TwELL (common/twell.cuh) instead of a dense M × N matrix
-// (sm90/gate.cuh has how).
+// (sm90/gate.cuh says how).
 #include "common/twell.cuh"
 #include "sm90/gate.cuh"
 

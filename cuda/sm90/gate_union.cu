@@ -1,5 +1,5 @@
 // gate_union: relu(x · Wᵀ), kept as the union format (common/union.cuh) instead of a dense M × N
-// matrix (sm90/gate.cuh has how).
+// matrix (sm90/gate.cuh says how).
 #include "common/union.cuh"
 #include "sm90/gate.cuh"
 

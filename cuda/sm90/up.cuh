@@ -2,7 +2,7 @@
 //
 // The weight rows that the members of a unit name are gathered with cp.async, 64 k at a time, while
 // TMA loads the tokens, or cp.async where their rows are not contiguous. Each consumer warpgroup holds
-// 64 tokens × 128 members. products.cuh has what an `Op` says.
+// 64 tokens × 128 members. products.cuh says what an `Op` defines.
 //
 // `consume` uses plain arrays, not an object per unit, and `finish` has no branches: otherwise the
 // compiler keeps the values in local memory.

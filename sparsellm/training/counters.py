@@ -45,7 +45,7 @@ class StepReading:
     nnz_L: list[float]  # non-zeros per token
     largest_union_L: list[int]  # columns, of this rank's micro-batches
     kernels: KernelStats
-    sparsity: StepStats | None  # where the step is logged and taken
+    sparsity: StepStats | None  # if the step is logged and was taken
 
 
 class _Slices(NamedTuple, Generic[Values]):
@@ -64,7 +64,7 @@ class _Slices(NamedTuple, Generic[Values]):
     recomputed: Values
     overflows_L: Values
     union_L: Values
-    nnz_LP: Values  # flat
+    nnz_LP: Values  # flattened
 
 
 class CounterLayout:
@@ -117,7 +117,7 @@ class Counters:
         self._num_blocks = -(-num_tokens // BLOCK_TOKENS) * num_micro_batches
         capacities = [ffn.capacity_for(num_tokens) for ffn in ffns]
         self._sparse = [capacity is not None for capacity in capacities]
-        # TwELL says itself what it has no room for (`LossSums.recomputed`).
+        # TwELL itself counts what it has no room for (`LossSums.recomputed`).
         fits = [
             capacity if capacity is not None and ffn.format == "union" else _NEVER
             for ffn, capacity in zip(ffns, capacities, strict=True)
@@ -163,7 +163,7 @@ class Counters:
             failed: this rank had no data.
 
         Returns:
-            () fp32: 1 where a rank had no data, a value is not finite or over its limit; else 0.
+            () fp32: 1 if a rank had no data, or a value is not finite or over its limit; else 0.
         """
         at = self._at
         # Numbers that are assigned one by one would each wait for the device.
@@ -227,11 +227,11 @@ class Counters:
 
 
 class SkippedSteps:
-    """How many steps were skipped, and moving averages of those taken, which tell spikes.
+    """How many steps were skipped, and moving averages of those taken, which show spikes.
 
     A damaged batch can raise loss and gradient norm by orders of magnitude while they stay finite.
     With ``train.spike_threshold`` the update of such a step, a spike, is skipped. The averages are
-    exponential, without the bias to zero.
+    exponential, and corrected for their bias towards zero.
     """
 
     def __init__(self) -> None:

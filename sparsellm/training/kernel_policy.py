@@ -1,7 +1,7 @@
-"""By which kernels FFNs may train: set up before the first step, saved and restored.
+"""Which kernels FFNs may train with: set up before the first step, saved and restored.
 
 Under ``auto`` the costs of both paths are measured once on every rank and averaged. Between steps
-each layer chooses by them, from counts that all ranks share (`SparseFFN.update_kernels`).
+each layer chooses by these costs, from counts that all ranks share (`SparseFFN.update_kernels`).
 """
 
 import importlib.util
@@ -62,7 +62,7 @@ def unsupported_reason(recipe: Recipe, device: torch.device) -> str | None:
 
 
 def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
-    """The costs of a micro-batch's forward and backward pass: their mean over ranks, on each."""
+    """The costs of a micro-batch's forward and backward pass: their mean over all ranks."""
     from sparsellm.ffn.costs import measure_training_costs
 
     shape = recipe.model
@@ -97,7 +97,7 @@ def described_costs(ffns: list[SparseFFN]) -> str | None:
     )
     return (
         f"ffn.kernels: auto: a layer's forward and backward takes {costs.dense:.2f} ms dense, and "
-        f"{costs.fixed:.2f} ms sparse where nothing fires: {chosen}"
+        f"{costs.fixed:.2f} ms sparse if nothing fires: {chosen}"
     )
 
 

@@ -202,7 +202,7 @@ def _loop(run: Run, stop: StopRequest, measurements: Measurements, due: list[str
             _say_saved(run)
         if not stopped:
             stopped = not measurements.measure(due)
-        if due or saved_step == run.step:  # which may take minutes, with a signal meanwhile
+        if due or saved_step == run.step:  # this may take minutes, and a signal may come
             stopped = any_rank(stopped or stop.received is not None, run.accelerator.device)
         if stopped and saves and saved_step != run.step:
             _save(run)

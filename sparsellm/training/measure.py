@@ -95,7 +95,7 @@ class Measurements:
             for _, record in read_lines(run.recipe.run_path / METRICS_FILE):
                 if record is not None and record.step == run.step:
                     done.add(record.what if isinstance(record, FailureRecord) else record.kind)
-        # The main rank's file decides, for all.
+        # The main rank's file decides for all ranks.
         return [what for what in due if not any_rank(what in done, run.accelerator.device)]
 
     def measure(self, due: list[str]) -> bool:
@@ -152,7 +152,7 @@ class Measurements:
 
         So scores equal those of the step's checkpoint, ranks need not run equally many batches
         under FSDP2, and nothing of the training model (compiled blocks, mode, shards, random state)
-        is touched. It costs 2 bytes a parameter on a GPU, until it is freed.
+        is touched. It costs 2 bytes per parameter on a GPU, until it is freed.
         """
         run, evaluator = self._run, self._evaluator
         assert evaluator is not None

@@ -95,4 +95,4 @@ def progress_line(record: TrainRecord, recipe: Recipe) -> str:
     remaining = (total - record.step) * recipe.train.global_batch_tokens
     head = f"step {record.step:>{len(str(total))}}/{total}"
     text = " | ".join([head, *parts, f"eta {duration(remaining / rate)}"])
-    return text.replace(" | (", " (")  # a share stands behind its number
+    return text.replace(" | (", " (")  # a share follows its number

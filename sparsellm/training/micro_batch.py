@@ -19,8 +19,8 @@ from sparsellm.recipe import Recipe
 
 ROOM = 0.9  # share of a device's memory that a step may need; the rest is left to the allocator
 MAX_GROWTH = 4  # times the first size
-# A layer that turns sparse reserves memory for the worst case, and only after so many steps no more
-# than it needs.
+# A layer that becomes sparse reserves memory for the worst case. Only after this many steps does it
+# reserve no more than it needs.
 CALM_STEPS = SHRUNK_STEPS + 2
 
 
@@ -30,7 +30,7 @@ class MicroBatch:
 
     Args:
         size: sequences that a rank runs at once.
-        largest: that it may become.
+        largest: the largest size that it may become.
     """
 
     size: int

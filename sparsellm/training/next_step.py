@@ -44,7 +44,7 @@ class MicroBatchReader:
 
 @dataclass
 class StartedStep:
-    """A step of which the first forward pass is queued."""
+    """A step whose first forward pass is queued."""
 
     reader: MicroBatchReader
     counters: Counters

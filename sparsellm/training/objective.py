@@ -29,7 +29,7 @@ class LossSums(NamedTuple):
     nnz_LBT: Tensor  # (L, B, T) int32, active neurons of each token
     fired_LN: Tensor  # (L, N) int32, tokens on which each neuron fired
     union_L: Tensor  # (L,) int64, Σ over blocks of 64 tokens of the neurons that any of them fires
-    # () int64, layers with tokens that the backward pass computes again; None but for TwELL.
+    # () int64, layers with tokens that the backward pass computes again; None without TwELL.
     recomputed: Tensor | None = None
     divergence_sum: Tensor | None = None  # () fp32, nats, from a teacher; None without one
 
@@ -47,8 +47,8 @@ class Objective(nn.Module):
         distils = torch.compile(distillation_losses) if runtime.compile else distillation_losses
         self._distillation: DistillationFunction = distils
         self._sorts_tokens = runtime.token_order == "auto"
-        # Where micro-batches change their size, torch would compile blocks for any size: slower
-        # code than one graph for each of the few sizes that there are.
+        # If micro-batches change their size, torch would compile blocks for any size: slower
+        # code than one graph for each of the few sizes.
         self.compiles_each_size = False
         self._rotary_by_kind: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
@@ -131,8 +131,8 @@ def total_loss(
 
     ``CE = Σ ce / tokens`` and ``L1 = Σ|h| / (tokens · layers)``, tokens being those of all ranks
     and micro-batches (``global_tokens``): neither depends on how the batch is split. The paper's
-    eq. 2 takes the mean over the N hidden units too; λ here is N times smaller than λ there. Where
-    layers have a λ each, ``l1_coefficient`` is (L,) and the mean is of λ·L1. With a teacher
+    eq. 2 takes the mean over the N hidden units too; λ here is N times smaller than λ there. If
+    each layer has its own λ, ``l1_coefficient`` is (L,) and the mean is of λ·L1. With a teacher
     ``(1 - α)·CE + α·KL`` takes the place of CE, α being ``distillation``.
 
     DDP and FSDP2 average gradients over ranks; ``world_size`` turns their mean into the sum.

@@ -44,7 +44,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     """`torch.optim.Muon` for the matrices of the blocks, AdamW for everything else.
 
     Muon's update of an (A, B) matrix is scaled by ``0.2 √max(A, B)``, to the root mean square of
-    AdamW's updates. One learning rate and one decoupled weight decay so serve both.
+    AdamW's updates. So one learning rate and one decoupled weight decay serve both.
 
     Args:
         matrices: of the blocks.

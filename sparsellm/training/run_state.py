@@ -31,7 +31,7 @@ def begin_save(run: Run) -> None:
     Returns once the tensors are copied to host memory; `run.saver` goes on in the background.
 
     Raises:
-        CheckpointError: the save before has failed.
+        CheckpointError: the previous save failed.
     """
     recipe, accelerator = run.recipe, run.accelerator
     run.saver.begin(
@@ -176,7 +176,7 @@ def _recipe_changes(saved_recipe: dict[str, Any], recipe: Recipe) -> list[str]:
 
 
 def _cause(changes: list[str], begins: str | tuple[str, ...]) -> str:
-    """What `_recipe_changes` gave of some keys, for the end of an error."""
+    """The changes of some keys, from `_recipe_changes`, for the end of an error message."""
     found = [change.removeprefix(_CHANGED) for change in changes if change.startswith(begins)]
     return f" ({_CHANGED}{', '.join(found)})" if found else ""
 

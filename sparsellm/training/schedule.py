@@ -1,6 +1,6 @@
 """The schedules of learning rate and L1 coefficient, and what is due after which step.
 
-Rates are those of a step counted from 0; what is due follows a step counted from 1.
+Rates are for a step counted from 0; what is due follows a step counted from 1.
 """
 
 import math
@@ -74,15 +74,15 @@ def measurements_due(recipe: Recipe, step: int) -> list[str]:
 
 
 def is_logged(recipe: Recipe, step: int) -> bool:
-    """Whether ``step`` gets a record: also the first and the last do."""
+    """Whether ``step`` gets a record; the first and the last step always do."""
     return is_due(step, recipe.logging.every_steps) or step in (1, recipe.train.steps)
 
 
 def next_may_launch(recipe: Recipe, step: int) -> bool:
     """Whether the step after ``step`` may be launched within it, see `next_step`.
 
-    Not where anything is saved or measured between the two, where neurons are re-initialised, or
-    where the size of micro-batches may change: that needs the model or its memory, or changes it.
+    It may not if anything is saved or measured between the two, neurons are re-initialised, or the
+    micro-batch size may change: each of these needs the model or its memory, or changes it.
     """
     return (
         step < recipe.train.steps

@@ -44,7 +44,7 @@ class SparsityStats:
         Args:
             fired_LN: tokens of all ranks on which each neuron fired.
             num_tokens: of the step, over all ranks.
-            refused: (), other than zero where the step counts for nothing.
+            refused: (), not zero if the step does not count.
         """
         taken = refused == 0
         fired_LN, tokens = (fired_LN * taken).long(), taken * num_tokens
@@ -106,7 +106,7 @@ def step_stats(
     cumulative_LC = tokens_LC.cumsum(1)
 
     def percentile(percent: int) -> list[int]:
-        """The smallest count that at least so many of the tokens do not exceed (nearest rank)."""
+        """Nearest rank: the smallest count that ``percent`` of the tokens do not exceed."""
         return (cumulative_LC < (num_tokens * percent + 99) // 100).sum(1).tolist()
 
     return StepStats(

@@ -1,10 +1,10 @@
 """One optimizer step, to be read from top to bottom: `train_step`.
 
 Shapes: B sequences of T tokens in a micro-batch, L layers. A step is ``run.rounds`` micro-batches
-on each rank; their gradients add up to that of the whole global batch.
+on each rank; their gradients add up to the gradient of the whole global batch.
 
 The host waits for the device once per step, for the step's numbers (counters.py). The weights'
-update is queued before that, and the device refuses it where the numbers say so. The first forward
+update is queued before that, and the device refuses it if the numbers say so. The first forward
 pass of the next step is queued before it too (next_step.py), so that the GPU has work meanwhile.
 """
 
@@ -36,7 +36,7 @@ from sparsellm.training.schedule import is_logged, l1_coefficient, learning_rate
 
 @dataclass(frozen=True)
 class StepTotals:
-    """What a step gave, over all ranks."""
+    """The results of a step, over all ranks."""
 
     reading: StepReading
     l1_by_layer: list[float]  # λ
@@ -123,7 +123,7 @@ def start_step(run: Run, number: int) -> StartedStep:
 
 
 def ramp_at(run: Run, step: int) -> Ramp | None:
-    """The mixture of activations at a step, counted from 0; None where there is none."""
+    """The mixture of activations at a step, counted from 0; None if there is none."""
     share = ramp_share(run.recipe.ffn, step)
     if share is None:
         return None
@@ -134,7 +134,7 @@ def ramp_at(run: Run, step: int) -> Ramp | None:
 def _gradients(run: Run, step: StartedStep, l1_L: list[float]) -> Tensor:
     """Forward and backward of all micro-batches, counted. Clips the gradients.
 
-    Returns their norm before, (); the host does not wait for it.
+    Returns their norm before clipping, (); the host does not wait for it.
     """
     l1_weight: float | Tensor = l1_L[0]
     if len(set(l1_L)) > 1:
@@ -168,7 +168,7 @@ def clear_gradients(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Clears the gradients after an optimizer step.
 
     DDP's gradients are views of the buckets that it sends, and are kept: the micro-batches of the
-    next step would otherwise allocate others beside the buckets, 4 bytes per parameter.
+    next step would otherwise allocate more memory besides the buckets, 4 bytes per parameter.
     """
     optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
 

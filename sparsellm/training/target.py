@@ -18,11 +18,11 @@ within a factor of 10,000 of `sparsity.l1_coefficient`, where it starts. The con
 on simulated plants (tests/training/test_target.py). They hold for any width and batch: only
 ratios enter.
 
-How far ahead it looks is also how long the end takes: an error shrinks to a third in that many
-steps, and the small learning rates of a decay's last steps no longer move the non-zeros. So give a
-run 400 steps or more. Of 200 steps with a warm-up of 40, simulated runs end up to 20% above the
-target; of 300 steps of only 1,024 tokens, two small models ended 18 and 23% above it, since neurons
-that fell silent at first came back after λ had fallen a hundredfold.
+The farther ahead it looks, the longer it takes to converge: an error shrinks to a third in that
+many steps, and the small learning rates of a decay's last steps no longer move the non-zeros. So
+give a run 400 steps or more. Simulated runs of 200 steps with a warm-up of 40 end up to 20% above
+the target; two small models trained for 300 steps of only 1,024 tokens ended 18 and 23% above it,
+since neurons that fell silent at first came back after λ had fallen a hundredfold.
 """
 
 import math
@@ -32,13 +32,13 @@ from typing import Any
 from sparsellm.recipe_sections import SparsityConfig
 
 GAIN = 0.2  # of log λ per step, at an expected error of a factor e
-LEAD = 3.0  # of what the error changes between slow and fast, 9 steps
+LEAD = 3.0  # of the change of the error between slow and fast, 9 steps
 FAST, SLOW = 0.3, 0.08  # weights of the newest step
 MAX_ERROR = 0.3  # natural logarithm
 MAX_FACTOR = 1e4  # of λ from where it started
 FAR = 0.1  # from the target, natural logarithm
 EARLY_STEPS = 100  # in which a first λ that is too high shows
-KILLED = 0.05  # of the target: what a first λ leaves that is too high
+KILLED = 0.05  # of the target: a first λ is too high if it leaves fewer non-zeros
 _FEWEST = 1e-3  # non-zeros per token: a layer that fires nothing has a logarithm too
 
 
@@ -61,9 +61,9 @@ class TargetController:
         loops = num_layers if config.target_per_layer else 1
         self._log_l1 = [self._start] * loops
         self._early = True  # within `EARLY_STEPS`
-        self._fast: list[float] | None = None  # smoothed errors, one a loop
+        self._fast: list[float] | None = None  # smoothed errors, one per loop
         self._slow: list[float] | None = None
-        self._said: set[str] = set()  # what of `obstacles` `news` has given
+        self._said: set[str] = set()  # keys of obstacles that `news` has reported
 
     def l1_by_layer(self, step: int) -> list[float]:
         """λ of each layer at a step (from 0): zero during the dense phase."""
@@ -90,7 +90,7 @@ class TargetController:
 
     @property
     def error(self) -> float | None:
-        """Smoothed non-zeros over the target, less one; of layers the one furthest off."""
+        """Smoothed non-zeros over the target, minus one; with several loops, the furthest off."""
         return None if self._fast is None else math.expm1(max(self._fast, key=abs))
 
     def news(self) -> str | None:

@@ -17,7 +17,7 @@ class ValidationSet:
     """This rank's share of the held-out sequences, read once and kept (int32, host memory).
 
     Ranks run equally many micro-batches of the same shape (FSDP2's collectives and compiled code
-    need that): where the sequences do not divide, the rest is padding whose targets are ignored.
+    need that): if the sequences do not divide evenly, the rest is padding with ignored targets.
     """
 
     def __init__(self, batches: Iterable[Tensor], micro_batch_size: int, device: torch.device):
@@ -46,7 +46,7 @@ class ValidationSet:
         """
         sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
         if isinstance(objective, DistributedDataParallel):
-            # Its forward pass broadcasts buffers: the others would wait for a rank that has failed.
+            # DDP's forward broadcasts buffers: the others would wait for a rank that has failed.
             objective = objective.module
         objective.eval()
         try:

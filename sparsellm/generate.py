@@ -40,7 +40,7 @@ def add_generate_parser(commands: Any) -> None:
     prompt = parser.add_mutually_exclusive_group()
     text = "text to continue (default: the beginning of a held-out document)"
     prompt.add_argument("--prompt", help=text)
-    text = "continue every line of stdin by itself, until it ends (Ctrl-D)"
+    text = "continue every line of stdin by itself, until stdin ends (Ctrl-D)"
     prompt.add_argument("--interactive", action="store_true", help=text)
     text = (
         "continue the first document of this Parquet or JSONL (default: held-out text of the "
@@ -150,7 +150,7 @@ class Report:
     first_seconds: float  # until the first of them: the prompt's pass
     other_seconds: float  # for all others
     counted_tokens: int  # prompt and new tokens that went through the model
-    nnz_L: list[float]  # each layer's mean non-zeros a counted token
+    nnz_L: list[float]  # each layer's mean non-zeros per counted token
 
     @property
     def tokens_per_second(self) -> float:

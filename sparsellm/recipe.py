@@ -125,10 +125,10 @@ class Recipe(StrictModel):
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding: `vocab_size`, or the tokenizer's, to a `vocab_multiple`.
+        """Rows of the embedding: `vocab_size`, or the tokenizer's, padded to a `vocab_multiple`.
 
         Raises:
-            ValueError: the tokenizer has more ids than `vocab_size`, or its files cannot be had.
+            ValueError: the tokenizer has more ids than `vocab_size`, or its files are unavailable.
         """
         ids, rows = vocab_size(self.data.tokenizer), self.model.vocab_size
         multiple = self.model.vocab_multiple
@@ -143,12 +143,12 @@ class Recipe(StrictModel):
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens that a rank runs at once; the fewest, where the size is ``auto``."""
+        """Tokens that a rank runs at once; the fewest possible if the size is ``auto``."""
         return self.micro_batch_sequences * self.model.context_length
 
     @property
     def micro_batch_sequences(self) -> int:
-        """`train.micro_batch_size`; 1, the smallest that it may become, where it is ``auto``."""
+        """`train.micro_batch_size`; 1, the smallest that it can become, if it is ``auto``."""
         size = self.train.micro_batch_size
         return 1 if size == "auto" else size
 
@@ -185,7 +185,7 @@ class Recipe(StrictModel):
 
 
 def recipe_path(name_or_path: str) -> Path:
-    """The file of a bundled recipe's name (``0.5b``, ``ablations/dense-relu``) or of a path.
+    """The file that a bundled recipe's name (``0.5b``, ``ablations/dense-relu``) or a path means.
 
     Raises:
         FileNotFoundError: neither exists; the message lists the bundled names.

@@ -198,7 +198,7 @@ class SparsityConfig(StrictModel):
 
 
 def _text_or_shares(value: object) -> object:
-    """Whether a corpus is one or a mixture: a union would report what each of both misses."""
+    """Checks a name or a mixture: for a union type, pydantic would report two errors."""
     if isinstance(value, dict) and value:
         shares = value.values()
         if all(isinstance(share, int | float) and share > 0 for share in shares):
@@ -219,10 +219,10 @@ class DataConfig(StrictModel):
     )
     tokenizer: Annotated[str, AfterValidator(check_name)] = Field(
         "gpt2",
-        description="gpt2 (tiktoken), bytes, or hf:ID_OR_PATH: any fast tokenizer of the hub's",
+        description="gpt2 (tiktoken), bytes, or hf:ID_OR_PATH: any fast tokenizer of the hub",
     )
     num_workers: NonNegativeInt = Field(
-        4, le=1024, description="Tokenising processes a rank; 0 is in-line"
+        4, le=1024, description="Tokenising processes per rank; 0 tokenises in the rank itself"
     )
     files: Globs | None = Field(
         None, description="Globs, folders or addresses that replace the corpus's `files`"
@@ -270,7 +270,7 @@ class DataConfig(StrictModel):
 
 
 def _auto_or_count(value: object) -> object:
-    """A union would report what each of both misses."""
+    """Checks ``auto`` or a number: for a union type, pydantic would report two errors."""
     if value == "auto" or (type(value) is int and value > 0):
         return value
     raise ValueError("must be auto or a whole number greater than 0")
@@ -344,7 +344,7 @@ class RuntimeConfig(StrictModel):
         description="Type of matrix products; weights, gradients and optimizer state stay fp32. "
         "fp8: the gates of sparse FFNs, and linear layers of attention and of dense FFNs, multiply "
         "e4m3 numbers with a scale per token and per neuron (output and gradient of the input; on "
-        "GPUs from Ada and Hopper on); everything else, the head included, is bf16",
+        "Ada, Hopper and newer GPUs); everything else, the head included, is bf16",
     )
     compile: bool = Field(True, description="torch.compile of each transformer block and the loss")
     activation_checkpointing: bool = Field(

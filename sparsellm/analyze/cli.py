@@ -8,7 +8,7 @@ from typing import Any
 from sparsellm.arguments import check_out, positive_int
 from sparsellm.waiting import waiting
 
-ANALYSIS_FOLDER = "analysis"  # in a checkpoint, or of a run without
+ANALYSIS_FOLDER = "analysis"  # in a checkpoint, or in a folder of weights without one
 STATISTICS_FILE = "statistics.json"
 TRACES_FILE = "traces.npz"
 

@@ -31,7 +31,7 @@ class Analysis(NamedTuple):
     """The results of `analyze`."""
 
     statistics: dict[str, Any]  # ready for JSON
-    traces: list[Trace]  # of the first tokens, a layer each
+    traces: list[Trace]  # of the first tokens, one per layer
     ids_BT: NDArray[np.int64]  # of the traces' rows
 
 
@@ -56,7 +56,7 @@ def analyze(
         for _ in range(shape.num_hidden_layers)
     ]
     by_token = TokenTally(recipe.padded_vocab_size, device)
-    kept: list[list[Trace]] = []  # of each batch, a layer each
+    kept: list[list[Trace]] = []  # per batch, one per layer
     kept_ids: list[NDArray[np.int64]] = []
     batches = held_out_tokens(pretrained, corpus, num_tokens, micro_batch_size)
     tokens = 0

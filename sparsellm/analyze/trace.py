@@ -1,4 +1,4 @@
-"""Activation traces: which neurons fired on which token, one `Trace` a layer.
+"""Activation traces: which neurons fired on which token, one `Trace` per layer.
 
 A trace file (``.npz``) holds for each layer l ``count{l}``, the non-zeros of each token, and
 ``idx{l}``, the column indices of all tokens in a row, ascending within a token. Tokens are in

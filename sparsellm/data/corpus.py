@@ -99,7 +99,7 @@ KINDS: dict[str, type[StrictModel]] = {
 
 
 def corpus_path(name_or_path: str) -> Path:
-    """The file of a bundled corpus's name or of a path.
+    """The file that the name of a bundled corpus, or a path, refers to.
 
     Raises:
         FileNotFoundError: neither exists; the message lists the bundled names.
@@ -113,7 +113,7 @@ def corpus_path(name_or_path: str) -> Path:
 def hub_sources(corpus: str | dict[str, float]) -> list[HubCorpus]:
     """The datasets of the hub that a recipe's corpus, or mixture of corpora, reads.
 
-    A corpus whose file is missing, as on another machine than the one that trained, is omitted.
+    A corpus whose file is missing, as on a machine that did not train the model, is omitted.
     """
     found: list[HubCorpus] = []
     for name in [corpus] if isinstance(corpus, str) else corpus:
@@ -193,7 +193,7 @@ def single_corpus(data: DataConfig) -> Corpus:
 def load_corpus(name_or_path: str, *, validation_fraction: float = 0, **instead: Any) -> Corpus:
     """Reads a corpus's YAML, in ``data/`` or at a path, and finds its shards.
 
-    Of a corpus on the hub it asks the hub, once.
+    For a corpus on the hub it asks the hub, once.
 
     Args:
         name_or_path: see `corpus_path`.

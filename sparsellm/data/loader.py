@@ -57,7 +57,7 @@ class TokenLoader:
     """An endless iterator of ``tokens_BT1``, int64 (micro_batch_size, context_length + 1).
 
     Args:
-        corpora: are read in proportion to their weights.
+        corpora: read in proportion to their weights.
         tokenizer: tokenizes their texts.
         context_length: T, tokens.
         micro_batch_size: B, sequences.

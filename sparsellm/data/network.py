@@ -24,10 +24,10 @@ Result = TypeVar("Result")
 
 
 def open_file(url: str) -> IO[bytes]:
-    """A path, or an address of any protocol of fsspec's, for reading from any place.
+    """Opens a path, or an address of any of fsspec's protocols, for reading at any position.
 
     Raises:
-        FileNotFoundError, ValueError, ConnectionError: see `with_retries`; of an address, reading
+        FileNotFoundError, ValueError, ConnectionError: see `with_retries`; for an address, reading
             raises them too.
     """
     if "://" in url:
@@ -102,7 +102,7 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
     Raises:
         ConnectionError: it failed for `MAX_SECONDS`, or the server asks to wait for longer.
         FileNotFoundError: what ``what`` names is missing.
-        ValueError: access is refused, or the server cannot be read from any place.
+        ValueError: access is refused, or the server does not support ranges of bytes.
         Exception: any other error, at once.
     """
     attempt, end = 1, time.monotonic() + MAX_SECONDS
@@ -133,7 +133,7 @@ def with_retries(action: Callable[[], Result], what: str) -> Result:
 
 
 def _raise_with_remedy(error: Exception, what: str) -> None:
-    """Raises an error that has a remedy with it, and returns of any other one."""
+    """Raises an error together with its remedy if there is one; returns otherwise."""
     status = _status(error)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         raise FileNotFoundError(
@@ -146,7 +146,7 @@ def _raise_with_remedy(error: Exception, what: str) -> None:
         ) from error
     if "support range requests" in str(error):  # fsspec's
         raise ValueError(
-            f"{what}: its server gives whole files only, and no ranges of bytes; download it, or "
+            f"{what}: its server gives whole files only, not ranges of bytes; download it, or "
             "serve it by one that does"
         ) from error
 

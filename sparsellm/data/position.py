@@ -73,7 +73,7 @@ def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     lanes: dict[str, Any] = {}
     for state in states:
         for lane, saved in state["lanes"].items():
-            # Ranks that share a lane each have it as of their own last sequence.
+            # Ranks that share a lane have each saved it after their own last sequence.
             if lane not in lanes or saved["number"] > lanes[lane]["number"]:
                 lanes[lane] = saved
     _check_complete(lanes, states[0]["num_lanes"], states[0]["number"])
@@ -85,7 +85,7 @@ def _check_complete(lanes: dict[str, Any], num_lanes: int, number: int) -> None:
         last = lane + (number - 1 - lane) // num_lanes * num_lanes
         if lanes.get(str(lane), {"number": None})["number"] != last:
             raise ValueError(
-                f"the data position of lane {lane} is missing: that of one rank "
+                f"the data position of lane {lane} is missing: the position of one rank "
                 "was not saved. Resume from an older checkpoint"
             )
 
@@ -115,7 +115,7 @@ def compare(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
         if corpora[name] != own[name]:
             raise DataStateMismatch(
                 f"the files of corpus {name} are not those that the data position was saved with: "
-                "one was added, removed, renamed or changed, or another of its columns is the text"
+                "one was added, removed, renamed or changed, or its text is in another column"
             )
     notes = [
         f"corpus {name} is new and begins at its beginning" for name in own if name not in corpora
@@ -141,6 +141,6 @@ def _compare_witnesses(corpus: str, saved: str | None, present: str | None) -> l
         return []
     return [
         f"files of corpus {corpus} were written since: edited or only copied? Their names, sizes, "
-        "begins, middles and ends are as before, and the rest is too large to compare. If one was "
-        "edited, restore it: the stream would not be the one that the run began with"
+        "beginnings, middles and ends are as before, and the rest is too large to compare. If one "
+        "was edited, restore it: the stream would not be the one that the run began with"
     ]

@@ -1,7 +1,7 @@
 """The documents of a shard by blocks: random access where the format has it, else a stream.
 
 A block is a Parquet row group, the lines that begin within a range of bytes of a JSON Lines file
-(json_lines.py), a text file, or of tokens (token_shards.py) what was a block of their text.
+(json_lines.py), a text file, or for tokens (token_shards.py) a block of the text they came from.
 benchmarks/LOG.md says why `datasets` does not read them.
 """
 
@@ -56,7 +56,7 @@ class ShardReader(ABC):
 
 
 def damaged(where: str, error: Exception) -> Exception:
-    """What to raise where ``error`` was met in reading: faults of the network are named already."""
+    """What to raise for an ``error`` met in reading; network faults already say what failed."""
     if isinstance(error, ConnectionError | FileNotFoundError):
         return error
     return ValueError(
@@ -109,7 +109,7 @@ class TextReader(ShardReader, Block):
 
 
 class ParquetReader(ShardReader):
-    """A Parquet file by row group; of its columns only the text, whose checksums are verified.
+    """A Parquet file by row group; only its text column is read, and its checksums are verified.
 
     The file is opened, and its footer read, once; `datasets` does both for every row group.
     """

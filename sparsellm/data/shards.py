@@ -165,7 +165,7 @@ def _in_folder(folder: str, files: Iterable[str]) -> list[str]:
     if others:
         more = "" if len(others) <= _MOST_NAMED else f" and {len(others) - _MOST_NAMED} more"
         shown = ", ".join(others[:_MOST_NAMED])
-        logger.warning("not read of folder %s: %s%s (a glob can name them)", folder, shown, more)
+        logger.warning("not read in folder %s: %s%s (a glob can name them)", folder, shown, more)
     return kept
 
 

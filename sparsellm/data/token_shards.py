@@ -2,9 +2,9 @@
 
 ``NAME.bin`` holds the ids of all documents one after the other, each ended by the tokenizer's
 end-of-document id; ``NAME.idx`` says how many there are and where each begins. Megatron-LM, NeMo
-and GPT-NeoX read and write the same. It keeps the documents apart, which the order of the stream
-needs and a plain row of ids (nanoGPT's) does not. ``NAME.json`` is ours: which text and tokenizer
-it was made of, and the blocks of the text, so that the stream is the same to the id.
+and GPT-NeoX read and write the same. The format keeps documents apart, as the order of the stream
+requires; a plain sequence of ids (nanoGPT's) does not. ``NAME.json`` is ours: it names the text and
+the tokenizer of the shard and has the blocks of the text, so the stream is the same to the id.
 """
 
 from __future__ import annotations
@@ -151,11 +151,11 @@ def check_tokenizer(shards: tuple[Shard, ...], tokenizer: Tokenizer) -> None:
         if made_by != tokenizer.identity:
             raise ValueError(
                 f"{shard.url} was tokenised by {made_by!r} and data.tokenizer is "
-                f"{tokenizer.identity!r}; set the one, or run `sparsellm data tokenize` with the "
-                "other"
+                f"{tokenizer.identity!r}; use the former, or run `sparsellm data tokenize` with "
+                "the latter"
             )
         if eot_id != tokenizer.eot_id:
             raise ValueError(
                 f"{shard.url}: documents end with id {eot_id}, those of data.tokenizer now with "
-                f"{tokenizer.eot_id}: give the tokenizer the eos_token of then, or {TOKENIZE_AGAIN}"
+                f"{tokenizer.eot_id}: give the tokenizer its former eos_token, or {TOKENIZE_AGAIN}"
             )

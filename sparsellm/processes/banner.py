@@ -30,7 +30,7 @@ class Machine:
     """The hardware of this node, as this process sees it."""
 
     gpus: tuple[str, ...]  # names
-    gpu_bytes: int | None  # memory of the first; None where it is not known
+    gpu_bytes: int | None  # memory of the first; None if it is not known
     cores: int
     memory_bytes: int
 

@@ -93,14 +93,14 @@ def compare_files(
     if _differing({"files": short_hash(times)}):
         accelerator.print(
             "warning: for some ranks the files of the corpora were written at other times: edited "
-            "or only copied? Their names, sizes, begins, middles and ends are the same, and the "
-            f"rest is too large to compare: {_shown(_differing(times))}. Training goes on; copies "
-            "that keep the time (cp -p, rsync -t) end this warning"
+            "or only copied? Their names, sizes, beginnings, middles and ends are the same, and "
+            f"the rest is too large to compare: {_shown(_differing(times))}. Training goes on; "
+            "copies that keep the time (cp -p, rsync -t) end this warning"
         )
 
 
 def short_hash(values: dict[str, str]) -> str:
-    """Of all keys and values, in their order."""
+    """A short hash of all keys and values, in their order."""
     return xxhash.xxh3_64_hexdigest(repr(values).encode())
 
 

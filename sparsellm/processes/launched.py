@@ -41,8 +41,8 @@ def train_command(
 ) -> list[str]:
     """What a user would type to train ``recipe`` on so many GPUs of one node, on any free port.
 
-    A configuration for several nodes (HSDP) takes the halves of four GPUs or more for nodes, and
-    fewer for one.
+    A configuration for several nodes (HSDP) treats each half of four or more GPUs as a node, and
+    fewer GPUs as one node.
     """
     path = launch_config(config)
     words = [sys.executable, "-m", "accelerate.commands.launch"]
@@ -101,7 +101,7 @@ def _version(run_path: Path) -> tuple[int, int] | None:
 def kill(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to all that the launcher started, and waits for it to be gone from the GPUs.
 
-    A signal to its process group would not do: torchrun gives every rank a session of its own.
+    A signal to its process group would not suffice: torchrun gives every rank its own session.
     """
     if process.poll() is not None:
         return

@@ -262,7 +262,7 @@ def _connect(accelerator: Accelerator) -> Any:
 
 
 def _main_rank_is_gone(error: Exception) -> str:
-    """Of an error of the launcher's store, which lives on the main rank's node."""
+    """The message for an error of the launcher's store, which is on the main rank's node."""
     reason = " ".join(str(error).split())[:200]
     return f"the main rank is gone ({reason}); the same command resumes"
 

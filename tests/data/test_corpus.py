@@ -140,7 +140,7 @@ def test_of_a_folder_only_visible_data_is_read_and_the_rest_is_told(tmp_path, ca
             "sub/a.txt",
         ]
         [told] = caplog.messages
-        assert told.startswith("not read of folder ")
+        assert told.startswith("not read in folder ")
         assert ".half.txt" in told
         assert "and 1 more (a glob can name them)" in told
     named = load_corpus("local", files=[f"{own}/README.md"])

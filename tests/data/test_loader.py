@@ -158,7 +158,7 @@ def test_another_column_of_the_same_file_is_refused(tmp_path):
     titles, texts = (load_corpus("local", files=[str(path)], text_field=f) for f in ("title", None))
     state = merge([_loader(titles).state_dict()])
     _loader(titles).load_state_dict(state)
-    with pytest.raises(DataStateMismatch, match=r"another of its columns is the text"):
+    with pytest.raises(DataStateMismatch, match=r"its text is in another column"):
         _loader(texts).load_state_dict(state)
 
 

@@ -17,7 +17,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """The public functions, imported at their first use: `sparsellm --help` takes no torch."""
+    """The public functions, imported at their first use: `sparsellm --help` needs no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

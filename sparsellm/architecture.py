@@ -52,14 +52,14 @@ ACTIVATIONS = {
         Activation("silu", "SiLU", exact_zeros=False),
     )
 }
-# What a recipe needs for whatever counts zeros, as errors say it.
+# What a recipe needs for anything that counts zeros, in the words of error messages.
 WITH_EXACT_ZEROS = "ffn.activation: " + " or ".join(
     name for name, activation in ACTIVATIONS.items() if activation.exact_zeros
 )
 
 
 def rectified_activations() -> dict[str, Rectified]:
-    """How the kernels compute the activations that they do, by name."""
+    """The activations that the kernels compute, by name, and how they do it."""
     return {name: of.kernels for name, of in ACTIVATIONS.items() if of.kernels is not None}
 
 
@@ -75,9 +75,9 @@ class Architecture:
     # Of its FFN, all hidden_size × intermediate_size.
     ffn_matrices: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     formula: str = "act(x W_g) * (x W_u)"  # of the FFN's hidden activations, for people
-    # The only one of llama.cpp and of vLLM's own model, whatever is configured.
+    # The only activation that llama.cpp and vLLM's own model have, whatever is configured.
     usual_activation: str = "silu"
-    # What a recipe does not say in `model.huggingface` has the default of transformers' class, or:
+    # What `model.huggingface` does not state has the default of transformers' class, except:
     defaults: tuple[tuple[str, Any], ...] = ()
     # Projections of its attention, of q, k, v and o, that have a bias whatever is configured.
     attention_biases: str = ""

@@ -53,7 +53,7 @@ def place(model: HFModel, device: torch.device | str, dtype: torch.dtype) -> HFM
 
 
 def refuse_sparse_without_gpu(asked: str, device: torch.device, remedy: str) -> None:
-    """Raises ValueError where sparse kernels were asked for and there is only a CPU."""
+    """Raises ValueError if sparse kernels were asked for and there is only a CPU."""
     if device.type == "cpu" and not stands_in(device):
         raise ValueError(f"{asked} needs a GPU; on a CPU it would be slower than dense: {remedy}")
 

@@ -62,7 +62,7 @@ def count_parameters(recipe: Recipe) -> ParameterCount:
 
 
 def active_parameters(recipe: Recipe, nnz: float) -> int:
-    """Parameters that a token uses where ``nnz`` neurons of a layer fire for it.
+    """Parameters that a token uses if ``nnz`` neurons of a layer fire for it.
 
     All but the rows of neurons that do not fire. The matrix that decides the pattern, the gate or
     without one up, is used whole.
@@ -234,7 +234,7 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
 
 
 def _memory(recipe: Recipe, num_shards: int = 1, num_gpus: int | None = None) -> str:
-    """See `estimate_memory`. Of a micro-batch that fits itself to the memory: per sequence."""
+    """See `estimate_memory`. If the micro-batch size is ``auto``, activations per sequence."""
     memory, gib = estimate_memory(recipe, num_shards, num_gpus), 2**30
     parts = (
         f"weights {memory.weights / gib:.1f}, gradients {memory.gradients / gib:.1f}, "

@@ -104,7 +104,7 @@ def build_model(recipe: Recipe, eos_token_id: int) -> HFModel:
     Weights depend on ``recipe.seed`` and the shapes alone; the caller's RNG state is untouched.
 
     Raises:
-        ValueError: the device has not the memory for it.
+        ValueError: the device does not have the memory for it.
     """
     _check_memory(recipe)
     with torch.random.fork_rng(devices=[]):
@@ -118,7 +118,7 @@ def build_zero_model(recipe: Recipe, eos_token_id: int) -> HFModel:
     Random weights would take a CPU 8 s for 0.4 billion parameters.
 
     Raises:
-        ValueError: the device has not the memory for it.
+        ValueError: the device does not have the memory for it.
     """
     _check_memory(recipe)
     with init_empty_weights(include_buffers=False):
@@ -132,7 +132,7 @@ def build_zero_model(recipe: Recipe, eos_token_id: int) -> HFModel:
 
 
 def _check_memory(recipe: Recipe) -> None:
-    """Before anything is built: of more memory than there is, the system ends the process."""
+    """Checks before anything is built: the system kills a process that runs out of memory."""
     device = torch.empty(0).device
     if device.type == "cuda":
         room = torch.cuda.mem_get_info(device)[1]

@@ -45,8 +45,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Plain data without aliases, of which a few lines can stand for billions of values; and where
-    PyYAML keeps the last of two equal keys silently, the second is an error."""
+    """Plain data without aliases, since a few lines of them can stand for billions of values. The
+    second of two equal keys is an error; PyYAML would silently keep the last."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except ValueError as error:  # a date or a number that is none
+        except ValueError as error:  # an invalid date or number
             raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -108,7 +108,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def line_of(path: Path, key: Sequence[int | str]) -> int | None:
-    """The line of a YAML or JSON file in which a key stands; None where it is not there."""
+    """The line of a YAML or JSON file in which a key stands; None if it is not there."""
     line = None
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
@@ -230,7 +230,7 @@ _WORDS = {
     "string_pattern_mismatch": (
         "must begin with a letter or a digit, and hold only letters, digits, '.', '_' and '-'"
     ),
-    "string_type": "must be text; in quotes, should it look like something else",
+    "string_type": "must be text; in quotes if it looks like something else",
     **dict.fromkeys(
         ("dict_type", "model_type", "model_attributes_type"),
         "must be a section of `key: value` lines",
@@ -239,7 +239,7 @@ _WORDS = {
 
 
 def nearest(model: type[BaseModel], key: str) -> str:
-    """The end of a sentence about a key that ``model`` has not: which one was meant."""
+    """The end of a sentence about a key that ``model`` does not have: which one was meant."""
     keys = all_keys(model)
     section, _, name = key.rpartition(".")
     beside = [valid for valid in keys if section and valid.rpartition(".")[0] == section]

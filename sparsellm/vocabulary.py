@@ -25,7 +25,7 @@ def vocab_size(name: str) -> int:
     """Number of ids of a tokenizer, unpadded.
 
     Raises:
-        FileNotFoundError, ValueError: unknown name, or its files cannot be had.
+        FileNotFoundError, ValueError: unknown name, or its files are unavailable.
     """
     if name.startswith(HF_PREFIX):
         return count_ids(hf_file(name, TOKENIZER_FILE))
@@ -89,14 +89,14 @@ def _download(name: str, where: str, file: str) -> Path:
     try:
         return Path(hf_hub_download(repo, file, revision=revision or None))
     except (OSError, HFValidationError, EntryNotFoundError) as error:
-        # The client raises a kind of it also where it cannot be reached.
+        # The client raises a subclass of it also if the hub cannot be reached.
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             raise FileNotFoundError(
                 f"data.tokenizer {name}: {repo} has no {file}: it has no fast tokenizer"
             ) from error
         first = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"data.tokenizer {name}: no such folder, and not to be had from the hub ({first}); "
+            f"data.tokenizer {name}: no such folder, and not available from the hub ({first}); "
             "check the name, the network, and HF_TOKEN if access needs it"
         ) from error
 

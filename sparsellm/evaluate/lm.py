@@ -62,7 +62,7 @@ class SparseLM(HFLM):
         agreement: Agreement | None = None,
     ) -> None:
         if not isinstance(tokenizer, HFTokenizer):
-            # What is spelt out in a row is text, as in training; no row of the suite has such.
+            # What is spelt out in a row is text, as in training; no row of the suite has any.
             tokenizer = stock_tokenizer(tokenizer.name, split_special_tokens=True)
         elif tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Tasks beside the suite: lm-eval's own, by name, group or tag, and YAML files of its kind.
+"""Tasks besides the suite: lm-eval's own, by name, group or tag, and YAML files of its kind.
 
 They are used unchanged: rows come from where the task's YAML says (mostly the hub, not pinned), and
 shots and metrics are the task's own.
@@ -48,7 +48,7 @@ def build_other_tasks(
                 built = manager.load([groups.get(name, str(files.get(name, name)))])
                 for task in built["tasks"].values():
                     task.set_fewshot_seed(FEWSHOT_SEED)
-                    len(task.eval_docs)  # a split that is not there shows here
+                    len(task.eval_docs)  # a missing split raises here
             except Exception as error:  # whatever lm-eval, datasets or the hub raise
                 raise ValueError(
                     f"--tasks: lm-eval cannot build {name!r}: {type(error).__name__}: {error}"
@@ -71,7 +71,7 @@ def _task_manager(folders: tuple[Path, ...], own: bool) -> Any:
 
 
 def _group_in(path: Path) -> str | None:
-    """The group that a YAML file defines; None of a task's."""
+    """The group that a YAML file defines; None for a task's file."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     try:

@@ -109,7 +109,7 @@ def _check_push(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise ValueError(f"--push {repo}: {error}; give such as my-name/my-model") from error
+        raise ValueError(f"--push {repo}: {error}; give one such as my-name/my-model") from error
     if "/" not in repo:
         raise ValueError(f"--push {repo}: name the owner too, such as my-name/{repo}")
     if get_token() is None:

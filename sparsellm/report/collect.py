@@ -90,7 +90,7 @@ class RunData:
 
 
 def _seconds(record: dict[str, Any]) -> float:
-    """From the start of its process; 0 where an early version did not record it."""
+    """From the start of its process; 0 if an early version did not record it."""
     return record.get("seconds") or 0.0
 
 

@@ -41,7 +41,7 @@ def read_sent(file: Path) -> dict[str, int]:
 class Dashboard:
     """Sends records from a thread of its own.
 
-    Where wandb cannot be reached, the run goes on offline, for `wandb sync`. Once it has started,
+    If wandb cannot be reached, the run goes on offline, for `wandb sync`. Once it has started,
     its own process waits for the network.
 
     Args:
@@ -114,7 +114,7 @@ def check_wandb(recipe: Recipe) -> None:
 
 
 def start_wandb(recipe: Recipe, mode: str | None = None) -> Any:
-    """The wandb run of a training run, the same one every time. ``mode`` is else the recipe's.
+    """The wandb run of a training run, the same one every time. ``mode`` replaces the recipe's.
 
     Raises:
         ValueError: wandb cannot start it.

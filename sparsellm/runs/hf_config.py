@@ -15,7 +15,7 @@ from sparsellm.runs.hf_folder import CONFIG_FILE, REMEDY, hub_id, is_published
 from sparsellm.strict import read_json
 from sparsellm.vocabulary import HF_PREFIX
 
-# What a recipe that is made from a configuration has beside the model.
+# What a recipe that is made from a configuration has besides the model.
 _BASE = "0.5b"
 _CONTEXT = 2048  # tokens, at most: sequences to train on and to analyze
 # Keys of `model` that are Hugging Face's too.
@@ -41,7 +41,7 @@ def read_config(path: Path) -> PretrainedConfig:
     """The configuration of a folder, as stock transformers has it; no code of the folder runs.
 
     Raises:
-        ValueError: it is damaged, is of a model that transformers has not, or has quantised
+        ValueError: it is damaged, is of a model unknown to transformers, or has quantised
             weights.
     """
     file = path / CONFIG_FILE
@@ -131,13 +131,13 @@ def derive_recipe(path: Path, given: Path) -> Recipe:
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
         raise ValueError(
-            f"{file}: model_type {config.model_type!r} is no family of sparsellm's; those are "
+            f"{file}: model_type {config.model_type!r} is not supported; valid are "
             + ", ".join([*ARCHITECTURES, *PUBLISHED])
         )
     values = config.to_dict()
     if values["hidden_act"] not in ACTIVATIONS:
         raise ValueError(
-            f"{file}: hidden_act {values['hidden_act']!r} is no activation of sparsellm's; those "
+            f"{file}: hidden_act {values['hidden_act']!r} is not supported; valid "
             f"are {', '.join(ACTIVATIONS)}"
         )
     rope = dict(values["rope_parameters"])

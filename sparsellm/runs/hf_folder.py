@@ -61,7 +61,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: there are no safetensors, or a shard is missing.
-        ValueError: a shard is truncated, or has not what the index says.
+        ValueError: a shard is truncated, or does not hold what the index says.
     """
     index_file, single = path / INDEX_FILE, path / checkpoint.MODEL_FILE
     if single.is_file() or not index_file.is_file():

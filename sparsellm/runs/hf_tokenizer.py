@@ -32,7 +32,7 @@ from sparsellm.vocabulary import (
 END_OF_TEXT = "<|endoftext|>"
 
 # Any two tokenizers that are not the same differ on it: letters, digits, contractions, runs of
-# white space, several bytes a character, and a special token (which both are told to split).
+# white space, several bytes per character, and a special token (which both are told to split).
 _PROBE = "It's 2,048 zeros —  naïve\n\n\t 日本語 🙂 don't\r\nx = [0]*99  "
 
 
@@ -55,7 +55,7 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end_of_document,
         "eos_token": end_of_document,
-        # For batches: what it stands at is masked, and generation wants it on the left.
+        # For batches: padding is masked, and generation needs it on the left.
         "pad_token": end_of_document,
         "padding_side": "left",
         "unk_token": end_of_document,  # as GPT-2's: nothing is unknown, but some tools ask for one

@@ -36,7 +36,7 @@ class _Change(StrictModel):
 def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
     """Sets aside what the branch that goes on from ``resumed`` does not continue.
 
-    None is step 0. Of a checkpoint in ``abandoned/``, the records there become the run's. Returns
+    None is step 0. For a checkpoint in ``abandoned/``, the records there become the run's. Returns
     sentences on what was done.
 
     Raises:

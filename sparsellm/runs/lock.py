@@ -122,7 +122,7 @@ def read_presence(run_path: Path) -> Presence | None:
 
 
 def find(run_path: Path) -> Presence | None:
-    """As `read_presence`; a damaged file tells of nobody."""
+    """As `read_presence`, but None for a damaged file."""
     with contextlib.suppress(ValueError):
         return read_presence(run_path)
     return None
@@ -135,7 +135,7 @@ def ask_to_stop(run_path: Path) -> psutil.Process:
         ValueError: there is none on this host; says where, or what to do.
     """
     if not run_path.is_dir():
-        raise ValueError(f"{run_path} is not a run folder; give such as runs/debug")
+        raise ValueError(f"{run_path} is not a run folder; give one such as runs/debug")
     present = read_presence(run_path)
     process = None if present is None else present.process
     if present is not None and not present.is_of(run_path):
@@ -161,7 +161,7 @@ class RunLock:
 
     Args:
         run_path: the run's folder.
-        lost: called where another training has taken the lock from this one, which had not renewed
+        lost: called when another training has taken the lock from this one, which had not renewed
             it for `STALE_SECONDS` (a stopped process, a file system that was away).
     """
 

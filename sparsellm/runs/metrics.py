@@ -44,7 +44,7 @@ class Metric:
     from_zero: bool = False
 
     def value(self, line: Line, recipe: Recipe) -> float | None:
-        """Of a line; None where the line was written before there was this metric."""
+        """Its value in a line; None if the line is older than this metric."""
         try:
             found = line[self.name] if self.of is None else self.of(line, recipe)
         except (KeyError, TypeError):  # it, or what it derives from, is not there
@@ -81,7 +81,7 @@ class LayerMetric:
     if_different: bool = False
 
     def values(self, line: Line) -> list[float]:
-        """Of a line, one per layer; none where the line is older than this metric."""
+        """Its values in a line, one per layer; none if the line is older than this metric."""
         try:
             return self.of(line)
         except KeyError:

@@ -57,7 +57,7 @@ def find_checkpoint(path: Path) -> Path:
             return found
     raise FileNotFoundError(
         f"{path} is not a checkpoint ({checkpoint.TRAINER_FILE} and {checkpoint.MODEL_FILE}), a "
-        "run folder with checkpoints/ or a Hugging Face folder; give such as runs/debug"
+        "run folder with checkpoints/ or a Hugging Face folder; give one such as runs/debug"
     )
 
 
@@ -79,7 +79,7 @@ def load_pretrained(
     Raises:
         FileNotFoundError: no checkpoint there, or a file of it is missing.
         ValueError: a file is damaged; recipe, configuration, weights and tokenizer differ; or a
-            Hugging Face folder is of no family of ours.
+            Hugging Face folder is of another family than ours.
     """
     weights = read_weights(path, recipe)
     tokenizer, source = load_tokenizer(weights.recipe.data.tokenizer), str(weights.path)
@@ -132,7 +132,7 @@ def recipe_for(name: str, overrides: list[str], source: Path, *, fresh: bool = F
 
     All else is the recipe's own, the context length and the activation among it. Overrides come
     last. A run that has a checkpoint resumes from it, unless ``fresh``, and no longer needs the
-    weights: where they are gone, the model is that of the checkpoint.
+    weights: if they are gone, the model is that of the checkpoint.
 
     Raises:
         FileNotFoundError, ValueError: there are no such weights, or see `load_recipe`.

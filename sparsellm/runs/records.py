@@ -38,7 +38,7 @@ def position_bucket_starts(context_length: int) -> list[int]:
 
 
 def nnz_bucket_edges(intermediate_size: int) -> list[int]:
-    """Left edges of the histogram of non-zeros per token: exact to 8, then four an octave."""
+    """Left edges of the histogram of non-zeros per token: exact to 8, then four per octave."""
     edges = list(range(min(8, intermediate_size) + 1))
     while edges[-1] < intermediate_size:
         edges.append(min(max(edges[-1] + 1, round(edges[-1] * 2**0.25)), intermediate_size))
@@ -80,7 +80,7 @@ class _Written:
     kind: ClassVar[str]
 
     def line(self) -> dict[str, Any]:
-        """What metrics.jsonl holds of it: a step's values beside the other fields."""
+        """What metrics.jsonl holds of it: a step's values next to the other fields."""
         line: dict[str, Any] = {"kind": self.kind}
         for name, value in vars(self).items():
             if name == "values":
@@ -191,9 +191,9 @@ def of_kind(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> list[tuple[str, Record | Session | None]]:
-    """Each line and its record; None of a kind that this version does not know.
+    """Each line and its record; None for a kind that this version does not know.
 
-    There is none where the file is missing.
+    There are none if the file is missing.
 
     Raises:
         ValueError: a line is not a record; names file, line and key.
@@ -241,7 +241,7 @@ def _record(text: str, source: str) -> Record | Session | None:
     if not isinstance(record, TrainRecord):
         return record
     values: dict[str, float | None] = {"loss": None}
-    for key, value in line.items():  # all that are no fields
+    for key, value in line.items():  # all that are not fields
         if key not in vars(record) and (value is None or isinstance(value, int | float)):
             values[key] = value
     if "mfu" in values and "mfu_dense" not in values:

@@ -54,7 +54,7 @@ class Saver:
         self._rank = dist.get_rank(group) if group else 0
         self._world_size = dist.get_world_size(group) if group else 1
         # The host memory that the GPU copies to is pinned, and kept from one save to the next. The
-        # first save allocates it while training waits: 10 s at 2B on one H200, 6 s on two, where
+        # first save allocates it while training waits: 10 s at 2B on one H200, 6 s on two, while
         # later ones block for 0.5 s. A thread could not hide this: the optimizer's tensors exist
         # only after the first step, and no streams run during an allocation of pinned memory.
         self._pinned = torch.cuda.is_available()

@@ -39,7 +39,7 @@ from sparsellm.sweep.worker import (
 from sparsellm.training.measure import check_evaluation
 from sparsellm.waiting import on_terminal, rewrite
 
-# Seconds between two looks at what the runs print: after a start few, then longer. On a terminal
+# Seconds between two looks at what the runs print: few after a start, then more. On a terminal
 # a line is rewritten in place each time, so it can always be soon.
 FIRST_PAUSE, LONGEST_PAUSE, ON_TERMINAL = 3.0, 48.0, 1.0
 

@@ -234,7 +234,7 @@ def test_missing_and_damaged_tokenizers_are_named(byte_level, monkeypatch):
     (byte_level / "other.json").write_bytes((byte_level / "tokenizer.json").read_bytes())
     with pytest.raises(FileNotFoundError, match=r"other\.json is not called tokenizer\.json; name"):
         load_tokenizer(f"hf:{byte_level}/other.json")
-    with pytest.raises(ValueError, match=r"hf:no/such-model: no such folder, and not to be had"):
+    with pytest.raises(ValueError, match=r"hf:no/such-model: no such folder, and not available"):
         load_tokenizer("hf:no/such-model")
 
 

@@ -109,11 +109,11 @@ def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
         ),
         (
             {"hidden_act": "gelu"},
-            "hidden_act 'gelu' is no activation of sparsellm's; those are relu",
+            "hidden_act 'gelu' is not supported; valid are relu",
         ),
         (
             {"model_type": "gpt2"},
-            "model_type 'gpt2' is no family of sparsellm's; those are llama, ",
+            "model_type 'gpt2' is not supported; valid are llama, ",
         ),
         ({"model_type": "brandnew"}, "cannot be read (The checkpoint you are trying to load has"),
         ({"quantization_config": {"quant_method": "fp8"}}, "has a quantization_config"),

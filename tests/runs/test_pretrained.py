@@ -43,7 +43,7 @@ def test_bf16_rounds_the_weights_and_nothing_else(run):
 
 
 def test_mistakes_name_the_file(run, tiny, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint .* give such as runs/debug"):
+    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint .* one such as runs/debug"):
         find_checkpoint(tmp_path / "nowhere")
     path = save_run(run)
     weights = path / "model.safetensors"

@@ -21,28 +21,23 @@ def quantised_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
 
 def quantise_into(out: QuantisedRows, x_MK: Tensor) -> None:
     """Writes what `quantised_rows` gives of a matrix into memory that exists."""
-    if not _kernel_takes(x_MK):
-        for memory, value in zip(out, rows_in_e4m3(x_MK), strict=True):
+    rows = _quantise_rows(x_MK, None, out)
+    if rows is not out:
+        for memory, value in zip(out, rows, strict=True):
             memory.copy_(value)
-        return
-    from sparsellm.ffn.kernels.quantise import quantise_rows
-
-    with torch.cuda.device(x_MK.get_device()):
-        quantise_rows(x_MK.contiguous(), out=out)
 
 
-def _kernel_takes(x_MK: Tensor) -> bool:
-    on_gpu = x_MK.is_cuda and x_MK.numel() > 0
-    return on_gpu and x_MK.dtype != torch.float32 and x_MK.shape[1] % 8 == 0
-
-
-def _quantise_rows(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, Tensor]:
-    if not _kernel_takes(x_MK):
+def _quantise_rows(
+    x_MK: Tensor, row_M: Tensor | None, out: QuantisedRows | None = None
+) -> QuantisedRows:
+    """With ``out``, the kernel writes there and returns it; plain torch ignores it."""
+    takes = x_MK.is_cuda and x_MK.dtype != torch.float32 and x_MK.shape[1] % 8 == 0
+    if not takes or not x_MK.numel():
         return rows_in_e4m3(x_MK, row_M)
     from sparsellm.ffn.kernels.quantise import quantise_rows
 
     with torch.cuda.device(x_MK.get_device()):
-        return quantise_rows(x_MK.contiguous(), row_M)
+        return quantise_rows(x_MK.contiguous(), row_M, out)
 
 
 def _empty_rows(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,10 @@ Globs = Annotated[list[str], BeforeValidator(_as_list)]
 Model = TypeVar("Model", bound=BaseModel)
 
 
+_INTEGER = "tag:yaml.org,2002:int"
+_OTHER_BASES = re.compile(r"[-+]?0[0-7_]+|[-+]?[1-9].*:.*")  # 010 is octal, and 1:30 is 90
+
+
 class _StrictLoader(yaml.SafeLoader):
     """Plain data without aliases, since a few lines of them can stand for billions of values. The
     second of two equal keys is an error; PyYAML would silently keep the last."""
@@ -55,6 +60,13 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag == _INTEGER and _OTHER_BASES.fullmatch(node.value):
+            meant = super().construct_object(node)
+            raise yaml.MarkedYAMLError(
+                problem=f"{node.value} would be {meant}: write {meant}, a number without leading "
+                "zeros, or text in quotes",
+                problem_mark=node.start_mark,
+            )
         try:
             return super().construct_object(node, deep)
         except ValueError as error:  # an invalid date or number

@@ -244,6 +244,16 @@ def test_exponents_without_a_point_are_numbers():
     assert load_recipe("debug", ["optimizer.learning_rate=1e-3"]).optimizer.learning_rate == 1e-3
 
 
+@pytest.mark.parametrize(("written", "read"), [("010", "8"), ("-017", "-15"), ("1:30", "90")])
+def test_a_number_that_yaml_reads_in_another_base_is_refused(tmp_path, written, read):
+    path = tmp_path / "own.yaml"
+    path.write_text(f"base: debug\nname: own\nseed: {written}\n")
+    with pytest.raises(ValueError, match=rf"own.yaml.*line 3: {written} would be {read}: write"):
+        load_recipe(str(path))
+    with pytest.raises(ValueError, match=rf"{written} would be {read}: write"):
+        load_recipe("debug", [f"seed={written}"])
+
+
 def test_key_twice_is_refused(tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text("base: debug\nseed: 1\nseed: 2\n", encoding="utf-8")

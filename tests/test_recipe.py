@@ -96,7 +96,8 @@ def test_memory_is_estimated_as_it_was_measured():
         keys = ("global_batch_tokens", "micro_batch_size")
         bytes_ = ["data.corpus=sample", "data.tokenizer=bytes"] if "vocab_size" in case else []
         sizes = [f"train.{key}={case[key]}" for key in keys]
-        recipe = load_recipe(case["recipe"], [*bytes_, *sizes])
+        own = [f"runtime.precision={case['precision']}"] if "precision" in case else []
+        recipe = load_recipe(case["recipe"], [*bytes_, *sizes, *own])
         assert recipe.padded_vocab_size == case.get("vocab_size", 50_304)
         shards = case["gpus"] if case["config"] == "fsdp2" else 1
         estimate = estimate_memory(recipe, shards).total / 2**30

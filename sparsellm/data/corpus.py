@@ -159,6 +159,12 @@ def load_corpora(data: DataConfig) -> tuple[Corpus, ...]:
     names = [c.name for c in corpora]
     if len(set(names)) < len(names):
         raise ValueError(f"two corpora of the mixture are called {max(names, key=names.count)!r}")
+    stdlib = [c.name for c in corpora if c.train[0].format == "sources"]
+    if len(stdlib) > 1:  # one may hold out what the other trains on
+        raise ValueError(
+            f"the corpora {', '.join(stdlib)} of the mixture all read Python's standard library; "
+            "keep one of them"
+        )
     _check_held_out(corpora)
     return corpora
 

@@ -169,6 +169,15 @@ def test_files_for_a_corpus_that_has_none_name_the_remedy(tmp_path):
         load_corpus("sample", files=files)
 
 
+def test_a_mixture_reads_the_standard_library_once(tmp_path):
+    for name, groups in (("one", 4), ("two", 8)):
+        text = f"source: stdlib\nnum_shards: {groups}\nvalidation_percent: {groups}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    mixture = {str(tmp_path / f"{name}.yaml"): 1.0 for name in ("one", "two")}
+    with pytest.raises(ValueError, match="the corpora one, two of the mixture all read Python's"):
+        load_corpora(DataConfig(corpus=mixture))
+
+
 def test_what_one_corpus_of_a_mixture_holds_out_no_other_trains_on(tmp_path):
     for name in ("a", "b"):
         _parquet(tmp_path / f"{name}.parquet")

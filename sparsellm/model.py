@@ -106,23 +106,26 @@ def build_model(recipe: Recipe, eos_token_id: int) -> HFModel:
     Raises:
         ValueError: the device does not have the memory for it.
     """
-    _check_memory(recipe)
+    # Hugging Face would first have torch initialise every layer, in vain: 60% of the time, which is
+    # half a minute at two billion parameters.
+    model = build_zero_model(recipe, eos_token_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        return _new_model(recipe, eos_token_id)
+        for module in model.modules():
+            model._init_weights(module)
+    return model
 
 
 def build_zero_model(recipe: Recipe, eos_token_id: int) -> HFModel:
     """The same with all weights zero, for a caller that loads others.
-
-    Random weights would take a CPU 8 s for 0.4 billion parameters.
 
     Raises:
         ValueError: the device does not have the memory for it.
     """
     _check_memory(recipe)
     with init_empty_weights(include_buffers=False):
-        model = _new_model(recipe, eos_token_id)
+        model_class = getattr(transformers, recipe.architecture.model_class)
+        model = use_sparse_ffn(model_class(model_config(recipe, eos_token_id)).float())
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             zeros = torch.zeros(parameter.shape, dtype=parameter.dtype)
@@ -147,11 +150,6 @@ def _check_memory(recipe: Recipe) -> None:
             f"{4 * parameters / 2**30:,.0f} GiB in fp32, and {device} has {room / 2**30:,.0f} GiB; "
             "lower the values of its section model"
         )
-
-
-def _new_model(recipe: Recipe, eos_token_id: int) -> HFModel:
-    model_class = getattr(transformers, recipe.architecture.model_class)
-    return use_sparse_ffn(model_class(model_config(recipe, eos_token_id)).float())
 
 
 def use_sparse_ffn(model: HFModel) -> HFModel:

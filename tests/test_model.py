@@ -248,6 +248,21 @@ def test_generation_with_cache_equals_without(tiny):
     assert torch.equal(cached, model.generate(prompt, use_cache=False, **options))
 
 
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
+def test_weights_begin_as_those_of_stock_transformers(tiny, overrides):
+    model = build_model(tiny(*overrides), eos_token_id=256)
+    stock = type(model)(model.config)
+    expected = {**stock.state_dict(), **dict(stock.named_buffers())}
+    found = {**model.state_dict(), **dict(model.named_buffers())}
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if tensor.dim() < 2:  # norms, biases, frequencies of RoPE
+            assert torch.equal(found[name], tensor), name
+            continue
+        assert abs(found[name].mean()) < 5 * tensor.std() / tensor.numel() ** 0.5, name
+        assert found[name].std() / tensor.std() == pytest.approx(1, abs=0.15), name
+
+
 def test_weights_depend_on_the_seed_alone(tiny):
     torch.manual_seed(1)
     a = build_model(tiny(), eos_token_id=256).state_dict()

@@ -187,8 +187,7 @@ def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
         share_weights(layer.mlp, fp8=fp8, accumulates=fused)
         if fp8:
             layer.mlp.use_fp8()
-    # Liger's loss takes the head's own weight. Models from elsewhere may have any vocabulary.
-    if fp8 and runtime.loss == "torch" and model.lm_head.out_features % 16 == 0:
+    if fp8 and runtime.loss == "torch":  # Liger's loss takes the head's own weight
         share_weights(model, fp8=True, fp8_gradient=False, accumulates=False)
     if runtime.compile:
         limit = torch._dynamo.config.recompile_limit

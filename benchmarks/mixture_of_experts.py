@@ -147,7 +147,7 @@ def train(recipe: Recipe, experts: int, active: int) -> list[Trained]:
         device,
     )
     objective = MoEObjective(recipe, experts, active).to(device)
-    optimizer = build_optimizer(objective, recipe.optimizer)
+    optimizer = build_optimizer(objective, recipe)
     rounds = recipe.accumulation_steps(1)
     found, seconds = [], 0.0
     workers = recipe.data.num_workers

@@ -150,8 +150,11 @@ def estimate_memory(
     m = recipe.model
     counted = count_parameters(recipe)
     parameters, optimizer = counted.total, 8 * counted.total
-    if recipe.optimizer.name == "muon":  # one moment of the blocks' matrices
-        optimizer -= 4 * (counted.attention + counted.ffn)
+    if recipe.optimizer.name == "muon":  # one moment of its matrices
+        muon = counted.attention + counted.ffn
+        if recipe.sparsity.l1_coefficient:  # but gates are AdamW's
+            muon -= m.num_hidden_layers * m.hidden_size * m.intermediate_size
+        optimizer -= 4 * muon
     rounds = recipe.accumulation_steps(num_gpus or num_shards)
     half = 4 if recipe.runtime.precision == "fp32" else 2
     tokens = recipe.micro_batch_tokens

@@ -9,25 +9,31 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from sparsellm.ffn.module import SparseFFN
+from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import OptimizerConfig
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer; weight decay on matrices (embeddings included), none on norm vectors.
 
     A step changes nothing if the optimizer's attribute ``found_inf``, a tensor (), is 1; the host
     does not wait for its value.
     """
+    config = recipe.optimizer
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = {name: p for name, p in named if p.dim() >= 2}
-    blocks = [p for name, p in matrices.items() if "layers" in name.split(".")]
-    others = [p for name, p in matrices.items() if "layers" not in name.split(".")]
     vectors = {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0}
-    if config.name == "muon":
-        decayed = {"params": others, "weight_decay": config.weight_decay}
-        return MuonAndAdamW(blocks, [decayed, vectors], config)
-    decayed = {"params": list(matrices.values()), "weight_decay": config.weight_decay}
-    return _adamw([decayed, vectors], config)
+    muons = [name for name in matrices if config.name == "muon" and "layers" in name.split(".")]
+    if recipe.sparsity.l1_coefficient:
+        # L1 pushes every gate row along the mean of x, one direction of the matrix. Muon makes the
+        # update equally large in all directions: λ then has to rise until it drowns the loss.
+        patterns = {id(m.pattern_weight) for m in model.modules() if isinstance(m, SparseFFN)}
+        muons = [name for name in muons if id(matrices[name]) not in patterns]
+    others = [p for name, p in matrices.items() if name not in set(muons)]
+    groups = [{"params": others, "weight_decay": config.weight_decay}, vectors]
+    if muons:
+        return MuonAndAdamW([matrices[name] for name in muons], groups, config)
+    return _adamw(groups, config)
 
 
 def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
@@ -41,13 +47,13 @@ def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """`torch.optim.Muon` for the matrices of the blocks, AdamW for everything else.
+    """`torch.optim.Muon` for matrices, AdamW for everything else.
 
     Muon's update of an (A, B) matrix is scaled by ``0.2 √max(A, B)``, to the root mean square of
     AdamW's updates. So one learning rate and one decoupled weight decay serve both.
 
     Args:
-        matrices: of the blocks.
+        matrices: that Muon updates.
         others: AdamW's groups.
         config: of the recipe.
     """

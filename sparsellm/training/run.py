@@ -207,9 +207,7 @@ def build_run(
     objective.compiles_each_size = (
         recipe.train.micro_batch_size == "auto" and recipe.runtime.compile
     )
-    objective, optimizer = accelerator.prepare(
-        objective, build_optimizer(objective, recipe.optimizer)
-    )
+    objective, optimizer = accelerator.prepare(objective, build_optimizer(objective, recipe))
     group = None
     if accelerator.num_processes > 1:
         # A thread saves while training goes on. Ranks wait in it for the slowest disk; one that is

@@ -115,6 +115,13 @@ def restore_run(run: Run, path: Path) -> list[str]:
             f"--set optimizer.name={before}, or start a new run from its weights: "
             f"--set name=NEW --init-from {path}"
         )
+    l1 = saved_recipe.get("sparsity", {}).get("l1_coefficient", 0)
+    if now == "muon" and bool(l1) != bool(run.recipe.sparsity.l1_coefficient):
+        raise ValueError(
+            f"{path} was trained with sparsity.l1_coefficient {l1:g}. Muon updates the gates only "
+            f"where it is 0, so resume with --set sparsity.l1_coefficient={l1:g}, or start a new "
+            f"run from its weights: --set name=NEW --init-from {path}"
+        )
     changes = _recipe_changes(saved_recipe, run.recipe)
     notes = changes + _rate_notes(saved, run.recipe)
     try:

@@ -23,7 +23,7 @@ from sparsellm.training.optimizer import build_optimizer, reinit_dead_neurons
 def test_decay_is_on_matrices_only(tiny):
     recipe = tiny()
     model = build_model(recipe, eos_token_id=256)
-    decayed, plain = build_optimizer(model, recipe.optimizer).param_groups
+    decayed, plain = build_optimizer(model, recipe).param_groups
     names = {id(p): name for name, p in model.named_parameters()}
     assert decayed["weight_decay"] == recipe.optimizer.weight_decay
     assert plain["weight_decay"] == 0
@@ -44,14 +44,18 @@ def _step(model, optimizer, refused=0.0, spoilt=1.0):
     optimizer.zero_grad()
 
 
-def test_muon_has_the_matrices_of_the_blocks_and_steps_as_long_as_adamw(tiny):
-    recipe = tiny("optimizer.name=muon", "optimizer.weight_decay=0")
+@pytest.mark.parametrize("l1", [0, 1e-3])
+@pytest.mark.parametrize(("gated", "pattern"), [(True, "gate_proj"), (False, "up_proj")])
+def test_muon_has_the_matrices_of_the_blocks_and_steps_as_long_as_adamw(tiny, l1, gated, pattern):
+    own = [f"sparsity.l1_coefficient={l1}", f"ffn.gated={gated}"]
+    recipe = tiny("optimizer.name=muon", "optimizer.weight_decay=0", *own)
     model = build_model(recipe, eos_token_id=256)
-    optimizer = build_optimizer(model, recipe.optimizer)
+    optimizer = build_optimizer(model, recipe)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     _step(model, optimizer)
     for name, parameter in model.named_parameters():
         block = parameter.dim() == 2 and ".layers." in name
+        block &= not (l1 and pattern in name)  # what L1 acts on is AdamW's
         assert ("momentum_buffer" in optimizer.state[parameter]) == block
         assert ("exp_avg" in optimizer.state[parameter]) != block
         if block:
@@ -67,7 +71,7 @@ def test_a_refused_update_changes_nothing(tiny, name, first):
     recipe = tiny(f"optimizer.name={name}")
     models = [build_model(recipe, eos_token_id=256) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
-    optimizers = [build_optimizer(model, recipe.optimizer) for model in models]
+    optimizers = [build_optimizer(model, recipe) for model in models]
     if not first:
         for model, optimizer in zip(models, optimizers, strict=True):
             _step(model, optimizer)

@@ -72,7 +72,7 @@ class MoEObjective(nn.Module):
         balance = load_balancing_loss_func(
             tuple(router_logits), config.num_local_experts, config.num_experts_per_tok
         )
-        head = (backbone.norm, x_BTC.flatten(0, 1), self.model.lm_head.weight)
+        head = (backbone.norm, x_BTC.flatten(0, 1), self.model.lm_head)
         return Sums(self.loss_function(*head, targets_BT.flatten()), balance)
 
 

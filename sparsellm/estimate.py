@@ -171,8 +171,9 @@ def estimate_memory(
         logit_bytes = half if recipe.runtime.compile else half + 8
         per_token += recipe.padded_vocab_size * logit_bytes
     copies = parameters * 2 if half == 2 else 0
-    if recipe.runtime.precision == "fp8":  # the blocks' matrices too, by row and by column
+    if recipe.runtime.precision == "fp8":  # the blocks' matrices by row and by column, and the head
         copies += 2 * (counted.attention + counted.ffn)
+        copies += recipe.padded_vocab_size * m.hidden_size
     if recipe.train.distillation:  # a whole teacher on each GPU, and its logits
         copies += parameters * half
         per_token += recipe.padded_vocab_size * half

@@ -175,7 +175,7 @@ def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
     """Compiles each block and recomputes it in the backward pass, as the recipe asks.
 
     With `runtime.precision: fp8` or `runtime.weight_gradients: fused` linear layers are
-    `SharedLinear`.
+    `SharedLinear`; in FP8 the head is one, too.
 
     Compiling a block, not the model, keeps compile time independent of depth and leaves module
     hooks (FSDP2) outside the graph; checkpointing goes around the compiled block, so that what
@@ -187,6 +187,9 @@ def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
         share_weights(layer.mlp, fp8=fp8, accumulates=fused)
         if fp8:
             layer.mlp.use_fp8()
+    # Liger's loss takes the head's own weight. Models from elsewhere may have any vocabulary.
+    if fp8 and runtime.loss == "torch" and model.lm_head.out_features % 16 == 0:
+        share_weights(model, fp8=True, fp8_gradient=False, accumulates=False)
     if runtime.compile:
         limit = torch._dynamo.config.recompile_limit
         torch._dynamo.config.recompile_limit = max(_COMPILED_VARIANTS, limit)

@@ -344,7 +344,7 @@ class RuntimeConfig(StrictModel):
         description="Type of matrix products; weights, gradients and optimizer state stay fp32. "
         "fp8: the gates of sparse FFNs, and linear layers of attention and of dense FFNs, multiply "
         "e4m3 numbers with a scale per token and per neuron (output and gradient of the input; on "
-        "Ada, Hopper and newer GPUs); everything else, the head included, is bf16",
+        "Ada, Hopper and newer GPUs), as does the head for its output; everything else is bf16",
     )
     compile: bool = Field(True, description="torch.compile of each transformer block and the loss")
     activation_checkpointing: bool = Field(

@@ -7,7 +7,9 @@ of 20, and no rounding to bf16 in between. step_shared.py does the same for FFNs
 pattern.
 
 With FP8 the output and the gradient of the input are computed from e4m3 numbers (fp8.py), and a
-step's micro-batches share the quantised weight; the weight's own gradient is computed in bf16.
+step's micro-batches share the quantised weight; the weight's own gradient is computed in bf16. Of
+the head only the output is: most probabilities, of which the gradient of the logits consists, are
+so far below a row's largest number that e4m3 would round them to zero.
 
 Shapes: M tokens, K in_features, N out_features.
 """
@@ -27,11 +29,11 @@ from sparsellm.ffn.quantised import QuantisedRows, scaled_product
 from sparsellm.ffn.step_shared import Fills, add_to_gradient, gradient_memory, summable, transposed
 
 
-def share_weights(module: nn.Module, *, fp8: bool = False, accumulates: bool = True) -> None:
+def share_weights(module: nn.Module, **how: bool) -> None:
     """Replaces the module's own linear layers without bias by `SharedLinear`, in place."""
     for name, linear in list(module.named_children()):
         if isinstance(linear, nn.Linear) and linear.bias is None:
-            setattr(module, name, SharedLinear(linear.weight, fp8=fp8, accumulates=accumulates))
+            setattr(module, name, SharedLinear(linear.weight, **how))
 
 
 def shared_linears(module: nn.Module) -> list[SharedLinear]:
@@ -45,11 +47,17 @@ class SharedLinear(nn.Linear):
     Args:
         weight: (N, K), used as it is.
         fp8: computes in FP8, always; K and N are then multiples of 16.
+        fp8_gradient: the gradient of the input, too.
         accumulates: in a step, the matrix product that computes the weight's gradient adds it up.
     """
 
     def __init__(
-        self, weight: nn.Parameter, *, fp8: bool = False, accumulates: bool = True
+        self,
+        weight: nn.Parameter,
+        *,
+        fp8: bool = False,
+        fp8_gradient: bool = True,
+        accumulates: bool = True,
     ) -> None:
         num_out, num_in = weight.shape
         if fp8 and (num_in % 16 or num_out % 16):
@@ -58,7 +66,8 @@ class SharedLinear(nn.Linear):
                 "multiples of 16"
             )
         super().__init__(num_in, num_out, bias=False, device="meta")
-        self.weight, self.fp8, self.accumulates = weight, fp8, accumulates
+        self.weight, self.fp8, self.fp8_gradient = weight, fp8, fp8_gradient
+        self.accumulates = accumulates
         # Inputs of a compiled graph. It is compiled again when one of them becomes None or stops
         # being None, but not for every step.
         self.ready_NK: Tensor | None = None  # the weight in the type of the step's products
@@ -79,8 +88,10 @@ class SharedLinear(nn.Linear):
             return
         self.ready_NK = fills.cast(self.weight, dtype)
         if self.fp8:
-            by_column = fills.quantised(transposed(self.weight, dtype))
-            self.quantised = FP8Weight(fills.quantised(self.ready_NK), by_column)
+            by_row, by_column = fills.quantised(self.ready_NK), None
+            if self.fp8_gradient:
+                by_column = fills.quantised(transposed(self.weight, dtype))
+            self.quantised = FP8Weight(by_row, by_column)
         if accumulate and self.accumulates:
             self.sum_NK = gradient_memory(self.weight, fills)
 
@@ -112,22 +123,25 @@ class SharedLinear(nn.Linear):
         device = x.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-        quantised = self.quantised
+        quantised, own_NK = self.quantised, self.ready_NK
         if quantised is None:
-            quantised = fp8_weight(self.weight.detach().to(dtype))
-        return dtype, [*quantised.by_row, *quantised.by_column]
+            own_NK = self.weight.detach().to(dtype)
+            quantised = fp8_weight(own_NK, gradient=self.fp8_gradient)
+        for_gradient = [own_NK] if quantised.by_column is None else quantised.by_column
+        return dtype, [*quantised.by_row, *for_gradient]
 
 
 class FP8Weight(NamedTuple):
     """The weight of a linear layer in e4m3."""
 
     by_row: QuantisedRows  # (N, K), for the output
-    by_column: QuantisedRows  # (K, N), its transpose, for the gradient of the input
+    by_column: QuantisedRows | None  # (K, N), its transpose, for the gradient of the input
 
 
-def fp8_weight(weight_NK: Tensor) -> FP8Weight:
-    """Quantises a weight that is in the type of the tokens."""
-    return FP8Weight(quantised_rows(weight_NK), quantised_rows(weight_NK.t().contiguous()))
+def fp8_weight(weight_NK: Tensor, *, gradient: bool = True) -> FP8Weight:
+    """Quantises a weight that is in the type of the tokens; see `SharedLinear.fp8_gradient`."""
+    by_column = quantised_rows(weight_NK.t().contiguous()) if gradient else None
+    return FP8Weight(quantised_rows(weight_NK), by_column)
 
 
 def add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
@@ -141,7 +155,8 @@ def _product(x_MK: Tensor, weight_NK: Tensor, ready: list[Tensor], sum_NK: Tenso
     Args:
         x_MK: the tokens.
         weight_NK: the parameter; only its gradient is computed.
-        ready: its values, in the type of x; or in FP8 the four tensors of `FP8Weight`.
+        ready: its values, in the type of x; or those of `FP8Weight.by_row`, and `by_column` or the
+            values in the type of x.
         sum_NK: to which the backward pass adds the weight's gradient; autograd then gets none.
     """
     if len(ready) == 1:
@@ -155,7 +170,7 @@ class _SharedProduct(torch.autograd.Function):
         ctx: Any, x_MK: Tensor, weight_NK: Tensor, ready: list[Tensor], sum_NK: Tensor | None
     ) -> Tensor:
         ctx.own = weight_NK.dtype
-        ctx.save_for_backward(x_MK, sum_NK, *ready[-2:])  # in FP8 the weight by column
+        ctx.save_for_backward(x_MK, sum_NK, *(ready[2:] or ready))
         return _product(x_MK, weight_NK, ready, sum_NK)
 
     @staticmethod

@@ -17,8 +17,10 @@ from sparsellm.recipe_sections import RuntimeConfig
 # PyTorch's and Liger's default `ignore_index`.
 IGNORED_TARGET = -100
 
-LossFunction = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
-DistillationFunction = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+LossFunction = Callable[[nn.Module, Tensor, nn.Linear, Tensor], Tensor]
+DistillationFunction = Callable[
+    [nn.Module, Tensor, nn.Linear, Tensor, Tensor], tuple[Tensor, Tensor]
+]
 
 
 class LossSums(NamedTuple):
@@ -87,7 +89,7 @@ class Objective(nn.Module):
         if self.compiles_each_size:
             for tensor in (x_MC, targets_M):
                 torch._dynamo.mark_static(tensor)
-        head, divergence = (backbone.norm, x_MC, self.model.lm_head.weight, targets_M), None
+        head, divergence = (backbone.norm, x_MC, self.model.lm_head, targets_M), None
         if teacher_BTV is None:
             cross_entropy = self.loss_function(*head)
         else:
@@ -158,7 +160,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def build_loss(runtime: RuntimeConfig) -> LossFunction:
-    """The cross-entropy of ``recipe.runtime.loss``: (norm, x_MC, w_VC, targets_M) → sum, fp32.
+    """The cross-entropy of ``recipe.runtime.loss``: (norm, x_MC, head, targets_M) → sum, fp32.
 
     The final norm is part of it, so that it is compiled too: eagerly its forward and backward pass
     are some twenty kernels, each of which reads and writes an fp32 copy of x.
@@ -171,16 +173,18 @@ def build_loss(runtime: RuntimeConfig) -> LossFunction:
     return torch.compile(logits_cross_entropy) if runtime.compile else logits_cross_entropy
 
 
-def logits_cross_entropy(norm: nn.Module, x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tensor:
+def logits_cross_entropy(
+    norm: nn.Module, x_MC: Tensor, head: nn.Linear, targets_M: Tensor
+) -> Tensor:
     """Cross-entropy sum over materialised logits; the softmax is computed in fp32."""
-    return F.cross_entropy(F.linear(norm(x_MC), w_VC).float(), targets_M, reduction="sum")
+    return F.cross_entropy(head(norm(x_MC)).float(), targets_M, reduction="sum")
 
 
 def distillation_losses(
-    norm: nn.Module, x_MC: Tensor, w_VC: Tensor, targets_M: Tensor, teacher_MV: Tensor
+    norm: nn.Module, x_MC: Tensor, head: nn.Linear, targets_M: Tensor, teacher_MV: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Sums of the cross-entropy and of ``KL(teacher ‖ student)``, both in fp32."""
-    log_p_MV = F.log_softmax(F.linear(norm(x_MC), w_VC).float(), dim=-1)
+    log_p_MV = F.log_softmax(head(norm(x_MC)).float(), dim=-1)
     log_teacher_MV = F.log_softmax(teacher_MV.float(), dim=-1)
     divergence = F.kl_div(log_p_MV, log_teacher_MV, reduction="sum", log_target=True)
     return F.nll_loss(log_p_MV, targets_M, reduction="sum"), divergence
@@ -194,7 +198,7 @@ def _liger_loss() -> LossFunction:
     # without chunks.
     fused = LigerFusedLinearCrossEntropyLoss(reduction="sum", accum_dtype=torch.float32)
 
-    def liger(norm: nn.Module, x_MC: Tensor, w_VC: Tensor, targets_M: Tensor) -> Tensor:
-        return fused(w_VC, norm(x_MC), targets_M)
+    def liger(norm: nn.Module, x_MC: Tensor, head: nn.Linear, targets_M: Tensor) -> Tensor:
+        return fused(head.weight, norm(x_MC), targets_M)
 
     return liger

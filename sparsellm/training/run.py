@@ -104,8 +104,9 @@ class Run:
     @cached_property
     def sharing(self) -> list[SparseFFN | SharedLinear]:
         """The modules that prepare weights for all micro-batches of a step."""
-        layers = self.model.model.layers
-        return [*self.ffns, *(own for layer in layers for own in shared_linears(layer.self_attn))]
+        model = self.model
+        with_linears = [*(layer.self_attn for layer in model.model.layers), model]
+        return [*self.ffns, *(own for module in with_linears for own in shared_linears(module))]
 
     @cached_property
     def compute_dtype(self) -> torch.dtype:

@@ -14,10 +14,12 @@ import pytest
 import torch
 from conftest import ROOT, TINY, process_env, set_arguments
 from safetensors.torch import load_file
+from torch import nn
 from training.gradient_worker import micro_batch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from gpu.conditions import need_kernels, why_no_kernels
+from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.model import build_model, prepare_blocks
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
@@ -63,11 +65,11 @@ def test_losses_equal_float64(name, shape):
     norm = LlamaRMSNorm(hidden_size).to("cuda")
 
     def run(loss, x, w):
-        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        x, head = x.detach().requires_grad_(), SharedLinear(nn.Parameter(w.clone()))
         norm.zero_grad()
-        value = loss(norm, x, w, targets)
+        value = loss(norm, x, head, targets)
         (value / tokens).backward()
-        return value.detach(), x.grad, w.grad, norm.weight.grad.clone()
+        return value.detach(), x.grad, head.weight.grad, norm.weight.grad.clone()
 
     exact = run(build_loss(RuntimeConfig(compile=False)), x.double(), w.double())
     with torch.autocast("cuda", torch.bfloat16):

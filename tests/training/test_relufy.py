@@ -92,10 +92,11 @@ def test_a_ramp_begins_with_the_old_activation_and_ends_with_the_new(tiny, dense
 def test_the_divergence_has_its_gradient():
     torch.manual_seed(0)
     x_MC = torch.randn(6, 8, requires_grad=True)
-    w_VC = torch.randn(11, 8, requires_grad=True)
+    head = nn.Linear(8, 11, bias=False)
+    w_VC = head.weight
     teacher_MV, targets_M = torch.randn(6, 11), torch.arange(6)
     cross_entropy, divergence = distillation_losses(
-        nn.Identity(), x_MC, w_VC, targets_M, teacher_MV
+        nn.Identity(), x_MC, head, targets_M, teacher_MV
     )
     p_MV, q_MV = (x_MC @ w_VC.T).softmax(1), teacher_MV.softmax(1)
     torch.testing.assert_close(divergence, (q_MV * (q_MV.log() - p_MV.log())).sum())

@@ -88,8 +88,9 @@ def test_a_refused_update_changes_nothing(tiny, name, first):
 def test_muon_resumes_to_the_same_bits_and_not_as_adamw(tiny_overrides, cli_here):
     common = [*tiny_overrides, "optimizer.min_lr_ratio=1", "runtime.compile=false"]
 
-    def train(name, steps, optimizer="muon"):
+    def train(name, steps, optimizer="muon", *more):
         own = [*common, f"name={name}", f"train.steps={steps}", f"optimizer.name={optimizer}"]
+        own += more
         return cli_here("train", "--recipe", "debug", *set_arguments(own))
 
     for name, steps in (("straight", 4), ("halves", 2), ("halves", 4)):
@@ -105,6 +106,10 @@ def test_muon_resumes_to_the_same_bits_and_not_as_adamw(tiny_overrides, cli_here
     other = train("halves", 6, "adamw")
     assert other.returncode == 1
     assert "has the state of optimizer.name muon, not adamw: resume with --set" in other.stderr
+    # Without L1 other matrices would be Muon's.
+    other = train("halves", 6, "muon", "sparsity.l1_coefficient=0", "sparsity.target_nnz=null")
+    assert other.returncode == 1
+    assert "so resume with --set sparsity.l1_coefficient=" in other.stderr
 
 
 def test_reinit_moves_the_gate_rows_of_dead_neurons_alone(tiny):

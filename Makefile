@@ -26,7 +26,7 @@ quickstart-gpu: $(READY) ## train the pilot on the text in DATA=FOLDER, dense an
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cuda]'
 	$(BIN)/sparsellm sweep quickstart-gpu --set 'data.files=["$(abspath $(DATA))"]'
 
-test: $(DEV) $(COMPILERS) ## the whole suite, without a GPU
+test: $(DEV) $(COMPILERS) ## the tests that need no GPU, except those of `make test-long`
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-long: $(DEV) $(COMPILERS) ## the tests that take most of a minute each, which `make test` leaves out

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Nodes of eight GPUs under Slurm, with any configuration of this folder (CONFIG, default ddp8):
+# Trains on nodes of eight GPUs under Slurm, with any configuration of this folder (CONFIG, default ddp8):
 #   sbatch --nodes 2 launch/slurm.sh --recipe 2b
 #   sbatch --nodes 4 --export=ALL,CONFIG=hsdp launch/slurm.sh --recipe 8b
 # Everything after the script's name goes to `sparsellm train`. The run folder must be on a file
@@ -8,7 +8,7 @@
 #   of them end, and this script starts them again in the same allocation, up to MAX_RESTARTS times
 #   (default 3). The run resumes from its last checkpoint.
 # - If Slurm takes a node away or preempts the job, it requeues the job (--requeue). On preemption,
-#   and five minutes before the time limit, the run saves a checkpoint first. If the save takes
+#   and five minutes before the time limit, the run saves a checkpoint before that. If the save takes
 #   longer than Slurm waits, the run resumes from the checkpoint before.
 #SBATCH --job-name=sparsellm
 #SBATCH --nodes=1
@@ -24,15 +24,15 @@ set -u
 for argument in "$@"; do
   case $argument in
     --fresh | --resume | --resume=*)
-      echo "$0: a requeued job would start over or go back by $argument; instead give" \
+      echo "$0: a requeued job would again start over or go back by $argument; instead give" \
         "--set name=NEW, or write the checkpoint's name into checkpoints/latest" >&2
       exit 2
       ;;
   esac
 done
-# srun would give a task one core (from Slurm 22.05 on it does not take this from sbatch).
+# Without this srun would give a task one core: from Slurm 22.05 on it ignores sbatch's --cpus-per-task.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
-# Some configurations of Slurm signal the launchers too; they would kill their ranks after 30 s.
+# Some configurations of Slurm signal the launchers too, which would then kill their ranks after 30 s.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=1800
 gpus_per_node=${GPUS_PER_NODE:-8}
 # Slurm runs a copy of this file from its spool folder; the configurations are in the folder that the
@@ -54,8 +54,8 @@ if grep -q '^parallelism_config:' "$config"; then # shards within a node, replic
   options+=(--parallelism_config_dp_shard_size "$gpus_per_node")
 fi
 
-# What runs on each node. Slurm's SIGTERM is for this shell (`set -m` gives the launcher a process
-# group of its own), which asks the ranks to save and end: a launcher would end with an error.
+# What runs on each node. Only this shell receives Slurm's SIGTERM (`set -m` gives the launcher a process
+# group of its own), and it asks the ranks to save and end. The launcher would end with an error.
 stopped=75 # the status of a step that was asked to end
 node="set -m
 accelerate launch ${options[*]@Q} --machine_rank \$SLURM_NODEID -m sparsellm train ${*@Q} &
@@ -71,7 +71,7 @@ job() { # whether Slurm has the job in this state
 # Slurm signals the nodes' shells at preemption, but only this script before the time limit.
 stop() {
   asked=yes
-  job RUNNING || return # Slurm is ending it
+  job RUNNING || return # else Slurm is already ending it
   scancel --signal=TERM "$SLURM_JOB_ID"
   end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %e)
   end=$(date +%s --date "$end" 2> /dev/null) || return # there is no limit
@@ -85,7 +85,7 @@ trap stop USR1 TERM
 
 asked=
 for ((attempt = 0; ; attempt++)); do
-  # When one launcher has ended, the others end by themselves, or by Slurm after a minute.
+  # When one launcher has ended, the others end by themselves, or Slurm ends them after a minute.
   srun --kill-on-bad-exit=0 --wait=60 bash -c "$node" &
   step=$!
   while wait "$step"; status=$?; kill -0 "$step" 2> /dev/null; do :; done
@@ -93,7 +93,7 @@ for ((attempt = 0; ; attempt++)); do
     exit "$status"
   elif [ -n "$asked" ] || ((status == stopped)); then
     scontrol requeue "$SLURM_JOB_ID"
-    exit # by whether it is queued again, not by the signal
+    exit # with the status of `scontrol requeue`, not that of the signal
   elif ((attempt == ${MAX_RESTARTS:-3})); then
     exit "$status"
   fi

@@ -46,29 +46,33 @@ class HuggingFaceFields(TypedDict, total=False):
 
 
 class ModelConfig(StrictModel):
-    """The transformer (paper, table 2). Hugging Face's names."""
+    """The transformer. Keys have Hugging Face's names; the paper's sizes are in its table 2."""
 
     family: Annotated[str | None, AfterValidator(_known_family)] = Field(
         None,
         description="Hugging Face model family: "
-        + " or ".join(ARCHITECTURES)
-        + "; null is llama, or arcee without a gate",
+        + ", ".join(ARCHITECTURES)
+        + "; null is llama with ffn.gated and arcee without",
     )
     hidden_size: PositiveInt = Field(description="Width K of the residual stream, elements")
     intermediate_size: PositiveInt = Field(description="Width N of the FFN, neurons")
     num_hidden_layers: PositiveInt = Field(le=10_000, description="Transformer blocks")
     num_attention_heads: PositiveInt = Field(description="Query heads per layer")
     num_key_value_heads: PositiveInt = Field(description="Key and value heads per layer")
-    context_length: PositiveInt = Field(description="Sequence length, tokens")
+    context_length: PositiveInt = Field(description="Length of a training sequence, tokens")
     rope_theta: PositiveFloat = Field(10_000.0, description="RoPE base")
     rms_norm_eps: PositiveFloat = Field(1e-5, description="RMSNorm epsilon")
     initializer_range: PositiveFloat = Field(0.02, description="Std of the initial weights")
-    tie_word_embeddings: bool = Field(True, description="Share input and output embeddings")
+    tie_word_embeddings: bool = Field(
+        True, description="Whether input and output embeddings are one matrix"
+    )
     vocab_multiple: PositiveInt = Field(
-        128, le=65_536, description="Vocabulary is padded to a multiple of it"
+        128, le=65_536, description="The vocabulary is padded to a multiple of this number of rows"
     )
     vocab_size: PositiveInt | None = Field(
-        None, description="Rows of the embedding; null is the vocabulary, padded"
+        None,
+        description="Rows of the embedding; null is the tokenizer's number of ids, padded to "
+        "vocab_multiple",
     )
     huggingface: HuggingFaceFields = Field(
         HuggingFaceFields(),
@@ -83,14 +87,14 @@ class ModelConfig(StrictModel):
 
     @property
     def max_position_embeddings(self) -> int:
-        """Positions that the model has, tokens; sequences of training may be shorter."""
+        """Positions that the model has, tokens; training sequences may be shorter."""
         return self.huggingface.get("max_position_embeddings", self.context_length)
 
     @model_validator(mode="after")
     def _context_fits(self) -> Self:
         for field, why in (
             ("max_position_embeddings", "positions beyond it have no embedding"),
-            ("sliding_window", "training has no other attention mask than the causal one"),
+            ("sliding_window", "training's only attention mask is the causal one"),
         ):
             most = self.huggingface.get(field)
             if isinstance(most, int) and self.context_length > most:
@@ -134,35 +138,40 @@ class FFNConfig(StrictModel):
     """The feedforward block."""
 
     activation: Annotated[str, AfterValidator(_known_activation)] = Field(
-        "relu", description="Activation of the gate: " + " or ".join(ACTIVATIONS)
+        "relu",
+        description="Activation of the gate, or without a gate of up: " + " or ".join(ACTIVATIONS),
     )
     ramp_from: Annotated[str, AfterValidator(_known_activation)] = Field(
-        "silu", description="Activation that `activation` replaces within the first ramp_steps"
+        "silu", description="Activation that `activation` replaces during the first ramp_steps"
     )
     ramp_steps: NonNegativeInt = Field(
         0,
-        description="Steps in which training mixes both activations, beginning with ramp_from "
-        "alone: FFNs are then dense, while λ, statistics, held-out loss and checkpoints are those "
-        "of `activation`; 0 uses that from the first step",
+        description="Number of first steps in which training mixes both activations, beginning "
+        "with ramp_from alone. During them FFNs train with dense kernels; λ, statistics, held-out "
+        "loss and checkpoints are those of `activation`. 0 uses `activation` from the first step",
     )
-    gated: bool = Field(True, description="gate * up (Llama), or up alone (paper, appendix)")
+    gated: bool = Field(
+        True, description="Whether the FFN is act(gate) * up (Llama), or act(up) (paper, appendix)"
+    )
     kernels: Literal["auto", "dense", "sparse"] = Field(
         "auto",
-        description="Train by dense matrix products, by sparse kernels, or (auto) in each layer "
-        "and step by the one measured to be faster at its density; auto is dense on a CPU and on a "
-        "GPU that cannot run the sparse kernels, and says why",
+        description="Kernels that train the FFNs: dense, sparse, or (auto) in each layer and step "
+        "those predicted, from measured costs, to be faster at its density. auto is dense on a CPU "
+        "and on a GPU that cannot run the sparse kernels, and says why",
     )
     format: Literal["union", "twell"] = Field(
         "union",
-        description="Storage format of the sparse kernels: the union of the neurons that 64 tokens "
-        "fire, or the paper's TwELL and hybrid format",
+        description="How the sparse kernels store activations: union keeps, for each block of 64 "
+        "tokens, the neurons that fire for any of them; twell is the paper's TwELL and hybrid "
+        "format",
     )
     ell_width: int = Field(
         128,
         ge=1,
         le=1024,
-        description="Width of the ELL matrix of the hybrid format (format: twell): tokens with "
-        "more non-zeros are computed densely. The paper uses 128, and 256 at weak regularisation",
+        description="Non-zeros of a token that the hybrid format's ELL matrix holds (format: "
+        "twell); tokens with more are computed densely. The paper uses 128, and 256 at weak "
+        "regularisation",
     )
 
 
@@ -172,28 +181,36 @@ class SparsityConfig(StrictModel):
     l1_coefficient: float = Field(
         0.0,
         ge=0,
-        description="λ on Σ_units |h|, averaged over tokens and layers; "
-        "paper's eq. 2 takes the mean over the N units: λ_eq2 = λ · intermediate_size",
+        description="λ, the weight of the L1 loss: |h| summed over the neurons of a layer and "
+        "averaged over tokens and layers. The paper's eq. 2 takes the mean over the neurons "
+        "instead: λ_eq2 = λ · intermediate_size",
     )
-    l1_zero_steps: NonNegativeInt = Field(0, description="Steps at λ = 0 before the ramp")
+    l1_zero_steps: NonNegativeInt = Field(
+        0, description="First steps, with λ = 0, before the ramp or the controller begins"
+    )
     l1_ramp_steps: NonNegativeInt = Field(0, description="Steps of the linear ramp from 0 to λ")
     target_nnz: PositiveFloat | None = Field(
         None,
-        description="Mean non-zeros per token that a controller reaches by moving λ, starting at "
-        "l1_coefficient and after l1_zero_steps; null keeps λ fixed",
+        description="Neurons that are to fire for a token, as the mean over tokens: after "
+        "l1_zero_steps a controller adjusts λ to it, starting at l1_coefficient; null keeps λ "
+        "fixed",
     )
     target_per_layer: bool = Field(
-        False, description="A λ for each layer, each to reach target_nnz; else one for their mean"
+        False,
+        description="Whether each layer has a λ of its own and reaches target_nnz; otherwise one λ "
+        "leads to it as the mean over layers",
     )
     dead_window_tokens: PositiveInt = Field(
-        1_048_576, description="A neuron silent for this many tokens (all ranks) is dead"
+        1_048_576,
+        description="A neuron is dead if it has fired for none of the last so many tokens (of all "
+        "ranks)",
     )
     reinit_rate: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="r in W ← (1-r) W + r N(0, initializer_range²) for the gate weights of dead "
-        "neurons after every step; 0 is off, the paper uses 0.1",
+        description="r in W ← (1-r) W + r N(0, initializer_range²), which changes the gate weights "
+        "of dead neurons after every step; 0 is off, the paper uses 0.1",
     )
 
 
@@ -214,12 +231,12 @@ class DataConfig(StrictModel):
     """The training text and its tokenizer."""
 
     corpus: Annotated[str | dict[str, PositiveFloat], BeforeValidator(_text_or_shares)] = Field(
-        description="Name of a file in data/, or a path to such a YAML; or several with their "
-        "shares of the tokens, such as {fineweb-edu: 0.7, mine.yaml: 0.3}"
+        description="Name of a corpus file in data/, or the path of a corpus file or of text; or "
+        "several with their shares of the tokens, such as {fineweb-edu: 0.7, mine.yaml: 0.3}"
     )
     tokenizer: Annotated[str, AfterValidator(check_name)] = Field(
         "gpt2",
-        description="gpt2 (tiktoken), bytes, or hf:ID_OR_PATH: any fast tokenizer of the hub",
+        description="gpt2 (tiktoken), bytes, or hf:ID_OR_PATH for any fast Hugging Face tokenizer",
     )
     num_workers: NonNegativeInt = Field(
         4, le=1024, description="Tokenising processes per rank; 0 tokenises in the rank itself"
@@ -228,22 +245,25 @@ class DataConfig(StrictModel):
         None, description="Globs, folders or addresses that replace the corpus's `files`"
     )
     validation_files: Globs | None = Field(
-        None, description="The same in place of the corpus's `validation_files`"
+        None,
+        description="Globs, folders or addresses that replace the corpus's `validation_files`",
     )
     validation_fraction: float = Field(
         0.01,
         ge=0,
         lt=1,
-        description="Share of the documents of `files` that is held out, by a hash of their text; "
-        "where `validation_files` are given, none",
+        description="Share of the documents of `files` that is held out, chosen by a hash of their "
+        "text; not used if `validation_files` are given",
     )
     text_field: str | None = Field(
-        None, description="Column or key of the text, in place of the corpus's `text_field`"
+        None,
+        description="Column or key that holds the text; replaces the corpus's `text_field`",
     )
     on_mismatch: Literal["refuse", "restart"] = Field(
         "refuse",
-        description="On resume with other text, another seed or tokenizer: refuse, or restart "
-        "the data stream from its beginning; ranks and workers may change",
+        description="What to do on resume with other text, another seed or another tokenizer: "
+        "refuse, or restart the data stream from its beginning. The numbers of ranks and workers "
+        "may always change",
     )
 
     @model_validator(mode="before")
@@ -283,8 +303,8 @@ class TrainConfig(StrictModel):
     global_batch_tokens: PositiveInt = Field(description="Tokens per step over all ranks")
     micro_batch_size: Annotated[PositiveInt | Literal["auto"], BeforeValidator(_auto_or_count)] = (
         Field(
-            description="Sequences per rank and micro-batch; auto: as many as fit while layers are "
-            "dense, a power of two, and up to four times as many once layers are sparse"
+            description="Sequences that a rank computes at once. auto takes as many as fit into "
+            "memory (a power of two), and up to four times as many once layers are sparse"
         )
     )
     distillation: float = Field(
@@ -303,7 +323,8 @@ class TrainConfig(StrictModel):
         None,
         gt=1,
         description="Skip the update of a step whose loss or gradient norm (before clipping) "
-        "exceeds its moving average over about 50 steps by this factor, such as 10; null: never",
+        "exceeds its moving average over about 50 steps by this factor, such as 10; null skips no "
+        "such step",
     )
 
 
@@ -312,28 +333,35 @@ class OptimizerConfig(StrictModel):
 
     name: Literal["adamw", "muon"] = Field(
         "adamw",
-        description="adamw; or muon: torch's Muon (momentum 0.95, Nesterov) for the matrices of "
-        "the blocks, scaled to the size of AdamW's updates, so that learning_rate and "
-        "weight_decay serve both; and AdamW for embeddings, head and norms",
+        description="adamw for all parameters; or muon: torch's Muon (momentum 0.95, Nesterov) for "
+        "the matrices of the transformer blocks, and AdamW for embeddings, head and norms, with L1 "
+        "also for the gates (without a gate, up). Muon's updates are scaled to the size of "
+        "AdamW's, so that learning_rate and weight_decay serve both",
     )
     schedule: Literal["cosine", "wsd", "constant"] = Field(
         "cosine",
-        description="Learning rate after warm-up: cosine decay over train.steps; warm-up, stable, "
-        "decay: constant, then linear over decay_steps; or constant to the end",
+        description="Learning rate after warm-up. cosine: cosine decay over train.steps; wsd "
+        "(warm-up, stable, decay): constant, then linear decay over decay_steps; constant: "
+        "constant to the end",
     )
     decay_steps: PositiveInt | None = Field(
-        None, description="Last steps, in which wsd decays; null is a tenth of train.steps"
+        None,
+        description="Number of last steps in which wsd decays; null is a tenth of train.steps",
     )
     learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
-    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final over peak learning rate")
+    min_lr_ratio: float = Field(
+        0.0, ge=0, le=1, description="Final learning rate, divided by the peak"
+    )
     warmup_steps: NonNegativeInt = Field(600, description="Steps of linear warm-up")
     weight_decay: float = Field(
-        0.1, ge=0, description="Decoupled, times the learning rate, on matrices only"
+        0.1, ge=0, description="Decoupled weight decay, times the learning rate; of matrices only"
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay")
-    beta2: float = Field(0.95, ge=0, lt=1, description="Second-moment decay")
-    eps: PositiveFloat = Field(1e-8, description="AdamW epsilon")
-    clip_norm: PositiveFloat = Field(1.0, description="Global gradient norm is clipped to it")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay of the second moment")
+    eps: PositiveFloat = Field(1e-8, description="AdamW's epsilon")
+    clip_norm: PositiveFloat = Field(
+        1.0, description="Largest global gradient norm; larger gradients are scaled down to it"
+    )
 
 
 class RuntimeConfig(StrictModel):
@@ -341,76 +369,94 @@ class RuntimeConfig(StrictModel):
 
     precision: Literal["bf16", "fp8", "fp32"] = Field(
         "bf16",
-        description="Type of matrix products; weights, gradients and optimizer state stay fp32. "
-        "fp8: the gates of sparse FFNs, and linear layers of attention and of dense FFNs, multiply "
-        "e4m3 numbers with a scale per token and per neuron (output and gradient of the input; on "
-        "Ada, Hopper and newer GPUs), as does the head for its output; everything else is bf16",
+        description="Number type of matrix products; weights, gradients and optimizer state stay "
+        "fp32. With fp8 (on Ada, Hopper and newer GPUs) these multiply e4m3 numbers, with a scale "
+        "per token and per neuron: the gates of sparse FFNs, linear layers of attention and of "
+        "dense FFNs (for their output and the gradient of their input), and the head (for its "
+        "output). Everything else is then bf16",
     )
     compile: bool = Field(True, description="torch.compile of each transformer block and the loss")
     activation_checkpointing: bool = Field(
-        False, description="Recompute each block in the backward pass to save memory"
+        False,
+        description="Recompute each transformer block in the backward pass to save memory",
     )
     loss: Literal["torch", "liger"] = Field(
         "torch",
-        description="Cross-entropy over materialised logits, or Liger's fused linear "
-        "cross-entropy (GPU, fp32 accumulation, no logits in memory)",
+        description="torch: cross-entropy of logits in memory; liger: Liger's fused linear "
+        "cross-entropy (GPU only, fp32 accumulation, no logits in memory)",
     )
     weight_gradients: Literal["autograd", "fused"] = Field(
         "autograd",
-        description="Linear layers of attention and of dense FFNs: cast their fp32 weights and add "
-        "up their gradients in every micro-batch (autograd), or share one cast in a step and add "
-        "gradients within the matrix products (fused; FSDP2 stays with autograd)",
+        description="How linear layers of attention and of dense FFNs accumulate gradients. "
+        "autograd: every micro-batch casts their fp32 weights and adds up their gradients; fused: "
+        "one cast serves a whole step, and matrix products add the gradients (under FSDP2 as "
+        "autograd)",
     )
     timeout_minutes: PositiveInt = Field(
         30,
         ge=2,
         description="Minutes that a rank waits for the others before the run ends; must exceed the "
-        "retries of an unreachable hub (1) and the time to write a checkpoint",
+        "minute of retries when the hub cannot be reached, and the time to write a checkpoint",
     )
     token_order: Literal["auto", "none"] = Field(
         "auto",
-        description="auto: sparse FFNs process the tokens of a micro-batch sorted by id, so that "
-        "64 neighbours share more neurons; none: in the order of the text",
+        description="auto: sparse FFNs process the tokens of a micro-batch sorted by token id, so "
+        "that fewer different neurons fire for each 64 tokens; none: in the order of the text",
     )
 
 
 class CheckpointConfig(StrictModel):
-    """What is kept."""
+    """When checkpoints are saved, and how many are kept."""
 
     every_steps: NonNegativeInt = Field(
-        1000, description="Steps between checkpoints; 0 is never, not even at the end"
+        1000,
+        description="Steps between checkpoints; there is also one at the end. 0 saves none at all",
     )
-    keep: PositiveInt = Field(3, description="Newest checkpoints that are kept")
+    keep: PositiveInt = Field(3, description="Number of newest checkpoints that are kept")
 
 
 class ValidationConfig(StrictModel):
     """Held-out loss."""
 
-    every_steps: NonNegativeInt = Field(500, description="Steps between validations; 0 is never")
-    tokens: PositiveInt = Field(1_048_576, description="Held-out tokens per validation, all ranks")
+    every_steps: NonNegativeInt = Field(
+        500, description="Steps between validations; there is also one at the end. 0 is never"
+    )
+    tokens: PositiveInt = Field(
+        1_048_576, description="Held-out tokens per validation, over all ranks"
+    )
     on_error: Literal["continue", "stop"] = Field(
-        "continue", description="A validation that fails is logged, or ends the run"
+        "continue",
+        description="After a failed validation: continue (the error is logged) or stop the run",
     )
 
 
 class EvaluationConfig(StrictModel):
-    """The benchmark suite (eval/suite.yaml) during training; needs `sparsellm[eval]`."""
+    """The benchmark suite (eval/suite.yaml) during training; requires `sparsellm[eval]`."""
 
-    every_steps: NonNegativeInt = Field(0, description="Steps between evaluations; 0 is never")
-    data_dir: str | None = Field(
-        None, description="Folder with <task>/<split>.jsonl; null reads from the hub"
+    every_steps: NonNegativeInt = Field(
+        0, description="Steps between evaluations; there is also one at the end. 0 is never"
     )
-    limit: PositiveInt | None = Field(None, description="First rows of each task; null is all")
+    data_dir: str | None = Field(
+        None,
+        description="Folder with the benchmarks' rows as <task>/<split>.jsonl; null downloads them "
+        "from the hub",
+    )
+    limit: PositiveInt | None = Field(
+        None, description="Number of first rows of each task that are scored; null is all"
+    )
     batch_size: PositiveInt = Field(32, description="Answers that a rank scores at once")
     on_error: Literal["continue", "stop"] = Field(
-        "continue", description="An evaluation that fails is logged, or ends the run"
+        "continue",
+        description="After a failed evaluation: continue (the error is logged) or stop the run",
     )
 
 
 class LoggingConfig(StrictModel):
     """Progress lines, records and wandb."""
 
-    run_dir: str = Field("runs", description="Folder of the runs; this one is <run_dir>/<name>")
+    run_dir: str = Field(
+        "runs", description="Folder of all runs; the folder of this run is <run_dir>/<name>"
+    )
     every_steps: PositiveInt = Field(10, description="Steps between progress lines and records")
     wandb: Literal["online", "offline", "disabled"] = Field("disabled", description="wandb's mode")
     wandb_project: str = Field("sparsellm", description="wandb project")

@@ -10,28 +10,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rectified:
-    """A function of r = relu(z), as the kernels and the reference compute it.
+    """An activation that is a function of r = relu(z), as the kernels and the reference compute it.
 
-    The formats keep its value a, so the backward pass has its slope, the derivative where z > 0,
-    from that.
+    The formats store its value a. The backward pass computes its slope, the derivative for z > 0,
+    from a.
     """
 
     value: Callable[[Any], Any] = lambda r: r  # of a tensor r
     slope: Callable[[Any], Any] = lambda a: 1.0  # of a tensor a
-    # The same of an fp32 number in CUDA C++; `cuda/common/activation.cuh` has what they may call.
+    # The same for an fp32 number in CUDA C++; they may call what `cuda/common/activation.cuh` has.
     device_value: str = "r"
     device_slope: str = "1.0f"
 
 
 @dataclass(frozen=True)
 class Activation:
-    """The function between the two halves of an FFN."""
+    """The activation function of an FFN."""
 
     # Hugging Face's `hidden_act`; without kernels `torch.nn.functional` has it under the same name.
     name: str
     title: str
-    exact_zeros: bool  # its zeros are exact: neurons can be dead, be initialised anew, be counted
-    kernels: Rectified | None = None  # how cuda/ computes it: layers can run sparse
+    # Whether it has exact zeros, so that neurons that fire, and dead ones, can be counted.
+    exact_zeros: bool
+    kernels: Rectified | None = None  # how cuda/ computes it; None: layers cannot run sparse
 
 
 ACTIVATIONS = {
@@ -67,19 +68,19 @@ def rectified_activations() -> dict[str, Rectified]:
 class Architecture:
     """A Hugging Face model whose blocks can hold our FFN."""
 
-    # Hugging Face's `model_type`, and `model.family` of the recipe; a recipe without one has the
-    # first that is gated, or not.
+    # Hugging Face's `model_type`, and `model.family` of the recipe. A recipe that names no family
+    # has the first one below whose `gated` is the recipe's.
     name: str
     prefix: str  # of transformers' classes
     gated: bool = True  # as `ffn.gated` of the recipe
-    # Of its FFN, all hidden_size × intermediate_size.
+    # The FFN's matrices, all of hidden_size × intermediate_size.
     ffn_matrices: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     formula: str = "act(x W_g) * (x W_u)"  # of the FFN's hidden activations, for people
     # The only activation that llama.cpp and vLLM's own model have, whatever is configured.
     usual_activation: str = "silu"
-    # What `model.huggingface` does not state has the default of transformers' class, except:
+    # Defaults that replace those of transformers' configuration class.
     defaults: tuple[tuple[str, Any], ...] = ()
-    # Projections of its attention, of q, k, v and o, that have a bias whatever is configured.
+    # Those of its attention's projections q, k, v and o that have a bias, whatever is configured.
     attention_biases: str = ""
     query_key_norms: bool = False  # an RMSNorm over each head of queries and of keys
 
@@ -112,8 +113,8 @@ ARCHITECTURES = {
         Architecture("smollm3", "SmolLM3"),
     )
 }
-# `model_type` of the paper's published checkpoints, whose own code is not run, and the family whose
-# block with a ReLU FFN they are: gated, and not.
+# For each `model_type` of the paper's published checkpoints, whose own code is not run, the family
+# whose blocks they have: with a gated and with a non-gated ReLU FFN (None: not supported).
 PUBLISHED: dict[str, tuple[str, str | None]] = {
     "llama_sparse_relu": ("llama", "arcee"),
     "qwen2_sparse_relu": ("qwen2", None),

@@ -40,7 +40,7 @@ def check_out(path: Path, *, is_folder: bool = False, option: str = "--out") -> 
     Args:
         path: the file, or the folder; neither it nor the folders above need exist.
         is_folder: whether the output is a folder.
-        option: the option that names another output.
+        option: the option with which a user names another output.
 
     Raises:
         ValueError: it cannot be written; the message says why.
@@ -66,4 +66,4 @@ def _write_obstacle(folder: Path) -> str | None:
         with tempfile.TemporaryFile(dir=folder):  # some file systems refuse what they seem to allow
             return None
     except OSError as error:
-        return f"{folder} takes no files: {error.strerror}"
+        return f"{folder} accepts no files: {error.strerror}"

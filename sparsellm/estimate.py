@@ -62,10 +62,10 @@ def count_parameters(recipe: Recipe) -> ParameterCount:
 
 
 def active_parameters(recipe: Recipe, nnz: float) -> int:
-    """Parameters that a token uses if ``nnz`` neurons of a layer fire for it.
+    """Parameters that a token uses if ``nnz`` neurons of each layer fire for it.
 
-    All but the rows of neurons that do not fire. The matrix that decides the pattern, the gate or
-    without one up, is used whole.
+    These are all but the rows of neurons that do not fire. The matrix that decides which neurons
+    fire (the gate, or up in an FFN without a gate) is used whole.
     """
     m, matrices = recipe.model, len(recipe.architecture.ffn_matrices)
     unused = (matrices - 1) * m.hidden_size * (m.intermediate_size - nnz)
@@ -92,15 +92,16 @@ def executed_flops_per_token(
 ) -> float:
     """FLOPs that are executed for one token, in forward and backward.
 
-    Those of `train_flops_per_token` without what sparse layers leave out: they compute the forward
-    product that decides the pattern for all neurons, and everything else for those that fire.
+    These are the FLOPs of `train_flops_per_token` without those that sparse layers leave out. Such
+    layers compute the forward product that decides which neurons fire for all neurons, and
+    everything else for those that fire.
     Activation checkpointing adds each block's forward a second time, and a teacher
     (`train.distillation`) a dense forward pass.
 
     Args:
         recipe: the run.
         nnz_L: neurons that fire for a token, mean of each layer.
-        sparse_L: whether each layer runs on the sparse kernels. Both empty: none does.
+        sparse_L: whether each layer runs on the sparse kernels. If both are empty, none does.
     """
     k, n = recipe.model.hidden_size, recipe.model.intermediate_size
     flops, checkpointed = train_flops_per_token(recipe), recipe.runtime.activation_checkpointing
@@ -137,12 +138,13 @@ GPUS_PER_NODE = 8
 def estimate_memory(
     recipe: Recipe, num_shards: int = 1, num_gpus: int | None = None
 ) -> MemoryEstimate:
-    """Peak memory of one GPU in training, dense FFN path.
+    """Peak memory of one GPU in training with dense FFNs.
 
     Args:
         recipe: the run.
         num_shards: GPUs over which FSDP2 shards weights, gradients and optimizer state.
-        num_gpus: of the run, where there are several such groups (HSDP); default ``num_shards``.
+        num_gpus: all GPUs of the run, if there are several such groups (HSDP); default
+            ``num_shards``.
 
     Raises:
         ValueError: the global batch does not divide over them.
@@ -188,7 +190,7 @@ def estimate_memory(
 
 
 def most_gpus(recipe: Recipe, of: int) -> int:
-    """The largest divisor of ``of`` GPUs by which the global batch divides."""
+    """The largest divisor of ``of`` by which the global batch can be divided among GPUs."""
     return math.gcd(recipe.train.global_batch_tokens // recipe.micro_batch_tokens, of)
 
 
@@ -212,7 +214,7 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
     active, target = [], recipe.sparsity.target_nnz
     if target is not None:
         used = f"{active_parameters(recipe, target):,}"
-        active = [("active parameters", f"{used} for a token, with sparsity.target_nnz {target:g}")]
+        active = [("active parameters", f"{used} for a token at sparsity.target_nnz {target:g}")]
     rows = [
         ("parameters", f"{parameters.total:,} ({parameters.ffn / parameters.total:.0%} in FFNs)"),
         *active,

@@ -31,28 +31,29 @@ def add_generate_parser(commands: Any) -> None:
     """Adds ``generate`` to the ``sparsellm`` command."""
     parser = commands.add_parser(
         "generate",
-        help="text from a checkpoint, and its non-zeros per token",
+        help="generate text from a checkpoint, and count its non-zeros per token",
         description="Continues a prompt, which the model sees as the beginning of a document. The "
-        "text goes to stdout, non-zeros and speed to stderr.",
+        "text goes to stdout; the number of non-zeros per token and the speed go to stderr.",
     )
     text = "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)"
     parser.add_argument("source", type=Path, metavar="MODEL", help=text)
     prompt = parser.add_mutually_exclusive_group()
     text = "text to continue (default: the beginning of a held-out document)"
     prompt.add_argument("--prompt", help=text)
-    text = "continue every line of stdin by itself, until stdin ends (Ctrl-D)"
+    text = "continue each line of stdin independently, until stdin ends (Ctrl-D)"
     prompt.add_argument("--interactive", action="store_true", help=text)
     text = (
-        "continue the first document of this Parquet or JSONL (default: held-out text of the "
-        "recipe's corpus)"
+        "continue the first document of these Parquet or JSONL files (default: held-out text of "
+        "the recipe's corpus)"
     )
     prompt.add_argument("--data", nargs="+", metavar="GLOB", help=text)
-    text = f"default: {DEFAULT_NEW_TOKENS}, or what the context leaves"
+    text = f"most new tokens (default: {DEFAULT_NEW_TOKENS}, or as many as the context has left)"
     parser.add_argument("--max-new-tokens", type=positive_int, metavar="N", help=text)
-    text = "0 takes the likeliest"
+    text = "0 always takes the likeliest token (default: 0.8)"
     parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help=text)
-    parser.add_argument("--top-k", type=int, default=50, metavar="K", help="0 keeps every token")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
+    text = "sample among the K likeliest tokens; 0 keeps all (default: 50)"
+    parser.add_argument("--top-k", type=int, default=50, metavar="K", help=text)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
     parser.add_argument("--device", help="such as cpu or cuda:1 (default: a GPU if there is one)")
     parser.set_defaults(run=_generate)
 
@@ -144,7 +145,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of it."""
+    """How much text was generated, how fast, and how many neurons fired."""
 
     num_tokens: int  # new ones, <|endoftext|> included
     first_seconds: float  # until the first of them: the prompt's pass
@@ -180,7 +181,8 @@ def generate(
     echo: bool = False,
 ) -> Report:
     """Continues ``prompt`` with a KV cache; calls ``write`` with each new piece of text.
-    With ``echo``, first with the prompt.
+
+    With ``echo`` it calls ``write`` with the prompt first.
 
     The prompt follows an ``<|endoftext|>``, as every document does in training, or what the model's
     own tokenizer puts before a text. Generation ends at ``<|endoftext|>``, or after
@@ -292,8 +294,8 @@ def _limit(num_prompt: int, max_new_tokens: int | None, context: int) -> int:
     asked = min(DEFAULT_NEW_TOKENS, left) if max_new_tokens is None else max_new_tokens
     if not 0 < asked <= left:
         raise ValueError(
-            f"--prompt of {num_prompt} tokens (<|endoftext|> included) leaves {max(left, 0)} of "
-            f"the context's {context} tokens, and --max-new-tokens is {max_new_tokens or asked}; "
-            "shorten the prompt or give 1 up to that number"
+            f"--prompt has {num_prompt} tokens (including <|endoftext|>) and leaves "
+            f"{max(left, 0)} of the context's {context} tokens, but --max-new-tokens is "
+            f"{max_new_tokens or asked}; shorten the prompt or lower --max-new-tokens"
         )
     return asked

@@ -39,7 +39,7 @@ class Recipe(StrictModel):
     removed_keys = REMOVED_KEYS
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run")
-    description: str = Field("", description="One sentence for people")
+    description: str = Field("", description="What the recipe trains, in one sentence for people")
     seed: NonNegativeInt = Field(
         0, le=2**64 - 1, description="Seed of weights, data order and re-initialisation"
     )
@@ -65,7 +65,10 @@ class Recipe(StrictModel):
                 f"{sequence} = {self.micro_batch_tokens}"
             )
         if not self.activation.exact_zeros and self.sparsity.reinit_rate:
-            raise ValueError(f"sparsity.reinit_rate needs {WITH_EXACT_ZEROS} (no neuron is dead)")
+            raise ValueError(
+                f"sparsity.reinit_rate needs {WITH_EXACT_ZEROS} (with {self.ffn.activation} no "
+                "neuron is ever dead); set it to 0"
+            )
         if not self.activation.kernels and self.ffn.kernels == "sparse":
             names = " or ".join(rectified_activations())
             raise ValueError(f"ffn.kernels: sparse needs ffn.activation: {names}")
@@ -93,7 +96,8 @@ class Recipe(StrictModel):
             return
         if not self.activation.exact_zeros:
             raise ValueError(
-                f"sparsity.target_nnz needs {WITH_EXACT_ZEROS} (nothing is zero); set it to null"
+                f"sparsity.target_nnz needs {WITH_EXACT_ZEROS} (with {self.ffn.activation} no "
+                "activation is exactly zero); set it to null"
             )
         if target >= self.model.intermediate_size:
             raise ValueError(
@@ -107,13 +111,13 @@ class Recipe(StrictModel):
             )
         if sparsity.l1_ramp_steps:
             raise ValueError(
-                "sparsity.target_nnz moves λ by itself: set sparsity.l1_ramp_steps to 0 "
-                "(sparsity.l1_zero_steps is its dense phase)"
+                "sparsity.target_nnz adjusts λ by itself: set sparsity.l1_ramp_steps to 0 "
+                "(sparsity.l1_zero_steps may stay: for so many steps λ is 0)"
             )
 
     @property
     def activation(self) -> Activation:
-        """Of the FFN's gate."""
+        """The activation of the FFN's gate, or of up without a gate."""
         return ACTIVATIONS[self.ffn.activation]
 
     @property
@@ -143,7 +147,7 @@ class Recipe(StrictModel):
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens that a rank runs at once; the fewest possible if the size is ``auto``."""
+        """Tokens that a rank computes at once; the fewest possible if the size is ``auto``."""
         return self.micro_batch_sequences * self.model.context_length
 
     @property
@@ -153,7 +157,7 @@ class Recipe(StrictModel):
         return 1 if size == "auto" else size
 
     def with_micro_batch(self, sequences: int) -> Recipe:
-        """The same run with so many sequences at once."""
+        """The same recipe with this `train.micro_batch_size`."""
         train = self.train.model_copy(update={"micro_batch_size": sequences})
         return self.model_copy(update={"train": train})
 
@@ -163,10 +167,10 @@ class Recipe(StrictModel):
         return Path(self.logging.run_dir).expanduser() / self.name
 
     def accumulation_steps(self, world_size: int) -> int:
-        """Micro-batches a rank runs in each step.
+        """Micro-batches that a rank computes in each step.
 
         Raises:
-            ValueError: the global batch does not divide by the ranks' micro-batches.
+            ValueError: the global batch is not a multiple of the ranks' micro-batches.
         """
         per_round = self.micro_batch_tokens * world_size
         rounds, rest = divmod(self.train.global_batch_tokens, per_round)
@@ -194,7 +198,7 @@ def recipe_path(name_or_path: str) -> Path:
 
 
 def bundled_recipes() -> list[str]:
-    """Names of the recipes that come with the package, without those of sweeps/."""
+    """Names of the recipes that come with the package, without the sweeps."""
     folder = bundled("recipes")
     names = (path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
     return sorted(name for name in names if not name.startswith("sweeps/"))
@@ -207,12 +211,12 @@ def load_recipe(
 ) -> Recipe:
     """Reads a recipe and applies ``section.key=value`` overrides (values are YAML).
 
-    A recipe may begin with ``base: <name>``: it then states only what differs from that one.
+    A recipe may begin with ``base: <name>``: it then states only what differs from its base.
 
     Args:
         name_or_path: see `recipe_path`.
-        overrides: as ``--set`` has them.
-        instead: values of sections that take the place of the file's.
+        overrides: those of ``--set``, such as ``train.steps=100``.
+        instead: values, by section, that replace those of the file.
 
     Raises:
         FileNotFoundError: no such recipe.
@@ -230,7 +234,7 @@ def load_recipe(
 
 
 def without_removed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a recipe, without those of `REMOVED_KEYS` that changed nothing in it."""
+    """The content of a recipe, without keys of `REMOVED_KEYS` that change nothing in it."""
     kept = dict(content)
     for key, unchanging in REMOVED_KEYS.items():
         section, leaf = key.split(".")

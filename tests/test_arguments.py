@@ -53,7 +53,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="has no /proc")
 def test_a_file_system_that_only_seems_to_take_files_is_refused():
-    with pytest.raises(ValueError, match=r"cannot be written \(/proc (takes no files|is write-)"):
+    with pytest.raises(ValueError, match=r"cannot be written \(/proc (accepts no files|is write-)"):
         check_out(Path("/proc/runs"), is_folder=True)
 
 

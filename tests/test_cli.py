@@ -45,7 +45,7 @@ def refused(capsys):
         ("eval runs/debug --batchsize 3", "did you mean --batch-size?"),
         ("train debug --every-steps 5", "--set validation.every_steps=5"),
         ("train debug --qqq", "there is no option --qqq; see sparsellm train --help"),
-        ("train debug 0.5b", "'0.5b' is one argument too many"),
+        ("train debug 0.5b", "unexpected argument '0.5b'"),
         ("train debug --recipe 0.5b", "debug and --recipe 0.5b: give one recipe"),
         ("train --fresh", "which recipe? For example: sparsellm train 0.5b"),
     ],

@@ -116,7 +116,7 @@ def _errors_of_users() -> tuple[type[Exception], ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Every command with its options; imports neither torch nor transformers."""
+    """The parser of every command with its options; imports neither torch nor transformers."""
     parser = Parser(
         prog="sparsellm",
         description=__import__("sparsellm").__doc__,
@@ -132,19 +132,23 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_recipe_arguments(train)
     train.add_argument(
-        "--resume", type=Path, metavar="CHECKPOINT", help="resume from this one (or a run's last)"
+        "--resume",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="resume from this checkpoint, or from the last one of a run (default: from this run's "
+        "last)",
     )
     train.add_argument(
         "--fresh",
         action="store_true",
-        help="start at step 0; an earlier run of this name is moved to <run>.1, .2, …",
+        help="start at step 0; an earlier run of this name is moved to <run>.1, <run>.2, …",
     )
     train.add_argument(
         "--init-from",
         type=Path,
         metavar="MODEL",
-        help="a new run begins with these weights at step 0, and has their model and tokenizer: a "
-        "checkpoint, run, exported or Hugging Face folder, or a model of the hub (owner/name)",
+        help="start a new run at step 0 with the weights, shape and tokenizer of MODEL: a "
+        "checkpoint, a run, an exported or Hugging Face folder, or a model of the hub (owner/name)",
     )
     train.set_defaults(run=_train)
 
@@ -160,9 +164,10 @@ def make_parser() -> argparse.ArgumentParser:
     add_sweep_parser(commands)
     completion = commands.add_parser(
         "completion",
-        help="print completion of commands, options, recipes and keys for a shell",
-        description='For bash: eval "$(sparsellm completion bash)", in ~/.bashrc for good. For zsh '
-        "the same in ~/.zshrc; fish: sparsellm completion fish | source.",
+        help="print a script that lets a shell complete commands, options, recipes and keys",
+        description="Prints a script for a shell. With bash, run "
+        'eval "$(sparsellm completion bash)", or put this line into ~/.bashrc. With zsh, do the '
+        "same with zsh and ~/.zshrc. With fish: sparsellm completion fish | source.",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     completion.set_defaults(run=_completion)
@@ -211,10 +216,10 @@ def _train_until(options: argparse.Namespace, stop: StopRequest) -> None:
 
 
 def _write_sample(run_path: Path, steps: int) -> None:
-    """Prints what the model of a finished run of ``steps`` writes by itself, and saves it there.
+    """Prints text that the model of a finished run of ``steps`` writes, and saves it in the run.
 
-    It is read from the last checkpoint, so that it touches nothing of the training. Does nothing
-    without a checkpoint of the last step, or if it has been sampled already.
+    The model is read from the last checkpoint, so that the training's own is not touched. Does
+    nothing without a checkpoint of the last step, or if that has been sampled already.
     """
     from sparsellm.report.collect import SAMPLE_FILE, Sample
     from sparsellm.runs.checkpoint import latest, step_name
@@ -255,7 +260,7 @@ def _completion(options: argparse.Namespace) -> None:
 
 
 def _say_what_is_trained(recipe: Recipe, options: argparse.Namespace) -> Callable[[str], object]:
-    """Prints the banner on rank 0; returns what prints further lines there alone."""
+    """Prints the banner on rank 0; returns a function that prints further lines, only there."""
     from sparsellm.processes.banner import Launch, Machine, banner, beginning_of
 
     if not ranks.is_main():

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# Names that other frameworks have for our keys.
+# Names that other frameworks use for the recipe's keys.
 _SYNONYMS = {
     "lr": ("optimizer.learning_rate",),
     "l1": ("sparsity.l1_coefficient",),
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, rest: list[str]) -> str:
         option, equals, value = rest[0].partition("=")
         if not option.startswith("-"):
-            return f"{rest[0]!r} is one argument too many"
+            return f"unexpected argument {rest[0]!r}"
         if not equals:
             value = next((word for word in rest[1:2] if not word.startswith("-")), "VALUE")
         options = [name for action in self._actions for name in action.option_strings]
@@ -102,7 +102,7 @@ def _recipe_keys() -> list[str]:
 
 
 def _keys_named(name: str, keys: list[str]) -> list[str]:
-    """Recipe keys with this full name or last part, else those that another framework calls so."""
+    """Recipe keys with this full name or last part; else those of a name in other frameworks."""
     exact = [key for key in keys if name in (key, key.rsplit(".", 1)[-1], key.replace(".", "_"))]
     return exact or [key for key in _SYNONYMS.get(name, ()) if key in keys]
 

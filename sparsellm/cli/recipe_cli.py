@@ -12,10 +12,10 @@ if TYPE_CHECKING:  # pydantic is imported where it is needed: `sparsellm --help`
     from sparsellm.strict import Key
 
 _OWN_SIZE = """\
-A recipe of your own is a YAML file that begins with the one it differs from:
+A recipe of your own is a YAML file that names its base, another recipe, and states what differs:
 
   base: 0.5b                 # a bundled name, or another file
-  name: wide                 # of the run: runs/wide
+  name: wide                 # the run folder is runs/wide
   model:
     intermediate_size: 8192
   train:
@@ -30,7 +30,7 @@ def add_recipe_parser(commands: Any) -> None:
     """Adds ``recipe`` to the ``sparsellm`` command."""
     recipe = commands.add_parser(
         "recipe",
-        help="list recipes, show a resolved one, describe their keys",
+        help="list recipes, show one with all its values, describe the keys",
         epilog=_OWN_SIZE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -43,7 +43,7 @@ def add_recipe_parser(commands: Any) -> None:
     bundled.set_defaults(run=_list)
     show = actions.add_parser(
         "show",
-        help="show a resolved recipe with its parameters, FLOPs and memory",
+        help="show a recipe with all its values, and its parameters, FLOPs and memory",
         epilog=_OWN_SIZE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -51,12 +51,13 @@ def add_recipe_parser(commands: Any) -> None:
     show.add_argument(
         "--gpus",
         type=positive_int,
-        help="number of GPUs (default: those of this machine, else 8, as far as they divide)",
+        help="number of GPUs (default: those of this machine, or 8 if it has none; fewer if the "
+        "global batch cannot be divided among so many)",
     )
     show.set_defaults(run=_show)
     keys = actions.add_parser(
         "keys",
-        help="describe each key, with its unit and default",
+        help="describe each key of a recipe, with its unit and default",
         description="Lists the keys of a recipe with type, default, meaning and unit.",
     )
     keys.add_argument(
@@ -64,7 +65,7 @@ def add_recipe_parser(commands: Any) -> None:
         nargs="?",
         default="",
         metavar="PREFIX",
-        help="show only keys that begin with it, such as train",
+        help="show only keys that begin with PREFIX, such as train",
     )
     keys.set_defaults(run=_keys)
 
@@ -76,7 +77,8 @@ def add_recipe_arguments(parser: Any) -> None:
         "recipe_name",
         nargs="?",
         metavar="RECIPE",
-        help="bundled name (`sparsellm recipe list`) or a YAML file; --recipe RECIPE is the same",
+        help="a bundled recipe (`sparsellm recipe list`) or a YAML file; --recipe RECIPE is the "
+        "same",
     )
     flag = parser.add_argument("--recipe", metavar="RECIPE", help=argparse.SUPPRESS)
     name.completer = flag.completer = _complete_recipe
@@ -118,7 +120,7 @@ def _show(options: argparse.Namespace) -> None:
     num_gpus = options.gpus or most_gpus(recipe, len(machine.gpus) or 8)
     print(summary(recipe, num_gpus))
     if not machine.gpus and options.gpus is None:
-        print(f"# this machine has no GPU; the above is for {num_gpus}, --gpus N is for others")
+        print(f"# this machine has no GPU; the above is for {num_gpus} GPUs (--gpus N: for N)")
     for line in short_on_gpus(recipe, machine, num_gpus):
         print(f"# warning: {line}")
     print(f"\n{recipe.to_yaml()}", end="")

@@ -1,4 +1,4 @@
-"""The device and type in which a trained model is used, and whether kernels can run there."""
+"""The device and the number type of a trained model, and whether kernels can run there."""
 
 import importlib
 import importlib.util

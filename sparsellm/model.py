@@ -31,7 +31,8 @@ _COMPILED_VARIANTS = 32
 
 
 class SparseDecoderLayer(nn.Module):
-    """A pre-norm block: attention and norms as Hugging Face built them, our FFN, same names."""
+    """A pre-norm block: attention and norms as Hugging Face built them, and our FFN in place of
+    theirs, under the same names."""
 
     def __init__(self, layer: Any, ffn: SparseFFN) -> None:
         super().__init__()
@@ -106,8 +107,8 @@ def build_model(recipe: Recipe, eos_token_id: int) -> HFModel:
     Raises:
         ValueError: the device does not have the memory for it.
     """
-    # Hugging Face's constructor has torch initialise every layer first, in vain: 0.5b would take
-    # 8 s instead of 5 (two CPU cores).
+    # Hugging Face's constructor would have torch initialise every layer first, in vain: 0.5b would
+    # take 8 s instead of 5 (two CPU cores).
     model = build_zero_model(recipe, eos_token_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -117,7 +118,7 @@ def build_model(recipe: Recipe, eos_token_id: int) -> HFModel:
 
 
 def build_zero_model(recipe: Recipe, eos_token_id: int) -> HFModel:
-    """The same with all weights zero, for a caller that loads others.
+    """The same model with all weights zero, for a caller that loads its own.
 
     Raises:
         ValueError: the device does not have the memory for it.
@@ -148,7 +149,7 @@ def _check_memory(recipe: Recipe) -> None:
         raise ValueError(
             f"the model of recipe {recipe.name!r} has {parameters:,} parameters: "
             f"{4 * parameters / 2**30:,.0f} GiB in fp32, and {device} has {room / 2**30:,.0f} GiB; "
-            "lower the values of its section model"
+            "lower the recipe's model sizes (model.*), or use a machine with more memory"
         )
 
 
@@ -197,7 +198,7 @@ def prepare_blocks(model: HFModel, runtime: RuntimeConfig) -> None:
         # after an update it would hand out graphs that expect other shapes.
         torch.compiler.config.cache_key_tag = operators_digest()
         # One graph for all capacities: torch would compile one for the first capacity alone, and
-        # stand still to compile another when a sparse layer's patterns have shrunk.
+        # training would stop to compile another when the capacity of a sparse layer shrinks.
         torch.compiler.config.dynamic_sources = "L['capacity']"
         # For DDP torch would cut each graph where 25 MB of gradients are complete, to begin with
         # their reduction: block and loss of 0.5B into seven, and nothing is fused across a cut.

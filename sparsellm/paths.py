@@ -39,13 +39,13 @@ def named_file(
 
     Args:
         kind: what it is in errors, such as ``recipe``.
-        name_or_path: of the file; a file of that path comes first.
+        name_or_path: name or path of the file; a file with that path comes first.
         folder: has ``<name>.yaml`` for each of ``names``.
-        names: for the error.
-        remedy: the end of the error.
+        names: the bundled names, for the error.
+        remedy: text for the end of the error.
 
     Raises:
-        FileNotFoundError: there is neither; the message has the nearest name and all names.
+        FileNotFoundError: neither exists; the message has the nearest name and all names.
     """
     for candidate in (Path(name_or_path), folder / f"{name_or_path}.yaml"):
         if candidate.is_file():
@@ -61,7 +61,7 @@ def named_file(
 def how_to_install(extra: str) -> str:
     """The command that installs the requirements of an extra of pyproject.toml.
 
-    It names the requirements, not the extra: this works without a published package.
+    It names the requirements, not the extra, so that it works without a published package.
     """
     try:
         stated = importlib.metadata.requires("sparsellm") or []
@@ -73,7 +73,7 @@ def how_to_install(extra: str) -> str:
 
 
 def how_to_install_cuda(cuda_version: str | None) -> str:
-    """The same for the CUDA kernels beside a torch built for ``cuda_version``, such as 12.8."""
+    """As `how_to_install`, for the CUDA kernels with a torch built for ``cuda_version`` (12.8)."""
     return how_to_install("cuda12" if (cuda_version or "").startswith("12.") else "cuda")
 
 

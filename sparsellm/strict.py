@@ -50,21 +50,22 @@ _OTHER_BASES = re.compile(r"[-+]?0[0-7_]+|[-+]?[1-9].*:.*")  # 010 is octal, and
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Plain data without aliases, since a few lines of them can stand for billions of values. The
-    second of two equal keys is an error; PyYAML would silently keep the last."""
+    """Loads plain data. Aliases are refused, since a few lines of them can stand for billions of
+    values. A key that occurs twice is an error; PyYAML would silently keep the last."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem="aliases (*name): write it out", problem_mark=mark)
+            problem = "aliases (*name) are not allowed: write the value out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag == _INTEGER and _OTHER_BASES.fullmatch(node.value):
             meant = super().construct_object(node)
             raise yaml.MarkedYAMLError(
-                problem=f"{node.value} would be {meant}: write {meant}, a number without leading "
-                "zeros, or text in quotes",
+                problem=f"YAML reads {node.value} as {meant}: write {meant}, a number without "
+                "leading zeros, or text in quotes",
                 problem_mark=node.start_mark,
             )
         try:
@@ -76,7 +77,7 @@ class _StrictLoader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if (name := str(key.value)) in seen:
-                problem = f"key {name!r} stands there twice; keep one"
+                problem = f"key {name!r} occurs twice; keep one"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)
@@ -87,12 +88,12 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not YAML, not a mapping, or says a key twice.
+        ValueError: it is not YAML, not a mapping, or has a key twice.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not valid YAML: no text ({error})") from error
+        raise ValueError(f"{path}: not valid YAML: it is not text in UTF-8 ({error})") from error
     content = parse_yaml(text, str(path))
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected `key: value` lines, found {type(content).__name__}")
@@ -103,8 +104,8 @@ def parse_yaml(text: str, source: str) -> Any:
     """Any YAML value; ``source`` says where it is from.
 
     Raises:
-        ValueError: it is not YAML, says a key twice, has an alias or is nested beyond reason; names
-            source and line.
+        ValueError: it is not YAML, has a key twice, has an alias or is nested too deeply; the
+            message names source and line.
     """
     try:
         return yaml.load(text, _StrictLoader)
@@ -120,7 +121,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def line_of(path: Path, key: Sequence[int | str]) -> int | None:
-    """The line of a YAML or JSON file in which a key stands; None if it is not there."""
+    """The line of a key in a YAML or JSON file; None if the key is not there."""
     line = None
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
@@ -143,7 +144,7 @@ def parse_json(text: str, source: str, remedy: str) -> dict[str, Any]:
     """A JSON object from a file or a line of one; ``source`` says which.
 
     Raises:
-        ValueError: it is something else; names source, line and remedy.
+        ValueError: it is something else; the message names source, line and remedy.
     """
     try:
         content = json.loads(text)
@@ -162,7 +163,8 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        FileNotFoundError, ValueError: the file is missing or damaged; names it and the remedy.
+        FileNotFoundError, ValueError: the file is missing or damaged; the message names it and the
+            remedy.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")
@@ -174,7 +176,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def read_model(path: Path, model: type[BaseModel], remedy: str) -> dict[str, Any]:
-    """As `read_json`, an object whose keys are those of ``model``, which names one that is not."""
+    """As `read_json`, but refuses an object that does not have the keys and types of ``model``."""
     content = read_json(path, remedy)
     validate(model, content, path, remedy=remedy)
     return content
@@ -199,8 +201,8 @@ def validate(
     Args:
         model: what the content must be.
         content: as it was read.
-        source: where the content is from: words, or the YAML or JSON file itself.
-        file: the file in which the lines of keys are looked for; by default ``source``, if it is
+        source: where the content is from: a description, or the YAML or JSON file itself.
+        file: the file in which the lines of keys are looked up; by default ``source``, if it is
             a path.
         overridden: dotted keys whose values are not from that file.
         remedy: what to do about an error, if the key alone does not say it.
@@ -227,8 +229,8 @@ def _explain(model: type[BaseModel], key: str, item: Any) -> str:
         if key not in removed:
             return f"unknown key '{key}'{nearest(model, key)}"
         return (
-            f"key '{key}' was removed, and is always {removed[key]} now: delete it; what was "
-            "trained with another value needs the version that trained it"
+            f"key '{key}' was removed, and its value is always {removed[key]} now: delete the key. "
+            "A model that was trained with another value needs the version that trained it"
         )
     if item["type"] == "missing":
         return f"key '{key}' is missing"

@@ -37,7 +37,7 @@ def check_name(name: str) -> str:
     """The name, if it is one.
 
     Raises:
-        ValueError: it is not; names the valid ones.
+        ValueError: it is not; the message has the valid ones.
     """
     if name in VOCAB_SIZE or (len(name) > len(HF_PREFIX) and name.startswith(HF_PREFIX)):
         return name

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-QUIET_SECONDS = 2.0  # what is over by then is not mentioned
+QUIET_SECONDS = 2.0  # an operation that ends earlier is not mentioned
 REPEAT_SECONDS = 15.0
 TICK_SECONDS = 1.0  # on a terminal
 
@@ -19,7 +19,7 @@ def on_terminal() -> bool:
 
 
 def rewrite(text: str) -> None:
-    """Shows one line if stderr is a terminal; whatever is printed next begins in its place."""
+    """Shows one line if stderr is a terminal; whatever is printed next replaces it."""
     if not on_terminal():
         return
     width = shutil.get_terminal_size().columns - 1
@@ -34,8 +34,8 @@ def waiting(what: str, say: Callable[[str], object] | None = None) -> Iterator[N
 
     Args:
         what: such as ``compiling the model``.
-        say: prints a line, by default to stderr; called from another thread. With one of its own,
-            lines are printed on a terminal too.
+        say: prints a line, by default to stderr; called from another thread. If it is given, lines
+            are printed on a terminal too, and nothing is counted in place.
     """
     in_place = say is None and on_terminal()
     say = say or partial(print, file=sys.stderr, flush=True)

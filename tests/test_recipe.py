@@ -249,16 +249,18 @@ def test_exponents_without_a_point_are_numbers():
 def test_a_number_that_yaml_reads_in_another_base_is_refused(tmp_path, written, read):
     path = tmp_path / "own.yaml"
     path.write_text(f"base: debug\nname: own\nseed: {written}\n")
-    with pytest.raises(ValueError, match=rf"own.yaml.*line 3: {written} would be {read}: write"):
+    with pytest.raises(
+        ValueError, match=rf"own.yaml.*line 3: YAML reads {written} as {read}: write"
+    ):
         load_recipe(str(path))
-    with pytest.raises(ValueError, match=rf"{written} would be {read}: write"):
+    with pytest.raises(ValueError, match=rf"YAML reads {written} as {read}: write"):
         load_recipe("debug", [f"seed={written}"])
 
 
 def test_key_twice_is_refused(tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text("base: debug\nseed: 1\nseed: 2\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"twice.yaml.*line 3.*'seed' stands there twice"):
+    with pytest.raises(ValueError, match=r"twice.yaml.*line 3.*'seed' occurs twice"):
         load_recipe(str(path))
 
 

@@ -21,7 +21,7 @@ from sparsellm.strict import load_yaml, read_json
         ("a: [1\n", "not valid YAML"),
         ("a: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
         ("a: " + "7" * 5000 + "\n", "not valid YAML: line 1: Exceeds the limit"),
-        ("a: &a [1]\nb: [*a, *a]\n", r"not valid YAML: line 2: aliases .*write it out"),
+        ("a: &a [1]\nb: [*a, *a]\n", r"not valid YAML: line 2: aliases .*write the value out"),
         ("a: &a [*a]\n", "aliases"),
         ("[1]: 2\n", "not valid YAML: line 1: .*unhashable key"),
         ("a: 2026-13-01\n", "not valid YAML: line 1: month must be in"),

@@ -63,7 +63,7 @@ def test_they_are_used_as_before(tiny, tmp_path, monkeypatch, capsys):
 def test_one_that_such_a_key_changed_says_why_it_is_refused(tiny, monkeypatch):
     recipe = tiny("train.steps=2")
     values = dict.fromkeys(REMOVED_KEYS, 0.5)
-    with pytest.raises(ValueError, match="was removed, and is always"):
+    with pytest.raises(ValueError, match="was removed, and its value is always"):
         _as_earlier(monkeypatch, recipe, values)  # its export
     with pytest.raises(ValueError, match=r"recipe\.yaml, line \d+: key .* was removed") as error:
         load_pretrained(find_checkpoint(recipe.run_path))

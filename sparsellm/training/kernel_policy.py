@@ -1,7 +1,8 @@
 """Which kernels FFNs may train with: set up before the first step, saved and restored.
 
-Under ``auto`` the costs of both paths are measured once on every rank and averaged. Between steps
-each layer chooses by these costs, from counts that all ranks share (`SparseFFN.update_kernels`).
+Under ``auto`` the costs of the dense and the sparse kernels are measured once on every rank and
+averaged. Between steps each layer chooses by these costs and by counts that all ranks share
+(`SparseFFN.update_kernels`).
 """
 
 import importlib.util
@@ -23,10 +24,10 @@ from sparsellm.recipe import Recipe
 
 
 def set_up_kernels(recipe: Recipe, ffns: list[SparseFFN], device: torch.device) -> str | None:
-    """Does what ``ffn.kernels`` asks; all ranks must call it.
+    """Sets up the kernels that ``ffn.kernels`` names; all ranks must call it.
 
     Returns:
-        Why ``auto`` is dense on this GPU, if it is.
+        Why ``auto`` is dense on this GPU, if it is dense.
 
     Raises:
         ValueError: ``sparse`` is not supported here; the message says why.
@@ -84,20 +85,20 @@ def _measure_costs(recipe: Recipe, device: torch.device) -> Costs:
 
 
 def described_costs(ffns: list[SparseFFN]) -> str | None:
-    """A line on what ``auto`` measured and where it chooses sparse; None if it cannot choose."""
+    """A line on what ``auto`` measured and when it chooses sparse; None if it cannot choose."""
     costs, num_neurons = ffns[0].costs, ffns[0].up_proj.out_features
     if ffns[0].kernels != "auto" or costs is None:
         return None
     most = (RETURN * costs.dense - costs.fixed) / max(costs.per_neuron, 1e-12)
     chosen = (
-        f"sparse where 64 tokens fire under {min(most, num_neurons):,.0f} of {num_neurons:,} "
-        "neurons between them"
+        "sparse once the neurons that fire for at least one of 64 tokens are fewer than "
+        f"{min(most, num_neurons):,.0f} of {num_neurons:,}"
         if most >= 1
         else "dense at every density here"
     )
     return (
-        f"ffn.kernels: auto: a layer's forward and backward takes {costs.dense:.2f} ms dense, and "
-        f"{costs.fixed:.2f} ms sparse if nothing fires: {chosen}"
+        f"ffn.kernels: auto: a layer's forward and backward pass takes {costs.dense:.2f} ms dense, "
+        f"and {costs.fixed:.2f} ms sparse if no neuron fires; it runs {chosen}"
     )
 
 
@@ -142,7 +143,7 @@ def kernels_state(ffns: list[SparseFFN], device: torch.device) -> dict[str, Any]
 def restore_kernels(
     ffns: list[SparseFFN], state: dict[str, Any] | None, device: torch.device
 ) -> None:
-    """Restores `kernels_state`, if the choice is still free and the GPU is the same model."""
+    """Restores `kernels_state`, if ``ffn.kernels`` is ``auto`` and the GPU model is the same."""
     if not state or not state["costs"] or state["device"] != device_name(device):
         return
     if state.get("format", "union") != ffns[0].format:  # the costs are of another format

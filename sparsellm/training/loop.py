@@ -1,5 +1,5 @@
 """The training loop, to be read from top to bottom: `train` is the main path of a run, and
-`step.train_step` what it repeats.
+`step.train_step` is the step that it repeats.
 
 `accelerate launch -m sparsellm train …` starts one process per GPU. Each process holds a `Run` and
 performs the same steps. The recipe alone decides what is computed (recipe.py); it does not depend
@@ -48,7 +48,8 @@ def train(
 
     With ``fresh`` an earlier run of the same name is moved aside (nothing is deleted) and training
     begins at step 0. ``init_from`` gives the weights of step 0; a run that has its own checkpoint
-    resumes from that instead. ``stop`` has been entered; it tells when a signal asks for a stop.
+    resumes from that instead. ``stop`` is a context that has been entered; it says when a signal
+    has asked for a stop.
 
     Raises:
         ValueError, FileNotFoundError: a recipe, corpus or checkpoint that cannot be used.
@@ -90,7 +91,7 @@ def _train(
     """Loads or begins the run, and trains to its last step.
 
     ``flag``: ``--fresh`` or ``--resume``, if given. With it the same command would start over or go
-    back again; only without it does it go on from here.
+    back again. To continue from here, the command must be given without it.
     """
     recipe = run.recipe
     if run.accelerator.is_main_process:
@@ -108,8 +109,9 @@ def _train(
         run.loader.start()  # the first micro-batches are read while the model compiles
     elif not not_measured:
         run.accelerator.print(
-            f"nothing to do: it has done {run.step} steps of train.steps "
-            f"{recipe.train.steps}; raise it, or start over with --fresh or --set name=NEW"
+            f"nothing to do: this run has done {run.step} steps of train.steps "
+            f"{recipe.train.steps}; raise train.steps, or start over with --fresh or "
+            "--set name=NEW"
         )
         return
     with waiting(doing, run.accelerator.print):
@@ -131,7 +133,7 @@ def _move_aside(run: Run, lock: RunLock) -> None:
 
 
 def _begin_records(run: Run, resumed: Path | None) -> None:
-    """Prepares the run's folder for this branch of the run, before the first step."""
+    """Prepares the run's folder before the first step: moves aside what follows ``resumed``."""
     recipe = run.recipe
     if run.accelerator.is_main_process:
         for note in begin_branch(recipe.run_path, resumed):
@@ -177,10 +179,10 @@ def _logged_loop(
 def _loop(run: Run, stop: StopRequest, measurements: Measurements, due: list[str]) -> bool:
     """Trains to the last step; returns False if it was asked to stop earlier.
 
-    ``due``: what is measured before the first step, because the run was killed before it was.
+    ``due``: measurements to make before the first step, which a killed run has missed.
     """
     recipe = run.recipe
-    saved_step = run.step  # what it resumed from; nothing is worth saving at step 0
+    saved_step = run.step  # that it resumed from; nothing is worth saving at step 0
     if run.step:
         stop.begin()
     if not measurements.measure(due):
@@ -247,7 +249,7 @@ def _step_or_save(run: Run, stop: StopRequest, saved_step: int) -> StepTotals:
 
 
 def _save_what_is_whole(run: Run, error: Exception, saved_step: int, before: Bookmark) -> None:
-    """Saves the state before a failed step, if all ranks are alive and still have it."""
+    """Saves the state before a failed step, if all ranks are alive and still have that state."""
     if not run.recipe.checkpoint.every_steps or not run.between_steps or run.step <= saved_step:
         return
     if isinstance(error, FloatingPointError):  # with these weights it would fail again

@@ -55,7 +55,7 @@ def _with_remedy(config: EvaluationConfig) -> Iterator[None]:
         yield
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(
-            f"{error}. The recipe runs benchmarks while it trains (evaluation.every_steps "
+            f"{error}. The recipe runs benchmarks during training (evaluation.every_steps "
             f"{config.every_steps}); --set evaluation.every_steps=0 trains without them"
         ) from error
 
@@ -125,7 +125,7 @@ class Measurements:
             text = f"{type(met).__name__}: {met}" if met else "on another rank, which has said why"
             if failure.speaks:
                 print(
-                    f"warning: step {run.step}: the {what} failed ({text}); training goes on "
+                    f"warning: step {run.step}: the {what} failed ({text}); training continues "
                     f"({what}.on_error)",
                     file=sys.stderr,
                     flush=True,

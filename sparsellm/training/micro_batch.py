@@ -1,4 +1,4 @@
-"""How many sequences a rank runs at once, where ``train.micro_batch_size`` is ``auto``.
+"""How many sequences a rank computes at once, if ``train.micro_batch_size`` is ``auto``.
 
 The first size is the largest that the estimate of a dense step's memory allows. Sizes are powers of
 two that divide a rank's share of the global batch: each of them is compiled anew, so there are few.
@@ -29,7 +29,7 @@ class MicroBatch:
     """The present size, the same on all ranks, and when it may grow.
 
     Args:
-        size: sequences that a rank runs at once.
+        size: sequences that a rank computes at once.
         largest: the largest size that it may become.
     """
 
@@ -59,7 +59,7 @@ class MicroBatch:
 
 
 def first_micro_batch(recipe: Recipe, accelerator: Accelerator) -> MicroBatch:
-    """The recipe's size, or for ``auto`` one that fits if all is dense; all ranks call it."""
+    """The recipe's size, or for ``auto`` one that fits with dense layers; all ranks call it."""
     size = recipe.train.micro_batch_size
     if size != "auto":
         return MicroBatch(size, size)

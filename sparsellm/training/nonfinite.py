@@ -25,7 +25,7 @@ _SPIKE_KEY = "train.spike_threshold"
 
 @dataclass(frozen=True)
 class Skip:
-    """Why a step is skipped, and the key of the recipe that says so."""
+    """Why a step is skipped, and the key of the recipe by which it is."""
 
     why: str
     key: str
@@ -39,8 +39,8 @@ def reason_to_skip(run: Run, reading: StepReading) -> Skip:
         reading: of the step.
 
     Raises:
-        FloatingPointError: something is not finite, and such steps are not skipped, or too many
-            were in a row.
+        FloatingPointError: something is not finite and the recipe does not skip such steps, or too
+            many steps in a row were skipped.
     """
     values = {"loss": reading.loss, "L1": reading.l1, "gradient norm": reading.gradient_norm}
     found = _not_finite(run, values) or _spike(run, values)
@@ -48,7 +48,7 @@ def reason_to_skip(run: Run, reading: StepReading) -> Skip:
         otherwise = f", or raise {_SPIKE_KEY}" if found.key == _SPIKE_KEY else ""
         raise FloatingPointError(
             f"step {run.step + 1}: {found.why}, after {MOST_SKIPPED} skipped steps in a row; the "
-            f"step was not taken. {_way_back(run)}{otherwise}"
+            f"weights were not changed. {_way_back(run)}{otherwise}"
         )
     return found
 
@@ -60,8 +60,8 @@ def _not_finite(run: Run, values: dict[str, float]) -> Skip | None:
     what = ", ".join(f"{name} {value}" for name, value in values.items())
     if run.recipe.train.on_nonfinite == "stop":
         raise FloatingPointError(
-            f"step {run.step + 1}: {what}; the step was not taken. {_way_back(run)}, or skip such "
-            "steps: --set train.on_nonfinite=skip"
+            f"step {run.step + 1}: {what}; the weights were not changed. {_way_back(run)}, or skip "
+            "such steps: --set train.on_nonfinite=skip"
         )
     return Skip(what, "train.on_nonfinite")
 
@@ -103,7 +103,7 @@ def _way_back(run: Run) -> str:
     saved, first_bad = checkpoint.checkpoints_in(run.checkpoints), run.step - run.skips.in_a_row
     if not saved:
         return (
-            "There is no checkpoint from before it: start again, with a lower "
+            "There is no checkpoint from before this step: start again with a lower "
             "optimizer.learning_rate"
         )
     good = [path for path in saved if checkpoint.step_of(path) < first_bad]
@@ -111,7 +111,7 @@ def _way_back(run: Run) -> str:
         first = saved[0]
         return (
             f"No checkpoint has earlier weights than {first}: resume from it (--resume {first}) if "
-            "the text or the machine was the cause and is mended, or start anew by --fresh with a "
+            "the text or the machine was the cause and is repaired, or start over (--fresh) with a "
             "lower optimizer.learning_rate"
         )
     newest = checkpoint.latest(run.checkpoints)

@@ -29,9 +29,10 @@ class LossSums(NamedTuple):
     cross_entropy_sum: Tensor  # () fp32, nats
     l1_sum_L: Tensor  # (L,) fp32, Σ over tokens and units of |h|, layer by layer
     nnz_LBT: Tensor  # (L, B, T) int32, active neurons of each token
-    fired_LN: Tensor  # (L, N) int32, tokens on which each neuron fired
-    union_L: Tensor  # (L,) int64, Σ over blocks of 64 tokens of the neurons that any of them fires
-    # () int64, layers with tokens that the backward pass computes again; None without TwELL.
+    fired_LN: Tensor  # (L, N) int32, number of tokens for which each neuron fired
+    # (L,) int64, Σ over blocks of 64 tokens of the number of neurons that fire for any of them.
+    union_L: Tensor
+    # () int64, layers with tokens that the backward pass recomputes; None without TwELL.
     recomputed: Tensor | None = None
     divergence_sum: Tensor | None = None  # () fp32, nats, from a teacher; None without one
 
@@ -57,9 +58,12 @@ class Objective(nn.Module):
     def forward(
         self, inputs_BT: Tensor, targets_BT: Tensor, teacher_BTV: Tensor | None = None
     ) -> LossSums:
-        """int64 token ids; targets of `IGNORED_TARGET` add nothing to the cross-entropy.
+        """Computes the sums of a micro-batch.
 
-        With the logits of a teacher also the divergence from it.
+        Args:
+            inputs_BT: int64 token ids.
+            targets_BT: int64 token ids; those of `IGNORED_TARGET` add nothing to the cross-entropy.
+            teacher_BTV: logits of a teacher; with them the divergence from it is computed too.
         """
         backbone = self.model.model
         x_BTC = backbone.embed_tokens(inputs_BT)

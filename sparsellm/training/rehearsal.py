@@ -1,4 +1,4 @@
-"""Passes whose gradients are discarded: to compile the model, and to find out what fits.
+"""Passes whose gradients are discarded: to compile the model, and to find the size that fits.
 
 The latter is for ``train.micro_batch_size: auto``; `micro_batch` decides what is tried, and when.
 """
@@ -65,7 +65,7 @@ def grow(run: Run, sparse: list[bool]) -> None:
 
     Args:
         run: between two steps.
-        sparse: which layers the step computed on the sparsity pattern.
+        sparse: which layers the step computed with the sparse kernels.
     """
     if run.recipe.train.micro_batch_size != "auto" or not run.micro_batch.observe(sparse):
         return

@@ -41,7 +41,7 @@ from sparsellm.training.validation import ValidationSet
 
 @dataclass
 class Run:
-    """One rank's state; `step` and `tokens` advance with every optimizer step."""
+    """The state of one rank; `step` and `tokens` advance with every optimizer step."""
 
     recipe: Recipe
     accelerator: Accelerator
@@ -87,13 +87,13 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """Micro-batches that a rank runs in a step."""
+        """Micro-batches that a rank computes in a step."""
         per_round = self.micro_batch_tokens * self.accelerator.num_processes
         return self.recipe.train.global_batch_tokens // per_round
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens that a rank runs at once."""
+        """Tokens that a rank computes at once."""
         return self.micro_batch.size * self.recipe.model.context_length
 
     @cached_property
@@ -237,14 +237,15 @@ def build_run(
     )
     sized = recipe.with_micro_batch(micro_batch.size)
     if why_dense := set_up_kernels(sized, run.ffns, accelerator.device):
-        accelerator.print(f"ffn.kernels: FFNs train by dense products: {why_dense}")
+        accelerator.print(f"ffn.kernels: FFNs train with dense kernels: {why_dense}")
     elif measured := described_costs(run.ffns):
         accelerator.print(measured)
     return run
 
 
 def resize(run: Run, sequences: int) -> None:
-    """Sets, between two steps, how many sequences run at once. The data stays the same."""
+    """Sets how many sequences a rank computes at once. Called between two steps; the data of the
+    steps stays the same."""
     run.micro_batch.size, run.micro_batch.calm_steps = sequences, 0
     run.loader.resize(sequences)
 

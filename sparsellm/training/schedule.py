@@ -1,6 +1,6 @@
 """The schedules of learning rate and L1 coefficient, and what is due after which step.
 
-Rates are for a step counted from 0; what is due follows a step counted from 1.
+The schedules count steps from 0. What is due follows a step, and counts steps from 1.
 """
 
 import math

@@ -42,7 +42,7 @@ class SparsityStats:
         """Adds a step, unless it is refused; the host does not wait for that.
 
         Args:
-            fired_LN: tokens of all ranks on which each neuron fired.
+            fired_LN: number of tokens, of all ranks, for which each neuron fired.
             num_tokens: of the step, over all ranks.
             refused: (), not zero if the step does not count.
         """
@@ -94,10 +94,10 @@ def step_stats(
     """The statistics of one step, computed on the host.
 
     Args:
-        histogram_LC: tokens with each number of non-zeros.
+        histogram_LC: number of tokens with each number of non-zeros.
         nnz_LP: non-zeros of all tokens of each position bucket.
-        dead_L: dead neurons.
-        position_tokens_P: tokens of each position bucket.
+        dead_L: number of dead neurons.
+        position_tokens_P: number of tokens in each position bucket.
         nnz_edges: see `nnz_bucket_edges`.
     """
     tokens_LC = histogram_LC.astype(np.int64)

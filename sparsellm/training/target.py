@@ -1,8 +1,8 @@
-"""The controller that moves λ until a token fires `sparsity.target_nnz` neurons.
+"""The controller that adjusts λ until `sparsity.target_nnz` neurons fire for a token.
 
-Users want a number of non-zeros, and the λ that leads to it depends on width, batch and learning
-rate. After every step the controller compares the step's non-zeros (of all ranks) with the target
-and moves log λ:
+Users want a certain number of non-zeros, but the λ that leads to it depends on width, batch and
+learning rate. After every step the controller compares the step's non-zeros (of all ranks) with the
+target and changes log λ:
 
     e    = log(nnz / target)
     fast = mean of e over about 3 steps; slow = over about 12 (exponential)
@@ -10,19 +10,19 @@ and moves log λ:
     pace = the learning rate's share of its peak while it warms up, then 1
 
 This is integral control of the error expected some 28 steps ahead (PI control in velocity form).
-Non-zeros follow λ with a lag of 10 to 100 steps and fall by themselves from half the width at the
-start; looking ahead keeps λ from rising all that time. While the learning rate is small they cannot
-follow, so λ waits for it: without pace, a warm-up of 600 steps would take λ hundreds of times too
-high, and too few neurons would be left alive. λ moves by at most 6% per step and stays
-within a factor of 10,000 of `sparsity.l1_coefficient`, where it starts. The constants were chosen
-on simulated plants (tests/training/test_target.py). They hold for any width and batch: only
-ratios enter.
+Non-zeros follow λ with a lag of 10 to 100 steps, and fall by themselves from half the width at the
+start; looking ahead keeps λ from rising all that time. While the learning rate is small, non-zeros
+cannot follow λ, so λ moves more slowly: without the factor ``pace``, a warm-up of 600 steps would
+take λ hundreds of times too high, and too few neurons would be left alive. λ changes by at most 6%
+per step and stays within a factor of 10,000 of `sparsity.l1_coefficient`, where it starts. The
+constants were chosen on simulations of how non-zeros follow λ (tests/training/test_target.py). They
+hold for any width and batch, since only ratios enter.
 
-The farther ahead it looks, the longer it takes to converge: an error shrinks to a third in that
-many steps, and the small learning rates of a decay's last steps no longer move the non-zeros. So
-give a run 400 steps or more. Simulated runs of 200 steps with a warm-up of 40 end up to 20% above
-the target; two small models trained for 300 steps of only 1,024 tokens ended 18 and 23% above it,
-since neurons that fell silent at first came back after λ had fallen a hundredfold.
+The farther ahead the controller looks, the longer it takes to converge: an error shrinks to a third
+in that many steps, and the small learning rates of a decay's last steps no longer move the
+non-zeros. So give a run 400 steps or more. Simulated runs of 200 steps with a warm-up of 40 end up
+to 20% above the target; two small models trained for 300 steps of only 1,024 tokens ended 18 and
+23% above it, since neurons that fell silent at first came back after λ had fallen a hundredfold.
 """
 
 import math
@@ -37,13 +37,15 @@ FAST, SLOW = 0.3, 0.08  # weights of the newest step
 MAX_ERROR = 0.3  # natural logarithm
 MAX_FACTOR = 1e4  # of λ from where it started
 FAR = 0.1  # from the target, natural logarithm
-EARLY_STEPS = 100  # in which a first λ that is too high shows
+EARLY_STEPS = 100  # within which it shows that a first λ is too high
 KILLED = 0.05  # of the target: a first λ is too high if it leaves fewer non-zeros
-_FEWEST = 1e-3  # non-zeros per token: a layer that fires nothing has a logarithm too
+_FEWEST = 1e-3  # non-zeros per token: a lower bound, so that the logarithm always exists
 
 
 class TargetController:
-    """λ of each layer, moved once per step; plain numbers that every rank computes alike.
+    """λ of each layer, adjusted once per step; plain numbers that every rank computes alike.
+
+    There is one control loop, or with `target_per_layer` one for each layer.
 
     Args:
         config: `target_nnz`, where λ starts, and whether layers have a λ each.
@@ -73,7 +75,7 @@ class TargetController:
         return found * (self._num_layers // len(found))
 
     def observe(self, step: int, nnz_L: list[float]) -> None:
-        """Moves λ after a step, from the mean non-zeros per token of each layer in it."""
+        """Adjusts λ after a step, by the mean non-zeros per token of each layer in that step."""
         if step < self._dense_steps:
             return
         measured = nnz_L if len(self._log_l1) > 1 else [sum(nnz_L) / len(nnz_L)]
@@ -90,11 +92,11 @@ class TargetController:
 
     @property
     def error(self) -> float | None:
-        """Smoothed non-zeros over the target, minus one; with several loops, the furthest off."""
+        """Smoothed non-zeros over the target, minus one; of several loops, that furthest off."""
         return None if self._fast is None else math.expm1(max(self._fast, key=abs))
 
     def news(self) -> str | None:
-        """After a step: what newly keeps the non-zeros from the target, and the remedy."""
+        """After a step: what keeps the non-zeros from the target, and the remedy; each once."""
         for key, text in self._obstacles():
             if key not in self._said:
                 self._said.add(key)
@@ -124,8 +126,8 @@ class TargetController:
             if log_l1 <= self._start - limit and error < -FAR:
                 yield (
                     "lowest",
-                    f"{at} its lowest, {math.exp(log_l1):.2g}: by itself the model fires fewer "
-                    f"than sparsity.target_nnz {self._target:g}; lower the target, or start anew "
+                    f"{at} its lowest, {math.exp(log_l1):.2g}: even then fewer neurons fire "
+                    f"than sparsity.target_nnz {self._target:g}; lower the target, or start over "
                     "(--fresh) with a larger model.intermediate_size or a lower "
                     "sparsity.l1_coefficient",
                 )
@@ -133,7 +135,7 @@ class TargetController:
                 yield (
                     "highest",
                     f"{at} its highest, {math.exp(log_l1):.2g}, more than sparsity.target_nnz "
-                    f"{self._target:g}; raise the target, or start anew (--fresh) with a higher "
+                    f"{self._target:g}; raise the target, or start over (--fresh) with a higher "
                     "sparsity.l1_coefficient",
                 )
             elif self._early and error < math.log(KILLED):
@@ -142,7 +144,7 @@ class TargetController:
     def _killed(self) -> str:
         first = math.exp(self._start)
         return (
-            f"the first λ silenced nearly all neurons, and some may stay dead: start anew "
+            f"the first λ silenced nearly all neurons, and some may stay dead: start over "
             f"(--fresh) with a lower sparsity.l1_coefficient, such as {first / 100:.2g} instead of "
             f"{first:.2g}"
         )

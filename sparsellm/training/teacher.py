@@ -74,8 +74,8 @@ def load_teacher(
             loaded = load_pretrained(path, device, dtype)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"train.distillation needs its teacher: {error}; if it was moved, say where it is "
-                "with --init-from"
+                f"train.distillation needs its teacher: {error}; if it was moved, give its new "
+                "place with --init-from"
             ) from error
     name = {"path": str(loaded.path.resolve()), "name": loaded.recipe.name}
     name |= {key: loaded.trainer[key] for key in ("step", "tokens")}

@@ -301,7 +301,7 @@ def test_sparse_kernels_train_to_the_losses_of_dense_ones(sparse_kernels, tiny_o
         run.append(f"name={kernels}-{order}")
         result = cli_here("train", "--recipe", "debug", *set_arguments(run))
         assert result.returncode == 0, result.stderr
-        assert "train by dense products" not in result.stdout
+        assert "train with dense kernels" not in result.stdout
         metrics = read_metrics(load_recipe("debug", run).run_path)
         return [record for record in metrics if "loss" in record]
 

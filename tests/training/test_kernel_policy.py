@@ -232,7 +232,7 @@ def test_what_was_measured_is_said():
     assert described_costs([ffn]) is None
     ffn.use_kernels("auto", Costs(dense=2.0, fixed=0.92, per_neuron=0.02))
     assert "2.00 ms dense, and 0.92 ms sparse" in described_costs([ffn])
-    assert "sparse where 64 tokens fire under 46 of 64 neurons" in described_costs([ffn])
+    assert "for at least one of 64 tokens are fewer than 46 of 64" in described_costs([ffn])
     ffn.use_kernels("auto", Costs(dense=2.0, fixed=3.0, per_neuron=0.02))
     assert "dense at every density here" in described_costs([ffn])
     ffn.use_kernels("dense", Costs(dense=2.0, fixed=0.9, per_neuron=0.02))

@@ -193,7 +193,7 @@ def test_divergence_stops_with_the_last_good_checkpoint_named(tiny_overrides, cl
     assert diverged.returncode == 1
     last = diverged.stderr.strip().splitlines()[-1]
     assert last.startswith("error: step ")
-    assert "the step was not taken. Last good checkpoint: " in last
+    assert "the weights were not changed. Last good checkpoint: " in last
     good = load_recipe("debug", overrides).run_path / "checkpoints" / "step_00000003"
     assert f"--resume {good}" in last
     weights = checkpoint.read_kind(good, "model").values()
@@ -217,7 +217,7 @@ def test_resume_says_what_the_recipe_changed_and_continues(tiny_overrides, cli_h
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
     again = train("train.steps=6", "sparsity.l1_coefficient=9")
     assert again.returncode == 0
-    assert "nothing to do: it has done 6 steps of train.steps 6" in again.stdout
+    assert "nothing to do: this run has done 6 steps of train.steps 6" in again.stdout
     recipe_file = load_recipe("debug", tiny_overrides).run_path / "recipe.yaml"
     assert load_recipe(str(recipe_file)).sparsity.l1_coefficient != 9  # what trained stays written
 

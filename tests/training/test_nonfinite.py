@@ -203,6 +203,6 @@ def test_skipped_steps_do_not_push_out_the_last_good_checkpoint(
 def test_without_a_checkpoint_the_run_starts_again(train, nan_at):
     nan_at(1)
     result = train()
-    assert "There is no checkpoint from before it: start again, with a lower" in result.stderr
+    assert "There is no checkpoint from before this step: start again with a lower" in result.stderr
     again = train("train.on_nonfinite=skip")
     assert again.returncode == 0, again.stderr

@@ -166,7 +166,7 @@ def test_a_teacher_that_cannot_be_had_is_named(tiny, dense, tmp_path):
         _train(recipe)
     last = _train(recipe, init_from=shutil.copytree(dense, there))
     moved, cpu = there.rename(tmp_path / "elsewhere"), torch.device("cpu")
-    with pytest.raises(FileNotFoundError, match=r"needs its teacher: .*moved, say where it is"):
+    with pytest.raises(FileNotFoundError, match=r"needs its teacher: .*moved, give its new place"):
         load_teacher(recipe, cpu, last, None)
     earlier = moved / "checkpoints" / "step_00000002"
     with pytest.raises(ValueError, match=r"another teacher than this run's \(step 4, tokens 1024"):

@@ -131,7 +131,7 @@ def test_a_resumed_run_moves_on_to_the_same_bits(tiny_overrides, cli_here):
 @pytest.mark.parametrize(
     ("nnz", "steps", "said", "at_the_end"),
     [
-        (10.0, 300, "its lowest, 1e-05: by itself the model fires fewer", "-67% off"),
+        (10.0, 300, "its lowest, 1e-05: even then fewer neurons fire", "-67% off"),
         (90.0, 300, "its highest, 1e.03, more than sparsity.target_nnz 30; raise", "200% off"),
         (0.0, 20, "silenced nearly all neurons.* such as 0.001 instead of 0.1", "-100% off"),
         (40.0, 20, None, "λ was still moving: train longer, .* 0.32"),

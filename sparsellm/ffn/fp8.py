@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.operators import define
-from sparsellm.ffn.quantised import E4M3, QuantisedRows, rows_in_e4m3
+from sparsellm.ffn.quantised import QuantisedRows, empty_rows, rows_in_e4m3
 
 
 def quantised_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
@@ -40,17 +40,8 @@ def _quantise_rows(
         return quantise_rows(x_MK.contiguous(), row_M, out)
 
 
-def _empty_rows(x_MK: Tensor, row_M: Tensor | None) -> tuple[Tensor, Tensor]:
-    num_rows = len(x_MK) if row_M is None else len(row_M)
-    values_MK = x_MK.new_empty(num_rows, x_MK.shape[1], dtype=E4M3)
-    return values_MK, x_MK.new_empty(num_rows, dtype=torch.float32)
-
-
 define(
-    "quantise_rows",
-    "(Tensor x_MK, Tensor? row_M) -> (Tensor, Tensor)",
-    _quantise_rows,
-    _empty_rows,
+    "quantise_rows", "(Tensor x_MK, Tensor? row_M) -> (Tensor, Tensor)", _quantise_rows, empty_rows
 )
 
 

@@ -29,6 +29,13 @@ def quantised_from(values_MK: Tensor | None, scale_M: Tensor | None) -> Quantise
     return None if values_MK is None or scale_M is None else QuantisedRows(values_MK, scale_M)
 
 
+def empty_rows(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
+    """Uninitialised memory for what `rows_in_e4m3` computes."""
+    num_rows = len(x_MK) if row_M is None else len(row_M)
+    values_MK = x_MK.new_empty(num_rows, x_MK.shape[1], dtype=E4M3)
+    return QuantisedRows(values_MK, x_MK.new_empty(num_rows, dtype=torch.float32))
+
+
 def rows_in_e4m3(x_MK: Tensor, row_M: Tensor | None = None) -> QuantisedRows:
     """What `fp8.quantised_rows` computes."""
     x_MK = (x_MK if row_M is None else x_MK[row_M.long()]).float()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sparsellm.ffn.fp8 import quantise_into
-from sparsellm.ffn.quantised import E4M3, QuantisedRows
+from sparsellm.ffn.quantised import QuantisedRows, empty_rows
 from sparsellm.ffn.types import FFNWeights, GradientSums, StepShared
 
 
@@ -42,10 +42,7 @@ class Fills:
 
     def quantised(self, source: Tensor) -> QuantisedRows:
         """The rows of a matrix in e4m3. A matrix that `cast` returned is filled before that."""
-        rows = QuantisedRows(
-            torch.empty_like(source, dtype=E4M3),
-            torch.empty(len(source), dtype=torch.float32, device=source.device),
-        )
+        rows = empty_rows(source)
         self._quantised.append((source, rows))
         return rows
 

@@ -36,8 +36,7 @@ def gradients_from(
 
 def _is_taken(matrix: Tensor, dtype: torch.dtype) -> bool:
     return (
-        matrix.is_cuda
-        and (matrix.dtype, dtype) in _TAKEN
+        (matrix.dtype, dtype) in _TAKEN
         and matrix.is_contiguous()
         and matrix.numel() > 0
         and all(size % 8 == 0 for size in matrix.shape)

@@ -1,26 +1,39 @@
-"""TwELL and the hybrid format of the paper (arXiv 2603.23198) in plain torch: the specification.
+"""The formats of an activation pattern, in plain torch: the specification of their kernels.
 
-TwELL, tile-wise ELLPACK, keeps the non-zeros of an activation matrix row by row within tiles of 256
-neurons. The hybrid format, for training, keeps rows with few non-zeros in an ELL matrix of fixed
-width and the others in a dense backup.
+TwELL, tile-wise ELLPACK, and the hybrid format are those of the paper (arXiv 2603.23198). TwELL
+keeps the non-zeros of an activation matrix row by row within tiles of 256 neurons. The hybrid
+format, for training, keeps rows with few non-zeros in an ELL matrix of fixed width and the others
+in a dense backup. The columns of the union format are in reference.py.
+
+`FORMATS` are those in which training keeps a pattern from forward to backward. The operators of
+training_ops.py know a format only by its `TrainingFormat`.
 
 M tokens, K hidden_size, N intermediate_size, T tiles; weights as `nn.Linear` stores them:
 (out, in).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.ffn.reference import activations
+from sparsellm.ffn import reference
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     CONTROL_WORDS,
     DENSE_ROW_TILE,
+    MAX_ELL_WIDTH,
     TILE_NEURONS,
+    BackwardInputs,
+    Columns,
+    FFNGradients,
+    FFNStats,
     FFNWeights,
+    Format,
+    GradientSums,
     Room,
 )
 
@@ -189,7 +202,7 @@ def activations_in(saved: Hybrid, x_MK: Tensor, w: FFNWeights) -> tuple[Tensor |
     """
     n, heavy_rows = len(w.up_NK), saved.row[: saved.num_heavy].long()
     kept, beyond = heavy_rows.tensor_split([len(saved.backup_up)])
-    again = activations(x_MK[beyond], w)
+    again = reference.activations(x_MK[beyond], w)
     stored_MW = saved.gate
     if not len(stored_MW):
         stored_MW = (saved.word >> 16).to(torch.int16).view(torch.bfloat16).to(x_MK.dtype)
@@ -209,3 +222,94 @@ def activations_in(saved: Hybrid, x_MK: Tensor, w: FFNWeights) -> tuple[Tensor |
 def _as_int32(words: Tensor) -> Tensor:
     """The low 32 bits, with their sign."""
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+@dataclass(frozen=True)
+class TrainingFormat:
+    """What differs between formats, and training in plain torch: the specification of kernels.
+
+    y, statistics and gradients are those of the dense FFN whatever overflows.
+    """
+
+    saved: type[Columns] | type[Hybrid]  # what forward keeps for backward
+    empty: Callable[..., Any]  # allocates it for (x, N, room, gated)
+    check: Callable[[int, int, Room], None]  # that the room fits M and N
+    keep: Callable[[Tensor | None, Tensor, Room], Any]  # makes it from `reference.activations`
+    restore: Callable[[Any, Tensor, FFNWeights], tuple[Tensor | None, Tensor]]  # from it, x and w
+    kernels: str  # the module of kernels/ with forward and backward
+
+    def forward(
+        self, x_MK: Tensor, w: FFNWeights, room: Room, token_M: Tensor | None = None
+    ) -> tuple[Tensor, FFNStats, Any]:
+        """y (M, K), statistics, and the input of `backward` (paper, section on training).
+
+        Args:
+            x_MK: the tokens; everything is computed in their type.
+            w: of the same type, without biases; its threshold is not read.
+            room: what is reserved for the pattern.
+            token_M: see `reference.output_of`.
+        """
+        gate_MN, up_MN = reference.activations(x_MK, w)
+        y_MK, stats = reference.output_of(gate_MN, up_MN, w, token_M)
+        return y_MK, stats, self.keep(gate_MN, up_MN, room)
+
+    def backward(
+        self, given: BackwardInputs, dtype: torch.dtype, sums: GradientSums | None = None
+    ) -> FFNGradients:
+        """`reference.gradients_on` the pattern; what did not fit is recomputed from x.
+
+        ∇x is in the order of the rows of x. The matrices' gradients are in ``dtype``, and with
+        ``sums`` added to them.
+        """
+        dy_MK, d_l1, x_MK, w, saved, token_M = given
+        dy_MK = dy_MK if token_M is None else dy_MK[token_M]
+        gate_MN, up_MN = self.restore(saved, x_MK, w)
+        dx_MK, gate_NK, up_NK, down_KN = reference.gradients_on(
+            gate_MN, up_MN, dy_MK, d_l1, x_MK, w
+        )
+        for total, own in zip(sums or (), (gate_NK, up_NK, down_KN.t()), strict=False):
+            if total is not None and own is not None:
+                total.add_(own)
+        gate_NK = None if gate_NK is None else gate_NK.to(dtype)
+        return FFNGradients(dx_MK, gate_NK, up_NK.to(dtype), down_KN.to(dtype))
+
+
+def _check_columns(num_tokens: int, num_neurons: int, room: Room) -> None:
+    worst = -(-num_tokens // BLOCK_TOKENS) * num_neurons
+    if not 0 <= room.capacity <= worst + 1:  # `Capacity` begins with the maximum
+        raise ValueError(
+            f"sparse_ffn: capacity {room.capacity:,} must be 0 to {worst:,} (blocks × N)"
+        )
+    if worst >= 2**31:
+        raise ValueError(
+            f"sparse_ffn: {num_tokens:,} tokens × {num_neurons:,} neurons are over 2³¹ columns"
+        )
+
+
+def _check_hybrid(num_tokens: int, num_neurons: int, room: Room) -> None:
+    width = room.ell_width
+    if not 1 <= width <= MAX_ELL_WIDTH or num_tokens * width >= 2**31:
+        raise ValueError(
+            f"sparse_ffn: an ELL matrix of {num_tokens:,} × {width:,}: the width must be 1 to "
+            f"{MAX_ELL_WIDTH:,}, and the product under 2³¹"
+        )
+
+
+FORMATS: dict[Format, TrainingFormat] = {
+    "union": TrainingFormat(
+        saved=Columns,
+        empty=reference.empty_columns,
+        check=_check_columns,
+        keep=lambda gate_MN, up_MN, room: reference.columns_of(gate_MN, up_MN, room.capacity),
+        restore=reference.activations_in,
+        kernels="union_training",
+    ),
+    "twell": TrainingFormat(
+        saved=Hybrid,
+        empty=empty_hybrid,
+        check=_check_hybrid,
+        keep=hybrid_of,
+        restore=activations_in,
+        kernels="hybrid",
+    ),
+}

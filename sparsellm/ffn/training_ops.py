@@ -1,6 +1,6 @@
 """Training the FFN on its sparsity pattern: forward and backward as `torch.library` operators.
 
-The operators are the same for every format (training_formats.py). They hold no state: their results
+The operators are the same for every format (formats.py). They hold no state: their results
 depend only on their arguments, so that compiling, recomputing and sharding work as for any other
 operator.
 
@@ -8,6 +8,7 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
 import hashlib
+import importlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,14 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from sparsellm.ffn.formats import ELL_WIDTH
+from sparsellm.ffn.formats import ELL_WIDTH, FORMATS
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import check_limits, check_tensor, check_weights, sizes_of
 from sparsellm.ffn.operators import define, define_differentiable
 from sparsellm.ffn.quantised import quantised_from
 from sparsellm.ffn.step_shared import Fills, kernel_weights
 from sparsellm.ffn.token_order import in_order
-from sparsellm.ffn.training_formats import FORMATS, kernels, runs_kernels
 from sparsellm.ffn.types import (
     BackwardInputs,
     FFNGradients,
@@ -175,10 +175,21 @@ def _forward(*arguments: Any) -> tuple[Any, ...]:
     x_MK = tensors.x_MK
     _check(tensors, room, format)
     with _computing(x_MK):
-        compute = kernels(format) if runs_kernels(x_MK) else FORMATS[format]
         given = (x_MK, tensors.weights(activation), room, tensors.token_M)
-        y_MK, stats, saved = compute.forward(*given)
+        y_MK, stats, saved = _implementation(format, x_MK).forward(*given)
     return y_MK, *stats[:4], list(saved)
+
+
+def runs_kernels(x_MK: Tensor) -> bool:
+    """Whether an operator runs the kernels: on a GPU, if there are any tokens."""
+    return x_MK.is_cuda and x_MK.shape[0] > 0
+
+
+def _implementation(format: Format, x_MK: Tensor) -> Any:
+    """What has ``forward`` and ``backward``: the module of the format's kernels, or plain torch."""
+    if not runs_kernels(x_MK):
+        return FORMATS[format]
+    return importlib.import_module(f"sparsellm.ffn.kernels.{FORMATS[format].kernels}")
 
 
 def _computing(x_MK: Tensor) -> AbstractContextManager[object]:
@@ -216,8 +227,7 @@ def _backward(*arguments: Any) -> list[Tensor]:
     Returns:
         The gradients of x, W_g (if there is one), W_u and W_d, each in its own type.
     """
-    found, own = _gradients(*arguments), FFNTensors(*arguments[5:]).w_up_NK.dtype
-    return [found.x_MK, *(gradient.to(own) for gradient in found[1:] if gradient is not None)]
+    return [gradient for gradient in _gradients(*arguments) if gradient is not None]
 
 
 def _fake_backward(*arguments: Any) -> list[Tensor]:
@@ -247,17 +257,11 @@ def _gradients(
     *tensors: Any,
 ) -> FFNGradients:
     own, kept = FFNTensors(*tensors), FORMATS[format].saved(*saved)
-    gradients: FFNGradients
-    with _computing(own.x_MK):
-        w = own.weights(activation)
-        given = BackwardInputs(dy_MK, d_l1, own.x_MK, w, kept, own.token_M)
-        if runs_kernels(own.x_MK):
-            gradients = kernels(format).backward(given, own.w_up_NK.dtype, own.sums)
-        else:
-            gradients = FORMATS[format].backward(given)
-            if own.sums is not None:
-                gradients.add_to(own.sums)
-    return gradients
+    x_MK, dtype = own.x_MK, own.w_up_NK.dtype
+    with _computing(x_MK):
+        given = BackwardInputs(dy_MK, d_l1, x_MK, own.weights(activation), kept, own.token_M)
+        found: FFNGradients = _implementation(format, x_MK).backward(given, dtype, own.sums)
+    return found
 
 
 _PLAIN = frozenset({Tensor, nn.Parameter, NoneType})

@@ -158,9 +158,3 @@ class FFNGradients(NamedTuple):
     gate_NK: Tensor | None
     up_NK: Tensor
     down_KN: Tensor
-
-    def add_to(self, sums: GradientSums) -> None:
-        """Adds the matrices' gradients to the sums."""
-        for total, own in zip(sums, (self.gate_NK, self.up_NK, self.down_KN.t()), strict=True):
-            if total is not None and own is not None:
-                total.add_(own)

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from ffn.twell_values import unpack_twell
 from sparsellm.ffn.formats import (
+    FORMATS,
     empty_hybrid,
     hybrid_of,
     on_neurons,
@@ -17,7 +18,6 @@ from sparsellm.ffn.formats import (
     twell_overflows,
 )
 from sparsellm.ffn.reference import activations
-from sparsellm.ffn.training_formats import FORMATS
 from sparsellm.ffn.types import BackwardInputs, FFNWeights, Room
 
 densities = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0])
@@ -171,6 +171,6 @@ def test_forward_and_backward_whatever_overflows(case):
     found_y, stats, saved = FORMATS["twell"].forward(x, w, case.room, token)
     torch.testing.assert_close(found_y[token.long()], y.detach())
     assert float(stats.l1_sum) == pytest.approx(float(h.detach().abs().sum()))
-    found = FORMATS["twell"].backward(BackwardInputs(dy, d_l1, x, w, saved, token))
+    found = FORMATS["twell"].backward(BackwardInputs(dy, d_l1, x, w, saved, token), torch.float64)
     for one, other in zip((g for g in found if g is not None), expected, strict=True):
         torch.testing.assert_close(one, other)

@@ -12,8 +12,8 @@ from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
 from sparsellm.ffn import training_ops
+from sparsellm.ffn.formats import FORMATS
 from sparsellm.ffn.module import SparseFFN
-from sparsellm.ffn.training_formats import FORMATS
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import FFNWeights, TokenOrder
 
@@ -283,7 +283,7 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
         assert given.w.down_KN.t().is_contiguous()
         assert dtype == torch.float32
         assert sums is None
-        return FORMATS["union"].backward(given)
+        return FORMATS["union"].backward(given, dtype, sums)
 
     monkeypatch.setattr(union_training, "forward", forward)
     monkeypatch.setattr(union_training, "backward", backward)

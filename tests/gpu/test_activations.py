@@ -12,11 +12,10 @@ from gpu.test_hybrid import check, without_biases
 from gpu.test_sparse_ffn import doubt, error, expected, problem, shape
 from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.dispatch import Dispatch
-from sparsellm.ffn.formats import backup_rows_for
+from sparsellm.ffn.formats import FORMATS, backup_rows_for
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.reference import fatrelu_ffn
-from sparsellm.ffn.training_formats import FORMATS
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import ELEMENTS, BackwardInputs, FFNWeights, Room
 
@@ -84,7 +83,7 @@ def test_training_on_unions_equals_float64(name):
         right_y, right_stats, saved = union.forward(x_MK.double(), _wide(w), Room(worst))
         d_l1 = torch.tensor(0.3, device=x_MK.device, dtype=torch.float64)
         given = BackwardInputs(dy_MK.double(), d_l1, x_MK.double(), _wide(w), saved)
-        right = union.backward(given)
+        right = union.backward(given, torch.float64)
         assert error(y_MK, right_y) < 2e-2, case
         assert float(stats.l1_sum) == pytest.approx(float(right_stats.l1_sum), rel=2e-2, abs=1e-3)
         most = 2e-2 + 8e-2 / max(int(right_stats.nnz_M.sum()), 1) ** 0.5

@@ -2,7 +2,7 @@
 
 Shapes: M tokens, K hidden_size, N intermediate_size, W width of the ELL matrix, R rows of the dense
 backup; everything bf16 and contiguous; W_d is read transposed. ``cuda/common/hybrid.cuh`` has the
-format, `training_formats.FORMATS` the specification.
+format, `formats.FORMATS` the specification.
 """
 
 import torch

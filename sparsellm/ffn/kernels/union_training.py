@@ -1,7 +1,7 @@
 """Forward and backward of the FFN on its sparsity pattern, for training.
 
 Shapes: M tokens, K hidden_size, N intermediate_size, C capacity in columns; everything bf16 and
-contiguous; W_d is read transposed. `training_formats.FORMATS` is the specification.
+contiguous; W_d is read transposed. `formats.FORMATS` is the specification.
 """
 
 import functools

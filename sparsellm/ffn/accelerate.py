@@ -1,21 +1,28 @@
 """`sparsellm.accelerate`: the sparse kernels under any Hugging Face model with ReLU or ReLU² FFNs.
 
-`discover` proposes FFNs by their names, `admission` says which may be taken over, `formula` finds
-out what they compute, and `replace` swaps their forward for the kernels.
+`discover` proposes FFNs by their names and says which may be taken over, `formula` finds out what
+they compute, and `replace` swaps their forward for the kernels.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from sparsellm.ffn.admission import check_weights_of, foreign_ffn
-from sparsellm.ffn.discover import Unsupported, activation_of, find_ffns
-from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, check_format, check_kernels
+from sparsellm.ffn.discover import (
+    ForeignFFN,
+    Formula,
+    Unsupported,
+    activation_of,
+    check_weights_of,
+    find_ffns,
+    foreign_ffn,
+)
+from sparsellm.ffn.dispatch import Dispatch, Kernels, Path, check_choice
 from sparsellm.ffn.formula import formula_of, own_formulas
 from sparsellm.ffn.fp8 import unsupported
-from sparsellm.ffn.replace import put_back, replace_forward, stop_ordering, take_order_from
+from sparsellm.ffn.replace import put_back, replace_forward
 from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import Format
 
@@ -27,11 +34,15 @@ Precision = Literal["own", "fp8"]
 class Acceleration:
     """What `accelerate` did, by module name."""
 
-    accelerated: list[str] = field(default_factory=list)
     left_alone: dict[str, str] = field(default_factory=dict)  # name → why
     dispatches: dict[str, Dispatch] = field(default_factory=dict, repr=False)
     prefill: PrefillOrder = field(default_factory=PrefillOrder, repr=False)
     training: bool = False  # the model was in training mode, where it computes as before
+
+    @property
+    def accelerated(self) -> list[str]:
+        """The names of the FFNs that were accelerated."""
+        return list(self.dispatches)
 
     def paths(self) -> dict[str, dict[int, Path]]:
         """The present path of each FFN, by the largest number of tokens that takes it."""
@@ -107,23 +118,22 @@ def accelerate(
     """
     if not threshold >= 0:
         raise ValueError(f"threshold {threshold} must not be negative")
-    if token_order not in ("auto", "none"):
-        raise ValueError(f"token_order {token_order!r} must be auto or none")
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision {precision!r} must be {' or '.join(get_args(Precision))}")
-    check_kernels(kernels)
-    check_format(format)
+    check_choice("token_order", token_order, TokenOrder)
+    check_choice("precision", precision, Precision)
+    check_choice("kernels", kernels, Kernels)
+    check_choice("format", format, Format)
     restore(model)
-    done = Acceleration(training=model.training)
+    done, fp8 = Acceleration(training=model.training), precision == "fp8"
     for name, module in find_ffns(model):
         try:
-            dispatch = _accept(module, threshold, kernels, format, fp8=precision == "fp8")
+            foreign = foreign_ffn(module)
+            formula = _accepted(foreign, threshold, fp8=fp8)
         except Unsupported as reason:
             done.left_alone[name] = str(reason)
         else:
-            done.accelerated.append(name)
+            dispatch = Dispatch(kernels, foreign.ffn.up.weight.is_cuda, format)
+            replace_forward(foreign, formula, dispatch, done.prefill, fp8=fp8)
             done.dispatches[name] = dispatch
-    take_order_from(model, done.prefill)
     if done.accelerated and token_order == "auto" and format == "union":
         done.prefill.watch(model)
     return done
@@ -150,34 +160,22 @@ def accelerate_whole(
 
 def restore(model: nn.Module) -> None:
     """Undoes `accelerate`. Does nothing to a model that was not accelerated."""
-    stop_ordering(model)
     for module in model.modules():
         put_back(module)
 
 
-def _accept(
-    module: nn.Module, threshold: float, kernels: Kernels, format: Format, *, fp8: bool
-) -> Dispatch:
-    """Replaces the forward of a module that looks like an FFN.
+def _accepted(foreign: ForeignFFN, threshold: float, *, fp8: bool) -> Formula:
+    """What the kernels compute in place of a module's forward.
 
     Raises:
-        Unsupported: the kernels do not support it; the message says why.
+        Unsupported: they do not support it; the message says why.
     """
-    foreign, activation = foreign_ffn(module), activation_of(module)
-    up_NK = foreign.ffn.up.weight
+    activation, up_NK = activation_of(foreign.owner), foreign.ffn.up.weight
     own_formulas(activation, like=up_NK)
     check_weights_of(foreign.ffn)
     formula = formula_of(foreign, activation)
-    formula = formula._replace(threshold=max(formula.threshold, threshold))
-    if fp8:
-        _check_fp8(up_NK)
-    dispatch = Dispatch(kernels, up_NK.is_cuda, format)
-    replace_forward(foreign, formula, dispatch, fp8=fp8)
-    return dispatch
-
-
-def _check_fp8(up_NK: Tensor) -> None:
-    if reason := unsupported(up_NK.device):
+    if fp8 and (reason := unsupported(up_NK.device)):
         raise ValueError(f"precision fp8: {reason}; use precision='own'")
-    if up_NK.shape[0] % 16 or up_NK.shape[1] % 16:
+    if fp8 and any(size % 16 for size in up_NK.shape):
         raise Unsupported(f"its {tuple(up_NK.shape)} weights: FP8 needs multiples of 16")
+    return formula._replace(threshold=max(formula.threshold, threshold))

@@ -8,7 +8,7 @@ whether they have become faster. The result is equally correct.
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from weakref import WeakValueDictionary
 
 import torch
@@ -80,10 +80,11 @@ class Dispatch:
     """
 
     def __init__(self, kernels: Kernels, pinned: bool, format: Format = "union") -> None:
-        check_kernels(kernels)
-        check_format(format)
+        check_choice("kernels", kernels, Kernels)
+        check_choice("format", format, Format)
         self.kernels: Kernels = kernels
         self.format: Format = format
+        pinned = pinned and torch.cuda.is_available()  # it may have been saved where a GPU is
         # Words for the kernels to write, by magnitude; -1 before they do.
         self.observed = torch.full(
             (_NUM_BUCKETS,), -1, dtype=torch.int32, device="cpu", pin_memory=pinned
@@ -95,7 +96,7 @@ class Dispatch:
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy has its own words, since a GPU writes to the original's words."""
-        return _loaded_dispatch, (self.kernels, self.observed.is_pinned(), self.format)
+        return Dispatch, (self.kernels, self.observed.is_pinned(), self.format)
 
     def word(self, num_tokens: int) -> int:
         """Address of the word that the kernels write for this many tokens."""
@@ -161,21 +162,10 @@ def bucket_of(num_tokens: int) -> int:
     return min((num_tokens - 1).bit_length(), _NUM_BUCKETS - 1)
 
 
-def check_kernels(name: str) -> None:
-    """Raises ValueError if there is no such choice of kernels."""
-    if name not in get_args(Kernels):
-        raise ValueError(f"kernels {name!r} must be one of {', '.join(get_args(Kernels))}")
-
-
-def check_format(name: str) -> None:
-    """Raises ValueError if there is no such format."""
-    if name not in get_args(Format):
-        raise ValueError(f"format {name!r} must be one of {', '.join(get_args(Format))}")
-
-
-def _loaded_dispatch(kernels: Kernels, pinned: bool, format: Format) -> Dispatch:
-    """The dispatch of a module that was saved, perhaps on a machine with a GPU."""
-    return Dispatch(kernels, pinned and torch.cuda.is_available(), format)
+def check_choice(name: str, value: str, choices: Any) -> None:
+    """Raises ValueError if a value is none of the choices of a `Literal`."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} {value!r} must be one of {', '.join(get_args(choices))}")
 
 
 # Operators take only numbers and tensors, so a dispatch is passed to them by its handle. Whoever

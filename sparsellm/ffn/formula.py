@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsellm.architecture import ACTIVATIONS, Rectified, rectified_activations
-from sparsellm.ffn.admission import ForeignFFN
-from sparsellm.ffn.discover import Formula, Projections, Unsupported
+from sparsellm.ffn.discover import ForeignFFN, Formula, Projections, Unsupported
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.capacity import Capacity
-from sparsellm.ffn.dispatch import Costs, Kernels, Path, check_format, check_kernels
+from sparsellm.ffn.dispatch import Costs, Kernels, Path, check_choice
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.reference import dense_ffn
 from sparsellm.ffn.shared_linear import shared_linears
@@ -73,7 +73,7 @@ class SparseFFN(nn.Module):
         Raises:
             ValueError: there is no such format.
         """
-        check_format(format)
+        check_choice("format", format, Format)
         self.format: Format = format
         self.ell_width = ell_width
 
@@ -104,7 +104,7 @@ class SparseFFN(nn.Module):
         Raises:
             ValueError: unknown ``kernels``; ``sparse`` for an activation without sparse kernels.
         """
-        check_kernels(kernels)
+        check_choice("kernels", kernels, Kernels)
         can_be_sparse = self.activation in rectified_activations()
         if kernels == "sparse" and not can_be_sparse:
             names = " or ".join(rectified_activations())

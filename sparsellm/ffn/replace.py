@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsellm.ffn.admission import ForeignFFN
-from sparsellm.ffn.discover import Formula
+from sparsellm.ffn.discover import ForeignFFN, Formula
 from sparsellm.ffn.dispatch import Dispatch
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
@@ -39,60 +38,55 @@ class _Serving:
     foreign: ForeignFFN
     formula: Formula
     dispatch: Dispatch
+    prefill: PrefillOrder  # of the model
     dtype: torch.dtype  # of the weights; tokens of another type are not served
     large: bool  # a GPU takes longer to read the weights than a host to queue the operator
     parameters: dict[str, Any]  # of the replaced forward, with their defaults
     fp8: bool
-    source: list[tuple[Tensor, int | None]] | None = None  # of the buffers, see `_version`
-    prefill: PrefillOrder | None = None  # of the model
+    previous: Callable[..., Any] | None  # a forward that was set on the FFN's instance
+    source: list[tuple[Tensor, int | None]] | None  # of the buffers, see `_version`
 
     def __getstate__(self) -> dict[str, Any]:
         """Without ``source``: the weights of a copy, on disk too, count their versions anew."""
         return {**vars(self), "source": None}
 
 
-@dataclass
-class _Installed:
-    """What `put_back` and the installed forward need to know of a module."""
-
-    previous: Callable[..., Any] | None  # a forward that was set on the instance
-    serving: _Serving
-
-
 def replace_forward(
-    foreign: ForeignFFN, formula: Formula, dispatch: Dispatch, *, fp8: bool = False
+    foreign: ForeignFFN, formula: Formula, dispatch: Dispatch, prefill: PrefillOrder, *, fp8: bool
 ) -> None:
     """Replaces the forward of an FFN, or of the modules that form one within a layer.
 
     Such modules run in a row: up and activation then pass the tokens through unchanged, K wide, and
     down computes the whole FFN. An input that is N wide was computed by up itself, as in training;
     so K must not be N.
+
+    The module that computes it is given a transposed W_d too, and in FP8 the quantised matrix.
     """
-    owner, up, down = foreign.owner, foreign.ffn.up, foreign.ffn.down
+    up, down, w = foreign.ffn.up, foreign.ffn.down, foreign.ffn.weights(formula)
+    server = down if foreign.is_layer else foreign.owner
+    parameters = inspect.signature(server.forward).parameters.values()
+    serving = _Serving(
+        foreign=foreign,
+        formula=formula,
+        dispatch=dispatch,
+        prefill=prefill,
+        dtype=w.down_KN.dtype,
+        large=sum(tensor.nbytes for tensor in foreign.tensors()) > LARGE_BYTES,
+        parameters={p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD},
+        fp8=fp8,
+        previous=vars(server).get("forward"),
+        source=_sources(w, fp8=fp8),
+    )
+    # A buffer moves with the module, and a non-persistent one is not saved with it.
+    for name, tensor in _derived(w, fp8=fp8).items():
+        server.register_buffer(name, tensor, persistent=False)
     if foreign.is_layer:
-        serving = _serving(foreign, formula, dispatch, down, fp8=fp8)
         _install(up, _up_forward, serving)
         _install(foreign.inside[1], _activation_forward, serving)
         _install(down, _down_forward, serving)
     else:
-        _install(owner, _ffn_forward, _serving(foreign, formula, dispatch, owner, fp8=fp8))
+        _install(server, _ffn_forward, serving)
     foreign.remember()
-
-
-def _serving(
-    foreign: ForeignFFN, formula: Formula, dispatch: Dispatch, server: nn.Module, *, fp8: bool
-) -> _Serving:
-    """Gives the server a transposed W_d too, and in FP8 the quantised matrix."""
-    w = foreign.ffn.weights(formula)
-    parameters = inspect.signature(server.forward).parameters.values()
-    named = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
-    large = sum(tensor.nbytes for tensor in foreign.tensors()) > LARGE_BYTES
-    # A buffer moves with the module, and a non-persistent one is not saved with it.
-    for name, tensor in _derived(w, fp8=fp8).items():
-        server.register_buffer(name, tensor, persistent=False)
-    return _Serving(
-        foreign, formula, dispatch, w.down_KN.dtype, large, named, fp8, _sources(w, fp8=fp8)
-    )
 
 
 def _derived(w: FFNWeights, *, fp8: bool) -> dict[str, Tensor]:
@@ -112,7 +106,7 @@ def _sources(w: FFNWeights, *, fp8: bool) -> list[tuple[Tensor, int | None]]:
 
 def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) -> None:
     own = vars(module)
-    own[INSTALLED] = _Installed(own.get("forward"), serving)
+    own[INSTALLED] = serving
     # Not a closure: a copy of the module then computes with its own weights. Not a bound method,
     # which `torch.save` writes as an attribute of the module's class.
     own["forward"] = partial(forward, module)
@@ -133,41 +127,23 @@ def _derive_again(module: nn.Module, w: FFNWeights, serving: _Serving) -> None:
     serving.source = _sources(w, fp8=serving.fp8)
 
 
-def take_order_from(model: nn.Module, prefill: PrefillOrder) -> None:
-    """Makes all accelerated FFNs of a model compute in this order of the tokens."""
-    for serving in _servings(model):
-        serving.prefill = prefill
-
-
-def stop_ordering(model: nn.Module) -> None:
-    """Removes the hooks of a model's token order."""
-    for serving in _servings(model):
-        if serving.prefill is not None:
-            serving.prefill.unwatch()
-
-
-def _servings(model: nn.Module) -> list[_Serving]:
-    installed = (vars(module).get(INSTALLED) for module in model.modules())
-    return [one.serving for one in installed if one is not None]
-
-
 def put_back(module: nn.Module) -> None:
-    """Restores a module's own forward, if it was replaced."""
+    """Restores a module's own forward, if it was replaced, and removes the hooks of its order."""
     own = vars(module)
-    installed: _Installed | None = own.pop(INSTALLED, None)
-    if installed is None:
+    serving: _Serving | None = own.pop(INSTALLED, None)
+    if serving is None:
         return
+    serving.prefill.unwatch()
     for name in (DOWN_NK, VALUES_NK, SCALE_N):
         if name in module._buffers:
             delattr(module, name)
     del own["forward"]
-    if installed.previous is not None:
-        own["forward"] = installed.previous
+    if serving.previous is not None:
+        own["forward"] = serving.previous
 
 
 def _ffn_forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-    installed: _Installed = module.__dict__[INSTALLED]
-    serving = installed.serving
+    serving: _Serving = module.__dict__[INSTALLED]
     x = arguments[0] if len(arguments) == 1 and not named else _tokens(serving, arguments, named)
     if x is None or not _is_for_kernels(x, serving):
         return _own_forward(module, *arguments, **named)
@@ -175,26 +151,24 @@ def _ffn_forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
 
 
 def _up_forward(up: nn.Linear, x: Tensor) -> Tensor:
-    installed: _Installed = up.__dict__[INSTALLED]
-    return x if _is_for_kernels(x, installed.serving) else _own_forward(up, x)
+    return x if _is_for_kernels(x, up.__dict__[INSTALLED]) else _own_forward(up, x)
 
 
 def _activation_forward(activation: nn.Module, x: Tensor) -> Tensor:
-    installed: _Installed = activation.__dict__[INSTALLED]
-    is_up = x.shape[-1] != installed.serving.foreign.ffn.up.in_features
+    serving: _Serving = activation.__dict__[INSTALLED]
+    is_up = x.shape[-1] != serving.foreign.ffn.up.in_features
     return _own_forward(activation, x) if is_up else x
 
 
 def _down_forward(down: nn.Linear, x: Tensor) -> Tensor:
-    installed: _Installed = down.__dict__[INSTALLED]
     is_h = x.shape[-1] == down.in_features
-    return _own_forward(down, x) if is_h else _compute(x, installed.serving, down)
+    return _own_forward(down, x) if is_h else _compute(x, down.__dict__[INSTALLED], down)
 
 
 def _own_forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-    installed: _Installed = module.__dict__[INSTALLED]
-    if installed.previous is not None:
-        return installed.previous(*arguments, **named)
+    serving: _Serving = module.__dict__[INSTALLED]
+    if serving.previous is not None:
+        return serving.previous(*arguments, **named)
     return type(module).forward(module, *arguments, **named)
 
 
@@ -234,8 +208,7 @@ def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
         assert scale_N is not None
         w = w._replace(quantised=QuantisedRows(values_NK.view(E4M3), scale_N.view(torch.float32)))
     x_MK = x if x.ndim == 2 and x.is_contiguous() else x.reshape(-1, x.shape[-1]).contiguous()
-    token_M = None if serving.prefill is None else serving.prefill.token_M(x_MK)
-    y_MK = sparse_ffn(x_MK, w, serving.dispatch.handle, token_M)
+    y_MK = sparse_ffn(x_MK, w, serving.dispatch.handle, serving.prefill.token_M(x_MK))
     return y_MK if x.ndim == 2 else y_MK.view(x.shape)
 
 

@@ -188,7 +188,7 @@ def test_an_order_does_not_outlive_its_forward_its_model_or_its_length(orders):
     orders.clear()
     model(TOKENS)
     assert orders == [None, None]
-    with pytest.raises(ValueError, match="token_order 'yes' must be auto or none"):
+    with pytest.raises(ValueError, match="token_order 'yes' must be one of auto, none"):
         sparsellm.accelerate(model, token_order="yes")
 
 

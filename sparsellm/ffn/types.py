@@ -95,11 +95,18 @@ class FFNWeights(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """Where micro-batches add up the gradients of an FFN's matrices: fp32 and contiguous."""
+    """Gradients of an FFN's matrices, contiguous; fp32 where micro-batches add them up."""
 
     gate_NK: Tensor | None
     up_NK: Tensor
     down_NK: Tensor  # of W_d, transposed
+
+    @classmethod
+    def empty(cls, w: FFNWeights, dtype: torch.dtype) -> "GradientSums":
+        """Uninitialised memory for the gradients of an FFN's matrices."""
+        gate_NK = None if w.gate_NK is None else torch.empty_like(w.gate_NK, dtype=dtype)
+        up_NK = torch.empty_like(w.up_NK, dtype=dtype)
+        return cls(gate_NK, up_NK, torch.empty_like(up_NK))
 
 
 class StepShared(NamedTuple):

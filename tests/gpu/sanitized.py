@@ -66,7 +66,7 @@ def infer() -> None:
     for m, k, n in ((200, 264, 776), (65, 72, 264)):
         x_MK, w_NK, y_MK = matrix(m, k), matrix(n, k), matrix(m, k)
         b_N, b_K = matrix(n) - 20, matrix(k)
-        columns = union.empty_union(m, n, device)
+        columns = union.empty_union(x_MK, n)
         w = FFNWeights(w_NK, w_NK, w_NK.t(), b_N, b_N, b_K, down_NK=w_NK)
         union.gate_union(x_MK, w, columns)
         union.union_up(x_MK, w, columns)
@@ -86,7 +86,7 @@ def infer_fp8(m: int, k: int, n: int) -> None:
     """The gate in e4m3, in both formats."""
     x_MK, w_NK = matrix(m, k), matrix(n, k)
     w = FFNWeights(w_NK, w_NK, w_NK.t(), matrix(n), quantised=quantised_rows(w_NK))
-    union.gate_union(x_MK, w, union.empty_union(m, n, x_MK.device))
+    union.gate_union(x_MK, w, union.empty_union(x_MK, n))
     twell.gate_twell(x_MK, w, twell.empty_twell(m, n, x_MK.device))
 
 

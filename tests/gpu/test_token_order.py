@@ -86,18 +86,18 @@ def test_sorting_waits_for_nothing_and_can_be_captured():
 @pytest.mark.usefixtures("architecture")
 def test_parts_of_heavy_blocks_cover_all_members_once(case):
     from sparsellm.ffn.kernels import union
-    from sparsellm.ffn.kernels.union import MAX_PARTS, allocate_splits
+    from sparsellm.ffn.kernels.union import MAX_PARTS, splits_for
 
     m, k, n, bias, loud = case
     x_MK, w = _ffn(m, k, n, bias, loud)
     with poisoned():
-        splits = allocate_splits(x_MK, n)
+        splits = splits_for(x_MK, n, _random_order(m).token_M)
         assert splits is not None
-        gate = union.empty_union(m, n, DEVICE, splits)
+        gate = union.empty_union(x_MK, n, splits)
         union.gate_union(x_MK, w, gate)
-    assert not splits.arrays.tensor("arrived").any()
+    assert not gate.arrays.tensor("arrived").any()
     total, order, control = map(gate.arrays.tensor, ("total", "order", "control"))
-    total, part, parts = total.tolist(), splits.arrays.tensor("part"), {}
+    total, part, parts = total.tolist(), gate.arrays.tensor("part"), {}
     for word, size in order[: int(control[5])].tolist():
         block, place = word & 0xFFFF, (word & 0xFFFFFFFF) >> 16
         start, which = part[place - 1].tolist() if place else (0, 1)

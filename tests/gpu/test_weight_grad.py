@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gpu.conditions import each, poisoned
-from sparsellm.ffn.kernels.weight_grad import Operands, group_columns, weight_grads
-from sparsellm.ffn.types import BLOCK_TOKENS, Columns, GradientSums
+from sparsellm.ffn.kernels.weight_grad import group_columns, weight_grads
+from sparsellm.ffn.types import BLOCK_TOKENS, BackwardInputs, Columns, FFNWeights, GradientSums
 
 pytestmark = pytest.mark.gpu
 
@@ -175,6 +175,15 @@ def inputs_of(case: Case, device: torch.device) -> Inputs:
     return Inputs(columns, *values[2:], x_MK, dy_MK, fires, dense)
 
 
+def grads_of(case: Case, t: Inputs, **how: GradientSums | int) -> GradientSums:
+    """What the kernels compute; of the weights they read only the shapes."""
+    gate_NK, up_NK = (t.x_MK.new_empty(case.n, case.k) for _ in range(2))
+    w = FFNWeights(gate_NK if case.gated else None, up_NK, up_NK.t())
+    d_l1 = torch.zeros((), device=t.x_MK.device)
+    given = BackwardInputs(t.dy_MK, d_l1, t.x_MK, w, t.columns)
+    return weight_grads(given, t.d_gate, t.d_up, case.dtype, **how)
+
+
 def _check_sums(found: Tensor, values_MN: Tensor, fires_MN: Tensor, rows_MK: Tensor) -> None:
     """Each element within rounding of float64's: of the result's dtype, and of fp32 sums."""
     values = values_MN.masked_fill(~fires_MN, 0).double()
@@ -189,9 +198,7 @@ def _check_sums(found: Tensor, values_MN: Tensor, fires_MN: Tensor, rows_MK: Ten
 def check_against_float64(case: Case, t: Inputs) -> None:
     """All gradients of one case."""
     nnz = int(t.fires_MN.sum())  # no more scratch memory than that
-    found_gate, found_up, found_down = weight_grads(
-        Operands(*t[:5]), case.n, case.dtype, num_nonzeros=nnz
-    )
+    found_gate, found_up, found_down = grads_of(case, t, num_nonzeros=nnz)
     gate, up, d_gate, d_up = t.dense
     for found in (found_gate, found_up, found_down):
         assert found is None or (found.dtype, found.shape) == (case.dtype, (case.n, case.k))
@@ -217,10 +224,10 @@ def test_equals_float64(case):
 
 def check_added_to_what_is_there(case: Case, t: Inputs) -> None:
     """The sum of both, rounded once; rows of silent neurons stay what they are."""
-    own = weight_grads(Operands(*t[:5]), case.n, case.dtype)
+    own = grads_of(case, t)
     before = [None if g is None else torch.randn_like(g) for g in own]
     sums = GradientSums(*(None if b is None else b.clone() for b in before))
-    found = weight_grads(Operands(*t[:5]), case.n, case.dtype, added_to=sums)
+    found = grads_of(case, t, added_to=sums)
     for total, b, g, f in zip(sums, before, own, found, strict=True):
         assert f is total
         assert total is None or torch.equal(total, b + g)
@@ -229,9 +236,9 @@ def check_added_to_what_is_there(case: Case, t: Inputs) -> None:
 @each([CASES[3], CASES[9], CASES[11]])
 def test_the_same_bits_every_time(case):
     t = inputs_of(case, _device())
-    first = weight_grads(Operands(*t[:5]), case.n, case.dtype)
+    first = grads_of(case, t)
     for _ in range(10):
-        again = weight_grads(Operands(*t[:5]), case.n, case.dtype)
+        again = grads_of(case, t)
         for expected, found in zip(first, again, strict=True):
             assert torch.equal(expected, found)
 
@@ -239,7 +246,7 @@ def test_the_same_bits_every_time(case):
 def test_hot_groups_are_split_within_bounds():
     case = CASES[11]
     fires = pattern_of(case, _device())
-    groups = group_columns(columns_of(fires), case.n, case.k)
+    groups = group_columns(columns_of(fires), case.n, slices=1)
     unit, control = groups.arrays.tensor("unit"), groups.counters.tensor("control")
     units = unit[: int(control[0])].tolist()
     slots = [slot for *_, slot, _, parts in units if parts > 1]
@@ -263,11 +270,11 @@ def test_a_graph_follows_its_inputs():
     used = int(replacement.columns.offset[-1])
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        weight_grads(Operands(*t[:5]), case.n, case.dtype)
+        grads_of(case, t)
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        found = weight_grads(Operands(*t[:5]), case.n, case.dtype)
+        found = grads_of(case, t)
     t.columns.offset.copy_(replacement.columns.offset)
     for name in ("neuron", "mask", "gate", "up"):
         getattr(t.columns, name)[:used] = getattr(replacement.columns, name)
@@ -278,5 +285,5 @@ def test_a_graph_follows_its_inputs():
     for _ in range(2):
         graph.replay()
     torch.cuda.synchronize()
-    expected = weight_grads(Operands(*replacement[:5]), other.n, other.dtype)
+    expected = grads_of(other, replacement)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -149,7 +149,7 @@ def poisoned_union(
     num_tokens: int, num_neurons: int, element: torch.dtype = torch.bfloat16
 ) -> Union:
     """What a kernel fails to write shows."""
-    union = empty_union(num_tokens, num_neurons, device(), element=element)
+    union = empty_union(torch.empty(num_tokens, 0, dtype=element, device=device()), num_neurons)
     for tensor in map(union.arrays.tensor, union.arrays.layout.arrays):
         tensor.fill_(float("nan") if tensor.is_floating_point() else 77)
     return union

@@ -144,9 +144,7 @@ def _weight_grads(
     kernel_for("hybrid_place", x_MK).launch(
         blocks, m, n, width, saved.word, saved.length, before, first, source
     )
-    if sums is None:
-        new = [x_MK.new_empty(n, k, dtype=dtype) for _ in range(3)]
-        sums = GradientSums(new[0] if gated else None, new[1], new[2])
+    sums = sums or GradientSums.empty(w, dtype)
     kernel = kernel_for("hybrid_weight_grad", x_MK)
     slices = -(-k // kernel.exported("chunk_columns"))
     segments = kernel.blocks_for(m * width, _SEGMENTS_PER_MULTIPROCESSOR)

@@ -58,16 +58,10 @@ def _by_twell(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int) -> None:
 def _by_union(
     x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int, token_M: Tensor | None
 ) -> None:
-    splits = rows_M = None
-    if token_M is not None:
-        if union.gathers(x_MK):
-            rows_M = token_M
-        else:
-            x_MK = x_MK.index_select(0, token_M)
-        splits = union.allocate_splits(x_MK, w.up_NK.shape[0])
-    gate = union.empty_union(
-        x_MK.shape[0], w.up_NK.shape[0], x_MK.device, splits, element=x_MK.dtype
-    )
+    n, rows_M = w.up_NK.shape[0], token_M
+    if token_M is not None and not union.gathers(x_MK):
+        x_MK, rows_M = x_MK.index_select(0, token_M), None
+    gate = union.empty_union(x_MK, n, union.splits_for(x_MK, n, token_M))
     union.gate_union(x_MK, w, gate, observed, token_M=rows_M)
     if w.gate_NK is not None:
         union.union_up(x_MK, w, gate, token_M=rows_M)

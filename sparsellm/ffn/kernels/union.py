@@ -24,56 +24,59 @@ MAX_GATHERED = 2**35 - 1  # 32-bit numbers of eight values, cuda/sm90/gate.cuh
 
 
 class Splits(NamedTuple):
-    """Memory for the split sums (split-K) of a kernel that sums over a block's members; used once.
+    """How a kernel that sums over a block's members splits heavy token blocks (split-K).
 
     ``cuda/common/units.cuh`` (`Splitting`) decides which token blocks are split and where;
     ``cuda/common/row_sums.cuh`` adds up the parts. Results are deterministic, but their bits
     differ from those of an unsplit sum.
     """
 
-    arrays: Scratch  # of `_splits_layout`
     slices: int  # of the result's columns
+    slice_columns: int
     workers: int  # blocks of threads that share the work
 
 
-def sharing_of(splits: Splits | None) -> tuple[object, ...]:
-    """The arguments of union_entries and column_units."""
-    if splits is None:
-        return (None, None, 0, 0, 1)
-    return (*splits.arrays("part", "arrived"), MAX_PARTS, splits.slices, splits.workers)
-
-
-def sums_of(splits: Splits | None) -> Sequence[object]:
-    """The arguments of the kernel that sums."""
-    return (None, None, None) if splits is None else splits.arrays("part", "arrived", "sums")
-
-
-@functools.lru_cache
-def _splits_layout(slices: int, slice_columns: int) -> ScratchLayout:
-    return ScratchLayout(
-        {
-            "part": Array((MAX_PARTS, 2)),
-            "arrived": Array((MAX_PARTS * slices,)),
-            "sums": Array((MAX_PARTS * slices, BLOCK_TOKENS * slice_columns), torch.float32),
-        }
-    )
-
-
-def allocate_splits(x_MK: Tensor, num_neurons: int) -> Splits | None:
-    """Memory for the FFN of these tokens; None if no token block can be heavy."""
-    num_tokens, hidden_size = x_MK.shape
-    if num_tokens <= BLOCK_TOKENS:
+def splits_for(x_MK: Tensor, num_neurons: int, token_M: Tensor | None) -> Splits | None:
+    """For the FFN of these tokens; None in the natural order, or if no token block can be heavy."""
+    if token_M is None or len(token_M) <= BLOCK_TOKENS:
         return None
     units, down = kernel_for("column_units", x_MK), kernel_for("union_down", x_MK)
     if num_neurons <= units.exported("min_part"):
         return None
-    slice_columns = down.exported("columns")
-    slices = -(-hidden_size // slice_columns)
-    return Splits(
-        Scratch(_splits_layout(slices, slice_columns), x_MK.device),
-        slices,
-        workers=down.num_multiprocessors * down.exported("blocks"),
-    )
+    columns, workers = down.exported("columns"), down.num_multiprocessors * down.exported("blocks")
+    return Splits(-(-x_MK.shape[1] // columns), columns, workers)
+
+
+def parts_of(blocks: int, splits: Splits | None) -> int:
+    """Into how many parts so many token blocks are split at most."""
+    return blocks if splits is None else blocks + MAX_PARTS
+
+
+def work_arrays(num_units: int, blocks: int, splits: Splits | None) -> dict[str, Array]:
+    """Of the work that union_entries or column_units divides, and of the split sums, used once."""
+    arrays = {
+        "unit": Array((num_units, 2)),
+        "order": Array((parts_of(blocks, splits), 2)),
+        "control": Array((CONTROL_WORDS,)),
+    }
+    if splits is not None:
+        places, values = MAX_PARTS * splits.slices, BLOCK_TOKENS * splits.slice_columns
+        arrays["part"] = Array((MAX_PARTS, 2))
+        arrays["arrived"] = Array((places,))
+        arrays["sums"] = Array((places, values), torch.float32)
+    return arrays
+
+
+def sharing_of(work: Scratch, splits: Splits | None) -> tuple[object, ...]:
+    """The arguments of union_entries and column_units."""
+    if splits is None:
+        return (None, None, 0, 0, 1)
+    return (*work("part", "arrived"), MAX_PARTS, splits.slices, splits.workers)
+
+
+def sums_of(work: Scratch, splits: Splits | None) -> Sequence[object]:
+    """The arguments of the kernel that sums."""
+    return (None, None, None) if splits is None else work("part", "arrived", "sums")
 
 
 class Union(NamedTuple):
@@ -82,12 +85,13 @@ class Union(NamedTuple):
     arrays: Scratch  # of `_union_layout`
     blocks: int  # of tokens
     tiles: int  # of neurons
-    parts: int  # into which the blocks are split at most
     splits: Splits | None  # None: heavy blocks are not split
 
 
 @functools.lru_cache
-def _union_layout(blocks: int, tiles: int, parts: int, element: torch.dtype) -> ScratchLayout:
+def _union_layout(
+    blocks: int, tiles: int, splits: Splits | None, element: torch.dtype
+) -> ScratchLayout:
     return ScratchLayout(
         {
             "count": Array((blocks, tiles)),
@@ -95,25 +99,16 @@ def _union_layout(blocks: int, tiles: int, parts: int, element: torch.dtype) -> 
             "value": Array((blocks, tiles, TILE_NEURONS, BLOCK_TOKENS), element),
             "entry": Array((blocks, tiles * TILE_NEURONS)),
             "total": Array((blocks,)),
-            "unit": Array((blocks * tiles, 2)),
-            "order": Array((parts, 2)),
-            "control": Array((CONTROL_WORDS,)),
+            **work_arrays(blocks * tiles, blocks, splits),
         }
     )
 
 
-def empty_union(
-    num_tokens: int,
-    num_neurons: int,
-    device: torch.device,
-    splits: Splits | None = None,
-    element: torch.dtype = torch.bfloat16,
-) -> Union:
+def empty_union(x_MK: Tensor, num_neurons: int, splits: Splits | None = None) -> Union:
     """Uninitialised memory for any pattern: the worst case is reserved, little of it written."""
-    blocks, tiles = -(-num_tokens // BLOCK_TOKENS), -(-num_neurons // TILE_NEURONS)
-    parts = blocks if splits is None else blocks + MAX_PARTS
-    layout = _union_layout(blocks, tiles, parts, element)
-    return Union(Scratch(layout, device), blocks, tiles, parts, splits)
+    blocks, tiles = -(-x_MK.shape[0] // BLOCK_TOKENS), -(-num_neurons // TILE_NEURONS)
+    layout = _union_layout(blocks, tiles, splits, x_MK.dtype)
+    return Union(Scratch(layout, x_MK.device), blocks, tiles, splits)
 
 
 def gathers(x_MK: Tensor) -> bool:
@@ -151,7 +146,7 @@ def union_entries(union: Union, observed: int = 0, zeroed: Sequence[Tensor] = ()
         union.blocks,
         *(*union.arrays("count", "neuron"), union.tiles),
         *union.arrays("entry", "total", "unit", "order"),
-        *sharing_of(union.splits),
+        *sharing_of(union.arrays, union.splits),
         *(*union.arrays("control"), Address(observed), *chain.from_iterable(words)),
     )
 
@@ -200,7 +195,7 @@ def union_down(h: Union, w: FFNWeights, y_MK: Tensor, token_M: Tensor | None = N
     """
     (m, k), kernel = y_MK.shape, kernel_for("union_down", y_MK)
     kernel.launch_units(
-        h.parts * -(-k // kernel.exported("columns")),
-        *(w.down_NK, w.b_down_K, m, k, h.tiles, *h.arrays("entry", "order"), *sums_of(h.splits)),
-        *(*h.arrays("control", "value"), token_M, y_MK),
+        parts_of(h.blocks, h.splits) * -(-k // kernel.exported("columns")),
+        *(w.down_NK, w.b_down_K, m, k, h.tiles, *h.arrays("entry", "order")),
+        *(*sums_of(h.arrays, h.splits), *h.arrays("control", "value"), token_M, y_MK),
     )

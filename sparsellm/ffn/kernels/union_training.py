@@ -12,12 +12,11 @@ from torch import Tensor
 
 from sparsellm.ffn.kernels import union
 from sparsellm.ffn.kernels.compile import kernel_for
-from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
+from sparsellm.ffn.kernels.scratch import Scratch, ScratchLayout
 from sparsellm.ffn.kernels.transpose import gradients_from
-from sparsellm.ffn.kernels.weight_grad import Operands, weight_grads
+from sparsellm.ffn.kernels.weight_grad import weight_grads
 from sparsellm.ffn.reference import empty_columns
 from sparsellm.ffn.types import (
-    CONTROL_WORDS,
     TILE_NEURONS,
     BackwardInputs,
     Columns,
@@ -40,9 +39,8 @@ def forward(
     pass. ``token_M``: (M,) int32, the token of each row of x; y and nnz are in the order of the
     tokens.
     """
-    m, n = len(x_MK), w.up_NK.shape[0]
-    splits = None if token_M is None else union.allocate_splits(x_MK, n)
-    gate = union.empty_union(m, n, x_MK.device, splits)
+    n = w.up_NK.shape[0]
+    gate = union.empty_union(x_MK, n, union.splits_for(x_MK, n, token_M))
     columns, stats = _activations(x_MK, w, room, gate, token_M)
     y_MK = torch.empty_like(x_MK)
     union.union_down(gate, w, y_MK, token_M)
@@ -67,17 +65,15 @@ def backward(
     if capacity < blocks * n:
         needed, num_nonzeros = _needed(saved, blocks * n)
         if needed > capacity:
-            again = union.empty_union(m, n, x_MK.device)
-            saved, _ = _activations(x_MK, w, Room(needed), again, token_M)
+            saved, _ = _activations(x_MK, w, Room(needed), union.empty_union(x_MK, n), token_M)
             capacity = needed
     gate = None if w.gate_NK is None else saved.gate
-    splits = None if token_M is None else union.allocate_splits(x_MK, n)
+    splits = union.splits_for(x_MK, n, token_M)
     units = kernel_for("column_units", x_MK)
     num_units = capacity // units.exported("members") + blocks
-    parts = blocks if splits is None else blocks + union.MAX_PARTS
-    work = Scratch(_units_layout(num_units, parts), x_MK.device)
+    work = Scratch(_work_layout(num_units, blocks, splits), x_MK.device)
     unit, order, control = work("unit", "order", "control")
-    units.launch(1, *(saved.offset, blocks, unit, order), *union.sharing_of(splits), control)
+    units.launch(1, saved.offset, blocks, unit, order, *union.sharing_of(work, splits), control)
 
     d_up, d_gate = torch.empty_like(saved.up), None if gate is None else torch.empty_like(gate)
     kernel_for("columns_grad", x_MK, w.activation).launch_units(
@@ -89,27 +85,19 @@ def backward(
     dx_MK = torch.empty_like(x_MK)
     columns = kernel_for("union_down", x_MK).exported("columns")
     kernel_for("columns_down", x_MK).launch_units(
-        parts * -(-k // columns),
+        union.parts_of(blocks, splits) * -(-k // columns),
         *(w.up_NK, w.gate_NK, m, k, saved.offset, saved.neuron),
         *(d_up, d_gate, order),
-        *union.sums_of(splits),
-        *(control, dx_MK),
+        *(*union.sums_of(work, splits), control, dx_MK),
     )
-    operands = Operands(saved, d_gate, d_up, x_MK, dy_MK, token_M)
-    grads = weight_grads(operands, n, dtype, added_to=sums, num_nonzeros=num_nonzeros)
+    given = given._replace(saved=saved)
+    grads = weight_grads(given, d_gate, d_up, dtype, sums, num_nonzeros)
     return gradients_from(dx_MK, grads, dtype, sums)
 
 
 @functools.lru_cache
-def _units_layout(num_units: int, parts: int) -> ScratchLayout:
-    """Of the work that column_units divides among blocks of threads."""
-    return ScratchLayout(
-        {
-            "unit": Array((num_units, 2)),
-            "order": Array((parts, 2)),
-            "control": Array((CONTROL_WORDS,)),
-        }
-    )
+def _work_layout(num_units: int, blocks: int, splits: union.Splits | None) -> ScratchLayout:
+    return ScratchLayout(union.work_arrays(num_units, blocks, splits))
 
 
 def _needed(saved: Columns, worst: int) -> tuple[int, int | None]:

@@ -107,26 +107,14 @@ def beyond_limits(k: int, n: int) -> str | None:
 
 
 def _check(x_MK: Tensor, w: FFNWeights, dtype: torch.dtype, token_M: Tensor | None) -> None:
-    m, k, n = sizes_of(x_MK, w)
-    check_limits(m, k, n, remedy="use the dense FFN")
+    sizes = check_tensors(x_MK, w, dtype, token_M, as_kernels_read=True)
+    check_limits(*sizes, remedy="use the dense FFN")
     if w.down_NK is None:
         raise ValueError("sparse_ffn: W_d transposed is missing")
     if w.relu_up and w.gate_NK is None:
         raise ValueError("sparse_ffn: relu_up requires an FFN with a gate")
     if not w.threshold >= 0:
         raise ValueError(f"sparse_ffn: threshold {w.threshold} must not be negative")
-    device = x_MK.device
-    check_tensor("x", x_MK, (m, k), dtype, device, contiguous=True)
-    check_weights(w, k, n, dtype, device, contiguous=True)
-    if token_M is not None:
-        check_tensor("the order", token_M, (m,), torch.int32, device, contiguous=True)
-
-
-def sizes_of(x_MK: Tensor, w: FFNWeights) -> tuple[int, int, int]:
-    """M, K and N; raises ValueError if x is not a matrix."""
-    if x_MK.ndim != 2 or w.up_NK.ndim != 2:
-        raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
-    return *x_MK.shape, w.up_NK.shape[0]
 
 
 def check_limits(m: int, k: int, n: int, remedy: str) -> None:
@@ -137,45 +125,44 @@ def check_limits(m: int, k: int, n: int, remedy: str) -> None:
         raise ValueError(f"sparse_ffn: {m:,} tokens are more than {MAX_TOKENS:,}; split the batch")
 
 
-def check_weights(
+def check_tensors(
+    x_MK: Tensor,
     w: FFNWeights,
-    k: int,
-    n: int,
     dtype: torch.dtype,
-    device: torch.device,
+    token_M: Tensor | None,
     *,
-    contiguous: bool = False,
-) -> None:
-    """Raises ValueError if a matrix or bias does not fit this FFN, and names it."""
-    checks = (
-        ("W_g", w.gate_NK, (n, k)),
-        ("W_u", w.up_NK, (n, k)),
-        ("W_d", w.down_KN, (k, n)),
-        ("W_d transposed", w.down_NK, (n, k)),
-        ("b_g", w.b_gate_N, (n,)),
-        ("b_u", w.b_up_N, (n,)),
-        ("b_d", w.b_down_K, (k,)),
-    )
-    for name, tensor, shape in checks:
-        if tensor is not None:
-            check_tensor(name, tensor, shape, dtype, device, contiguous=contiguous)
+    as_kernels_read: bool,
+) -> tuple[int, int, int]:
+    """M, K and N of an FFN whose matrices and biases are of type ``dtype``.
 
+    ``as_kernels_read``: x must be of this type too, and all tensors contiguous.
 
-def check_tensor(
-    name: str,
-    tensor: Tensor,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    contiguous: bool,
-) -> None:
-    """Raises ValueError if a tensor has another shape, type, device or layout, and names it."""
-    if tensor.shape != shape:
-        raise ValueError(f"sparse_ffn: {name} is {tuple(tensor.shape)} but must be {shape}")
-    if tensor.dtype != dtype or tensor.device != device:
-        raise ValueError(
-            f"sparse_ffn: {name} is {tensor.dtype} on {tensor.device}, not {dtype} on {device}"
-        )
-    if contiguous and not tensor.is_contiguous():
-        raise ValueError(f"sparse_ffn: {name} is not contiguous; call .contiguous() on it")
+    Raises:
+        ValueError: a tensor has another shape, type, device or layout, by name.
+    """
+    if x_MK.ndim != 2 or w.up_NK.ndim != 2:
+        raise ValueError(f"sparse_ffn: x {tuple(x_MK.shape)} must be (tokens, hidden_size)")
+    (m, k), n, device = x_MK.shape, w.up_NK.shape[0], x_MK.device
+    for name, tensor, shape, expected in (
+        ("x", x_MK if as_kernels_read else None, (m, k), dtype),
+        ("W_g", w.gate_NK, (n, k), dtype),
+        ("W_u", w.up_NK, (n, k), dtype),
+        ("W_d", w.down_KN, (k, n), dtype),
+        ("W_d transposed", w.down_NK, (n, k), dtype),
+        ("b_g", w.b_gate_N, (n,), dtype),
+        ("b_u", w.b_up_N, (n,), dtype),
+        ("b_d", w.b_down_K, (k,), dtype),
+        ("the order", token_M, (m,), torch.int32),
+    ):
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
+            raise ValueError(f"sparse_ffn: {name} is {tuple(tensor.shape)} but must be {shape}")
+        if tensor.dtype != expected or tensor.device != device:
+            raise ValueError(
+                f"sparse_ffn: {name} is {tensor.dtype} on {tensor.device}, "
+                f"not {expected} on {device}"
+            )
+        if (as_kernels_read or tensor is token_M) and not tensor.is_contiguous():
+            raise ValueError(f"sparse_ffn: {name} is not contiguous; call .contiguous() on it")
+    return m, k, n

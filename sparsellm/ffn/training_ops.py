@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from sparsellm.ffn.formats import ELL_WIDTH, FORMATS
 from sparsellm.ffn.fp8 import quantised_rows
-from sparsellm.ffn.inference_ops import check_limits, check_tensor, check_weights, sizes_of
+from sparsellm.ffn.inference_ops import check_limits, check_tensors
 from sparsellm.ffn.operators import define, define_differentiable
 from sparsellm.ffn.quantised import quantised_from
 from sparsellm.ffn.step_shared import Fills, kernel_weights
@@ -339,12 +339,9 @@ define_differentiable(
 
 
 def _check(given: FFNTensors, room: Room, format: Format) -> None:
-    x_MK, w, token_M = given.x_MK, FFNWeights(*given[1:4]), given.token_M
-    m, k, n = sizes_of(x_MK, w)
+    x_MK, w = given.x_MK, FFNWeights(*given[1:4])
+    m, k, n = check_tensors(x_MK, w, w.up_NK.dtype, given.token_M, as_kernels_read=False)
     FORMATS[format].check(m, n, room)
-    check_weights(w, k, n, w.up_NK.dtype, x_MK.device)
-    if token_M is not None:
-        check_tensor("the order", token_M, (m,), torch.int32, x_MK.device, contiguous=True)
     if not runs_kernels(x_MK):
         return
     check_limits(m, k, n, remedy="use ffn.kernels=dense")

@@ -366,8 +366,10 @@ def _refused(match: str, **changes):
 
 
 def test_what_does_not_fit_is_named():
-    w = torch.randn(24, 16)
-    _refused(r"hidden_size 12 .* multiples of 8", x_MK=torch.randn(3, 12), up_NK=w[:, :12])
+    w, w_12 = torch.randn(24, 16), torch.randn(24, 12)
+    matrices = dict.fromkeys(("gate_NK", "up_NK", "down_NK"), w_12)
+    matrices["down_KN"] = w_12.t().contiguous()
+    _refused(r"hidden_size 12 .* multiples of 8", x_MK=torch.randn(3, 12), **matrices)
     _refused(r"W_d transposed is \(16, 24\) but must be \(24, 16\)", down_NK=w.t().contiguous())
     _refused(r"W_g is torch.float64 on cpu, not torch.float32 on cpu", gate_NK=w.double())
     _refused(r"W_d transposed is missing", down_NK=None)

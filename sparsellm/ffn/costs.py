@@ -180,7 +180,7 @@ def _dense_step(  # noqa: PLR0917
 ) -> Callable[[], object]:
     def linear(weight_NK: Tensor) -> SharedLinear:
         layer = SharedLinear(nn.Parameter(weight_NK), fp8=fp8)
-        layer.quantised = fp8_weight(weight_NK) if fp8 else None
+        layer.ready = fp8_weight(weight_NK) if fp8 else None
         return layer
 
     gate = None if w.gate_NK is None else linear(w.gate_NK)

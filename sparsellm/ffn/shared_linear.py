@@ -16,7 +16,7 @@ Shapes: M tokens, K in_features, N out_features.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,8 +70,7 @@ class SharedLinear(nn.Linear):
         self.accumulates = accumulates
         # Inputs of a compiled graph. It is compiled again when one of them becomes None or stops
         # being None, but not for every step.
-        self.ready_NK: Tensor | None = None  # the weight in the type of the step's products
-        self.quantised: FP8Weight | None = None
+        self.ready: list[Tensor] | None = None  # the weight as `_product` takes it
         self.sum_NK: Tensor | None = None  # fp32, to which backward passes add the gradient
 
     @torch.no_grad()
@@ -86,12 +85,11 @@ class SharedLinear(nn.Linear):
         """
         if isinstance(self.weight, DTensor) or not summable(self.weight):
             return
-        self.ready_NK = fills.cast(self.weight, dtype)
+        ready_NK = fills.cast(self.weight, dtype)
+        self.ready = [ready_NK]
         if self.fp8:
-            by_row, by_column = fills.quantised(self.ready_NK), None
-            if self.fp8_gradient:
-                by_column = fills.quantised(transposed(self.weight, dtype))
-            self.quantised = FP8Weight(by_row, by_column)
+            turned = fills.quantised(transposed(self.weight, dtype)) if self.fp8_gradient else None
+            self.ready = [*fills.quantised(ready_NK), *(turned or self.ready)]
         if accumulate and self.accumulates:
             self.sum_NK = gradient_memory(self.weight, fills)
 
@@ -104,49 +102,32 @@ class SharedLinear(nn.Linear):
 
     def end_step(self) -> None:
         """Called after a step's last micro-batch."""
-        self.ready_NK = self.quantised = self.sum_NK = None
+        self.ready = self.sum_NK = None
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) → (…, N)."""
+        ready, dtype = self.ready, x.dtype
         if self.fp8:
-            dtype, ready = self._in_fp8(x)
-        elif self.ready_NK is not None:
-            dtype, ready = self.ready_NK.dtype, [self.ready_NK]
-        else:
+            if torch.is_autocast_enabled(x.device.type):
+                dtype = torch.get_autocast_dtype(x.device.type)
+            if ready is None:
+                ready = fp8_weight(self.weight.detach().to(dtype), gradient=self.fp8_gradient)
+        elif ready is None:
             return F.linear(x, self.weight)
+        else:
+            dtype = ready[0].dtype
         x_MK = x.reshape(-1, x.shape[-1]).to(dtype)
         y_MN: Tensor = torch.ops.sparsellm.shared_linear(x_MK, self.weight, ready, self.sum_NK)
         return y_MN.view(*x.shape[:-1], -1)
 
-    def _in_fp8(self, x: Tensor) -> tuple[torch.dtype, list[Tensor]]:
-        """The type of the tokens, and the weight as `_product` takes it."""
-        device = x.device.type
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-        quantised, own_NK = self.quantised, self.ready_NK
-        if quantised is None:
-            own_NK = self.weight.detach().to(dtype)
-            quantised = fp8_weight(own_NK, gradient=self.fp8_gradient)
-        for_gradient = [own_NK] if quantised.by_column is None else quantised.by_column
-        return dtype, [*quantised.by_row, *for_gradient]
 
+def fp8_weight(weight_NK: Tensor, *, gradient: bool = True) -> list[Tensor]:
+    """A weight that is in the type of the tokens, as `_product` takes it in FP8.
 
-class FP8Weight(NamedTuple):
-    """The weight of a linear layer in e4m3."""
-
-    by_row: QuantisedRows  # (N, K), for the output
-    by_column: QuantisedRows | None  # (K, N), its transpose, for the gradient of the input
-
-
-def fp8_weight(weight_NK: Tensor, *, gradient: bool = True) -> FP8Weight:
-    """Quantises a weight that is in the type of the tokens; see `SharedLinear.fp8_gradient`."""
-    by_column = quantised_rows(weight_NK.t().contiguous()) if gradient else None
-    return FP8Weight(quantised_rows(weight_NK), by_column)
-
-
-def add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
-    """``sum += dyᵀ x`` by one matrix product, which accumulates in the type of the sum."""
-    torch.ops.sparsellm.add_weight_gradient(sum_NK, dy_MN, x_MK)
+    ``gradient``: see `SharedLinear.fp8_gradient`.
+    """
+    for_gradient = quantised_rows(weight_NK.t().contiguous()) if gradient else [weight_NK]
+    return [*quantised_rows(weight_NK), *for_gradient]
 
 
 def _product(x_MK: Tensor, weight_NK: Tensor, ready: list[Tensor], sum_NK: Tensor | None) -> Tensor:
@@ -155,8 +136,9 @@ def _product(x_MK: Tensor, weight_NK: Tensor, ready: list[Tensor], sum_NK: Tenso
     Args:
         x_MK: the tokens.
         weight_NK: the parameter; only its gradient is computed.
-        ready: its values, in the type of x; or those of `FP8Weight.by_row`, and `by_column` or the
-            values in the type of x.
+        ready: its values, in the type of x. In FP8 two tensors, its rows in e4m3, for the output;
+            then, for the gradient of the input, two more, those of its transpose, or its values in
+            the type of x.
         sum_NK: to which the backward pass adds the weight's gradient; autograd then gets none.
     """
     if len(ready) == 1:
@@ -182,11 +164,12 @@ class _SharedProduct(torch.autograd.Function):
             dx_MK = scaled_product(quantised_rows(dy_MN), QuantisedRows(*ready), x_MK.dtype)
         if sum_NK is None:
             return dx_MK, (dy_MN.t() @ x_MK).to(ctx.own), None, None
-        add_weight_gradient(sum_NK, dy_MN, x_MK)
+        torch.ops.sparsellm.add_weight_gradient(sum_NK, dy_MN, x_MK)
         return dx_MK, None, None, None
 
 
 def _add_weight_gradient(sum_NK: Tensor, dy_MN: Tensor, x_MK: Tensor) -> None:
+    """``sum += dyᵀ x`` by one matrix product, which accumulates in the type of the sum."""
     # Autocast, which compiled code may still see here, leaves products in place as they are.
     dy_NM = dy_MN.t()
     if sum_NK.dtype == x_MK.dtype:

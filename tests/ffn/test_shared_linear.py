@@ -9,7 +9,6 @@ from torch import nn
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import (
     SharedLinear,
-    add_weight_gradient,
     share_weights,
     shared_linears,
 )
@@ -39,7 +38,7 @@ def _step(linear, compute, dtype, *, shares=True):
         (y * dy).sum().backward()
         found += [y.detach(), x.grad]
     linear.end_step()
-    assert linear.ready_NK is linear.sum_NK is None
+    assert linear.ready is linear.sum_NK is None
     gradient, linear.weight.grad = linear.weight.grad.clone(), None
     return found, gradient
 
@@ -61,7 +60,7 @@ def test_a_product_is_added(dtype):
     total = torch.float64 if dtype == torch.float64 else torch.float32
     before, dy, x = torch.randn(5, 3, dtype=total), torch.randn(7, 5).to(dtype), torch.randn(7, 3)
     x, found = x.to(dtype), before.clone()
-    add_weight_gradient(found, dy, x)
+    torch.ops.sparsellm.add_weight_gradient(found, dy, x)
     exact = before.double() + dy.double().t() @ x.double()
     tolerance = 1e-12 if total == torch.float64 else 1e-5
     torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance)
@@ -109,18 +108,18 @@ def test_what_shares():
     for linear in (frozen, half):
         with Fills() as fills:
             linear.begin_step(torch.bfloat16, accumulate=True, fills=fills)
-        assert linear.ready_NK is linear.sum_NK is None
+        assert linear.ready is linear.sum_NK is None
         x = torch.randn(2, K, dtype=linear.weight.dtype)
         assert torch.equal(linear(x), nn.functional.linear(x, linear.weight))
     with Fills() as fills:  # a step of one micro-batch
         alone.begin_step(torch.bfloat16, accumulate=False, fills=fills)
     assert alone.sum_NK is None
-    assert torch.equal(alone.ready_NK, alone.weight.bfloat16())
+    assert torch.equal(alone.ready[0], alone.weight.bfloat16())
     sparse = SparseFFN(K, N, gated=True, kernels="sparse")
     share_weights(sparse)
     with Fills() as fills:  # its kernels share in their own way
         sparse.begin_step(torch.bfloat16, accumulate=True, fills=fills)
-    assert all(linear.ready_NK is None for linear in shared_linears(sparse))
+    assert all(linear.ready is None for linear in shared_linears(sparse))
 
 
 def test_parameters_stay_the_same_and_layers_with_a_bias_as_they_are():

@@ -61,7 +61,7 @@ def _step(ffn, compute, *, shares):
         of_x.append(_backward(ffn, x, dy, compute))
     ffn.end_step()
     assert ffn.step_shared is None
-    assert all(linear.ready_NK is None for linear in shared_linears(ffn))
+    assert all(linear.ready is None for linear in shared_linears(ffn))
     return [*of_x, *(p.grad for p in ffn.parameters())]
 
 

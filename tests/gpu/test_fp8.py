@@ -180,11 +180,11 @@ def test_a_linear_layer_equals_float64_of_its_e4m3_numbers(compiled, gradient):
     with torch.autocast("cuda", torch.bfloat16):
         y = (torch.compile(layer) if compiled else layer)(x)
     y.backward(dy)
-    w = fp8_weight(weight.bfloat16())
-    assert relative(y.detach(), product64(quantised_rows(x.detach()), w.by_row)) < 5e-3
+    *w, by_column, scale = fp8_weight(weight.bfloat16())
+    assert relative(y.detach(), product64(quantised_rows(x.detach()), QuantisedRows(*w))) < 5e-3
     dx = dy.double() @ weight.bfloat16().double()
     if gradient:
-        dx = product64(quantised_rows(dy), w.by_column)
+        dx = product64(quantised_rows(dy), QuantisedRows(by_column, scale))
     assert relative(x.grad, dx) < 5e-3
     assert relative(layer.weight.grad, dy.double().t() @ x.detach().double()) < 5e-3
 

@@ -8,7 +8,7 @@ from torch import nn
 from training.gradient_worker import accumulated_gradients
 
 from gpu.conditions import each, poisoned
-from sparsellm.ffn.shared_linear import SharedLinear, add_weight_gradient
+from sparsellm.ffn.shared_linear import SharedLinear
 from sparsellm.ffn.step_shared import Fills
 
 pytestmark = pytest.mark.gpu
@@ -35,7 +35,9 @@ def test_a_product_is_added_in_fp32_and_to_nothing_else(random, dtype, case):
     flat = random(n * k + 2000)  # as DDP's buckets: a gradient is a part of them
     before = flat.clone()
     with poisoned():
-        add_weight_gradient(torch.from_dlpack(flat[1000:-1000].view(n, k)), dy, x)
+        torch.ops.sparsellm.add_weight_gradient(
+            torch.from_dlpack(flat[1000:-1000].view(n, k)), dy, x
+        )
     exact = before[1000:-1000].view(n, k).double() + dy.double().t() @ x.double()
     # One rounding to bf16 would be 1.7e-3. Earlier tests may have allowed TF32 for fp32.
     tolerance = 1e-3 if dtype == torch.float32 else 1e-4
@@ -49,17 +51,17 @@ def test_matrices_in_any_layout_are_added(random):
     wide, x = random(m, 3 * n).bfloat16(), random(k, m).bfloat16().t()
     for dy in (wide[:, n : 2 * n], random(n, m).bfloat16().t(), wide[:, :1].expand(m, n)):
         total = torch.zeros(n, k, device=DEVICE)
-        add_weight_gradient(total, dy, x)
+        torch.ops.sparsellm.add_weight_gradient(total, dy, x)
         assert _relative(total, dy.double().t() @ x.double()) < 1e-4
 
 
 def test_no_product_is_written_beside_the_sum(random):
     dy, x = random(64, 4096).bfloat16(), random(64, 4096).bfloat16()
     total = torch.zeros(4096, 4096, device=DEVICE)
-    add_weight_gradient(total, dy, x)  # cuBLAS takes its workspace
+    torch.ops.sparsellm.add_weight_gradient(total, dy, x)  # cuBLAS takes its workspace
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    add_weight_gradient(total, dy, x)
+    torch.ops.sparsellm.add_weight_gradient(total, dy, x)
     assert torch.cuda.max_memory_allocated() - before < total.nbytes // 4
 
 

@@ -39,7 +39,7 @@ def gradients(tiny):
 
 
 def _shares(module):
-    return isinstance(module, SharedLinear) and module.ready_NK is not None
+    return isinstance(module, SharedLinear) and module.ready is not None
 
 
 @pytest.mark.parametrize(

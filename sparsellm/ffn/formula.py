@@ -32,8 +32,24 @@ def formula_of(foreign: ForeignFFN, activation: Activation | None) -> Formula:
     Raises:
         Unsupported: the kernels do not support it; the message says why.
     """
-    with torch.no_grad(), _evaluating(foreign.owner):
-        return (_layer_formula if foreign.is_layer else _module_formula)(foreign, activation)
+    owner, ffn = foreign.owner, foreign.ffn
+    forward, x = owner.forward, _probe_tokens(ffn)
+    if foreign.is_layer:
+        up, act, *_, down = foreign.inside
+        forward = nn.Sequential(up, act, down)
+        if ffn.up.in_features == ffn.up.out_features:
+            raise Unsupported("its layer computes it, and its intermediate_size equals hidden_size")
+    elif required := _further_arguments(forward):
+        raise Unsupported(f"its forward needs further arguments: {', '.join(required)}")
+    with torch.no_grad(), _evaluating(owner):
+        formula = _formula_on(x, forward, ffn, activation)
+        with _in_fp32(ffn):
+            _formula_on(_probe_tokens(ffn), forward, ffn, activation)
+        if foreign.is_layer:
+            _check_use(owner, [up, act, down], x)
+        else:  # a matrix of tokens, too
+            _formula_on(x.flatten(0, 1), forward, ffn, activation)
+    return formula
 
 
 def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
@@ -56,36 +72,6 @@ def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
     own = getattr(activation, "__name__", type(activation).__name__)
     titles = " or ".join(ACTIVATIONS[name].title for name in known)
     raise Unsupported(f"its activation is {own}, not {titles}")
-
-
-def _module_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
-    """The formula of an FFN that is a module of its own; a matrix of tokens is tried too."""
-    forward, ffn = foreign.owner.forward, foreign.ffn
-    if required := _further_arguments(forward):
-        raise Unsupported(f"its forward needs further arguments: {', '.join(required)}")
-    formula = _formula(forward, ffn, activation)
-    _formula_on(_probe_tokens(ffn).flatten(0, 1), forward, ffn, activation)
-    return formula
-
-
-def _layer_formula(foreign: ForeignFFN, activation: Activation | None) -> Formula:
-    """The formula of an FFN that a layer computes itself: up, activation, down in a row."""
-    ffn, (up, act, *_, down) = foreign.ffn, foreign.inside
-    if ffn.up.in_features == ffn.up.out_features:
-        raise Unsupported("its layer computes it, and its intermediate_size equals hidden_size")
-    formula = _formula(lambda x: down(act(up(x))), ffn, activation)
-    _check_use(foreign.owner, [up, act, down], _probe_tokens(ffn))
-    return formula
-
-
-def _formula(
-    forward: Callable[[Tensor], Any], ffn: Projections, activation: Activation | None
-) -> Formula:
-    """The formula that a forward computes, in its own type and in fp32."""
-    formula = _formula_on(_probe_tokens(ffn), forward, ffn, activation)
-    with _in_fp32(ffn):
-        _formula_on(_probe_tokens(ffn), forward, ffn, activation)
-    return formula
 
 
 def _formula_on(

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from sparsellm.architecture import rectified_activations
 from sparsellm.ffn.capacity import Capacity
@@ -9,13 +10,21 @@ from sparsellm.ffn.dispatch import Costs, Kernels, Path, check_choice
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
 from sparsellm.ffn.reference import dense_ffn
 from sparsellm.ffn.shared_linear import shared_linears
-from sparsellm.ffn.step_shared import Fills, begin_step, end_accumulation
+from sparsellm.ffn.step_shared import (
+    Fills,
+    add_to_gradient,
+    gradient_memory,
+    kernel_weights,
+    summable,
+    transposed,
+)
 from sparsellm.ffn.training_ops import sparse_ffn_training
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
     FFNStats,
     FFNWeights,
     Format,
+    GradientSums,
     Ramp,
     StepShared,
     TokenOrder,
@@ -159,23 +168,50 @@ class SparseFFN(nn.Module):
         if self._capacity is not None:
             self._capacity.observe(largest)
 
+    @torch.no_grad()
     def begin_step(self, dtype: torch.dtype, accumulate: bool, fills: Fills) -> None:
         """Called before a step's first micro-batch: prepares what its micro-batches share.
 
-        See `step_shared.begin_step`; on the dense path its `SharedLinear`, if it has any, prepare
-        themselves. Weights must not change until `end_step`.
-        """
-        if self.path == "sparse":
-            weights = self._weights()
-            self.step_shared = begin_step(weights, dtype, accumulate, fills, fp8=self.fp8)
-            return
-        for linear in shared_linears(self):
-            linear.begin_step(dtype, accumulate, fills)
+        Weights must not change until `end_step`. On the dense path its `SharedLinear`, if it has
+        any, prepare themselves. Nothing is shared of sharded parameters, of which this rank has
+        only a part.
 
+        Args:
+            dtype: in which the step computes.
+            accumulate: the step has several micro-batches, and their gradients may be added up
+                outside autograd, since nothing else reads them (no shards). `end_accumulation` must
+                follow.
+            fills: of all layers; what is prepared is filled when its ``with`` block ends.
+        """
+        if self.path == "dense":
+            for linear in shared_linears(self):
+                linear.begin_step(dtype, accumulate, fills)
+            return
+        w, sums = self._weights(), None
+        matrices = [matrix for matrix in (w.gate_NK, w.up_NK, w.down_KN) if matrix is not None]
+        if any(isinstance(matrix, DTensor) for matrix in matrices):
+            return
+        weights = kernel_weights(w, dtype, fills, fp8=self.fp8)
+        if accumulate and all(map(summable, matrices)):
+            gate_NK = None if w.gate_NK is None else gradient_memory(w.gate_NK, fills)
+            down_NK = fills.zeros_like(w.down_KN.t(), torch.float32)
+            sums = GradientSums(gate_NK, gradient_memory(w.up_NK, fills), down_NK)
+        self.step_shared = StepShared(weights, sums)
+
+    @torch.no_grad()
     def end_accumulation(self) -> None:
-        """Called before a step's last micro-batch; see `step_shared.end_accumulation`."""
-        if self.step_shared is not None:
-            self.step_shared = end_accumulation(self._weights(), self.step_shared)
+        """Called before a step's last micro-batch, whose gradients go through autograd.
+
+        DDP's hooks then see the sum of all micro-batches, as they do where nothing is shared.
+        """
+        if self.step_shared is not None and self.step_shared.sums is not None:
+            w, sums = self._weights(), self.step_shared.sums
+            down_KN = transposed(sums.down_NK, torch.float32)
+            totals = zip(w[:3], (sums.gate_NK, sums.up_NK, down_KN), strict=True)
+            for parameter, total in totals:
+                if parameter is not None and total is not None:
+                    add_to_gradient(parameter, total)
+            self.step_shared = self.step_shared._replace(sums=None)
         for linear in shared_linears(self):
             linear.end_accumulation()
 

@@ -81,7 +81,7 @@ class SharedLinear(nn.Linear):
 
         Args:
             dtype: in which the step computes.
-            accumulate, fills: as in `step_shared.begin_step`.
+            accumulate, fills: as in `SparseFFN.begin_step`.
         """
         if isinstance(self.weight, DTensor) or not summable(self.weight):
             return
@@ -95,7 +95,7 @@ class SharedLinear(nn.Linear):
 
     @torch.no_grad()
     def end_accumulation(self) -> None:
-        """Called before a step's last micro-batch; see `step_shared.end_accumulation`."""
+        """Called before a step's last micro-batch; see `SparseFFN.end_accumulation`."""
         if self.sum_NK is not None:
             add_to_gradient(self.weight, self.sum_NK)
         self.sum_NK = None

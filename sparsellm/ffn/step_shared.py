@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from sparsellm.ffn.fp8 import quantise_into
 from sparsellm.ffn.quantised import QuantisedRows, empty_rows
-from sparsellm.ffn.types import FFNWeights, GradientSums, StepShared
+from sparsellm.ffn.types import FFNWeights
 
 
 class Fills:
@@ -91,51 +90,6 @@ def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
         with torch.cuda.device(matrix.get_device()):
             return transpose.transposed(matrix, dtype)
     return matrix.t().to(dtype).contiguous()
-
-
-@torch.no_grad()
-def begin_step(
-    w: FFNWeights, dtype: torch.dtype, accumulate: bool, fills: Fills, *, fp8: bool = False
-) -> StepShared | None:
-    """Before the first micro-batch of a step.
-
-    Args:
-        w: an FFN's parameters, no biases.
-        dtype: in which the step computes.
-        accumulate: the step has several micro-batches, and their gradients may be added up outside
-            autograd, since nothing else reads them (no shards). `end_accumulation` must follow.
-        fills: of all layers; the returned tensors are filled when its ``with`` block ends.
-        fp8: the product that decides the pattern is computed in FP8.
-
-    Returns:
-        None for sharded parameters, of which this rank has only a part.
-    """
-    matrices = [p for p in (w.gate_NK, w.up_NK, w.down_KN) if p is not None]
-    if any(isinstance(p, DTensor) for p in matrices):
-        return None
-    weights = kernel_weights(w, dtype, fills, fp8=fp8)
-    if not accumulate or any(not summable(p) for p in matrices):
-        return StepShared(weights, None)
-    gate_NK = None if w.gate_NK is None else gradient_memory(w.gate_NK, fills)
-    assert weights.down_NK is not None
-    down_NK = fills.zeros_like(weights.down_NK, torch.float32)
-    return StepShared(weights, GradientSums(gate_NK, gradient_memory(w.up_NK, fills), down_NK))
-
-
-@torch.no_grad()
-def end_accumulation(w: FFNWeights, shared: StepShared) -> StepShared:
-    """Before the last micro-batch of a step, whose gradients go through autograd.
-
-    DDP's hooks then see the sum of all micro-batches, as they do without `StepShared`.
-    """
-    if shared.sums is None:
-        return shared
-    sums = shared.sums
-    for parameter, total in ((w.gate_NK, sums.gate_NK), (w.up_NK, sums.up_NK)):
-        if parameter is not None and total is not None:
-            add_to_gradient(parameter, total)
-    add_to_gradient(w.down_KN, transposed(sums.down_NK, torch.float32))
-    return shared._replace(sums=None)
 
 
 def add_to_gradient(parameter: Tensor, total: Tensor) -> None:

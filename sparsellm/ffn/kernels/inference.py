@@ -43,16 +43,12 @@ def sparse(
     if x_MK.shape[0] <= MAX_DECODE_TOKENS:
         decode_ffn(x_MK, w, y_MK, observed)
     elif format == "twell":
-        _by_twell(x_MK, w, y_MK, observed)
+        gate = twell.empty_twell(x_MK.shape[0], w.up_NK.shape[0], x_MK.device)
+        twell.gate_twell(x_MK, w, gate)
+        twell.twell_ffn(gate, x_MK, w, y_MK, observed)
     else:
         _by_union(x_MK, w, y_MK, observed, token_M)
     return y_MK
-
-
-def _by_twell(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int) -> None:
-    gate = twell.empty_twell(x_MK.shape[0], w.up_NK.shape[0], x_MK.device)
-    twell.gate_twell(x_MK, w, gate)
-    twell.twell_ffn(gate, x_MK, w, y_MK, observed)
 
 
 def _by_union(

@@ -16,7 +16,7 @@ from sparsellm.ffn.kernels.gate import compute_gate
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of
 from sparsellm.ffn.kernels.launch import NO_TENSOR_MAP, Address, tensor_map
 from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
-from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS, FFNWeights
+from sparsellm.ffn.types import BLOCK_TOKENS, CONTROL_WORDS, TILE_NEURONS, Columns, FFNWeights
 
 _MOST_ZEROED = 4  # arrays that union_entries fills with zeros
 MAX_PARTS = 32  # of all token blocks that are split
@@ -160,26 +160,23 @@ def tokens_of(matrix_MK: Tensor, token_M: Tensor | None) -> tuple[object, ...]:
     return (as_map, matrix_MK, token_M, m)
 
 
-class Kept(NamedTuple):
-    """What `union_up` stores for training, see ``cuda/common/columns.cuh``."""
-
-    offset: Tensor  # (blocks + 1,) int32; only read
-    up: Tensor  # (C, 64) bf16: x Wᵀ + bias
-    l1: Tensor  # (blocks, tiles, 8) fp32, zero before: parts of Σ|h|
-
-
 def union_up(
     x_MK: Tensor,
     w: FFNWeights,
     gate: Union,
-    kept: Kept | None = None,
+    columns: Columns | None = None,
+    l1: Tensor | None = None,
+    *,
     token_M: Tensor | None = None,
 ) -> None:
-    """``gate`` ← gate * (x W_uᵀ + b_u), in place; also stores ``kept`` for training.
+    """``gate`` ← gate * (x W_uᵀ + b_u), in place.
 
     With ``relu_up`` gate * relu(x W_uᵀ + b_u). ``token_M`` as in `gate_union`.
+
+    In training it also stores x W_uᵀ + b_u in the ``up`` of ``columns``, whose offsets it reads,
+    and parts of Σ|h| in ``l1``: (blocks, tiles, 8) fp32, zero before.
     """
-    offset, up, l1 = kept or (None, None, None)
+    offset, up = (None, None) if columns is None else (columns.offset, columns.up)
     kernel_for("union_up", x_MK).launch_units(
         gate.blocks * gate.tiles,
         *(*tokens_of(x_MK, token_M), w.up_NK, w.b_up_N, x_MK.shape[1], gate.tiles),

@@ -153,7 +153,7 @@ def _activations(
         *(fired_N, token_M, nnz_M, needed, None if gated else l1),
     )
     if gated:
-        union.union_up(x_MK, w, scratch, union.Kept(columns.offset, columns.up, l1))
+        union.union_up(x_MK, w, scratch, columns, l1)
     if room.capacity != blocks * n:
         columns = columns._replace(needed=_on_the_host(needed))
     # In two steps: a single reduction would run on one block of threads (H200: 12 µs).

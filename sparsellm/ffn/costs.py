@@ -25,6 +25,7 @@ from sparsellm.ffn.types import (
     BackwardInputs,
     FFNStats,
     FFNWeights,
+    MatrixGradients,
     Room,
 )
 
@@ -161,7 +162,9 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
             given = biased._replace(down_NK=transposed(down_KN, torch.bfloat16))
             _, stats, saved = kernels.forward(x_MK, given, room, order_M)
             inputs = BackwardInputs(dy_MK, d_l1, x_MK, given, saved, order_M)
-            kernels.backward(inputs, torch.bfloat16)
+            out = MatrixGradients.empty(given, torch.bfloat16)
+            kernels.backward(inputs, out, adds=False)
+            transposed(out.down_NK, torch.bfloat16)
             return stats
 
         stats = step()

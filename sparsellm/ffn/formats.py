@@ -29,11 +29,10 @@ from sparsellm.ffn.types import (
     TILE_NEURONS,
     BackwardInputs,
     Columns,
-    FFNGradients,
     FFNStats,
     FFNWeights,
     Format,
-    GradientSums,
+    MatrixGradients,
     Room,
 )
 
@@ -253,25 +252,23 @@ class TrainingFormat:
         y_MK, stats = reference.output_of(gate_MN, up_MN, w, token_M)
         return y_MK, stats, self.keep(gate_MN, up_MN, room)
 
-    def backward(
-        self, given: BackwardInputs, dtype: torch.dtype, sums: GradientSums | None = None
-    ) -> FFNGradients:
+    def backward(self, given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tensor:
         """`reference.gradients_on` the pattern; what did not fit is recomputed from x.
 
-        ∇x is in the order of the rows of x. The matrices' gradients are in ``dtype``, and with
-        ``sums`` added to them.
+        The matrices' gradients are written to ``out``, or added to it.
+
+        Returns:
+            ∇x, in the order of the rows of x.
         """
         dy_MK, d_l1, x_MK, w, saved, token_M = given
         dy_MK = dy_MK if token_M is None else dy_MK[token_M]
         gate_MN, up_MN = self.restore(saved, x_MK, w)
-        dx_MK, gate_NK, up_NK, down_KN = reference.gradients_on(
-            gate_MN, up_MN, dy_MK, d_l1, x_MK, w
-        )
-        for total, own in zip(sums or (), (gate_NK, up_NK, down_KN.t()), strict=False):
-            if total is not None and own is not None:
-                total.add_(own)
-        gate_NK = None if gate_NK is None else gate_NK.to(dtype)
-        return FFNGradients(dx_MK, gate_NK, up_NK.to(dtype), down_KN.to(dtype))
+        found = reference.gradients_on(gate_MN, up_MN, dy_MK, d_l1, x_MK, w)
+        dx_MK, d_gate_NK, d_up_NK, d_down_KN = found
+        for memory, own in zip(out, (d_gate_NK, d_up_NK, d_down_KN.t()), strict=True):
+            if memory is not None and own is not None:
+                (memory.add_ if adds else memory.copy_)(own)
+        return dx_MK
 
 
 def _check_columns(num_tokens: int, num_neurons: int, room: Room) -> None:

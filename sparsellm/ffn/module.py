@@ -24,7 +24,7 @@ from sparsellm.ffn.types import (
     FFNStats,
     FFNWeights,
     Format,
-    GradientSums,
+    MatrixGradients,
     Ramp,
     StepShared,
     TokenOrder,
@@ -195,7 +195,7 @@ class SparseFFN(nn.Module):
         if accumulate and all(map(summable, matrices)):
             gate_NK = None if w.gate_NK is None else gradient_memory(w.gate_NK, fills)
             down_NK = fills.zeros_like(w.down_KN.t(), torch.float32)
-            sums = GradientSums(gate_NK, gradient_memory(w.up_NK, fills), down_NK)
+            sums = MatrixGradients(gate_NK, gradient_memory(w.up_NK, fills), down_NK)
         self.step_shared = StepShared(weights, sums)
 
     @torch.no_grad()

@@ -18,7 +18,6 @@ from sparsellm.ffn.types import (
     MAX_DECODE_TOKENS,
     TOKEN_AT,
     Columns,
-    FFNGradients,
     FFNStats,
     FFNWeights,
     Ramp,
@@ -255,8 +254,10 @@ def gradients_on(  # noqa: PLR0917
     d_l1: Tensor,
     x_MK: Tensor,
     w: FFNWeights,
-) -> FFNGradients:
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Gradients of ``Σ dy * y + d_l1 * l1_sum`` on the pattern (paper, section on training).
+
+    They are those of x, W_g (if there is one), W_u and W_d, in their shapes.
 
     ``∇h = ∇y W_dᵀ`` where the gate fires, plus ``d_l1 * sign(h)``; ``∇h_u = ∇h * h_g``,
     ``∇h_g = ∇h * h_u``; ``∇x = ∇h_u W_uᵀ + ∇h_g W_gᵀ``; ``∇W_u = xᵀ ∇h_u``, ``∇W_g = xᵀ ∇h_g``,
@@ -278,9 +279,5 @@ def gradients_on(  # noqa: PLR0917
         d_gate_MN = (dh_MN * up_MN * slope(gate_MN.to(wide))).to(x_MK.dtype).to(wide)
         dx_MK += d_gate_MN @ w.gate_NK.to(wide)
         d_gate_NK = d_gate_MN.t() @ x_wide_MK
-    return FFNGradients(
-        x_MK=dx_MK.to(x_MK.dtype),
-        gate_NK=d_gate_NK,
-        up_NK=d_up_MN.t() @ x_wide_MK,
-        down_KN=dy_MK.t() @ h_MN.to(wide),
-    )
+    d_down_KN = dy_MK.t() @ h_MN.to(wide)
+    return dx_MK.to(x_MK.dtype), d_gate_NK, d_up_MN.t() @ x_wide_MK, d_down_KN

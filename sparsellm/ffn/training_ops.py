@@ -24,15 +24,14 @@ from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import check_limits, check_tensors
 from sparsellm.ffn.operators import define, define_differentiable
 from sparsellm.ffn.quantised import quantised_from
-from sparsellm.ffn.step_shared import Fills, kernel_weights
+from sparsellm.ffn.step_shared import Fills, kernel_weights, transposed
 from sparsellm.ffn.token_order import in_order
 from sparsellm.ffn.types import (
     BackwardInputs,
-    FFNGradients,
     FFNStats,
     FFNWeights,
     Format,
-    GradientSums,
+    MatrixGradients,
     Room,
     StepShared,
     TokenOrder,
@@ -115,13 +114,13 @@ class FFNTensors(NamedTuple):
     ready_gate_NK: Tensor | None  # as kernels read the matrices, where the step shares them
     ready_up_NK: Tensor | None
     ready_down_NK: Tensor | None
-    sum_gate_NK: Tensor | None  # `GradientSums`, all or none
+    sum_gate_NK: Tensor | None  # `MatrixGradients`, all or none
     sum_up_NK: Tensor | None
     sum_down_NK: Tensor | None
 
     @property
     def differentiable(self) -> tuple[Tensor | None, ...]:
-        """x and the parameters, in the order of `FFNGradients`."""
+        """x and the parameters."""
         return self[:4]
 
     def weights(self, activation: str) -> FFNWeights:
@@ -140,11 +139,11 @@ class FFNTensors(NamedTuple):
         return w._replace(gate_NK=gate_NK, up_NK=w.up_NK.to(dtype), down_KN=w.down_KN.to(dtype))
 
     @property
-    def sums(self) -> GradientSums | None:
+    def sums(self) -> MatrixGradients | None:
         """Where the gradients of the matrices are added up; None if they are not."""
         if self.sum_up_NK is None or self.sum_down_NK is None:
             return None
-        return GradientSums(self.sum_gate_NK, self.sum_up_NK, self.sum_down_NK)
+        return MatrixGradients(self.sum_gate_NK, self.sum_up_NK, self.sum_down_NK)
 
 
 def _schema(sums: str) -> str:
@@ -227,7 +226,9 @@ def _backward(*arguments: Any) -> list[Tensor]:
     Returns:
         The gradients of x, W_g (if there is one), W_u and W_d, each in its own type.
     """
-    return [gradient for gradient in _gradients(*arguments) if gradient is not None]
+    dx_MK, (gate_NK, up_NK, down_NK) = _gradients(*arguments)
+    found = (dx_MK, gate_NK, up_NK, transposed(down_NK, down_NK.dtype))
+    return [gradient for gradient in found if gradient is not None]
 
 
 def _fake_backward(*arguments: Any) -> list[Tensor]:
@@ -241,7 +242,7 @@ def _backward_into(*arguments: Any) -> Tensor:
     Returns:
         The gradient of x.
     """
-    return _gradients(*arguments).x_MK
+    return _gradients(*arguments)[0]
 
 
 def _fake_backward_into(*arguments: Any) -> Tensor:
@@ -255,13 +256,15 @@ def _gradients(
     format: Format,
     activation: str,
     *tensors: Any,
-) -> FFNGradients:
+) -> tuple[Tensor, MatrixGradients]:
     own, kept = FFNTensors(*tensors), FORMATS[format].saved(*saved)
-    x_MK, dtype = own.x_MK, own.w_up_NK.dtype
+    x_MK, sums = own.x_MK, own.sums
     with _computing(x_MK):
-        given = BackwardInputs(dy_MK, d_l1, x_MK, own.weights(activation), kept, own.token_M)
-        found: FFNGradients = _implementation(format, x_MK).backward(given, dtype, own.sums)
-    return found
+        w = own.weights(activation)
+        out = sums or MatrixGradients.empty(w, own.w_up_NK.dtype)
+        given = BackwardInputs(dy_MK, d_l1, x_MK, w, kept, own.token_M)
+        dx_MK = _implementation(format, x_MK).backward(given, out, adds=sums is not None)
+    return dx_MK, out
 
 
 _PLAIN = frozenset({Tensor, nn.Parameter, NoneType})

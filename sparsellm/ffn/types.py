@@ -94,26 +94,26 @@ class FFNWeights(NamedTuple):
         return (None, None) if self.gate_NK is None else (self.up_NK, self.b_up_N)
 
 
-class GradientSums(NamedTuple):
-    """Gradients of an FFN's matrices, contiguous; fp32 where micro-batches add them up."""
+class MatrixGradients(NamedTuple):
+    """Memory of the gradients of an FFN's matrices; fp32 where micro-batches add them up."""
 
     gate_NK: Tensor | None
     up_NK: Tensor
     down_NK: Tensor  # of W_d, transposed
 
     @classmethod
-    def empty(cls, w: FFNWeights, dtype: torch.dtype) -> "GradientSums":
+    def empty(cls, w: FFNWeights, dtype: torch.dtype) -> "MatrixGradients":
         """Uninitialised memory for the gradients of an FFN's matrices."""
-        gate_NK = None if w.gate_NK is None else torch.empty_like(w.gate_NK, dtype=dtype)
-        up_NK = torch.empty_like(w.up_NK, dtype=dtype)
-        return cls(gate_NK, up_NK, torch.empty_like(up_NK))
+        down_NK = w.up_NK.new_empty(w.up_NK.shape, dtype=dtype)
+        gate_NK = None if w.gate_NK is None else torch.empty_like(down_NK)
+        return cls(gate_NK, torch.empty_like(down_NK), down_NK)
 
 
 class StepShared(NamedTuple):
     """What the micro-batches of one optimizer step share, see `step_shared.py`."""
 
     weights: FFNWeights  # in the type of the step's products, see `step_shared.kernel_weights`
-    sums: GradientSums | None  # None: gradients go through autograd
+    sums: MatrixGradients | None  # None: gradients go through autograd
 
 
 class Room(NamedTuple):
@@ -156,12 +156,3 @@ class BackwardInputs(NamedTuple):
     w: FFNWeights
     saved: Any  # what forward kept in its format
     token_M: Tensor | None = None  # token of each row of x, see `TokenOrder`; None: row i is i
-
-
-class FFNGradients(NamedTuple):
-    """Gradients of x and of each matrix that there is, each with the shape of its tensor."""
-
-    x_MK: Tensor
-    gate_NK: Tensor | None
-    up_NK: Tensor
-    down_KN: Tensor

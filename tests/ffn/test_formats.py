@@ -18,7 +18,7 @@ from sparsellm.ffn.formats import (
     twell_overflows,
 )
 from sparsellm.ffn.reference import activations
-from sparsellm.ffn.types import BackwardInputs, FFNWeights, Room
+from sparsellm.ffn.types import BackwardInputs, FFNWeights, MatrixGradients, Room
 
 densities = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0])
 
@@ -171,6 +171,9 @@ def test_forward_and_backward_whatever_overflows(case):
     found_y, stats, saved = FORMATS["twell"].forward(x, w, case.room, token)
     torch.testing.assert_close(found_y[token.long()], y.detach())
     assert float(stats.l1_sum) == pytest.approx(float(h.detach().abs().sum()))
-    found = FORMATS["twell"].backward(BackwardInputs(dy, d_l1, x, w, saved, token), torch.float64)
+    given = BackwardInputs(dy, d_l1, x, w, saved, token)
+    out = MatrixGradients.empty(w, torch.float64)
+    dx = FORMATS["twell"].backward(given, out, adds=False)
+    found = (dx, out.gate_NK, out.up_NK, out.down_NK.t())
     for one, other in zip((g for g in found if g is not None), expected, strict=True):
         torch.testing.assert_close(one, other)

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from sparsellm.ffn.formats import backup_rows_for
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.training_ops import sparse_ffn_training
-from sparsellm.ffn.types import FFNWeights, GradientSums, StepShared, TokenOrder
+from sparsellm.ffn.types import FFNWeights, MatrixGradients, StepShared, TokenOrder
 
 
 def problem(m, k, n, gated, dtype=torch.float64):
@@ -85,7 +85,7 @@ def test_adds_to_the_sums_of_a_step():
     inputs, own = leaves_of(x, w)
     y, _ = hybrid_ffn(inputs[0], own, 40, 128)
     expected = torch.autograd.grad(y.sum(), inputs)
-    sums = GradientSums(*(torch.ones(96, 16) for _ in range(3)))
+    sums = MatrixGradients(*(torch.ones(96, 16) for _ in range(3)))
     weights = w._replace(down_NK=w.down_KN.t().contiguous())
     inputs, own = leaves_of(x, w)
     y, _ = hybrid_ffn(inputs[0], own, 40, 128, None, StepShared(weights, sums))

@@ -279,11 +279,11 @@ def test_kernels_are_handed_bf16_weights_and_a_transposed_w_down(monkeypatch, ga
         assert {t.dtype for t in w if torch.is_tensor(t)} == {torch.bfloat16}
         return FORMATS["union"].forward(x_MK, w, room, token_M)
 
-    def backward(given, dtype, sums):
+    def backward(given, out, adds):
         assert given.w.down_KN.t().is_contiguous()
-        assert dtype == torch.float32
-        assert sums is None
-        return FORMATS["union"].backward(given, dtype, sums)
+        assert {t.dtype for t in out if t is not None} == {torch.float32}
+        assert not adds
+        return FORMATS["union"].backward(given, out, adds=adds)
 
     monkeypatch.setattr(union_training, "forward", forward)
     monkeypatch.setattr(union_training, "backward", backward)

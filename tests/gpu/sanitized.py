@@ -23,6 +23,7 @@ from sparsellm.ffn.types import (
     MAX_DECODE_TOKENS,
     BackwardInputs,
     FFNWeights,
+    MatrixGradients,
     Room,
     TokenOrder,
 )
@@ -118,7 +119,8 @@ def train(m: int, k: int, n: int) -> None:
         w = FFNWeights(*weights, down_NK=down_KN.t().contiguous())
         _, _, saved = hybrid.forward(x_MK, w, Room(backup_rows_for(m), 32))
         d_l1 = torch.ones((), device=x_MK.device)
-        hybrid.backward(BackwardInputs(dy_MK, d_l1, x_MK, w, saved), dtype)
+        out = MatrixGradients.empty(w, dtype)
+        hybrid.backward(BackwardInputs(dy_MK, d_l1, x_MK, w, saved), out, adds=False)
         y_MK, stats = sparse_ffn_training(inputs[0], FFNWeights(*leaves), capacity, order)
         by_l1 = torch.ones_like(stats.l1_sum)
         torch.autograd.grad((y_MK, stats.l1_sum), inputs, (dy_MK, by_l1))

@@ -14,7 +14,7 @@ from gpu.test_sparse_ffn import problem, shape
 from gpu.union_cases import device
 from sparsellm.ffn.formats import backup_rows_for, hybrid_of
 from sparsellm.ffn.reference import activations, gradients_on, output_of
-from sparsellm.ffn.types import BackwardInputs, FFNWeights, GradientSums, Room
+from sparsellm.ffn.types import BackwardInputs, FFNWeights, MatrixGradients, Room
 
 pytestmark = pytest.mark.gpu
 
@@ -53,17 +53,18 @@ def check(kernels, x, w, width, backup_rows, *, choose):
     dy, d_l1 = torch.randn_like(x), torch.tensor(0.3, device=x.device)
     token = torch.randperm(m, device=x.device).int() if choose.random() < 0.5 else None
     dtype = choose.choice([torch.float32, torch.bfloat16])
-    gated, adds = w.gate_NK is not None, choose.random() < 0.3
+    adds = choose.random() < 0.3
     before = [torch.randn(n, x.shape[1], device=x.device) for _ in range(3)]
 
     def run():
-        sums = None
-        if adds:
-            own = [t.clone() for t in before]
-            sums = GradientSums(own[0] if gated else None, own[1], own[2])
+        out = MatrixGradients.empty(w, torch.float32 if adds else dtype)
+        for memory, start in zip(out, before, strict=True):
+            if adds and memory is not None:
+                memory.copy_(start)
         y, stats, saved = kernels.forward(x, w, room, token)
         given = BackwardInputs(dy, d_l1, x, w, saved, token)
-        return y, stats, saved, kernels.backward(given, dtype, sums)
+        dx = kernels.backward(given, out, adds=adds)
+        return y, stats, saved, (dx, *out)
 
     with poisoned():
         y, stats, saved, found = run()
@@ -90,15 +91,14 @@ def check(kernels, x, w, width, backup_rows, *, choose):
     right = gradients_on(gate, up, by_row.double(), d_l1.double(), x.double(), wide(w))
     # Of few non-zeros one may be a product that nearly cancels: its rounding is then a large part.
     most = 1.5e-2 + 6e-2 / max(int((pattern != 0).sum()), 1) ** 0.5
-    for name, one, other in zip(right._fields, found, right, strict=True):
+    right = (*right[:3], right[3].t())
+    names = ("x", "W_g", "W_u", "W_d")
+    for name, one, other, start in zip(names, found, right, (0, *before), strict=True):
         if other is None:
             assert one is None
             continue
-        start = 0
-        if adds and name != "x_MK":
-            start = before[("gate_NK", "up_NK", "down_KN").index(name)]
-            start = start.t() if name == "down_KN" else start
-        assert error(one.double() - start, other) < most, name
+        own = one.double() - start if adds else one.double()
+        assert error(own, other) < most, name
     return saved.num_heavy
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpu.conditions import each, poisoned
 from sparsellm.ffn.kernels.weight_grad import group_columns, weight_grads
-from sparsellm.ffn.types import BLOCK_TOKENS, BackwardInputs, Columns, FFNWeights, GradientSums
+from sparsellm.ffn.types import BLOCK_TOKENS, BackwardInputs, Columns, FFNWeights, MatrixGradients
 
 pytestmark = pytest.mark.gpu
 
@@ -175,13 +175,17 @@ def inputs_of(case: Case, device: torch.device) -> Inputs:
     return Inputs(columns, *values[2:], x_MK, dy_MK, fires, dense)
 
 
-def grads_of(case: Case, t: Inputs, **how: GradientSums | int) -> GradientSums:
-    """What the kernels compute; of the weights they read only the shapes."""
-    gate_NK, up_NK = (t.x_MK.new_empty(case.n, case.k) for _ in range(2))
-    w = FFNWeights(gate_NK if case.gated else None, up_NK, up_NK.t())
-    d_l1 = torch.zeros((), device=t.x_MK.device)
-    given = BackwardInputs(t.dy_MK, d_l1, t.x_MK, w, t.columns)
-    return weight_grads(given, t.d_gate, t.d_up, case.dtype, **how)
+def grads_of(
+    case: Case, t: Inputs, added_to: MatrixGradients | None = None, num_nonzeros: int | None = None
+) -> MatrixGradients:
+    """What the kernels compute; of the weights nothing is read but their sizes."""
+    w_NK = t.x_MK.new_empty(case.n, case.k)
+    w = FFNWeights(w_NK if case.gated else None, w_NK, w_NK.t())
+    out = added_to or MatrixGradients.empty(w, case.dtype)
+    given = BackwardInputs(t.dy_MK, torch.zeros(()), t.x_MK, w, t.columns)
+    adds = added_to is not None
+    weight_grads(given, t.d_gate, t.d_up, out, adds=adds, num_nonzeros=num_nonzeros)
+    return out
 
 
 def _check_sums(found: Tensor, values_MN: Tensor, fires_MN: Tensor, rows_MK: Tensor) -> None:
@@ -226,7 +230,7 @@ def check_added_to_what_is_there(case: Case, t: Inputs) -> None:
     """The sum of both, rounded once; rows of silent neurons stay what they are."""
     own = grads_of(case, t)
     before = [None if g is None else torch.randn_like(g) for g in own]
-    sums = GradientSums(*(None if b is None else b.clone() for b in before))
+    sums = MatrixGradients(*(None if b is None else b.clone() for b in before))
     found = grads_of(case, t, added_to=sums)
     for total, b, g, f in zip(sums, before, own, found, strict=True):
         assert f is total

@@ -11,16 +11,14 @@ from torch import Tensor
 from sparsellm.ffn.formats import ROUND_ROWS, Hybrid, empty_hybrid
 from sparsellm.ffn.kernels import twell
 from sparsellm.ffn.kernels.compile import kernel_for
-from sparsellm.ffn.kernels.transpose import gradients_from
 from sparsellm.ffn.types import (
     CONTROL_WORDS,
     DENSE_ROW_TILE,
     MAX_ELL_WIDTH,
     BackwardInputs,
-    FFNGradients,
     FFNStats,
     FFNWeights,
-    GradientSums,
+    MatrixGradients,
     Room,
 )
 
@@ -101,13 +99,11 @@ def _fill(
     return kept, nnz_M
 
 
-def backward(
-    given: BackwardInputs, dtype: torch.dtype, sums: GradientSums | None = None
-) -> FFNGradients:
-    """Gradients of x, in the order of its rows, and of the weights, in ``dtype``.
+def backward(given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tensor:
+    """The gradient of x, in the order of its rows; those of the matrices are written to ``out``.
 
-    Rows that did not fit into the backup are recomputed, without involving the host. With ``sums``
-    the matrices' gradients are added to them, and ``sums`` are returned.
+    Rows that did not fit into the backup are recomputed, without involving the host. With ``adds``
+    the matrices' gradients are added to ``out``, which is then fp32.
     """
     given = given._replace(d_l1=given.d_l1.to(torch.float32))
     dy_MK, d_l1, x_MK, w, saved, token_M = given
@@ -125,18 +121,16 @@ def backward(
         blocks * slices,
         *(*rows, pair, w.up_NK, w.gate_NK, m, k, slices, dx_MK),
     )
-    grads = _weight_grads(given, pair, dtype, sums)
-    _add_dense_rows(given, dx_MK, grads)
-    return gradients_from(dx_MK, grads, dtype, sums)
+    _weight_grads(given, pair, out, adds=adds)
+    _add_dense_rows(given, dx_MK, out)
+    return dx_MK
 
 
-def _weight_grads(
-    given: BackwardInputs, pair: Tensor, dtype: torch.dtype, sums: GradientSums | None
-) -> GradientSums:
-    """Weight gradients of the ELL rows, neuron by neuron; in ``dtype``, or added to ``sums``."""
+def _weight_grads(given: BackwardInputs, pair: Tensor, out: MatrixGradients, *, adds: bool) -> None:
+    """Weight gradients of the ELL rows, neuron by neuron."""
     dy_MK, _, x_MK, w, saved, token_M = given
     (m, k), (_, width), n = x_MK.shape, saved.word.shape, w.up_NK.shape[0]
-    gated, adds, blocks = w.gate_NK is not None, sums is not None, len(saved.table)
+    gated, blocks = w.gate_NK is not None, len(saved.table)
     before, first = torch.empty_like(saved.table, dtype=torch.int32), saved.length.new_empty(n + 1)
     source, control = torch.empty_like(saved.word), saved.length.new_zeros(CONTROL_WORDS)
     count = kernel_for("hybrid_count", x_MK)
@@ -144,24 +138,22 @@ def _weight_grads(
     kernel_for("hybrid_place", x_MK).launch(
         blocks, m, n, width, saved.word, saved.length, before, first, source
     )
-    sums = sums or GradientSums.empty(w, dtype)
     kernel = kernel_for("hybrid_weight_grad", x_MK)
     slices = -(-k // kernel.exported("chunk_columns"))
     segments = kernel.blocks_for(m * width, _SEGMENTS_PER_MULTIPROCESSOR)
     carry = torch.empty(segments, 2, 3, k, dtype=torch.float32, device=x_MK.device)
-    is_float = sums.up_NK.dtype == torch.float32
-    out = (is_float, adds, sums.up_NK, sums.gate_NK, sums.down_NK)
+    is_float = out.up_NK.dtype == torch.float32
+    how = (is_float, adds, out.up_NK, out.gate_NK, out.down_NK)
     grid = -(-segments * slices // (kernel.threads // 32))
     kernel.launch(
         grid,
         *(x_MK, dy_MK, k, n, saved.word, pair, saved.up if gated else None, width),
-        *(token_M, first, source, segments, carry, *out),
+        *(token_M, first, source, segments, carry, *how),
     )
-    kernel_for("hybrid_carry", x_MK).launch(grid, k, n, first, segments, carry, *out)
-    return sums
+    kernel_for("hybrid_carry", x_MK).launch(grid, k, n, first, segments, carry, *how)
 
 
-def _add_dense_rows(given: BackwardInputs, dx_MK: Tensor, grads: GradientSums) -> None:
+def _add_dense_rows(given: BackwardInputs, dx_MK: Tensor, grads: MatrixGradients) -> None:
     """Adds the gradients of the rows in the backup, and of those beyond it."""
     dy_MK, d_l1, x_MK, w, saved, token_M = given
     (m, k), n, backup_rows = x_MK.shape, w.up_NK.shape[0], len(saved.backup_up)

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from sparsellm.ffn.kernels.compile import kernel_for
-from sparsellm.ffn.types import FFNGradients, GradientSums
 
 _TAKEN = {
     (torch.bfloat16, torch.bfloat16),
@@ -24,14 +23,6 @@ def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     types = matrix.dtype == torch.float32, dtype == torch.float32
     kernel.launch(grid, matrix, out, rows, columns, *types)
     return out
-
-
-def gradients_from(
-    dx_MK: Tensor, grads: GradientSums, dtype: torch.dtype, sums: GradientSums | None
-) -> FFNGradients:
-    """What a backward pass returns. If it added to ``sums``, W_d's gradient is a view of them."""
-    down_KN = transposed(grads.down_NK, dtype) if sums is None else grads.down_NK.t()
-    return FFNGradients(dx_MK, grads.gate_NK, grads.up_NK, down_KN)
 
 
 def _is_taken(matrix: Tensor, dtype: torch.dtype) -> bool:

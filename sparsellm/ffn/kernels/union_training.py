@@ -13,17 +13,15 @@ from torch import Tensor
 from sparsellm.ffn.kernels import union
 from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.scratch import Scratch, ScratchLayout
-from sparsellm.ffn.kernels.transpose import gradients_from
 from sparsellm.ffn.kernels.weight_grad import weight_grads
 from sparsellm.ffn.reference import empty_columns
 from sparsellm.ffn.types import (
     TILE_NEURONS,
     BackwardInputs,
     Columns,
-    FFNGradients,
     FFNStats,
     FFNWeights,
-    GradientSums,
+    MatrixGradients,
     Room,
 )
 
@@ -47,13 +45,11 @@ def forward(
     return y_MK, stats, columns
 
 
-def backward(
-    given: BackwardInputs, dtype: torch.dtype, sums: GradientSums | None = None
-) -> FFNGradients:
-    """Gradients of x, in the order of its rows, and of the weights, in ``dtype``.
+def backward(given: BackwardInputs, out: MatrixGradients, *, adds: bool) -> Tensor:
+    """The gradient of x, in the order of its rows; those of the matrices are written to ``out``.
 
-    A pattern that did not fit into its columns is recomputed. With ``sums`` the matrices' gradients
-    are added to them, and ``sums`` are returned.
+    A pattern that did not fit into its columns is recomputed. With ``adds`` the matrices' gradients
+    are added to ``out``, which is then fp32.
 
     Raises:
         ValueError: a CUDA graph is being captured, and the pattern might not fit.
@@ -91,8 +87,8 @@ def backward(
         *(*union.sums_of(work, splits), control, dx_MK),
     )
     given = given._replace(saved=saved)
-    grads = weight_grads(given, d_gate, d_up, dtype, sums, num_nonzeros)
-    return gradients_from(dx_MK, grads, dtype, sums)
+    weight_grads(given, d_gate, d_up, out, adds=adds, num_nonzeros=num_nonzeros)
+    return dx_MK
 
 
 @functools.lru_cache

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsellm.ffn.kernels.compile import kernel_for
 from sparsellm.ffn.kernels.launch import Kernel
 from sparsellm.ffn.kernels.scratch import Array, Scratch, ScratchLayout
-from sparsellm.ffn.types import BackwardInputs, Columns, GradientSums
+from sparsellm.ffn.types import BackwardInputs, Columns, MatrixGradients
 
 
 class Groups(NamedTuple):
@@ -53,15 +53,19 @@ def _layouts(
     return ScratchLayout(arrays), ScratchLayout(counters)
 
 
-def weight_grads(  # noqa: PLR0917
+def weight_grads(
     given: BackwardInputs,
     d_gate: Tensor | None,
     d_up: Tensor,
-    dtype: torch.dtype,
-    added_to: GradientSums | None = None,
+    out: MatrixGradients,
+    *,
+    adds: bool,
     num_nonzeros: int | None = None,
-) -> GradientSums:
+) -> None:
     """The gradients of W_gate, W_up and W_down, each neuron by neuron.
+
+    Σ d_gate x (N, K); Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or without a gate Σ up dy. Rows
+    of neurons that never fire are zero.
 
     Args:
         given: values of tokens that do not fire are not used. A token whose row of x is not finite
@@ -69,22 +73,17 @@ def weight_grads(  # noqa: PLR0917
             dense product.
         d_gate: (C, 64): the loss's gradient by the gate before its relu; None without a gate.
         d_up: (C, 64): by ``up``; without a gate, before its relu.
-        dtype: float32 or bfloat16, of the results; sums are float32.
-        added_to: float32 matrices to which the results are added; they are then returned.
+        out: float32 or bfloat16; sums are float32.
+        adds: the results are added to ``out``, which is float32.
         num_nonzeros: an upper bound on the non-zeros of the pattern, by which scratch memory is
             reserved. None: the worst case.
-
-    Returns:
-        Σ d_gate x (N, K), or None; Σ d_up x (N, K); Σ bf16(gate · up) dy (N, K), or Σ up dy. Rows
-        of neurons that never fire are zero.
     """
-    x_MK, w, gated = given.x_MK, given.w, d_gate is not None
+    x_MK, dtype, gated = given.x_MK, out.up_NK.dtype, d_gate is not None
     assert dtype in (torch.float32, torch.bfloat16), dtype
-    (num_tokens, k), n, kernel = x_MK.shape, len(w.up_NK), kernel_for("weight_grad", x_MK)
+    (num_tokens, k), n, kernel = x_MK.shape, len(out.up_NK), kernel_for("weight_grad", x_MK)
     columns = kernel.exported("columns")  # of x or dy in a work unit
     slices = -(-k // columns)
     groups = group_columns(given.saved, n, slices)
-    out = added_to or GradientSums.empty(w, dtype)
     # Nothing is split where no group can have so many rows.
     size = groups.plan.exported
     parts = size("max_parts") if num_tokens > size("min_part") * size("piece_rows") else 0
@@ -101,10 +100,8 @@ def weight_grads(  # noqa: PLR0917
         *(x_MK, given.dy_MK, k, n, *groups.arrays("order", "unit")),
         *(*groups.counters("control"), *pieces("work", "x_row", dy_row, "values")),
         *(*groups.counters("progress"), sums),
-        *(gated, out.up_NK.dtype == torch.float32),
-        *(added_to is not None, *out),
+        *(gated, dtype == torch.float32, adds, *out),
     )
-    return out
 
 
 def group_columns(columns: Columns, num_neurons: int, slices: int) -> Groups:

@@ -20,11 +20,12 @@ from sparsellm.ffn.kernels import (
     launch,
     quantise,
     sort_tokens,
+    transpose,
     union_training,
 )
 from sparsellm.ffn.kernels.gpu_architecture import ARCHITECTURES, HOPPER
 from sparsellm.ffn.kernels.launch import kernels_of
-from sparsellm.ffn.types import BLOCK_TOKENS, BackwardInputs, FFNWeights, GradientSums, Room
+from sparsellm.ffn.types import BLOCK_TOKENS, BackwardInputs, FFNWeights, MatrixGradients, Room
 
 M, K, N = 2048, 64, 1024  # as many tokens and neurons as heavy blocks and long groups need
 
@@ -111,16 +112,15 @@ def _launch_all(gated, biased, ordered, dtype, added, *, fp8=False, activation="
     inference.dense_ffn(x_MK, w)
     sort_tokens.sort_tokens(torch.arange(M), 128, 16, 512)
     d_l1 = torch.ones(())
-    sums = None
-    if added:
-        sums = GradientSums(*(torch.zeros(N, K) if some else None for some in (gated, True, True)))
+    out = MatrixGradients.empty(w, dtype)
     w = w._replace(b_gate_N=None, b_up_N=None, b_down_K=None)
     capacity = M // BLOCK_TOKENS * N
     _, _, saved = union_training.forward(x_MK, w, Room(capacity), token_M)
     given = BackwardInputs(x_MK, d_l1, x_MK, w, saved, token_M)
-    union_training.backward(given, dtype, sums)
+    union_training.backward(given, out, adds=added)
     _, _, saved = hybrid.forward(x_MK, w, Room(M // 8, 128), token_M)
-    hybrid.backward(given._replace(saved=saved), dtype, sums)
+    hybrid.backward(given._replace(saved=saved), out, adds=added)
+    transpose.transposed(out.down_NK, dtype)
 
 
 @pytest.mark.timeout(900)  # compiles all kernels, if test_compile.py has not

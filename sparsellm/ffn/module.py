@@ -263,27 +263,14 @@ class SparseFFN(nn.Module):
         compiled code that read them from the module would be recompiled for every new value.
         """
         x_MK = x.reshape(-1, x.shape[-1])
-        if capacity is not None:
-            y_MK, stats = sparse_ffn_training(
-                x_MK,
-                self._weights(),
-                capacity,
-                order,
-                shared,
-                self.format,
-                self.ell_width,
-                fp8=self.fp8,
-            )
-            return y_MK.reshape(x.shape), stats
-        y_MK, stats = dense_ffn(
-            x_MK,
-            self.gate_proj if self.gated else None,
-            self.up_proj,
-            self.down_proj,
-            self.activation,
-            None if order is None else order.token_M,
-            self.ramp if self.training else None,
-        )
+        if capacity is None:
+            gate = self.gate_proj if self.gated else None
+            token_M = None if order is None else order.token_M
+            how = (self.activation, token_M, self.ramp if self.training else None)
+            y_MK, stats = dense_ffn(x_MK, gate, self.up_proj, self.down_proj, *how)
+        else:
+            w, kept = self._weights(), (self.format, self.ell_width)
+            y_MK, stats = sparse_ffn_training(x_MK, w, capacity, order, shared, *kept, fp8=self.fp8)
         return y_MK.reshape(x.shape), stats
 
     def extra_repr(self) -> str:

@@ -217,46 +217,23 @@ def _fake_forward(*arguments: Any) -> tuple[Any, ...]:
     )
 
 
-def _backward(*arguments: Any) -> list[Tensor]:
-    """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
-
-    Takes dy (contiguous, of x's type, by token), d_l1 (), what forward saved, the format, the
-    activation and `FFNTensors` without sums.
-
-    Returns:
-        The gradients of x, W_g (if there is one), W_u and W_d, each in its own type.
-    """
-    dx_MK, (gate_NK, up_NK, down_NK) = _gradients(*arguments)
-    found = (dx_MK, gate_NK, up_NK, transposed(down_NK, down_NK.dtype))
-    return [gradient for gradient in found if gradient is not None]
-
-
-def _fake_backward(*arguments: Any) -> list[Tensor]:
-    given = FFNTensors(*arguments[5:]).differentiable
-    return [tensor.new_empty(tensor.shape) for tensor in given if tensor is not None]
-
-
-def _backward_into(*arguments: Any) -> Tensor:
-    """`_backward`, which adds the matrices' gradients to the sums.
-
-    Returns:
-        The gradient of x.
-    """
-    return _gradients(*arguments)[0]
-
-
-def _fake_backward_into(*arguments: Any) -> Tensor:
-    return torch.empty_like(FFNTensors(*arguments[5:]).x_MK)
-
-
-def _gradients(
+def _backward(
     dy_MK: Tensor,
     d_l1: Tensor,
     saved: list[Tensor],
     format: Format,
     activation: str,
     *tensors: Any,
-) -> tuple[Tensor, MatrixGradients]:
+) -> list[Tensor]:
+    """Gradients of ``Σ dy * y + d_l1 * l1_sum``.
+
+    Takes dy (contiguous, of x's type, by token), d_l1 (), what forward saved, the format, the
+    activation and `FFNTensors`.
+
+    Returns:
+        The gradients of x, W_g (if there is one), W_u and W_d, each in its own type. With sums the
+        matrices' gradients are added to these, and only that of x is returned.
+    """
     own, kept = FFNTensors(*tensors), FORMATS[format].saved(*saved)
     x_MK, sums = own.x_MK, own.sums
     with _computing(x_MK):
@@ -264,7 +241,15 @@ def _gradients(
         out = sums or MatrixGradients.empty(w, own.w_up_NK.dtype)
         given = BackwardInputs(dy_MK, d_l1, x_MK, w, kept, own.token_M)
         dx_MK = _implementation(format, x_MK).backward(given, out, adds=sums is not None)
-    return dx_MK, out
+    if sums is not None:
+        return [dx_MK]
+    found = (dx_MK, out.gate_NK, out.up_NK, transposed(out.down_NK, out.down_NK.dtype))
+    return [gradient for gradient in found if gradient is not None]
+
+
+def _fake_backward(*arguments: Any) -> list[Tensor]:
+    given = FFNTensors(*arguments[5:]).differentiable
+    return [tensor.new_empty(tensor.shape) for tensor in given if tensor is not None]
 
 
 _PLAIN = frozenset({Tensor, nn.Parameter, NoneType})
@@ -307,15 +292,15 @@ class _SparseFFN(torch.autograd.Function):
         arguments = (dy_MK, d_l1, saved, ctx.format, ctx.activation, *tensors)
         # The operator refuses second derivatives.
         as_operator = torch.is_grad_enabled() or _needs_operators((dy_MK, d_l1, *kept))
-        operators, found = torch.ops.sparsellm, list[Tensor | None]()
-        if tensors.sums is None:
-            compute = operators.sparse_ffn_backward.default if as_operator else _backward
-            gradients = iter(compute(*arguments))
-            found = [None if t is None else next(gradients) for t in tensors.differentiable]
+        if not as_operator:
+            found = _backward(*arguments)
+        elif tensors.sums is None:
+            found = torch.ops.sparsellm.sparse_ffn_backward.default(*arguments)
         else:
-            into = operators.sparse_ffn_backward_into.default if as_operator else _backward_into
-            found = [into(*arguments)]
-        return (*found, *(None,) * (count + 4 - len(found)))
+            found = [torch.ops.sparsellm.sparse_ffn_backward_into.default(*arguments)]
+        rest = iter(found)
+        gradients = (None if t is None else next(rest, None) for t in tensors.differentiable)
+        return (*gradients, *(None,) * count)  # count: all other tensors, and four options
 
 
 def _differentiable_forward(*arguments: Any) -> tuple[Any, ...]:
@@ -330,8 +315,8 @@ define(
 define(
     "sparse_ffn_backward_into",
     f"({_GIVEN}, {_schema(_WRITTEN)}) -> Tensor",
-    _backward_into,
-    _fake_backward_into,
+    lambda *arguments: _backward(*arguments)[0],
+    lambda *arguments: torch.empty_like(FFNTensors(*arguments[5:]).x_MK),
 )
 define_differentiable(
     "sparse_ffn_training",

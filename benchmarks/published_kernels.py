@@ -30,11 +30,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.bench.compare import Comparison
-from sparsellm.bench.ffn_cases import Case, FFNVariant, Inputs
-from sparsellm.bench.ffn_run import Build, FFNBench, dense, dense_weights, new_ffn
-from sparsellm.bench.ffn_train import Step
-from sparsellm.bench.record import Found, append, row
+from sparsellm.bench.compare import compare
+from sparsellm.bench.ffn_cases import Layer
+from sparsellm.bench.ffn_run import FFNBench, dense, dense_weights, new_ffn
+from sparsellm.bench.ffn_train import Step, random_gradient
+from sparsellm.bench.record import Measurement, append, row
 from sparsellm.bench.timing import Side
 
 FORWARD, TRAINING = "load", "load_training"
@@ -59,56 +59,53 @@ def theirs_in(path: Path) -> ModuleType:
 
 def measure(
     theirs: ModuleType, options: argparse.Namespace, device: torch.device | None = None
-) -> Iterator[Found]:
+) -> Iterator[list[Measurement]]:
     """Measures what the module has, case by case; each list is final."""
     bench = FFNBench(options, device)
-    for name, build in ((FORWARD, _forward), (TRAINING, _training)):
+    for name, compare_layer in ((FORWARD, _forward), (TRAINING, _training)):
         if load := getattr(theirs, name, None):
-            yield from bench.run(build(bench, load))
+            yield from bench.run(partial(compare_layer, bench, load))
 
 
-def _forward(bench: FFNBench, load: Load) -> Build:
-    def build(case: Case, inputs: Inputs, variant: FFNVariant, key: dict[str, Any]) -> Comparison:
-        weights = dense_weights(new_ffn(case.shape, inputs.w_NK).requires_grad_(False))
-        call = partial(load(*weights), inputs.x_MK)
-        return Comparison(
-            bench="published_forward",
-            case=key,
-            dense=Side({"forward": partial(bench.compiled, inputs.x_MK, *weights)}),
-            ours=Side({"forward": call}),
-            tokens=case.tokens,
-            results=lambda: [("y", call(), dense(inputs.x_MK, *weights))],
-            most_off=variant.most_off,
-        )
+def _forward(bench: FFNBench, load: Load, layer: Layer, key: dict[str, Any]) -> list[Measurement]:
+    weights = dense_weights(new_ffn(layer).requires_grad_(False))
+    call = partial(load(*weights), layer.x_MK)
+    return compare(
+        "published_forward",
+        key,
+        Side({"forward": partial(bench.compiled, layer.x_MK, *weights)}),
+        Side({"forward": call}),
+        tokens=len(layer.x_MK),
+        results=lambda: [("y", call(), dense(layer.x_MK, *weights))],
+        most_off=layer.most_off,
+        device=bench.device,
+        seconds=bench.seconds,
+    )
 
-    return build
 
+def _training(bench: FFNBench, load: Load, layer: Layer, key: dict[str, Any]) -> list[Measurement]:
+    weights = dense_weights(new_ffn(layer))
+    x_MK = layer.x_MK.detach().requires_grad_()
+    gradients = (random_gradient(x_MK),)
+    wanted, call = [x_MK, *(w for w in weights if w is not None)], load(*weights)
 
-def _training(bench: FFNBench, load: Load) -> Build:
-    def build(case: Case, inputs: Inputs, variant: FFNVariant, key: dict[str, Any]) -> Comparison:
-        weights = dense_weights(new_ffn(case.shape, inputs.w_NK))
-        x_MK = inputs.x_MK.detach().requires_grad_()
-        generator = torch.Generator(bench.device).manual_seed(2)
-        dy_MK = torch.empty_like(x_MK, requires_grad=False).normal_(generator=generator)
-        wanted, call = [x_MK, *(w for w in weights if w is not None)], load(*weights)
+    def step(forward: Callable[..., Tensor]) -> Step:
+        return Step(lambda: (forward(x_MK, *weights),), wanted, gradients)
 
-        def step(forward: Callable[..., Tensor]) -> Step:
-            return Step(lambda: (forward(x_MK, *weights),), wanted, (dy_MK,))
-
-        ours = step(lambda x_MK, *_: call(x_MK))
-        names = ["y", *(f"the gradient of {name}" for name in ("x", "W_g", "W_u", "W_d"))]
-        return Comparison(
-            bench="published_train",
-            case=key,
-            dense=step(bench.compiled).side(),
-            ours=ours.side(),
-            tokens=case.tokens,
-            results=lambda: zip(names, ours.results(), step(dense).results(), strict=True),
-            most_off=variant.most_off,
-            mode=torch.enable_grad,
-        )
-
-    return build
+    ours = step(lambda x_MK, *_: call(x_MK))
+    names = ["y", *(f"the gradient of {name}" for name in ("x", "W_g", "W_u", "W_d"))]
+    return compare(
+        "published_train",
+        key,
+        step(bench.compiled).side(),
+        ours.side(),
+        tokens=len(x_MK),
+        results=lambda: zip(names, ours.results(), step(dense).results(), strict=True),
+        most_off=layer.most_off,
+        device=bench.device,
+        seconds=bench.seconds,
+        mode=torch.enable_grad,
+    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -133,8 +130,8 @@ def main(words: list[str] | None = None, device: torch.device | None = None) -> 
     command = {"command": shlex.join(["python", "benchmarks/published_kernels.py", *said])}
     try:
         for found in measure(theirs_in(options.theirs), options, device):
-            print(found if isinstance(found, str) else row(found), flush=True)
-            if options.record and not isinstance(found, str):
+            print(row(found), flush=True)
+            if options.record:
                 append([replace(m, taken=command) for m in found], options.record)
     except ValueError as error:
         sys.exit(f"error: {error}")

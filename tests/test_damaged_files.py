@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from results import read_records
-from sparsellm.analyze.trace import load_ids, load_traces
+from sparsellm.analyze.trace import load_traces
 from sparsellm.data import position
 from sparsellm.data.corpus import load_corpora
 from sparsellm.data.identity import read_about
@@ -144,7 +144,6 @@ BYTE_READERS: dict[str, Callable[[Path], object]] = {
     "model.safetensors": lambda path: stored_parts(path, "restore it"),
     "model-00001-of-00001.safetensors": _read_shard,
     "traces.npz": lambda path: load_traces(path, 64),
-    "ids.npz": load_ids,
 }
 
 

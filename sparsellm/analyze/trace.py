@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -33,10 +34,13 @@ class Trace:
         """M."""
         return len(self.count_M)
 
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """The token of each entry of `index`."""
-        return np.repeat(np.arange(self.num_tokens), self.count_M)
+    def pattern(self, device: torch.device | None = None) -> Tensor:
+        """(M, N) bool: where the layer fired."""
+        rows = np.repeat(np.arange(self.num_tokens), self.count_M)
+        at = torch.from_numpy(np.stack([rows, self.index.astype(np.int64)])).to(device)
+        pattern_MN = torch.zeros(self.num_tokens, self.num_neurons, dtype=torch.bool, device=device)
+        pattern_MN[at[0], at[1]] = True
+        return pattern_MN
 
 
 def pattern_trace(active_MN: Tensor) -> Trace:
@@ -70,12 +74,13 @@ def save_traces(path: Path, traces: list[Trace], ids_BT: NDArray[np.integer] | N
     np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
-def load_traces(path: Path, num_neurons: int) -> list[Trace]:
-    """Reads a trace file.
+def load_traces(path: Path, num_neurons: int) -> tuple[list[Trace], NDArray[np.int64] | None]:
+    """The layers of a trace file, and its token ids, (sequences, context_length), if it has any.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not a trace file, or an index is not below ``num_neurons``.
+        ValueError: it is not a trace file, an index is not below ``num_neurons``, or the ids are
+            not those of its tokens.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such trace file; `sparsellm analyze` writes them")
@@ -93,7 +98,13 @@ def load_traces(path: Path, num_neurons: int) -> list[Trace]:
                 f"{path}: idx{layer} names neuron {trace.index.max()} of {num_neurons}; "
                 "give the width that it was recorded with"
             )
-    return traces
+    ids = arrays.get("ids")
+    if ids is not None and (ids.ndim != 2 or ids.size != traces[0].num_tokens):
+        raise ValueError(
+            f"{path}: ids {ids.shape} are not (sequences, context_length) of a trace of "
+            f"{traces[0].num_tokens:,} tokens"
+        )
+    return traces, None if ids is None else ids.astype(np.int64)
 
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
@@ -109,17 +120,3 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged, or not a NumPy file ({error})") from error
     raise ValueError(f"{path} is not a trace file: it is one array")
-
-
-def load_ids(path: Path) -> NDArray[np.int64] | None:
-    """The token ids of a trace file, (sequences, context_length), or None where it has none.
-
-    Raises:
-        ValueError: the file is damaged, or the ids are not whole sequences.
-    """
-    ids = _load(path).get("ids")
-    if ids is None:
-        return None
-    if ids.ndim != 2:
-        raise ValueError(f"{path}: ids {ids.shape} are not (sequences, context_length)")
-    return ids.astype(np.int64)

@@ -14,8 +14,8 @@ class Benchmark(NamedTuple):
     """One benchmark. Another one is an entry in `BENCHMARKS`, and its module.
 
     The module's ``measure(options)`` yields the records of one case after the other, most simply
-    those of a `compare.Comparison`: two sides, their results, and the case's keys. It is
-    imported only when it runs, to keep ``sparsellm --help`` fast.
+    those of `compare.compare`: two sides, their results, and the case's keys. It prints why it
+    skips a case. It is imported only when it runs, to keep ``sparsellm --help`` fast.
     """
 
     name: str
@@ -29,7 +29,9 @@ def ffn_options(parser: argparse.ArgumentParser) -> None:
     """Options that select the cases of one FFN, `ffn_cases.selected`, and their variants."""
     many: dict[str, Any] = {"nargs": "+"}
     text = "numbers of tokens that the FFN gets at once (default: 16,384)"
-    parser.add_argument("--M", type=int, metavar="TOKENS", default=[16_384], help=text, **many)
+    parser.add_argument(
+        "--M", type=positive_int, metavar="TOKENS", default=[16_384], help=text, **many
+    )
     text = "shapes of the FFN: hidden size / neurons (default: 2048/5632)"
     shape = "K/N[/non-gated]"
     parser.add_argument("--shape", metavar=shape, default=["2048/5632"], help=text, **many)
@@ -184,14 +186,10 @@ def _run(options: argparse.Namespace) -> None:
     from sparsellm.bench import record
 
     module = importlib.import_module(f"sparsellm.bench.{options.module}")
-    num_measured = 0
+    found = None
     for found in module.measure(options):
-        if isinstance(found, str):
-            print(found, flush=True)
-            continue
-        num_measured += 1
         print(record.row(found), flush=True)
         if options.record:
             record.append(found, options.record)
-    if not num_measured:
+    if found is None:
         raise ValueError("no case was measured; the reasons are above")

@@ -1,8 +1,8 @@
 """Compares a side with dense on the same inputs: checks its results, times both, makes records."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,72 +13,77 @@ from sparsellm.bench.timing import Side, Spread, Timing, sustained
 WARM_UP_RUNS = 25  # by then the choice between dense and sparse kernels is made
 
 
-class Comparison(NamedTuple):
-    """One case of a benchmark: two sides with their inputs, their results, what to record."""
-
-    bench: str
-    case: dict[str, Any]
-    dense: Side  # the baseline
-    ours: Side
-    tokens: int  # of a call
-    # Each result of ours by its name, and what it must be; called once both sides are warm.
-    results: Callable[[], Iterable[tuple[str, Tensor, Tensor]]]
-    most_off: float  # the largest difference of a result, relative to its norm, that is no error
-    mode: Callable[[], AbstractContextManager[object]] = torch.inference_mode
-    as_rate: bool = False  # whether to record tokens per ms instead of ms
-    charged: Mapping[str, float] = {}  # ms of costs outside the sides, by stage of ours
-    outcome: Callable[[], dict[str, Any]] = dict  # keys of the case that timing decides
-    more: Callable[[dict[str, Any]], list[Measurement]] = lambda case: []  # further records
-
-
-def compare(given: Comparison, device: torch.device, seconds: float) -> list[Measurement]:
+def compare(
+    bench: str,
+    case: dict[str, Any],
+    dense: Side,
+    ours: Side,
+    *,
+    tokens: int,
+    results: Callable[[], Iterable[tuple[str, Tensor, Tensor]]],
+    most_off: float,
+    device: torch.device,
+    seconds: float,
+    mode: Callable[[], AbstractContextManager[object]] = torch.inference_mode,
+    as_rate: bool = False,
+) -> list[Measurement]:
     """Warms both sides up and times each for ``seconds``; every ratio is better above 1.
+
+    Args:
+        bench: name of the benchmark.
+        case: keys of the records.
+        dense: the baseline.
+        ours: what is compared with it.
+        tokens: of a call.
+        results: each result of ours by its name, and what it must be; called once both are warm.
+        most_off: the largest difference of a result, relative to its norm, that is no error.
+        device: where both compute.
+        seconds: for which each side is timed.
+        mode: context in which both run.
+        as_rate: whether to record tokens per ms instead of ms.
 
     Returns:
         ``ms`` (or ``tokens_per_ms``), that of each stage if there are several, ``mJ_per_token``
         where NVML counts energy, and ``difference``.
 
     Raises:
-        ValueError: the result of ours is wrong.
+        ValueError: a result of ours is wrong.
     """
-    with given.mode():
-        for side in (given.dense, given.ours):
+    with mode():
+        for side in (dense, ours):
             warm_up(side, device)
-        difference = max(checked_difference(*result, given.most_off) for result in given.results())
-        times = sustained({"dense": given.dense, "ours": given.ours}, device, seconds)
-    dense, ours = times["dense"], times["ours"].charged(given.charged)
-    case = given.case | given.outcome()
+        difference = max(_difference(*result, most_off) for result in results())
+        times = sustained({"dense": dense, "ours": ours}, device, seconds)
+    own, base = times["ours"], times["dense"]
 
     def against(metric: str, unit: str, value: Spread, baseline: Spread) -> Measurement:
         ratio = baseline.median / value.median
         return Measurement(
-            given.bench,
+            bench,
             case,
             metric,
             value.median,
             unit,
             baseline.median,
             1 / ratio if unit == "tokens/ms" else ratio,
-            sustained=_conditions(value, ours, seconds),
-            baseline_sustained=_conditions(baseline, dense, seconds),
+            sustained=_conditions(value, own, seconds),
+            baseline_sustained=_conditions(baseline, base, seconds),
         )
 
-    if given.as_rate:
-        rates = (side.ms.over(given.tokens) for side in (ours, dense))
+    if as_rate:
+        rates = (time.ms.as_rate(tokens) for time in (own, base))
         found = [against("tokens_per_ms", "tokens/ms", *rates)]
     else:
-        found = [against("ms", "ms", ours.ms, dense.ms)]
-    if len(ours.stages) > 1:
+        found = [against("ms", "ms", own.ms, base.ms)]
+    if len(own.stages) > 1:
         found += [
-            against(f"{name}_ms", "ms", stage, dense.stages[name])
-            for name, stage in ours.stages.items()
+            against(f"{name}_ms", "ms", stage, base.stages[name])
+            for name, stage in own.stages.items()
         ]
-    if ours.watts and dense.watts:  # W · ms = mJ
-        mj, base = (side.watts * side.ms.median / given.tokens for side in (ours, dense))  # type: ignore[operator]
-        found.append(Measurement(given.bench, case, "mJ_per_token", mj, "mJ", base, base / mj))
-    unit = "relative to dense"
-    found.append(Measurement(given.bench, case, "difference", difference, unit))
-    return [*found, *given.more(case)]
+    if own.watts and base.watts:  # W · ms = mJ
+        mj, of_dense = own.watts * own.ms.median / tokens, base.watts * base.ms.median / tokens
+        found.append(Measurement(bench, case, "mJ_per_token", mj, "mJ", of_dense, of_dense / mj))
+    return [*found, Measurement(bench, case, "difference", difference, "relative to dense")]
 
 
 def _conditions(spread: Spread, side: Timing, seconds: float) -> dict[str, float]:
@@ -107,7 +112,7 @@ def gpu(bench: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def checked_difference(what: str, found: Tensor, expected: Tensor, most: float) -> float:
+def _difference(what: str, found: Tensor, expected: Tensor, most: float) -> float:
     """`relative_difference`; raises ValueError if it is NaN or exceeds ``most``."""
     difference = relative_difference(found, expected)
     if not difference <= most:

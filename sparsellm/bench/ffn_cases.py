@@ -4,13 +4,10 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
 import argparse
-import functools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sparsellm.bench import patterns
@@ -59,20 +56,18 @@ class Case(NamedTuple):
         return f"M {self.tokens} {self.shape} {self.pattern}{nnz}"
 
 
-class FFNVariant(NamedTuple):
-    """A way in which ours computes a case; each is compared with dense on its own.
+class Layer(NamedTuple):
+    """One FFN with its inputs, and a way in which ours computes it; dense is always bf16."""
 
-    Another choice is another field, and a key where it is not the default.
-    """
-
+    x_MK: Tensor
+    w_NK: Tensor  # gate weights: their product with x determines the pattern
+    gated: bool
+    nnz: float  # mean non-zeros per token
+    union_64: float  # mean over blocks of 64 tokens; of all tokens if there are fewer
+    ids_BT: Tensor | None = None  # token ids, if the trace has them
+    order: TokenOrder | None = None  # order in which ours computes; None: that of x
     format: Format = "union"
-    fp8: bool = False  # the gate; dense is bf16
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """Its keys in a record's case; older records do not name the default."""
-        found = {} if self.format == "union" else {"format": self.format}
-        return found | ({"precision": "fp8"} if self.fp8 else {})
+    fp8: bool = False  # the gate of ours
 
     @property
     def most_off(self) -> float:
@@ -82,17 +77,6 @@ class FFNVariant(NamedTuple):
         models; synthetic patterns come from sums of large numbers that nearly cancel.
         """
         return 0.25 if self.fp8 else 0.03
-
-
-class Inputs(NamedTuple):
-    """Inputs of a case."""
-
-    x_MK: Tensor
-    w_NK: Tensor  # gate weights: their product with x determines the pattern
-    nnz: float  # mean non-zeros per token
-    union_64: float  # mean over blocks of 64 tokens; of all tokens if there are fewer
-    ids_BT: Tensor | None = None  # token ids, if the trace has them
-    order: TokenOrder | None = None  # order in which the sparse FFN computes; None: that of x
 
 
 def parse_shape(text: str) -> Shape:
@@ -131,13 +115,9 @@ def parse_nnz(text: str, num_neurons: int) -> int:
 def selected(options: argparse.Namespace) -> list[Case]:
     """The cases of ``--M``, ``--shape``, ``--pattern`` and ``--nnz``.
 
-    Those that share a compiled function are adjacent.
-
     Raises:
         ValueError: there is none, or an option is out of range.
     """
-    if min(options.M) < 1:
-        raise ValueError(f"--M {min(options.M)}: must be positive")
     synthetic = [name for name in options.pattern if name != "trace"]
     found = []
     for shape in map(parse_shape, options.shape):
@@ -151,61 +131,47 @@ def selected(options: argparse.Namespace) -> list[Case]:
     return found
 
 
-def synthetic_inputs(case: Case, device: torch.device) -> Inputs:
-    """Inputs of a case whose pattern is ``uniform`` or ``skewed``."""
+def synthetic_layer(case: Case, device: torch.device) -> Layer:
+    """The FFN of a case whose pattern is ``uniform`` or ``skewed``."""
     assert case.nnz is not None
     generator = torch.Generator(device).manual_seed(0)
     distinct = min(case.tokens, DISTINCT_TOKENS)
-    k, n = case.shape.hidden_size, case.shape.intermediate_size
+    k, n, gated = case.shape
     x, w = patterns.threshold_gate(case.pattern, distinct, k, n, nnz=case.nnz, generator=generator)
-    return Inputs(_repeated(x, case.tokens), w, *patterns.describe(x, w))
+    return Layer(_repeated(x, case.tokens), w, gated, *patterns.describe(x, w))
 
 
-def trace_inputs(
-    case: Case,
-    traces: Path,
-    layer: int,
-    device: torch.device,
-    ids_BT: NDArray[np.int64] | None = None,
-) -> Inputs:
-    """Inputs that make the case's FFN fire as a recorded layer did.
+class Traced(NamedTuple):
+    """Inputs that make an FFN fire as a recorded layer did, for all recorded tokens."""
 
-    If the case has fewer tokens than were recorded, it gets a window of neighbouring tokens whose
-    mean is close to that of all; if it has more, tokens are repeated. ``ids_BT`` are the ids of all
-    recorded tokens.
+    x_MK: Tensor
+    w_NK: Tensor
+    count_M: Tensor  # non-zeros per token
 
-    Raises:
-        ValueError: the number of ids is not the number of recorded tokens.
-    """
-    x, w, count_M = _fitted(traces, layer, case.shape, device)
-    if ids_BT is not None and ids_BT.size != len(x):
-        raise ValueError(f"{ids_BT.size:,} ids do not belong to a trace of {len(x):,} tokens")
-    window = patterns.representative_window(count_M, min(case.tokens, len(x)))
-    inputs = Inputs(_repeated(x[window], case.tokens), w, *patterns.describe(x[window], w))
-    if ids_BT is None or case.tokens > len(x):  # sorting would place repeated tokens side by side
-        return inputs
-    length = ids_BT.shape[1] if case.tokens % ids_BT.shape[1] == 0 else case.tokens
-    ids = torch.from_numpy(ids_BT.reshape(-1)[window].reshape(-1, length)).to(device)
-    return inputs._replace(ids_BT=ids)
+    def layer(self, tokens: int, ids_BT: Tensor | None = None) -> Layer:
+        """The FFN with so many of the tokens, whose ids are ``ids_BT``.
+
+        If they are fewer than were recorded, it is a window of neighbours whose mean is close to
+        that of all; if they are more, tokens are repeated.
+        """
+        recorded = len(self.x_MK)
+        window = patterns.representative_window(self.count_M, min(tokens, recorded))
+        x_MK = self.x_MK[window]
+        described = patterns.describe(x_MK, self.w_NK)
+        layer = Layer(_repeated(x_MK, tokens), self.w_NK, TRACED.gated, *described)
+        if ids_BT is None or tokens > recorded:  # sorting would place repeated tokens side by side
+            return layer
+        length = ids_BT.shape[1] if tokens % ids_BT.shape[1] == 0 else tokens
+        return layer._replace(ids_BT=ids_BT.reshape(-1)[window].reshape(-1, length))
 
 
-def in_token_order(inputs: Inputs) -> Inputs | None:
-    """The same inputs, computed in the order of their token ids; None if there are no ids."""
-    if inputs.ids_BT is None or len(inputs.x_MK) <= DECODE_TOKENS:
+def in_token_order(layer: Layer) -> Layer | None:
+    """The same, computed in the order of its token ids; None if there are no ids."""
+    if layer.ids_BT is None or len(layer.x_MK) <= DECODE_TOKENS:
         return None
-    order = token_order(inputs.ids_BT, VOCABULARY)
-    union_64 = patterns.describe(inputs.x_MK[order.token_M], inputs.w_NK)[1]
-    return inputs._replace(order=order, union_64=union_64)
-
-
-@functools.lru_cache(maxsize=64)
-def _fitted(
-    traces: Path, layer: int, shape: Shape, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x and W of a whole layer, and its non-zeros per token: cached, since it takes seconds."""
-    pattern_MN = patterns.trace_pattern(traces, layer, shape.intermediate_size, device)
-    x, w = patterns.fit_gate(pattern_MN, shape.hidden_size)
-    return x, w, pattern_MN.sum(1)
+    order = token_order(layer.ids_BT, VOCABULARY)
+    union_64 = patterns.describe(layer.x_MK[order.token_M], layer.w_NK)[1]
+    return layer._replace(order=order, union_64=union_64)
 
 
 def _repeated(x_MK: Tensor, m: int) -> Tensor:

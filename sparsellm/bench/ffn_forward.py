@@ -8,6 +8,7 @@ several copies of the weights in turn, so that they do not stay in the cache.
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,54 +17,55 @@ from torch import Tensor
 
 import sparsellm
 from sparsellm.bench import timing
-from sparsellm.bench.compare import Comparison, warm_up
-from sparsellm.bench.ffn_cases import DECODE_TOKENS, Case, FFNVariant, Inputs
+from sparsellm.bench.compare import compare, warm_up
+from sparsellm.bench.ffn_cases import DECODE_TOKENS, Layer
 from sparsellm.bench.ffn_run import FFNBench, dense, dense_weights, new_ffn
-from sparsellm.bench.record import Found
+from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side
 
 
-def measure(options: argparse.Namespace, device: torch.device | None = None) -> Iterator[Found]:
+def measure(
+    options: argparse.Namespace, device: torch.device | None = None
+) -> Iterator[list[Measurement]]:
     """Measures the cases that the options of `cli.ffn_options` select."""
     bench = FFNBench(options, device)
+    yield from bench.run(partial(_forward, bench, options.kernels))
 
-    def build(case: Case, inputs: Inputs, variant: FFNVariant, key: dict[str, Any]) -> Comparison:
-        decodes = case.tokens <= DECODE_TOKENS
-        copies = timing.copies_beyond_cache(inputs.w_NK.nbytes, bench.device) if decodes else 1
-        ours: list[Callable[[], Tensor]] = []
-        compiled: list[Callable[[], Tensor]] = []
-        for _ in range(copies):
-            ffn = new_ffn(case.shape, inputs.w_NK).requires_grad_(False).eval()
-            arguments = (inputs.x_MK, *dense_weights(ffn))
-            compiled.append(partial(bench.compiled, *arguments))
-            done = sparsellm.accelerate(
-                ffn,
-                kernels=options.kernels,
-                format=variant.format,
-                precision="fp8" if variant.fp8 else "own",
-            )
-            if done.left_alone:
-                raise ValueError("; ".join(done.left_alone.values()))
-            done.prefill.order = inputs.order
-            ours.append(partial(ffn, inputs.x_MK))
 
-        def outcome() -> dict[str, Any]:
-            chosen = [path for paths in done.paths().values() for path in paths.values()]
-            return {"path": chosen[0] if chosen else options.kernels}
-
-        return Comparison(
-            bench="ffn_decode" if decodes else "ffn_forward",
-            case=key | {"kernels": options.kernels} | ({"launch": "graph"} if decodes else {}),
-            dense=_side(compiled, bench.device),
-            ours=_side(ours, bench.device),
-            tokens=case.tokens,
-            results=lambda: [(f"ours ({variant.format})", ours[-1](), dense(*arguments))],
-            most_off=variant.most_off,
-            charged={"forward": bench.sort_share(inputs)},
-            outcome=outcome,
+def _forward(bench: FFNBench, kernels: Any, layer: Layer, key: dict[str, Any]) -> list[Measurement]:
+    tokens = len(layer.x_MK)
+    decodes = tokens <= DECODE_TOKENS
+    copies = timing.copies_beyond_cache(layer.w_NK.nbytes, bench.device) if decodes else 1
+    ours: list[Callable[[], Tensor]] = []
+    compiled: list[Callable[[], Tensor]] = []
+    for _ in range(copies):
+        ffn = new_ffn(layer).requires_grad_(False).eval()
+        arguments = (layer.x_MK, *dense_weights(ffn))
+        compiled.append(partial(bench.compiled, *arguments))
+        done = sparsellm.accelerate(
+            ffn,
+            kernels=kernels,
+            format=layer.format,
+            precision="fp8" if layer.fp8 else "own",
         )
-
-    yield from bench.run(build)
+        if done.left_alone:
+            raise ValueError("; ".join(done.left_alone.values()))
+        done.prefill.order = layer.order
+        ours.append(partial(ffn, layer.x_MK))
+    found = compare(
+        "ffn_decode" if decodes else "ffn_forward",
+        key | {"kernels": kernels} | ({"launch": "graph"} if decodes else {}),
+        _side(compiled, bench.device),
+        _side(ours, bench.device)._replace(charged_ms=bench.sort_share(layer)),
+        tokens=tokens,
+        results=lambda: [(f"ours ({layer.format})", ours[-1](), dense(*arguments))],
+        most_off=layer.most_off,
+        device=bench.device,
+        seconds=bench.seconds,
+    )
+    chosen = [path for paths in done.paths().values() for path in paths.values()]
+    path = chosen[0] if chosen else kernels
+    return [replace(each, case=each.case | {"path": path}) for each in found]
 
 
 def _side(calls: list[Callable[[], Tensor]], device: torch.device) -> Side:

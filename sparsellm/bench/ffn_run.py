@@ -7,7 +7,6 @@ import argparse
 import itertools
 import os
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,25 +16,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.analyze.trace import load_ids, load_traces
+from sparsellm.analyze.trace import load_traces
 from sparsellm.bench import ffn_cases
-from sparsellm.bench.compare import Comparison, compare, gpu
+from sparsellm.bench.compare import gpu
 from sparsellm.bench.ffn_cases import (
     SAMPLE_COMMANDS,
     SAMPLE_TRACES,
     VOCABULARY,
     Case,
-    FFNVariant,
-    Inputs,
-    Shape,
+    Layer,
+    Traced,
+    in_token_order,
 )
-from sparsellm.bench.record import Found, Measurement
+from sparsellm.bench.patterns import fit_gate
+from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side, sustained
 from sparsellm.ffn.kernels.gpu_architecture import FORCED
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.token_order import token_order
 
-Build = Callable[[Case, Inputs, FFNVariant, dict[str, Any]], Comparison]
+# Compares a layer with dense; the keys of its records are given.
+MeasureLayer = Callable[[Layer, dict[str, Any]], list[Measurement]]
 
 
 class FFNBench:
@@ -50,86 +51,83 @@ class FFNBench:
         self.cases = ffn_cases.selected(options)
         self.device = device or gpu(options.benchmark)
         self.seconds: float = options.seconds
-        every = itertools.product(options.format, options.precision)
-        self.variants = [FFNVariant(name, own == "fp8") for name, own in dict.fromkeys(every)]
+        self.compiled = torch.compile(dense, dynamic=False)  # the baseline
+        self._ways = list(dict.fromkeys(itertools.product(options.format, options.precision)))
         # Without --traces those in the working directory, if it has them.
-        self.traces = options.traces or (SAMPLE_TRACES if SAMPLE_TRACES.is_file() else None)
-        self.num_layers = 0
-        if self.traces is not None:
-            self.num_layers = len(load_traces(self.traces, ffn_cases.TRACED.intermediate_size))
-        self.ids_BT = None if self.traces is None else load_ids(self.traces)
+        path = options.traces or (SAMPLE_TRACES if SAMPLE_TRACES.is_file() else None)
+        self._is_sample = path == SAMPLE_TRACES
+        width = ffn_cases.TRACED.intermediate_size
+        self._traces, ids = ([], None) if path is None else load_traces(path, width)
+        self._ids_BT = None if ids is None else torch.from_numpy(ids).to(self.device)
         self._sort_ms: dict[int, float] = {}
 
-    @cached_property
-    def compiled(self) -> Callable[..., Tensor]:
-        """`dense` under torch.compile: the baseline."""
-        return torch.compile(dense, dynamic=False)
-
-    def run(self, build: Build) -> Iterator[Found]:
-        """Measures case by case, each by what ``build`` makes of it and of the keys that name it.
-
-        Each list that it yields is final; a string says what it skipped.
-        """
-        compiled_for = None
+    def run(self, measure: MeasureLayer) -> Iterator[list[Measurement]]:
+        """Measures case by case, and prints which ones it skips; each yielded list is final."""
         for case in self.cases:
-            if (case.tokens, case.shape) != compiled_for:
-                torch.compiler.reset()  # torch.compile would fall back to eager after eight shapes
-                compiled_for = (case.tokens, case.shape)
+            torch.compiler.reset()  # torch.compile would fall back to eager after eight shapes
             try:
-                yield from self._of_case(case, build)
-            except torch.OutOfMemoryError:
-                yield f"skipped: {case}: out of memory"
+                yield from self._of_case(case, measure)
             except (ValueError, RuntimeError, ImportError) as error:
-                yield f"skipped: {case}: {str(error).partition(chr(10))[0]}"
+                print(f"skipped: {case}: {str(error).partition(chr(10))[0]}", flush=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _of_case(self, case: Case, build: Build) -> Iterator[Found]:
-        if case.nnz is not None:
-            yield from self._of_inputs(
-                case, ffn_cases.synthetic_inputs(case, self.device), {}, build
-            )
-            return
-        if self.traces is None:
+    def _of_case(self, case: Case, measure: MeasureLayer) -> Iterator[list[Measurement]]:
+        """Each way of each layer; of a trace also the means over its layers, way by way."""
+        of_layers: list[list[list[Measurement]]] = []
+        for layer, named in self._layers(case):
+            of_layers.append([])
+            for way in self._each_way(layer):
+                found = measure(way, case_key(case, way, named))
+                of_layers[-1].append(found)
+                yield found
+        if case.pattern == "trace":
+            yield from map(mean_over_layers, zip(*of_layers, strict=True))
+
+    def _layers(self, case: Case) -> Iterator[tuple[Layer, dict[str, Any]]]:
+        """The layers of a case, and the keys that tell them apart."""
+        if case.pattern != "trace":
+            yield ffn_cases.synthetic_layer(case, self.device), {}
+        elif not self._traces:
             raise ValueError(
                 f"{SAMPLE_TRACES} does not exist; give --traces FILE, or make it: {SAMPLE_COMMANDS}"
             )
-        every: list[Measurement] = []
-        named = {"traces": "sample"} if self.traces == SAMPLE_TRACES else {}
-        for layer in range(self.num_layers):
-            inputs = ffn_cases.trace_inputs(case, self.traces, layer, self.device, self.ids_BT)
-            for found in self._of_inputs(case, inputs, {"layer": layer, **named}, build):
-                every += found
-                yield found
-        yield from mean_over_layers(every)
+        else:
+            named = {"traces": "sample"} if self._is_sample else {}
+            for number, traced in enumerate(self._fitted):
+                yield traced.layer(case.tokens, self._ids_BT), {"layer": number, **named}
 
-    def _of_inputs(
-        self, case: Case, inputs: Inputs, named: dict[str, Any], build: Build
-    ) -> Iterator[list[Measurement]]:
-        """Each variant in the natural order, and in token order if the ids are known."""
-        ordered = ffn_cases.in_token_order(inputs)
-        for variant in self.variants:
-            orders = [inputs]
-            if ordered is not None and variant.format == "union":  # TwELL packs each token alone
+    @cached_property
+    def _fitted(self) -> list[Traced]:
+        """Of each traced layer; kept, since it takes seconds."""
+        patterns = (trace.pattern(self.device) for trace in self._traces)
+        k = ffn_cases.TRACED.hidden_size
+        return [Traced(*fit_gate(pattern_MN, k), pattern_MN.sum(1)) for pattern_MN in patterns]
+
+    def _each_way(self, layer: Layer) -> Iterator[Layer]:
+        """In each format and precision; in natural order and, if ids are known, in token order."""
+        ordered = in_token_order(layer)
+        for format, precision in self._ways:
+            orders = [layer]
+            if ordered is not None and format == "union":  # TwELL packs each token alone
                 orders.append(ordered)
             for own in orders:
-                key = case_key(case, own, named) | variant.key
-                yield compare(build(case, own, variant, key), self.device, self.seconds)
+                yield own._replace(format=format, fp8=precision == "fp8")
 
-    def sort_share(self, inputs: Inputs) -> float:
+    def sort_share(self, layer: Layer) -> float:
         """One layer's share of the time to sort the tokens, in the traced model; milliseconds."""
-        if inputs.order is None or inputs.ids_BT is None:
+        if layer.order is None or layer.ids_BT is None:
             return 0.0
-        num_tokens = len(inputs.x_MK)
+        num_tokens = len(layer.x_MK)
         if num_tokens not in self._sort_ms:
-            side = Side({"sort": partial(token_order, inputs.ids_BT, VOCABULARY)})
+            side = Side({"sort": partial(token_order, layer.ids_BT, VOCABULARY)})
             times = sustained({"sort": side}, self.device, self.seconds)
             self._sort_ms[num_tokens] = times["sort"].ms.median
-        return self._sort_ms[num_tokens] / self.num_layers
+        return self._sort_ms[num_tokens] / len(self._traces)
 
 
-def case_key(case: Case, inputs: Inputs, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of every record of a case: its setting, what names it, and the measured inputs."""
+def case_key(case: Case, layer: Layer, named: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of every record of a layer; older records do not name what is the default."""
     return {
         "M": case.tokens,
         "K": case.shape.hidden_size,
@@ -137,25 +135,19 @@ def case_key(case: Case, inputs: Inputs, named: Mapping[str, Any]) -> dict[str, 
         "gated": case.shape.gated,
         "pattern": case.pattern,
         **named,
-        **({} if inputs.order is None else {"token_order": "auto"}),
+        **({} if layer.order is None else {"token_order": "auto"}),
         **({"arch": os.environ[FORCED]} if os.environ.get(FORCED) else {}),
-        "nnz": round(inputs.nnz, 1) if case.nnz is None else case.nnz,
-        "measured_nnz": round(inputs.nnz, 1),
-        "union_64": round(inputs.union_64, 1),
+        "nnz": round(layer.nnz, 1) if case.nnz is None else case.nnz,
+        "measured_nnz": round(layer.nnz, 1),
+        "union_64": round(layer.union_64, 1),
+        **({} if layer.format == "union" else {"format": layer.format}),
+        **({"precision": "fp8"} if layer.fp8 else {}),
     }
 
 
-_OF_A_LAYER = frozenset({"layer", "path", "nnz", "measured_nnz", "union_64"})
-
-
-def mean_over_layers(found: Sequence[Measurement]) -> Iterator[list[Measurement]]:
-    """Means over the key ``layer``, a list per variant; ratios are ratios of the means."""
-    groups: dict[tuple[Any, ...], dict[str, list[Measurement]]] = defaultdict(dict)
-    for m in found:
-        variant = tuple((key, value) for key, value in m.case.items() if key not in _OF_A_LAYER)
-        groups[variant].setdefault(m.metric, []).append(m)
-    for metrics in groups.values():
-        yield [_mean(members) for members in metrics.values()]
+def mean_over_layers(layers: Sequence[list[Measurement]]) -> list[Measurement]:
+    """The mean of each metric; ratios are ratios of the means."""
+    return [_mean(members) for members in zip(*layers, strict=True)]
 
 
 def _mean(members: Sequence[Measurement]) -> Measurement:
@@ -165,8 +157,9 @@ def _mean(members: Sequence[Measurement]) -> Measurement:
         case[name] = round(statistics.mean(m.case[name] for m in members), 1)
     case["path"] = "/".join(dict.fromkeys(m.case["path"] for m in members))
     value = statistics.mean(m.value for m in members)
-    baselines = [m.baseline for m in members if m.baseline is not None]
-    baseline = statistics.mean(baselines) if baselines else None
+    baseline = None
+    if first.baseline is not None:
+        baseline = statistics.mean(m.baseline for m in members if m.baseline is not None)
     return replace(
         first,
         case=case,
@@ -200,18 +193,18 @@ def dense_weights(ffn: SparseFFN) -> tuple[Tensor | None, Tensor, Tensor]:
     return gate, ffn.up_proj.weight, ffn.down_proj.weight
 
 
-def new_ffn(shape: Shape, w_NK: Tensor) -> SparseFFN:
+def new_ffn(layer: Layer) -> SparseFFN:
     """A bf16 FFN: the weight that decides the pattern is given, the others are Gaussian."""
-    k, n, gated = shape
-    generator = torch.Generator(w_NK.device).manual_seed(1)
+    n, k = layer.w_NK.shape
+    device = layer.w_NK.device
+    generator = torch.Generator(device).manual_seed(1)
 
     def matrix(rows: int, columns: int) -> Tensor:
-        size = (rows, columns)
-        return torch.randn(size, generator=generator, device=w_NK.device) / columns**0.5
+        return torch.randn(rows, columns, generator=generator, device=device) / columns**0.5
 
     state = {"up_proj.weight": matrix(n, k), "down_proj.weight": matrix(k, n)}
-    state["gate_proj.weight" if gated else "up_proj.weight"] = w_NK
-    with w_NK.device:
-        ffn = SparseFFN(k, n, gated=gated).to(torch.bfloat16)
+    state["gate_proj.weight" if layer.gated else "up_proj.weight"] = layer.w_NK
+    with device:
+        ffn = SparseFFN(k, n, gated=layer.gated).to(torch.bfloat16)
     ffn.load_state_dict(state)
     return ffn

@@ -32,10 +32,10 @@ import torch
 from torch import Tensor
 
 from sparsellm.bench import timing
-from sparsellm.bench.compare import Comparison, warm_up
-from sparsellm.bench.ffn_cases import Case, FFNVariant, Inputs
+from sparsellm.bench.compare import compare, warm_up
+from sparsellm.bench.ffn_cases import Layer
 from sparsellm.bench.ffn_run import FFNBench, dense_weights, new_ffn
-from sparsellm.bench.record import Found, Measurement
+from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS, TokenOrder
@@ -81,7 +81,9 @@ class Step:
         return Side(stages, calls=AT_ONCE, most_at_once=1)
 
 
-def measure(options: argparse.Namespace, device: torch.device | None = None) -> Iterator[Found]:
+def measure(
+    options: argparse.Namespace, device: torch.device | None = None
+) -> Iterator[list[Measurement]]:
     """Measures the cases that the options of `cli.ffn_options` select.
 
     Raises:
@@ -93,53 +95,52 @@ def measure(options: argparse.Namespace, device: torch.device | None = None) -> 
 
         if reason := unsupported(bench.device):
             raise ValueError(reason)
+    yield from bench.run(partial(_both_passes, bench, options.graph))
 
-    def build(case: Case, inputs: Inputs, variant: FFNVariant, key: dict[str, Any]) -> Comparison:
-        graph = options.graph
-        steps, results = new_steps(bench, case, inputs, variant, any_pattern=graph)
-        sides = {
-            name: step.graph(bench.device) if graph else step.side() for name, step in steps.items()
-        }
-        eager_on_gpu = bench.device.type == "cuda" and not graph
-        return Comparison(
-            bench="ffn_train",
-            case=key | {"path": "sparse"} | ({"launch": "graph"} if graph else {}),
-            dense=sides["dense"],
-            ours=sides["ours"],
-            tokens=case.tokens,
-            results=results,
-            most_off=variant.most_off,
-            mode=torch.enable_grad,
-            charged={"forward": bench.sort_share(inputs)},
-            more=partial(gpu_records, steps) if eager_on_gpu else lambda case: [],
-        )
 
-    yield from bench.run(build)
+def _both_passes(
+    bench: FFNBench, graph: bool, layer: Layer, key: dict[str, Any]
+) -> list[Measurement]:
+    steps, results = new_steps(bench, layer, any_pattern=graph)
+    sides = {n: step.graph(bench.device) if graph else step.side() for n, step in steps.items()}
+    found = compare(
+        "ffn_train",
+        key | {"path": "sparse"} | ({"launch": "graph"} if graph else {}),
+        sides["dense"],
+        sides["ours"]._replace(charged_ms=bench.sort_share(layer)),
+        tokens=len(layer.x_MK),
+        results=results,
+        most_off=layer.most_off,
+        device=bench.device,
+        seconds=bench.seconds,
+        mode=torch.enable_grad,
+    )
+    if bench.device.type == "cuda" and not graph:
+        found += gpu_records(steps, found[0].case)
+    return found
 
 
 def new_steps(
-    bench: FFNBench, case: Case, inputs: Inputs, variant: FFNVariant, *, any_pattern: bool = False
+    bench: FFNBench, layer: Layer, *, any_pattern: bool = False
 ) -> tuple[dict[str, Step], Callable[[], Iterable[tuple[str, Tensor, Tensor]]]]:
     """Both sides on equal weights, and what compares the outputs and gradients of ours.
 
     With ``any_pattern`` ours has room for any, else that on which a run would settle.
     """
-    ffn = new_ffn(case.shape, inputs.w_NK)
-    ffn.use_format(variant.format)
+    ffn = new_ffn(layer)
+    ffn.use_format(layer.format)
     ffn.use_kernels("sparse")
-    if variant.fp8:
+    if layer.fp8:
         ffn.use_fp8()
-    x_MK = inputs.x_MK.detach().requires_grad_()
-    generator = torch.Generator(bench.device).manual_seed(2)
-    dy_MK = torch.empty_like(x_MK, requires_grad=False).normal_(generator=generator)
+    x_MK = layer.x_MK.detach().requires_grad_()
     d_l1 = torch.tensor(L1_COEFFICIENT, device=bench.device)
-    capacity = -(-case.tokens // BLOCK_TOKENS) * case.shape.intermediate_size
+    capacity = -(-len(x_MK) // BLOCK_TOKENS) * len(layer.w_NK)
     if not any_pattern:
-        capacity = settled_capacity(ffn, x_MK, inputs.order)
-    wanted = [x_MK, *ffn.parameters()]
+        capacity = settled_capacity(ffn, x_MK, layer.order)
+    wanted, dy_MK = [x_MK, *ffn.parameters()], random_gradient(x_MK)
     compiled, weights = bench.compiled, dense_weights(ffn)
     dense = Step(lambda: (compiled(x_MK, *weights),), wanted, (dy_MK,))
-    ours = Step(partial(_with_l1, ffn, x_MK, capacity, inputs.order), wanted, (dy_MK, d_l1))
+    ours = Step(partial(_with_l1, ffn, x_MK, capacity, layer.order), wanted, (dy_MK, d_l1))
     expected = Step(partial(_with_l1, ffn, x_MK, None), wanted, (dy_MK, d_l1))
     gradients = [f"the gradient of {name}" for name in ("x", *dict(ffn.named_parameters()))]
     names = ["y", "the L1 sum", *gradients]
@@ -148,6 +149,12 @@ def new_steps(
         return zip(names, ours.results(), expected.results(), strict=True)
 
     return {"dense": dense, "ours": ours}, results
+
+
+def random_gradient(like: Tensor) -> Tensor:
+    """∇y: N(0, 1), the same every time."""
+    generator = torch.Generator(like.device).manual_seed(2)
+    return torch.empty_like(like, requires_grad=False).normal_(generator=generator)
 
 
 def settled_capacity(ffn: SparseFFN, x_MK: Tensor, order: TokenOrder | None = None) -> int:

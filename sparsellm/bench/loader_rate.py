@@ -16,7 +16,7 @@ from contextlib import closing
 
 import psutil
 
-from sparsellm.bench.record import Found, Measurement
+from sparsellm.bench.record import Measurement
 from sparsellm.data.corpus import load_corpora
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.tokenizer import load_tokenizer
@@ -24,18 +24,14 @@ from sparsellm.paths import usable_cores
 from sparsellm.recipe import Recipe, load_recipe
 
 
-def measure(options: argparse.Namespace) -> Iterator[Found]:
+def measure(options: argparse.Namespace) -> Iterator[list[Measurement]]:
     """Measures each number of workers: tokens per second, seconds to a micro-batch, memory.
 
     Raises:
         ValueError, FileNotFoundError: corpus, files or tokenizer do not exist, or one is damaged.
     """
-    recipe = load_recipe(options.recipe, options.overrides)
     for workers in options.num_workers:
-        if workers < 0:
-            raise ValueError(
-                f"--num-workers {workers}: give 0 (this process tokenises itself) or more"
-            )
+        recipe = load_recipe(options.recipe, [*options.overrides, f"data.num_workers={workers}"])
         case = {
             "corpus": recipe.data.corpus,
             "tokenizer": recipe.data.tokenizer,
@@ -44,17 +40,17 @@ def measure(options: argparse.Namespace) -> Iterator[Found]:
             "num_workers": workers,
             "cores": usable_cores(),
         }
-        figures = _figures(recipe, workers, options.seconds)
+        figures = _figures(recipe, options.seconds)
         yield [Measurement("loader", case, *figure) for figure in figures]
 
 
-def _figures(recipe: Recipe, workers: int, seconds: float) -> list[tuple[str, float, str]]:
-    """Metric, value and unit of each figure with so many workers."""
+def _figures(recipe: Recipe, seconds: float) -> list[tuple[str, float, str]]:
+    """Metric, value and unit of each figure."""
     corpora = load_corpora(recipe.data)
     for corpus in corpora:
         assert corpus.fingerprint  # reads the beginning of each file, which training does once
     batch, length = recipe.micro_batch_sequences, recipe.model.context_length
-    tokenizer = load_tokenizer(recipe.data.tokenizer)
+    tokenizer, workers = load_tokenizer(recipe.data.tokenizer), recipe.data.num_workers
 
     def new_loader() -> TokenLoader:
         return TokenLoader(

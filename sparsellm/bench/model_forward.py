@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsellm.analyze.firing import held_out_corpus, held_out_tokens, watch_ffns
-from sparsellm.bench.compare import Comparison, compare, gpu
-from sparsellm.bench.ffn_cases import Inputs
+from sparsellm.bench.compare import compare, gpu
 from sparsellm.bench.ffn_run import dense, dense_weights
 from sparsellm.bench.patterns import describe
-from sparsellm.bench.record import Found, Measurement
+from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side
-from sparsellm.ffn.accelerate import Precision, accelerate_whole
+from sparsellm.ffn.accelerate import accelerate_whole
 from sparsellm.model import prepare_blocks
 from sparsellm.recipe import Recipe
 from sparsellm.recipe_sections import RuntimeConfig
@@ -37,116 +36,87 @@ MAX_LAYER_DIFFERENCE = {"own": 0.02, "fp8": 0.1}
 _TOKENS = 16_384  # of a forward, where `train.micro_batch_size` is ``auto``
 
 
-def measure(options: argparse.Namespace) -> Iterator[Found]:
-    """Measures every checkpoint that the options name.
+def measure(
+    options: argparse.Namespace, device: torch.device | None = None
+) -> Iterator[list[Measurement]]:
+    """Measures every checkpoint that the options name; each yielded result is final.
 
     Raises:
-        ValueError: there is no GPU, or see `run`.
+        ValueError: there is no GPU, the kernels do not support an FFN, there is not enough held-out
+            text, or the results are wrong.
     """
-    device = gpu(options.benchmark)
+    device = device or gpu(options.benchmark)
     for path in map(find_checkpoint, options.checkpoints):
         recipe = load_recipe_of(path)
         if not recipe.activation.kernels:
-            yield f"skipped: {path}: no kernels compute {recipe.ffn.activation}"
+            print(f"skipped: {path}: no kernels compute {recipe.ffn.activation}", flush=True)
             continue
         if options.sequences:
             recipe = recipe.with_micro_batch(options.sequences)
-        how = {"seconds": options.seconds, "layers": options.layers, "files": options.data}
-        yield from run(path, recipe, device, precision=options.precision, **how)
+        yield from _of_checkpoint(options, path, recipe, device)
 
 
-def run(
-    path: Path,
-    recipe: Recipe,
-    device: torch.device,
-    *,
-    seconds: float,
-    layers: bool = False,
-    files: list[str] | None = None,
-    precision: Precision = "own",
+def _of_checkpoint(
+    options: argparse.Namespace, path: Path, recipe: Recipe, device: torch.device
 ) -> Iterator[list[Measurement]]:
-    """Measures one checkpoint; each yielded result is final.
-
-    Args:
-        path: checkpoint, run or exported folder.
-        recipe: determines the text and the number of tokens.
-        device: a CUDA device.
-        seconds: of timing, per side.
-        layers: whether to measure every FFN alone too, in text order.
-        files: of text to compute, globs; None: the recipe's held-out text.
-        precision: of ours, as `accelerate` takes it; dense is bf16.
-
-    Raises:
-        ValueError: the kernels do not support an FFN, there is no held-out text, or the results
-            are wrong.
-    """
     loaded = {name: load_pretrained(path, device, torch.bfloat16) for name in ("dense", "ours")}
-    tokens_BT = held_out(loaded["dense"], recipe, files).to(device)
+    tokens_BT = held_out(loaded["dense"], recipe, options.data).to(device)
     models = {name: pretrained.model for name, pretrained in loaded.items()}
-    inputs: list[Inputs] = []
+    seen: list[tuple[Tensor, dict[str, float]]] = []  # by layer: its input, and keys of the pattern
 
     def keep(layer: int, x_MK: Tensor, w_NK: Tensor) -> None:
-        inputs.append(Inputs(x_MK, w_NK, *describe(x_MK, w_NK)))
+        nnz, union_64 = describe(x_MK, w_NK)
+        seen.append((x_MK, {"measured_nnz": nnz, "union_64": union_64}))
 
     with watch_ffns(models["dense"], keep), torch.inference_mode():
         logits(models["dense"], tokens_BT)
+    precision, case = options.precision, _case(loaded["dense"], recipe, tokens_BT.numel())
+    if precision != "own":
+        case["precision"] = precision
     done = accelerate_whole(models["ours"], kernels="auto", token_order="auto", precision=precision)
     for model in models.values():
         prepare_blocks(model, RuntimeConfig(compile=True))
     calls = {name: partial(logits, model, tokens_BT) for name, model in models.items()}
-    case = _case(loaded["dense"], recipe, tokens_BT.numel())
-    if precision != "own":
-        case["precision"] = precision
-
-    def sparse_layers(whole: dict[str, Any]) -> list[Measurement]:
-        sparse = sum("sparse" in paths.values() for paths in done.paths().values())
-        return [Measurement("model_forward", whole, "sparse_layers", sparse, "layers")]
-
-    whole = Comparison(
-        bench="model_forward",
-        case=case
-        | {
-            "token_order": "auto",
-            "measured_nnz": statistics.fmean(given.nnz for given in inputs),
-            "union_64": statistics.fmean(given.union_64 for given in inputs),
-        },
-        dense=Side({"forward": calls["dense"]}),
-        ours=Side({"forward": calls["ours"]}),
-        tokens=tokens_BT.numel(),
-        results=lambda: [("ours", calls["ours"](), calls["dense"]())],
-        most_off=MAX_DIFFERENCE[precision],
-        as_rate=True,
-        more=sparse_layers,
-    )
+    how: dict[str, Any] = {"tokens": case["M"], "device": device, "seconds": options.seconds}
+    means = {
+        key: statistics.fmean(pattern[key] for _, pattern in seen)
+        for key in ("measured_nnz", "union_64")
+    }
     # Under `accelerate` each block has its own graph, in which its dispatch is a constant.
     # torch runs blocks beyond its limit of eight eagerly, and counts earlier checkpoints' blocks.
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(recompile_limit=2 * len(inputs) + 8):
-        found = compare(whole, device, seconds)
-    yield found
-    if not layers:
+    with torch._dynamo.config.patch(recompile_limit=2 * len(seen) + 8):
+        found = compare(
+            "model_forward",
+            case | {"token_order": "auto"} | means,
+            *(Side({"forward": calls[name]}) for name in ("dense", "ours")),
+            results=lambda: [("ours", calls["ours"](), calls["dense"]())],
+            most_off=MAX_DIFFERENCE[precision],
+            as_rate=True,
+            **how,
+        )
+    sparse = sum("sparse" in paths.values() for paths in done.paths().values())
+    whole = found[0].case
+    yield [*found, Measurement("model_forward", whole, "sparse_layers", sparse, "layers")]
+    if not options.layers:
         return
     compiled = torch.compile(dense)
-    for number, given in enumerate(inputs):
+    for number, (x_MK, pattern) in enumerate(seen):
         ffn, accelerated = (model.model.layers[number].mlp for model in models.values())
-        arguments, ours = (given.x_MK, *dense_weights(ffn)), partial(accelerated, given.x_MK)
-        own = {"layer": number, "measured_nnz": given.nnz, "union_64": given.union_64}
-        layer = Comparison(
-            bench="layer_forward",
-            case=case | own,
-            dense=Side({"forward": partial(compiled, *arguments)}),
-            ours=Side({"forward": ours}),
-            tokens=case["M"],
-            results=partial(_layer_result, ours, partial(dense, *arguments)),
+        arguments = (x_MK, *dense_weights(ffn))
+        yield compare(
+            "layer_forward",
+            case | {"layer": number} | pattern,
+            Side({"forward": partial(compiled, *arguments)}),
+            Side({"forward": partial(accelerated, x_MK)}),
+            results=partial(_layer_result, accelerated, arguments),
             most_off=MAX_LAYER_DIFFERENCE[precision],
+            **how,
         )
-        yield compare(layer, device, seconds)
 
 
-def _layer_result(
-    ours: Callable[[], Tensor], expected: Callable[[], Tensor]
-) -> list[tuple[str, Tensor, Tensor]]:
-    return [("ours", ours(), expected())]
+def _layer_result(accelerated: nn.Module, arguments: Any) -> list[tuple[str, Tensor, Tensor]]:
+    return [("ours", accelerated(arguments[0]), dense(*arguments))]
 
 
 def _case(pretrained: Pretrained, recipe: Recipe, num_tokens: int) -> dict[str, Any]:

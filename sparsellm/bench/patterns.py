@@ -6,26 +6,13 @@ Shapes: M tokens, K hidden_size, N intermediate_size.
 import contextlib
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.analyze.trace import load_traces
-
 UNION_TOKENS = 64  # a block of the union format (cuda/common/union.cuh)
 _STEPS = 64  # σ of `_gaussian_integers`
-
-
-def trace_pattern(path: Path, layer: int, num_neurons: int, device: torch.device) -> Tensor:
-    """(M, N) bool: where a recorded layer fired, see `analyze.trace`."""
-    trace = load_traces(path, num_neurons)[layer]
-    pattern = torch.zeros(trace.num_tokens, num_neurons, dtype=torch.bool, device=device)
-    rows = torch.from_numpy(trace.rows).to(device)
-    pattern[rows, torch.from_numpy(trace.index.astype(np.int64)).to(device)] = True
-    return pattern
 
 
 def representative_window(count_M: Tensor, m: int) -> slice:

@@ -14,7 +14,6 @@ from sparsellm.paths import usable_cores
 from sparsellm.runs.session import commit
 
 RESULTS = Path("benchmarks/results.jsonl")
-OPTIONAL = ("sustained", "baseline_sustained")  # keys that are left out where they are None
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,6 @@ class Measurement:
     taken: Mapping[str, str] = field(default_factory=dict)
 
 
-Found = list[Measurement] | str  # what a benchmark yields: figures of a case, or a message
-
-
 def append(measurements: Sequence[Measurement], path: Path = RESULTS) -> None:
     """Appends one line per measurement, with where, when and how it was measured."""
     context = {
@@ -52,7 +48,7 @@ def append(measurements: Sequence[Measurement], path: Path = RESULTS) -> None:
         for measurement in measurements:
             line = asdict(measurement)
             taken = line.pop("taken")
-            line = {k: v for k, v in line.items() if v is not None or k not in OPTIONAL}
+            line = {k: v for k, v in line.items() if v is not None or "sustained" not in k}
             file.write(json.dumps(line | context | taken) + "\n")
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 Call = Callable[[], object]
 
@@ -39,6 +40,7 @@ class Side(NamedTuple):
     stages: Mapping[str, Call]
     calls: int = 1  # of the operation, that one run of a stage makes
     most_at_once: int = 1000  # runs of a stage before the next stage begins
+    charged_ms: float = 0.0  # cost of a call that was measured apart; part of the first stage
 
 
 class Spread(NamedTuple):
@@ -48,13 +50,9 @@ class Spread(NamedTuple):
     p10: float
     p90: float
 
-    def plus(self, value: float) -> Spread:
-        """Shifted."""
-        return Spread(*(own + value for own in self))
-
-    def over(self, value: float) -> Spread:
-        """``value`` divided by each: a time becomes a rate."""
-        return Spread(value / self.median, value / self.p90, value / self.p10)
+    def as_rate(self, tokens: float) -> Spread:
+        """The rates at which so many tokens take these times."""
+        return Spread(tokens / self.median, tokens / self.p90, tokens / self.p10)
 
 
 class Timing(NamedTuple):
@@ -65,98 +63,58 @@ class Timing(NamedTuple):
     watts: float | None  # None where NVML does not count energy
     sm_mhz: float | None
 
-    def charged(self, ms: Mapping[str, float]) -> Timing:
-        """With costs that were measured apart added to the stages."""
-        stages = {name: own.plus(ms.get(name, 0.0)) for name, own in self.stages.items()}
-        return self._replace(ms=self.ms.plus(sum(ms.values())), stages=stages)
 
+class Reading(NamedTuple):
+    """What NVML has counted of GPUs at a moment."""
 
-class GPUCounters:
-    """What NVML counts of one GPU.
-
-    Raises:
-        ValueError: NVML is missing, or this GPU has no energy counter.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        try:
-            import pynvml
-        except ImportError as error:
-            raise ValueError(
-                "NVML is missing: pip install nvidia-ml-py (part of sparsellm[cuda])"
-            ) from error
-        self._nvml: Any = pynvml
-        try:
-            pynvml.nvmlInit()
-            uuid = torch.cuda.get_device_properties(device).uuid
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            self.millijoules()
-            self.sm_mhz()
-        except pynvml.NVMLError as error:
-            raise ValueError(f"NVML does not count energy here ({error})") from error
-
-    def millijoules(self) -> int:
-        """Energy since the driver was loaded; the counter moves every few ten milliseconds."""
-        return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-
-    def sm_mhz(self) -> int:
-        """The present clock of the multiprocessors."""
-        return int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+    at: float  # seconds, or the step of a training
+    millijoules: int  # since the driver was loaded
+    sm_mhz: float  # present clock of the multiprocessors
 
 
 @functools.cache
-def counters(device: torch.device) -> GPUCounters | None:
-    """The GPU's counters; None on a CPU, and where there are none, which it says once."""
+def counters(device: torch.device) -> Callable[[float], Reading] | None:
+    """Reads the GPU's counters at a moment that it is given.
+
+    None on a CPU, and where NVML is missing or does not count energy, which is said once.
+    """
     if device.type != "cuda":
         return None
     try:
-        return GPUCounters(device)
-    except ValueError as error:
-        print(f"power and clocks are not recorded: {error}", file=sys.stderr, flush=True)
-        return None
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+
+        def read(at: float) -> Reading:
+            energy = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+            return Reading(at, energy, pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+
+        read(0.0)
+        return read
+    except ImportError:
+        why = "NVML is missing: pip install nvidia-ml-py (part of sparsellm[cuda])"
+    except pynvml.NVMLError as error:
+        why = f"NVML does not count energy here ({error})"
+    print(f"power and clocks are not recorded: {why}", file=sys.stderr, flush=True)
+    return None
 
 
-class PowerMeter:
-    """Mean power and median clock over one or several stretches of work.
+def power(stretches: Sequence[Sequence[Reading]]) -> float | None:
+    """Mean watts over stretches of work, which are read every few ten milliseconds.
 
-    Within a stretch, power is measured from the first movement of the energy counter to the last
-    one, each of which is noticed at the `sample` that follows it.
+    The counter moves less often than it is read, so that a stretch counts from its first movement
+    to its last one. None if it moved less than twice in every stretch.
     """
-
-    def __init__(self, counted: GPUCounters | None) -> None:
-        self._counted = counted
-        self._seen: int | None = None
-        self._moves: list[tuple[float, int]] = []
-        self._seconds, self._millijoules = 0.0, 0
-        self._mhz: list[int] = []
-
-    def sample(self) -> None:
-        """Reads the counters; to be called every few ten milliseconds of a stretch."""
-        if self._counted is None:
-            return
-        now, energy = time.perf_counter(), self._counted.millijoules()
-        self._mhz.append(self._counted.sm_mhz())
-        if self._seen not in (None, energy):
-            self._moves.append((now, energy))
-        self._seen = energy
-
-    def end_stretch(self) -> None:
-        """Ends a stretch; what the GPU uses until the next sample does not count."""
-        if len(self._moves) > 1:
-            (began, first), (ended, last) = self._moves[0], self._moves[-1]
-            self._seconds += ended - began
-            self._millijoules += last - first
-        self._moves, self._seen = [], None
-
-    @property
-    def watts(self) -> float | None:
-        """None if the counter moved less than twice in every stretch."""
-        return self._millijoules / self._seconds / 1e3 if self._seconds else None
-
-    @property
-    def sm_mhz(self) -> float | None:
-        """None without samples."""
-        return statistics.median(self._mhz) if self._mhz else None
+    seconds, millijoules = 0.0, 0
+    for readings in stretches:
+        pairs = itertools.pairwise(readings)
+        moves = [after for before, after in pairs if after.millijoules != before.millijoules]
+        if len(moves) > 1:
+            seconds += moves[-1].at - moves[0].at
+            millijoules += moves[-1].millijoules - moves[0].millijoules
+    return millijoules / seconds / 1e3 if seconds else None
 
 
 def sustained(sides: Mapping[str, Side], device: torch.device, seconds: float) -> dict[str, Timing]:
@@ -165,22 +123,31 @@ def sustained(sides: Mapping[str, Side], device: torch.device, seconds: float) -
     Calls must be warm. On a CPU they are timed by the wall clock.
     """
     runs = {name: _runs(side, device) for name, side in sides.items()}
-    chunks: dict[str, list[list[float]]] = {name: [] for name in sides}
-    meters = {name: PowerMeter(counters(device)) for name in sides}
+    stretches: dict[str, list[_Stretch]] = {name: [] for name in sides}
     for _ in range(STRETCHES):
         for name, side in sides.items():
-            chunks[name] += _stretch(side, runs[name], device, seconds / STRETCHES, meters[name])
-    return {name: _timing(side, chunks[name], meters[name]) for name, side in sides.items()}
+            stretches[name].append(_stretch(side, runs[name], device, seconds / STRETCHES))
+    return {name: _timing(side, stretches[name]) for name, side in sides.items()}
 
 
-def _timing(side: Side, chunks: list[list[float]], meter: PowerMeter) -> Timing:
-    stages = {
-        name: _spread([chunk[index] for chunk in chunks]) for index, name in enumerate(side.stages)
-    }
-    return Timing(_spread([sum(chunk) for chunk in chunks]), stages, meter.watts, meter.sm_mhz)
+class _Stretch(NamedTuple):
+    """What was timed of a stretch."""
+
+    chunks: list[list[float]]  # milliseconds of a call in each stage
+    readings: list[Reading]  # empty without counters
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def _timing(side: Side, stretches: list[_Stretch]) -> Timing:
+    ms_CS = np.concatenate([stretch.chunks for stretch in stretches])  # chunks, stages
+    ms_CS[:, 0] += side.charged_ms
+    stages = {name: _spread(ms_C) for name, ms_C in zip(side.stages, ms_CS.T, strict=True)}
+    readings = [stretch.readings for stretch in stretches]
+    clocks = [reading.sm_mhz for own in readings for reading in own]
+    sm_mhz = statistics.median(clocks) if clocks else None
+    return Timing(_spread(ms_CS.sum(1)), stages, power(readings), sm_mhz)
+
+
+def _spread(values: NDArray[np.float64]) -> Spread:
     return Spread(*(float(v) for v in np.percentile(values, [50, 10, 90])))
 
 
@@ -190,24 +157,24 @@ def _runs(side: Side, device: torch.device) -> int:
     return min(max(round(CHUNK_MS / max(ms, 1e-6)), 1), side.most_at_once)
 
 
-def _stretch(
-    side: Side, runs: int, device: torch.device, seconds: float, meter: PowerMeter
-) -> list[list[float]]:
-    """Milliseconds of a call in each stage, for each chunk of a stretch that is timed."""
+def _stretch(side: Side, runs: int, device: torch.device, seconds: float) -> _Stretch:
     queued: deque[list[Any]] = deque()
     timed: list[list[Any]] = []
+    readings = []
+    read = counters(device)
     began = time.perf_counter()
     while len(timed) < MIN_CHUNKS or time.perf_counter() - began < (1 + WARM_SHARE) * seconds:
         is_timed = time.perf_counter() - began >= WARM_SHARE * seconds
         queued.append(_chunk(side, runs, device))
         if is_timed:
             timed.append(queued[-1])
-            meter.sample()
+            if read is not None:
+                readings.append(read(time.perf_counter()))
         if len(queued) > CHUNKS_AHEAD:
             _wait(queued.popleft()[-1])
     _wait(queued[-1][-1])
-    meter.end_stretch()
-    return [[ms / (runs * side.calls) for ms in _between(marks)] for marks in timed]
+    chunks = [[ms / (runs * side.calls) for ms in _between(marks)] for marks in timed]
+    return _Stretch(chunks, readings)
 
 
 def _chunk(side: Side, runs: int, device: torch.device) -> list[Any]:

@@ -9,19 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsellm.bench.record import Measurement
+from sparsellm.bench.timing import Reading
 from sparsellm.ffn.capacity import SHRUNK_STEPS
 from sparsellm.processes.launched import Record
 
 MIN_STEADY = 3
 MAX_DRIFT = 0.2  # relative change of non-zeros per token between the halves of the measured part
-
-
-class Reading(NamedTuple):
-    """What NVML counted when a step was done."""
-
-    step: int
-    millijoules: int  # of all GPUs
-    sm_mhz: int  # of the first GPU
 
 
 class Figures(NamedTuple):
@@ -61,7 +54,7 @@ def figures(
 
     Args:
         records: the records of every step.
-        readings: of NVML; steps may be missing.
+        readings: of all GPUs at the end of steps; some may be missing.
         tokens_a_step: tokens per step of all ranks.
         settles: whether to refuse a run whose sparsity still changes.
         on_gpu: whether the run used GPUs; if not, memory (of the process) is not reported.
@@ -106,9 +99,9 @@ def figures(
             values[metric] = statistics.median(mfu)
     if on_gpu and (not sparse_layers or len(records) > SHRUNK_STEPS):
         values["memory_GiB"] = end["memory_gib"]
-    counted = [reading for reading in readings if reading.step >= part[0]["step"] - 1]
+    counted = [reading for reading in readings if reading.at >= part[0]["step"] - 1]
     if len(counted) > 1:
-        tokens = (counted[-1].step - counted[0].step) * tokens_a_step
+        tokens = (counted[-1].at - counted[0].at) * tokens_a_step
         values["mJ_per_token"] = (counted[-1].millijoules - counted[0].millijoules) / tokens
         sustained["watts"] = values["mJ_per_token"] * rate
         sustained["sm_mhz"] = statistics.median(reading.sm_mhz for reading in counted)

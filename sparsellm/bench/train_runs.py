@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sparsellm.bench.record import Found
-from sparsellm.bench.timing import counters
-from sparsellm.bench.train_figures import MIN_STEADY, Figures, Reading, figures, measurements
+from sparsellm.bench.record import Measurement
+from sparsellm.bench.timing import Reading, counters
+from sparsellm.bench.train_figures import MIN_STEADY, Figures, figures, measurements
 from sparsellm.processes.launched import launch_config, train_command, watch
 from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs.files import write_atomically
@@ -61,7 +61,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
     ]
 
 
-def measure(options: argparse.Namespace) -> Iterator[Found]:
+def measure(options: argparse.Namespace) -> Iterator[list[Measurement]]:
     """Measures run by run; each yielded result is final.
 
     Raises:
@@ -79,7 +79,7 @@ def measure(options: argparse.Namespace) -> Iterator[Found]:
                 own = found[setting] = _figures(options, setting, folder)
             except (ValueError, OSError) as error:
                 failed.append(str(setting))
-                yield f"failed: {setting}: {error}"
+                print(f"failed: {setting}: {error}", flush=True)
                 continue
             dense = found.get(setting._replace(side=DENSE)) if setting.side != DENSE else None
             alone = setting._replace(gpus=1, config=SINGLE)
@@ -152,9 +152,11 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
     readings: list[Reading] = []
     with closing(watch(command, runs / name)) as run:
         for records in run:
-            if records and counted and records[-1]["step"] not in {r.step for r in readings}:
-                energy = sum(one.millijoules() for one in counted)
-                readings.append(Reading(records[-1]["step"], energy, counted[0].sm_mhz()))
+            step = records[-1]["step"] if records else 0
+            if counted and step not in {0, *(reading.at for reading in readings)}:
+                now = [read(step) for read in counted]
+                energy = sum(gpu.millijoules for gpu in now)
+                readings.append(Reading(step, energy, now[0].sm_mhz))
     tokens = recipe_of(options, setting).train.global_batch_tokens
     settles = setting.side != DENSE
     found = figures(records, readings, tokens, settles=settles, on_gpu=on_gpu)

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from sparsellm.analyze.firing import analyze, fired, held_out_corpus
 from sparsellm.analyze.tally import LayerTally, TokenTally
-from sparsellm.analyze.trace import Trace, load_ids, load_traces, save_traces
+from sparsellm.analyze.trace import Trace, load_traces, save_traces
 from sparsellm.cli import main
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs.pretrained import load_pretrained
@@ -71,12 +71,10 @@ def test_statistics_equal_brute_force(tokens, neurons, density, seed):
 
 
 def test_figures_of_a_real_model(test_data):
-    traces = load_traces(test_data / "traces" / "pilot_nnz16-44.npz", 5632)
+    traces, _ = load_traces(test_data / "traces" / "pilot_nnz16-44.npz", 5632)
     found = []
     for trace in (traces[0], traces[5]):
-        active_MN = np.zeros((trace.num_tokens, trace.num_neurons), dtype=bool)
-        active_MN[trace.rows, trace.index] = True
-        found.append(_statistics(active_MN, 2048, [3, 1]))
+        found.append(_statistics(trace.pattern().numpy(), 2048, [3, 1]))
     # Mean, median, p99, max, rows over 128, most in a tile, unions, shares: as published with it.
     first = found[0]
     assert [round(first["nnz_mean"], 1), first["nnz_p50"], first["nnz_p99"]] == [26.2, 12, 125]
@@ -141,8 +139,7 @@ def test_the_command_writes_statistics_and_traces(checkpoint, capsys):
     assert shape | source == {key: found[key] for key in (*shape, *source)}
     assert len(found["layers"]) == 2
     assert len(found["tokens_by_nnz"]["highest"]) > 0
-    traces = load_traces(checkpoint / "analysis" / "traces.npz", 64)
-    ids_BT = load_ids(checkpoint / "analysis" / "traces.npz")
+    traces, ids_BT = load_traces(checkpoint / "analysis" / "traces.npz", 64)
     assert ids_BT.size == 512
     common = found["tokens_by_nnz"]["highest"][0]
     assert (ids_BT == common["id"]).sum() == common["occurrences"] >= 8
@@ -167,8 +164,8 @@ def test_some_layers_patterns_can_be_kept_alone(checkpoint, tmp_path, capsys):
     command = ["analyze", str(checkpoint), "--tokens", "128", "--out"]
     assert main([*command, str(tmp_path / "all")]) == 0
     assert main([*command, str(tmp_path / "one"), "--trace-layers", "1"]) == 0
-    _, second = load_traces(tmp_path / "all" / "traces.npz", 64)
-    [alone] = load_traces(tmp_path / "one" / "traces.npz", 64)
+    (_, second), _ = load_traces(tmp_path / "all" / "traces.npz", 64)
+    [alone], _ = load_traces(tmp_path / "one" / "traces.npz", 64)
     assert alone.index.tolist() == second.index.tolist()
     assert main([*command, str(tmp_path / "none"), "--trace-layers", "2"]) == 1
     assert "has layers 0 to 1" in capsys.readouterr().err
@@ -215,7 +212,8 @@ def test_trace_files_are_checked(tmp_path):
     trace = _trace(np.eye(8, dtype=bool))
     path = tmp_path / "traces.npz"
     save_traces(path, [trace])
-    assert load_traces(path, 8)[0].index.tolist() == list(range(8))
+    [found], _ = load_traces(path, 8)
+    assert found.index.tolist() == list(range(8))
     with pytest.raises(ValueError, match=r"names neuron 7 of 4"):
         load_traces(path, 4)
     with pytest.raises(FileNotFoundError, match=r"sparsellm analyze"):
@@ -230,12 +228,14 @@ def test_trace_files_are_checked(tmp_path):
 
 def test_a_trace_file_may_have_the_ids_of_its_tokens(tmp_path):
     trace, ids_BT = _trace(np.eye(8, dtype=bool)), np.arange(8).reshape(2, 4)
-    path, plain, flat = (tmp_path / name for name in ("ids.npz", "plain.npz", "flat.npz"))
+    path = tmp_path / "traces.npz"
     save_traces(path, [trace], ids_BT)
-    save_traces(plain, [trace])
-    save_traces(flat, [trace], ids_BT.reshape(-1))
-    assert load_traces(path, 8)[0].index.tolist() == list(range(8))
-    assert load_ids(plain) is None
-    assert np.array_equal(load_ids(path), ids_BT)
-    with pytest.raises(ValueError, match=r"ids \(8,\) are not \(sequences, context_length\)"):
-        load_ids(flat)
+    [found], ids = load_traces(path, 8)
+    assert found.index.tolist() == list(range(8))
+    assert np.array_equal(ids, ids_BT)
+    save_traces(path, [trace])
+    assert load_traces(path, 8)[1] is None
+    for wrong in (ids_BT.reshape(-1), ids_BT[:1]):
+        save_traces(path, [trace], wrong)
+        with pytest.raises(ValueError, match=r"ids .* are not \(sequences, context_.* of 8 tokens"):
+            load_traces(path, 8)

@@ -37,9 +37,9 @@ def traces(tmp_path, monkeypatch):
 @pytest.fixture
 def traces_with_ids(traces):
     """That trace with token ids, four sequences, such that equal ids fire alike."""
-    layers = load_traces(traces, 256)
+    layers, _ = load_traces(traces, 256)
     fired = np.zeros((200, 257), bool)
-    fired[layers[0].rows, layers[0].index], fired[:, 256] = True, True
+    fired[:, :256], fired[:, 256] = layers[0].pattern().numpy(), True
     save_traces(traces, layers, fired.argmax(1).reshape(4, 50))
     return traces
 
@@ -62,7 +62,8 @@ def clock(monkeypatch, tmp_path):
                 stage()
             ms, watts = (1.0, 600.0) if name == "ours" else (2.0, 700.0)
             stages = {stage: _about(ms) for stage in side.stages}
-            found[name] = Timing(_about(ms * len(stages)), stages, watts, 1500.0)
+            whole = _about(ms * len(stages) + side.charged_ms)
+            found[name] = Timing(whole, stages, watts, 1500.0)
         return found
 
     monkeypatch.setattr(compare, "sustained", sustained)

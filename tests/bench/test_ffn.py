@@ -15,11 +15,13 @@ from sparsellm.bench.compare import relative_difference
 from sparsellm.bench.ffn_cases import (
     SAMPLE_COMMANDS,
     Case,
-    FFNVariant,
+    Layer,
     Shape,
+    Traced,
     parse_nnz,
     parse_shape,
 )
+from sparsellm.bench.patterns import fit_gate
 from sparsellm.bench.record import row
 from sparsellm.ffn.accelerate import Acceleration
 from sparsellm.ffn.capacity import size_for
@@ -40,14 +42,12 @@ def run(name, *words):
 # --- cases ----------------------------------------------------------------------------------------
 
 
-def test_cases_that_share_a_compiled_function_are_adjacent():
+def test_options_select_every_combination():
     asked = options("ffn", "--M", "8", "2048", "--shape", "2048/5632", "2048/22528")
     cases = ffn_cases.selected(asked)
     assert len(cases) == len(set(cases)) == 2 * (1 + 2 * 6) + 2 * (2 * 6)
     assert Case(2048, Shape(2048, 22_528, True), "skewed", 11_264) in cases  # 50%
     assert {case.shape for case in cases if case.pattern == "trace"} == {Shape(2048, 5632, True)}
-    groups = list(dict.fromkeys((case.tokens, case.shape) for case in cases))
-    assert sorted(cases, key=lambda case: groups.index((case.tokens, case.shape))) == cases
 
 
 def test_shapes_and_non_zeros_are_read():
@@ -67,15 +67,15 @@ def test_the_commands_errors(name, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for arguments, message in [
         ([], f"bench {name} measures GPU kernels and needs a CUDA device"),
-        (["--M", "0"], "--M 0: must be positive"),
         (["--shape", "2048"], "--shape 2048: give K/N"),
         (["--shape", "4096/14336", "--pattern", "trace"], "traces are of 2048/5632"),
         (["--nnz", "6000"], "--nnz 6000: not between 1 and 90% of 5632"),
     ]:
         assert cli.main(["bench", name, *arguments]) == 1
         assert message in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        cli.main(["bench", name, "--pattern", "random"])
+    for wrong in (["--pattern", "random"], ["--M", "0"]):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", name, *wrong])
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -180,23 +180,23 @@ def test_means_are_ratios_of_means():
         under = {"p10": ours - 1, "p90": ours + 1}
         layers.append(ffn_run.Measurement("ffn_train", case, "ms", ours, "ms", dense,
                                           dense / ours, sustained=under))  # fmt: skip
-    [[mean]] = ffn_run.mean_over_layers(layers)
+    [mean] = ffn_run.mean_over_layers([[layer] for layer in layers])
     assert (mean.value, mean.baseline, mean.ratio) == (200.0, 400.0, 2.0)
     assert mean.sustained == {"p10": 199.0, "p90": 201.0}
     assert mean.baseline_sustained is None
     assert (mean.case["layer"], mean.case["path"]) == ("mean", "sparse/dense")
 
 
-def test_each_variant_has_means_of_its_own():
-    layer = {"layer": 0, "nnz": 1.0, "measured_nnz": 1.0, "union_64": 1.0, "path": "sparse"}
-    variants = [FFNVariant(format, fp8).key for format in ("union", "twell") for fp8 in (0, 1)]
-    found = [
-        ffn_run.Measurement("ffn", layer | key, "ms", float(i), "ms")
-        for i, key in enumerate(variants)
-    ]
-    means = [mean for [mean] in ffn_run.mean_over_layers(found)]
-    assert [mean.value for mean in means] == [0.0, 1.0, 2.0, 3.0]
-    assert [mean.case for mean in means] == [layer | key | {"layer": "mean"} for key in variants]
+def test_each_way_has_means_of_its_own(clock, traces):
+    ways = ["--format", "union", "twell", "--precision", "bf16", "fp8"]
+    found = run("ffn-train", "--pattern", "trace", "--traces", str(traces), *ways)
+    ms = [each[0] for each in found]
+    keys = [[m.case["layer"], m.case.get("format"), m.case.get("precision")] for m in ms]
+    four = [[f, p] for f in (None, "twell") for p in (None, "fp8")]
+    assert keys == [[layer, *way] for layer in (0, 1, "mean") for way in four]
+    differences = [each[-1].value for each in found]
+    for first, second, mean in zip(differences[:4], differences[4:8], differences[8:], strict=True):
+        assert mean == pytest.approx((first + second) / 2)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -223,9 +223,11 @@ def test_token_order_is_measured_beside_the_natural_one(name, clock, monkeypatch
 
 
 def test_fewer_tokens_than_recorded_fire_as_recorded(traces):
-    inputs = ffn_cases.trace_inputs(Case(50, GATED, "trace", None), traces, 1, CPU)
+    trace = load_traces(traces, 256)[0][1]
+    traced = Traced(*fit_gate(trace.pattern(), 64), torch.from_numpy(trace.count_M.astype(int)))
+    inputs = traced.layer(50)
     fired = (inputs.x_MK.float() @ inputs.w_NK.float().t() > 0).sum(1)
-    count = load_traces(traces, 256)[1].count_M.astype(int)
+    count = trace.count_M.astype(int)
     assert fired.tolist() in [count[start : start + 50].tolist() for start in (0, 50, 100, 150)]
     assert inputs.nnz == fired.float().mean()
 
@@ -240,26 +242,29 @@ def test_without_other_traces_those_of_the_checkout_are_measured(clock, traces, 
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_what_is_skipped_says_why(name, clock, monkeypatch, traces):
-    skipped, found = run(name, "--pattern", "trace", "uniform")
+def test_what_is_skipped_says_why(name, clock, monkeypatch, traces, capsys):
+    [found] = run(name, "--pattern", "trace", "uniform")
     why = "benchmarks/traces/sample/traces.npz does not exist; give --traces FILE, or make it: "
-    assert skipped == f"skipped: M 128 64/256 trace: {why}{SAMPLE_COMMANDS}"
+    said = capsys.readouterr().out
+    assert said == f"skipped: M 128 64/256 trace: {why}{SAMPLE_COMMANDS}\n"
     assert found[0].metric == "ms"
 
     def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
 
-    monkeypatch.setattr(ffn_cases, "synthetic_inputs", full)
-    assert run(name, "--pattern", "uniform") == [
-        "skipped: M 128 64/256 uniform nnz 20: out of memory"
-    ]
+    monkeypatch.setattr(ffn_cases, "synthetic_layer", full)
+    assert run(name, "--pattern", "uniform") == []
+    said = capsys.readouterr().out
+    assert said == (
+        "skipped: M 128 64/256 uniform nnz 20: CUDA out of memory. Tried to allocate 9 GiB\n"
+    )
 
 
 def test_ids_of_another_trace_are_refused(clock, traces, tmp_path):
     other = tmp_path / "other.npz"
     np.savez(other, ids=np.zeros((3, 50), int), **np.load(traces))
-    [skipped] = run("ffn", "--pattern", "trace", "--traces", str(other))
-    assert "150 ids do not belong to a trace of 200 tokens" in skipped
+    with pytest.raises(ValueError, match=r"other.npz: ids \(3, 50\) are not .* of 200 tokens"):
+        run("ffn", "--pattern", "trace", "--traces", str(other))
 
 
 def test_a_trace_file_that_is_not_there_is_an_error(clock, tmp_path):
@@ -270,12 +275,13 @@ def test_a_trace_file_that_is_not_there_is_an_error(clock, tmp_path):
 # --- what is timed --------------------------------------------------------------------------------
 
 
-def test_a_wrong_result_has_no_time(clock, monkeypatch):
+def test_a_wrong_result_has_no_time(clock, monkeypatch, capsys):
     forward = SparseFFN.forward
     monkeypatch.setattr(SparseFFN, "forward", lambda self, x: forward(self, x) * 1.1)
     monkeypatch.setattr(ffn_forward.sparsellm, "accelerate", lambda *_, **__: Acceleration())
-    [skipped] = run("ffn", "--pattern", "uniform")
-    assert skipped.endswith("ours (union) differs from dense by 10.0%; wrong results are not timed")
+    assert run("ffn", "--pattern", "uniform") == []
+    wrong = "ours (union) differs from dense by 10.0%; wrong results are not timed\n"
+    assert capsys.readouterr().out.endswith(wrong)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +293,7 @@ def test_a_wrong_result_has_no_time(clock, monkeypatch):
         ("y", lambda y, l1: (1.1 * y, l1)),
     ],
 )
-def test_a_wrong_gradient_has_no_time(clock, monkeypatch, what, wrong):
+def test_a_wrong_gradient_has_no_time(clock, monkeypatch, capsys, what, wrong):
     compute = SparseFFN.compute
 
     def off(self, x, capacity, order=None):
@@ -298,15 +304,15 @@ def test_a_wrong_gradient_has_no_time(clock, monkeypatch, what, wrong):
         return y, stats
 
     monkeypatch.setattr(SparseFFN, "compute", off)
-    [skipped] = run("ffn-train", "--pattern", "uniform")
-    assert f"uniform nnz 20: {what} differs from dense" in skipped
+    assert run("ffn-train", "--pattern", "uniform") == []
+    assert f"uniform nnz 20: {what} differs from dense" in capsys.readouterr().out
 
 
 def test_both_sides_give_the_gradients_of_x_and_all_weights(clock):
     case = Case(128, GATED, "uniform", 20)
     bench = ffn_run.FFNBench(options("ffn-train", *SMALL), CPU)
-    inputs = ffn_cases.synthetic_inputs(case, CPU)
-    steps, results = ffn_train.new_steps(bench, case, inputs, FFNVariant())
+    layer = ffn_cases.synthetic_layer(case, CPU)
+    steps, results = ffn_train.new_steps(bench, layer)
     assert all(relative_difference(ours, dense) < 0.01 for _, ours, dense in results())
     shapes = [(128, 64), (256, 64), (256, 64), (64, 256)]
     gradients = {name: step.backward(step.forward()) for name, step in steps.items()}
@@ -317,7 +323,7 @@ def test_both_sides_give_the_gradients_of_x_and_all_weights(clock):
     plain = torch.autograd.grad(ours.forward()[0], ours.inputs, ours.d_outputs[0])
     for a, b in zip(plain, gradients["dense"], strict=True):
         assert relative_difference(a, b) < 0.01
-    assert not inputs.x_MK.requires_grad
+    assert not layer.x_MK.requires_grad
 
 
 def test_ours_has_the_room_that_training_settles_on(clock, monkeypatch):
@@ -382,7 +388,7 @@ def test_the_command_records_case_by_case(clock, monkeypatch, tmp_path, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("ffn_train M=128 K=64 N=256 gated=True pattern=uniform ")
     assert ": ms 2 (1.8 to 2.2; 600 W at 1,500 MHz; 2.00× of 4), forward_ms 1 ms (" in printed[0]
-    monkeypatch.setattr(ffn_cases.FFNVariant, "most_off", -1.0)
+    monkeypatch.setattr(Layer, "most_off", -1.0)
     assert cli.main([*command, "--pattern", "uniform"]) == 1
     captured = capsys.readouterr()
     assert "skipped: M 128 64/256 uniform nnz 20: y differs" in captured.out

@@ -24,7 +24,7 @@ def _bench(*arguments, overrides=()):
         (["data.corpus=nope"], [], "corpus 'nope': no such file"),
         (["data.corpus=local", "data.files=[/nope]"], [], "data.files: /nope does not exist"),
         (["data.corpus=local", "data.files=['/no*']"], [], "['/no*'] match no file"),
-        ([], ["--num-workers", "-1"], "--num-workers -1: give 0"),
+        ([], ["--num-workers", "-1"], "data.num_workers': must be greater than or equal to 0"),
     ],
 )
 def test_mistakes_are_one_line(capfd, overrides, arguments, message):

@@ -16,6 +16,8 @@ from sparsellm.processes.signals import StopRequest
 from sparsellm.training.run import build_run, close_run
 from sparsellm.training.step import train_step
 
+from .conftest import CPU, options
+
 
 @pytest.fixture
 def shallow(tiny):
@@ -27,6 +29,11 @@ def shallow(tiny):
 def deep(tiny):
     """A checkpoint of more blocks than torch compiles by default for one function."""
     return trained(tiny("model.num_hidden_layers=10", "train.steps=1"))
+
+
+def measure(path, *words):
+    given = options("forward", str(path), "--seconds", "0.01", *words)
+    return list(model_forward.measure(given, CPU))
 
 
 def trained(recipe):
@@ -43,8 +50,7 @@ def test_the_model_is_accelerated_in_the_precision_that_is_asked_for(
 ):
     path, recipe = shallow
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    how = {"seconds": 0.01, "layers": True, "precision": precision}
-    found = list(model_forward.run(path, recipe, torch.device("cpu"), **how))
+    found = measure(path, "--layers", "--precision", precision)
     named = {each[0].case.get("precision", "own") for each in found}
     assert named == {precision}
     assert len(found) == 1 + recipe.model.num_hidden_layers
@@ -54,11 +60,11 @@ def test_the_model_is_accelerated_in_the_precision_that_is_asked_for(
 
 
 def test_every_block_is_compiled_also_those_of_a_second_checkpoint(deep, monkeypatch):
-    path, recipe = deep
+    path, _ = deep
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     for _ in range(2):
         counters.clear()
-        [found] = model_forward.run(path, recipe, torch.device("cpu"), seconds=0.01)
+        [found] = measure(path)
         rate, difference, sparse_layers = found
         assert rate.metric == "tokens_per_ms"
         assert rate.ratio == pytest.approx(rate.value / rate.baseline)

@@ -11,7 +11,6 @@ from sparsellm.bench.patterns import (
     fit_gate,
     representative_window,
     threshold_gate,
-    trace_pattern,
 )
 
 
@@ -70,18 +69,17 @@ def test_a_window_is_like_the_whole():
     assert representative_window(count, 1) == slice(8, 9)
 
 
-def test_trace_pattern_is_the_trace(test_data):
-    path = test_data / "traces" / "pilot_nnz16-44.npz"
-    pattern = trace_pattern(path, 1, 5632, torch.device("cpu"))
-    trace = load_traces(path, 5632)[1]
+def test_a_traces_pattern_is_where_it_fired(test_data):
+    traces, _ = load_traces(test_data / "traces" / "pilot_nnz16-44.npz", 5632)
+    trace, pattern = traces[1], traces[1].pattern()
     assert pattern.sum(1).tolist() == trace.count_M.tolist()
     assert pattern.nonzero()[:, 1].tolist() == trace.index.tolist()
 
 
 def test_a_gate_reproduces_a_real_pattern_exactly(test_data):
-    path = test_data / "traces" / "pilot_nnz16-44.npz"
+    traces, _ = load_traces(test_data / "traces" / "pilot_nnz16-44.npz", 5632)
     # As many tokens to a dimension as in the benchmark (16,384 to 2,048), the heavy ones with them.
-    pattern = trace_pattern(path, 5, 5632, torch.device("cpu"))[:256]
+    pattern = traces[5].pattern()[:256]
     x, w = fit_gate(pattern, k=32)
     assert x.dtype == w.dtype == torch.bfloat16
     assert torch.equal(x.double() @ w.double().t() > 0, pattern)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparsellm.bench import timing
-from sparsellm.bench.timing import GPUCounters, PowerMeter, Side, Spread, Timing, sustained
+from sparsellm.bench.timing import Reading, Side, Spread, counters, power, sustained
 
 CPU = torch.device("cpu")
 
@@ -79,55 +79,42 @@ def test_a_stage_is_run_several_times_before_the_next_one(takes):
     assert set(runs[4:]) == {4}
 
 
-def test_a_time_becomes_a_rate_and_takes_charges():
-    assert Spread(2.0, 1.0, 4.0).over(8.0) == Spread(4.0, 2.0, 8.0)
-    stage = {"forward": Spread(2.0, 1.0, 4.0), "backward": Spread(1.0, 1.0, 1.0)}
-    found = Timing(Spread(3.0, 2.0, 5.0), stage, 700.0, 1500.0).charged({"forward": 0.5})
-    assert found.ms == Spread(3.5, 2.5, 5.5)
-    assert found.stages == stage | {"forward": Spread(2.5, 1.5, 4.5)}
+def test_a_time_becomes_a_rate():
+    assert Spread(2.0, 1.0, 4.0).as_rate(8.0) == Spread(4.0, 2.0, 8.0)
 
 
-class Machine:
-    """A GPU of 500 W whose energy counter moves every 20 ms, on a clock of its own."""
-
-    def __init__(self, monkeypatch):
-        self.now, self.joules_before = 0.0, 0.0
-        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
-
-    def millijoules(self):
-        return int(self.joules_before * 1e3 + int(self.now / 0.020) * 0.020 * 500e3)
-
-    def sm_mhz(self):
-        return 1400
+def test_what_was_measured_apart_is_charged_to_the_first_stage(takes):
+    stages = {"forward": takes(1), "backward": takes(3)}
+    found = sustained({"ours": Side(stages, charged_ms=0.5)}, CPU, 0.1)["ours"]
+    assert found.ms == pytest.approx((4.5, 4.5, 4.5))
+    assert [stage.median for stage in found.stages.values()] == pytest.approx([1.5, 3])
 
 
-def test_power_is_that_of_the_stretches(monkeypatch):
-    machine = Machine(monkeypatch)
-    meter = PowerMeter(machine)
-    assert (meter.watts, meter.sm_mhz) == (None, None)
-    for began in (0.039, 5.039):  # just before the counter moves
-        machine.now = began
-        for _ in range(70):
-            meter.sample()
-            machine.now += 0.003
-        meter.end_stretch()
-        machine.joules_before += 9e3  # of another side
-    assert meter.watts == pytest.approx(500, rel=0.03)
-    assert meter.sm_mhz == 1400
-    still = PowerMeter(machine)
-    still.sample()
-    still.end_stretch()
-    assert still.watts is None
+def test_power_is_that_of_the_stretches(takes, monkeypatch):
+    """On a GPU of 500 W whose energy counter moves every 20 ms."""
+
+    def read(now):
+        return Reading(now, int(int(now / 0.020) * 0.020 * 500e3), 1400)
+
+    monkeypatch.setattr(timing, "counters", lambda device: read)
+    sides = {"ours": Side({"forward": takes(3)}), "other": Side({"forward": takes(5)})}
+    found = sustained(sides, CPU, 0.6)["ours"]
+    assert found.watts == pytest.approx(500, rel=0.03)
+    assert found.sm_mhz == 1400
+    # Nor does the energy between two stretches count.
+    first = [Reading(0.001 * ms, 500 * (ms // 20) * 20, 1400) for ms in range(70)]
+    second = [Reading(own.at + 5, own.millijoules + 9_000_000, 1400) for own in first]
+    assert power([first, second]) == pytest.approx(500)
+    assert power([first[:25], []]) is None  # it moved once
 
 
 def test_nvml_that_is_absent_or_lacks_the_counter_is_named(monkeypatch, capsys):
     device = torch.device("cuda", 0)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(ValueError, match="pip install nvidia-ml-py"):
-        GPUCounters(device)
-    timing.counters.cache_clear()
-    assert timing.counters(device) is timing.counters(device) is None
-    assert capsys.readouterr().err.count("power and clocks are not recorded: NVML") == 1
+    counters.cache_clear()
+    assert counters(device) is counters(device) is None
+    said = capsys.readouterr().err
+    assert said.count("power and clocks are not recorded: NVML is missing: pip install nvid") == 1
 
     class NVMLError(Exception):
         pass
@@ -144,8 +131,10 @@ def test_nvml_that_is_absent_or_lacks_the_counter_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     properties = types.SimpleNamespace(uuid="1234")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    with pytest.raises(ValueError, match="does not count energy here \\(Not Supported"):
-        GPUCounters(device)
+    counters.cache_clear()
+    assert counters(device) is None
+    assert "does not count energy here (Not Supported" in capsys.readouterr().err
     nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 5
-    assert (GPUCounters(device).millijoules(), GPUCounters(device).sm_mhz()) == (5, 1411)
-    timing.counters.cache_clear()
+    counters.cache_clear()
+    assert counters(device)(2.0) == (2.0, 5, 1411)
+    counters.cache_clear()

@@ -18,7 +18,8 @@ from rank_processes import wait_until_gone
 from listing import listing
 from results import read_records
 from sparsellm.bench import model_forward, train_runs
-from sparsellm.bench.train_figures import Figures, Reading, figures, measurements
+from sparsellm.bench.timing import Reading
+from sparsellm.bench.train_figures import Figures, figures, measurements
 from sparsellm.bench.train_runs import DENSE, Setting, check, measure, recipe_of, settings
 from sparsellm.recipe import load_recipe
 from sparsellm.runs.checkpoint import Snapshot
@@ -198,14 +199,15 @@ def launches(monkeypatch):
     return commands
 
 
-def test_one_failure_leaves_the_others_their_figures(launches):
+def test_one_failure_leaves_the_others_their_figures(launches, capsys):
     found = measure(asked("--gpus", "1", "2"))
-    alone, sparse, failure, two = (next(found) for _ in range(4))
+    alone, sparse, two = (next(found) for _ in range(3))
     assert alone[0].case["config"] == "single"
     assert {m.metric: m.ratio for m in sparse}["tokens_per_ms"] == 2.0
     assert {m.metric: m.ratio for m in two}["tokens_per_ms_a_gpu"] == pytest.approx(0.9)
     assert {m.metric: m.ratio for m in two}["tokens_per_ms"] is None  # its baseline failed
-    assert failure == f"failed: ddp8 × 2, {DENSE}: the launch failed: out of memory"
+    said = capsys.readouterr().out
+    assert said == f"failed: ddp8 × 2, {DENSE}: the launch failed: out of memory\n"
     with pytest.raises(ValueError, match=r"1 failed \(ddp8 × 2, ffn.kernels=dense\)"):
         next(found)
 
@@ -269,9 +271,8 @@ def test_a_real_run_and_its_checkpoints_forward(tiny_overrides, tmp_path, monkey
     monkeypatch.setattr(torch, "compile", lambda model: model)
     [run] = [path for path in folder.glob("runs-*/single-1-*") if path.is_dir()]
     path = find_checkpoint(run)
-    measured = model_forward.run(
-        path, load_recipe("debug", overrides), torch.device("cpu"), seconds=0.01, layers=True
-    )
+    given = options("forward", str(path), "--seconds", "0.01", "--layers")
+    measured = model_forward.measure(given, torch.device("cpu"))
     found, [first, *_], [second, *_] = measured  # each is recorded before the next is measured
     assert [m.case["layer"] for m in (first, second)] == [0, 1]
     assert (first.bench, first.ratio > 0) == ("layer_forward", True)

@@ -4,12 +4,15 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparsellm.bench.record import Measurement
-from sparsellm.bench.timing import Side, Spread, Timing, sustained
+from sparsellm.bench.timing import Side, Timing, spread, sustained
 
+Values = NDArray[np.float64]  # chunk by chunk
 WARM_UP_RUNS = 25  # by then the choice between dense and sparse kernels is made
 
 
@@ -56,40 +59,35 @@ def compare(
         times = sustained({"dense": dense, "ours": ours}, device, seconds)
     own, base = times["ours"], times["dense"]
 
-    def against(metric: str, unit: str, value: Spread, baseline: Spread) -> Measurement:
-        ratio = baseline.median / value.median
-        return Measurement(
-            bench,
-            case,
-            metric,
-            value.median,
-            unit,
-            baseline.median,
-            1 / ratio if unit == "tokens/ms" else ratio,
-            sustained=_conditions(value, own, seconds),
-            baseline_sustained=_conditions(baseline, base, seconds),
-        )
+    def against(metric: str, unit: str, values: Values, baselines: Values) -> Measurement:
+        value, under = _median(values, own, seconds)
+        baseline, base_under = _median(baselines, base, seconds)
+        ratio = value / baseline if unit == "tokens/ms" else baseline / value
+        return Measurement(bench, case, metric, value, unit, baseline, ratio, under, base_under)
 
     if as_rate:
-        rates = (time.ms.as_rate(tokens) for time in (own, base))
-        found = [against("tokens_per_ms", "tokens/ms", *rates)]
+        found = [against("tokens_per_ms", "tokens/ms", tokens / own.ms, tokens / base.ms)]
     else:
         found = [against("ms", "ms", own.ms, base.ms)]
     if len(own.stages) > 1:
-        found += [
-            against(f"{name}_ms", "ms", stage, base.stages[name])
-            for name, stage in own.stages.items()
-        ]
+        stages = own.stages.items()
+        found += [against(f"{name}_ms", "ms", ms, base.stages[name]) for name, ms in stages]
     if own.watts and base.watts:  # W · ms = mJ
-        mj, of_dense = own.watts * own.ms.median / tokens, base.watts * base.ms.median / tokens
+        mj, of_dense = (
+            watts * float(np.median(ms)) / tokens
+            for watts, ms in ((own.watts, own.ms), (base.watts, base.ms))
+        )
         found.append(Measurement(bench, case, "mJ_per_token", mj, "mJ", of_dense, of_dense / mj))
     return [*found, Measurement(bench, case, "difference", difference, "relative to dense")]
 
 
-def _conditions(spread: Spread, side: Timing, seconds: float) -> dict[str, float]:
-    """How a value was sustained: its spread over chunks of a stretch, and the GPU meanwhile."""
-    found = {"p10": spread.p10, "p90": spread.p90, "watts": side.watts, "sm_mhz": side.sm_mhz}
-    return {name: own for name, own in found.items() if own is not None} | {"seconds": seconds}
+def _median(values: Values, side: Timing, seconds: float) -> tuple[float, dict[str, float]]:
+    """And how it was sustained: the spread over chunks of a stretch, and the GPU meanwhile."""
+    median, found = spread(values)
+    for name, own in (("watts", side.watts), ("sm_mhz", side.sm_mhz)):
+        if own is not None:
+            found[name] = own
+    return median, found | {"seconds": seconds}
 
 
 def warm_up(side: Side, device: torch.device) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -122,7 +123,7 @@ class FFNBench:
         if num_tokens not in self._sort_ms:
             side = Side({"sort": partial(token_order, layer.ids_BT, VOCABULARY)})
             times = sustained({"sort": side}, self.device, self.seconds)
-            self._sort_ms[num_tokens] = times["sort"].ms.median
+            self._sort_ms[num_tokens] = float(np.median(times["sort"].ms))
         return self._sort_ms[num_tokens] / len(self._traces)
 
 
@@ -147,35 +148,26 @@ def case_key(case: Case, layer: Layer, named: Mapping[str, Any]) -> dict[str, An
 
 def mean_over_layers(layers: Sequence[list[Measurement]]) -> list[Measurement]:
     """The mean of each metric; ratios are ratios of the means."""
-    return [_mean(members) for members in zip(*layers, strict=True)]
+    found = []
+    for members in zip(*layers, strict=True):
+        case = members[0].case | {"layer": "mean"}
+        for key in ("nnz", "measured_nnz", "union_64"):
+            case[key] = round(_mean([m.case[key] for m in members]), 1)
+        case["path"] = "/".join(dict.fromkeys(m.case["path"] for m in members))
+        names = ("value", "baseline", "sustained", "baseline_sustained")
+        mean = {name: _mean([getattr(m, name) for m in members]) for name in names}
+        ratio = mean["baseline"] and mean["baseline"] / mean["value"]
+        found.append(replace(members[0], case=case, ratio=ratio, **mean))
+    return found
 
 
-def _mean(members: Sequence[Measurement]) -> Measurement:
-    first = members[0]
-    case = first.case | {"layer": "mean"}
-    for name in ("nnz", "measured_nnz", "union_64"):
-        case[name] = round(statistics.mean(m.case[name] for m in members), 1)
-    case["path"] = "/".join(dict.fromkeys(m.case["path"] for m in members))
-    value = statistics.mean(m.value for m in members)
-    baseline = None
-    if first.baseline is not None:
-        baseline = statistics.mean(m.baseline for m in members if m.baseline is not None)
-    return replace(
-        first,
-        case=case,
-        value=value,
-        baseline=baseline,
-        ratio=baseline / value if baseline is not None else None,
-        sustained=_mean_of([m.sustained for m in members]),
-        baseline_sustained=_mean_of([m.baseline_sustained for m in members]),
-    )
-
-
-def _mean_of(members: Sequence[Mapping[str, float] | None]) -> dict[str, float] | None:
-    given = [member for member in members if member is not None]
-    if len(given) < len(members):
+def _mean(values: Sequence[Any]) -> Any:
+    """Of numbers, or of each key of mappings; None of None."""
+    if values[0] is None:
         return None
-    return {key: statistics.mean(one[key] for one in given) for key in given[0]}
+    if isinstance(values[0], Mapping):
+        return {key: _mean([value[key] for value in values]) for key in values[0]}
+    return statistics.mean(values)
 
 
 def dense(x_MK: Tensor, w_gate_NK: Tensor | None, w_up_NK: Tensor, w_down_KN: Tensor) -> Tensor:

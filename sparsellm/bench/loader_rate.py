@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 import psutil
 
@@ -50,20 +51,18 @@ def _figures(recipe: Recipe, seconds: float) -> list[tuple[str, float, str]]:
     for corpus in corpora:
         assert corpus.fingerprint  # reads the beginning of each file, which training does once
     batch, length = recipe.micro_batch_sequences, recipe.model.context_length
-    tokenizer, workers = load_tokenizer(recipe.data.tokenizer), recipe.data.num_workers
-
-    def new_loader() -> TokenLoader:
-        return TokenLoader(
-            corpora,
-            tokenizer,
-            context_length=length,
-            micro_batch_size=batch,
-            seed=0,
-            rank=0,
-            world_size=1,
-            num_workers=workers,
-        )
-
+    workers = recipe.data.num_workers
+    new_loader = partial(
+        TokenLoader,
+        corpora,
+        load_tokenizer(recipe.data.tokenizer),
+        context_length=length,
+        micro_batch_size=batch,
+        seed=0,
+        rank=0,
+        world_size=1,
+        num_workers=workers,
+    )
     began = time.perf_counter()
     with closing(new_loader()) as loader:
         next(loader)

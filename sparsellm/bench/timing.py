@@ -43,25 +43,23 @@ class Side(NamedTuple):
     charged_ms: float = 0.0  # cost of a call that was measured apart; part of the first stage
 
 
-class Spread(NamedTuple):
-    """Median, and the 10th and 90th percentile."""
-
-    median: float
-    p10: float
-    p90: float
-
-    def as_rate(self, tokens: float) -> Spread:
-        """The rates at which so many tokens take these times."""
-        return Spread(tokens / self.median, tokens / self.p90, tokens / self.p10)
-
-
 class Timing(NamedTuple):
-    """Milliseconds of one call of a side, and the GPU meanwhile."""
+    """What one call of a side takes, and the GPU meanwhile."""
 
-    ms: Spread
-    stages: dict[str, Spread]
-    watts: float | None  # None where NVML does not count energy
-    sm_mhz: float | None
+    stages: dict[str, NDArray[np.float64]]  # milliseconds, chunk by chunk
+    watts: float | None = None  # None where NVML does not count energy
+    sm_mhz: float | None = None
+
+    @property
+    def ms(self) -> NDArray[np.float64]:
+        """Of all stages, chunk by chunk."""
+        return np.sum(list(self.stages.values()), axis=0)
+
+
+def spread(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, dict[str, float]]:
+    """The median, and the 10th and 90th percentile as a record has them."""
+    median, p10, p90 = (float(value) for value in np.percentile(values, [50, 10, 90]))
+    return median, {"p10": p10, "p90": p90}
 
 
 class Reading(NamedTuple):
@@ -123,32 +121,23 @@ def sustained(sides: Mapping[str, Side], device: torch.device, seconds: float) -
     Calls must be warm. On a CPU they are timed by the wall clock.
     """
     runs = {name: _runs(side, device) for name, side in sides.items()}
-    stretches: dict[str, list[_Stretch]] = {name: [] for name in sides}
+    chunks: dict[str, list[list[float]]] = {name: [] for name in sides}
+    readings: dict[str, list[list[Reading]]] = {name: [] for name in sides}
     for _ in range(STRETCHES):
         for name, side in sides.items():
-            stretches[name].append(_stretch(side, runs[name], device, seconds / STRETCHES))
-    return {name: _timing(side, stretches[name]) for name, side in sides.items()}
+            timed, read = _stretch(side, runs[name], device, seconds / STRETCHES)
+            chunks[name] += timed
+            readings[name].append(read)
+    return {name: _timing(side, chunks[name], readings[name]) for name, side in sides.items()}
 
 
-class _Stretch(NamedTuple):
-    """What was timed of a stretch."""
-
-    chunks: list[list[float]]  # milliseconds of a call in each stage
-    readings: list[Reading]  # empty without counters
-
-
-def _timing(side: Side, stretches: list[_Stretch]) -> Timing:
-    ms_CS = np.concatenate([stretch.chunks for stretch in stretches])  # chunks, stages
-    ms_CS[:, 0] += side.charged_ms
-    stages = {name: _spread(ms_C) for name, ms_C in zip(side.stages, ms_CS.T, strict=True)}
-    readings = [stretch.readings for stretch in stretches]
-    clocks = [reading.sm_mhz for own in readings for reading in own]
-    sm_mhz = statistics.median(clocks) if clocks else None
-    return Timing(_spread(ms_CS.sum(1)), stages, power(readings), sm_mhz)
-
-
-def _spread(values: NDArray[np.float64]) -> Spread:
-    return Spread(*(float(v) for v in np.percentile(values, [50, 10, 90])))
+def _timing(
+    side: Side, chunks: list[list[float]], stretches: Sequence[Sequence[Reading]]
+) -> Timing:
+    stages = dict(zip(side.stages, np.array(chunks).T, strict=True))
+    stages[next(iter(stages))] += side.charged_ms
+    clocks = [reading.sm_mhz for readings in stretches for reading in readings]
+    return Timing(stages, power(stretches), statistics.median(clocks) if clocks else None)
 
 
 def _runs(side: Side, device: torch.device) -> int:
@@ -157,7 +146,10 @@ def _runs(side: Side, device: torch.device) -> int:
     return min(max(round(CHUNK_MS / max(ms, 1e-6)), 1), side.most_at_once)
 
 
-def _stretch(side: Side, runs: int, device: torch.device, seconds: float) -> _Stretch:
+def _stretch(
+    side: Side, runs: int, device: torch.device, seconds: float
+) -> tuple[list[list[float]], list[Reading]]:
+    """Milliseconds of a call in each stage, for each chunk that is timed, and the GPU meanwhile."""
     queued: deque[list[Any]] = deque()
     timed: list[list[Any]] = []
     readings = []
@@ -174,7 +166,7 @@ def _stretch(side: Side, runs: int, device: torch.device, seconds: float) -> _St
             _wait(queued.popleft()[-1])
     _wait(queued[-1][-1])
     chunks = [[ms / (runs * side.calls) for ms in _between(marks)] for marks in timed]
-    return _Stretch(chunks, readings)
+    return chunks, readings
 
 
 def _chunk(side: Side, runs: int, device: torch.device) -> list[Any]:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sparsellm.bench.record import Measurement
-from sparsellm.bench.timing import Reading
+from sparsellm.bench.timing import Reading, spread
 from sparsellm.ffn.capacity import SHRUNK_STEPS
 from sparsellm.processes.launched import Record
 
@@ -84,8 +82,7 @@ def figures(
         )
     end = records[-1]
     sparse_layers = sum(end["kernels"]["sparse"])
-    rates = np.percentile([record["tokens_per_second"] for record in steady], [50, 10, 90]) / 1e3
-    rate, p10, p90 = map(float, rates)
+    rate, sustained = spread([record["tokens_per_second"] / 1e3 for record in steady])
     values = {
         "tokens_per_ms": rate,
         "sparse_layers": sparse_layers,
@@ -93,7 +90,6 @@ def figures(
         "nnz": last,
         "loss": end["loss"],
     }
-    sustained = {"p10": p10, "p90": p90}
     for metric in ("mfu", "mfu_dense"):
         if None not in (mfu := [record[metric] for record in steady]):  # the GPU's peak is known
             values[metric] = statistics.median(mfu)

@@ -9,9 +9,10 @@ import torch
 from sparsellm.analyze.trace import Trace, load_traces, save_traces
 from sparsellm.bench import compare, ffn_cases
 from sparsellm.bench.ffn_cases import Shape
-from sparsellm.bench.timing import Spread, Timing
+from sparsellm.bench.timing import Timing
 from sparsellm.cli import make_parser
 
+CHUNKS = np.array([0.9, 0.9, 1.0, 1.1, 1.1])  # of what a chunk takes on the fake clock
 CPU = torch.device("cpu")
 GATED = Shape(64, 256, True)
 SHAPES = ["64/256", "64/256/non-gated"]
@@ -61,15 +62,11 @@ def clock(monkeypatch, tmp_path):
             for stage in side.stages.values():
                 stage()
             ms, watts = (1.0, 600.0) if name == "ours" else (2.0, 700.0)
-            stages = {stage: _about(ms) for stage in side.stages}
-            whole = _about(ms * len(stages) + side.charged_ms)
-            found[name] = Timing(whole, stages, watts, 1500.0)
+            stages = {stage: ms * CHUNKS for stage in side.stages}
+            stages["forward"] = stages["forward"] + side.charged_ms
+            found[name] = Timing(stages, watts, 1500.0)
         return found
 
     monkeypatch.setattr(compare, "sustained", sustained)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     return timed
-
-
-def _about(ms):
-    return Spread(ms, 0.9 * ms, 1.1 * ms)

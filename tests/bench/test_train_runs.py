@@ -61,7 +61,7 @@ def test_figures_are_of_the_second_half_without_steps_that_change_paths():
     readings = [Reading(step, mj, 1400 + step) for step, mj in energy.items()]
     found = figures(records, readings, tokens_a_step=100)
     values = found.values
-    assert values["tokens_per_ms"] == 1.2  # of 1000, 1100, 1300, 1400
+    assert values["tokens_per_ms"] == pytest.approx(1.2)  # of 1000, 1100, 1300, 1400
     watts = 10_000 / 500 * 1.2  # mJ per token · tokens per ms
     assert found.sustained == pytest.approx(
         {"p10": 1.03, "p90": 1.37, "watts": watts, "sm_mhz": 1407}

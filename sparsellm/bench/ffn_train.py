@@ -11,17 +11,13 @@ are read so often that a warm cache makes no difference. In token order the time
 the layer's share of the sort, and copies of x in that order and of its gradient back. In a model
 they cost less: the norm before the FFN makes them.
 
-`host_ms` is how long the host takes to queue a forward and a backward while the GPU has room for
-them: where it exceeds the time of the kernels, an eager loop is bound by the host. With ``--graph``
-both sides are CUDA graphs, so that the times are those of the kernels alone; there is then room for
-any pattern.
+With ``--graph`` both sides are CUDA graphs, so that the times are those of the kernels alone: what
+an eager call takes longer, the host takes to queue it. There is then room for any pattern.
 
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
 import argparse
-import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,13 +33,12 @@ from sparsellm.bench.ffn_cases import Layer
 from sparsellm.bench.ffn_run import FFNBench, dense_weights, new_ffn
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side
+from sparsellm.ffn.capacity import SHRUNK_STEPS
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.types import BLOCK_TOKENS, TokenOrder
 
 L1_COEFFICIENT = 0.1  # ∇y is N(0, 1): large enough for the check to see the L1 term
 AT_ONCE = 4  # forwards before their backwards
-HOST_ROUNDS = 20  # of which the median is taken
-SETTLING_STEPS = 64  # observations until `Capacity` no longer changes
 _MIB = 2**20
 
 
@@ -116,7 +111,7 @@ def _both_passes(
         mode=torch.enable_grad,
     )
     if bench.device.type == "cuda" and not graph:
-        found += gpu_records(steps, found[0].case)
+        found += memory(steps, found[0].case)
     return found
 
 
@@ -162,7 +157,7 @@ def settled_capacity(ffn: SparseFFN, x_MK: Tensor, order: TokenOrder | None = No
     with torch.no_grad():
         columns = int(ffn.compute(x_MK, 0, order)[1].union_sum)
     ffn.capacity_for(len(x_MK))  # starts at the worst case
-    for _ in range(SETTLING_STEPS):
+    for _ in range(SHRUNK_STEPS):
         ffn.observe_union(columns)
     capacity = ffn.capacity_for(len(x_MK))
     assert capacity is not None  # the path is sparse
@@ -176,32 +171,14 @@ def _with_l1(
     return y_MK, stats.l1_sum
 
 
-def gpu_records(steps: Mapping[str, Step], case: dict[str, Any]) -> list[Measurement]:
-    """``memory_MiB``, kept from forward to backward, ``peak_MiB`` and ``host_ms``; warm."""
-    found = {name: (*_memory(step), _host_ms(step)) for name, step in steps.items()}
-    metrics = (("memory_MiB", "MiB"), ("peak_MiB", "MiB"), ("host_ms", "ms"))
+def memory(steps: Mapping[str, Step], case: dict[str, Any]) -> list[Measurement]:
+    """``memory_MiB``, kept from forward to backward, and ``peak_MiB``, of both sides."""
+    found = {name: _memory(step) for name, step in steps.items()}
+    metrics = zip(("memory_MiB", "peak_MiB"), found["ours"], found["dense"], strict=True)
     return [
-        Measurement("ffn_train", case, metric, ours, unit, of_dense, of_dense / ours)
-        for (metric, unit), ours, of_dense in zip(
-            metrics, found["ours"], found["dense"], strict=True
-        )
+        Measurement("ffn_train", case, metric, ours, "MiB", of_dense, of_dense / ours)
+        for metric, ours, of_dense in metrics
     ]
-
-
-def _host_ms(step: Step) -> float:
-    """Milliseconds of the host for a forward and a backward, each queued on an idle GPU."""
-    found = []
-    for _ in range(HOST_ROUNDS):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        kept = [step.forward() for _ in range(AT_ONCE)]
-        forward = time.perf_counter() - began
-        torch.cuda.synchronize()  # a backward looks whether its pattern has fitted
-        began = time.perf_counter()
-        for outputs in kept:
-            step.backward(outputs)
-        found.append(forward + time.perf_counter() - began)
-    return 1e3 * statistics.median(found) / AT_ONCE
 
 
 def _memory(step: Step) -> tuple[float, float]:

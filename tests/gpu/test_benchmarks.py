@@ -49,7 +49,6 @@ def test_training_has_stages_and_memory():
         stages = found["forward_ms"].value + found["backward_ms"].value
         assert stages == pytest.approx(found["ms"].value, rel=0.3)  # other tests share the GPU
         assert 0 < found["memory_MiB"].value < found["peak_MiB"].value
-        assert 0.05 < found["host_ms"].value < 20
         assert found["difference"].value < 0.03
 
 

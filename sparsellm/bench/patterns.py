@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-UNION_TOKENS = 64  # a block of the union format (cuda/common/union.cuh)
+from sparsellm.ffn.types import BLOCK_TOKENS
+
 _STEPS = 64  # σ of `_gaussian_integers`
 
 
@@ -28,12 +29,12 @@ def representative_window(count_M: Tensor, m: int) -> slice:
 def describe(x_MK: Tensor, w_NK: Tensor) -> tuple[float, float]:
     """Mean non-zeros per token of ``relu(x Wᵀ)``, and mean union of 64 neighbouring tokens."""
     nnz, union, weight = 0, 0, w_NK.float().t()
-    for chunk in x_MK.split(64 * UNION_TOKENS):
+    for chunk in x_MK.split(64 * BLOCK_TOKENS):
         fired = chunk.float() @ weight > 0
         nnz += int(fired.sum())
-        padded = F.pad(fired, (0, 0, 0, -len(fired) % UNION_TOKENS))
-        union += int(padded.view(-1, UNION_TOKENS, fired.shape[1]).any(1).sum())
-    return nnz / len(x_MK), union / -(-len(x_MK) // UNION_TOKENS)
+        padded = F.pad(fired, (0, 0, 0, -len(fired) % BLOCK_TOKENS))
+        union += int(padded.view(-1, BLOCK_TOKENS, fired.shape[1]).any(1).sum())
+    return nnz / len(x_MK), union / -(-len(x_MK) // BLOCK_TOKENS)
 
 
 def threshold_gate(

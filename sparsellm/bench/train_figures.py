@@ -33,6 +33,7 @@ UNITS = {
     "union_mean": "neurons of 64 tokens, mean over layers",
     "nnz": "neurons per token, mean over layers",
     "loss": "nats per token",
+    "tokens_per_ms_a_gpu": "tokens/ms",
 }
 COMPARED = ("tokens_per_ms", "memory_GiB", "mJ_per_token")
 
@@ -118,15 +119,14 @@ def measurements(
             ratio is the scaling efficiency.
     """
     rows = []
-    for metric in [name for name in UNITS if name in found.values]:
-        value = found.values[metric]
-        base = dense.values.get(metric) if dense and metric in COMPARED else None
-        ratio = base and (value / base if metric == "tokens_per_ms" else base / value)
-        rows.append(Measurement("train", case, metric, value, UNITS[metric], base, ratio))
+    against = dict.fromkeys(COMPARED, dense) | {"tokens_per_ms_a_gpu": alone}
+    values = found.values | {"tokens_per_ms_a_gpu": found.values["tokens_per_ms"] / case["gpus"]}
+    for metric, unit in UNITS.items():
+        if (value := values.get(metric)) is None:
+            continue
+        other = against.get(metric)
+        base = other.values.get(metric.removesuffix("_a_gpu")) if other else None
+        ratio = base and (value / base if unit == "tokens/ms" else base / value)
+        rows.append(Measurement("train", case, metric, value, unit, base, ratio))
     under = dense.sustained if dense else None
-    rows[0] = replace(rows[0], sustained=found.sustained, baseline_sustained=under)
-    a_gpu = found.values["tokens_per_ms"] / case["gpus"]
-    base = alone.values["tokens_per_ms"] if alone else None
-    ratio = base and a_gpu / base
-    unit = UNITS["tokens_per_ms"]
-    return [*rows, Measurement("train", case, "tokens_per_ms_a_gpu", a_gpu, unit, base, ratio)]
+    return [replace(rows[0], sustained=found.sustained, baseline_sustained=under), *rows[1:]]

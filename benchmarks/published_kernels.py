@@ -30,7 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsellm.bench.compare import compare
 from sparsellm.bench.ffn_cases import Layer
 from sparsellm.bench.ffn_run import FFNBench, dense, dense_weights, new_ffn
 from sparsellm.bench.ffn_train import Step, random_gradient
@@ -70,7 +69,7 @@ def measure(
 def _forward(bench: FFNBench, load: Load, layer: Layer, key: dict[str, Any]) -> list[Measurement]:
     weights = dense_weights(new_ffn(layer).requires_grad_(False))
     call = partial(load(*weights), layer.x_MK)
-    return compare(
+    return bench.compare(
         "published_forward",
         key,
         Side({"forward": partial(bench.compiled, layer.x_MK, *weights)}),
@@ -78,8 +77,6 @@ def _forward(bench: FFNBench, load: Load, layer: Layer, key: dict[str, Any]) -> 
         tokens=len(layer.x_MK),
         results=lambda: [("y", call(), dense(layer.x_MK, *weights))],
         most_off=layer.most_off,
-        device=bench.device,
-        seconds=bench.seconds,
     )
 
 
@@ -94,7 +91,7 @@ def _training(bench: FFNBench, load: Load, layer: Layer, key: dict[str, Any]) ->
 
     ours = step(lambda x_MK, *_: call(x_MK))
     names = ["y", *(f"the gradient of {name}" for name in ("x", "W_g", "W_u", "W_d"))]
-    return compare(
+    return bench.compare(
         "published_train",
         key,
         step(bench.compiled).side(),
@@ -102,8 +99,6 @@ def _training(bench: FFNBench, load: Load, layer: Layer, key: dict[str, Any]) ->
         tokens=len(x_MK),
         results=lambda: zip(names, ours.results(), step(dense).results(), strict=True),
         most_off=layer.most_off,
-        device=bench.device,
-        seconds=bench.seconds,
         mode=torch.enable_grad,
     )
 

@@ -57,7 +57,8 @@ def compare(
             warm_up(side, device)
         difference = 0.0
         for what, result, expected in results():
-            off = relative_difference(result, expected)
+            error = (result.float() - expected.float()).norm()
+            off = float(error / expected.float().norm().clamp(min=1e-30))
             if not off <= most_off:  # NaN too
                 raise ValueError(
                     f"{what} differs from dense by {off:.1%}; wrong results are not timed"
@@ -115,9 +116,3 @@ def gpu(bench: str) -> torch.device:
     if not torch.cuda.is_available():
         raise ValueError(f"bench {bench} measures GPU kernels and needs a CUDA device")
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def relative_difference(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over that of ``expected``, in fp32."""
-    error = (found.float() - expected.float()).norm()
-    return float(error / expected.float().norm().clamp(min=1e-30))

@@ -103,8 +103,8 @@ def parse_nnz(text: str, num_neurons: int) -> int:
         ValueError: the text is neither, or not between 1 and 90% of the neurons.
     """
     try:
-        share = float(text[:-1]) / 100 if text.endswith("%") else int(text) / num_neurons
-        nnz = round(share * num_neurons)
+        percent = text.endswith("%")
+        nnz = round(float(text[:-1]) / 100 * num_neurons) if percent else int(text)
     except ValueError as error:
         raise ValueError(f"--nnz {text}: give a number, or a percentage such as 50%") from error
     if not 1 <= nnz <= 0.9 * num_neurons:
@@ -152,24 +152,23 @@ class Traced(NamedTuple):
         """The FFN with so many of the tokens, whose ids are ``ids_BT``.
 
         If they are fewer than were recorded, it is a window of neighbours whose mean is close to
-        that of all; if they are more, tokens are repeated.
+        that of all; if they are more, tokens are repeated, and have no ids: in token order they
+        would lie side by side. Nor has decoding.
         """
         recorded = len(self.x_MK)
         window = patterns.representative_window(self.count_M, min(tokens, recorded))
         x_MK = self.x_MK[window]
         described = patterns.describe(x_MK, self.w_NK)
         layer = Layer(_repeated(x_MK, tokens), self.w_NK, TRACED.gated, *described)
-        if ids_BT is None or tokens > recorded:  # sorting would place repeated tokens side by side
+        if ids_BT is None or not DECODE_TOKENS < tokens <= recorded:
             return layer
         length = ids_BT.shape[1] if tokens % ids_BT.shape[1] == 0 else tokens
         return layer._replace(ids_BT=ids_BT.reshape(-1)[window].reshape(-1, length))
 
 
-def in_token_order(layer: Layer) -> Layer | None:
-    """The same, computed in the order of its token ids; None if there are no ids."""
-    if layer.ids_BT is None or len(layer.x_MK) <= DECODE_TOKENS:
-        return None
-    order = token_order(layer.ids_BT, VOCABULARY)
+def in_token_order(layer: Layer, ids_BT: Tensor) -> Layer:
+    """The same, computed in the order of its token ids."""
+    order = token_order(ids_BT, VOCABULARY)
     union_64 = patterns.describe(layer.x_MK[order.token_M], layer.w_NK)[1]
     return layer._replace(order=order, union_64=union_64)
 

@@ -17,11 +17,12 @@ from torch import Tensor
 
 import sparsellm
 from sparsellm.bench import timing
-from sparsellm.bench.compare import compare, warm_up
+from sparsellm.bench.compare import warm_up
 from sparsellm.bench.ffn_cases import DECODE_TOKENS, Layer
 from sparsellm.bench.ffn_run import FFNBench, dense, dense_weights, new_ffn
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side
+from sparsellm.ffn.accelerate import Precision
 
 
 def measure(
@@ -35,24 +36,23 @@ def measure(
 def _forward(bench: FFNBench, kernels: Any, layer: Layer, key: dict[str, Any]) -> list[Measurement]:
     tokens = len(layer.x_MK)
     decodes = tokens <= DECODE_TOKENS
-    copies = timing.copies_beyond_cache(layer.w_NK.nbytes, bench.device) if decodes else 1
+    copies = 1
+    if decodes:  # gates of over three times the size of the cache
+        cache: int = torch.cuda.get_device_properties(bench.device).L2_cache_size
+        copies = max(2, -(-3 * cache // layer.w_NK.nbytes))
+    precision: Precision = "fp8" if layer.fp8 else "own"
     ours: list[Callable[[], Tensor]] = []
     compiled: list[Callable[[], Tensor]] = []
     for _ in range(copies):
         ffn = new_ffn(layer).requires_grad_(False).eval()
         arguments = (layer.x_MK, *dense_weights(ffn))
         compiled.append(partial(bench.compiled, *arguments))
-        done = sparsellm.accelerate(
-            ffn,
-            kernels=kernels,
-            format=layer.format,
-            precision="fp8" if layer.fp8 else "own",
-        )
+        done = sparsellm.accelerate(ffn, kernels=kernels, format=layer.format, precision=precision)
         if done.left_alone:
             raise ValueError("; ".join(done.left_alone.values()))
         done.prefill.order = layer.order
         ours.append(partial(ffn, layer.x_MK))
-    found = compare(
+    found = bench.compare(
         "ffn_decode" if decodes else "ffn_forward",
         key | {"kernels": kernels} | ({"launch": "graph"} if decodes else {}),
         _side(compiled, bench.device),
@@ -60,8 +60,6 @@ def _forward(bench: FFNBench, kernels: Any, layer: Layer, key: dict[str, Any]) -
         tokens=tokens,
         results=lambda: [(f"ours ({layer.format})", ours[-1](), dense(*arguments))],
         most_off=layer.most_off,
-        device=bench.device,
-        seconds=bench.seconds,
     )
     chosen = [path for paths in done.paths().values() for path in paths.values()]
     path = chosen[0] if chosen else kernels

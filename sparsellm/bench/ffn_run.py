@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparsellm.analyze.trace import load_traces
 from sparsellm.bench import ffn_cases
-from sparsellm.bench.compare import gpu
+from sparsellm.bench.compare import compare, gpu
 from sparsellm.bench.ffn_cases import (
     SAMPLE_COMMANDS,
     SAMPLE_TRACES,
@@ -51,7 +51,8 @@ class FFNBench:
     def __init__(self, options: argparse.Namespace, device: torch.device | None = None) -> None:
         self.cases = ffn_cases.selected(options)
         self.device = device or gpu(options.benchmark)
-        self.seconds: float = options.seconds
+        self._seconds: float = options.seconds
+        self.compare = partial(compare, device=self.device, seconds=self._seconds)
         self.compiled = torch.compile(dense, dynamic=False)  # the baseline
         self._ways = list(dict.fromkeys(itertools.product(options.format, options.precision)))
         # Without --traces those in the working directory, if it has them.
@@ -70,8 +71,7 @@ class FFNBench:
                 yield from self._of_case(case, measure)
             except (ValueError, RuntimeError, ImportError) as error:
                 print(f"skipped: {case}: {str(error).partition(chr(10))[0]}", flush=True)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
 
     def _of_case(self, case: Case, measure: MeasureLayer) -> Iterator[list[Measurement]]:
         """Each way of each layer; of a trace also the means over its layers, way by way."""
@@ -107,12 +107,11 @@ class FFNBench:
 
     def _each_way(self, layer: Layer) -> Iterator[Layer]:
         """In each format and precision; in natural order and, if ids are known, in token order."""
-        ordered = in_token_order(layer)
+        orders = {"union": [layer], "twell": [layer]}
+        if layer.ids_BT is not None:  # to TwELL, which packs each token alone, it is all one
+            orders["union"].append(in_token_order(layer, layer.ids_BT))
         for format, precision in self._ways:
-            orders = [layer]
-            if ordered is not None and format == "union":  # TwELL packs each token alone
-                orders.append(ordered)
-            for own in orders:
+            for own in orders[format]:
                 yield own._replace(format=format, fp8=precision == "fp8")
 
     def sort_share(self, layer: Layer) -> float:
@@ -122,7 +121,7 @@ class FFNBench:
         num_tokens = len(layer.x_MK)
         if num_tokens not in self._sort_ms:
             side = Side({"sort": partial(token_order, layer.ids_BT, VOCABULARY)})
-            times = sustained({"sort": side}, self.device, self.seconds)
+            times = sustained({"sort": side}, self.device, self._seconds)
             self._sort_ms[num_tokens] = float(np.median(times["sort"].ms))
         return self._sort_ms[num_tokens] / len(self._traces)
 

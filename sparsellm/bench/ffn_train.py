@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from sparsellm.bench import timing
-from sparsellm.bench.compare import compare, warm_up
+from sparsellm.bench.compare import warm_up
 from sparsellm.bench.ffn_cases import Layer
 from sparsellm.bench.ffn_run import FFNBench, dense_weights, new_ffn
 from sparsellm.bench.record import Measurement
@@ -79,26 +79,15 @@ class Step:
 def measure(
     options: argparse.Namespace, device: torch.device | None = None
 ) -> Iterator[list[Measurement]]:
-    """Measures the cases that the options of `cli.ffn_options` select.
-
-    Raises:
-        ValueError: no sparse kernels compute on this GPU.
-    """
+    """Measures the cases that the options of `cli.ffn_options` select."""
     bench = FFNBench(options, device)
-    if bench.device.type == "cuda":
-        from sparsellm.ffn.kernels.gpu_architecture import unsupported
-
-        if reason := unsupported(bench.device):
-            raise ValueError(reason)
-    yield from bench.run(partial(_both_passes, bench, options.graph))
+    yield from bench.run(partial(_train, bench, options.graph))
 
 
-def _both_passes(
-    bench: FFNBench, graph: bool, layer: Layer, key: dict[str, Any]
-) -> list[Measurement]:
+def _train(bench: FFNBench, graph: bool, layer: Layer, key: dict[str, Any]) -> list[Measurement]:
     steps, results = new_steps(bench, layer, any_pattern=graph)
     sides = {n: step.graph(bench.device) if graph else step.side() for n, step in steps.items()}
-    found = compare(
+    found = bench.compare(
         "ffn_train",
         key | {"path": "sparse"} | ({"launch": "graph"} if graph else {}),
         sides["dense"],
@@ -106,8 +95,6 @@ def _both_passes(
         tokens=len(layer.x_MK),
         results=results,
         most_off=layer.most_off,
-        device=bench.device,
-        seconds=bench.seconds,
         mode=torch.enable_grad,
     )
     if bench.device.type == "cuda" and not graph:

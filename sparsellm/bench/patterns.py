@@ -3,9 +3,7 @@
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -118,18 +116,6 @@ def _skewed_thresholds(
     return neuron_N, token_M
 
 
-@contextlib.contextmanager
-def _fast_matmul() -> Iterator[None]:
-    """TF32 for fp32 products on a GPU: bf16 values stay exact, and gradients may be inexact."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@_fast_matmul()
 def fit_gate(
     pattern_MN: Tensor, k: int, *, seed: int = 0, max_steps: int = 2000
 ) -> tuple[Tensor, Tensor]:

@@ -65,11 +65,10 @@ def hardware() -> str:
     """Count and name of the GPUs, or the CPU's architecture and cores."""
     import torch
 
+    name = platform.machine()
     if torch.cuda.is_available():
-        return (
-            f"{torch.cuda.device_count()}× {torch.cuda.get_device_name()}, {usable_cores()} cores"
-        )
-    return f"{platform.machine()}, {usable_cores()} cores"
+        name = f"{torch.cuda.device_count()}× {torch.cuda.get_device_name()}"
+    return f"{name}, {usable_cores()} cores"
 
 
 def row(found: Sequence[Measurement]) -> str:

@@ -207,11 +207,3 @@ def graph(calls: Sequence[Call]) -> Call:
         for call in calls:
             call()
     return captured.replay
-
-
-def copies_beyond_cache(num_bytes: int, device: torch.device) -> int:
-    """Number of copies, at least two, whose total size is over three times any L2 cache."""
-    if device.type != "cuda":
-        return 2
-    cache: int = torch.cuda.get_device_properties(device).L2_cache_size
-    return max(2, -(-3 * cache // num_bytes))

@@ -76,15 +76,15 @@ def measure(options: argparse.Namespace) -> Iterator[list[Measurement]]:
         folder = (options.folder or Path(temporary)).resolve()
         for setting in settings(options):
             try:
-                own = found[setting] = _figures(options, setting, folder)
+                own = _figures(options, setting, folder)
             except (ValueError, OSError) as error:
                 failed.append(str(setting))
                 print(f"failed: {setting}: {error}", flush=True)
                 continue
-            dense = found.get(setting._replace(side=DENSE)) if setting.side != DENSE else None
-            alone = setting._replace(gpus=1, config=SINGLE)
-            a_gpu = found.get(alone) if setting != alone else None
-            yield measurements(_case(options, setting), own, dense, a_gpu)
+            dense = found.get(setting._replace(side=DENSE))
+            alone = found.get(setting._replace(gpus=1, config=SINGLE))
+            found[setting] = own
+            yield measurements(_case(options, setting), own, dense, alone)
     if failed:
         raise ValueError(f"the reasons are above: {len(failed)} failed ({'; '.join(failed)})")
 
@@ -96,8 +96,7 @@ def check(options: argparse.Namespace) -> None:
         ValueError: the message says why and what to do.
     """
     on_gpu = torch.cuda.is_available()
-    if on_gpu and max(options.gpus) > torch.cuda.device_count():
-        count = torch.cuda.device_count()
+    if on_gpu and max(options.gpus) > (count := torch.cuda.device_count()):
         raise ValueError(f"--gpus {max(options.gpus)}: this machine has {count}")
     if options.steps < MIN_STEPS:
         raise ValueError(f"--steps {options.steps}: at least {MIN_STEPS} are needed")
@@ -148,18 +147,17 @@ def _figures(options: argparse.Namespace, setting: Setting, folder: Path) -> Fig
     command = train_command(setting.config, setting.gpus, options.recipe, wanted, options.init_from)
     on_gpu = torch.cuda.is_available()
     gpus = [torch.device("cuda", index) for index in range(setting.gpus)] if on_gpu else []
-    counted = [own for gpu in gpus if (own := counters(gpu))]  # empty without energy counters
-    readings: list[Reading] = []
+    readers = [read for gpu in gpus if (read := counters(gpu))]  # empty without energy counters
+    readings: dict[int, Reading] = {}
     with closing(watch(command, runs / name)) as run:
         for records in run:
-            step = records[-1]["step"] if records else 0
-            if counted and step not in {0, *(reading.at for reading in readings)}:
-                now = [read(step) for read in counted]
+            if readers and records and (step := records[-1]["step"]) not in readings:
+                now = [read(step) for read in readers]
                 energy = sum(gpu.millijoules for gpu in now)
-                readings.append(Reading(step, energy, now[0].sm_mhz))
+                readings[step] = Reading(step, energy, now[0].sm_mhz)
     tokens = recipe_of(options, setting).train.global_batch_tokens
-    settles = setting.side != DENSE
-    found = figures(records, readings, tokens, settles=settles, on_gpu=on_gpu)
+    counted = list(readings.values())
+    found = figures(records, counted, tokens, settles=setting.side != DENSE, on_gpu=on_gpu)
     write_atomically(kept, json.dumps(found._asdict()) + "\n")
     return found
 

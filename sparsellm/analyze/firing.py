@@ -51,10 +51,7 @@ def analyze(
     """
     recipe, device = pretrained.recipe, pretrained.model.device
     shape = recipe.model
-    layers = [
-        LayerTally(shape.intermediate_size, shape.context_length, device)
-        for _ in range(shape.num_hidden_layers)
-    ]
+    layers = [LayerTally(shape.intermediate_size, device) for _ in range(shape.num_hidden_layers)]
     by_token = TokenTally(recipe.padded_vocab_size, device)
     kept: list[list[Trace]] = []  # per batch, one per layer
     kept_ids: list[NDArray[np.int64]] = []

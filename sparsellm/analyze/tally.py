@@ -1,18 +1,15 @@
 """Counts patterns batch by batch: a million tokens need no more memory than one batch.
 
-Shapes: M tokens of a batch, in order; N neurons; T context_length; V token ids.
+Shapes: M tokens of a batch, in order; N neurons; C numbers of non-zeros; V token ids.
 """
 
-import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsellm.ffn.types import TILE_NEURONS
-from sparsellm.runs.records import position_bucket_starts
 
-HEAVY_ROW = 128  # the hybrid format's usual ELL width (paper, hybrid format)
 UNION_TOKENS = (64, 128, 256)  # each divides the last
 HOT_NEURONS = (128, 256, 512, 1024)
 
@@ -22,17 +19,15 @@ class LayerTally:
 
     Args:
         num_neurons: N.
-        context_length: T; batches are whole sequences.
         device: where patterns are and counters live.
     """
 
-    def __init__(self, num_neurons: int, context_length: int, device: torch.device) -> None:
+    def __init__(self, num_neurons: int, device: torch.device) -> None:
         def zeros(size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
         self._histogram_C = zeros(num_neurons + 1)
         self._activity_N = zeros(num_neurons)
-        self._nnz_T = zeros(context_length)
         self._tile_max = zeros(1)
         self._union_sums = {tokens: zeros(1) for tokens in UNION_TOKENS}
         self._tokens = 0
@@ -44,7 +39,6 @@ class LayerTally:
         nnz_M = active_MN.sum(1)
         self._histogram_C += torch.bincount(nnz_M, minlength=len(self._histogram_C))
         self._activity_N += active_MN.sum(0)
-        self._nnz_T += nnz_M.view(-1, len(self._nnz_T)).sum(0)
         missing = -active_MN.shape[1] % TILE_NEURONS
         tiles = torch.nn.functional.pad(active_MN, (0, missing)).unflatten(1, (-1, TILE_NEURONS))
         self._tile_max = torch.maximum(self._tile_max, tiles.sum(2).max())
@@ -70,15 +64,12 @@ class LayerTally:
         counts_C = torch.arange(len(self._histogram_C), device=self._histogram_C.device)
         nnz = (self._histogram_C * counts_C).sum()
         cumulative_C = self._histogram_C.cumsum(0)
-        mean_T = (self._nnz_T.double() / (self._tokens / len(self._nnz_T))).tolist()
-        edges = [*position_bucket_starts(len(mean_T)), len(mean_T)]
         popular_N = self._activity_N.sort(descending=True).values
         return {
             "nnz_mean": int(nnz) / self._tokens,
             "nnz_p50": self._percentile(cumulative_C, 50),
             "nnz_p99": self._percentile(cumulative_C, 99),
             "nnz_max": int(self._histogram_C.nonzero().max()),
-            "heavy_rows": int(self._histogram_C[HEAVY_ROW + 1 :].sum()),
             "tile_max": int(self._tile_max),
             "never_fired_fraction": float((self._activity_N == 0).double().mean()),
             "union": {
@@ -88,9 +79,6 @@ class LayerTally:
             "hot_share": {
                 str(top): int(popular_N[:top].sum()) / max(int(nnz), 1) for top in HOT_NEURONS
             },
-            "nnz_by_position": [
-                sum(mean_T[a:b]) / (b - a) for a, b in itertools.pairwise(edges) if b > a
-            ],
         }
 
     def _percentile(self, cumulative_C: Tensor, percent: int) -> int:

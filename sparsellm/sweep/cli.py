@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from functools import partial
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,14 @@ def add_sweep_parser(commands: Any) -> None:
     add_overrides(parser)
     text = "train these runs alone; a name may hold wildcards, such as 'dense-*'"
     parser.add_argument("--only", nargs="+", default=["*"], metavar="RUN", help=text)
-    parser.add_argument("--seconds", type=float, help="start no run after this many seconds")
+    text = "start no run after this many seconds"
+    parser.add_argument("--seconds", type=float, default=math.inf, help=text)
     parser.add_argument("--list", action="store_true", help="list the runs without training")
     parser.set_defaults(run=_sweep)
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    from sparsellm.sweep.finished import is_finished
-    from sparsellm.sweep.plan import bundled_sweeps, load_plan
+    from sparsellm.sweep.plan import bundled_sweeps, is_finished, load_plan
 
     if options.sweep is None:
         for name, description in bundled_sweeps().items():
@@ -58,16 +58,7 @@ def _sweep(options: argparse.Namespace) -> None:
         check_files(data)
     with waiting("loading PyTorch"):  # after every check that needs no PyTorch
         from sparsellm.sweep.runner import run_sweep
-    unfinished = run_sweep(
-        plan,
-        chosen,
-        jobs=options.jobs,
-        gpus=options.gpus,
-        gpus_per_run=options.gpus_per_run,
-        config=options.config,
-        seconds=options.seconds,
-        say=partial(print, flush=True),  # also into a log file: a run may take hours
-    )
+    unfinished = run_sweep(plan, chosen, options)
     if len(unfinished) < len(chosen):
         from sparsellm.report.sweep_report import SUMMARY_FILE, write_sweep_report
 

@@ -6,6 +6,7 @@ holds all of its state, so the same command resumes the sweep. Folders whose che
 deleted still count as finished.
 """
 
+import argparse
 import contextlib
 import json
 import multiprocessing
@@ -26,8 +27,7 @@ from sparsellm.recipe import Recipe
 from sparsellm.report.sweep_runs import SWEEP_FILE
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.records import of_kind, read_metrics
-from sparsellm.sweep.finished import is_finished
-from sparsellm.sweep.plan import PlannedRun, SweepPlan
+from sparsellm.sweep.plan import PlannedRun, SweepPlan, is_finished
 from sparsellm.sweep.worker import (
     LOG_FILE,
     STOP_SIGNALS,
@@ -42,41 +42,32 @@ from sparsellm.waiting import on_terminal, rewrite
 # Seconds between two looks at what the runs print: few after a start, then more. On a terminal
 # a line is rewritten in place each time, so it can always be soon.
 FIRST_PAUSE, LONGEST_PAUSE, ON_TERMINAL = 3.0, 48.0, 1.0
+say = partial(print, flush=True)  # also into a log file: a run may take hours
 
 
 def run_sweep(
-    plan: SweepPlan,
-    chosen: Sequence[PlannedRun],
-    *,
-    jobs: int,
-    gpus: Sequence[str],
-    gpus_per_run: int = 1,
-    config: str = "ddp8",
-    seconds: float | None = None,
-    say: Callable[[str], None] = print,
+    plan: SweepPlan, chosen: Sequence[PlannedRun], options: argparse.Namespace
 ) -> list[str]:
     """Trains the chosen runs; returns the names of those that are not finished then.
+
+    Says when a run starts and when it ends.
 
     Args:
         plan: the sweep.
         chosen: of its runs; finished ones are skipped.
-        jobs: parallel runs on each GPU or group of GPUs (without a GPU: in total).
-        gpus: values of CUDA_VISIBLE_DEVICES; if empty, the variable is not changed.
-        gpus_per_run: above 1, each run is started by `accelerate launch` on so many GPUs.
-        config: a file of launch/, for such runs.
-        seconds: no run is started later than this after the first.
-        say: prints a line when a run starts, and one when it ends.
+        options: how, as `cli.add_sweep_parser` describes them: ``jobs``, ``gpus``,
+            ``gpus_per_run``, ``config`` and ``seconds``.
 
     Raises:
         ValueError: a run's folder has a run of another recipe, the GPUs cannot be divided this way,
             or a requirement of the benchmarks is missing.
     """
-    places = _places(gpus, gpus_per_run)
+    places = _places(options.gpus, options.gpus_per_run)
     for run in chosen:
-        run.recipe.accumulation_steps(gpus_per_run)
+        run.recipe.accumulation_steps(options.gpus_per_run)
     for recipe in {str(run.recipe.evaluation): run.recipe for run in chosen}.values():
         check_evaluation(recipe)
-    launch_config(config)
+    launch_config(options.config)
     needed = {run.init_from for run in chosen} | {run.name for run in chosen}
     done = {run.name for run in plan.runs if run.name in needed and is_finished(run.recipe)}
     plan.folder.mkdir(parents=True, exist_ok=True)
@@ -86,14 +77,14 @@ def run_sweep(
     todo = [run for run in chosen if run.name not in done]
     begun = time.monotonic()
     job: Callable[[Recipe, Path | None], float] = train_one
-    if gpus_per_run > 1:
-        job = partial(train_launched, gpus=gpus_per_run, config=config)
-    with _pool(jobs, places, len(todo)) as (pool, workers):
+    if options.gpus_per_run > 1:
+        job = partial(train_launched, gpus=options.gpus_per_run, config=options.config)
+    with _pool(options.jobs, places, len(todo)) as (pool, workers):
         running: dict[Future[float], PlannedRun] = {}
         in_place = on_terminal() and sys.stdout.isatty()
         pause, late = ON_TERMINAL if in_place else FIRST_PAUSE, False
         while todo or running:
-            late = seconds is not None and time.monotonic() - begun > seconds
+            late = time.monotonic() - begun > options.seconds
             # Submit no more runs than workers: a stopped worker must not start another run.
             ready = [run for run in todo if not late and run.init_from in {None, *done}]
             for run in ready[: workers - len(running)]:
@@ -114,7 +105,7 @@ def run_sweep(
                 say(_progress(begun, running.values()))
             for future in finished:
                 run = running.pop(future)
-                done |= {run.name} if _report(run, future, begun, say) else set()
+                done |= {run.name} if _report(run, future, begun) else set()
                 if isinstance(future.exception(), BrokenProcessPool):
                     todo.clear()  # the pool accepts no further runs
     for run in todo:
@@ -191,7 +182,7 @@ def _pool(
             signal.signal(number, handler)
 
 
-def _report(run: PlannedRun, future: Future[float], begun: float, say: Any) -> bool:
+def _report(run: PlannedRun, future: Future[float], begun: float) -> bool:
     """Prints a line about a run that has ended; returns whether it is finished."""
     at, log = f"{_at(begun)} | {run.name}", run.recipe.run_path / LOG_FILE
     error = future.exception()

@@ -21,8 +21,7 @@ from sparsellm.report.sweep_report import write_sweep_report
 from sparsellm.report.sweep_runs import read_sweep
 from sparsellm.runs.records import read_metrics
 from sparsellm.sweep import worker
-from sparsellm.sweep.finished import is_finished
-from sparsellm.sweep.plan import load_plan
+from sparsellm.sweep.plan import is_finished, load_plan
 
 WARM = ROOT / "tests" / "sweep" / "warm_sweep.py"
 

@@ -15,7 +15,7 @@ from sparsellm.analyze.trace import load_traces
 from sparsellm.data import position
 from sparsellm.data.corpus import load_corpora
 from sparsellm.data.identity import read_about
-from sparsellm.evaluate.suite import _check_rows
+from sparsellm.evaluate.suite import _rows
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe_sections import DataConfig
 from sparsellm.report import collect, sweep_runs
@@ -123,7 +123,7 @@ LINE_READERS: dict[str, Callable[[Path], object]] = {
     "metrics.jsonl": lambda path: read_metrics(path.parent),
     "bench.jsonl": sweep_runs._lines,
     "results.jsonl": read_records,
-    "validation.jsonl": _check_rows,
+    "validation.jsonl": lambda path: _rows(Path("boolq.yaml"), "validation", path),
 }
 YAML_READERS: dict[str, Callable[[Path], object]] = {
     "mine.yaml": lambda path: load_recipe(str(path)),

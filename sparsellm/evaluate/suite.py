@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jinja2 import UndefinedError
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, RootModel
 
 from sparsellm.paths import bundled, how_to_install
-from sparsellm.strict import StrictModel, load_yaml, parse_json, validate
+from sparsellm.runs.files import read_json_lines
+from sparsellm.strict import StrictModel, load_yaml, validate
 
 # The keys of a task file that say where its rows come from.
 DATA_KEYS = (
@@ -146,21 +147,10 @@ def _rows(source: Path, split: str, path: Path) -> Path:
             "Put the split there, leave the task out (--tasks), or leave --data-dir (to train: "
             "evaluation.data_dir) out and read the hub"
         )
-    _check_rows(path)
-    return path.resolve()
-
-
-def _check_rows(path: Path) -> None:
-    """Raises ValueError where a file of rows is empty or a line of it is not a JSON object."""
     remedy = "write one row per line (eval/README.md lists the fields)"
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        rows = [
-            parse_json(line, f"{path}, line {number}", remedy)
-            for number, line in enumerate(lines, 1)
-            if line.strip()
-        ]
-    if not rows:
+    if not read_json_lines(path, RootModel[dict[str, Any]], remedy):
         raise ValueError(f"{path} has no rows; copy the split there again, or leave the task out")
+    return path.resolve()
 
 
 def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[str, Any]:

@@ -46,20 +46,21 @@ def warn(text: str) -> None:
 
 
 def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dict[str, Any]]:
-    """The objects of a file of one per line.
+    """The objects of a file of one per line, which may have empty lines.
 
     Raises:
         ValueError: one is not as ``model`` has it; names file, line and key.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # other separators may be in text
     except UnicodeDecodeError as error:
         raise damaged(path, error, remedy) from error
     found = []
     for number, line in enumerate(lines, 1):
-        source = f"{path}, line {number}"
-        found.append(parse_json(line, source, remedy))
-        validate(model, found[-1], source, remedy=remedy)
+        if line.strip():
+            source = f"{path}, line {number}"
+            found.append(parse_json(line, source, remedy))
+            validate(model, found[-1], source, remedy=remedy)
     return found
 
 

@@ -6,13 +6,14 @@ import statistics
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparsellm import __version__
 from sparsellm.arguments import check_out
 from sparsellm.report import tables
 from sparsellm.report.collect import RunData, Sample, read_runs
 from sparsellm.report.series import chart_specs, run_series
+from sparsellm.report.sweep_runs import SweepData
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.metrics import mean
 
@@ -23,14 +24,6 @@ OFF_TARGET = 0.1  # of the non-zeros, relative
 MANY_DEAD = 0.5  # of the neurons
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
-
-
-class SweepSection(NamedTuple):
-    """What a page about a sweep begins with."""
-
-    name: str
-    description: str
-    html: str
 
 
 def write_report(run_paths: list[Path], out: Path | None = None) -> Path:
@@ -54,8 +47,14 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> Path:
     return out
 
 
-def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
-    """The HTML of the report, which loads nothing else from network or disk."""
+def render_page(runs: list[RunData], sweep: SweepData | None = None, about: str = "") -> str:
+    """The HTML of the report, which loads nothing else from network or disk.
+
+    Args:
+        runs: what is drawn.
+        sweep: that they are of.
+        about: HTML about the sweep, with which the page begins.
+    """
     names = sweep.name if sweep else ", ".join(run.label for run in runs)
     # One function scope for all scripts: no global names.
     script = "\n".join(_file(name) for name in _SCRIPTS)
@@ -64,7 +63,7 @@ def render_page(runs: list[RunData], sweep: SweepSection | None = None) -> str:
         "STYLE": _file("style.css"),
         "HEADING": escape(names if sweep or len(runs) <= 3 else f"{len(runs)} runs"),
         "DESCRIPTION": escape(sweep.description if sweep else _description(runs)),
-        "SWEEP": _sweep_section(sweep.html, len(runs)) if sweep else "",
+        "SWEEP": _sweep_section(about, len(runs)) if sweep else "",
         "VERDICT": "" if sweep else "\n".join(_verdict_section(r, len(runs) > 1) for r in runs),
         "SUMMARY": tables.summary_table(runs),
         "EVALUATION": tables.evaluation_table(runs),

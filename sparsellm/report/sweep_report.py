@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sparsellm.arguments import check_out
 from sparsellm.report import drawing
-from sparsellm.report.page import REPORT_FILE, SweepSection, render_page
+from sparsellm.report.page import REPORT_FILE, render_page
 from sparsellm.report.sweep_runs import Group, SweepData, last_nnz, mean_score, read_sweep
 from sparsellm.report.tables import html_table
 from sparsellm.runs.files import write_atomically
@@ -27,20 +27,22 @@ NOTE = (
 
 # What the table says of a group, by the column's head.
 COLUMNS: dict[str, Callable[[SweepData, Group], str]] = {
-    "Group": lambda sweep, g: g.name,
-    "Seeds": lambda sweep, g: ", ".join(str(run.recipe.seed) for run in g.runs),
+    "Group": lambda sweep, g: g.group,
+    "Seeds": lambda sweep, g: ", ".join(map(str, g.seeds)),
     "λ at the end": lambda sweep, g: f"{g.l1_coefficient:.3g}",
     "Non-zeros per token": lambda sweep, g: f"{g.nnz:,.1f}",
     "Zeros": lambda sweep, g: f"{g.zeros:.2%}",
-    "Dead": lambda sweep, g: f"{g.dead:.1%}",
-    "Held-out loss": lambda sweep, g: _loss(g.losses),
-    "Against dense ReLU": lambda sweep, g: _against(g.losses, sweep.dense_relu),
-    "Against SiLU": lambda sweep, g: _against(g.losses, sweep.silu),
+    "Dead": lambda sweep, g: f"{g.dead_fraction:.1%}",
+    "Held-out loss": lambda sweep, g: _loss(g.held_out_losses),
+    "Against dense ReLU": lambda sweep, g: _against(g.held_out_losses, sweep.dense_relu),
+    "Against SiLU": lambda sweep, g: _against(g.held_out_losses, sweep.silu),
     "Training tokens/s": lambda sweep, g: f"{g.tokens_per_second:,.0f}",
     "Forward, × dense": lambda sweep, g: (
         "–" if g.forward_ratio is None else f"{g.forward_ratio:.2f}"
     ),
-    "Mean task score": lambda sweep, g: f"{statistics.fmean(g.scores):.1%}" if g.scores else "–",
+    "Mean task score": lambda sweep, g: (
+        f"{statistics.fmean(g.mean_scores):.1%}" if g.mean_scores else "–"
+    ),
 }
 
 
@@ -55,7 +57,7 @@ class Panel(NamedTuple):
 
 
 def _forwards(metric: str) -> Callable[[Group], list[drawing.Point]]:
-    return lambda g: [(g.nnz, ratio) for ratio in g.forward_ratios(metric)]
+    return lambda g: [(g.nnz, ratio) for ratio in g.forward_ratios[metric]]
 
 
 _NNZ = "non-zeros per token, mean over layers"
@@ -97,8 +99,9 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
     out = out or folder / REPORT_FILE
     check_out(out)
     sweep = read_sweep(folder)
+    summary = [g.summary() for g in sweep.groups]
     rows = [[text(sweep, g) for text in COLUMNS.values()] for g in sweep.groups]
-    write_atomically(folder / SUMMARY_FILE, json.dumps(summary(sweep), indent=1) + "\n")
+    write_atomically(folder / SUMMARY_FILE, json.dumps(summary, indent=1) + "\n")
     note = " ".join([NOTE, *_caveats(sweep)])
     write_atomically(folder / TABLE_FILE, _markdown(rows, note))
     svg, missing = draw_sweep(sweep)
@@ -109,30 +112,8 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> list[Path]:
         _figure(svg, missing),
     ]
     runs = [run for group in sweep.groups for run in group.runs]
-    section = SweepSection(sweep.name, sweep.description, "\n".join(parts))
-    write_atomically(out, render_page(runs, section))
+    write_atomically(out, render_page(runs, sweep, "\n".join(parts)))
     return [out, folder / TABLE_FILE, folder / SUMMARY_FILE, folder / FIGURE_FILE]
-
-
-def summary(sweep: SweepData) -> list[dict[str, Any]]:
-    """One entry per group, as plain numbers."""
-    return [
-        {
-            "group": g.name,
-            "seeds": [run.recipe.seed for run in g.runs],
-            "steps": [run.train[-1]["step"] for run in g.runs],
-            "tokens": [run.train[-1]["tokens"] for run in g.runs],
-            "l1_coefficient": g.l1_coefficient,
-            "nnz": g.nnz,
-            "zeros": g.zeros,
-            "dead_fraction": g.dead,
-            "held_out_losses": g.losses,
-            "tokens_per_second": g.tokens_per_second,
-            "forward_ratio": g.forward_ratio,
-            "mean_scores": g.scores,
-        }
-        for g in sweep.groups
-    ]
 
 
 def draw_sweep(sweep: SweepData) -> tuple[str, list[str]]:
@@ -152,7 +133,7 @@ def draw_sweep(sweep: SweepData) -> tuple[str, list[str]]:
             for index, own in sweep.families():
                 several = len(own) > 1
                 texts = [drawing.exponent(g.l1_coefficient) if several else "" for g in own]
-                name = own[0].name
+                name = own[0].group
                 if several:  # without the value that `each` appended
                     name = re.sub(r"-[\d.]+(e-?\d+)?$", "", name) + ", λ at each point"
                 members = list(zip(texts, map(panel.points, own), strict=True))

@@ -1,9 +1,9 @@
 """Reads a sweep's folder: its runs by group, and the results of each group."""
 
 import json
-import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -19,67 +19,58 @@ _LAST_SHARE = 0.1  # share of a run's steps that is averaged: non-zeros of one s
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed."""
+    """Runs that differ only in their seed, and the entry of summary.json about them."""
 
-    name: str
     runs: list[RunData]
-    bench: list[dict[str, Any]] = field(default_factory=list)  # benchmark records about these runs
+    forward_ratios: dict[str, list[float]]  # dense to sparse, of `bench forward`, by metric
+    group: str  # its name
+    seeds: list[int]
+    steps: list[int]
+    tokens: list[int]
+    l1_coefficient: float  # λ at the end of the run, also if a controller moved it
+    nnz: float  # non-zeros per token over the last tenth of the steps, mean over layers and seeds
+    zeros: float  # share of the activations that are zero, likewise
+    dead_fraction: float  # share of dead neurons at the end
+    held_out_losses: list[float]  # the last one of each seed, nats per token
+    tokens_per_second: float  # median over the second half of the records, mean over seeds
+    forward_ratio: float | None  # mean ratio of the forward's rates, if it was measured
+    mean_scores: list[float]  # the newest mean task score of each seed that has one
 
-    @property
-    def recipe(self) -> Any:
-        """The recipe of the first run; the others' differ only in the seed."""
-        return self.runs[0].recipe
+    def summary(self) -> dict[str, Any]:
+        """As plain numbers."""
+        names = [f.name for f in fields(self) if f.name not in ("runs", "forward_ratios")]
+        return {name: getattr(self, name) for name in names}
 
-    @property
-    def losses(self) -> list[float]:
-        """The last held-out loss of each seed, nats per token."""
-        return [run.validation[-1]["loss"] for run in self.runs if run.validation]
 
-    @property
-    def nnz(self) -> float:
-        """Non-zeros per token over the last tenth of the steps, mean over layers and seeds."""
-        return statistics.fmean(last_nnz(run) for run in self.runs)
-
-    @property
-    def zeros(self) -> float:
-        """Share of the activations that are zero, likewise."""
-        return float(1 - self.nnz / self.recipe.model.intermediate_size)
-
-    @property
-    def dead(self) -> float:
-        """Share of dead neurons at the end."""
-        return statistics.fmean(
-            statistics.fmean(run.train[-1]["sparsity"]["dead_fraction"]) for run in self.runs
-        )
-
-    @property
-    def l1_coefficient(self) -> float:
-        """λ at the end of the run, also if a controller moved it."""
-        return statistics.fmean(run.train[-1]["l1_coefficient"] for run in self.runs)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Median over the second half of the records, mean over seeds."""
-        halves = [run.train[len(run.train) // 2 :] for run in self.runs]
-        return statistics.fmean(
-            statistics.median(record["tokens_per_second"] for record in half) for half in halves
-        )
-
-    @property
-    def scores(self) -> list[float]:
-        """The newest mean task score of each seed that has one."""
-        return [score for run in self.runs if (score := mean_score(run)) is not None]
-
-    def forward_ratios(self, metric: str) -> list[float]:
-        """Of `bench forward` on the group's checkpoints, dense to sparse."""
-        of = ("model_forward", metric)
-        return [r["ratio"] for r in self.bench if (r["bench"], r["metric"]) == of]
-
-    @property
-    def forward_ratio(self) -> float | None:
-        """Mean ratio of the forward's rates, if it was measured."""
-        found = self.forward_ratios("tokens_per_ms")
-        return statistics.fmean(found) if found else None
+def _group(name: str, runs: list[RunData], bench: list[dict[str, Any]]) -> Group:
+    """A group, and the records of benchmarks about any run."""
+    ratios = {
+        metric: [
+            line["ratio"]
+            for line in bench
+            if (line["bench"], line["metric"]) == ("model_forward", metric)
+            and line["case"].get("run") in {run.path.name for run in runs}
+        ]
+        for metric in ("tokens_per_ms", "mJ_per_token")
+    }
+    rates = [[r["tokens_per_second"] for r in run.train[len(run.train) // 2 :]] for run in runs]
+    nnz, ends = fmean(map(last_nnz, runs)), [run.train[-1] for run in runs]
+    return Group(
+        runs,
+        ratios,
+        group=name,
+        seeds=[run.recipe.seed for run in runs],
+        steps=[end["step"] for end in ends],
+        tokens=[end["tokens"] for end in ends],
+        l1_coefficient=fmean(end["l1_coefficient"] for end in ends),
+        nnz=nnz,
+        zeros=1 - nnz / runs[0].recipe.model.intermediate_size,
+        dead_fraction=fmean(fmean(end["sparsity"]["dead_fraction"]) for end in ends),
+        held_out_losses=[run.validation[-1]["loss"] for run in runs if run.validation],
+        tokens_per_second=fmean(map(median, rates)),
+        forward_ratio=fmean(ratios["tokens_per_ms"]) if ratios["tokens_per_ms"] else None,
+        mean_scores=[score for run in runs if (score := mean_score(run)) is not None],
+    )
 
 
 @dataclass(frozen=True)
@@ -115,16 +106,18 @@ class SweepData:
         """Groups that differ in a constant λ above 0 alone, with the number of the first."""
         found: dict[str, tuple[int, list[Group]]] = {}
         for index, g in enumerate(self.groups):
-            recipe = g.recipe.model_dump(mode="json", exclude={"name", "seed", "description"})
+            own = g.runs[0].recipe
+            recipe = own.model_dump(mode="json", exclude={"name", "seed", "description"})
             moved = recipe["sparsity"].pop("l1_coefficient")
-            is_constant = g.recipe.activation.exact_zeros and not g.recipe.sparsity.target_nnz
-            key = json.dumps(recipe) if is_constant and moved else g.name
+            is_constant = own.activation.exact_zeros and not own.sparsity.target_nnz
+            key = json.dumps(recipe) if is_constant and moved else g.group
             found.setdefault(key, (index, []))[1].append(g)
         return list(found.values())
 
     def _mean_loss(self, wanted: Any) -> float | None:
-        losses = [loss for g in self.groups if wanted(g.recipe) for loss in g.losses]
-        return statistics.fmean(losses) if losses else None
+        chosen = [g for g in self.groups if wanted(g.runs[0].recipe)]
+        losses = [loss for g in chosen for loss in g.held_out_losses]
+        return fmean(losses) if losses else None
 
 
 def read_sweep(folder: Path) -> SweepData:
@@ -141,17 +134,14 @@ def read_sweep(folder: Path) -> SweepData:
             "`sparsellm sweep` wrote, such as runs/quality"
         )
     content = read_model(path, _SweepFile, "run the sweep again")
-    bench_lines = _lines(folder / BENCH_FILE)
+    bench = _lines(folder / BENCH_FILE)
     begun = [r for r in content["runs"] if without_records(folder / r["name"]) is None]
     if not begun:
         raise FileNotFoundError(f"{folder}: none of its runs has a record yet")
     groups: dict[str, list[RunData]] = {}
     for run, data in zip(begun, read_runs([folder / r["name"] for r in begun]), strict=True):
         groups.setdefault(run["group"], []).append(data)
-    found = []
-    for name, members in groups.items():
-        own = {run.path.name for run in members}
-        found.append(Group(name, members, [r for r in bench_lines if r["case"].get("run") in own]))
+    found = [_group(name, members, bench) for name, members in groups.items()]
     return SweepData(content["name"], content["description"], found)
 
 
@@ -165,7 +155,7 @@ def last_nnz(run: RunData) -> float:
     """Non-zeros per token over the last tenth of a run's steps, mean over layers."""
     end = run.train[-1]["step"] * (1 - _LAST_SHARE)
     late = [r for r in run.train if r["step"] > end] or run.train[-1:]
-    return statistics.fmean(statistics.fmean(r["sparsity"]["nnz_mean"]) for r in late)
+    return fmean(fmean(r["sparsity"]["nnz_mean"]) for r in late)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

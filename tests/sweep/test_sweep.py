@@ -337,7 +337,7 @@ def test_the_report_groups_seeds_and_compares_with_dense_relu(tiny, tmp_path, ca
 
 def test_groups_that_differ_in_lambda_alone_are_one_curve(tiny, tmp_path):
     _write_sweep(tmp_path, tiny, [("l1-1e-05", 1e-5, 5.3), ("l1-0.0003", 3e-4, 5.15)])
-    assert [(i, [g.name for g in own]) for i, own in read_sweep(tmp_path).families()] == [
+    assert [(i, [g.group for g in own]) for i, own in read_sweep(tmp_path).families()] == [
         (0, ["dense-relu"]),
         (1, ["l1", "l1-1e-05", "l1-0.0003"]),
     ]

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel as HFModel
 
 from sparsellm.analyze.tally import LayerTally, TokenTally
-from sparsellm.analyze.trace import Trace, join_traces, pattern_trace
+from sparsellm.analyze.trace import Trace, pattern_trace
 from sparsellm.data.corpus import Corpus, load_corpora, load_corpus
 from sparsellm.data.held_out import validation_batches
 from sparsellm.ffn.module import SparseFFN
@@ -87,7 +87,14 @@ def analyze(
             for end, found in zip(("lowest", "highest"), extremes, strict=True)
         },
     }
-    traces = [join_traces(of_layer) for of_layer in zip(*kept, strict=True)]
+    traces = [
+        Trace(
+            np.concatenate([trace.count_M for trace in of_layer]),
+            np.concatenate([trace.index for trace in of_layer]),
+            shape.intermediate_size,
+        )
+        for of_layer in zip(*kept, strict=True)
+    ]
     return Analysis(statistics, traces, np.concatenate(kept_ids))
 
 

@@ -8,10 +8,8 @@ ids, (sequences, context_length). Kernel benchmarks read it as their real input.
 
 import zipfile
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -56,15 +54,6 @@ def pattern_trace(active_MN: Tensor) -> Trace:
     )
 
 
-def join_traces(traces: Sequence[Trace]) -> Trace:
-    """One trace of the tokens of several, in their order."""
-    return Trace(
-        np.concatenate([trace.count_M for trace in traces]),
-        np.concatenate([trace.index for trace in traces]),
-        traces[0].num_neurons,
-    )
-
-
 def save_traces(path: Path, traces: list[Trace], ids_BT: NDArray[np.integer] | None = None) -> None:
     """Writes a trace file; the ids of its tokens with it, if they are given."""
     arrays: dict[str, NDArray] = {} if ids_BT is None else {"ids": ids_BT.astype(np.int32)}
@@ -84,7 +73,11 @@ def load_traces(path: Path, num_neurons: int) -> tuple[list[Trace], NDArray[np.i
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such trace file; `sparsellm analyze` writes them")
-    arrays = _load(path)
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {"one array": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged, or not a NumPy file ({error})") from error
     names = arrays.keys() - {"ids"}
     layers = range(sum(name.startswith("count") for name in names))
     if not layers or names != {f"{kind}{layer}" for kind in ("count", "idx") for layer in layers}:
@@ -105,18 +98,3 @@ def load_traces(path: Path, num_neurons: int) -> tuple[list[Trace], NDArray[np.i
             f"{traces[0].num_tokens:,} tokens"
         )
     return traces, None if ids is None else ids.astype(np.int64)
-
-
-def _load(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an archive by name.
-
-    Raises:
-        ValueError: it is damaged, or is not an archive of arrays.
-    """
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.ndarray):
-            return dict(loaded)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged, or not a NumPy file ({error})") from error
-    raise ValueError(f"{path} is not a trace file: it is one array")

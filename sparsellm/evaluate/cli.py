@@ -203,11 +203,8 @@ def _save(path: Path, about: dict[str, Any], scores: Scores, evaluator: Evaluato
 
     suite = evaluator.suite.model_dump(mode="json")
     content = {**about, **asdict(scores), "suite": suite}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(content, indent=1) + "\n")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error}); name another file: --out") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
     return path
 
 

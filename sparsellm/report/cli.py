@@ -15,21 +15,12 @@ def add_report_parser(commands: Any) -> None:
         help="write one HTML page of a run, or of several overlaid; needs no network",
         description="Writes one self-contained HTML page of one run or of several overlaid.",
     )
-    parser.add_argument(
-        "run_paths", type=Path, nargs="*", metavar="RUN", help="folder such as runs/debug"
-    )
-    parser.add_argument(
-        "--sweep",
-        type=Path,
-        metavar="DIR",
-        help="report the runs of a sweep, such as runs/quality, with a table and a figure",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE.html",
-        help="page to write (default: RUN/report.html, or ./report.html for several runs)",
-    )
+    text = "folder such as runs/debug"
+    parser.add_argument("run_paths", type=Path, nargs="*", metavar="RUN", help=text)
+    text = "report the runs of a sweep, such as runs/quality, with a table and a figure"
+    parser.add_argument("--sweep", type=Path, metavar="DIR", help=text)
+    text = "page to write (default: RUN/report.html, or ./report.html for several runs)"
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help=text)
     parser.set_defaults(run=_report)
 
 
@@ -39,15 +30,15 @@ def _report(options: argparse.Namespace) -> None:
     from sparsellm.report.page import write_report
     from sparsellm.report.sweep_report import write_sweep_report
 
-    empty = {path: without_records(path) for path in options.run_paths}
-    if None in empty.values():  # else the error below says what is missing
+    paths = options.run_paths
+    empty = {path: why for path in paths if (why := without_records(path))}
+    if len(empty) < len(paths):  # else the error below says what is missing
         for path, why in empty.items():
-            if why is not None:
-                print(f"skipped {path}: {why}", file=sys.stderr)
-                options.run_paths.remove(path)
-    if bool(options.run_paths) == bool(options.sweep):
+            print(f"skipped {path}: {why}", file=sys.stderr)
+        paths = [path for path in paths if path not in empty]
+    if bool(paths) == bool(options.sweep):
         raise ValueError("give run folders, or one sweep: --sweep runs/quality")
     if options.sweep:
         print(*write_sweep_report(options.sweep, options.out), sep="\n")
     else:
-        print(write_report(options.run_paths, options.out))
+        print(write_report(paths, options.out))

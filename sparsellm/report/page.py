@@ -36,14 +36,11 @@ def write_report(run_paths: list[Path], out: Path | None = None) -> Path:
         FileNotFoundError: a folder is not a run.
         ValueError: a run has no record yet, a file of it is damaged, or the page cannot be written.
     """
-    if out is not None:
-        check_out(out)
-    runs = read_runs(run_paths)
-    if out is None:
-        out = runs[0].path / REPORT_FILE if len(runs) == 1 else Path(REPORT_FILE)
-        check_out(out)
+    alone = len({path.resolve() for path in run_paths}) == 1
+    out = out or (run_paths[0] / REPORT_FILE if alone else Path(REPORT_FILE))
+    check_out(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, render_page(runs))
+    write_atomically(out, render_page(read_runs(run_paths)))
     return out
 
 
@@ -55,14 +52,18 @@ def render_page(runs: list[RunData], sweep: SweepData | None = None, about: str 
         sweep: that they are of.
         about: HTML about the sweep, with which the page begins.
     """
-    names = sweep.name if sweep else ", ".join(run.label for run in runs)
+    names, description = ", ".join(run.label for run in runs), runs[0].recipe.description
+    if len(runs) > 1:
+        description = f"{len(runs)} runs in one set of charts"
+    if sweep:
+        names, description = sweep.name, sweep.description
     # One function scope for all scripts: no global names.
     script = "\n".join(_file(name) for name in _SCRIPTS)
     parts = {
         "TITLE": escape(f"{names}: sparsellm report"),
         "STYLE": _file("style.css"),
         "HEADING": escape(names if sweep or len(runs) <= 3 else f"{len(runs)} runs"),
-        "DESCRIPTION": escape(sweep.description if sweep else _description(runs)),
+        "DESCRIPTION": escape(description),
         "SWEEP": _sweep_section(about, len(runs)) if sweep else "",
         "VERDICT": "" if sweep else "\n".join(_verdict_section(r, len(runs) > 1) for r in runs),
         "SUMMARY": tables.summary_table(runs),
@@ -138,12 +139,6 @@ def json_for_script(content: Any) -> str:
 def _sweep_section(content: str, num_runs: int) -> str:
     head = f"<h2 id='head-sweep'>The sweep: {num_runs} runs</h2>"
     return f"<section aria-labelledby='head-sweep'>\n{head}\n{content}\n</section>"
-
-
-def _description(runs: list[RunData]) -> str:
-    if len(runs) == 1:
-        return runs[0].recipe.description
-    return f"{len(runs)} runs in one set of charts"
 
 
 def _file(name: str) -> str:

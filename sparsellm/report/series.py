@@ -2,14 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from sparsellm.report.collect import Activity, Records, RunData
-from sparsellm.runs.evaluations import Evaluation
-from sparsellm.runs.metrics import LAYER_METRICS, METRICS, LayerMetric, Metric
+from sparsellm.runs.metrics import LAYER_METRICS, METRICS, LayerMetric
 from sparsellm.runs.records import nnz_bucket_edges, position_bucket_starts
 
 MAX_POINTS = 1000  # of a line; a long run has more records than a screen has columns
@@ -50,59 +49,49 @@ def chart_specs(runs: list[RunData]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _over_tokens(run: RunData) -> dict[str, Line]:
-    def of(metric: Metric) -> Callable[[dict[str, Any]], float | None]:
-        return lambda record: metric.value(record, run.recipe)
+    lines = {
+        metric.name: _line([(r["tokens"], metric.value(r, run.recipe)) for r in run.train])
+        for metric in METRICS
+        if metric.section
+    }
+    means = [(e, e.mean.value) for e in run.evaluations if e.mean]
+    return {
+        **lines,
+        **_predicted(run),
+        "validation": _line([(r["tokens"], r["loss"]) for r in run.validation]),
+        "evaluation": _line([(e.tokens, mean) for e, mean in means if not e.caveat]),
+        "evaluation_limited": _line([(e.tokens, mean) for e, mean in means if e.caveat]),
+    }
 
-    lines = {metric.name: _line(run.train, of(metric)) for metric in METRICS if metric.section}
-    for name, value in _predicted(run).items():
-        lines[name] = _line(run.train, value)
-    lines["validation"] = _line(run.validation, lambda r: r["loss"])
-    lines["evaluation"] = _mean_scores([e for e in run.evaluations if not e.caveat])
-    lines["evaluation_limited"] = _mean_scores([e for e in run.evaluations if e.caveat])
-    return lines
 
-
-def _predicted(run: RunData) -> dict[str, Callable[[dict[str, Any]], float | None]]:
+def _predicted(run: RunData) -> dict[str, Line]:
     """The predicted time of a step's FFNs in ms: on the paths that they took, and all dense.
 
     From the measured costs of a layer, its union (by TwELL: its non-zeros), and the number of
     micro-batches that a rank computes one after the other.
     """
-    costs, ranks = run.costs, run.sessions[-1]["ranks"] if run.sessions else 1
-    key = (
-        ("sparsity", "nnz_mean") if run.recipe.ffn.format == "twell" else ("kernels", "union_mean")
-    )
-
-    def rounds(record: dict[str, Any]) -> float:
-        sequences = int(record.get("micro_batch_size") or run.recipe.train.micro_batch_size)
-        tokens = sequences * run.recipe.model.context_length * ranks
-        return run.recipe.train.global_batch_tokens / tokens
-
-    def chosen(record: dict[str, Any]) -> float | None:
-        if costs is None or "kernels" not in record:
-            return None
-        neurons_L, sparse_L = record[key[0]][key[1]], record["kernels"]["sparse"]
-        layers = zip(neurons_L, sparse_L, strict=True)
-        return rounds(record) * sum(costs.sparse(n) if s else costs.dense for n, s in layers)
-
-    def dense(record: dict[str, Any]) -> float | None:
-        return (
-            None
-            if costs is None
-            else rounds(record) * costs.dense * run.recipe.model.num_hidden_layers
-        )
-
-    return {"predicted_ffn_ms": chosen, "predicted_dense_ms": dense}
+    costs, recipe, ranks = run.costs, run.recipe, run.sessions[-1]["ranks"] if run.sessions else 1
+    if costs is None:
+        return dict.fromkeys(("predicted_ffn_ms", "predicted_dense_ms"), _line([]))
+    chosen, dense = [], []
+    for record in run.train:
+        sequences = int(record.get("micro_batch_size") or recipe.train.micro_batch_size)
+        at_once = sequences * recipe.model.context_length * ranks
+        rounds = recipe.train.global_batch_tokens / at_once
+        dense.append((record["tokens"], rounds * costs.dense * recipe.model.num_hidden_layers))
+        if "kernels" in record:
+            neurons_L = record["kernels"]["union_mean"]
+            if recipe.ffn.format == "twell":
+                neurons_L = record["sparsity"]["nnz_mean"]
+            layers = zip(neurons_L, record["kernels"]["sparse"], strict=True)
+            ms = [costs.sparse(n) if sparse else costs.dense for n, sparse in layers]
+            chosen.append((record["tokens"], rounds * sum(ms)))
+    return {"predicted_ffn_ms": _line(chosen), "predicted_dense_ms": _line(dense)}
 
 
-def _mean_scores(evaluations: list[Evaluation]) -> Line:
-    scored = [(e.tokens, e.mean.value) for e in evaluations if e.mean and e.tokens is not None]
-    return {"x": [x for x, _ in scored], "y": _rounded([y for _, y in scored])}
-
-
-def _line(records: Records, value: Callable[[dict[str, Any]], float | None]) -> Line:
-    points = [(record["tokens"], value(record)) for record in records]
-    finite = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+def _line(points: Sequence[tuple[int | None, float | None]]) -> Line:
+    known = [(x, y) for x, y in points if x is not None and y is not None]
+    finite = [(x, y) for x, y in known if math.isfinite(y)]
     kept = thin(finite, MAX_POINTS)
     return {"x": [x for x, _ in kept], "y": _rounded([y for _, y in kept])}
 

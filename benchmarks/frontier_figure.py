@@ -65,7 +65,7 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
         axes.legend(loc="upper right", fontsize=11)
     of_all = ", FP8" if precisions == {"fp8"} else ""
     x_label = f"GPU seconds of training{of_all}"
-    drawing.label(axes, "", x_label, "held-out loss, nats per token")
+    axes.set(xlabel=x_label, ylabel="held-out loss, nats per token")
     axes.xaxis.label.set_fontsize(11)
     axes.yaxis.label.set_fontsize(11)
     _name_ends(figure, axes, named)

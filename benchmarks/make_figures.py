@@ -73,7 +73,7 @@ def _ffn_speed(lines: Sequence[Line]) -> Drawn | None:
                     points = _published(bench, pattern)
                 _speed_points(axes, sorted(points), system, pattern, marker)
         axes.axhline(1.0, color=drawing.MUTED, linestyle="--", label="dense (cuBLAS, compiled)")
-        drawing.label(axes, title, _NNZ, "speed over dense")
+        axes.set(title=title, xlabel=_NNZ, ylabel="speed over dense")
         drawing.log_scale(axes.xaxis)
         axes.set_xlim(10, 400)
         axes.set_xticks(_SHOWN_NNZ, list(map(str, _SHOWN_NNZ)))
@@ -148,7 +148,7 @@ def _model_sizes(lines: Sequence[Line]) -> Drawn | None:
                     xytext=(0, 1), textcoords="offset points",
                 )  # fmt: skip
         axes.set_xticks(range(len(PAPER_MODELS)), [model.name for model in PAPER_MODELS])
-        drawing.label(axes, title, "model", unit)
+        axes.set(title=title, xlabel="model", ylabel=unit)
         axes.grid(visible=False, axis="x")
     drawing.legend_beside(figure, panels)
     return figure, [line for pair in pairs.values() for line in pair.lines]
@@ -167,7 +167,7 @@ def _scaling(lines: Sequence[Line]) -> Drawn | None:
         for place, pair in enumerate(own):
             _side_bars(axes, place, pair)
         axes.set_xticks(range(len(own)), [_launch(pair) for pair in own], fontsize=8)
-        drawing.label(axes, train_results.size_name(recipe), "", "tokens/ms of each GPU")
+        axes.set(title=train_results.size_name(recipe), ylabel="tokens/ms of each GPU")
         axes.grid(visible=False, axis="x")
         axes.margins(y=0.1)
     figure.suptitle("Training over the GPUs of one node: rate of each GPU, dense and sparse")

@@ -51,8 +51,8 @@ def quality_and_speed(lines: Sequence[Line]) -> Drawn | None:
         drawing.dense_lines(loss, dense)
     layers, width, tokens = size
     of = f"{layers} layers of {width}, {tokens / 1e6:,.0f}M tokens"
-    drawing.label(loss, f"Held-out loss: {of}", _NNZ, "nats per token")
-    drawing.label(rate, "Training", _NNZ, "thousand tokens/s")
+    loss.set(title=f"Held-out loss: {of}", xlabel=_NNZ, ylabel="nats per token")
+    rate.set(title="Training", xlabel=_NNZ, ylabel="thousand tokens/s")
     drawing.from_zero(rate)
     for axes in (loss, rate):
         drawing.log_scale(axes.xaxis)
@@ -73,7 +73,7 @@ def score_and_forward(lines: Sequence[Line]) -> Drawn | None:
     score, speed, energy, layers = panels
     shown: list[Line] = [line for g in groups for line in g.lines]
     _by_nnz(score, groups, lambda g: _each_seed(g, [100 * s for s in g.scores]))
-    drawing.label(score, f"Mean task score (sweep {sweep})", _NNZ, "% right")
+    score.set(title=f"Mean task score (sweep {sweep})", xlabel=_NNZ, ylabel="% right")
     for axes, title, unit, metric, draw in (
         (speed, "Model forward, token order: speed", "× dense", "tokens_per_ms", _by_nnz),
         (energy, "The same: energy", "dense over sparse", "mJ_per_token", _by_nnz),
@@ -82,7 +82,7 @@ def score_and_forward(lines: Sequence[Line]) -> Drawn | None:
         measured = {g.name: sweep_results.forwards(lines, g, metric) for g in groups}
         shown += [line for own in measured.values() for line in own]
         draw(axes, groups, partial(_ratios, measured))
-        drawing.label(axes, title, _NNZ, unit)
+        axes.set(title=title, xlabel=_NNZ, ylabel=unit)
     for axes in panels:
         drawing.log_scale(axes.xaxis)
     drawing.legend_beside(figure, panels)

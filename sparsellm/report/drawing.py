@@ -94,13 +94,6 @@ def new_figure(
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
-def label(axes: Axes, title: str, x: str, y: str) -> None:
-    """Title and axis labels."""
-    axes.set_title(title)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-
-
 def log_scale(axis: Axis) -> None:
     """A logarithmic axis with 5 and 0.02, where matplotlib writes 5×10⁰ and 2×10⁻²."""
     from matplotlib.ticker import FuncFormatter, LogFormatter

@@ -49,14 +49,12 @@ def chart_specs(runs: list[RunData]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _over_tokens(run: RunData) -> dict[str, Line]:
-    lines = {
-        metric.name: _line([(r["tokens"], metric.value(r, run.recipe)) for r in run.train])
-        for metric in METRICS
-        if metric.section
-    }
+    drawn = [metric for metric in METRICS if metric.section]
     means = [(e, e.mean.value) for e in run.evaluations if e.mean]
     return {
-        **lines,
+        **{
+            m.name: _line([(r["tokens"], m.value(r, run.recipe)) for r in run.train]) for m in drawn
+        },
         **_predicted(run),
         "validation": _line([(r["tokens"], r["loss"]) for r in run.validation]),
         "evaluation": _line([(e.tokens, mean) for e, mean in means if not e.caveat]),

@@ -140,7 +140,7 @@ def draw_sweep(sweep: SweepData) -> tuple[str, list[str]]:
                 drawing.series(axes, name, members, index)
             if panel is LOSS and sweep.dense_relu:
                 drawing.dense_lines(axes, sweep.dense_relu)
-            drawing.label(axes, panel.title, _NNZ, panel.unit)
+            axes.set(title=panel.title, xlabel=_NNZ, ylabel=panel.unit)
             drawing.log_scale(axes.xaxis)
             if panel.from_zero:
                 drawing.from_zero(axes)

@@ -7,7 +7,6 @@ from typing import Any
 
 from sparsellm.estimate import active_parameters, count_parameters
 from sparsellm.report.collect import RunData
-from sparsellm.runs.evaluations import Evaluation
 from sparsellm.runs.metrics import duration, mean
 from sparsellm.runs.records import l1_text
 from sparsellm.strict import flatten
@@ -102,7 +101,9 @@ def evaluation_table(runs: list[RunData]) -> str:
     means = [evaluation.mean for _, evaluation in scored]
     if any(means):
         rows.append(["mean of the suite", *(m.text("acc") if m else "–" for m in means)])
-    head = ["Task, metric", *(f"{run.label}, {_when(e)}" for run, e in scored)]
+    steps = ["unknown" if e.step is None else f"{e.step:,}" for _, e in scored]
+    labels = [f"{run.label}, step {step}" for (run, _), step in zip(scored, steps, strict=True)]
+    head = ["Task, metric", *labels]
     notes = ["Accuracies in percent ± standard error; * enters the mean."]
     for run, evaluation in scored:
         if evaluation.caveat:
@@ -188,10 +189,6 @@ def _nnz(run: RunData) -> str:
         return "–"
     nnz = mean(_last(run)["nnz_mean"])
     return f"{nnz:,.1f} ({nnz / run.recipe.model.intermediate_size:.2%})"
-
-
-def _when(evaluation: Evaluation) -> str:
-    return "step unknown" if evaluation.step is None else f"step {evaluation.step:,}"
 
 
 def _value(value: Any) -> str:

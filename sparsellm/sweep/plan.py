@@ -18,6 +18,7 @@ from sparsellm.recipe import Recipe, load_recipe
 from sparsellm.runs.files import RECIPE_FILE
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 from sparsellm.strict import StrictModel, flatten, load_yaml, validate
+from sparsellm.training.schedule import measurements_due
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -167,9 +168,7 @@ def is_finished(recipe: Recipe) -> bool:
             f"{path} is a run of another recipe (it differs in {', '.join(keys)}): move it away, "
             "or give the sweep another name"
         )
-    kinds = {"train"}
-    kinds |= {"validation"} if recipe.validation.every_steps else set()
-    kinds |= {"evaluation"} if recipe.evaluation.every_steps else set()
+    kinds = {"train", *measurements_due(recipe, recipe.train.steps)}
     return kinds <= {r["kind"] for r in read_metrics(path) if r["step"] == recipe.train.steps}
 
 

@@ -20,7 +20,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from sparsellm.processes.launched import launch_config
 from sparsellm.recipe import Recipe
@@ -71,7 +70,13 @@ def run_sweep(
     needed = {run.init_from for run in chosen} | {run.name for run in chosen}
     done = {run.name for run in plan.runs if run.name in needed and is_finished(run.recipe)}
     plan.folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(plan.folder / SWEEP_FILE, json.dumps(_describe(plan), indent=1) + "\n")
+    content = {
+        "name": plan.name,
+        "description": plan.description,
+        "command": shlex.join(["sparsellm", *sys.argv[1:]]),
+        "runs": [{"name": r.name, "group": r.group, "seed": r.recipe.seed} for r in plan.runs],
+    }
+    write_atomically(plan.folder / SWEEP_FILE, json.dumps(content, indent=1) + "\n")
     for name in sorted(done):
         say(f"{name}: finished before")
     todo = [run for run in chosen if run.name not in done]
@@ -210,9 +215,3 @@ def _summary(recipe: Recipe) -> str:
     nnz = train["sparsity"]["nnz_mean"]
     rate = train["tokens_per_second"]
     return f"{loss}, {sum(nnz) / len(nnz):.1f} non-zeros, {rate:,.0f} tokens/s at the end"
-
-
-def _describe(plan: SweepPlan) -> dict[str, Any]:
-    runs = [{"name": r.name, "group": r.group, "seed": r.recipe.seed} for r in plan.runs]
-    command = shlex.join(["sparsellm", *sys.argv[1:]])
-    return {"name": plan.name, "description": plan.description, "command": command, "runs": runs}

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,24 +27,20 @@ SHOWN_TOKENS = 32  # of each end
 RAREST_TOKEN, MIN_OCCURRENCES = 2**14, 8
 
 
-class Analysis(NamedTuple):
-    """The results of `analyze`."""
-
-    statistics: dict[str, Any]  # ready for JSON
-    traces: list[Trace]  # of the first tokens, one per layer
-    ids_BT: NDArray[np.int64]  # of the traces' rows
-
-
 def analyze(
     pretrained: Pretrained,
     corpus: Corpus,
     num_tokens: int,
     micro_batch_size: int,
     trace_tokens: int,
-) -> Analysis:
+) -> tuple[dict[str, Any], list[Trace], NDArray[np.int64]]:
     """Counts activations over ``num_tokens``, and keeps the patterns of the first ``trace_tokens``.
 
     Both are in whole sequences. Memory does not grow with ``num_tokens``.
+
+    Returns:
+        The statistics, ready for JSON; the patterns as traces, one per layer; the ids of their
+        tokens, (sequences, context_length).
 
     Raises:
         ValueError: the corpus has less than one sequence of held-out text.
@@ -95,7 +91,7 @@ def analyze(
         )
         for of_layer in zip(*kept, strict=True)
     ]
-    return Analysis(statistics, traces, np.concatenate(kept_ids))
+    return statistics, traces, np.concatenate(kept_ids)
 
 
 def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:

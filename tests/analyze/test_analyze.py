@@ -169,11 +169,11 @@ def test_some_layers_patterns_can_be_kept_alone(checkpoint, tmp_path, capsys):
 def test_what_is_counted_and_what_is_kept_are_asked_for_apart(checkpoint):
     pretrained = load_pretrained(checkpoint)
     corpus = held_out_corpus(pretrained.recipe, None)
-    found = analyze(pretrained, corpus, 512, 4, trace_tokens=128)
-    whole = analyze(pretrained, corpus, 512, 2, trace_tokens=512)
-    assert found.statistics == whole.statistics  # whatever the batch, whatever is kept
-    assert (found.ids_BT.shape, whole.ids_BT.shape) == ((4, 32), (16, 32))
-    for some, every in zip(found.traces, whole.traces, strict=True):
+    found, few, few_ids = analyze(pretrained, corpus, 512, 4, trace_tokens=128)
+    whole, all_of_it, all_ids = analyze(pretrained, corpus, 512, 2, trace_tokens=512)
+    assert found == whole  # whatever the batch, whatever is kept
+    assert (few_ids.shape, all_ids.shape) == ((4, 32), (16, 32))
+    for some, every in zip(few, all_of_it, strict=True):
         assert some.num_tokens == 128
         assert some.index.tolist() == every.index[: len(some.index)].tolist()
 

@@ -183,12 +183,8 @@ def _run(options: argparse.Namespace) -> None:
     Raises:
         ValueError: no case was measured.
     """
-    import torch
-
     from sparsellm.bench import record
 
-    # TF32 fits patterns faster (`patterns.fit_gate`); in such products bf16 values stay exact.
-    torch.set_float32_matmul_precision("high")
     module = importlib.import_module(f"sparsellm.bench.{options.module}")
     found = None
     for found in module.measure(options):

@@ -121,9 +121,9 @@ def fit_gate(
 ) -> tuple[Tensor, Tensor]:
     """Inputs and gate weights, bf16, such that ``x Wᵀ`` is positive exactly where the pattern is.
 
-    Both are learned with a squared hinge loss; sparse patterns are far below the capacity of a
-    rank-K product. Every entry ends up at least 0.2 from zero, so that neither the order of
-    summation nor the precision of the accumulator changes the pattern.
+    Both are learned with a squared hinge loss, for which TF32 suffices; sparse patterns are far
+    below the capacity of a rank-K product. Every entry ends up at least 0.2 from zero, so that
+    neither the order of summation nor the precision of the accumulator changes the pattern.
 
     Returns:
         x of (M, K) and W of (N, K).

@@ -12,14 +12,13 @@ from hypothesis import given, settings, strategies as st
 
 from results import read_records
 from sparsellm.analyze.trace import load_traces
-from sparsellm.data import position
 from sparsellm.data.corpus import load_corpora
 from sparsellm.data.identity import read_about
 from sparsellm.evaluate.suite import _rows
 from sparsellm.recipe import load_recipe
 from sparsellm.recipe_sections import DataConfig
 from sparsellm.report import collect, sweep_runs
-from sparsellm.runs import checkpoint, hf_folder
+from sparsellm.runs import hf_folder
 from sparsellm.runs.dashboard import read_sent
 from sparsellm.runs.evaluations import read_evaluations
 from sparsellm.runs.files import read_tensors
@@ -104,9 +103,7 @@ def _tokenizer_config(path: Path) -> None:
 
 
 JSON_READERS: dict[str, Callable[[Path], object]] = {
-    "trainer.json": lambda path: checkpoint.read_trainer(path, "restore it"),
-    "rank_00000.json": checkpoint.read_position,
-    "manifest.json": lambda path: read_manifest(path.parent, "restore it"),
+    "manifest.json": lambda path: read_manifest(path.parent),
     "running.json": _stop,
     "wandb_sent.json": read_sent,
     "eval_step_00000001.json": lambda path: read_evaluations(path.parent, []),
@@ -141,7 +138,7 @@ def _read_shard(path: Path) -> object:
 
 BYTE_READERS: dict[str, Callable[[Path], object]] = {
     "stats.safetensors": lambda path: read_tensors(path, "restore it"),
-    "model.safetensors": lambda path: stored_parts(path, "restore it"),
+    "model.safetensors": stored_parts,
     "model-00001-of-00001.safetensors": _read_shard,
     "traces.npz": lambda path: load_traces(path, 64),
 }
@@ -223,21 +220,12 @@ def test_values_of_the_command_line(value):
 
 
 def test_lines_of_keys(tmp_path):
-    trainer = tmp_path / "trainer.json"
+    trainer = tmp_path / hf_folder.EXPORT_TRAINER_FILE
     trainer.write_text(json.dumps({"tokens": 1, "step": "x"}, indent=1), encoding="utf-8")
     with pytest.raises(
         ValueError, match=r"trainer\.json, line 3: key 'step': must be a valid integer"
     ):
-        checkpoint.read_trainer(trainer, "restore it")
-    rank = tmp_path / "rank_00000.json"
-    lane = {"number": 1, "cursors": {"a": [1, 2]}}
-    state = {
-        "format": position.FORMAT, "seed": 0, "tokenizer": "bytes", "corpora": {"a": "b"},
-        "number": 1, "num_lanes": 1, "tokens": {"a": 1}, "lanes": {"0": lane},
-    }  # fmt: skip
-    rank.write_text(json.dumps(state, indent=1), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"rank_00000\.json, line 17: key 'lanes.0.cursors.a'"):
-        checkpoint.read_position(rank)
+        hf_folder.read_trainer(tmp_path)
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("base: debug\ntrain:\n  steps: 10\n  stepz: 3\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"mine\.yaml, line 4: unknown key 'train\.stepz'"):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sparsellm.recipe import load_recipe
-from sparsellm.runs import checkpoint
+from sparsellm.runs import hf_folder
 from sparsellm.runs.evaluations import read_evaluations
 from sparsellm.runs.records import METRICS_FILE, read_metrics
 from sparsellm.strict import load_yaml, read_json
@@ -56,12 +56,12 @@ def test_numbers_of_a_recipe_are_finite(value):
     ],
 )
 def test_json_that_is_not_a_state(tmp_path, text, reason):
-    path = tmp_path / "trainer.json"
+    path = tmp_path / "sparsellm_trainer.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=reason) as caught:
-        checkpoint.read_trainer(path, "restore it")
+        hf_folder.read_trainer(tmp_path)
     assert str(path) in str(caught.value)
-    assert str(caught.value).endswith("restore it")
+    assert str(caught.value).endswith(hf_folder.REMEDY)
 
 
 def test_bytes_that_are_no_text_are_named(tmp_path):

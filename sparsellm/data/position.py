@@ -1,33 +1,12 @@
 """The saved position of the global stream, and the data for which it is valid."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-from annotated_types import Len
-from pydantic import BaseModel, NonNegativeInt, PositiveInt, StringConstraints
+from typing import Any
 
 from sparsellm.data.lanes import StreamConfig
-from sparsellm.data.stream import MIN_UNITS_PER_LANE, Cursor
+from sparsellm.data.stream import MIN_UNITS_PER_LANE
 
 FORMAT = 2
-
-
-class _SavedLane(BaseModel):
-    number: NonNegativeInt
-    cursors: dict[str, Annotated[list[int], Len(len(Cursor._fields), len(Cursor._fields))]]
-
-
-class SavedPosition(BaseModel):
-    """What a ``rank_….json`` of `FORMAT` holds."""
-
-    format: int
-    seed: int
-    tokenizer: str
-    corpora: dict[str, str]
-    number: NonNegativeInt
-    num_lanes: PositiveInt
-    tokens: dict[str, NonNegativeInt]
-    lanes: dict[Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")], _SavedLane]
 
 
 class DataStateMismatch(ValueError):

@@ -218,11 +218,10 @@ def _of_newest_checkpoint(path: Path) -> tuple[Activity | None, Costs | None]:
     newest = checkpoint.latest(path / "checkpoints")
     if newest is None:
         return None, None
-    remedy = f"move {newest} elsewhere to report without it"
-    state = checkpoint.read_trainer(newest / checkpoint.TRAINER_FILE, remedy)
+    state = checkpoint.read_trainer(newest)
     measured = (state.get("kernels") or {}).get("costs")
     costs = Costs(**measured) if measured else None
-    stats = checkpoint.read_stats(newest, remedy)
+    stats = checkpoint.read_stats(newest)
     for counts, tokens in (
         ("activity_LN", "activity_tokens"),
         ("window_fired_LN", "window_seen_tokens"),

@@ -22,14 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from sparsellm.data import position
 from sparsellm.runs.files import RECIPE_FILE, read_tensors
-from sparsellm.runs.manifest import MANIFEST_FILE, Manifest, files_like, read_manifest, verify
+from sparsellm.runs.manifest import (
+    MANIFEST_FILE,
+    REMEDY,
+    Manifest,
+    files_like,
+    read_manifest,
+    verify,
+)
 from sparsellm.runs.tensor_files import StoredTensors, files_of
-from sparsellm.strict import read_json, read_model, validate
+from sparsellm.strict import read_json
 
 LATEST = "latest"
 MODEL, OPTIMIZER, STATS = "model", "optimizer", "stats"
@@ -39,7 +44,6 @@ TRAINER_FILE = "trainer.json"
 FORMAT = 2  # in trainer.json
 _STEP_NAMES = "step_" + "[0-9]" * 8
 _NAME = re.compile(r"step_[\w.-]{1,100}")  # in `latest`: no path that leads elsewhere
-REMEDY = "resume from an older checkpoint"
 
 
 class CheckpointError(RuntimeError):
@@ -79,53 +83,6 @@ class SavedState:
         return self.manifest.step
 
 
-class _AveragesState(BaseModel):
-    steps: NonNegativeInt
-    sums: dict[str, FiniteFloat]
-
-
-class _TargetState(BaseModel):
-    log_l1: list[FiniteFloat]
-    fast: list[FiniteFloat] | None
-    slow: list[FiniteFloat] | None
-    said: list[str] = []
-
-
-class _KernelsState(BaseModel):
-    device: str
-    costs: dict[str, Any] | None
-    paths: list[str]
-    format: str = "union"
-
-
-class _OriginState(BaseModel):
-    name: str
-    step: NonNegativeInt
-    tokens: NonNegativeInt
-
-
-class _TeacherState(_OriginState):
-    path: str
-
-
-class _TrainerState(BaseModel):
-    """The keys of a ``trainer.json`` that readers use; earlier versions wrote fewer."""
-
-    model_config = ConfigDict(extra="allow")
-
-    step: NonNegativeInt
-    tokens: NonNegativeInt = 0
-    format: int = 1
-    world_size: PositiveInt = 1
-    skipped: NonNegativeInt = 0
-    skipped_in_a_row: NonNegativeInt = 0
-    averages: _AveragesState | None = None
-    target: _TargetState | None = None
-    kernels: _KernelsState | None = None
-    init_from: _OriginState | None = None
-    teacher: _TeacherState | None = None
-
-
 def rank_name(rank: int) -> str:
     """The name of a rank's two files, without their suffix."""
     return f"rank_{rank:05d}"
@@ -158,7 +115,7 @@ def complete_step(path: Path) -> int | None:
     It is complete if all its files exist with the right size; their content is not read.
     """
     try:
-        manifest = read_manifest(path, REMEDY)
+        manifest = read_manifest(path)
         whole = all((path / n).stat().st_size == file.size for n, file in manifest.files.items())
     except (ValueError, OSError):
         return None
@@ -185,29 +142,17 @@ def latest(folder: Path) -> Path | None:
 
 def data_states(path: Path) -> list[dict[str, Any]]:
     """The data positions of all ranks that saved a checkpoint."""
-    return [read_position(file) for file in files_like(path, "rank_*.json", REMEDY)]
+    return [read_json(file, REMEDY) for file in files_like(path, "rank_*.json")]
 
 
-def read_trainer(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
-    """The content of a ``trainer.json``.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is missing or damaged; names it and the key.
-    """
-    return read_model(path, _TrainerState, remedy)
-
-
-def read_position(path: Path) -> dict[str, Any]:
-    """The data position of one rank, from its ``rank_….json``.
+def read_trainer(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint's ``trainer.json``.
 
     Raises:
-        FileNotFoundError, ValueError: the file is missing or damaged; names it, the line and key.
+        FileNotFoundError, ValueError: the file is missing or damaged.
     """
-    content = read_json(path, REMEDY)
-    # Positions of earlier versions have other keys, which `merge` reports.
-    if content.get("format") == position.FORMAT:
-        validate(position.SavedPosition, content, path, remedy=REMEDY)
-    return content
+    verify(path, [TRAINER_FILE])
+    return read_json(path / TRAINER_FILE, REMEDY)
 
 
 def load(path: Path, rank: int = 0, world_size: int = 1) -> SavedState:
@@ -231,7 +176,7 @@ def identity(path: Path) -> str:
             older checkpoint.
     """
     with _offering_older(path):
-        return f"{path.name} ({read_manifest(path, REMEDY).id})"
+        return f"{path.name} ({read_manifest(path).id})"
 
 
 @contextmanager
@@ -243,7 +188,7 @@ def _offering_older(path: Path) -> Iterator[None]:
         number = re.search(r"step_(\d+)", path.name)
         limit = int(number[1]) if number else -1
         with suppress(FileNotFoundError, ValueError):
-            limit = read_manifest(path, REMEDY).step
+            limit = read_manifest(path).step
         for older in reversed(checkpoints_in(path.parent)):
             if step_of(older) > limit or older == path:
                 continue
@@ -258,39 +203,39 @@ def _offering_older(path: Path) -> Iterator[None]:
 
 
 def _load(path: Path, rank: int, world_size: int) -> SavedState:
-    manifest = read_manifest(path, REMEDY)
+    manifest = read_manifest(path)
     # Every rank reads the small files; each verifies its share of all others.
     own = [TRAINER_FILE, RECIPE_FILE, *sorted(manifest.files)[rank::world_size]]
-    verify(path, dict.fromkeys(own), REMEDY)
+    verify(path, dict.fromkeys(own))
     rng_file = path / f"{rank_name(rank)}.safetensors"
     return SavedState(
         path=path,
         manifest=manifest,
-        trainer=read_trainer(path / TRAINER_FILE),
+        trainer=read_json(path / TRAINER_FILE, REMEDY),
         recipe_yaml=(path / RECIPE_FILE).read_text(encoding="utf-8"),
         rng=read_tensors(rng_file, REMEDY) if rng_file.name in manifest.files else {},
     )
 
 
-def read_kind(path: Path, kind: str, remedy: str = REMEDY) -> dict[str, Tensor]:
+def read_kind(path: Path, kind: str) -> dict[str, Tensor]:
     """The whole tensors of a kind, verified and on the CPU.
 
     Raises:
         FileNotFoundError: there are none.
         ValueError: a file is damaged.
     """
-    verify(path, [file.name for file in files_of(path, kind, remedy)], remedy)
-    stored = StoredTensors(path, kind, remedy)
+    verify(path, [file.name for file in files_of(path, kind)])
+    stored = StoredTensors(path, kind)
     wholes = {name: torch.empty_like(t, device="cpu") for name, t in stored.empty().items()}
     stored.read(wholes)
     return wholes
 
 
-def read_stats(path: Path, remedy: str = REMEDY) -> dict[str, Tensor]:
+def read_stats(path: Path) -> dict[str, Tensor]:
     """The statistics of a checkpoint; empty if it has none, or is a Hugging Face folder.
 
     Raises:
         FileNotFoundError, ValueError: a file of the checkpoint is missing or damaged.
     """
-    has_some = is_checkpoint(path) and files_of(path, STATS, remedy)
-    return read_kind(path, STATS, remedy) if has_some else {}
+    has_some = is_checkpoint(path) and files_of(path, STATS)
+    return read_kind(path, STATS) if has_some else {}

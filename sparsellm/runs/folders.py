@@ -72,7 +72,7 @@ def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:
     Raises:
         OSError: something cannot be deleted; what can be is.
     """
-    own = [p for p in checkpoints_in(folder) if read_manifest(p, "").id in newest.branch]
+    own = [p for p in checkpoints_in(folder) if read_manifest(p).id in newest.branch]
     before = [path for path in own if step_of(path) <= newest.step - skipped]
     since = [path for path in own if step_of(path) > newest.step - skipped]
     remains = (path for kind in ("pruned", "replaced") for path in folder.glob(f".tmp-{kind}-*"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from torch import Tensor
 
 from sparsellm.architecture import PUBLISHED
@@ -36,6 +36,11 @@ class _ShardIndex(BaseModel):
     weight_map: dict[str, str] = Field(min_length=1)  # shard of each tensor
 
 
+class _Trainer(BaseModel):
+    step: NonNegativeInt
+    tokens: NonNegativeInt = 0
+
+
 def is_export(path: Path) -> bool:
     """Whether `sparsellm export` wrote it."""
     return (path / EXPORT_RECIPE_FILE).is_file()
@@ -51,7 +56,7 @@ def read_trainer(path: Path) -> dict[str, Any]:
     file = path / EXPORT_TRAINER_FILE
     if not file.is_file():
         return {"step": 0, "tokens": 0}
-    return checkpoint.read_trainer(file, REMEDY)
+    return read_model(file, _Trainer, REMEDY)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

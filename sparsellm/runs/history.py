@@ -11,7 +11,7 @@ import itertools
 from contextlib import suppress
 from pathlib import Path
 
-from sparsellm.runs.checkpoint import LATEST, RECIPE_FILE, REMEDY, checkpoints_in, latest
+from sparsellm.runs.checkpoint import LATEST, RECIPE_FILE, checkpoints_in, latest
 from sparsellm.runs.dashboard import SENT_FILE, WANDB_ID_FILE
 from sparsellm.runs.files import fsync, write_atomically
 from sparsellm.runs.manifest import Manifest, read_manifest
@@ -90,13 +90,11 @@ def _to_start(run_path: Path) -> _Change | None:
 
 
 def _to_branch(run_path: Path, resumed: Path) -> _Change | None:
-    folder, manifest = run_path / "checkpoints", read_manifest(resumed, REMEDY)
+    folder, manifest = run_path / "checkpoints", read_manifest(resumed)
     present = _present(folder)
     inside = resumed.parent.resolve() == folder.resolve()
     leaving = [
-        path
-        for path in checkpoints_in(folder)
-        if read_manifest(path, REMEDY).id not in manifest.branch
+        path for path in checkpoints_in(folder) if read_manifest(path).id not in manifest.branch
     ]
     written, taken = read_lines(run_path / METRICS_FILE), read_lines(resumed.parent / METRICS_FILE)
     source = ""
@@ -133,7 +131,7 @@ def _present(folder: Path) -> Manifest | None:
     newest = latest(folder)
     for path in ([newest] if newest else []) + checkpoints_in(folder)[::-1]:
         with suppress(FileNotFoundError, ValueError):
-            return read_manifest(path, REMEDY)
+            return read_manifest(path)
     return None
 
 

@@ -21,6 +21,7 @@ from sparsellm.runs.files import fsync
 from sparsellm.strict import StrictModel, damaged, read_json, validate
 
 MANIFEST_FILE = "manifest.json"
+REMEDY = "use an older checkpoint, or move this one elsewhere"
 CHUNK_BYTES = 64 * 2**20
 _READ_BYTES = 4 * 2**20  # stays in a core's cache between reading and hashing
 _MAX_THREADS = 16
@@ -81,7 +82,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     fsync(path)
 
 
-def read_manifest(folder: Path, remedy: str) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
@@ -89,19 +90,19 @@ def read_manifest(folder: Path, remedy: str) -> Manifest:
         ValueError: it is damaged.
     """
     path = folder / MANIFEST_FILE
-    content = read_json(path, remedy)
+    content = read_json(path, REMEDY)
     if content.pop("xxh3_128", None) != _own_hash(content):
-        raise damaged(path, "its hash differs", remedy)
-    return validate(Manifest, content, str(path), remedy=remedy)
+        raise damaged(path, "its hash differs", REMEDY)
+    return validate(Manifest, content, str(path), remedy=REMEDY)
 
 
-def files_like(folder: Path, pattern: str, remedy: str) -> list[Path]:
+def files_like(folder: Path, pattern: str) -> list[Path]:
     """The files of a checkpoint whose names match, in order; strays beside them do not count.
 
     Raises:
         FileNotFoundError, ValueError: the manifest is missing or damaged.
     """
-    files = read_manifest(folder, remedy).files
+    files = read_manifest(folder).files
     return [folder / name for name in sorted(fnmatch.filter(files, pattern))]
 
 
@@ -109,28 +110,28 @@ def _own_hash(content: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode("utf-8"))
 
 
-def verify(folder: Path, names: Iterable[str], remedy: str) -> None:
+def verify(folder: Path, names: Iterable[str]) -> None:
     """Compares files of a checkpoint with their hashes, several threads at a time.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file differs from what was written.
     """
-    files, jobs = read_manifest(folder, remedy).files, []
+    files, jobs = read_manifest(folder).files, []
     for name in names:
         path, entry = folder / name, files[name]
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; {remedy}")
+            raise FileNotFoundError(f"{path} is missing; {REMEDY}")
         size = path.stat().st_size
         if size != entry.size:
-            raise damaged(path, f"{size:,} bytes for the {entry.size:,} written", remedy)
+            raise damaged(path, f"{size:,} bytes for the {entry.size:,} written", REMEDY)
         jobs += [(path, index, digest) for index, digest in enumerate(entry.xxh3_128)]
     with ThreadPoolExecutor(min(_MAX_THREADS, usable_cores())) as pool:
         for (path, index, digest), found in zip(jobs, pool.map(_chunk_hash, jobs), strict=True):
             if found != digest:
                 first = index * CHUNK_BYTES
                 where = f"from byte {first:,} on it is not what was written"
-                raise damaged(path, where, remedy)
+                raise damaged(path, where, REMEDY)
 
 
 def _chunk_hash(job: tuple[Path, int, str]) -> str:

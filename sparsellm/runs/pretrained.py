@@ -180,8 +180,8 @@ def read_weights(path: Path, recipe: str | None = None) -> Weights:
         loaded = load_recipe_of(found, path, recipe)
         tensors = hf_folder.model_weights(found, loaded)
         return Weights(found, loaded, tensors, hf_folder.read_trainer(found))
-    verify(found, [checkpoint.TRAINER_FILE, checkpoint.RECIPE_FILE], checkpoint.REMEDY)
-    trainer = checkpoint.read_trainer(found / checkpoint.TRAINER_FILE)
+    verify(found, [checkpoint.RECIPE_FILE])
+    trainer = checkpoint.read_trainer(found)
     loaded = load_recipe_of(found)
     return Weights(found, loaded, checkpoint.read_kind(found, checkpoint.MODEL), trainer)
 

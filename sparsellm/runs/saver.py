@@ -201,7 +201,7 @@ def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
         CheckpointError: as `Saver.wait`.
     """
     newest = checkpoint.latest(folder)
-    saver = Saver(folder, keep, read_manifest(newest, checkpoint.REMEDY).branch if newest else ())
+    saver = Saver(folder, keep, read_manifest(newest).branch if newest else ())
     saver.begin(snapshot)
     path = saver.wait()
     assert path is not None

@@ -85,7 +85,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> N
     Raises:
         ValueError: names or shapes differ, or some parameter has no state.
     """
-    weights, moments = (StoredTensors(path, kind, _REMEDY) for kind in (MODEL, OPTIMIZER))
+    weights, moments = (StoredTensors(path, kind) for kind in (MODEL, OPTIMIZER))
     _check_shapes(model, weights.empty(), MODEL_FILE, _REMEDY)
     parameters, states, stored = dict(model.named_parameters()), {}, moments.empty()
     if not stored:

@@ -21,7 +21,7 @@ from safetensors.torch import _TYPES
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from sparsellm.runs.manifest import FileEntry, files_like, write_pieces
+from sparsellm.runs.manifest import REMEDY, FileEntry, files_like, write_pieces
 from sparsellm.strict import damaged, parse_json
 
 _READ_THREADS = 8
@@ -78,10 +78,10 @@ def file_name(kind: str, rank: int, world_size: int) -> str:
     return f"{kind}-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
-def files_of(folder: Path, kind: str, remedy: str) -> list[Path]:
+def files_of(folder: Path, kind: str) -> list[Path]:
     """The files of a kind in a checkpoint, those of several ranks in their order."""
-    single = files_like(folder, f"{kind}.safetensors", remedy)
-    return single or files_like(folder, f"{kind}-*-of-*.safetensors", remedy)
+    single = files_like(folder, f"{kind}.safetensors")
+    return single or files_like(folder, f"{kind}-*-of-*.safetensors")
 
 
 def write_parts(path: Path, parts: dict[str, Part]) -> FileEntry:
@@ -118,7 +118,7 @@ def write_parts(path: Path, parts: dict[str, Part]) -> FileEntry:
     return write_pieces(path, pieces())
 
 
-def stored_parts(path: Path, remedy: str) -> list[StoredPart]:
+def stored_parts(path: Path) -> list[StoredPart]:
     """The parts in a file.
 
     Raises:
@@ -127,7 +127,7 @@ def stored_parts(path: Path, remedy: str) -> list[StoredPart]:
     try:
         with safe_open(path, framework="pt") as file:
             written = (file.metadata() or {}).get(_OFFSETS_KEY, "{}")
-            offsets = parse_json(written, _OFFSETS_KEY, remedy)
+            offsets = parse_json(written, _OFFSETS_KEY, REMEDY)
             found = []
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
@@ -137,7 +137,7 @@ def stored_parts(path: Path, remedy: str) -> list[StoredPart]:
                 found.append(StoredPart(path, name, dtype, shape, tuple(first)))
             return found
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise damaged(path, error, remedy) from error
+        raise damaged(path, error, REMEDY) from error
 
 
 class StoredTensors:
@@ -148,13 +148,12 @@ class StoredTensors:
         ValueError: a file is damaged.
     """
 
-    def __init__(self, folder: Path, kind: str, remedy: str) -> None:
-        self._remedy = remedy
+    def __init__(self, folder: Path, kind: str) -> None:
         self._parts: dict[str, list[StoredPart]] = defaultdict(list)
-        paths = files_of(folder, kind, remedy)
+        paths = files_of(folder, kind)
         if not paths:
-            raise FileNotFoundError(f"{folder / f'{kind}.safetensors'} is missing; {remedy}")
-        for part in (part for path in paths for part in stored_parts(path, remedy)):
+            raise FileNotFoundError(f"{folder / f'{kind}.safetensors'} is missing; {REMEDY}")
+        for part in (part for path in paths for part in stored_parts(path)):
             self._parts[part.name].append(part)
 
     def empty(self) -> dict[str, Tensor]:
@@ -193,4 +192,4 @@ class StoredTensors:
                 for target, name, where in wanted:
                     target.copy_(file.get_slice(name)[where or ...])
         except SafetensorError as error:
-            raise damaged(path, error, self._remedy) from error
+            raise damaged(path, error, REMEDY) from error

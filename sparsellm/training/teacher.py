@@ -60,7 +60,7 @@ def load_teacher(
         return None
     saved = None
     if resume_from is not None:
-        saved = checkpoint.read_trainer(resume_from / checkpoint.TRAINER_FILE).get("teacher")
+        saved = checkpoint.read_trainer(resume_from).get("teacher")
     path = init_from or (Path(saved["path"]) if saved else None)
     if path is None:
         raise ValueError(

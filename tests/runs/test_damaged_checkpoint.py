@@ -46,10 +46,9 @@ def test_who_reads_tensors_says_what_to_do(folder, kind, damaged):
     for spoil in (lambda: path.write_bytes(path.read_bytes()[:-3]), path.unlink):
         spoil()
         with pytest.raises((ValueError, FileNotFoundError)) as caught:
-            checkpoint.read_kind(path.parent, kind, "ask your neighbour")
+            checkpoint.read_kind(path.parent, kind)
         assert path.name in str(caught.value)
-        assert "ask your neighbour" in str(caught.value)
-        assert checkpoint.REMEDY not in str(caught.value)
+        assert checkpoint.REMEDY in str(caught.value)
 
 
 def test_positions_of_ranks_are_not_read_where_the_manifest_is_damaged(folder):

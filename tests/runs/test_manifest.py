@@ -97,7 +97,7 @@ def test_a_manifest_that_an_earlier_version_wrote_keeps_its_hash(tmp_path):
         "xxh3_128": "f098e324712c9c73afa88da835a645ac",
     }
     (tmp_path / "manifest.json").write_text(json.dumps(written))
-    found = manifest.read_manifest(tmp_path, "")
+    found = manifest.read_manifest(tmp_path)
     assert (found.id, found.step, found.files["b"].size) == ("5e1c", 3, 1)
 
 
@@ -145,14 +145,14 @@ def test_chunks_are_hashed_where_they_lie(tmp_path, monkeypatch):
     assert len(entry.xxh3_128) == -(-entry.size // 1000)
     theirs = load_file(tmp_path / "x.safetensors")
     assert all(torch.equal(theirs[name], tensor) for name, tensor in tensors.items())
-    assert {part.name for part in stored_parts(tmp_path / "x.safetensors", "")} == set(tensors)
+    assert {part.name for part in stored_parts(tmp_path / "x.safetensors")} == set(tensors)
     present = manifest.Manifest(
         id="0", ancestors=[], step=0, created="", world_size=1, files={"x.safetensors": entry}
     )
     manifest.write_manifest(tmp_path, present)
-    manifest.verify(tmp_path, ["x.safetensors"], "")
+    manifest.verify(tmp_path, ["x.safetensors"])
     content = bytearray((tmp_path / "x.safetensors").read_bytes())
     content[2500] ^= 128
     (tmp_path / "x.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=r"from byte 2,000 on it is not what was written"):
-        manifest.verify(tmp_path, ["x.safetensors"], "")
+        manifest.verify(tmp_path, ["x.safetensors"])

@@ -7,7 +7,6 @@ Face's tokenizers unless they are called with ``split_special_tokens=True``.
 """
 
 import functools
-import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer as HFTokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from sparsellm.data.tokenizer import GPT2Tokenizer, Tokenizer, byte_spelling, without_special_pieces
+from sparsellm.data.tokenizer import GPT2Tokenizer, Tokenizer, without_special_pieces
 from sparsellm.vocabulary import (
     HF_PREFIX,
     TOKENIZER_CONFIG_FILE,
@@ -81,6 +81,13 @@ def stock_tokenizer(
     return tokenizer
 
 
+class _Ranks(TikTokenConverter):  # type: ignore[misc]
+    """Of ranks that are at hand, where transformers would read them from a file."""
+
+    def load_tiktoken_bpe(self, ranks: dict[bytes, int]) -> dict[bytes, int]:
+        return ranks
+
+
 @functools.cache  # GPT-2's takes seconds
 def build_tokenizer(name: str) -> HFTokenizer:
     """Hugging Face's equal of ``gpt2`` or ``bytes``, id for id.
@@ -91,8 +98,9 @@ def build_tokenizer(name: str) -> HFTokenizer:
     ranks = {bytes([value]): value for value in range(256)}
     if name == "gpt2":
         ranks = GPT2Tokenizer().mergeable_ranks
-    vocabulary = {_spelling(token): rank for token, rank in ranks.items()}
-    tokenizer = HFTokenizer(models.BPE(vocab=vocabulary, merges=_merges(ranks)))
+    vocabulary, merges = _Ranks().extract_vocab_merges_from_model(ranks)
+    # As tiktoken does, a word that is a token is not merged from its letters.
+    tokenizer = HFTokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     # With its regular expression this splits as GPT-2 does; bytes have nothing to split for.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=name == "gpt2"
@@ -131,31 +139,3 @@ def check_tokenizer(folder: Path, expected: Tokenizer) -> None:
             f"{expected.eot_id}); give a recipe with that data.tokenizer, or export the "
             "checkpoint again"
         )
-
-
-def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
-    """The pair that each token is merged from, in order of rank.
-
-    tiktoken stores only what a merge results in; the pair is what is left of the token when every
-    merge of a lower rank has been done.
-    """
-    in_order = sorted(ranks, key=ranks.__getitem__)
-    pairs = (_last_pair(token, ranks) for token in in_order if len(token) > 1)
-    return [(_spelling(left), _spelling(right)) for left, right in pairs]
-
-
-def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    parts = [bytes([value]) for value in token]
-    while len(parts) > 2:
-        joined = [left + right for left, right in itertools.pairwise(parts)]
-        first = min(range(len(joined)), key=lambda i: ranks.get(joined[i], len(ranks)))
-        parts[first : first + 2] = [joined[first]]
-    left, right = parts
-    return left, right
-
-
-def _spelling(token: bytes) -> str:
-    return "".join(_BYTE_SPELLING[value] for value in token)
-
-
-_BYTE_SPELLING = byte_spelling()

@@ -53,23 +53,6 @@ class StreamConfig:
         return {c.name: self.lane(index, 0).groups for index, c in enumerate(self.corpora)}
 
 
-@dataclass(frozen=True)
-class Share:
-    """The sequences of one rank: every ``world_size``-th from ``first`` on."""
-
-    first: int
-    world_size: int
-
-    def number(self, index: int) -> int:
-        """The number of the rank's ``index``-th sequence."""
-        return self.first + index * self.world_size
-
-    def lanes(self, num_lanes: int) -> list[int]:
-        """The lanes that the rank needs, in the order in which it first needs them."""
-        count = num_lanes // math.gcd(self.world_size, num_lanes)
-        return [self.number(index) % num_lanes for index in range(count)]
-
-
 class LaneState(NamedTuple):
     """A lane after one of its sequences."""
 
@@ -84,55 +67,53 @@ class Made(NamedTuple):
     lane: LaneState
 
 
-def make(
-    config: StreamConfig, tokenizer: Tokenizer, share: Share, lanes: dict[int, LaneState | None]
-) -> Iterator[Made]:
-    """The sequences of a share in some of its lanes, in order, endlessly.
+class Job(NamedTuple):
+    """The sequences of a rank, or of one of its workers, that lie in some lanes."""
 
-    A lane without a state begins at its start.
+    config: StreamConfig
+    tokenizer: str
+    first: int  # of the rank; further ones are every ``world_size``-th
+    world_size: int
+    lanes: dict[int, LaneState | None]  # None: at its start
+
+
+def make(job: Job, tokenizer: Tokenizer) -> Iterator[Made]:
+    """The sequences of a job in order, endlessly.
 
     Raises:
         ValueError, OSError: a shard cannot be read; names the shard.
     """
-    blocks, picks = BlockCache(), Picks(config.corpora, config.seed)
-    num_lanes = config.num_lanes
-    own = {
-        lane: _Lane(config, tokenizer, blocks, lane, state) for lane, state in sorted(lanes.items())
+    config, blocks, picks = job.config, BlockCache(), Picks(job.config.corpora, job.config.seed)
+    begins = {
+        lane: lane if state is None else state.number + config.num_lanes
+        for lane, state in job.lanes.items()
     }
-    for round_number in itertools.count(min(lane.next // num_lanes for lane in own.values())):
-        for index, lane in own.items():
-            number = round_number * num_lanes + index
-            if number < lane.next:
-                continue
-            tokens_T1 = lane.make(picks.corpus(number))
-            # Sequences of other ranks are made and discarded, since the lane continues after them.
-            if number >= share.first and (number - share.first) % share.world_size == 0:
-                yield Made(tokens_T1, LaneState(number, tuple(lane.cursors)))
+    own = {lane: _lane(job, tokenizer, blocks, picks, first) for lane, first in begins.items()}
+    for number in itertools.count(min(begins.values())):
+        lane = number % config.num_lanes
+        if number < begins.get(lane, math.inf):
+            continue
+        made = next(own[lane])
+        # Sequences of other ranks are made and discarded, since the lane continues after them.
+        if number >= job.first and (number - job.first) % job.world_size == 0:
+            yield made
 
 
-class _Lane:
-    """One lane of all corpora; each packs its own sequences."""
-
-    next: int  # number of its next sequence when it began
-
-    def __init__(
-        self,
-        config: StreamConfig,
-        tokenizer: Tokenizer,
-        blocks: BlockCache,
-        lane: int,
-        state: LaneState | None,
-    ) -> None:
-        self.next = lane if state is None else state.number + config.num_lanes
-        self.cursors = list(state.cursors if state else [Cursor()] * len(config.corpora))
-        self._packed = [
-            pack(config.lane(index, lane), blocks, tokenizer, config.context_length, cursor)
-            for index, cursor in enumerate(self.cursors)
-        ]
-
-    def make(self, corpus: int) -> Tokens:
-        tokens_T1, self.cursors[corpus] = next(self._packed[corpus])
-        return tokens_T1
+def _lane(
+    job: Job, tokenizer: Tokenizer, blocks: BlockCache, picks: "Picks", begin: int
+) -> Iterator[Made]:
+    """The sequences of a lane from number ``begin`` on; each corpus packs its own."""
+    config, lane = job.config, begin % job.config.num_lanes
+    state = job.lanes[lane]
+    cursors = list(state.cursors if state else [Cursor()] * len(config.corpora))
+    packed = [
+        pack(config.lane(index, lane), blocks, tokenizer, config.context_length, cursor)
+        for index, cursor in enumerate(cursors)
+    ]
+    for number in itertools.count(begin, config.num_lanes):
+        corpus = picks.corpus(number)
+        tokens_T1, cursors[corpus] = next(packed[corpus])
+        yield Made(tokens_T1, LaneState(number, tuple(cursors)))
 
 
 class Picks:
@@ -152,13 +133,10 @@ class Picks:
 
     def counts(self, begin: int, end: int) -> list[int]:
         """Sequences of each corpus among the numbers from ``begin`` to before ``end``."""
-        counts = np.zeros(len(self._bounds) + 1, dtype=np.int64)
-        for first in range(begin, end, 2**20):
-            numbers = np.arange(first, min(first + 2**20, end), dtype=np.uint64)
-            places = numbers * np.uint64(_WEYL) + np.uint64(self._phase)  # modulo 2**64
-            corpora = np.searchsorted(self._bounds, places, side="right")
-            counts += np.bincount(corpora, minlength=len(counts))
-        return counts.tolist()
+        numbers = np.arange(begin, end, dtype=np.uint64)
+        places = numbers * np.uint64(_WEYL) + np.uint64(self._phase)  # modulo 2**64
+        corpora = np.searchsorted(self._bounds, places, side="right")
+        return np.bincount(corpora, minlength=len(self._bounds) + 1).tolist()
 
 
 def choose_num_lanes(corpora: tuple[Corpus, ...]) -> int:

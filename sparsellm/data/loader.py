@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,10 +21,10 @@ from torch import Tensor
 
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.lanes import (
+    Job,
     LaneState,
     Made,
     Picks,
-    Share,
     StreamConfig,
     choose_num_lanes,
     make,
@@ -32,14 +33,7 @@ from sparsellm.data.position import FORMAT, compare, saved_groups
 from sparsellm.data.stream import Cursor
 from sparsellm.data.token_shards import check_tokenizer
 from sparsellm.data.tokenizer import Tokenizer, Tokens
-from sparsellm.data.workers import Job, Worker, start_workers
-
-
-class Counted(NamedTuple):
-    """The targets of each corpus in all sequences before a number."""
-
-    number: int
-    tokens: dict[str, int]
+from sparsellm.data.workers import Worker, start_workers
 
 
 class Bookmark(NamedTuple):
@@ -50,7 +44,7 @@ class Bookmark(NamedTuple):
 
     number: int  # of the next sequence of all ranks
     lanes: dict[int, LaneState]  # that this rank has read
-    counted: Counted  # up to where tokens were last counted
+    tokens: dict[str, int]  # of each corpus that all ranks have trained on
 
 
 class TokenLoader:
@@ -90,7 +84,8 @@ class TokenLoader:
         self._config = StreamConfig(corpora, context_length, seed, choose_num_lanes(corpora))
         self._number = 0
         self._lanes: dict[int, LaneState] = {}
-        self._counted = Counted(0, {})
+        self._picks = Picks(corpora, seed)
+        self._tokens = {corpus.name: 0 for corpus in corpora}
         self._workers: list[Worker] = []
         self._made: Iterator[Made] | None = None
         _loaders.add(self)
@@ -113,7 +108,10 @@ class TokenLoader:
             raise
         for _, lane in made:
             self._lanes[lane.number % self._config.num_lanes] = lane
-        self._number += len(made) * self._world_size
+        before, self._number = self._number, self._number + len(made) * self._world_size
+        counts = self._picks.counts(before, self._number)
+        for corpus, count in zip(self._config.corpora, counts, strict=True):
+            self._tokens[corpus.name] += count * self._config.context_length
         return _pinned([tokens_T1 for tokens_T1, _ in made])
 
     def start(self) -> None:
@@ -125,11 +123,14 @@ class TokenLoader:
             self._made = self._begin()
 
     def _begin(self) -> Iterator[Made]:
-        share = Share(self._number + self._rank, self._world_size)
-        lanes = {lane: self._lanes.get(lane) for lane in share.lanes(self._config.num_lanes)}
+        first, num_lanes = self._number + self._rank, self._config.num_lanes
+        # The lanes that the rank needs, in the order in which it first needs them.
+        count = num_lanes // math.gcd(self._world_size, num_lanes)
+        needed = [(first + i * self._world_size) % num_lanes for i in range(count)]
+        lanes = {lane: self._lanes.get(lane) for lane in needed}
+        job = Job(self._config, self._tokenizer.name, first, self._world_size, lanes)
         if not self._num_workers:
-            return make(self._config, self._tokenizer, share, lanes)
-        job = Job(self._config, self._tokenizer.name, share, lanes)
+            return make(job, self._tokenizer)
         self._workers = start_workers(job, self._num_workers)
         # The rank's sequences come from its lanes in turn, which the workers have in turn.
         turns = itertools.cycle([i % len(self._workers) for i in range(len(lanes))])
@@ -137,7 +138,7 @@ class TokenLoader:
 
     def bookmark(self) -> Bookmark:
         """The position after the last micro-batch that was handed out."""
-        return Bookmark(self._number, dict(self._lanes), self._counted)
+        return Bookmark(self._number, dict(self._lanes), dict(self._tokens))
 
     def state_dict(self, at: Bookmark | None = None) -> dict[str, Any]:
         """JSON-serialisable: the position after the last micro-batch that was handed out.
@@ -150,7 +151,7 @@ class TokenLoader:
         return self._identity() | {
             "number": at.number,
             "num_lanes": self._config.num_lanes,
-            "tokens": self.tokens(at),
+            "tokens": at.tokens,
             "lanes": {
                 str(lane): {
                     "number": state.number,
@@ -163,7 +164,7 @@ class TokenLoader:
     def go_back(self, to: Bookmark) -> None:
         """Continues from a bookmark."""
         self.close()
-        self._number, self._lanes, self._counted = to.number, dict(to.lanes), to.counted
+        self._number, self._lanes, self._tokens = to.number, dict(to.lanes), dict(to.tokens)
 
     def _identity(self) -> dict[str, Any]:
         """The settings and the text for which a position is valid."""
@@ -188,18 +189,6 @@ class TokenLoader:
         """Number of corpora; more than one is a mixture."""
         return len(self._config.corpora)
 
-    def tokens(self, at: Bookmark | None = None) -> dict[str, int]:
-        """Tokens of each corpus that all ranks have trained on, if all are at the same step."""
-        at = at or self.bookmark()
-        corpora, (number, tokens) = self._config.corpora, at.counted
-        counts = Picks(corpora, self._config.seed).counts(number, at.number)
-        tokens = dict(tokens)
-        for corpus, count in zip(corpora, counts, strict=True):
-            new = count * self._config.context_length
-            tokens[corpus.name] = tokens.get(corpus.name, 0) + new
-        self._counted = Counted(at.number, tokens)  # the next call counts on from there
-        return tokens
-
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Continues from the merged states of all ranks, on any number of ranks and workers.
 
@@ -220,7 +209,7 @@ class TokenLoader:
             )
             for lane, saved in state["lanes"].items()
         }
-        self._counted = Counted(self._number, state["tokens"])
+        self._tokens = dict.fromkeys(names, 0) | state["tokens"]
         self._config = replace(
             self._config,
             num_lanes=state["num_lanes"],

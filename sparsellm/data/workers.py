@@ -14,12 +14,12 @@ import traceback
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from sparsellm.data.lanes import LaneState, Made, Share, StreamConfig, make
+from sparsellm.data.lanes import Job, Made, make
 from sparsellm.data.token_shards import smallest_kind
 from sparsellm.data.tokenizer import load_tokenizer
 
@@ -28,15 +28,6 @@ _GROUP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
 PARCEL_TOKENS = 32_768
 MOST_SEQUENCES = 64
 PARCELS_AHEAD = 6  # that a worker keeps ready beside what its pipe holds
-
-
-class Job(NamedTuple):
-    """The task of a rank's workers, or of one of them."""
-
-    config: StreamConfig
-    tokenizer: str
-    share: Share
-    lanes: dict[int, LaneState | None]  # in the order in which the rank first needs them
 
 
 class Worker:
@@ -139,7 +130,7 @@ def _parcels(job: Job) -> Iterator[bytes]:
     try:
         tokenizer = load_tokenizer(job.tokenizer)
         kind = smallest_kind(tokenizer.vocab_size)
-        for made in make(job.config, tokenizer, job.share, job.lanes):
+        for made in make(job, tokenizer):
             parcel.append(made)
             if len(parcel) == most:
                 yield _pickled(parcel, kind)

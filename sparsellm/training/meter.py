@@ -70,7 +70,7 @@ class Meter:
             totals.l1_by_layer,
             reading.sparsity,
             reading.kernels,
-            run.loader.tokens(run.data_position) if run.loader.num_corpora > 1 else {},
+            run.data_position.tokens if run.loader.num_corpora > 1 else {},
         )
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from sparsellm.data.blocks import BlockCache
 from sparsellm.data.corpus import Corpus
-from sparsellm.data.lanes import NUM_LANES, LaneState, Picks, Share, StreamConfig, make
+from sparsellm.data.lanes import NUM_LANES, Job, LaneState, Picks, StreamConfig, make
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import merge
 from sparsellm.data.shards import to_shard
@@ -144,14 +144,20 @@ def test_a_rank_whose_position_was_not_saved_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5, 8, 20, 48, 64, 96])
-def test_every_number_is_one_ranks(world_size):
-    seen = []
+def test_every_number_is_one_ranks(world_size, tmp_path, monkeypatch):
+    jobs, corpora = [], (_corpus(tmp_path, "a", 32 * NUM_LANES),)
+    monkeypatch.setattr("sparsellm.data.loader.make", lambda job, _: jobs.append(job) or iter(()))
     for rank in range(world_size):
-        share = Share(7 + rank, world_size)
-        lanes = share.lanes(NUM_LANES)
-        assert len(set(lanes)) == len(lanes) == NUM_LANES // math.gcd(world_size, NUM_LANES)
-        seen += [share.number(index) for index in range(10)]
-        assert all(share.number(i) % NUM_LANES == lanes[i % len(lanes)] for i in range(100))
+        loader = _loader(corpora, rank, world_size)
+        loader.go_back(loader.bookmark()._replace(number=7))
+        loader.start()
+    seen = []
+    for job in jobs:
+        lanes = list(job.lanes)
+        assert len(lanes) == NUM_LANES // math.gcd(world_size, NUM_LANES)
+        numbers = [job.first + i * job.world_size for i in range(100)]
+        assert [number % NUM_LANES for number in numbers] == [*lanes * 100][:100]
+        seen += numbers[:10]
     assert sorted(seen) == list(range(7, 7 + 10 * world_size))
 
 
@@ -218,7 +224,7 @@ def test_a_position_from_before_lanes_had_groups_continues_in_its_order(tmp_path
     num_lanes = loader._config.num_lanes
     assert loader.state_dict()["groups"] == {"a": 2}
     before = StreamConfig((corpus,), LENGTH, 3, num_lanes, fixed_groups=(1,))
-    made = make(before, TOKENIZER, Share(0, 1), dict.fromkeys(range(num_lanes)))
+    made = make(Job(before, "bytes", 0, 1, dict.fromkeys(range(num_lanes))), TOKENIZER)
     expected = [next(made) for _ in range(60)]
     lanes = {m.lane.number % num_lanes: m.lane for m in expected[:30]}
     saved = loader.state_dict(loader.bookmark()._replace(number=30, lanes=lanes))
@@ -232,10 +238,10 @@ def test_a_position_from_before_lanes_had_groups_continues_in_its_order(tmp_path
 def test_lanes_go_on_from_their_own_sequence_however_far_the_rank_is(tmp_path):
     """Where ranks share lanes, each makes and throws away what is the others'."""
     config = StreamConfig((_corpus(tmp_path),), LENGTH, seed=3, num_lanes=4)
-    whole = make(config, TOKENIZER, Share(0, 1), dict.fromkeys(range(4)))
+    whole = make(Job(config, "bytes", 0, 1, dict.fromkeys(range(4))), TOKENIZER)
     made = [next(whole) for _ in range(60)]
     lanes: dict[int, LaneState] = {m.lane.number % 4: m.lane for m in made[:8]}
-    share = make(config, TOKENIZER, Share(20, 3), lanes)
+    share = make(Job(config, "bytes", 20, 3, lanes), TOKENIZER)
     for expected in made[20::3]:
         found = next(share)
         assert found.lane == expected.lane

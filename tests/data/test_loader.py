@@ -23,7 +23,6 @@ from conftest import process_env
 from sparsellm.data import identity
 from sparsellm.data.corpus import load_corpora, load_corpus
 from sparsellm.data.held_out import validation_batches
-from sparsellm.data.lanes import Picks
 from sparsellm.data.loader import TokenLoader
 from sparsellm.data.position import DataStateMismatch, merge
 from sparsellm.data.tokenizer import load_tokenizer
@@ -70,30 +69,9 @@ def test_a_bookmark_is_the_state_that_was_there():
     next(loader)
     before, state = loader.bookmark(), loader.state_dict()
     expected = next(loader)
-    loader.tokens()  # counts further
     assert loader.state_dict(before) == state != loader.state_dict()
     loader.go_back(before)
     assert torch.equal(next(loader), expected)
-    loader.close()
-
-
-def test_no_sequence_is_counted_twice(monkeypatch):
-    real, counted = Picks.counts, []
-
-    def counts(picks, begin, end):
-        counted.extend(range(begin, end))
-        return real(picks, begin, end)
-
-    monkeypatch.setattr(Picks, "counts", counts)
-    loader = _loader()
-    for _ in range(3):
-        next(loader)
-        position = loader.bookmark()
-        next(loader)  # as where the next step has begun
-        loader.tokens(position)
-    loader.tokens()
-    loader.state_dict()
-    assert counted == list(range(6 * SHAPE["micro_batch_size"]))
     loader.close()
 
 

@@ -16,7 +16,7 @@ from sparsellm.data import json_lines
 from sparsellm.data.blocks import BlockCache
 from sparsellm.data.corpus import Corpus
 from sparsellm.data.json_lines import _Lines
-from sparsellm.data.lanes import Share, StreamConfig, make
+from sparsellm.data.lanes import Job, StreamConfig, make
 from sparsellm.data.readers import TextColumn
 from sparsellm.data.shards import to_shard
 from sparsellm.data.tokenizer import ByteTokenizer
@@ -38,9 +38,9 @@ def test_a_resumed_lane_tokenises_nothing_that_lies_behind_it(tmp_path):
     corpus = Corpus("a", (to_shard(str(path), "text"),), ())
     config = StreamConfig((corpus,), 64, seed=3, num_lanes=4)
     first, second = CountingTokenizer(), CountingTokenizer()
-    made = list(islice(make(config, first, Share(0, 1), dict.fromkeys(range(4))), 4000))
+    made = list(islice(make(Job(config, "bytes", 0, 1, dict.fromkeys(range(4))), first), 4000))
     lanes = {m.lane.number % 4: m.lane for m in made[:3600]}
-    resumed = islice(make(config, second, Share(3600, 1), lanes), 400)
+    resumed = islice(make(Job(config, "bytes", 3600, 1, lanes), second), 400)
     for expected, found in zip(made[3600:], resumed, strict=True):
         assert np.array_equal(found.tokens_T1, expected.tokens_T1)
     assert second.count < first.count / 2

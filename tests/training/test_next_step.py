@@ -32,7 +32,7 @@ def trained(tiny):
                 )
                 losses.append((totals.reading, totals.l1_by_layer))
                 position = run.loader.state_dict(run.data_position)
-                assert run.loader.tokens(run.data_position) == position["tokens"]
+                assert run.data_position.tokens == position["tokens"]
                 losses.append(position)
             weights = {name: p.detach().clone() for name, p in run.model.named_parameters()}
             return losses, weights, run.stats.state_dict()

@@ -74,7 +74,6 @@ class SavedState:
     path: Path
     manifest: Manifest
     trainer: dict[str, Any]
-    recipe_yaml: str
     rng: dict[str, Tensor]  # empty for a rank that did not exist when it was saved
 
     @property
@@ -86,11 +85,6 @@ class SavedState:
 def rank_name(rank: int) -> str:
     """The name of a rank's two files, without their suffix."""
     return f"rank_{rank:05d}"
-
-
-def replaced_name(final: Path) -> Path:
-    """Where a checkpoint is kept while another one of the same step replaces it."""
-    return final.with_name(f".tmp-replaced-{final.name}")
 
 
 def step_name(step: int) -> str:
@@ -132,11 +126,8 @@ def latest(folder: Path) -> Path | None:
     pointer = folder / LATEST
     if pointer.is_file():
         name = pointer.read_text(encoding="utf-8", errors="replace").strip()
-        named = folder / name
-        # A kill between the two renames of publishing leaves the replaced one alone.
-        for candidate in (named, replaced_name(named)) if _NAME.fullmatch(name) else ():
-            if candidate.is_dir():
-                return candidate
+        if _NAME.fullmatch(name) and (folder / name).is_dir():
+            return folder / name
     return next(reversed(checkpoints_in(folder)), None)
 
 
@@ -212,7 +203,6 @@ def _load(path: Path, rank: int, world_size: int) -> SavedState:
         path=path,
         manifest=manifest,
         trainer=read_json(path / TRAINER_FILE, REMEDY),
-        recipe_yaml=(path / RECIPE_FILE).read_text(encoding="utf-8"),
         rng=read_tensors(rng_file, REMEDY) if rng_file.name in manifest.files else {},
     )
 
@@ -232,10 +222,9 @@ def read_kind(path: Path, kind: str) -> dict[str, Tensor]:
 
 
 def read_stats(path: Path) -> dict[str, Tensor]:
-    """The statistics of a checkpoint; empty if it has none, or is a Hugging Face folder.
+    """The statistics of a checkpoint; empty if it has none.
 
     Raises:
         FileNotFoundError, ValueError: a file of the checkpoint is missing or damaged.
     """
-    has_some = is_checkpoint(path) and files_of(path, STATS)
-    return read_kind(path, STATS) if has_some else {}
+    return read_kind(path, STATS) if files_of(path, STATS) else {}

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from sparsellm.runs.checkpoint import LATEST, checkpoints_in, replaced_name, step_of
+from sparsellm.runs.checkpoint import LATEST, checkpoints_in, step_of
 from sparsellm.runs.files import fsync, warn, write_atomically
 from sparsellm.runs.manifest import Manifest, read_manifest, write_manifest
 
@@ -24,7 +24,7 @@ def prepare(partial: Path) -> None:
 
 
 def publish(partial: Path, final: Path, manifest: Manifest) -> None:
-    """Makes a checkpoint complete, durable, and the latest one.
+    """Makes a checkpoint complete, durable, and the latest one; what has its name is renamed.
 
     Raises:
         FileNotFoundError: a file is missing or incomplete; the ranks do not share the folder.
@@ -38,23 +38,13 @@ def publish(partial: Path, final: Path, manifest: Manifest) -> None:
             )
     write_manifest(partial, manifest)
     fsync(partial)
-    _make_way(final)
+    if final.exists() or final.is_symlink():
+        aside = _unused(final.parent, f"{final.name}.stray")
+        final.rename(aside)
+        warn(f"{final} was there already; it is {aside} now")
     partial.rename(final)
     fsync(final.parent)
     write_atomically(final.parent / LATEST, final.name + "\n")
-
-
-def _make_way(final: Path) -> None:
-    """Replaces a checkpoint of the same step; a path that is not a checkpoint is renamed."""
-    if not (final.exists() or final.is_symlink()):
-        return
-    if final in checkpoints_in(final.parent):
-        remove(replaced_name(final))
-        final.rename(replaced_name(final))
-        return
-    aside = _unused(final.parent, f"{final.name}.stray")
-    final.rename(aside)
-    warn(f"{final} was no complete checkpoint of this run; it is {aside} now")
 
 
 def _unused(folder: Path, name: str) -> Path:
@@ -75,8 +65,7 @@ def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:
     own = [p for p in checkpoints_in(folder) if read_manifest(p).id in newest.branch]
     before = [path for path in own if step_of(path) <= newest.step - skipped]
     since = [path for path in own if step_of(path) > newest.step - skipped]
-    remains = (path for kind in ("pruned", "replaced") for path in folder.glob(f".tmp-{kind}-*"))
-    failures = [attempt(remove, path) for path in remains]
+    failures = [attempt(remove, path) for path in folder.glob(".tmp-pruned-*")]
     for old in before[:-keep] + since[:-1]:
         # Renamed first: a kill while deleting leaves no half a checkpoint of that name.
         doomed = folder / f".tmp-pruned-{old.name}"

@@ -65,7 +65,11 @@ def finish_change(run_path: Path) -> None:
             if (run_path / name).is_file() and not (aside / name).exists():
                 write_atomically(aside / name, (run_path / name).read_text(encoding="utf-8"))
         for name in change.leaving:
-            _move(folder, aside, name)
+            if (folder / name).exists() and not (aside / name).exists():
+                for scores in folder.glob(f"eval_{name}*.json"):  # where it has moved, they have
+                    scores.rename(aside / scores.name)
+                (folder / name).rename(aside / name)
+                fsync(aside)
     if change.latest:
         write_atomically(folder / LATEST, change.latest + "\n")
     if change.records_from:
@@ -73,10 +77,7 @@ def finish_change(run_path: Path) -> None:
         write_atomically(metrics, source.read_text(encoding="utf-8"))
     elif change.records_until is not None:
         kept = [line for line, record in read_lines(metrics) if stays(record, change.records_until)]
-        if kept:
-            write_atomically(metrics, "".join(kept))
-        else:
-            metrics.unlink(missing_ok=True)
+        write_atomically(metrics, "".join(kept))
     for name in (WANDB_ID_FILE, SENT_FILE):  # another branch is another wandb run
         (run_path / name).unlink(missing_ok=True)
     file.unlink()
@@ -120,7 +121,7 @@ def _to_branch(run_path: Path, resumed: Path) -> _Change | None:
     return _Change(
         leaving=tuple(path.name for path in leaving),
         aside=_free_number(run_path) if leaving or lost else "",
-        latest=resumed.name.removeprefix(".tmp-replaced-") if inside else "",
+        latest=resumed.name if inside else "",
         records_from=source,
         records_until=until,
     )
@@ -133,15 +134,6 @@ def _present(folder: Path) -> Manifest | None:
         with suppress(FileNotFoundError, ValueError):
             return read_manifest(path)
     return None
-
-
-def _move(origin: Path, target: Path, name: str) -> None:
-    """Moves a checkpoint, and its scores before it: where it has moved, they have too."""
-    if (origin / name).exists() and not (target / name).exists():
-        for scores in origin.glob(f"eval_{name}*.json"):
-            scores.rename(target / scores.name)
-        (origin / name).rename(target / name)
-        fsync(target)
 
 
 def _free_number(run_path: Path) -> str:

@@ -82,7 +82,13 @@ class Saver:
             CheckpointError: the previous save has failed.
         """
         self.wait()
-        texts, tensors = self._own_texts(snapshot), self._own_tensors(snapshot)
+        position = json.dumps(snapshot.data, indent=1) + "\n"
+        texts = {f"{checkpoint.rank_name(self._rank)}.json": position}
+        if self._rank == 0:
+            trainer = snapshot.trainer | {"format": checkpoint.FORMAT}
+            texts[checkpoint.TRAINER_FILE] = json.dumps(trainer, indent=1) + "\n"
+            texts[checkpoint.RECIPE_FILE] = snapshot.recipe_yaml
+        tensors = self._own_tensors(snapshot)
         skipped = int(snapshot.trainer.get("skipped_in_a_row", 0))
         self._pending = self._thread.submit(self._save, snapshot.step, skipped, texts, tensors)
 
@@ -104,14 +110,6 @@ class Saver:
             warn(str(error))
         self._thread.shutdown()
         self._copier.close()
-
-    def _own_texts(self, snapshot: Snapshot) -> dict[str, str]:
-        """Files by name: this rank's own, and from the first rank what is the same on all."""
-        contents = {f"{checkpoint.rank_name(self._rank)}.json": snapshot.data}
-        if self._rank == 0:
-            contents[checkpoint.TRAINER_FILE] = snapshot.trainer | {"format": checkpoint.FORMAT}
-        texts = {name: json.dumps(content, indent=1) + "\n" for name, content in contents.items()}
-        return texts | ({} if self._rank else {checkpoint.RECIPE_FILE: snapshot.recipe_yaml})
 
     def _own_tensors(self, snapshot: Snapshot) -> dict[str, dict[str, Part]]:
         """What this rank writes into its tensor files, by their names; copies in host memory."""

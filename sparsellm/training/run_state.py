@@ -13,7 +13,7 @@ from sparsellm.processes.distributed import together
 from sparsellm.recipe import Recipe, without_removed
 from sparsellm.runs import checkpoint, state
 from sparsellm.runs.pretrained import read_weights
-from sparsellm.strict import flatten, parse_yaml
+from sparsellm.strict import flatten, load_yaml
 from sparsellm.training.kernel_policy import kernels_state, restore_kernels
 from sparsellm.training.run import Run
 from sparsellm.training.schedule import rate_change
@@ -165,11 +165,7 @@ def _rate_notes(saved: checkpoint.SavedState, present: Recipe) -> list[str]:
 
 
 def _saved_recipe(saved: checkpoint.SavedState) -> dict[str, Any]:
-    source = str(saved.path / checkpoint.RECIPE_FILE)
-    content = parse_yaml(saved.recipe_yaml, source)
-    if not isinstance(content, dict):
-        raise ValueError(f"{source} is damaged: no `key: value` lines; {checkpoint.REMEDY}")
-    return without_removed(content)
+    return without_removed(load_yaml(saved.path / checkpoint.RECIPE_FILE))
 
 
 def _recipe_changes(saved_recipe: dict[str, Any], recipe: Recipe) -> list[str]:

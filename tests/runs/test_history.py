@@ -168,7 +168,7 @@ def test_another_runs_checkpoint_replaces_the_whole_history(run_path, tmp_path):
     other = saver.save(tmp_path / "other", _snapshot(7), keep=1)
     begin_branch(run_path, other)
     assert checkpoint.checkpoints_in(run_path / "checkpoints") == []
-    assert not (run_path / "metrics.jsonl").exists()
+    assert (run_path / "metrics.jsonl").read_text() == ""
     assert _steps(run_path / "abandoned" / "1") == list(range(1, 41))
 
 
@@ -179,7 +179,7 @@ def test_another_runs_checkpoint_does_not_continue_the_records_of_a_dead_run(tmp
     [note] = begin_branch(run_path, other)
     aside = run_path / "abandoned" / "1"
     assert f"of steps that {other} does not continue are set aside in {aside}" in note
-    assert not (run_path / "metrics.jsonl").exists()
+    assert (run_path / "metrics.jsonl").read_text() == ""
     assert _steps(aside) == [1, 2, 3, 4, 5]
     assert begin_branch(run_path, other) == []
 

@@ -119,10 +119,8 @@ class TokenLoader:
 
         The first `next` does it too. A worker's error is raised there.
         """
-        if self._made is None:
-            self._made = self._begin()
-
-    def _begin(self) -> Iterator[Made]:
+        if self._made is not None:
+            return
         first, num_lanes = self._number + self._rank, self._config.num_lanes
         # The lanes that the rank needs, in the order in which it first needs them.
         count = num_lanes // math.gcd(self._world_size, num_lanes)
@@ -130,11 +128,12 @@ class TokenLoader:
         lanes = {lane: self._lanes.get(lane) for lane in needed}
         job = Job(self._config, self._tokenizer.name, first, self._world_size, lanes)
         if not self._num_workers:
-            return make(job, self._tokenizer)
+            self._made = make(job, self._tokenizer)
+            return
         self._workers = start_workers(job, self._num_workers)
         # The rank's sequences come from its lanes in turn, which the workers have in turn.
         turns = itertools.cycle([i % len(self._workers) for i in range(len(lanes))])
-        return (self._workers[turn].next() for turn in turns)
+        self._made = (self._workers[turn].next() for turn in turns)
 
     def bookmark(self) -> Bookmark:
         """The position after the last micro-batch that was handed out."""

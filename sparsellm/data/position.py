@@ -27,14 +27,6 @@ def saved_groups(state: dict[str, Any], config: StreamConfig) -> tuple[int | Non
     return tuple(groups.get(corpus.name) for corpus in config.corpora)
 
 
-def _check_format(state: dict[str, Any]) -> None:
-    if state.get("format") != FORMAT:
-        raise DataStateMismatch(
-            "the data position was saved by an earlier version of sparsellm, which bound it to the "
-            "number of ranks and workers"
-        )
-
-
 def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Combines the states of all ranks, saved at the same step, into one.
 
@@ -44,8 +36,11 @@ def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     if not states:
         raise ValueError("no data position was saved; resume from another checkpoint")
-    for state in states:
-        _check_format(state)
+    if any(state.get("format") != FORMAT for state in states):
+        raise DataStateMismatch(
+            "the data position was saved by an earlier version of sparsellm, which bound it to the "
+            "number of ranks and workers"
+        )
     numbers = {state["number"] for state in states}
     if len(numbers) > 1:
         raise ValueError(f"the ranks' data positions are not of one step: {sorted(numbers)}")
@@ -55,11 +50,7 @@ def merge(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
             # Ranks that share a lane have each saved it after their own last sequence.
             if lane not in lanes or saved["number"] > lanes[lane]["number"]:
                 lanes[lane] = saved
-    _check_complete(lanes, states[0]["num_lanes"], states[0]["number"])
-    return dict(states[0]) | {"lanes": {lane: lanes[lane] for lane in sorted(lanes, key=int)}}
-
-
-def _check_complete(lanes: dict[str, Any], num_lanes: int, number: int) -> None:
+    num_lanes, number = states[0]["num_lanes"], states[0]["number"]
     for lane in range(min(num_lanes, number)):
         last = lane + (number - 1 - lane) // num_lanes * num_lanes
         if lanes.get(str(lane), {"number": None})["number"] != last:
@@ -67,16 +58,16 @@ def _check_complete(lanes: dict[str, Any], num_lanes: int, number: int) -> None:
                 f"the data position of lane {lane} is missing: the position of one rank "
                 "was not saved. Resume from an older checkpoint"
             )
+    return dict(states[0]) | {"lanes": {lane: lanes[lane] for lane in sorted(lanes, key=int)}}
 
 
 def compare(saved: dict[str, Any], present: dict[str, Any]) -> list[str]:
     """Checks that the data of a saved position is what a run has; returns harmless changes.
 
     Raises:
-        DataStateMismatch: it was saved by a version before `FORMAT`, or with another seed or
-            tokenizer; no corpus is left; or the text of one has changed.
+        DataStateMismatch: it was saved with another seed or tokenizer; no corpus is left; or the
+            text of one has changed.
     """
-    _check_format(saved)
     for key in ("seed", "tokenizer", "eot_id"):
         before, now = saved.get(key, present[key]), present[key]  # earlier versions had no eot_id
         if before != now:

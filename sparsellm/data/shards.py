@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -210,7 +210,12 @@ def stdlib_shards(
         FileNotFoundError: this Python has no sources of its library.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    paths = sorted(path for path in _python_sources(root) if path.stat().st_size)
+    paths = []
+    for folder, subfolders, names in os.walk(root):
+        # Not even looked into: installed packages may be tens of thousands of files.
+        subfolders[:] = [name for name in subfolders if name not in _EXCLUDED]
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    paths = sorted(path for path in paths if path.stat().st_size)
     if len(paths) < 4 * num_shards:
         raise FileNotFoundError(
             f"{root} holds only {len(paths)} Python sources: this Python came without its standard "
@@ -229,10 +234,3 @@ def stdlib_shards(
         Shard(f"stdlib-{i:02d}", "sources", members=tuple(own)) for i, own in enumerate(train)
     )
     return tuple(shards), (Shard("stdlib-validation", "sources", members=tuple(held_out)),)
-
-
-def _python_sources(root: Path) -> Iterator[Path]:
-    for folder, subfolders, names in os.walk(root):
-        # Not even looked into: installed packages may be tens of thousands of files.
-        subfolders[:] = [name for name in subfolders if name not in _EXCLUDED]
-        yield from (Path(folder, name) for name in names if name.endswith(".py"))

@@ -64,11 +64,15 @@ def compare_environments(recipe: Recipe, accelerator: Accelerator) -> None:
         ValueError: some rank differs; the message says which rank has what.
     """
     own = {f"the recipe's {key}": str(v) for key, v in flatten(recipe.model_dump()).items()}
+    own |= session.versions("torch", "transformers", "accelerate", "safetensors", "triton")
     own |= {
         "the device": device_name(accelerator.device),
         "sparsellm": _code_version(),
-    } | _versions()
-    own["the number of ranks"] = str(accelerator.num_processes)
+        "CUDA of torch": str(torch.version.cuda),
+        "the number of ranks": str(accelerator.num_processes),
+    }
+    if torch.cuda.is_available():
+        own["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
     _compare(own, "start all ranks by the same command, code, libraries and kind of GPU")
     if differing := _differing(_node_settings()):
         accelerator.print(
@@ -138,14 +142,6 @@ def agreed_checkpoint(
         f"{recipe.run_path} must be on a file system that all ranks share",
     )
     return path
-
-
-def _versions() -> dict[str, str]:
-    versions = session.versions("torch", "transformers", "accelerate", "safetensors", "triton")
-    versions["CUDA of torch"] = str(torch.version.cuda)
-    if torch.cuda.is_available():
-        versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return versions
 
 
 def _node_settings() -> dict[str, str]:

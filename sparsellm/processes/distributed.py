@@ -1,10 +1,9 @@
 """What all ranks do at the same place: sum, agree, fail together; one process does it alone."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from sparsellm.processes.ranks import EndedByAnother
 
-Result = TypeVar("Result")
 WAITS = ("computing", "summing over ranks")  # phases that wait for other ranks
 
 
@@ -112,21 +110,3 @@ def together(device: torch.device) -> Iterator[None]:
         error = met
     if any_rank(error is not None, device):
         raise error or EndedByAnother() from None
-
-
-def from_first_rank(make: Callable[[], Result], device: torch.device) -> Result:
-    """Calls ``make`` on rank 0, and returns its result on every rank.
-
-    Raises:
-        ValueError, OSError: the error of ``make``, on rank 0.
-        EndedByAnother: ``make`` failed; on the other ranks.
-    """
-    made: list[Result | None] = [None]
-    with together(device):
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            made[0] = make()
-    if dist.is_initialized():
-        dist.broadcast_object_list(made, src=0, device=device)
-    result = made[0]
-    assert result is not None
-    return result

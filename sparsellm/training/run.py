@@ -9,7 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    broadcast_object_list,
+)
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from sparsellm.data.corpus import Corpus, load_corpora
@@ -22,7 +26,7 @@ from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.shared_linear import SharedLinear, shared_linears
 from sparsellm.model import HFModel, build_model, build_zero_model, prepare_blocks
 from sparsellm.processes.consensus import compare_files
-from sparsellm.processes.distributed import RankActivity, from_first_rank
+from sparsellm.processes.distributed import RankActivity, together
 from sparsellm.recipe import Recipe
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import Record
@@ -172,7 +176,11 @@ def build_run(
     if recipe.runtime.precision == "fp8":
         check_fp8("runtime.precision", accelerator.device)
     micro_batch = first_micro_batch(recipe, accelerator)
-    corpora = from_first_rank(lambda: _find_corpora(recipe), accelerator.device)
+    found: list[tuple[Corpus, ...]] = [()]
+    with together(accelerator.device):
+        if accelerator.is_main_process:
+            found = [_find_corpora(recipe)]
+    [corpora] = broadcast_object_list(found)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     compare_files(corpora, tokenizer, accelerator)
     shape = {

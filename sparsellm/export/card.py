@@ -13,7 +13,6 @@ from sparsellm.estimate import active_parameters, count_parameters
 from sparsellm.evaluate.suite import load_suite
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport, table
 from sparsellm.recipe import Recipe
-from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
 from sparsellm.runs.pretrained import Pretrained
@@ -55,7 +54,7 @@ def model_card(
         _head(pretrained, records, dtype),
         *([_dropped(dropped)] if dropped else []),
         _training(pretrained, records),
-        _sparsity(pretrained, records, trained_width),
+        _sparsity(records, trained_width),
         _evaluation(pretrained, evaluation),
         _caveats(pretrained),
         *([_CITATION] if pretrained.recipe.activation.exact_zeros else []),
@@ -160,31 +159,19 @@ def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
     return "## Training\n\n" + table(("", ""), rows)
 
 
-def _sparsity(pretrained: Pretrained, records: list[dict[str, Any]], width: int) -> str:
+def _sparsity(records: list[dict[str, Any]], width: int) -> str:
     title = "## Non-zeros per token\n\n"
-    if train := _last(records, "train"):
-        stats = train["sparsity"]
-        columns = [stats[key] for key in ("nnz_mean", "nnz_p99", "nnz_max", "dead_fraction")]
-        rows = [
-            (layer, f"{mean:.1f}", f"{mean / width:.2%}", p99, most, f"{dead:.1%}")
-            for layer, (mean, p99, most, dead) in enumerate(zip(*columns, strict=True))
-        ]
-        head = ("layer", "mean", f"of {width:,}", "99th percentile", "maximum", "dead neurons")
-        return title + f"Over the tokens of step {train['step']:,}.\n\n" + table(head, rows)
-    nnz_mean = _window_nnz(pretrained.path)
-    if not nnz_mean:
-        return title + "Unknown: the checkpoint carries no statistics."
-    means = [(layer, f"{mean:.1f}", f"{mean / width:.2%}") for layer, mean in enumerate(nnz_mean)]
-    shown = table(("layer", "mean", f"of {width:,}"), means)
-    return title + "Over the checkpoint's last complete window of tokens.\n\n" + shown
-
-
-def _window_nnz(path: Path) -> list[float]:
-    """Each layer's mean non-zeros per token from the checkpoint's own windows, if it has any."""
-    stats = checkpoint.read_stats(path)
-    if not stats or not int(stats["activity_tokens"]):
-        return []
-    return (stats["activity_LN"].sum(1).double() / stats["activity_tokens"]).tolist()
+    train = _last(records, "train")
+    if train is None:
+        return title + f"Unknown: no {METRICS_FILE} beside the checkpoint."
+    stats = train["sparsity"]
+    columns = [stats[key] for key in ("nnz_mean", "nnz_p99", "nnz_max", "dead_fraction")]
+    rows = [
+        (layer, f"{mean:.1f}", f"{mean / width:.2%}", p99, most, f"{dead:.1%}")
+        for layer, (mean, p99, most, dead) in enumerate(zip(*columns, strict=True))
+    ]
+    head = ("layer", "mean", f"of {width:,}", "99th percentile", "maximum", "dead neurons")
+    return title + f"Over the tokens of step {train['step']:,}.\n\n" + table(head, rows)
 
 
 def _evaluation(pretrained: Pretrained, found: Evaluation | None) -> str:

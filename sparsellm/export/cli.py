@@ -25,23 +25,6 @@ def add_export_parsers(commands: Any) -> None:
     text = "also upload the folder to this repository"
     hub.add_argument("--push", metavar="OWNER/NAME", help=text)
     hub.add_argument("--private", action="store_true", help="make a new repository private")
-    _add_drop_dead_arguments(export)
-    export.set_defaults(run=_export)
-
-    back = commands.add_parser(
-        "import",
-        help="a Hugging Face folder, or an exported one, as a checkpoint",
-        description="Writes a run folder with one checkpoint: weights in fp32, no optimizer "
-        "state. `sparsellm train --init-from RUN_DIR` trains on from it.",
-    )
-    text = "exported folder, or a Hugging Face model or folder"
-    back.add_argument("source", type=Path, metavar="DIR", help=text)
-    back.add_argument("run_path", type=Path, metavar="RUN_DIR", help="new run folder to write")
-    back.add_argument("--recipe", help="name or file (default: that of the model in DIR)")
-    back.set_defaults(run=_import)
-
-
-def _add_drop_dead_arguments(export: argparse.ArgumentParser) -> None:
     group = export.add_argument_group(
         "dead neurons",
         "The output is exact on the measured text; the command says how often a dropped neuron may "
@@ -59,6 +42,19 @@ def _add_drop_dead_arguments(export: argparse.ArgumentParser) -> None:
     text = "sequences per forward (default: 4)"
     group.add_argument("--micro-batch-size", type=positive_int, metavar="N", help=text)
     group.add_argument("--device", help="device to measure on (default: a GPU if there is one)")
+    export.set_defaults(run=_export)
+
+    back = commands.add_parser(
+        "import",
+        help="a Hugging Face folder, or an exported one, as a checkpoint",
+        description="Writes a run folder with one checkpoint: weights in fp32, no optimizer "
+        "state. `sparsellm train --init-from RUN_DIR` trains on from it.",
+    )
+    text = "exported folder, or a Hugging Face model or folder"
+    back.add_argument("source", type=Path, metavar="DIR", help=text)
+    back.add_argument("run_path", type=Path, metavar="RUN_DIR", help="new run folder to write")
+    back.add_argument("--recipe", help="name or file (default: that of the model in DIR)")
+    back.set_defaults(run=_import)
 
 
 @waiting("exporting")
@@ -141,7 +137,6 @@ def _push(options: argparse.Namespace, message: str) -> str:
 def _import(options: argparse.Namespace) -> None:
     from sparsellm.export.save_export import import_export
 
-    written, dtypes = import_export(options.source, options.run_path, options.recipe)
-    widened = "" if dtypes == ["float32"] else f", widened from {', '.join(dtypes)}"
-    print(f"imported {options.source} to {written} (fp32{widened}; no optimizer state)")
+    written = import_export(options.source, options.run_path, options.recipe)
+    print(f"imported {options.source} to {written} (fp32; no optimizer state)")
     print(f"train on: sparsellm train --recipe RECIPE --set name=NEW --init-from {written}")

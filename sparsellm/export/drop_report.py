@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 DROP_DEAD_FILE = "drop_dead.json"
 _COLUMNS = ("layer", "fired", "never fired", "of these kept", "dropped", "nearest dropped")
@@ -102,13 +101,11 @@ number; each neuron alone, tokens taken as independent, text of the same kind in
         return self.num_dropped / self.intermediate_size_before
 
     def to_json(self) -> str:
-        """All fields and derived values as JSON; one line per layer."""
-        content: dict[str, Any] = dataclasses.asdict(self)
-        layers = ",\n  ".join(json.dumps(layer) for layer in content.pop("layers"))
+        """All fields and derived values as JSON."""
+        content = dataclasses.asdict(self)
         content["rate_bound_95"] = self._rate_bound
         content["gate_gemm_saved"] = self._gate_gemm_saved
-        head = json.dumps(content, indent=1).removesuffix("\n}")
-        return f'{head},\n "layers": [\n  {layers}\n ]\n}}\n'
+        return json.dumps(content) + "\n"
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

@@ -1,6 +1,5 @@
 """`sparsellm export` and `import`: a checkpoint as stock transformers' folder, and the way back."""
 
-import errno
 import json
 import re
 import shutil
@@ -78,17 +77,13 @@ def export(
         _write(pretrained, partial, card, max_shard_size, dropped)
         partial.replace(folder)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} was not written: {error}. {_remedy(error)}") from error
+        raise CheckpointError(
+            f"{folder} was not written: {error}. Free space on that disk, or name a folder on "
+            "another"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return pretrained.path, report
-
-
-def _remedy(error: Exception) -> str:
-    number = getattr(error, "errno", None)
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "Name a folder that you may write to"
-    return "Free space on that disk, or name a folder on another"
 
 
 def refuse_occupied(folder: Path) -> None:
@@ -133,9 +128,7 @@ def _state_rope_twice(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def import_export(
-    source: Path, run_path: Path, recipe: str | None = None
-) -> tuple[Path, list[str]]:
+def import_export(source: Path, run_path: Path, recipe: str | None = None) -> Path:
     """Writes ``run_path/checkpoints/step_…`` with the weights in fp32, and ``recipe.yaml``.
 
     There is no optimizer state: the checkpoint can be evaluated and exported, and is where
@@ -148,7 +141,7 @@ def import_export(
             model in config.json.
 
     Returns:
-        The checkpoint, and the types that the weights had; ``float32`` alone lost nothing.
+        The checkpoint.
 
     Raises:
         FileNotFoundError, ValueError: the folder is damaged or not of the recipe's model, or
@@ -171,4 +164,4 @@ def import_export(
     )
     written = saver.save(run_path / "checkpoints", snapshot, keep=1)
     write_atomically(run_path / RECIPE_FILE, snapshot.recipe_yaml)
-    return written, loaded.stored
+    return written

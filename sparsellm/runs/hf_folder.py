@@ -73,16 +73,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return read_tensors(single, REMEDY)
     places: dict[str, str] = read_model(index_file, _ShardIndex, REMEDY)["weight_map"]
     tensors: dict[str, Tensor] = {}
-    for name, shard in places.items():
-        if shard != Path(shard).name or shard == "..":
-            raise ValueError(f"{index_file}: the shard {shard!r} of {name} is not in the folder")
     for shard in sorted(set(places.values())):
-        found = read_tensors(path / shard, REMEDY)
-        expected = {name for name, place in places.items() if place == shard}
-        if found.keys() != expected:
-            odd = sorted(found.keys() ^ expected)[0]
-            raise ValueError(f"{path / shard} and {INDEX_FILE} differ, such as {odd}; {REMEDY}")
-        tensors |= found
+        if shard != Path(shard).name or shard == "..":
+            raise ValueError(f"{index_file}: the shard {shard!r} is not in the folder")
+        tensors |= read_tensors(path / shard, REMEDY)
+    if odd := sorted(tensors.keys() ^ places.keys()):
+        raise ValueError(f"{index_file} and its shards differ, such as {odd[0]}; {REMEDY}")
     return tensors
 
 

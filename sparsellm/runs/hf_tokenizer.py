@@ -17,13 +17,17 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from sparsellm.data.tokenizer import GPT2Tokenizer, Tokenizer, without_special_pieces
+from sparsellm.data.tokenizer import (
+    GPT2Tokenizer,
+    Tokenizer,
+    load_tokenizer,
+    without_special_pieces,
+)
 from sparsellm.vocabulary import (
     HF_PREFIX,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     VOCAB_SIZE,
-    count_ids,
     hf_end_of_document,
     hf_file,
     read_tokenizer,
@@ -120,22 +124,13 @@ def check_tokenizer(folder: Path, expected: Tokenizer) -> None:
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         return
-    try:
-        tokenizer = HFTokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{path} is damaged ({error}); export the checkpoint again") from error
-    tokenizer.encode_special_tokens = True
-    end_of_document = expected.decode([expected.eot_id])
-    found = (
-        count_ids(path),
-        tokenizer.token_to_id(end_of_document),
-        tokenizer.encode(_PROBE, add_special_tokens=False).ids,
+    found = load_tokenizer(f"{HF_PREFIX}{folder}")
+    own, wanted = (
+        (t.vocab_size, t.eot_id, t.encode_batch([_PROBE])[0].tolist()) for t in (found, expected)
     )
-    (probe,) = expected.encode_batch([_PROBE])
-    if found != (expected.vocab_size, expected.eot_id, probe.tolist()):
+    if own != wanted:
         raise ValueError(
-            f"{path} ({found[0]:,} ids, {end_of_document} = {found[1]}) is not the recipe's "
-            f"tokenizer {expected.name!r} ({expected.vocab_size:,} ids, {end_of_document} = "
-            f"{expected.eot_id}); give a recipe with that data.tokenizer, or export the "
-            "checkpoint again"
+            f"{path} ({own[0]:,} ids, end of document {own[1]}) is not the recipe's tokenizer "
+            f"{expected.name!r} ({wanted[0]:,} ids, end of document {wanted[1]}); give a recipe "
+            "with that data.tokenizer, or export the checkpoint again"
         )

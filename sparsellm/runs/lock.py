@@ -133,24 +133,24 @@ def ask_to_stop(run_path: Path) -> psutil.Process:
     """
     if not run_path.is_dir():
         raise ValueError(f"{run_path} is not a run folder; give one such as runs/debug")
-    present = read_presence(run_path)
-    process = None if present is None else present.process
-    if present is not None and not present.is_of(run_path):
-        raise ValueError(
-            f"no process trains {run_path}: its {PRESENCE_FILE} was copied from {present.folder}"
-        )
-    if present is not None and present.host != socket.gethostname():
-        raise ValueError(
-            f"{run_path} is trained on host {present.host} (process {present.pid}), as far as its "
-            f"{PRESENCE_FILE} says; run the same command there"
-        )
-    if process is None:
-        raise ValueError(
-            f"no process trains {run_path}: it ended, was killed, or has not begun its first step "
-            "(Ctrl-C in its terminal ends it then)"
-        )
-    process.send_signal(signal.SIGTERM)
-    return process
+    if present := read_presence(run_path):
+        if not present.is_of(run_path):
+            raise ValueError(
+                f"no process trains {run_path}: its {PRESENCE_FILE} was copied from "
+                f"{present.folder}"
+            )
+        if present.host != socket.gethostname():
+            raise ValueError(
+                f"{run_path} is trained on host {present.host} (process {present.pid}), as far as "
+                f"its {PRESENCE_FILE} says; run the same command there"
+            )
+        if process := present.process:
+            process.send_signal(signal.SIGTERM)
+            return process
+    raise ValueError(
+        f"no process trains {run_path}: it ended, was killed, or has not begun its first step "
+        "(Ctrl-C in its terminal ends it then)"
+    )
 
 
 class RunLock:

@@ -36,7 +36,6 @@ class Pretrained:
     model: HFModel
     tokenizer: Tokenizer
     trainer: dict[str, Any]  # step, tokens, world_size and versions of the run
-    stored: list[str]  # types that its weights had where they were read, such as bfloat16
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -98,8 +97,7 @@ def load_pretrained(
     )
     state.restore_model(model, weights.tensors, source, "give the recipe that it was trained with")
     model = place(model, device, dtype)
-    stored = sorted({str(t.dtype).removeprefix("torch.") for t in weights.tensors.values()})
-    return Pretrained(weights.path, weights.recipe, model, tokenizer, weights.trainer, stored)
+    return Pretrained(weights.path, weights.recipe, model, tokenizer, weights.trainer)
 
 
 def load_recipe_of(path: Path, given: Path | None = None, recipe: str | None = None) -> Recipe:

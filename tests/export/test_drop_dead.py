@@ -165,8 +165,12 @@ def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, cap
 
 
 def test_the_card_counts_shares_of_the_trained_width(tiny, tmp_path):
-    overrides = [f"model.intermediate_size={NEURONS}", "sparsity.dead_window_tokens=256"]
-    path, _ = _checkpoint(tiny(*overrides))
+    path, _ = _checkpoint(tiny(f"model.intermediate_size={NEURONS}"))
+    counts = {key: [130, 77] for key in ("nnz_mean", "nnz_max", "nnz_p99")}
+    sparsity = counts | {"dead_fraction": [0.5, 0.5]}
+    record = {"kind": "train", "step": 1, "tokens": 1, "loss": 1.0, "sparsity": sparsity}
+    record["l1_coefficient"] = 0.0
+    (path.parent.parent / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     export(path, tmp_path / "plain")
     export(path, tmp_path / "out", drop_dead=DropDead(TOKENS, device="cpu"))
     cards = [(tmp_path / name / "README.md").read_text() for name in ("plain", "out")]

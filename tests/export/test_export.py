@@ -382,14 +382,6 @@ def test_card_has_the_scores_of_its_own_step(trained, test_data, tmp_path, capsy
     assert "Only the first 4 rows of each task, not a result to report." in exported()
 
 
-def test_card_reads_the_checkpoints_window(tiny, tmp_path):
-    path = _checkpoint(tiny("sparsity.dead_window_tokens=256"))
-    stats = load_file(path / "stats.safetensors")
-    mean = stats["activity_LN"][0].sum() / stats["activity_tokens"]
-    export(path, tmp_path / "out")
-    assert f"| 0 | {mean:.1f} | {mean / 64:.2%} |" in (tmp_path / "out" / "README.md").read_text()
-
-
 def test_a_folder_with_files_is_not_touched(trained, tmp_path):
     (tmp_path / "out").mkdir()
     export(trained, tmp_path / "out")  # an empty one is taken
@@ -423,8 +415,7 @@ def test_a_failed_export_leaves_nothing(trained, tmp_path, monkeypatch):
 def test_export_then_import_is_the_identity(tiny, tmp_path, overrides):
     path = _checkpoint(tiny(*overrides))
     export(path, tmp_path / "out", "fp32")
-    written, dtypes = import_export(tmp_path / "out", tmp_path / "run")
-    assert dtypes == ["float32"]
+    written = import_export(tmp_path / "out", tmp_path / "run")
     assert find_checkpoint(tmp_path / "run") == written
     assert written.name == path.name
     original, back = (load_file(p / "model.safetensors") for p in (path, written))
@@ -442,13 +433,12 @@ def test_an_exported_folder_is_exported_again(exported, tmp_path):
     for name in ("model.safetensors", "config.json", "sparsellm_recipe.yaml"):
         assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes()
     card = (tmp_path / "again" / "README.md").read_text()
-    assert "Unknown: the checkpoint carries no statistics." in card
+    assert "Unknown: no metrics.jsonl beside the checkpoint." in card
 
 
-def test_bf16_is_widened_and_says_so(trained, tmp_path, capsys):
+def test_bf16_is_widened(trained, tmp_path):
     assert main(["export", str(trained), str(tmp_path / "out")]) == 0
     assert main(["import", str(tmp_path / "out"), str(tmp_path / "run")]) == 0
-    assert "widened from bfloat16" in capsys.readouterr().out
     for name, tensor in load_file(find_checkpoint(tmp_path / "run") / "model.safetensors").items():
         expected = load_file(trained / "model.safetensors")[name].bfloat16().float()
         assert torch.equal(tensor, expected)
@@ -468,12 +458,12 @@ def test_a_folder_without_our_recipe_may_be_given_one(exported, tmp_path, tiny):
     (exported / "sparsellm_recipe.yaml").unlink()
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(tiny("name=mine").to_yaml())
-    written, _ = import_export(exported, tmp_path / "run", str(recipe))
+    written = import_export(exported, tmp_path / "run", str(recipe))
     assert load_pretrained(written).recipe == tiny("name=mine")
 
 
 def test_training_starts_from_it_at_step_0(tiny, trained, exported, tmp_path):
-    imported, _ = import_export(exported, tmp_path / "imported")
+    imported = import_export(exported, tmp_path / "imported")
     outcomes = []
     for name, source in (("a", trained), ("b", exported), ("c", imported)):
         train(tiny(f"name={name}", "train.steps=2"), init_from=source)
@@ -579,7 +569,7 @@ def test_a_truncated_or_missing_shard(trained, tmp_path, capsys):
     assert f"{shard} is missing; export the checkpoint again" in line
     shutil.copy(sorted((tmp_path / "out").glob("model-*.safetensors"))[0], shard)
     line = _error(capsys, "import", tmp_path / "out", tmp_path / "run")
-    assert f"{shard} and model.safetensors.index.json differ, such as" in line
+    assert f"{shard.parent}/model.safetensors.index.json and its shards differ, such as" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -670,7 +660,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(exported, tmp_path, ca
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, place)}
     (exported / "model.safetensors.index.json").write_text(json.dumps(index))
     assert main(["import", str(exported), str(tmp_path / "run")]) == 1
-    assert f"the shard {place!r} of " in capsys.readouterr().err
+    assert f"the shard {place!r} is not in the folder" in capsys.readouterr().err
 
 
 def test_weights_of_another_model(exported, tiny, tmp_path, capsys):

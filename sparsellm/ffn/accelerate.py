@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import nn
 
+from sparsellm.ffn import linears
 from sparsellm.ffn.discover import (
     ForeignFFN,
     Formula,
@@ -36,6 +37,7 @@ class Acceleration:
 
     left_alone: dict[str, str] = field(default_factory=dict)  # name → why
     dispatches: dict[str, Dispatch] = field(default_factory=dict, repr=False)
+    linears: list[str] = field(default_factory=list, repr=False)  # other layers in FP8
     prefill: PrefillOrder = field(default_factory=PrefillOrder, repr=False)
     training: bool = False  # the model was in training mode, where it computes as before
 
@@ -60,7 +62,8 @@ class Acceleration:
 
     def __str__(self) -> str:
         waiting = ", which run their own forward until model.eval()" if self.training else ""
-        lines = [f"{len(self.accelerated)} FFNs accelerated{waiting}"]
+        others = f" and {len(self.linears)} linear layers in FP8" if self.linears else ""
+        lines = [f"{len(self.accelerated)} FFNs accelerated{others}{waiting}"]
         lines += [f"left alone: {line}" for line in self.reasons()]
         if not self.accelerated and not self.left_alone:
             lines.append("nothing in this model looks like an FFN")
@@ -105,9 +108,11 @@ def accelerate(
             ``none`` keeps the natural order.
         precision: ``own`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
             scale per token and per neuron, in the one product of an FFN that decides what fires,
-            where it runs on the sparse kernels: outputs then differ from the dense model's by FP8
-            rounding, a few percent of an FFN's output. In calls of up to 64 tokens only its weights
-            are e4m3. It requires an Ada, Hopper or newer GPU, and keeps that matrix in 8 bits too.
+            where it runs on the sparse kernels, in the linear layers of attention and in the one
+            that returns the logits. Results then differ from the dense model's by FP8 rounding, a
+            few percent of the output of an FFN or a layer. In calls of up to 64 tokens only the
+            FFN's weights are e4m3. It requires an Ada, Hopper or newer GPU, and keeps these weights
+            in 8 bits too.
 
     Returns:
         What was accelerated, and what looks like an FFN but was not, with the reasons.
@@ -134,6 +139,10 @@ def accelerate(
             dispatch = Dispatch(kernels, foreign.ffn.up.weight.is_cuda, format)
             replace_forward(foreign, formula, dispatch, done.prefill, fp8=fp8)
             done.dispatches[name] = dispatch
+    if done.accelerated and fp8:
+        for name, linear in linears.find_linears(model):
+            linears.use_fp8(linear)
+            done.linears.append(name)
     if done.accelerated and token_order == "auto" and format == "union":
         done.prefill.watch(model)
     return done
@@ -162,6 +171,7 @@ def restore(model: nn.Module) -> None:
     """Undoes `accelerate`. Does nothing to a model that was not accelerated."""
     for module in model.modules():
         put_back(module)
+        linears.put_back(module)
 
 
 def _accepted(foreign: ForeignFFN, threshold: float, *, fp8: bool) -> Formula:

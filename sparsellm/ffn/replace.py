@@ -23,9 +23,7 @@ from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import FFNWeights
 
 DOWN_NK, INSTALLED = "sparsellm_down_NK", "sparsellm_installed"
-# In FP8: the matrix that decides what fires, its values and scales, as integers: moving a module to
-# another type casts buffers of floating-point numbers.
-VALUES_NK, SCALE_N = "sparsellm_values_NK", "sparsellm_scale_N"
+QUANTISED = ("sparsellm_values_NK", "sparsellm_scale_N")  # in FP8
 # Up to these sizes host time dominates a dense FFN: an H200 reads 256 MiB in 65 µs, which is as
 # long as queueing the operator takes.
 FEW_TOKENS, LARGE_BYTES = 64, 2**28
@@ -44,7 +42,7 @@ class _Serving:
     parameters: dict[str, Any]  # of the replaced forward, with their defaults
     fp8: bool
     previous: Callable[..., Any] | None  # a forward that was set on the FFN's instance
-    source: list[tuple[Tensor, int | None]] | None  # of the buffers, see `_version`
+    source: list[tuple[Tensor, int | None]] | None  # of the buffers, see `version_of`
 
     def __getstate__(self) -> dict[str, Any]:
         """Without ``source``: the weights of a copy, on disk too, count their versions anew."""
@@ -92,16 +90,27 @@ def replace_forward(
 def _derived(w: FFNWeights, *, fp8: bool) -> dict[str, Tensor]:
     """The buffers: what the kernels read that is computed from the weights."""
     found = {DOWN_NK: w.down_KN.detach().t().contiguous()}
-    if fp8:
-        rows = quantised_rows(w.first[0].detach())
-        found[VALUES_NK] = rows.values_MK.view(torch.uint8)
-        found[SCALE_N] = rows.scale_M.view(torch.int32)
-    return found
+    return found | (quantised_buffers(w.first[0]) if fp8 else {})
+
+
+def quantised_buffers(weight_NK: Tensor) -> dict[str, Tensor]:
+    """A matrix in e4m3 as buffers, of integers: moving a module to another type casts others."""
+    values_NK, scale_N = quantised_rows(weight_NK.detach())
+    integers = values_NK.view(torch.uint8), scale_N.view(torch.int32)
+    return dict(zip(QUANTISED, integers, strict=True))
+
+
+def quantised_of(module: nn.Module) -> QuantisedRows:
+    """The matrix that `quantised_buffers` made buffers of."""
+    values_NK, scale_N = (module._buffers[name] for name in QUANTISED)
+    assert values_NK is not None
+    assert scale_N is not None
+    return QuantisedRows(values_NK.view(E4M3), scale_N.view(torch.float32))
 
 
 def _sources(w: FFNWeights, *, fp8: bool) -> list[tuple[Tensor, int | None]]:
     """The weights that the buffers are computed from, as they are now."""
-    return [(t, _version(t)) for t in ((w.down_KN, w.first[0]) if fp8 else (w.down_KN,))]
+    return [(t, version_of(t)) for t in ((w.down_KN, w.first[0]) if fp8 else (w.down_KN,))]
 
 
 def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) -> None:
@@ -112,19 +121,18 @@ def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) 
     own["forward"] = partial(forward, module)
 
 
-def _version(weight: Tensor) -> int | None:
+def version_of(weight: Tensor) -> int | None:
     """Changes with the weight, except through ``.data``; None for a tensor of inference mode."""
     return None if weight.is_inference() else weight._version
 
 
-def _derive_again(module: nn.Module, w: FFNWeights, serving: _Serving) -> None:
-    """Computes the buffers again, such as after an optimizer's step or `load_state_dict`."""
+def update_buffers(module: nn.Module, derived: dict[str, Tensor]) -> None:
+    """Writes what has been computed again, such as after an optimizer's step."""
     with torch.inference_mode():  # a buffer made in inference mode can be written only there
-        for name, tensor in _derived(w, fp8=serving.fp8).items():
+        for name, tensor in derived.items():
             buffer = module._buffers[name]
             assert buffer is not None
             buffer.copy_(tensor)
-    serving.source = _sources(w, fp8=serving.fp8)
 
 
 def put_back(module: nn.Module) -> None:
@@ -134,7 +142,7 @@ def put_back(module: nn.Module) -> None:
     if serving is None:
         return
     serving.prefill.unwatch()
-    for name in (DOWN_NK, VALUES_NK, SCALE_N):
+    for name in (DOWN_NK, *QUANTISED):
         if name in module._buffers:
             delattr(module, name)
     del own["forward"]
@@ -201,12 +209,10 @@ def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
     if _few_stay_dense(x, serving):
         return _few_dense(x, w)
     if not torch.compiler.is_compiling() and not _is_current(w, serving):
-        _derive_again(module, w, serving)
+        update_buffers(module, _derived(w, fp8=serving.fp8))
+        serving.source = _sources(w, fp8=serving.fp8)
     if serving.fp8:
-        values_NK, scale_N = module._buffers[VALUES_NK], module._buffers[SCALE_N]
-        assert values_NK is not None
-        assert scale_N is not None
-        w = w._replace(quantised=QuantisedRows(values_NK.view(E4M3), scale_N.view(torch.float32)))
+        w = w._replace(quantised=quantised_of(module))
     x_MK = x if x.ndim == 2 and x.is_contiguous() else x.reshape(-1, x.shape[-1]).contiguous()
     y_MK = sparse_ffn(x_MK, w, serving.dispatch.handle, serving.prefill.token_M(x_MK))
     return y_MK if x.ndim == 2 else y_MK.view(x.shape)
@@ -217,10 +223,10 @@ def _is_current(w: FFNWeights, serving: _Serving) -> bool:
     if serving.source is None:
         return False
     weight, version = serving.source[0]
-    current = weight is w.down_KN and version == _version(weight)
+    current = weight is w.down_KN and version == version_of(weight)
     if current and serving.fp8:
         weight, version = serving.source[1]
-        current = weight is w.first[0] and version == _version(weight)
+        current = weight is w.first[0] and version == version_of(weight)
     return current
 
 

@@ -10,6 +10,7 @@ from gpu.conditions import each, named, need_kernels, poisoned
 from gpu.union_cases import CASES, FUZZ, dense, inputs_of, poisoned_union
 from sparsellm.ffn.fp8 import quantise_into, quantised_rows
 from sparsellm.ffn.kernels import twell, union
+from sparsellm.ffn.linears import put_back, use_fp8
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.ffn.quantised import E4M3, QuantisedRows, dequantised
 from sparsellm.ffn.shared_linear import SharedLinear, fp8_weight
@@ -187,6 +188,26 @@ def test_a_linear_layer_equals_float64_of_its_e4m3_numbers(compiled, gradient):
         dx = product64(quantised_rows(dy), QuantisedRows(by_column, scale))
     assert relative(x.grad, dx) < 5e-3
     assert relative(layer.weight.grad, dy.double().t() @ x.detach().double()) < 5e-3
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_a_layer_of_attention_equals_float64_of_its_e4m3_numbers(bias):
+    need_kernels()
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        layer = torch.nn.Linear(256, 528, bias=bias).bfloat16().eval()
+        x = torch.randn(3, 100, 256).bfloat16()
+    own = layer(x)
+    use_fp8(layer)
+    for compute in (layer, torch.compile(layer, fullgraph=True)):
+        expected = product64(quantised_rows(x.flatten(0, 1)), quantised_rows(layer.weight))
+        if bias:
+            expected += layer.bias.double()
+        assert relative(compute(x).flatten(0, 1), expected) < 5e-3
+        torch.testing.assert_close(compute(x[0, :64]), own[0, :64])
+    put_back(layer)
+    assert torch.equal(layer(x), own)
 
 
 def test_an_outlier_does_not_lose_the_other_numbers_of_its_row():

@@ -1,0 +1,98 @@
+"""The linear layers around accelerated FFNs, in FP8 at inference: those of attention, and the head.
+
+Shapes: M tokens, K in_features, N out_features.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsellm.ffn.fp8 import quantised_rows
+from sparsellm.ffn.quantised import linear
+from sparsellm.ffn.reference import stands_in
+from sparsellm.ffn.replace import (
+    FEW_TOKENS,
+    QUANTISED,
+    quantised_buffers,
+    quantised_of,
+    update_buffers,
+    version_of,
+)
+from sparsellm.ffn.types import ELEMENTS
+
+_INSTALLED = "sparsellm_fp8"
+
+
+@dataclass
+class _Source:
+    """The weight that a layer's buffers are computed from, and its version."""
+
+    weight: Tensor | None
+    version: int | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the weight: those of a copy, on disk too, count their versions anew."""
+        return {"weight": None, "version": None}
+
+
+def find_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """The layers that FP8 can compute, by name.
+
+    They return the logits, or belong to modules whose class is called ``…Attention``, as all of
+    transformers are.
+    """
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    for name, module in model.named_modules():
+        parent = model.get_submodule(name.rpartition(".")[0])
+        is_attention = type(parent).__name__.endswith("Attention")
+        if (is_attention or module is head) and type(module) is nn.Linear and _fits(module):
+            yield name, module
+
+
+def _fits(module: nn.Linear) -> bool:
+    weight = module.weight
+    return (
+        type(weight) is nn.Parameter
+        and weight.dtype in ELEMENTS
+        and not any(size % 16 for size in weight.shape)
+        and (weight.is_cuda or stands_in(weight.device))
+        and "forward" not in vars(module)
+    )
+
+
+def use_fp8(module: nn.Linear) -> None:
+    """Installs a forward that computes calls of many tokens in FP8, where no gradient is needed."""
+    for name, tensor in quantised_buffers(module.weight).items():
+        module.register_buffer(name, tensor, persistent=False)
+    own = vars(module)
+    own[_INSTALLED] = _Source(module.weight, version_of(module.weight))
+    own["forward"] = partial(_forward, module)  # not a closure, as in `replace`
+
+
+def put_back(module: nn.Module) -> None:
+    """Restores a layer's own forward, if `use_fp8` replaced it."""
+    if vars(module).pop(_INSTALLED, None) is None:
+        return
+    for name in QUANTISED:
+        delattr(module, name)
+    del vars(module)["forward"]
+
+
+def _forward(module: nn.Linear, x: Tensor) -> Tensor:
+    weight_NK, bias_N = module.weight, module.bias
+    gradient = torch.is_grad_enabled() and (x.requires_grad or weight_NK.requires_grad)
+    few = x.numel() <= FEW_TOKENS * x.shape[-1]
+    if few or gradient or module.training or x.dtype != weight_NK.dtype:
+        return nn.Linear.forward(module, x)
+    source: _Source = vars(module)[_INSTALLED]
+    if not torch.compiler.is_compiling() and (
+        source.weight is not weight_NK or source.version != version_of(weight_NK)
+    ):
+        update_buffers(module, quantised_buffers(weight_NK))
+        source.weight, source.version = weight_NK, version_of(weight_NK)
+    y_MN = linear(x.reshape(-1, x.shape[-1]), quantised_of(module), bias_N, quantised_rows)
+    return y_MN.view(*x.shape[:-1], -1)

@@ -74,7 +74,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     places: dict[str, str] = read_model(index_file, _ShardIndex, REMEDY)["weight_map"]
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(places.values())):
-        if shard != Path(shard).name or shard == "..":
+        if shard in ("", "..") or shard != Path(shard).name:
             raise ValueError(f"{index_file}: the shard {shard!r} is not in the folder")
         tensors |= read_tensors(path / shard, REMEDY)
     if odd := sorted(tensors.keys() ^ places.keys()):

@@ -652,11 +652,11 @@ def test_weights_that_are_no_finite_numbers_are_refused_by_name(exported, cli_he
         assert not run.exists()
 
 
-@pytest.mark.parametrize("place", ["../w.safetensors", "/w.safetensors", ".."])
+@pytest.mark.parametrize("place", ["../w.safetensors", "/w.safetensors", "..", ""])
 def test_an_index_that_leads_out_of_the_folder_is_refused(exported, tmp_path, capsys, place):
     (exported / "model.safetensors").rename(exported.parent / "w.safetensors")
     names = load_file(exported.parent / "w.safetensors")
-    place = place.replace("/w", f"{exported.parent}/w") if place[0] == "/" else place
+    place = place.replace("/w", f"{exported.parent}/w") if place.startswith("/") else place
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, place)}
     (exported / "model.safetensors.index.json").write_text(json.dumps(index))
     assert main(["import", str(exported), str(tmp_path / "run")]) == 1

@@ -99,7 +99,8 @@ class TokenLoader:
         Raises:
             ValueError, OSError: a worker failed (the message names the shard) or was killed.
         """
-        self.start()
+        if self._made is None:
+            self.start()
         assert self._made is not None
         try:
             made = [next(self._made) for _ in range(self._micro_batch_size)]

@@ -401,7 +401,7 @@ def test_mistakes_in_the_suite_and_the_rows_name_the_key(small_suite):
     path = folder / "suite.yaml"
     whole = path.read_text()
     path.write_text(whole.replace("metric: acc", "metric: f1", 1))
-    with pytest.raises(ValueError, match=r"suite\.yaml, line 19: key 'tasks\.arc_easy\.metric'"):
+    with pytest.raises(ValueError, match=r"suite\.yaml, line \d+: key 'tasks\.arc_easy\.metric'"):
         load_suite()
     path.write_text(whole.replace("piqa:\n    shots: 0", "piqa:\n    shots: 2"))
     with pytest.raises(ValueError, match=r"key 'tasks\.piqa\.shots'.*training_split"):

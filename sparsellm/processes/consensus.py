@@ -22,7 +22,7 @@ from sparsellm.processes.ranks import leave, tell
 from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint, session
 from sparsellm.runs.history import finish_change
-from sparsellm.runs.lock import RunLock
+from sparsellm.runs.lock import Presence, RunLock
 from sparsellm.runs.pretrained import find_checkpoint
 from sparsellm.strict import flatten
 
@@ -38,11 +38,9 @@ def locked(run_path: Path, accelerator: Accelerator) -> Iterator[RunLock]:
         ValueError: another training holds it.
     """
 
-    def end() -> None:
-        tell(
-            f"error: {run_path}: another training has taken its lock, while this process stood "
-            "still, or it was deleted; this process ends"
-        )
+    def end(holder: Presence | None) -> None:
+        who = holder.text if holder else "another process"
+        tell(f"error: {run_path} was taken over by {who}, while this process stood still; it ends")
         leave(1)
 
     lock = RunLock(run_path, end)

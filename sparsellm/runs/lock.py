@@ -1,32 +1,34 @@
-"""One training per run folder: ``running.lock`` is there, and ``running.json`` says which.
+"""One training per run folder: ``running.json`` is there while one runs, and says which.
 
-The lock is a lease of filelock's, which NFS can do too: it is renewed every few seconds. On its own
-host a dead holder is known at once; another host waits and watches whether the lock is renewed, so
-that clocks need not agree. Imports no torch: `sparsellm stop` answers at once.
+The file is created exclusively, which NFS can do too, and its time is renewed every few seconds. On
+its own host a dead holder is known at once; another host waits and watches whether the file is
+renewed, so that clocks need not agree. Imports no torch: `sparsellm stop` answers at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import secrets
 import signal
 import socket
+import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
-from filelock import SoftFileLease, Timeout
 from pydantic import BaseModel, ConfigDict, Field
 
-from sparsellm.runs.files import write_atomically
 from sparsellm.strict import read_model
-from sparsellm.waiting import waiting
 
-PRESENCE_FILE, LOCK_FILE = LOCK_FILES = "running.json", "running.lock"
+PRESENCE_FILE = "running.json"
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 90.0  # without being renewed: its holder is gone
+_WATCH_SECONDS = 1.0
 
 
 class HostProcess(BaseModel):
@@ -67,6 +69,7 @@ class HostProcess(BaseModel):
 class Presence(HostProcess):
     """The process of rank 0; the file holds it as JSON."""
 
+    id: str = ""  # of this training
     # The run's folder by its path and its number on the disk: in a copy of it both differ, in one
     # that was renamed or is mounted elsewhere, only one of them. Early versions did not write them.
     folder: str = ""
@@ -76,7 +79,7 @@ class Presence(HostProcess):
     def within(cls, run_path: Path) -> Presence:
         """This process, which trains in an existing folder."""
         folder, inode = str(run_path.resolve()), run_path.stat().st_ino
-        return cls.own(folder=folder, inode=inode)
+        return cls.own(id=secrets.token_hex(8), folder=folder, inode=inode)
 
     def is_of(self, run_path: Path) -> bool:
         """Whether it is about this folder, and not about one that was copied to here."""
@@ -158,20 +161,16 @@ class RunLock:
 
     Args:
         run_path: the run's folder.
-        lost: called when the lock is this training's no longer: another one has taken it, because
-            it was not renewed for `STALE_SECONDS` (a stopped process, a file system that was away),
-            or somebody deleted it.
+        lost: called when another training has taken the lock from this one, which had not renewed
+            it for `STALE_SECONDS` (a stopped process, a file system that was away).
     """
 
-    def __init__(self, run_path: Path, lost: Callable[[], None]) -> None:
-        self._run_path = run_path
-        self._lease = SoftFileLease(
-            run_path / LOCK_FILE,
-            lease_duration=STALE_SECONDS,
-            heartbeat_interval=RENEW_SECONDS,
-            on_compromise=lambda _: lost(),
-            thread_local=False,
-        )
+    def __init__(self, run_path: Path, lost: Callable[[Presence | None], None]) -> None:
+        self._run_path, self._lost = run_path, lost
+        self._file = run_path / PRESENCE_FILE
+        self._own: Presence | None = None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def acquire(self, say: Callable[[str], None]) -> None:
         """Takes the lock, also from a dead holder.
@@ -181,51 +180,115 @@ class RunLock:
             OSError: the folder cannot be written.
         """
         self._run_path.mkdir(parents=True, exist_ok=True)
-        holder, file = find(self._run_path), self._run_path / LOCK_FILE
-        renewed = _when_renewed(file)
-        lives_here = holder is not None and holder.process and holder.is_of(self._run_path)
-        who = holder.text if holder else f"whoever wrote {file}"
-        try:
-            with waiting(f"waiting up to {STALE_SECONDS:.0f} s for a sign of life of {who}", say):
-                self._lease.acquire(
-                    0 if lives_here else STALE_SECONDS + RENEW_SECONDS,
-                    cancel_check=lambda: _when_renewed(file) not in (None, renewed),
-                )
-        except Timeout as error:
+        self._own = Presence.within(self._run_path)
+        while not self._create(self._own):
+            seen = _look(self._file)
+            if seen is None:
+                continue  # it was released just now
             holder = find(self._run_path)
-            raise ValueError(
-                f"{self._run_path} is being trained: {holder.text if holder else 'see'} "
-                f"({file}). Wait for it, end it (`sparsellm stop {self._run_path}`), or train by "
-                "another name: --set name=NEW. If nothing trains there, delete that file"
-            ) from error
-        try:
-            own = Presence.within(self._run_path).model_dump_json()
-            write_atomically(self._run_path / PRESENCE_FILE, own + "\n")
-        except OSError:  # a full disk
-            self._lease.release()
-            raise
+            if not self._is_dead(holder, seen, say):
+                raise ValueError(
+                    f"{self._run_path} is being trained: {holder.text if holder else 'see'} "
+                    f"({self._file}). Wait for it, end it (`sparsellm stop {self._run_path}`), or "
+                    "train by another name: --set name=NEW"
+                )
+            self._take_away(seen)
+        for remains in self._run_path.glob(".tmp-taking-*"):  # of killed processes
+            remains.unlink(missing_ok=True)
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._renew, daemon=True)
+        self._thread.start()
 
     def release(self) -> None:
         """Removes the lock; another training's lock is left unchanged."""
-        owner = self._lease.owner
-        if owner is not None and owner.token == self._lease.token:
-            (self._run_path / PRESENCE_FILE).unlink(missing_ok=True)
-        self._lease.release()
+        if self._thread is None or self._own is None:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._thread = None
+        present = find(self._run_path)
+        if present is not None and present.id == self._own.id:
+            self._file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._run_path.rmdir()  # where nothing was written
 
     def moved(self, aside: Path, say: Callable[[str], None]) -> None:
         """Takes the lock of the new folder after the old one was renamed with its lock."""
-        self._lease.release()
-        for name in LOCK_FILES:
-            (aside / name).unlink(missing_ok=True)
+        self.release()
+        (aside / PRESENCE_FILE).unlink(missing_ok=True)
         self.acquire(say)
 
+    def _create(self, own: Presence) -> bool:
+        try:
+            file = self._file.open("x", encoding="utf-8")
+        except FileExistsError:
+            return False
+        try:
+            with file:  # who finds it empty waits for the rest, see `_is_dead`
+                file.write(own.model_dump_json() + "\n")
+        except OSError:  # a full disk
+            self._file.unlink()
+            raise
+        return True
 
-def _when_renewed(path: Path) -> int | None:
-    """Nanoseconds, by the clock of the file system; opened, since NFS then asks the server."""
+    def _is_dead(
+        self, holder: Presence | None, seen: tuple[bytes, int], say: Callable[[str], None]
+    ) -> bool:
+        if holder is not None and holder.is_here:
+            return holder.process is None or not holder.is_of(self._run_path)
+        who = holder.text if holder else f"whoever wrote {self._file}"
+        say(f"waiting for a sign of life of {who}, for {STALE_SECONDS:.0f} s at most")
+        end = time.monotonic() + STALE_SECONDS
+        while time.monotonic() < end:
+            time.sleep(_WATCH_SECONDS)
+            if _look(self._file) != seen:
+                return False
+        return True
+
+    def _take_away(self, seen: tuple[bytes, int]) -> None:
+        """Removes the lock that was read, but not another one that replaced it.
+
+        Of several processes that found it dead, the one that creates the file ``taking`` does so.
+        """
+        taking = self._run_path / f".tmp-taking-{hashlib.sha256(seen[0]).hexdigest()[:16]}"
+        try:
+            taking.touch(exist_ok=False)
+        except FileExistsError:
+            end = time.monotonic() + STALE_SECONDS
+            while taking.exists():
+                if time.monotonic() > end:  # the process that made it is dead, too
+                    taking.unlink(missing_ok=True)
+                time.sleep(0.02)
+            return
+        try:
+            if _look(self._file) == seen:
+                self._file.unlink(missing_ok=True)
+        finally:
+            taking.unlink(missing_ok=True)
+
+    def _renew(self) -> None:
+        assert self._own is not None
+        while not self._ended.wait(RENEW_SECONDS):
+            with contextlib.suppress(OSError):  # the file system is away: its holder still lives
+                if not self._is_own(self._own):
+                    self._lost(find(self._run_path))
+                    return
+
+    def _is_own(self, own: Presence) -> bool:
+        """Whether the lock is still this process's; if so it is renewed."""
+        holder = find(self._run_path)
+        if holder is None:
+            return self._create(own)  # somebody deleted it; a damaged one stays as it is
+        if holder.id != own.id:
+            return False
+        os.utime(self._file)  # one that has just replaced it has a holder that lives
+        return True
+
+
+def _look(path: Path) -> tuple[bytes, int] | None:
+    """What the lock says, and when it was renewed; opened, since NFS then asks the server."""
     try:
         with path.open("rb") as file:
-            return os.fstat(file.fileno()).st_mtime_ns
+            return file.read(), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None

@@ -21,7 +21,7 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs.dashboard import check_wandb
 from sparsellm.runs.files import write_atomically
 from sparsellm.runs.history import begin_branch
-from sparsellm.runs.lock import LOCK_FILES, RunLock
+from sparsellm.runs.lock import PRESENCE_FILE, RunLock
 from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import FailureRecord
 from sparsellm.runs.session import this_session
@@ -124,7 +124,7 @@ def _train(
 
 def _move_aside(run: Run, lock: RunLock) -> None:
     path = run.recipe.run_path
-    if run.accelerator.is_main_process and any(p.name not in LOCK_FILES for p in path.iterdir()):
+    if run.accelerator.is_main_process and any(p.name != PRESENCE_FILE for p in path.iterdir()):
         aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
         path.rename(aside)
         lock.moved(aside, run.accelerator.print)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -20,15 +21,13 @@ from sparsellm.runs import lock as lock_module
 from sparsellm.runs.lock import Presence, RunLock, ask_to_stop, find
 
 HOLDER = """
-import os, sys, time
+import sys, time
 from pathlib import Path
-from sparsellm.runs import lock as lock_module
-lock_module.RENEW_SECONDS, lock_module.STALE_SECONDS = map(float, sys.argv[3:5])
-lock = lock_module.RunLock(Path(sys.argv[1]), lambda: print("lost", flush=True))
+from sparsellm.runs.lock import RunLock
+lock = RunLock(Path(sys.argv[1]), print)
 lock.acquire(print)
 print("held", flush=True)
-time.sleep(float(sys.argv[2]))
-os._exit(0)
+time.sleep(60)
 """
 
 
@@ -42,38 +41,34 @@ def impatient(monkeypatch):
     """Renews and gives up in tenths of seconds."""
     monkeypatch.setattr(lock_module, "RENEW_SECONDS", 0.1)
     monkeypatch.setattr(lock_module, "STALE_SECONDS", 0.6)
-    monkeypatch.setattr("sparsellm.waiting.QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(lock_module, "_WATCH_SECONDS", 0.05)
 
 
 @pytest.fixture
 def elsewhere(monkeypatch):
     """No holder is on this host."""
     monkeypatch.setattr(Presence, "is_here", property(lambda self: False))
-    monkeypatch.setattr("filelock._lease.owner_is_stale", lambda *owner: False)
 
 
 def _quiet(*arguments):
     """Says nothing."""
 
 
-def _hold(path, seconds=60):
-    """Another process holds the lock, and ends without releasing it."""
-    times = (lock_module.RENEW_SECONDS, lock_module.STALE_SECONDS)
-    command = [sys.executable, "-c", HOLDER, str(path), *map(str, (seconds, *times))]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=process_env())
-    assert holder.stdout.readline() == "held\n"
-    return holder
-
-
-def _leave_lock(path):
-    """What a killed process leaves."""
-    assert _hold(path, seconds=0).wait() == 0
-    assert sorted(p.name for p in path.iterdir()) == ["running.json", "running.lock"]
+def _leave_lock(path, **changes):
+    path.mkdir(exist_ok=True)
+    content = Presence.within(path).model_dump() | changes
+    (path / "running.json").write_text(json.dumps(content))
 
 
 def test_a_second_training_is_refused_until_the_first_is_dead(path):
-    holder = _hold(path)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=process_env(),
+    )
     try:
+        assert holder.stdout.readline() == "held\n"
         second = RunLock(path, _quiet)
         with pytest.raises(ValueError, match=rf"is being trained: process {holder.pid} on host"):
             second.acquire(_quiet)
@@ -88,7 +83,14 @@ def test_a_second_training_is_refused_until_the_first_is_dead(path):
         holder.kill()
 
 
-def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_path, impatient):
+def test_a_process_of_the_same_number_is_not_the_holder(path):
+    _leave_lock(path, created=1.0)  # of before the host was started again
+    lock = RunLock(path, _quiet)
+    lock.acquire(_quiet)
+    lock.release()
+
+
+def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_path):
     first = RunLock(path, _quiet)
     first.acquire(_quiet)
     copy = tmp_path / "copy"
@@ -97,7 +99,7 @@ def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_
         ask_to_stop(copy)
     second = RunLock(copy, _quiet)
     second.acquire(_quiet)
-    assert (find(copy).folder, find(path).folder) == (str(copy), str(path))
+    assert find(copy).id != find(path).id
     second.release()
     renamed = path.rename(tmp_path / "renamed")
     with pytest.raises(ValueError, match=r"is being trained"):
@@ -106,9 +108,21 @@ def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_
     first.release()
 
 
-def test_a_process_that_nobody_waits_for_has_stopped(path, cli, impatient):
-    holder = _hold(path)
+def test_remains_of_killed_processes_do_not_stay(path):
+    path.mkdir()
+    (path / ".tmp-taking-1234").touch()
+    lock = RunLock(path, _quiet)
+    lock.acquire(_quiet)
+    assert [p.name for p in path.iterdir()] == ["running.json"]
+    lock.release()
+    assert not path.exists()
+
+
+def test_a_process_that_nobody_waits_for_has_stopped(path, cli):
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=process_env())
     try:
+        assert holder.stdout.readline() == "held\n"
         stopped = cli("stop", str(path), timeout=60)
         assert stopped.returncode == 0, stopped.stderr
         assert psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE
@@ -122,77 +136,47 @@ def test_a_process_that_nobody_waits_for_has_stopped(path, cli, impatient):
         holder.wait()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"host": 3}'])
-def test_a_damaged_lock_is_watched_and_taken(path, impatient, monkeypatch, content):
-    monkeypatch.setattr(lock_module, "STALE_SECONDS", 3.0)
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": 3}'])
+def test_a_damaged_lock_is_watched_and_taken(path, impatient, content):
     path.mkdir()
-    for name in ("running.json", "running.lock"):
-        (path / name).write_text(content)
+    (path / "running.json").write_text(content)
     lines = []
     lock = RunLock(path, _quiet)
     lock.acquire(lines.append)
-    assert "for a sign of life of whoever wrote" in lines[0]
+    assert "waiting for a sign of life of whoever wrote" in lines[0]
     lock.release()
-
-
-def test_of_a_lock_that_says_nothing_the_remedy_is_said(path, impatient):
-    path.mkdir()
-    (path / "running.lock").touch()  # somebody may be about to fill it
-    with pytest.raises(ValueError, match=r"If nothing trains there, delete that file"):
-        RunLock(path, _quiet).acquire(_quiet)
-    assert (path / "running.lock").exists()
 
 
 def test_another_hosts_lock_is_taken_only_if_it_is_not_renewed(path, impatient, elsewhere):
-    holder = _hold(path)
-    try:
-        with pytest.raises(ValueError, match=r"--set name=NEW"):
-            RunLock(path, _quiet).acquire(_quiet)
-    finally:
-        holder.kill()
-        holder.wait()
-    started = time.monotonic()
-    lock = RunLock(path, _quiet)
-    lock.acquire(_quiet)
-    assert time.monotonic() - started > 0.5
-    lock.release()
-
-
-def test_who_stood_still_hears_that_the_lock_is_anothers(path, impatient, elsewhere):
-    holder, lost = _hold(path), threading.Event()
-    try:
-        holder.send_signal(signal.SIGSTOP)
-        first = RunLock(path, lost.set)
-        first.acquire(_quiet)
-        assert find(path).pid == os.getpid()
-        holder.send_signal(signal.SIGCONT)
-        assert "lost" in holder.stdout.readline()
-        assert not lost.is_set()
-        assert find(path).pid == os.getpid()  # and it is left alone
-        first.release()
-        assert not path.exists()
-    finally:
-        holder.kill()
-        holder.wait()
-
-
-def test_who_has_lost_the_lock_leaves_it_alone(path, impatient):
-    lost = threading.Event()
-    first = RunLock(path, lost.set)
+    first, second = RunLock(path, _quiet), RunLock(path, _quiet)
     first.acquire(_quiet)
-    for name in ("running.json", "running.lock"):
-        (path / name).unlink()
-    assert lost.wait(10)
-    second = RunLock(path, _quiet)
+    with pytest.raises(ValueError, match=r"--set name=NEW"):
+        second.acquire(_quiet)
+    first._ended.set()  # as if its host were gone: the file stays
+    first._thread.join()
+    started = time.monotonic()
     second.acquire(_quiet)
-    first.release()
-    assert find(path).pid == os.getpid()
+    assert time.monotonic() - started > 0.5
     second.release()
 
 
-def test_of_many_that_find_a_dead_holder_one_gets_the_lock(path, impatient):
-    for _ in range(4):
-        _leave_lock(path)
+def test_who_stood_still_hears_that_the_lock_is_anothers(path, impatient, elsewhere):
+    lost = []
+    first = RunLock(path, lost.append)
+    first.acquire(_quiet)
+    _leave_lock(path, pid=7, id="another")
+    for _ in range(100):
+        if lost:
+            break
+        time.sleep(0.05)
+    assert lost[0].pid == 7
+    first.release()
+    assert find(path).id == "another"  # and it is left alone
+
+
+def test_of_many_that_find_a_dead_holder_one_gets_the_lock(path):
+    for _ in range(30):
+        _leave_lock(path, created=1.0)
         won, refused = [], []
         barrier = threading.Barrier(8)
 
@@ -215,13 +199,23 @@ def test_of_many_that_find_a_dead_holder_one_gets_the_lock(path, impatient):
     assert not path.exists()
 
 
+def test_who_died_while_taking_a_lock_away_does_not_keep_it(path, impatient):
+    _leave_lock(path, created=1.0)
+    digest = hashlib.sha256((path / "running.json").read_bytes()).hexdigest()
+    (path / f".tmp-taking-{digest[:16]}").touch()
+    lock = RunLock(path, _quiet)
+    lock.acquire(_quiet)
+    lock.release()
+    assert not path.exists()
+
+
 def test_on_a_full_disk_no_lock_stays(path, monkeypatch):
-    def full(*arguments):
+    def full(self):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     lock = RunLock(path, _quiet)
     with monkeypatch.context() as patch:
-        patch.setattr(lock_module, "write_atomically", full)
+        patch.setattr(Presence, "model_dump_json", full)
         with pytest.raises(OSError, match=r"No space left"):
             lock.acquire(_quiet)
     assert list(path.iterdir()) == []
@@ -245,4 +239,4 @@ def test_training_takes_the_lock_also_with_fresh_and_frees_it(tiny_overrides, cl
     fresh = cli_here(*own, "--fresh")
     assert fresh.returncode == 0, fresh.stderr
     for place in (run_path, run_path.with_name("debug.1")):
-        assert not list(place.glob("running.*"))
+        assert not (place / "running.json").exists()

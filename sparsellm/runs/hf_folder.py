@@ -76,9 +76,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for shard in sorted(set(places.values())):
         if shard in ("", "..") or shard != Path(shard).name:
             raise ValueError(f"{index_file}: the shard {shard!r} is not in the folder")
-        tensors |= read_tensors(path / shard, REMEDY)
-    if odd := sorted(tensors.keys() ^ places.keys()):
-        raise ValueError(f"{index_file} and its shards differ, such as {odd[0]}; {REMEDY}")
+        found = read_tensors(path / shard, REMEDY)
+        if odd := sorted(found.keys() ^ {name for name in places if places[name] == shard}):
+            raise ValueError(f"{path / shard} and {INDEX_FILE} differ, such as {odd[0]}; {REMEDY}")
+        tensors |= found
     return tensors
 
 

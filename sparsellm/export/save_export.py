@@ -1,5 +1,6 @@
 """`sparsellm export` and `import`: a checkpoint as stock transformers' folder, and the way back."""
 
+import errno
 import json
 import re
 import shutil
@@ -77,13 +78,16 @@ def export(
         _write(pretrained, partial, card, max_shard_size, dropped)
         partial.replace(folder)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder} was not written: {error}. Free space on that disk, or name a folder on "
-            "another"
-        ) from error
+        raise CheckpointError(f"{folder} was not written: {error}. {_remedy(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return pretrained.path, report
+
+
+def _remedy(error: Exception) -> str:
+    if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "Name a folder that you may write to"
+    return "Free space on that disk, or name a folder on another"
 
 
 def refuse_occupied(folder: Path) -> None:

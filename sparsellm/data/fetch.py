@@ -55,6 +55,9 @@ def fetch(name: str, folder: Path, num_shards: int | None, num_workers: int) -> 
         ),
         f"{config.repo} at {config.revision}",
     )
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise FileNotFoundError(f"{config.repo}: {missing[0]} was not downloaded; run it again")
     mirror = {
         "description": f"{corpus.name}: {config.repo} at {config.revision}, {len(train)} files",
         "source": "files",

@@ -23,16 +23,18 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = {name: p for name, p in named if p.dim() >= 2}
     vectors = {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0}
-    muons = [name for name in matrices if config.name == "muon" and "layers" in name.split(".")]
+    muons = {}
+    if config.name == "muon":
+        muons = {name: p for name, p in matrices.items() if "layers" in name.split(".")}
     if recipe.sparsity.l1_coefficient:
         # L1 pushes every gate row along the mean of x, one direction of the matrix. Muon makes the
         # update equally large in all directions: λ then has to rise until it drowns the loss.
         patterns = {id(m.pattern_weight) for m in model.modules() if isinstance(m, SparseFFN)}
-        muons = [name for name in muons if id(matrices[name]) not in patterns]
-    others = [p for name, p in matrices.items() if name not in set(muons)]
+        muons = {name: p for name, p in muons.items() if id(p) not in patterns}
+    others = [p for name, p in matrices.items() if name not in muons]
     groups = [{"params": others, "weight_decay": config.weight_decay}, vectors]
     if muons:
-        return MuonAndAdamW([matrices[name] for name in muons], groups, config)
+        return MuonAndAdamW(list(muons.values()), groups, config)
     return _adamw(groups, config)
 
 

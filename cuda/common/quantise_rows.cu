@@ -2,12 +2,14 @@
 // largest number of e4m3: to[i] = round(from[row_of[i]] / scale[i]). A row with NaN or infinity becomes
 // NaN, as every product with it would be.
 //
-// A warp quantises a row in two passes over it, the second from L1: 2 bytes are read and 1 is written
-// per number.
+// A warp quantises a row: 2 bytes are read and 1 is written per number. Between its largest magnitude and
+// the division a row of up to `kept` chunks stays in registers; a longer one is read again, from L1 or L2.
 #include "common/element.cuh"
 
 namespace {
-constexpr int threads = 256, warps = threads / 32, loads = 4;
+constexpr int threads = 256, warps = threads / 32;
+// A chunk is 8 numbers for each lane of a warp. A lane loads `kept` of them at once.
+constexpr int kept = 8;
 constexpr float largest = 448.0f, smallest_scale = 1e-12f;
 
 // Two magnitudes of elements; as integers they are in order, and NaN is above infinity.
@@ -27,6 +29,14 @@ __device__ __forceinline__ uint32 quantise(uint32 first, uint32 second, float in
   return pack_e4m3(element_low(first) * inverse, element_high(first) * inverse) |
          pack_e4m3(element_low(second) * inverse, element_high(second) * inverse) << 16;
 }
+
+// The octets first, first + 32, …; zeros beyond the row's end.
+__device__ __forceinline__ void load(uint4 (&octet)[kept], const uint4* source, int first,
+                                     int octets) {
+#pragma unroll
+  for (int i = 0; i < kept; ++i)
+    octet[i] = first + 32 * i < octets ? source[first + 32 * i] : uint4{};
+}
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads)
@@ -38,14 +48,13 @@ extern "C" __global__ void __launch_bounds__(threads)
   const int octets = k / 8;
   const uint64 own = row_of == nullptr ? row : row_of[row];
   const uint4* source = reinterpret_cast<const uint4*>(from + own * k);
+  uint2* target = reinterpret_cast<uint2*>(to + static_cast<uint64>(row) * k);
+  uint4 octet[kept];
   uint32 most = 0;
-  for (int first = lane; first < octets; first += 32 * loads) {
-    uint4 octet[loads];
+  for (int first = lane; first < octets; first += 32 * kept) {
+    load(octet, source, first, octets);
 #pragma unroll
-    for (int i = 0; i < loads; ++i)
-      octet[i] = first + 32 * i < octets ? source[first + 32 * i] : uint4{};
-#pragma unroll
-    for (int i = 0; i < loads; ++i)
+    for (int i = 0; i < kept; ++i)
       most = larger_magnitudes(
           larger_magnitudes(larger_magnitudes(larger_magnitudes(most, octet[i].x), octet[i].y),
                             octet[i].z), octet[i].w);
@@ -60,14 +69,10 @@ extern "C" __global__ void __launch_bounds__(threads)
                                           : __uint_as_float(0x7fc00000u);
   const float inverse = 1.0f / scale;
   if (lane == 0) scale_M[row] = scale;
-  uint2* target = reinterpret_cast<uint2*>(to + static_cast<uint64>(row) * k);
-  for (int first = lane; first < octets; first += 32 * loads) {
-    uint4 octet[loads];
+  for (int first = lane; first < octets; first += 32 * kept) {
+    if (octets > 32 * kept) load(octet, source, first, octets);
 #pragma unroll
-    for (int i = 0; i < loads; ++i)
-      if (first + 32 * i < octets) octet[i] = source[first + 32 * i];
-#pragma unroll
-    for (int i = 0; i < loads; ++i)
+    for (int i = 0; i < kept; ++i)
       if (first + 32 * i < octets)
         target[first + 32 * i] = make_uint2(quantise(octet[i].x, octet[i].y, inverse),
                                             quantise(octet[i].z, octet[i].w, inverse));

@@ -149,7 +149,8 @@ def frontier_table(lines: Sequence[Line]) -> Made | None:
                 + ([f"{statistics.fmean(g.nnz):,.0f}"] if g.nnz else [])
                 + ([f"{statistics.fmean(g.dead):.0%}"] if g.dead else [])
             ),
-            f"{g.case['precision'].replace('fp8', 'FP8')}, {g.case['learning_rate']:g}",
+            f"{g.case['precision'].replace('fp8', 'FP8')}, {g.case['learning_rate']:g}"
+            + (f" (gates {gates:g})" if (gates := g.case.get("gate_learning_rate")) else ""),
             ", ".join(f"{value:.3f}" for value in g.losses),
             ", ".join(f"{rate / 1e3:,.0f}k" for rate in g.rates),
             ", ".join(f"{seconds:,.1f}" for seconds in g.gpu_seconds)

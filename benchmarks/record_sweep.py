@@ -85,6 +85,8 @@ def _figures(bench: str, run: RunData) -> list[Measurement]:
         "gated": recipe.ffn.gated,
         "target_nnz": recipe.sparsity.target_nnz,
     }
+    if recipe.optimizer.gate_learning_rate is not None:
+        base["gate_learning_rate"] = recipe.optimizer.gate_learning_rate
     found: list[Measurement] = []
 
     def of(metric: str, value: float, unit: str, **case: Any) -> None:

@@ -85,8 +85,23 @@ class Recipe(StrictModel):
         if self.architecture.gated != self.ffn.gated:
             gated = str(self.architecture.gated).lower()
             raise ValueError(f"model.family: {self.model.family} needs ffn.gated: {gated}")
+        self._check_gate_learning_rate()
         self._check_target()
         return self
+
+    def _check_gate_learning_rate(self) -> None:
+        if self.optimizer.gate_learning_rate is None:
+            return
+        if self.optimizer.name != "muon":
+            raise ValueError(
+                f"optimizer.gate_learning_rate needs optimizer.name: muon (with "
+                f"{self.optimizer.name} gates have optimizer.learning_rate); set it to null"
+            )
+        if not self.sparsity.l1_coefficient:
+            raise ValueError(
+                "optimizer.gate_learning_rate needs sparsity.l1_coefficient (without L1 Muon "
+                "updates gates too, at optimizer.learning_rate); set it to null"
+            )
 
     def _check_target(self) -> None:
         sparsity, target = self.sparsity, self.sparsity.target_nnz

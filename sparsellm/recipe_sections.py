@@ -349,6 +349,11 @@ class OptimizerConfig(StrictModel):
         description="Number of last steps in which wsd decays; null is a tenth of train.steps",
     )
     learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate")
+    gate_learning_rate: PositiveFloat | None = Field(
+        None,
+        description="Peak learning rate of the gates (without a gate, up) where AdamW updates them "
+        "beside Muon: with muon and L1. null is learning_rate",
+    )
     min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="Final learning rate, divided by the peak"
     )
@@ -362,6 +367,11 @@ class OptimizerConfig(StrictModel):
     clip_norm: PositiveFloat = Field(
         1.0, description="Largest global gradient norm; larger gradients are scaled down to it"
     )
+
+    @property
+    def gate_lr_scale(self) -> float:
+        """Learning rate of the gates, divided by that of all other parameters, at any step."""
+        return (self.gate_learning_rate or self.learning_rate) / self.learning_rate
 
 
 class RuntimeConfig(StrictModel):

@@ -321,6 +321,16 @@ def test_sparse_kernels_need_relu():
     assert load_recipe("ablations/dense-silu").ffn.kernels == "auto"  # dense, without ReLU
 
 
+def test_gates_have_a_learning_rate_of_their_own_only_where_adamw_updates_them_beside_muon():
+    own, muon = "optimizer.gate_learning_rate=1e-3", "optimizer.name=muon"
+    assert load_recipe("debug", [own, muon]).optimizer.gate_learning_rate == 1e-3
+    refused = r"gate_learning_rate needs {}.*optimizer.learning_rate.*; set it to null"
+    with pytest.raises(ValueError, match=refused.format("optimizer.name: muon")):
+        load_recipe("debug", [own])
+    with pytest.raises(ValueError, match=refused.format("sparsity.l1_coefficient")):
+        load_recipe("debug", [own, muon, "sparsity.l1_coefficient=0"])
+
+
 def test_a_model_family_is_known_and_has_the_recipes_kind_of_ffn():
     assert load_recipe("debug").architecture.name == "llama"
     assert load_recipe("ablations/non-gated").architecture.name == "arcee"

@@ -16,23 +16,29 @@ from sparsellm.recipe_sections import OptimizerConfig
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer; weight decay on matrices (embeddings included), none on norm vectors.
 
-    A step changes nothing if the optimizer's attribute ``found_inf``, a tensor (), is 1; the host
-    does not wait for its value.
+    Whoever sets learning rates multiplies a group's by its ``lr_scale``, if it has one. A step
+    changes nothing if the optimizer's attribute ``found_inf``, a tensor (), is 1; the host does not
+    wait for its value.
     """
     config = recipe.optimizer
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = {name: p for name, p in named if p.dim() >= 2}
     vectors = {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0}
-    muons = {}
+    muons, gates = {}, {}
     if config.name == "muon":
         muons = {name: p for name, p in matrices.items() if "layers" in name.split(".")}
     if recipe.sparsity.l1_coefficient:
         # L1 pushes every gate row along the mean of x, one direction of the matrix. Muon makes the
         # update equally large in all directions: λ then has to rise until it drowns the loss.
         patterns = {id(m.pattern_weight) for m in model.modules() if isinstance(m, SparseFFN)}
-        muons = {name: p for name, p in muons.items() if id(p) not in patterns}
-    others = [p for name, p in matrices.items() if name not in muons]
-    groups = [{"params": others, "weight_decay": config.weight_decay}, vectors]
+        gates = {name: p for name, p in muons.items() if id(p) in patterns}
+        muons = {name: p for name, p in muons.items() if name not in gates}
+    others = [p for name, p in matrices.items() if name not in muons and name not in gates]
+    decay = {"weight_decay": config.weight_decay}
+    groups = [{"params": others, **decay}, vectors]
+    if gates:
+        scale = {"lr_scale": config.gate_lr_scale}
+        groups.append({"params": list(gates.values()), **decay, **scale})
     if muons:
         return MuonAndAdamW(list(muons.values()), groups, config)
     return _adamw(groups, config)

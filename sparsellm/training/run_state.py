@@ -16,7 +16,7 @@ from sparsellm.runs.pretrained import read_weights
 from sparsellm.strict import flatten, load_yaml
 from sparsellm.training.kernel_policy import kernels_state, restore_kernels
 from sparsellm.training.run import Run
-from sparsellm.training.schedule import rate_change
+from sparsellm.training.schedule import rate_changes
 
 _CHANGED = "changed since the checkpoint: "
 # Keys that decide which function the weights compute.
@@ -160,8 +160,7 @@ def _rate_notes(saved: checkpoint.SavedState, present: Recipe) -> list[str]:
         recipe = Recipe.model_validate(_saved_recipe(saved))
     except ValidationError:  # of a version with other keys, which are named as changed
         return []
-    change = rate_change(recipe, present, saved.step)
-    return [] if change is None else [change]
+    return rate_changes(recipe, present, saved.step)
 
 
 def _saved_recipe(saved: checkpoint.SavedState) -> dict[str, Any]:

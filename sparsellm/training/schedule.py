@@ -27,20 +27,27 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
 
 
-def rate_change(saved: Recipe, present: Recipe, step: int) -> str | None:
-    """A warning if a run resumed after ``step`` steps leaves its old schedule, or None."""
+def rate_changes(saved: Recipe, present: Recipe, step: int) -> list[str]:
+    """Warnings if a run resumed after ``step`` steps leaves its old schedule."""
     before = learning_rate(saved.optimizer, max(step - 1, 0), saved.train.steps)
     planned = learning_rate(saved.optimizer, step, saved.train.steps)
     after = learning_rate(present.optimizer, step, present.train.steps)
-    if math.isclose(after, planned, rel_tol=0.01):
-        return None
-    text = f"the learning rate changes from {before:.3g} at step {step} to {after:.3g} at the next"
-    if present.optimizer.schedule == "cosine" and present.train.steps != saved.train.steps:
-        text += (
-            f": the cosine now ends at step {present.train.steps}, not {saved.train.steps}; "
-            "optimizer.schedule=wsd or constant can be continued without a jump"
-        )
-    return text
+    changes = []
+    if not math.isclose(after, planned, rel_tol=0.01):
+        changes.append(_change("learning rate", before, after, step))
+        if present.optimizer.schedule == "cosine" and present.train.steps != saved.train.steps:
+            changes[0] += (
+                f": the cosine now ends at step {present.train.steps}, not {saved.train.steps}; "
+                "optimizer.schedule=wsd or constant can be continued without a jump"
+            )
+    was, now = saved.optimizer.gate_lr_scale, present.optimizer.gate_lr_scale
+    if was != now and not math.isclose(after * now, planned * was, rel_tol=0.01):
+        changes.append(_change("gates' learning rate", before * was, after * now, step))
+    return changes
+
+
+def _change(name: str, before: float, after: float, step: int) -> str:
+    return f"the {name} changes from {before:.3g} at step {step} to {after:.3g} at the next"
 
 
 def l1_coefficient(config: SparsityConfig, step: int) -> float:

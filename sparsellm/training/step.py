@@ -157,7 +157,7 @@ def _update(run: Run, refused: Tensor) -> float:
     """
     lr = learning_rate(run.recipe.optimizer, run.step, run.recipe.train.steps)
     for group in run.optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
     run.optimizer.found_inf = refused  # type: ignore[attr-defined]
     run.optimizer.step()
     clear_gradients(run.optimizer, run.objective)

@@ -29,7 +29,8 @@ def test_a_target_is_settled_from_where_the_mean_of_20_steps_stays_near_it():
 
 def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path, capsys):
     folder, results = tmp_path / "sweep", tmp_path / "results.jsonl"
-    recipe = tiny("name=target-seed0", "sparsity.target_nnz=3", f"logging.run_dir={folder}")
+    own = ["sparsity.target_nnz=3", "optimizer.name=muon", "optimizer.gate_learning_rate=1e-4"]
+    recipe = tiny("name=target-seed0", *own, f"logging.run_dir={folder}")
     held_out = {"kind": "validation", "tokens": 512, "num_targets": 8}
     validations = [held_out | {"step": step, "loss": 5.0 - step} for step in (2, 4)]
     task = {"acc": 0.25, "acc_stderr": 0.1, "rows": 8, "of": 8, "in_mean": True}
@@ -58,6 +59,7 @@ def test_a_sweeps_runs_are_recorded_with_where_they_were_trained(tiny, tmp_path,
     assert by_metric["gpu_seconds", 2] == 3.0
     assert by_metric["gpu_seconds", 4] == 3.0 + 2 * 0.75
     assert rows[0]["case"]["learning_rate"] == recipe.optimizer.learning_rate
+    assert rows[0]["case"]["gate_learning_rate"] == 1e-4
     assert rows[0]["case"]["precision"] == recipe.runtime.precision
     losses = [r["loss"] for r in trained]
     assert by_metric["train_loss", 4] == pytest.approx(sum(losses[2:]) / 2)

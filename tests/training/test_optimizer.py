@@ -14,10 +14,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sparsellm.ffn.module import SparseFFN
 from sparsellm.model import build_model
+from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import load_recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.state import optimizer_tensors
 from sparsellm.training.optimizer import build_optimizer, reinit_dead_neurons
+from sparsellm.training.run import build_run, close_run
+from sparsellm.training.step import train_step
 
 
 def test_decay_is_on_matrices_only(tiny):
@@ -65,6 +68,34 @@ def test_muon_has_the_matrices_of_the_blocks_and_steps_as_long_as_adamw(tiny, l1
             assert 0.1 < float(length) < 0.3, name  # AdamW's is 0.2 to 0.4 in training
 
 
+@pytest.mark.parametrize(("gated", "pattern"), [(True, "gate_proj"), (False, "up_proj")])
+def test_gates_beside_muon_have_their_own_learning_rate_over_the_schedule(tiny, gated, pattern):
+    own = ["optimizer.learning_rate=4e-3", "optimizer.gate_learning_rate=1e-3"]
+    own += ["optimizer.weight_decay=0", f"ffn.gated={gated}", "runtime.compile=false"]
+    run = build_run(tiny("optimizer.name=muon", *own))
+    names = {id(p): name for name, p in run.model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    rates, first = [], {}
+    try:
+        for _ in range(run.recipe.train.steps):
+            rates.append(train_step(run, StopRequest()).values["learning_rate"])
+            for group in run.optimizer.param_groups:
+                for parameter in group["params"]:
+                    gate = pattern in names[id(parameter)]
+                    assert group["lr"] == pytest.approx(rates[-1] / (4 if gate else 1))
+            first = first or {
+                name: float((p - before[name]).abs().max())
+                for name, p in run.model.named_parameters()
+                if "exp_avg" in run.optimizer.state[p]
+            }
+    finally:
+        close_run(run)
+    assert rates == pytest.approx([2e-3, 4e-3, 4e-3, 2e-3])  # warm-up and cosine
+    for name, most in first.items():  # of AdamW's first step, which is as long as the rate
+        assert most == pytest.approx(5e-4 if pattern in name else 2e-3, rel=1e-2), name
+    assert sum(pattern in name for name in first) == run.recipe.model.num_hidden_layers
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_refused_update_changes_nothing(tiny, name, first):
@@ -94,7 +125,7 @@ def test_muon_resumes_to_the_same_bits_and_not_as_adamw(tiny_overrides, cli_here
         return cli_here("train", "--recipe", "debug", *set_arguments(own))
 
     for name, steps in (("straight", 4), ("halves", 2), ("halves", 4)):
-        done = train(name, steps)
+        done = train(name, steps, "muon", "optimizer.gate_learning_rate=1e-4")
         assert done.returncode == 0, done.stderr
     assert "resuming from" in done.stdout
     folder = load_recipe("debug", common).run_path.parent

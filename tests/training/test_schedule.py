@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparsellm.recipe_sections import OptimizerConfig, SparsityConfig
-from sparsellm.training.schedule import l1_coefficient, learning_rate, rate_change
+from sparsellm.training.schedule import l1_coefficient, learning_rate, rate_changes
 
 
 def test_warm_up_then_cosine_to_the_floor():
@@ -49,15 +49,33 @@ def test_warm_up_stable_decay_and_constant_can_be_continued():
 def test_a_jump_of_the_learning_rate_is_said(tiny):
     saved = tiny("train.steps=100", "optimizer.learning_rate=1.5e-3")
     longer = tiny("train.steps=200", "optimizer.learning_rate=1.5e-3")
-    assert rate_change(saved, saved, 100) is None
-    said = rate_change(saved, longer, 100)
+    assert rate_changes(saved, saved, 100) == []
+    [said] = rate_changes(saved, longer, 100)
     assert "from 3.85e-07 at step 100 to 0.000762 at the next: the cosine now ends at" in said
     assert "optimizer.schedule=wsd or constant can be continued" in said
     lower = tiny("train.steps=100", "optimizer.learning_rate=1e-3")
-    said = rate_change(saved, lower, 50)
+    [said] = rate_changes(saved, lower, 50)
     assert said.startswith("the learning rate changes from")
     assert "cosine" not in said
     for schedule in ("wsd", "constant"):
         own = ["optimizer.learning_rate=1.5e-3", f"optimizer.schedule={schedule}"]
         before, after = tiny("train.steps=100", *own), tiny("train.steps=200", *own)
-        assert rate_change(before, after, 80) is None
+        assert rate_changes(before, after, 80) == []
+
+
+def test_a_jump_of_the_gates_learning_rate_is_said(tiny):
+    """Where it is not that of all parameters."""
+
+    def muon(rate, gates):
+        rates = [f"optimizer.learning_rate={rate}", f"optimizer.gate_learning_rate={gates}"]
+        return tiny("optimizer.name=muon", "optimizer.schedule=constant", *rates)
+
+    one, own = muon(4e-3, "null"), muon(4e-3, 1e-3)
+    assert rate_changes(own, own, 50) == []
+    expected = "the gates' learning rate changes from 0.004 at step 50 to 0.001 at the next"
+    assert rate_changes(one, own, 50) == [expected]
+    [said] = rate_changes(own, muon(2e-3, 1e-3), 50)
+    assert said.startswith("the learning rate changes from 0.004")
+    [said] = rate_changes(one, muon(2e-3, "null"), 50)
+    assert said.startswith("the learning rate changes from 0.004")
+    assert len(rate_changes(own, muon(2e-3, "null"), 50)) == 2

@@ -137,6 +137,6 @@ def _push(options: argparse.Namespace, message: str) -> str:
 def _import(options: argparse.Namespace) -> None:
     from sparsellm.export.save_export import import_export
 
-    written = import_export(options.source, options.run_path, options.recipe)
-    print(f"imported {options.source} to {written} (fp32; no optimizer state)")
+    written, stored = import_export(options.source, options.run_path, options.recipe)
+    print(f"imported {options.source} to {written} (fp32, read from {stored}; no optimizer state)")
     print(f"train on: sparsellm train --recipe RECIPE --set name=NEW --init-from {written}")

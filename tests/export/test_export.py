@@ -415,7 +415,8 @@ def test_a_failed_export_leaves_nothing(trained, tmp_path, monkeypatch):
 def test_export_then_import_is_the_identity(tiny, tmp_path, overrides):
     path = _checkpoint(tiny(*overrides))
     export(path, tmp_path / "out", "fp32")
-    written = import_export(tmp_path / "out", tmp_path / "run")
+    written, stored = import_export(tmp_path / "out", tmp_path / "run")
+    assert stored == "float32"
     assert find_checkpoint(tmp_path / "run") == written
     assert written.name == path.name
     original, back = (load_file(p / "model.safetensors") for p in (path, written))
@@ -436,9 +437,10 @@ def test_an_exported_folder_is_exported_again(exported, tmp_path):
     assert "Unknown: no metrics.jsonl beside the checkpoint." in card
 
 
-def test_bf16_is_widened(trained, tmp_path):
+def test_bf16_is_widened_and_says_so(trained, tmp_path, capsys):
     assert main(["export", str(trained), str(tmp_path / "out")]) == 0
     assert main(["import", str(tmp_path / "out"), str(tmp_path / "run")]) == 0
+    assert " (fp32, read from bfloat16; no optimizer state)\n" in capsys.readouterr().out
     for name, tensor in load_file(find_checkpoint(tmp_path / "run") / "model.safetensors").items():
         expected = load_file(trained / "model.safetensors")[name].bfloat16().float()
         assert torch.equal(tensor, expected)
@@ -458,12 +460,12 @@ def test_a_folder_without_our_recipe_may_be_given_one(exported, tmp_path, tiny):
     (exported / "sparsellm_recipe.yaml").unlink()
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(tiny("name=mine").to_yaml())
-    written = import_export(exported, tmp_path / "run", str(recipe))
+    written, _ = import_export(exported, tmp_path / "run", str(recipe))
     assert load_pretrained(written).recipe == tiny("name=mine")
 
 
 def test_training_starts_from_it_at_step_0(tiny, trained, exported, tmp_path):
-    imported = import_export(exported, tmp_path / "imported")
+    imported, _ = import_export(exported, tmp_path / "imported")
     outcomes = []
     for name, source in (("a", trained), ("b", exported), ("c", imported)):
         train(tiny(f"name={name}", "train.steps=2"), init_from=source)

@@ -356,6 +356,21 @@ def test_card_without_a_run_says_so(trained, tmp_path):
     assert "Unknown: no evaluation of step 1 was found." in card
 
 
+def test_a_card_without_records_has_the_checkpoints_own_statistics(tiny, tmp_path):
+    path = _checkpoint(tiny("sparsity.dead_window_tokens=256"))
+    (path.parent.parent / "metrics.jsonl").unlink(missing_ok=True)
+    stats = load_file(path / "stats.safetensors")
+    tokens, mean = (
+        stats["activity_tokens"],
+        stats["activity_LN"][0].sum() / stats["activity_tokens"],
+    )
+    dead = (stats["activity_LN"][0] == 0).double().mean()  # of the one step, which is the window
+    export(path, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"Over {tokens:,} tokens, the last complete window.\n" in card
+    assert f"| 0 | {mean:.1f} | {mean / 64:.2%} | {dead:.1%} |" in card
+
+
 def test_card_has_the_scores_of_its_own_step(trained, test_data, tmp_path, capsys):
     run_path = trained.parent.parent
     card = tmp_path / "out" / "README.md"
@@ -434,7 +449,7 @@ def test_an_exported_folder_is_exported_again(exported, tmp_path):
     for name in ("model.safetensors", "config.json", "sparsellm_recipe.yaml"):
         assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes()
     card = (tmp_path / "again" / "README.md").read_text()
-    assert "Unknown: no metrics.jsonl beside the checkpoint." in card
+    assert "Unknown: no metrics.jsonl beside the checkpoint, and no complete window" in card
 
 
 def test_bf16_is_widened_and_says_so(trained, tmp_path, capsys):

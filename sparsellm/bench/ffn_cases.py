@@ -73,8 +73,8 @@ class Layer(NamedTuple):
     def most_off(self) -> float:
         """The largest difference from dense that is no error of the kernels, relative to dense.
 
-        A third of bf16's is rounding. FP8 is a few percent off where the gate fires as in trained
-        models; synthetic patterns come from sums of large numbers that nearly cancel.
+        A third of bf16's is rounding. FP8 is a few percent off on patterns of trained models;
+        synthetic patterns come from sums of large numbers that nearly cancel.
         """
         return 0.25 if self.fp8 else 0.03
 
@@ -142,7 +142,7 @@ def synthetic_layer(case: Case, device: torch.device) -> Layer:
 
 
 class Traced(NamedTuple):
-    """Inputs that make an FFN fire as a recorded layer did, for all recorded tokens."""
+    """Inputs for which the neurons fire that fired in a recorded layer, for all its tokens."""
 
     x_MK: Tensor
     w_NK: Tensor

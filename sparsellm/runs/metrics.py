@@ -47,7 +47,7 @@ class Metric:
         """Its value in a line; None if the line is older than this metric."""
         try:
             found = line[self.name] if self.of is None else self.of(line, recipe)
-        except (KeyError, TypeError):  # it, or what it derives from, is not there
+        except (KeyError, TypeError):  # the line lacks it, or what it derives from
             return None
         return None if found is None or math.isnan(found) else float(found)
 

@@ -11,8 +11,8 @@ from results import case_text, newest
 FFN_LEGEND = """Times (ms of one FFN) and energy: in brackets baseline over value, the baseline \
 being dense under torch.compile; above 1 is better. Rates: in brackets the share of what a large \
 matmul (TFLOP/s) or copy (GB/s, of weights) reached in the same run; for ours only the \
-work that the pattern requires is counted: the whole gate, and the other matrices where it fires. \
-`difference`: of ours from dense eager.
+work that the pattern requires is counted: the whole gate, and of the other matrices the neurons \
+that fire. `difference`: of ours from dense eager.
 
 """
 TRAIN_LEGEND = """Forward and backward of one FFN in training, with the gradients of x and all \

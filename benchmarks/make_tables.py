@@ -110,7 +110,7 @@ One FFN of 2048/5632 on 16,384 tokens, bf16: `sparsellm.accelerate` (forward) an
 with statistics, L1 and all gradients. In brackets: dense under `torch.compile` over ours, of the
 same run; above 1 is better. Times with ± (half of what lies between the 10th and the 90th
 percentile) were sustained for seconds; those without were bursts, which are faster. Union of 64:
-neurons that 64 neighbouring tokens fire between them, which is what the kernels' time depends on.
+neurons that fire for any of 64 neighbouring tokens, which is what the kernels' time depends on.
 Traces: a six-layer pilot model on real text. Commands: `sparsellm bench ffn`,
 `sparsellm bench ffn-train`.
 

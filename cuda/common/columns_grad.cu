@@ -1,7 +1,7 @@
 // columns_grad: the gradients of gate and up at their non-zeros (an architecture's up.cuh says how).
 //
 // ∇h = ∇y · W_downᵀ on the pattern, + λ · sign(h) for the L1 term, λ being the gradient of Σ|h|;
-// ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate) where the gate fires. Without a gate `up` holds h, and
+// ∇up = ∇h * gate, ∇gate = ∇h * up * slope(gate) where the neuron fires. Without a gate `up` holds h, and
 // ∇up = ∇h * slope(h) where h is not 0.
 #include "common/activation.cuh"
 #include "up.cuh"
@@ -15,7 +15,7 @@ struct ColumnsGrad {
   float lambda;
   element *d_gate, *d_up;
 
-  // Without a gate every h that fires is positive. Added after the sums are rounded, λ would be
+  // Without a gate every h that is not zero is positive. Added after the sums are rounded, λ would be
   // rounded alike for all neurons of a token.
   __device__ float shift() const { return gate == nullptr ? lambda : 0.0f; }
   __device__ const uint32* members(int block) const { return member + offset[block]; }
@@ -31,7 +31,7 @@ struct ColumnsGrad {
     of_gate = gate == nullptr ? of_up : column_part(gate, name, place);
   }
 
-  // ∇h of one token, zero where it does not fire; selections, no branches.
+  // ∇h of one token, zero where the neuron does not fire; selections, no branches.
   __device__ __forceinline__ float d_h(float sum, float fires, float h) const {
     const float l1 = h == 0.0f || gate == nullptr ? 0.0f : copysignf(lambda, h);
     return fires == 0.0f ? 0.0f : sum + l1;

@@ -1,8 +1,8 @@
 // decode_gate: h = relu(x · W_gateᵀ + b) * (x · W_upᵀ + b) for up to 64 tokens, kept where it is not zero
 // (decode.cuh); without W_up, h = relu(x · Wᵀ + b).
 //
-// Bound by memory: all of the gate's weights are read, and of W_up the rows that fire. A block owns
-// a section of neurons, N / blocks to within one, so that all multiprocessors finish together. It
+// Bound by memory: all of the gate's weights are read, and of W_up the rows of neurons that fire. A block
+// owns a section of neurons, N / blocks to within one, so that all multiprocessors finish together. It
 // knows by itself which of its neurons fire, so both products are one kernel. k is divided among the
 // warps, 64 bytes of a row at a time; their sums are added in shared memory, in a fixed order.
 //
@@ -301,7 +301,7 @@ __device__ __forceinline__ uint32 product(uint32 gate, uint32 up, float add, boo
                    element_high(gate) * (relu && high < 0.0f ? 0.0f : high));
 }
 
-// Keeps the rows of one round that fire, after `count` earlier ones. `first_row`: of the round.
+// Keeps the neurons of one round that fire, after `count` earlier ones. `first_row`: of the round.
 template <int octets, typename Weight>
 __device__ __forceinline__ uint32 store_firing(Shared& shared, const Problem& p,
                                                const Rows<Weight>& rows,
@@ -363,7 +363,7 @@ __device__ __forceinline__ void multiply_gate(Shared& shared, const Problem& p,
 }
 
 // Prefetches the rows of W_down that decode_down will read into L2. One tile of them at most: if
-// everything fires, more would evict weights that this kernel has not read yet.
+// all neurons fire, more would evict weights that this kernel has not read yet.
 __device__ __forceinline__ void prefetch_down(const Shared& shared, const element* w_down, uint32 k,
                                               uint32 count) {
   constexpr int sector = 16;  // elements in 32 bytes
@@ -374,7 +374,8 @@ __device__ __forceinline__ void prefetch_down(const Shared& shared, const elemen
   }
 }
 
-// Computes the gate of all rows of a section and returns how many fire; or up of those `count` rows.
+// Computes the gate of all rows of a section and returns how many are not zero; or up of those `count`
+// rows.
 template <bool gate, int octets, typename Weight>
 __device__ __forceinline__ uint32 product_of(Shared& shared, const Problem& p,
                                              const Rows<Weight>& rows, const element* w_down,

@@ -2,7 +2,7 @@
 // (common/rows_gemm.cuh). It is launched with every call and ends at once if there are none.
 //
 // First a round's activations, then their product with W_downᵀ. Training keeps gate and up of the first
-// `backup` rows, and counts what fires, as hybrid_rows does for the other rows.
+// `backup` rows, and counts which neurons fire, as hybrid_rows does for the other rows.
 #include "common/dense_rows.cuh"
 
 namespace {
@@ -20,7 +20,7 @@ struct Kept {
 __device__ void activate(GemmShared& shared, const Sizes& size, const Weights& w, const element* x,
                          const Round& round, int tile, element* h, const Kept& kept) {
   float l1 = 0.0f;
-  uint32 fired[4] = {};  // rows of this lane that fire a pair's first neuron; in the high half, second
+  uint32 fired[4] = {};  // this lane's rows for which a pair's first neuron fires; high half: second
   int neurons[4] = {-1, -1, -1, -1};
   const int lane = threadIdx.x % 32, bit_words = (size.n + 31) / 32;
   activations(shared, size, w, x, round, tile, [&](int row, int j, int neuron, uint32 gate,

@@ -110,7 +110,7 @@ __device__ __forceinline__ void load_columns(uint32 (&column)[warp_blocks], cons
 
 // What a group has in a token block; each lane has its neuron's column there, if there is one.
 struct Together {
-  uint32 all[2];   // tokens that fire any neuron
+  uint32 all[2];   // tokens for which any neuron fires
   uint32 present;  // lanes that have a column
   __device__ __forceinline__ Together(uint64 fires, bool has_column)
       : all{__reduce_or_sync(~0u, static_cast<uint32>(fires)),
@@ -253,7 +253,7 @@ __device__ void make_units(PlanShared& shared, int groups, const uint32* group_r
 // Where each neuron's columns are, how active it is, and on which tokens. Any number of blocks.
 //
 // `table` [neurons][line_columns]: column + 1, or 0.
-// `count`: tokens that fire the neuron << 32 | its columns.
+// `count`: tokens for which the neuron fires << 32 | its columns.
 // `sample`: the largest hash of those tokens. Neurons that share it share a token at least, and
 // likely several: side by side in a group they need fewer rows (3–8% fewer on real traces).
 extern "C" __global__ void __launch_bounds__(place_threads, place_blocks)

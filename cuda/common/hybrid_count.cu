@@ -1,5 +1,5 @@
-// hybrid_count: how many ELL rows of the hybrid format (common/hybrid.cuh) fire each neuron; hybrid_place
-// comes next.
+// hybrid_count: for how many ELL rows of the hybrid format (common/hybrid.cuh) each neuron fires;
+// hybrid_place comes next.
 #include "common/block_sums.cuh"
 #include "common/hybrid.cuh"
 
@@ -45,8 +45,8 @@ __device__ __forceinline__ void add_up(Shared& shared, int n, uint32* first) {
 }
 }  // namespace
 
-// A thread for each neuron counts the rows that fire it before each token block; the last block adds up
-// the neurons, for `first`.
+// A thread for each neuron counts the rows for which it fires before each token block; the last block adds
+// up the neurons, for `first`.
 extern "C" __global__ void __launch_bounds__(threads)
     hybrid_count(int n, int blocks, const unsigned char* table, uint32* before, uint32* first,
                  uint32* control) {

@@ -5,8 +5,8 @@ namespace {
 constexpr int threads = 128;
 }
 
-// A block for each token block stores where its non-zeros are, row by row. `fired`: how many of its rows
-// have fired each neuron so far. A row's neurons differ, so that no two threads want the same one
+// A block for each token block stores where its non-zeros are, row by row. `fired`: for how many of
+// its rows each neuron has fired so far. A row's neurons differ, so that no two threads want the same one
 // between two barriers.
 extern "C" __global__ void __launch_bounds__(threads)
     hybrid_place(int m, int n, int width, const uint32* word, const uint32* count,

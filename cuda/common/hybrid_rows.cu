@@ -1,7 +1,7 @@
 // hybrid_rows: TwELL → the hybrid format (common/hybrid.cuh), and the statistics of its pattern. One
 // block of threads per token block; the last of them lists the rows of the backup.
 //
-// `fired_N` and `fired_bits`, a bit for each neuron that a token block fires, lack the rows of the
+// `fired_N` and `fired_bits`, a bit for each neuron that fires in a token block, lack the rows of the
 // backup, which dense_rows adds; all counts are integers, so that their order does not matter.
 #include "common/block_sums.cuh"
 #include "common/hybrid.cuh"

@@ -1,7 +1,7 @@
 // Distributes columns evenly over the warps of a grid: the columns of each token block are divided into
 // strips of a few, and each warp gets equally many contiguous strips. A token block can have eight times
-// as many columns as most others, since a sequence's first token can fire all neurons. With one block of
-// threads per token block, union_columns took 179 µs when that happened and 45 when it did not (H200,
+// as many columns as most others, since all neurons can fire for a sequence's first token. With one block
+// of threads per token block, union_columns took 179 µs when that happened and 45 when it did not (H200,
 // M 16384, N 5632, real traces).
 #pragma once
 #include "common/ptx.cuh"

@@ -14,7 +14,7 @@ constexpr int batch = 16, steps = batch / groups;
 
 using Shared = StripScratch<threads>;
 
-// Which of a lane's eight values fire: bits 0 to 3 and 8 to 11 stand for their tokens, to which
+// Which of a lane's eight values are not zero: bits 0 to 3 and 8 to 11 stand for their tokens, to which
 // lane % 2 * 4 is added (token_at). Adds them to `count`: of each word's values, the first in the low half.
 __device__ __forceinline__ uint32 fired_tokens(const uint4& eight, uint32 (&count)[4]) {
   uint32 word[4] = {eight.x, eight.y, eight.z, eight.w};
@@ -66,7 +66,7 @@ __device__ __forceinline__ void add_counts(const uint32 (&count)[4], int block, 
   };
   add(row, first);
   add(row + 1, second);
-  // Padding behind the last token fires nothing.
+  // No neuron fires for the padding behind the last token.
   const uint32 all = __reduce_add_sync(~0u, first + second);
   if (lane == 0) atomicAdd(nnz, static_cast<unsigned long long>(all));
 }

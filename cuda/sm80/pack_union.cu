@@ -2,7 +2,7 @@
 // dense GEMM makes the gate; union_entries comes next, as after gate_union.
 //
 // One block of threads per token block and tile. It reads 64 × 256 values once, and stages them in
-// shared memory, from where each column that fires is written transposed. Bound by memory.
+// shared memory, from where the column of each neuron that fires is written transposed. Bound by memory.
 #include "common/activation.cuh"
 #include "common/mma.cuh"
 #include "common/union.cuh"
@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32 nonzero(uint32 halves, int word) {
   return (carried >> 15 & 1 | carried >> 30 & 2) << 2 * word;
 }
 
-// This warp's rows into shared memory; returns which of the lane's 8 neurons fire there.
+// This warp's rows into shared memory; returns which of the lane's 8 neurons fire for them.
 __device__ __forceinline__ uint32 stage_rows(Shared& shared, const element* gate, float threshold,
                                              int rows, bool inside, int n) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -54,7 +54,7 @@ __device__ __forceinline__ uint32 stage_rows(Shared& shared, const element* gate
   return nonzero(any.x, 0) | nonzero(any.y, 1) | nonzero(any.z, 2) | nonzero(any.w, 3);
 }
 
-// The neurons of the lane's chunk that any of the 64 tokens fires.
+// The neurons of the lane's chunk that fire for any of the 64 tokens.
 __device__ __forceinline__ uint32 fired_chunk(const Shared& shared, int lane) {
   const uint2 each = *reinterpret_cast<const uint2*>(shared.fired[lane]);
   uint32 bits = each.x | each.y;

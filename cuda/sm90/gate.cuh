@@ -153,7 +153,7 @@ __device__ __forceinline__ void apply_scales(float (&d)[128], const Scales& scal
   }
 }
 
-// Values past M or N must not fire; a bias, or NaN or infinity times the zeros that TMA fills in, could
+// Values past M or N must be zero; a bias, or NaN or infinity times the zeros that TMA fills in, could
 // make them. `rows`, `columns`: how many there are from this thread's first ones on.
 __device__ __forceinline__ void zero_out_of_range(float (&d)[128], int rows, int columns) {
 #pragma unroll

@@ -21,7 +21,7 @@ from sparsellm.ffn.reference import activation_function
 from sparsellm.recipe import Recipe
 from sparsellm.runs.pretrained import Pretrained
 
-SHOWN_TOKENS = 32  # of each end
+SHOWN_TOKENS = 32  # with the fewest non-zeros, and as many with the most
 # Rarer tokens are excluded from the extremes: the paper's filter is one in 2¹⁴. The minimum is for
 # short texts.
 RAREST_TOKEN, MIN_OCCURRENCES = 2**14, 8

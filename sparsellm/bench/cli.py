@@ -15,7 +15,7 @@ class Benchmark(NamedTuple):
 
     The module's ``measure(options)`` yields the records of one case after the other, most simply
     those of `compare.compare`: two sides, their results, and the case's keys. It prints why it
-    skips a case. It is imported only when it runs, to keep ``sparsellm --help`` fast.
+    skips a case. The module is imported only when it runs, to keep ``sparsellm --help`` fast.
     """
 
     name: str

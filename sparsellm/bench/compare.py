@@ -13,7 +13,7 @@ from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Side, Timing, spread, sustained
 
 Values = NDArray[np.float64]  # chunk by chunk
-WARM_UP_RUNS = 25  # by then the choice between dense and sparse kernels is made
+WARM_UP_RUNS = 25  # by then the choice between dense and sparse kernels has been made
 
 
 def compare(
@@ -34,20 +34,21 @@ def compare(
 
     Args:
         bench: name of the benchmark.
-        case: keys of the records.
+        case: the keys of all records.
         dense: the baseline.
         ours: what is compared with it.
-        tokens: of a call.
-        results: each result of ours by its name, and what it must be; called once both are warm.
-        most_off: the largest difference of a result, relative to its norm, that is no error.
+        tokens: number of tokens of a call.
+        results: gives each result of ours after its name and before what it must be; called once
+            both sides are warm.
+        most_off: the largest difference of a result, relative to its norm, that is not an error.
         device: where both compute.
-        seconds: for which each side is timed.
+        seconds: how long each side is timed.
         mode: context in which both run.
         as_rate: whether to record tokens per ms instead of ms.
 
     Returns:
-        ``ms`` (or ``tokens_per_ms``), that of each stage if there are several, ``mJ_per_token``
-        where NVML counts energy, and ``difference``.
+        ``ms`` (or ``tokens_per_ms``), the same of each stage if there are several,
+        ``mJ_per_token`` where NVML counts energy, and ``difference``.
 
     Raises:
         ValueError: a result of ours is wrong.
@@ -90,7 +91,7 @@ def compare(
 
 
 def _median(values: Values, side: Timing, seconds: float) -> tuple[float, dict[str, float]]:
-    """And how it was sustained: the spread over chunks of a stretch, and the GPU meanwhile."""
+    """The median, and how it was sustained: its spread, and power and clock of the GPU."""
     median, found = spread(values)
     for name, own in (("watts", side.watts), ("sm_mhz", side.sm_mhz)):
         if own is not None:
@@ -99,7 +100,7 @@ def _median(values: Values, side: Timing, seconds: float) -> tuple[float, dict[s
 
 
 def warm_up(side: Side, device: torch.device) -> None:
-    """Runs a side alone; what it measures of itself has reached the host before the next run."""
+    """Runs a side alone, and waits after each run: what it measures of itself is then known."""
     for _ in range(WARM_UP_RUNS):
         for stage in side.stages.values():
             stage()

@@ -67,14 +67,14 @@ class Layer(NamedTuple):
     ids_BT: Tensor | None = None  # token ids, if the trace has them
     order: TokenOrder | None = None  # order in which ours computes; None: that of x
     format: Format = "union"
-    fp8: bool = False  # the gate of ours
+    fp8: bool = False  # whether ours computes its gate in FP8
 
     @property
     def most_off(self) -> float:
-        """The largest difference from dense that is no error of the kernels, relative to dense.
+        """The largest difference from dense, relative to it, that is not an error of the kernels.
 
-        A third of bf16's is rounding. FP8 is a few percent off where the gate fires as in trained
-        models; synthetic patterns come from sums of large numbers that nearly cancel.
+        A third of bf16's is rounding. FP8 is a few percent off on patterns of trained models;
+        synthetic patterns come from sums of large numbers that nearly cancel.
         """
         return 0.25 if self.fp8 else 0.03
 
@@ -142,18 +142,18 @@ def synthetic_layer(case: Case, device: torch.device) -> Layer:
 
 
 class Traced(NamedTuple):
-    """Inputs that make an FFN fire as a recorded layer did, for all recorded tokens."""
+    """Inputs for all tokens of a recorded layer, for which the same neurons fire as there."""
 
     x_MK: Tensor
     w_NK: Tensor
     count_M: Tensor  # non-zeros per token
 
     def layer(self, tokens: int, ids_BT: Tensor | None = None) -> Layer:
-        """The FFN with so many of the tokens, whose ids are ``ids_BT``.
+        """The FFN with a number of tokens; ``ids_BT`` are the ids of all that were recorded.
 
-        If they are fewer than were recorded, it is a window of neighbours whose mean is close to
-        that of all; if they are more, tokens are repeated, and have no ids: in token order they
-        would lie side by side. Nor has decoding.
+        Fewer tokens than were recorded are a window of neighbours, whose mean number of non-zeros
+        is close to that of all. For more, the recorded tokens are repeated. These get no ids, since
+        equal tokens would lie side by side in token order; nor do the few tokens of decoding.
         """
         recorded = len(self.x_MK)
         window = patterns.representative_window(self.count_M, min(tokens, recorded))

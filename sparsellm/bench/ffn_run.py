@@ -49,16 +49,15 @@ class FFNBench:
     """
 
     def __init__(self, options: argparse.Namespace, device: torch.device | None = None) -> None:
-        torch.set_float32_matmul_precision(
-            "high"
-        )  # fits patterns faster; all that is timed is bf16
+        # Patterns are fitted faster; all that is timed is bf16.
+        torch.set_float32_matmul_precision("high")
         self.cases = ffn_cases.selected(options)
         self.device = device or gpu(options.benchmark)
         self._seconds: float = options.seconds
         self.compare = partial(compare, device=self.device, seconds=self._seconds)
         self.compiled = torch.compile(dense, dynamic=False)  # the baseline
         self._ways = list(dict.fromkeys(itertools.product(options.format, options.precision)))
-        # Without --traces those in the working directory, if it has them.
+        # Without --traces, the sample in the working directory is taken, if there is one.
         path = options.traces or (SAMPLE_TRACES if SAMPLE_TRACES.is_file() else None)
         self._is_sample = path == SAMPLE_TRACES
         width = ffn_cases.TRACED.intermediate_size
@@ -80,7 +79,7 @@ class FFNBench:
             torch.cuda.empty_cache()
 
     def _of_case(self, case: Case, measure: MeasureLayer) -> Iterator[list[Measurement]]:
-        """Each way of each layer; of a trace also the means over its layers, way by way."""
+        """Each way to compute each layer; of a trace also the means over layers, for each way."""
         of_layers: list[list[list[Measurement]]] = []
         for layer, named in self._layers(case):
             of_layers.append([])
@@ -106,15 +105,15 @@ class FFNBench:
 
     @cached_property
     def _fitted(self) -> list[Traced]:
-        """Of each traced layer; kept, since it takes seconds."""
+        """The inputs of each traced layer; kept, since it takes seconds to find them."""
         patterns = (trace.pattern(self.device) for trace in self._traces)
         k = ffn_cases.TRACED.hidden_size
         return [Traced(*fit_gate(pattern_MN, k), pattern_MN.sum(1)) for pattern_MN in patterns]
 
     def _each_way(self, layer: Layer) -> Iterator[Layer]:
-        """In each format and precision; in natural order and, if ids are known, in token order."""
+        """The layer in each format and precision; if ids are known, in token order as well."""
         orders = {"union": [layer], "twell": [layer]}
-        if layer.ids_BT is not None:  # to TwELL, which packs each token alone, it is all one
+        if layer.ids_BT is not None:  # TwELL packs each token alone: to it the order is all one
             orders["union"].append(in_token_order(layer, layer.ids_BT))
         for format, precision in self._ways:
             for own in orders[format]:
@@ -133,7 +132,7 @@ class FFNBench:
 
 
 def case_key(case: Case, layer: Layer, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of every record of a layer; older records do not name what is the default."""
+    """The keys of every record of a layer; some are left out where they have the default."""
     return {
         "M": case.tokens,
         "K": case.shape.hidden_size,
@@ -167,7 +166,7 @@ def mean_over_layers(layers: Sequence[list[Measurement]]) -> list[Measurement]:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Of numbers, or of each key of mappings; None of None."""
+    """The mean of numbers, or of each key of mappings; None if the values are None."""
     if values[0] is None:
         return None
     if isinstance(values[0], Mapping):

@@ -5,14 +5,14 @@ capacity for its pattern on which a run would settle (`capacity`). Dense is the 
 torch.compile, without statistics and L1, which is the fastest dense case. Both compute the
 gradients of x and of every weight by autograd, all in bf16.
 
-Forwards are queued before their backwards, as by the layers of a model, so that the host knows by a
-backward whether the pattern fitted. All calls use the same weights: with 2,048 tokens or more they
-are read so often that a warm cache makes no difference. In token order the time of ours includes
-the layer's share of the sort, and copies of x in that order and of its gradient back. In a model
-they cost less: the norm before the FFN makes them.
+Forwards are queued before their backwards, as by the layers of a model, so that the host knows
+before a backward whether the pattern fitted. All calls use the same weights: with 2,048 tokens or
+more they are read so often that a warm cache makes no difference. In token order the time of ours
+includes the layer's share of the sort, and copies of x in that order and of its gradient back. In a
+model they cost less: the norm before the FFN makes them.
 
-With ``--graph`` both sides are CUDA graphs, so that the times are those of the kernels alone: what
-an eager call takes longer, the host takes to queue it. There is then room for any pattern.
+With ``--graph`` both sides are CUDA graphs, so that the times are those of the kernels alone. Eager
+calls take longer, since the host queues their kernels. In a graph there is room for any pattern.
 
 Shapes: M tokens, K hidden_size, N intermediate_size.
 """
@@ -107,7 +107,7 @@ def new_steps(
 ) -> tuple[dict[str, Step], Callable[[], Iterable[tuple[str, Tensor, Tensor]]]]:
     """Both sides on equal weights, and what compares the outputs and gradients of ours.
 
-    With ``any_pattern`` ours has room for any, else that on which a run would settle.
+    With ``any_pattern`` ours has room for any, else the room on which a run would settle.
     """
     ffn = new_ffn(layer)
     ffn.use_format(layer.format)

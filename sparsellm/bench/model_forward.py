@@ -148,7 +148,7 @@ def last_l1(path: Path, recipe: Recipe) -> float:
 def held_out(pretrained: Pretrained, recipe: Recipe, files: list[str] | None = None) -> Tensor:
     """A micro-batch of these files or of the recipe's validation text: tokens_BT, int64.
 
-    Where its size is ``auto``, 16,384 tokens.
+    If the recipe's size is ``auto``, it has 16,384 tokens.
 
     Raises:
         ValueError: there is not enough text.

@@ -129,7 +129,7 @@ def fit_gate(
         x of (M, K) and W of (N, K).
 
     Raises:
-        ValueError: it is not exact after ``max_steps`` of Adam: the pattern is too dense for K.
+        ValueError: the pattern is not met after ``max_steps`` of Adam; it is too dense for K.
     """
     n = pattern_MN.shape[1]
     generator = torch.Generator(pattern_MN.device).manual_seed(seed)

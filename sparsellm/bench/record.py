@@ -90,7 +90,7 @@ def _figure(m: Measurement) -> str:
 
 
 def _number(value: Any) -> str:
-    """Four digits, and all of a large number's: 12,345,678 and not 1.235e+07."""
+    """Four significant digits; a large number has all: 12,345,678 and not 1.235e+07."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1e4 else f"{value:,.4g}"

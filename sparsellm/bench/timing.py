@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 Call = Callable[[], object]
 
 STRETCHES = 3  # of each side
-WARM_SHARE = 0.5  # of a stretch's timed part, before it
-CHUNK_MS = 10.0  # calls between two readings of the device's clock
-CHUNKS_AHEAD = 2  # queued while earlier ones run, so that the device never waits for the host
-MIN_CHUNKS = 3  # of a stretch, however long they take
+WARM_SHARE = 0.5  # warm-up before the timed part of a stretch, as a share of that part
+CHUNK_MS = 10.0  # of a chunk: the calls between two readings of the device's clock
+CHUNKS_AHEAD = 2  # are queued while earlier ones run, so that the device never waits for the host
+MIN_CHUNKS = 3  # are timed in a stretch, however long they take
 
 
 class Side(NamedTuple):
@@ -38,13 +38,13 @@ class Side(NamedTuple):
     """
 
     stages: Mapping[str, Call]
-    calls: int = 1  # of the operation, that one run of a stage makes
+    calls: int = 1  # calls of the operation in one run of a stage
     most_at_once: int = 1000  # runs of a stage before the next stage begins
     charged_ms: float = 0.0  # cost of a call that was measured apart; part of the first stage
 
 
 class Timing(NamedTuple):
-    """What one call of a side takes, and the GPU meanwhile."""
+    """The time of one call of a side, and power and clock of the GPU meanwhile."""
 
     stages: dict[str, NDArray[np.float64]]  # milliseconds, chunk by chunk
     watts: float | None = None  # None where NVML does not count energy
@@ -52,7 +52,7 @@ class Timing(NamedTuple):
 
     @property
     def ms(self) -> NDArray[np.float64]:
-        """Of all stages, chunk by chunk."""
+        """Milliseconds of all stages together, chunk by chunk."""
         return np.sum(list(self.stages.values()), axis=0)
 
 
@@ -72,9 +72,9 @@ class Reading(NamedTuple):
 
 @functools.cache
 def counters(device: torch.device) -> Callable[[float], Reading] | None:
-    """Reads the GPU's counters at a moment that it is given.
+    """Returns a function that reads the GPU's counters; its argument is the time of the reading.
 
-    None on a CPU, and where NVML is missing or does not count energy, which is said once.
+    Returns None on a CPU, and, with one line on why, where NVML is missing or counts no energy.
     """
     if device.type != "cuda":
         return None
@@ -149,7 +149,7 @@ def _runs(side: Side, device: torch.device) -> int:
 def _stretch(
     side: Side, runs: int, device: torch.device, seconds: float
 ) -> tuple[list[list[float]], list[Reading]]:
-    """Milliseconds of a call in each stage, for each chunk that is timed, and the GPU meanwhile."""
+    """Milliseconds of a call in each stage, for each timed chunk, and readings meanwhile."""
     queued: deque[list[Any]] = deque()
     timed: list[list[Any]] = []
     readings = []
@@ -170,7 +170,7 @@ def _stretch(
 
 
 def _chunk(side: Side, runs: int, device: torch.device) -> list[Any]:
-    """Runs each stage so often; the marks before, between and after the stages."""
+    """Runs each stage ``runs`` times; returns marks before, between and after the stages."""
     marks = [_mark(device)]
     for stage in side.stages.values():
         for _ in range(runs):

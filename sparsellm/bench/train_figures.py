@@ -22,7 +22,7 @@ class Figures(NamedTuple):
     sustained: dict[str, float]  # of the rate, as a record has it; watts are those of all GPUs
 
 
-# Metric → unit. Those of a dense run with the same GPUs are the baseline of some.
+# The unit of each metric. For some, a dense run on the same GPUs is the baseline (`COMPARED`).
 UNITS = {
     "tokens_per_ms": "tokens/ms",
     "mfu": "of the bf16 peak, FLOPs executed",

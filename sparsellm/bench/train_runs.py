@@ -121,7 +121,7 @@ def recipe_of(options: argparse.Namespace, setting: Setting) -> Recipe:
 
 
 def _overrides(options: argparse.Namespace, setting: Setting) -> list[str]:
-    """Overrides of a run: the side's win over the user's, these over the defaults."""
+    """Overrides of a run: the side's come after the user's, which come after the defaults."""
     wanted = [*QUIET, *(HOLD if options.init_from else []), *options.overrides]
     wanted += setting.side.split(",")
     if options.tokens_per_gpu:

@@ -82,10 +82,9 @@ class TokenLoader:
         self._micro_batch_size = micro_batch_size
         self._rank, self._world_size, self._num_workers = rank, world_size, num_workers
         self._config = StreamConfig(corpora, context_length, seed, choose_num_lanes(corpora))
-        self._number = 0
-        self._lanes: dict[int, LaneState] = {}
         self._picks = Picks(corpora, seed)
-        self._tokens = {corpus.name: 0 for corpus in corpora}
+        # After the last micro-batch that was handed out.
+        self.position = Bookmark(0, {}, {corpus.name: 0 for corpus in corpora})
         self._workers: list[Worker] = []
         self._made: Iterator[Made] | None = None
         _loaders.add(self)
@@ -99,20 +98,21 @@ class TokenLoader:
         Raises:
             ValueError, OSError: a worker failed (the message names the shard) or was killed.
         """
-        if self._made is None:
-            self.start()
+        self.start()
         assert self._made is not None
         try:
             made = [next(self._made) for _ in range(self._micro_batch_size)]
         except BaseException:
             self.close()  # a later call begins after the last micro-batch again
             raise
-        for _, lane in made:
-            self._lanes[lane.number % self._config.num_lanes] = lane
-        before, self._number = self._number, self._number + len(made) * self._world_size
-        counts = self._picks.counts(before, self._number)
-        for corpus, count in zip(self._config.corpora, counts, strict=True):
-            self._tokens[corpus.name] += count * self._config.context_length
+        number, lanes, tokens = self.position
+        end = number + len(made) * self._world_size
+        counts = zip(self._config.corpora, self._picks.counts(number, end), strict=True)
+        self.position = Bookmark(
+            end,
+            lanes | {lane.number % self._config.num_lanes: lane for _, lane in made},
+            tokens | {c.name: tokens[c.name] + n * self._config.context_length for c, n in counts},
+        )
         return _pinned([tokens_T1 for tokens_T1, _ in made])
 
     def start(self) -> None:
@@ -122,11 +122,11 @@ class TokenLoader:
         """
         if self._made is not None:
             return
-        first, num_lanes = self._number + self._rank, self._config.num_lanes
+        first, num_lanes = self.position.number + self._rank, self._config.num_lanes
         # The lanes that the rank needs, in the order in which it first needs them.
         count = num_lanes // math.gcd(self._world_size, num_lanes)
         needed = [(first + i * self._world_size) % num_lanes for i in range(count)]
-        lanes = {lane: self._lanes.get(lane) for lane in needed}
+        lanes = {lane: self.position.lanes.get(lane) for lane in needed}
         job = Job(self._config, self._tokenizer.name, first, self._world_size, lanes)
         if not self._num_workers:
             self._made = make(job, self._tokenizer)
@@ -136,17 +136,12 @@ class TokenLoader:
         turns = itertools.cycle([i % len(self._workers) for i in range(len(lanes))])
         self._made = (self._workers[turn].next() for turn in turns)
 
-    def bookmark(self) -> Bookmark:
-        """The position after the last micro-batch that was handed out."""
-        return Bookmark(self._number, dict(self._lanes), dict(self._tokens))
-
     def state_dict(self, at: Bookmark | None = None) -> dict[str, Any]:
-        """JSON-serialisable: the position after the last micro-batch that was handed out.
+        """JSON-serialisable: the present position, or that of a bookmark.
 
-        It covers the lanes that this rank has read; `position.merge` merges those of all
-        ranks. With a bookmark it is the position there.
+        It covers the lanes that this rank has read; `position.merge` merges those of all ranks.
         """
-        at = at or self.bookmark()
+        at = at or self.position
         names = [corpus.name for corpus in self._config.corpora]
         return self._identity() | {
             "number": at.number,
@@ -164,7 +159,7 @@ class TokenLoader:
     def go_back(self, to: Bookmark) -> None:
         """Continues from a bookmark."""
         self.close()
-        self._number, self._lanes, self._tokens = to.number, dict(to.lanes), dict(to.tokens)
+        self.position = to
 
     def _identity(self) -> dict[str, Any]:
         """The settings and the text for which a position is valid."""
@@ -201,15 +196,15 @@ class TokenLoader:
         notes = compare(state, self._identity())
         self.close()
         names = [corpus.name for corpus in self._config.corpora]
-        self._number = state["number"]
-        self._lanes = {
+        lanes = {
             int(lane): LaneState(
                 saved["number"],
                 tuple(Cursor(*saved["cursors"].get(name, Cursor())) for name in names),
             )
             for lane, saved in state["lanes"].items()
         }
-        self._tokens = dict.fromkeys(names, 0) | state["tokens"]
+        tokens = dict.fromkeys(names, 0) | state["tokens"]
+        self.position = Bookmark(state["number"], lanes, tokens)
         self._config = replace(
             self._config,
             num_lanes=state["num_lanes"],

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparsellm.evaluate.suite import Suite
     from sparsellm.runs.pretrained import Pretrained
 
-_USUAL_CONTEXT = 2048  # of a model that does not say
+_USUAL_CONTEXT = 2048  # context length of a model whose configuration has none
 
 
 def add_eval_parser(commands: Any) -> None:
@@ -49,9 +49,9 @@ def add_eval_parser(commands: Any) -> None:
     parser.add_argument("--tasks", metavar="A,B", help=text)
     text = "score only the first N rows of each task"
     parser.add_argument("--limit", type=positive_int, metavar="N", help=text)
-    text = "rows at once (default: 32)"
+    text = "rows that are scored at once (default: 32)"
     parser.add_argument("--batch-size", type=positive_int, default=32, metavar="N", help=text)
-    text = "of the weights (default: bf16 on a GPU)"
+    text = "type of the weights (default: bf16 on a GPU, fp32 on a CPU)"
     parser.add_argument("--dtype", choices=("bf16", "fp32"), help=text)
     text = "how FFNs are computed: dense as in stock transformers (default), or sparse"
     kernels = ("dense", "auto", "sparse")
@@ -187,7 +187,7 @@ def _about(model: HFModel, evaluator: Evaluator, options: argparse.Namespace) ->
 
 def _beside(checkpoint: Path, suite: Suite, names: list[str] | None, limit: int | None) -> Path:
     """The file name; scores of a part of the suite do not replace those of the whole."""
-    # Not "step_…": that is what checkpoints are found by.
+    # It does not begin with "step_", by which checkpoints are found.
     parts = ["eval", checkpoint.name]
     if names is not None and set(names) != set(suite.tasks):
         own = [name for name in suite.tasks if name in names]

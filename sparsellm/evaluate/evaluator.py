@@ -33,11 +33,11 @@ class Evaluator:
             have no row.
     """
 
-    names: list[str] | None = None  # of the suite or lm-eval's; None is the whole suite
-    data_dir: Path | None = None  # of the suite's rows; None reads from the Hugging Face hub
-    limit: int | None = None  # first rows of each task
-    batch_size: int = 32  # requests at once, each rank
-    accelerator: Any = None  # None is one process
+    names: list[str] | None = None  # tasks of the suite or of lm-eval; None: the whole suite
+    data_dir: Path | None = None  # has the suite's rows; None: they are read from the hub
+    limit: int | None = None  # rows of each task that are scored, the first ones; None: all
+    batch_size: int = 32  # requests that each rank scores at once
+    accelerator: Any = None  # of the ranks; None: one process
     show_progress: bool = False
     log_samples: bool = False  # keep each row's questions, answers and log-likelihoods in `samples`
     suite: Suite = field(default_factory=load_suite)
@@ -65,7 +65,7 @@ class Evaluator:
     ) -> Scores | None:
         """Scores a model of which every rank holds a copy; returns None except on the main rank.
 
-        With an ``agreement``, an error or an interruption of one rank ends it on all ranks.
+        With an ``agreement``, an error or an interruption of one rank ends the evaluation on all.
         """
         from lm_eval import evaluate
 

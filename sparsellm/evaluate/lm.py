@@ -28,7 +28,7 @@ class Agreement(Protocol):
 
 
 class InterruptedHere(Exception):
-    """This rank leaves its rows, to agree with the others."""
+    """This rank does not go on with its rows, in order to agree with the others."""
 
 
 class SparseLM(HFLM):
@@ -39,9 +39,9 @@ class SparseLM(HFLM):
         tokenizer: what it was trained with; the ``eot_id`` of ours stands before a text without
             context.
         max_length: tokens; longer requests lose their beginning, as in lm-eval.
-        batch_size: requests at once.
-        softmax_dtype: None is the model's.
-        accelerator: of the ranks; None is one process.
+        batch_size: requests that are scored at once.
+        softmax_dtype: type of the log-softmax; None: the model's.
+        accelerator: of the ranks; None: one process.
         show_progress: draw lm-eval's progress bar.
         agreement: of the ranks; without one, a rank does not tell the others of its error.
 
@@ -62,7 +62,7 @@ class SparseLM(HFLM):
         agreement: Agreement | None = None,
     ) -> None:
         if not isinstance(tokenizer, HFTokenizer):
-            # What is spelt out in a row is text, as in training; no row of the suite has any.
+            # A special token in a row is text, as in training; no row of the suite has one.
             tokenizer = stock_tokenizer(tokenizer.name, split_special_tokens=True)
         elif tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
             raise ValueError(
@@ -78,7 +78,7 @@ class SparseLM(HFLM):
             batch_size=batch_size,
             softmax_dtype=softmax_dtype,
         )
-        # HFLM takes a model in memory for a single process.
+        # HFLM assumes a single process if the model is in memory.
         if accelerator is not None and accelerator.num_processes > 1:
             self.accelerator = accelerator
             self._rank = accelerator.process_index

@@ -25,7 +25,7 @@ def build_other_tasks(
     may have meant, those of the suite.
 
     Raises:
-        ValueError: a name is unknown, or lm-eval cannot build a task; names what was meant.
+        ValueError: a name is unknown, or lm-eval cannot build a task; the message suggests names.
     """
     tasks: dict[str, Any] = {}
     all_groups: dict[str, Any] = {}
@@ -61,9 +61,9 @@ def build_other_tasks(
 
 @functools.cache
 def _task_manager(folders: tuple[Path, ...], own: bool) -> Any:
-    """lm-eval's index of the tasks in these folders, and of its own tasks where they may be named.
+    """lm-eval's index of the tasks in these folders and, with ``own``, of its own tasks.
 
-    It reads thousands of files for those, which takes ten seconds.
+    For its own it reads thousands of files, which takes ten seconds.
     """
     from lm_eval.tasks import TaskManager
 

@@ -28,7 +28,7 @@ class Scores:
     mean_stderr: float | None  # tasks taken as independent
     num_requests: int
     num_cut: int  # requests longer than the context length: their beginning was cut off
-    # Of them those whose answer alone is longer, where lm-eval would end with an error.
+    # Those of them whose answer alone is longer. lm-eval itself would end with an error.
     num_answers_cut: int = 0
 
 
@@ -70,7 +70,7 @@ def _values(found: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _rows_of_group(results: dict[str, Any], name: str) -> dict[str, int]:
-    """All rows of a group's tasks, those of the groups in it too."""
+    """All rows of a group's tasks, including those of the groups in it."""
     counts = {"effective": 0, "original": 0}
     for child in results.get("group_subtasks", {}).get(name, []):
         rows = results["n-samples"].get(child) or _rows_of_group(results, child)

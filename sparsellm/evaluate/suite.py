@@ -41,8 +41,8 @@ class TaskConfig(StrictModel):
     shots: NonNegativeInt
     metric: Literal["acc", "acc_norm"]
     in_mean: bool
-    dataset: str  # of the hub, as lm-eval's own task names it
-    revision: str  # a commit of it
+    dataset: str  # its name on the hub, as in lm-eval's own task
+    revision: str  # a commit of the dataset
 
 
 class Suite(StrictModel):
@@ -52,7 +52,7 @@ class Suite(StrictModel):
     tasks: dict[str, TaskConfig]
 
     def split(self, names: list[str] | None) -> tuple[list[str], list[str]]:
-        """Of the names asked for: the suite's tasks, all of them if None, and the other names."""
+        """The suite's tasks among these names, and the other names. None: the whole suite."""
         if names is None:
             return list(self.tasks), []
         names = list(dict.fromkeys(names))
@@ -154,7 +154,7 @@ def _rows(source: Path, split: str, path: Path) -> Path:
 
 
 def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[str, Any]:
-    """lm-eval's task objects, rows loaded, shots set.
+    """lm-eval's task objects, with their rows and shots.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -169,7 +169,7 @@ def build_tasks(suite: Suite, names: list[str], data_dir: Path | None) -> dict[s
                 tasks[name] = _build(config)
             except Exception as error:  # whatever lm-eval, datasets or the hub raise
                 remedy = "" if data_dir else f". {_NO_NETWORK}"
-                if isinstance(error, UndefinedError | KeyError):  # it asks for what rows lack
+                if isinstance(error, UndefinedError | KeyError):  # a field that the rows lack
                     rows = data_dir or suite.tasks[name].dataset
                     remedy = f": the rows ({rows}) have no such field; eval/README.md lists them"
                 raise ValueError(
@@ -208,7 +208,7 @@ def _configure(task: Any, name: str, config: TaskConfig) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Leaves only the errors of lm-eval and datasets: no note per file, no bar per split."""
+    """Only errors of lm-eval and datasets are shown, no note per file and no bar per split."""
     import datasets
     from lm_eval.api import task
 
@@ -216,7 +216,7 @@ def quiet() -> Iterator[None]:
     level, bars, tqdm = logger.level, datasets.are_progress_bars_disabled(), task.tqdm
     logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
-    task.tqdm = functools.partial(tqdm, disable=True)  # it has no switch
+    task.tqdm = functools.partial(tqdm, disable=True)  # lm-eval has no switch for it
     try:
         yield
     finally:
@@ -228,10 +228,10 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def templates_compiled_once() -> Iterator[None]:
-    """lm-eval compiles a prompt's template anew for every row, two to four times.
+    """lm-eval compiles a prompt's template once, instead of two to four times for every row.
 
-    Without this, all but the model's part of an evaluation of the suite takes 19.0 s, with it 3.5
-    (2 CPU cores, lm-eval 0.4.13).
+    All of an evaluation of the suite except the model's part then takes 3.5 s, and 19.0 s without
+    this (2 CPU cores, lm-eval 0.4.13).
     """
     from lm_eval import utils
 

@@ -13,6 +13,7 @@ from sparsellm.estimate import active_parameters, count_parameters
 from sparsellm.evaluate.suite import load_suite
 from sparsellm.export.drop_report import DROP_DEAD_FILE, DropReport, table
 from sparsellm.recipe import Recipe
+from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
 from sparsellm.runs.pretrained import Pretrained
@@ -40,7 +41,7 @@ def model_card(
     """The text of README.md, of exported weights of type ``bf16`` or ``fp32``.
 
     ``metrics.jsonl`` and every ``eval*.json`` of the checkpoint's run are read; facts missing from
-    them are stated as unknown.
+    them are stated as unknown. Without records, non-zeros are from the checkpoint's own statistics.
 
     Raises:
         ValueError: one of these files is damaged.
@@ -54,7 +55,7 @@ def model_card(
         _head(pretrained, records, dtype),
         *([_dropped(dropped)] if dropped else []),
         _training(pretrained, records),
-        _sparsity(records, trained_width),
+        _sparsity(pretrained, records, trained_width),
         _evaluation(pretrained, evaluation),
         _caveats(pretrained),
         *([_CITATION] if pretrained.recipe.activation.exact_zeros else []),
@@ -159,11 +160,11 @@ def _training(pretrained: Pretrained, records: list[dict[str, Any]]) -> str:
     return "## Training\n\n" + table(("", ""), rows)
 
 
-def _sparsity(records: list[dict[str, Any]], width: int) -> str:
+def _sparsity(pretrained: Pretrained, records: list[dict[str, Any]], width: int) -> str:
     title = "## Non-zeros per token\n\n"
     train = _last(records, "train")
     if train is None:
-        return title + f"Unknown: no {METRICS_FILE} beside the checkpoint."
+        return title + _last_window(pretrained, width)
     stats = train["sparsity"]
     columns = [stats[key] for key in ("nnz_mean", "nnz_p99", "nnz_max", "dead_fraction")]
     rows = [
@@ -172,6 +173,24 @@ def _sparsity(records: list[dict[str, Any]], width: int) -> str:
     ]
     head = ("layer", "mean", f"of {width:,}", "99th percentile", "maximum", "dead neurons")
     return title + f"Over the tokens of step {train['step']:,}.\n\n" + table(head, rows)
+
+
+def _last_window(pretrained: Pretrained, width: int) -> str:
+    """The non-zeros by the checkpoint's own statistics."""
+    path = pretrained.path
+    stats = checkpoint.read_stats(path) if checkpoint.is_checkpoint(path) else {}
+    tokens = int(stats.get("activity_tokens", 0))
+    if not tokens:
+        why = f"no {METRICS_FILE} beside the checkpoint, and no complete window of tokens in it"
+        return f"Unknown: {why}."
+    nnz_L = stats["activity_LN"].sum(1) / tokens
+    is_dead_LN = stats["silent_tokens_LN"] >= pretrained.recipe.sparsity.dead_window_tokens
+    rows = [
+        (layer, f"{nnz:.1f}", f"{nnz / width:.2%}", f"{is_dead_N.float().mean():.1%}")
+        for layer, (nnz, is_dead_N) in enumerate(zip(nnz_L.tolist(), is_dead_LN, strict=True))
+    ]
+    head = ("layer", "mean", f"of {width:,}", "dead neurons")
+    return f"Over {tokens:,} tokens, the last complete window.\n\n" + table(head, rows)
 
 
 def _evaluation(pretrained: Pretrained, found: Evaluation | None) -> str:

@@ -15,7 +15,7 @@ def add_export_parsers(commands: Any) -> None:
     export = commands.add_parser("export", help="write a checkpoint for stock transformers")
     export.add_argument("source", type=Path, metavar="CHECKPOINT", help="checkpoint or run folder")
     export.add_argument("folder", type=Path, metavar="DIR", help="new folder to write")
-    text = "of the weights (default: bf16)"
+    text = "type of the weights (default: bf16)"
     export.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help=text)
     text = "largest weight file (default: 4GB)"
     export.add_argument("--max-shard-size", default="4GB", metavar="SIZE", help=text)
@@ -137,6 +137,6 @@ def _push(options: argparse.Namespace, message: str) -> str:
 def _import(options: argparse.Namespace) -> None:
     from sparsellm.export.save_export import import_export
 
-    written = import_export(options.source, options.run_path, options.recipe)
-    print(f"imported {options.source} to {written} (fp32; no optimizer state)")
+    written, stored = import_export(options.source, options.run_path, options.recipe)
+    print(f"imported {options.source} to {written} (fp32, read from {stored}; no optimizer state)")
     print(f"train on: sparsellm train --recipe RECIPE --set name=NEW --init-from {written}")

@@ -13,8 +13,8 @@ _COLUMNS = ("layer", "fired", "never fired", "of these kept", "dropped", "neares
 class LayerReport:
     """One layer; fired + silent = N, kept + the dropped = N."""
 
-    fired: int  # neurons that fired on some token
-    silent: int  # that fired on none
+    fired: int  # neurons that fired for some token
+    silent: int  # that fired for none
     kept: int  # W: all that fired, and the silent ones that came closest to firing
     nearest_dropped: float | None  # highest pre-activation of a dropped neuron on any token, ≤ 0
     dropped: list[int]  # their numbers before
@@ -86,14 +86,14 @@ weights in {self.dtype}, {self._gate_gemm_saved:.1%} of the gate GEMM.
 
 On the measured tokens the output is that of the whole model up to the order of summation: what was
 left out contributed zeros. On other text a dropped neuron might fire. Silent on {self.tokens:,}
-tokens, each fires on under {self._rate_bound:.2g} of the tokens with 95% confidence (3 over their
+tokens, each fires for under {self._rate_bound:.2g} of the tokens with 95% confidence (3 over their
 number; each neuron alone, tokens taken as independent, text of the same kind in sequences of
 {self.context_length:,})."""
 
     @property
     def _rate_bound(self) -> float:
-        # The rule of three: a neuron that fired on none of n tokens fires on under 3/n of them with
-        # 95% confidence, (1 - 3/n)^n ≈ 0.05.
+        # The rule of three: a neuron that fired for none of n tokens fires for under 3/n of them
+        # with 95% confidence, (1 - 3/n)^n ≈ 0.05.
         return min(3 / self.tokens, 1.0)
 
     @property

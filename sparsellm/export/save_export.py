@@ -43,7 +43,7 @@ def export(
         dtype: ``bf16`` or ``fp32`` (bit-identical to the training weights).
         max_shard_size: such as ``4GB`` (10⁹ bytes); a larger tensor is a shard of its own.
         license_name: for the model card, such as ``apache-2.0``.
-        drop_dead: leave out the neurons that fire on none of this text (export/drop_dead.py).
+        drop_dead: leave out the neurons that fire for no token of this text (export/drop_dead.py).
 
     Returns:
         The checkpoint that was exported, and what ``drop_dead`` found.
@@ -132,7 +132,7 @@ def _state_rope_twice(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def import_export(source: Path, run_path: Path, recipe: str | None = None) -> Path:
+def import_export(source: Path, run_path: Path, recipe: str | None = None) -> tuple[Path, str]:
     """Writes ``run_path/checkpoints/step_…`` with the weights in fp32, and ``recipe.yaml``.
 
     There is no optimizer state: the checkpoint can be evaluated and exported, and is where
@@ -145,7 +145,7 @@ def import_export(source: Path, run_path: Path, recipe: str | None = None) -> Pa
             model in config.json.
 
     Returns:
-        The checkpoint.
+        The checkpoint, and the types that the weights had in ``source``, such as ``bfloat16``.
 
     Raises:
         FileNotFoundError, ValueError: the folder is damaged or not of the recipe's model, or
@@ -168,4 +168,4 @@ def import_export(source: Path, run_path: Path, recipe: str | None = None) -> Pa
     )
     written = saver.save(run_path / "checkpoints", snapshot, keep=1)
     write_atomically(run_path / RECIPE_FILE, snapshot.recipe_yaml)
-    return written
+    return written, loaded.stored

@@ -107,10 +107,10 @@ def accelerate(
             that neighbours share more neurons, where the model's embedding sees their ids;
             ``none`` keeps the natural order.
         precision: ``own`` computes in the model's type. ``fp8`` multiplies e4m3 numbers, with a
-            scale per token and per neuron, in the one product of an FFN that decides what fires,
-            where it runs on the sparse kernels, in the linear layers of attention and in the one
-            that returns the logits. Results then differ from the dense model's by FP8 rounding, a
-            few percent of the output of an FFN or a layer. In calls of up to 64 tokens only the
+            scale per token and per neuron, in the one product of an FFN that decides which neurons
+            fire, where it runs on the sparse kernels, in the linear layers of attention and in the
+            one that returns the logits. Results then differ from the dense model's by FP8 rounding,
+            a few percent of the output of an FFN or a layer. In calls of up to 64 tokens only the
             FFN's weights are e4m3. It requires an Ada, Hopper or newer GPU, and keeps these weights
             in 8 bits too.
 

@@ -43,8 +43,8 @@ class Costs:
     """Milliseconds of one FFN forward at one shape, see costs.py."""
 
     dense: float
-    fixed: float  # sparse, if nothing fires
-    # Sparse, for each neuron in the mean union of a block; in TwELL, for each that a token fires.
+    fixed: float  # sparse, if no neuron fires
+    # Sparse, for each neuron in the mean union of a block; in TwELL, for each active for a token.
     per_neuron: float
 
     def sparse(self, num_neurons: float) -> float:

@@ -4,39 +4,19 @@ Shapes: M tokens, K in_features, N out_features.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sparsellm.ffn.derived import Derived, quantised_buffers, quantised_of
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.quantised import linear
 from sparsellm.ffn.reference import stands_in
-from sparsellm.ffn.replace import (
-    FEW_TOKENS,
-    QUANTISED,
-    quantised_buffers,
-    quantised_of,
-    update_buffers,
-    version_of,
-)
+from sparsellm.ffn.replace import FEW_TOKENS
 from sparsellm.ffn.types import ELEMENTS
 
 _INSTALLED = "sparsellm_fp8"
-
-
-@dataclass
-class _Source:
-    """The weight that a layer's buffers are computed from, and its version."""
-
-    weight: Tensor | None
-    version: int | None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the weight: those of a copy, on disk too, count their versions anew."""
-        return {"weight": None, "version": None}
 
 
 def find_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -66,20 +46,17 @@ def _fits(module: nn.Linear) -> bool:
 
 def use_fp8(module: nn.Linear) -> None:
     """Installs a forward that computes calls of many tokens in FP8, where no gradient is needed."""
-    for name, tensor in quantised_buffers(module.weight).items():
-        module.register_buffer(name, tensor, persistent=False)
     own = vars(module)
-    own[_INSTALLED] = _Source(module.weight, version_of(module.weight))
+    own[_INSTALLED] = Derived(module, quantised_buffers, module.weight)
     own["forward"] = partial(_forward, module)  # not a closure, as in `replace`
 
 
 def put_back(module: nn.Module) -> None:
     """Restores a layer's own forward, if `use_fp8` replaced it."""
-    if vars(module).pop(_INSTALLED, None) is None:
-        return
-    for name in QUANTISED:
-        delattr(module, name)
-    del vars(module)["forward"]
+    derived: Derived | None = vars(module).pop(_INSTALLED, None)
+    if derived is not None:
+        derived.remove(module)
+        del vars(module)["forward"]
 
 
 def _forward(module: nn.Linear, x: Tensor) -> Tensor:
@@ -88,11 +65,7 @@ def _forward(module: nn.Linear, x: Tensor) -> Tensor:
     few = x.numel() <= FEW_TOKENS * x.shape[-1]
     if few or gradient or module.training or x.dtype != weight_NK.dtype:
         return nn.Linear.forward(module, x)
-    source: _Source = vars(module)[_INSTALLED]
-    if not torch.compiler.is_compiling() and (
-        source.weight is not weight_NK or source.version != version_of(weight_NK)
-    ):
-        update_buffers(module, quantised_buffers(weight_NK))
-        source.weight, source.version = weight_NK, version_of(weight_NK)
+    derived: Derived = vars(module)[_INSTALLED]
+    derived.update(module, weight_NK)
     y_MN = linear(x.reshape(-1, x.shape[-1]), quantised_of(module), bias_N, quantised_rows)
     return y_MN.view(*x.shape[:-1], -1)

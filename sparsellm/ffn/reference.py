@@ -259,7 +259,7 @@ def gradients_on(  # noqa: PLR0917
 
     They are those of x, W_g (if there is one), W_u and W_d, in their shapes.
 
-    ``∇h = ∇y W_dᵀ`` where the gate fires, plus ``d_l1 * sign(h)``; ``∇h_u = ∇h * h_g``,
+    ``∇h = ∇y W_dᵀ`` where the neuron fires, plus ``d_l1 * sign(h)``; ``∇h_u = ∇h * h_g``,
     ``∇h_g = ∇h * h_u``; ``∇x = ∇h_u W_uᵀ + ∇h_g W_gᵀ``; ``∇W_u = xᵀ ∇h_u``, ``∇W_g = xᵀ ∇h_g``,
     ``∇W_d = hᵀ ∇y``. As on tensor cores, factors are rounded to the type of x and sums are fp32
     (float64 for float64); ∇x has x's type, and the weights' gradients are not rounded. ∇y is by row

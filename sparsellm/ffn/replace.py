@@ -13,17 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sparsellm.ffn.derived import Derived, quantised_buffers, quantised_of
 from sparsellm.ffn.discover import ForeignFFN, Formula
 from sparsellm.ffn.dispatch import Dispatch
-from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.inference_ops import sparse_ffn
-from sparsellm.ffn.quantised import E4M3, QuantisedRows
 from sparsellm.ffn.reference import activation_function
 from sparsellm.ffn.token_order import PrefillOrder
 from sparsellm.ffn.types import FFNWeights
 
 DOWN_NK, INSTALLED = "sparsellm_down_NK", "sparsellm_installed"
-QUANTISED = ("sparsellm_values_NK", "sparsellm_scale_N")  # in FP8
 # Up to these sizes host time dominates a dense FFN: an H200 reads 256 MiB in 65 µs, which is as
 # long as queueing the operator takes.
 FEW_TOKENS, LARGE_BYTES = 64, 2**28
@@ -42,11 +40,7 @@ class _Serving:
     parameters: dict[str, Any]  # of the replaced forward, with their defaults
     fp8: bool
     previous: Callable[..., Any] | None  # a forward that was set on the FFN's instance
-    source: list[tuple[Tensor, int | None]] | None  # of the buffers, see `version_of`
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without ``source``: the weights of a copy, on disk too, count their versions anew."""
-        return {**vars(self), "source": None}
+    derived: Derived  # what the kernels read that is computed from the weights
 
 
 def replace_forward(
@@ -73,11 +67,8 @@ def replace_forward(
         parameters={p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD},
         fp8=fp8,
         previous=vars(server).get("forward"),
-        source=_sources(w, fp8=fp8),
+        derived=Derived(server, _derive, *_read(w, fp8=fp8)),
     )
-    # A buffer moves with the module, and a non-persistent one is not saved with it.
-    for name, tensor in _derived(w, fp8=fp8).items():
-        server.register_buffer(name, tensor, persistent=False)
     if foreign.is_layer:
         _install(up, _up_forward, serving)
         _install(foreign.inside[1], _activation_forward, serving)
@@ -87,30 +78,14 @@ def replace_forward(
     foreign.remember()
 
 
-def _derived(w: FFNWeights, *, fp8: bool) -> dict[str, Tensor]:
-    """The buffers: what the kernels read that is computed from the weights."""
-    found = {DOWN_NK: w.down_KN.detach().t().contiguous()}
-    return found | (quantised_buffers(w.first[0]) if fp8 else {})
+def _read(w: FFNWeights, *, fp8: bool) -> tuple[Tensor, ...]:
+    """The weights that `_derive` computes from."""
+    return (w.down_KN, w.first[0]) if fp8 else (w.down_KN,)
 
 
-def quantised_buffers(weight_NK: Tensor) -> dict[str, Tensor]:
-    """A matrix in e4m3 as buffers, of integers: moving a module to another type casts others."""
-    values_NK, scale_N = quantised_rows(weight_NK.detach())
-    integers = values_NK.view(torch.uint8), scale_N.view(torch.int32)
-    return dict(zip(QUANTISED, integers, strict=True))
-
-
-def quantised_of(module: nn.Module) -> QuantisedRows:
-    """The matrix that `quantised_buffers` made buffers of."""
-    values_NK, scale_N = (module._buffers[name] for name in QUANTISED)
-    assert values_NK is not None
-    assert scale_N is not None
-    return QuantisedRows(values_NK.view(E4M3), scale_N.view(torch.float32))
-
-
-def _sources(w: FFNWeights, *, fp8: bool) -> list[tuple[Tensor, int | None]]:
-    """The weights that the buffers are computed from, as they are now."""
-    return [(t, version_of(t)) for t in ((w.down_KN, w.first[0]) if fp8 else (w.down_KN,))]
+def _derive(down_KN: Tensor, first_NK: Tensor | None = None) -> dict[str, Tensor]:
+    found = {DOWN_NK: down_KN.detach().t().contiguous()}
+    return found if first_NK is None else found | quantised_buffers(first_NK)
 
 
 def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) -> None:
@@ -121,20 +96,6 @@ def _install(module: nn.Module, forward: Callable[..., Any], serving: _Serving) 
     own["forward"] = partial(forward, module)
 
 
-def version_of(weight: Tensor) -> int | None:
-    """Changes with the weight, except through ``.data``; None for a tensor of inference mode."""
-    return None if weight.is_inference() else weight._version
-
-
-def update_buffers(module: nn.Module, derived: dict[str, Tensor]) -> None:
-    """Writes what has been computed again, such as after an optimizer's step."""
-    with torch.inference_mode():  # a buffer made in inference mode can be written only there
-        for name, tensor in derived.items():
-            buffer = module._buffers[name]
-            assert buffer is not None
-            buffer.copy_(tensor)
-
-
 def put_back(module: nn.Module) -> None:
     """Restores a module's own forward, if it was replaced, and removes the hooks of its order."""
     own = vars(module)
@@ -142,9 +103,8 @@ def put_back(module: nn.Module) -> None:
     if serving is None:
         return
     serving.prefill.unwatch()
-    for name in (DOWN_NK, *QUANTISED):
-        if name in module._buffers:
-            delattr(module, name)
+    if DOWN_NK in module._buffers:
+        serving.derived.remove(module)
     del own["forward"]
     if serving.previous is not None:
         own["forward"] = serving.previous
@@ -208,26 +168,12 @@ def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:
     w = serving.foreign.ffn.weights(serving.formula, module._buffers[DOWN_NK])
     if _few_stay_dense(x, serving):
         return _few_dense(x, w)
-    if not torch.compiler.is_compiling() and not _is_current(w, serving):
-        update_buffers(module, _derived(w, fp8=serving.fp8))
-        serving.source = _sources(w, fp8=serving.fp8)
+    serving.derived.update(module, *_read(w, fp8=serving.fp8))
     if serving.fp8:
         w = w._replace(quantised=quantised_of(module))
     x_MK = x if x.ndim == 2 and x.is_contiguous() else x.reshape(-1, x.shape[-1]).contiguous()
     y_MK = sparse_ffn(x_MK, w, serving.dispatch.handle, serving.prefill.token_M(x_MK))
     return y_MK if x.ndim == 2 else y_MK.view(x.shape)
-
-
-def _is_current(w: FFNWeights, serving: _Serving) -> bool:
-    """Whether the buffers belong to the weights."""
-    if serving.source is None:
-        return False
-    weight, version = serving.source[0]
-    current = weight is w.down_KN and version == version_of(weight)
-    if current and serving.fp8:
-        weight, version = serving.source[1]
-        current = weight is w.first[0] and version == version_of(weight)
-    return current
 
 
 def _few_stay_dense(x: Tensor, serving: _Serving) -> bool:

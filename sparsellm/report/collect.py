@@ -38,7 +38,7 @@ class Sample(BaseModel):
 class Activity:
     """How often each neuron fired over a window of training tokens."""
 
-    fired_LN: Tensor  # int64: tokens for which it was not zero
+    fired_LN: Tensor  # int64: tokens for which each neuron fired
     tokens: int  # length of the window in tokens
     step: int  # step of the checkpoint
 
@@ -56,7 +56,7 @@ class RunData:
     activity: Activity | None  # None without a checkpoint, or before any neuron was counted
     costs: Costs | None  # ms of a layer's FFN per micro-batch; None if not measured
     analysis: dict[str, Any] | None  # statistics of the newest `sparsellm analyze`
-    sessions: Records  # its processes in order of their start; empty if the run did not record them
+    sessions: Records  # the run's processes in order of their start; empty if not recorded
     session_ends: dict[str, dict[str, Any]]  # by session id
     sample: Sample | None  # None if training has not ended, or ran in several processes
 
@@ -90,7 +90,7 @@ class RunData:
 
 
 def _seconds(record: dict[str, Any]) -> float:
-    """From the start of its process; 0 if an early version did not record it."""
+    """The record's time since its process began; 0 if an early version did not record it."""
     return record.get("seconds") or 0.0
 
 

@@ -145,7 +145,7 @@ def series(
 
 
 def exponent(value: float) -> str:
-    """3e-4, where Python writes 0.0003; to six digits, since a mean of λ is not exact."""
+    """Text such as 3e-4 for 0.0003; rounded to six digits, since a mean of λ is not exact."""
     import numpy as np
 
     return np.format_float_scientific(float(f"{value:.6g}"), trim="-", exp_digits=1)

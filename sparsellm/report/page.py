@@ -19,9 +19,9 @@ from sparsellm.runs.metrics import mean
 
 REPORT_FILE = "report.html"
 # What a verdict calls odd.
-RISEN = 0.01  # of the held-out loss above its lowest, relative
-OFF_TARGET = 0.1  # of the non-zeros, relative
-MANY_DEAD = 0.5  # of the neurons
+RISEN = 0.01  # rise of the held-out loss above its lowest value, relative
+OFF_TARGET = 0.1  # difference of the non-zeros from their target, relative
+MANY_DEAD = 0.5  # share of the neurons
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("scales.js", "elements.js", "lines.js", "heatmap.js", "main.js")
 
@@ -49,7 +49,7 @@ def render_page(runs: list[RunData], sweep: SweepData | None = None, about: str 
 
     Args:
         runs: what is drawn.
-        sweep: that they are of.
+        sweep: the sweep that they belong to.
         about: HTML about the sweep, with which the page begins.
     """
     names, description = ", ".join(run.label for run in runs), runs[0].recipe.description

@@ -65,8 +65,8 @@ def _over_tokens(run: RunData) -> dict[str, Line]:
 def _predicted(run: RunData) -> dict[str, Line]:
     """The predicted time of a step's FFNs in ms: on the paths that they took, and all dense.
 
-    From the measured costs of a layer, its union (by TwELL: its non-zeros), and the number of
-    micro-batches that a rank computes one after the other.
+    It follows from the measured costs of a layer, its union (TwELL: its non-zeros), and the number
+    of micro-batches that a rank computes one after the other.
     """
     costs, recipe, ranks = run.costs, run.recipe, run.sessions[-1]["ranks"] if run.sessions else 1
     if costs is None:
@@ -125,7 +125,7 @@ def _heat(train: Records) -> dict[str, Any]:
 
 
 def _at_the_last_record(run: RunData) -> dict[str, Line]:
-    """Lines without points where the record is older than the statistic."""
+    """Curves of the last record; without points where it is older than the statistic."""
     stats, model = run.train[-1]["sparsity"], run.recipe.model
     nnz = stats["nnz_by_position"]
     starts = position_bucket_starts(model.context_length) if any(nnz) else []
@@ -137,7 +137,7 @@ def _at_the_last_record(run: RunData) -> dict[str, Line]:
 
 
 def _distribution(counts: list[int], width: int) -> dict[str, Line]:
-    """Shares of (token, layer) pairs: in a bucket per non-zero, and with at least as many."""
+    """Shares of (token, layer) pairs: by number of non-zeros, and with at least as many."""
     if not counts:
         return {name: {"x": [], "y": []} for name in ("distribution", "tail")}
     edges, total = [*nnz_bucket_edges(width), width + 1], sum(counts) or 1

@@ -52,7 +52,7 @@ class Panel(NamedTuple):
     title: str
     unit: str
     points: Callable[[Group], list[drawing.Point]]  # non-zeros and the quantity, of each seed
-    missing: str = ""  # why no group may have it, and the remedy
+    missing: str = ""  # why it may be missing in all groups, and the remedy
     from_zero: bool = False
 
 

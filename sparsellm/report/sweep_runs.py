@@ -37,13 +37,13 @@ class Group:
     mean_scores: list[float]  # the newest mean task score of each seed that has one
 
     def summary(self) -> dict[str, Any]:
-        """As plain numbers."""
+        """The entry of summary.json."""
         names = [f.name for f in fields(self) if f.name not in ("runs", "forward_ratios")]
         return {name: getattr(self, name) for name in names}
 
 
 def _group(name: str, runs: list[RunData], bench: list[dict[str, Any]]) -> Group:
-    """A group, and the records of benchmarks about any run."""
+    """A group of these runs; ``bench`` has records about the runs of all groups."""
     ratios = {
         metric: [
             line["ratio"]
@@ -103,7 +103,7 @@ class SweepData:
         return self._mean_loss(lambda r: r.ffn.activation == "silu")
 
     def families(self) -> list[tuple[int, list[Group]]]:
-        """Groups that differ in a constant λ above 0 alone, with the number of the first."""
+        """Groups that differ only in a constant λ above 0, each after the number of the first."""
         found: dict[str, tuple[int, list[Group]]] = {}
         for index, g in enumerate(self.groups):
             own = g.runs[0].recipe

@@ -8,8 +8,8 @@
 - ``rank_00000.json`` and ``rank_00000.safetensors``: data position and random state of each rank;
 - ``manifest.json``: every file with its hashes, the checkpoint's id and those of its ancestors.
 
-A checkpoint is written beside (``.tmp-…``), fsynced, renamed, and only then named by the file
-``latest``; older ones are pruned last. Nothing is pickled.
+A checkpoint is written under another name (``.tmp-…``), fsynced, renamed, and only then named by
+the file ``latest``; older ones are pruned last. Nothing is pickled.
 
 On several nodes the run folder must be on a file system that all of them share.
 """
@@ -54,7 +54,7 @@ class CheckpointError(RuntimeError):
 class Snapshot:
     """Everything that a resumed run needs; tensors are whole on all ranks, or DTensors.
 
-    One with weights alone, as of an import, is not resumed.
+    A snapshot of weights alone, as of an import, cannot be resumed.
     """
 
     step: int  # optimizer steps done

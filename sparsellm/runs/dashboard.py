@@ -41,11 +41,11 @@ def read_sent(file: Path) -> dict[str, int]:
 class Dashboard:
     """Sends records from a thread of its own.
 
-    If wandb cannot be reached, the run goes on offline, for `wandb sync`. Once it has started,
-    its own process waits for the network.
+    If wandb cannot be reached, its run goes on offline, and `wandb sync` sends it later. Once wandb
+    has started, its own process waits for the network.
 
     Args:
-        recipe: the run; its folder gets wandb's files.
+        recipe: of the run, whose folder gets wandb's files.
         written: the records already in metrics.jsonl; those that wandb lacks are sent now. Steps
             that are computed again, with the same numbers, are not sent again; a change of branch
             (history.py) begins another wandb run.
@@ -88,7 +88,7 @@ class Dashboard:
             except Exception as error:  # wandb raises its own errors and those of its sockets
                 if wandb := sys.modules.get("wandb"):
                     with contextlib.suppress(Exception):
-                        wandb.teardown()  # its process would refuse to start the same run again
+                        wandb.teardown()  # wandb's process would refuse to start the same run again
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 warn(
                     f"wandb is out of reach ({reason[:300]}); training goes on, and `wandb sync "

@@ -38,11 +38,11 @@ class Evaluation:
     tokens: int | None
     mean: Score | None
     scores: dict[tuple[str, str], Score]  # by (task, metric)
-    limit: int | None = None  # rows, where some task has more than were scored
+    limit: int | None = None  # rows that were scored, if some task has more
 
     @property
     def worth(self) -> tuple[bool, int, int]:
-        """The larger, the more complete."""
+        """A key for comparison: the larger, the more complete is the evaluation."""
         return self.limit is None, len(self.scores), self.limit or 0
 
     @property
@@ -103,7 +103,7 @@ def read_evaluations(run_path: Path, records: list[dict[str, Any]]) -> list[Eval
 
 
 def _evaluation(content: dict[str, Any]) -> Evaluation:
-    """From a record or a file of scores."""
+    """The evaluation in a record, or in a file of scores."""
     tasks: dict[str, Any] = content.get("tasks") or {}
     suite, scores = content.get("suite", {}).get("tasks", {}), {}
     for task, values in tasks.items():
@@ -112,7 +112,7 @@ def _evaluation(content: dict[str, Any]) -> Evaluation:
             in_mean = bool(config.get("in_mean")) and config.get("metric") == metric
             error = values.get(stderr_name(metric))
             scores[task, metric] = Score(value, error if _is_number(error) else None, in_mean)
-    # Records do not name a limit: the rows of each task that were scored, and all it has, do.
+    # Records do not name the limit. It is known by the tasks that have more rows than were scored.
     rows = [(values.get("num_rows"), values.get("num_rows_total")) for values in tasks.values()]
     cut = [n for n, total in rows if _is_number(n) and _is_number(total) and n < total]
     mean = content.get("mean")

@@ -1,4 +1,4 @@
-"""Small files and tensor files of a run: written durably, read with damage named."""
+"""Small files and tensor files of a run: durable once written; errors name a damaged one."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def warn(text: str) -> None:
 
 
 def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dict[str, Any]]:
-    """The objects of a file of one per line, which may have empty lines.
+    """The objects of a file that has one on each line; empty lines do not count.
 
     Raises:
-        ValueError: one is not as ``model`` has it; names file, line and key.
+        ValueError: an object is not a ``model``; the message names file, line and key.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # other separators may be in text
+        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would split in texts
     except UnicodeDecodeError as error:
         raise damaged(path, error, remedy) from error
     found = []
@@ -65,7 +65,7 @@ def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dic
 
 
 def read_tensors(path: Path, remedy: str) -> dict[str, Tensor]:
-    """A safetensors file; a missing or damaged one is named, with the remedy."""
+    """Reads a safetensors file; if it is missing or damaged, the error has the remedy."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")
     from safetensors.torch import load_file  # torch: `sparsellm stop` answers sooner without it

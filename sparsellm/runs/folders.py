@@ -24,7 +24,7 @@ def prepare(partial: Path) -> None:
 
 
 def publish(partial: Path, final: Path, manifest: Manifest) -> None:
-    """Makes a checkpoint complete, durable, and the latest one; what has its name is renamed.
+    """Makes a checkpoint complete, durable and the latest; what had its name before is renamed.
 
     Raises:
         FileNotFoundError: a file is missing or incomplete; the ranks do not share the folder.
@@ -55,19 +55,19 @@ def _unused(folder: Path, name: str) -> Path:
 def prune(folder: Path, newest: Manifest, keep: int, skipped: int = 0) -> None:
     """Deletes all but the ``keep`` newest checkpoints of the branch that ends in ``newest``.
 
-    The checkpoints of ``skipped`` steps in a row hold the same weights: of them the newest alone is
-    kept, beside those of before. Links, copies by other names and what belongs to another branch
+    The checkpoints of ``skipped`` steps in a row hold the same weights: only the newest of them is
+    kept, beside the earlier ones. Links, copies by other names and what belongs to another branch
     are left alone.
 
     Raises:
-        OSError: something cannot be deleted; what can be is.
+        OSError: something cannot be deleted; everything else is.
     """
     own = [p for p in checkpoints_in(folder) if read_manifest(p).id in newest.branch]
     before = [path for path in own if step_of(path) <= newest.step - skipped]
     since = [path for path in own if step_of(path) > newest.step - skipped]
     failures = [attempt(remove, path) for path in folder.glob(".tmp-pruned-*")]
     for old in before[:-keep] + since[:-1]:
-        # Renamed first: a kill while deleting leaves no half a checkpoint of that name.
+        # It is renamed first: a kill during deletion leaves no half checkpoint of its name.
         doomed = folder / f".tmp-pruned-{old.name}"
         failures.append(attempt(old.rename, doomed) or attempt(remove, doomed))
     if failed := [failure for failure in failures if failure is not None]:
@@ -83,7 +83,7 @@ def remove(path: Path) -> None:
 
 
 def attempt(action: Callable[[Path], object], path: Path) -> OSError | None:
-    """What went wrong, if anything."""
+    """Calls ``action`` with a path; returns what went wrong, if anything."""
     try:
         action(path)
     except OSError as error:

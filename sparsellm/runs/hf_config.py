@@ -17,13 +17,13 @@ from sparsellm.vocabulary import HF_PREFIX
 
 # What a recipe that is made from a configuration has besides the model.
 _BASE = "0.5b"
-_CONTEXT = 2048  # tokens, at most: sequences to train on and to analyze
+_CONTEXT = 2048  # tokens: no longer are the sequences to train on and to analyze
 # Keys of `model` that are Hugging Face's too.
 _SAME_NAME = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "rms_norm_eps", "initializer_range", "tie_word_embeddings"),
 )
-# Fields of a model's configuration on which its logits do not depend, or by way of others alone.
+# Fields of a configuration on which the logits do not depend, or only by way of others.
 _NO_FUNCTION = {
     "bos_token_id",
     "eos_token_id",
@@ -63,7 +63,7 @@ def read_config(path: Path) -> PretrainedConfig:
 
 
 def _published(content: dict[str, Any]) -> PretrainedConfig:
-    """One of the paper's checkpoints: a stock block whose FFN is ReLU, whatever it says.
+    """One of the paper's checkpoints: a stock block whose FFN is ReLU, whatever the file says.
 
     Where it says nothing, embeddings are tied and RoPE's base is 100,000, as in the paper's models.
     """
@@ -124,8 +124,8 @@ def derive_recipe(path: Path, given: Path) -> Recipe:
         given: how it was named: a folder, or a model of the hub.
 
     Raises:
-        ValueError: it is damaged, no family of ours, or has a field that a recipe cannot carry;
-            the message names it.
+        ValueError: it is damaged, of a family that is not supported, or has a field that a recipe
+            cannot hold; the message names it.
     """
     config, file = read_config(path), path / CONFIG_FILE
     architecture = ARCHITECTURES.get(config.model_type)

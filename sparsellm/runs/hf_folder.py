@@ -1,4 +1,4 @@
-"""Hugging Face folders, exported by us or not, here or on the hub: what lies in one.
+"""What lies in a Hugging Face folder, exported by us or not, here or on the hub.
 
 A model of the hub is given in place of a folder: ``owner/name[@revision]``.
 """
@@ -84,7 +84,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def model_weights(path: Path, recipe: Recipe) -> dict[str, Tensor]:
-    """The tensors of the recipe's model; stock transformers leaves the same others aside.
+    """The tensors of the recipe's model. Stock transformers ignores the same other tensors.
 
     The paper's training saved W_down transposed, (intermediate_size, hidden_size): its shape tells.
 

@@ -74,7 +74,7 @@ def write_tokenizer(name: str, folder: Path, context_length: int) -> None:
 def stock_tokenizer(
     name: str, context_length: int = VERY_LARGE_INTEGER, **options: Any
 ) -> PreTrainedTokenizerBase:
-    """A recipe's `data.tokenizer` as transformers has it where the model was exported.
+    """A recipe's `data.tokenizer` as transformers reads it from an export.
 
     Options are those of transformers' tokenizer, such as ``split_special_tokens``.
     """
@@ -86,7 +86,7 @@ def stock_tokenizer(
 
 
 class _Ranks(TikTokenConverter):  # type: ignore[misc]
-    """Of ranks that are at hand, where transformers would read them from a file."""
+    """Converts ranks that are in memory; transformers would read them from a file."""
 
     def load_tiktoken_bpe(self, ranks: dict[bytes, int]) -> dict[bytes, int]:
         return ranks
@@ -105,7 +105,7 @@ def build_tokenizer(name: str) -> HFTokenizer:
     vocabulary, merges = _Ranks().extract_vocab_merges_from_model(ranks)
     # As tiktoken does, a word that is a token is not merged from its letters.
     tokenizer = HFTokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
-    # With its regular expression this splits as GPT-2 does; bytes have nothing to split for.
+    # With its regular expression this splits as GPT-2 does; bytes need no splitting.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=name == "gpt2"
     )

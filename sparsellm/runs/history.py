@@ -20,7 +20,7 @@ from sparsellm.strict import StrictModel, read_model
 
 ABANDONED = "abandoned"
 CHANGE_FILE = "branch.json"
-_NONE = -1  # no step's records
+_NONE = -1  # as `records_until`: the records of no step stay
 
 
 class _Change(StrictModel):
@@ -36,8 +36,8 @@ class _Change(StrictModel):
 def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
     """Sets aside what the branch that goes on from ``resumed`` does not continue.
 
-    None is step 0. For a checkpoint in ``abandoned/``, the records there become the run's. Returns
-    sentences on what was done.
+    If ``resumed`` is None, training begins at step 0. If it is a checkpoint in ``abandoned/``, the
+    records there become the run's. Returns sentences on what was done.
 
     Raises:
         ValueError: the records are damaged; nothing was changed.
@@ -51,7 +51,7 @@ def begin_branch(run_path: Path, resumed: Path | None) -> list[str]:
 
 
 def finish_change(run_path: Path) -> None:
-    """Completes a change of branch, if one was begun: also one that a kill has interrupted."""
+    """Completes a change of branch if one was begun, such as one that a kill interrupted."""
     file = run_path / CHANGE_FILE
     if not file.is_file():
         return
@@ -66,7 +66,7 @@ def finish_change(run_path: Path) -> None:
                 write_atomically(aside / name, (run_path / name).read_text(encoding="utf-8"))
         for name in change.leaving:
             if (folder / name).exists() and not (aside / name).exists():
-                for scores in folder.glob(f"eval_{name}*.json"):  # where it has moved, they have
+                for scores in folder.glob(f"eval_{name}*.json"):  # they move before it
                     scores.rename(aside / scores.name)
                 (folder / name).rename(aside / name)
                 fsync(aside)
@@ -107,7 +107,7 @@ def _to_branch(run_path: Path, resumed: Path) -> _Change | None:
     elif present is not None and present.id in manifest.branch:
         # Later records may be of steps that it does not continue.
         until = None if inside else present.step
-    if source:  # records of later steps were computed from it, or its branch has them too
+    if source:  # later records were computed from the checkpoint, or its branch has them too
         kept = {line for line, _ in taken}
         lost = any(
             line not in kept and not stays(r, _NONE)

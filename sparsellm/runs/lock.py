@@ -27,7 +27,7 @@ from sparsellm.strict import read_model
 
 PRESENCE_FILE = "running.json"
 RENEW_SECONDS = 10.0
-STALE_SECONDS = 90.0  # without being renewed: its holder is gone
+STALE_SECONDS = 90.0  # without a renewal: then its holder is taken for dead
 _WATCH_SECONDS = 1.0
 
 
@@ -94,7 +94,7 @@ class Presence(HostProcess):
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether a process has not ended; one that its parent has not waited for has."""
+    """Whether a process has not ended. A zombie, for which its parent did not wait, has ended."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -112,7 +112,7 @@ def read_presence(run_path: Path) -> Presence | None:
     """The process that claims to train the run; it may be gone, see `Presence.process`.
 
     Raises:
-        ValueError: the file is damaged; names it and the key.
+        ValueError: the file is damaged; the message names it and the key.
     """
     remedy = f"if nothing trains {run_path}, delete it"
     try:
@@ -132,7 +132,7 @@ def ask_to_stop(run_path: Path) -> psutil.Process:
     """Sends SIGTERM to the process that trains a run: it saves after its step and ends.
 
     Raises:
-        ValueError: there is none on this host; says where, or what to do.
+        ValueError: there is none on this host; the message says where it is, or what to do.
     """
     if not run_path.is_dir():
         raise ValueError(f"{run_path} is not a run folder; give one such as runs/debug")
@@ -176,7 +176,7 @@ class RunLock:
         """Takes the lock, also from a dead holder.
 
         Raises:
-            ValueError: another training holds it; says which, and what to do.
+            ValueError: another training holds it; the message says which, and what to do.
             OSError: the folder cannot be written.
         """
         self._run_path.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ class RunLock:
         except FileExistsError:
             return False
         try:
-            with file:  # who finds it empty waits for the rest, see `_is_dead`
+            with file:  # whoever finds it empty waits for the rest, see `_is_dead`
                 file.write(own.model_dump_json() + "\n")
         except OSError:  # a full disk
             self._file.unlink()
@@ -281,12 +281,12 @@ class RunLock:
             return self._create(own)  # somebody deleted it; a damaged one stays as it is
         if holder.id != own.id:
             return False
-        os.utime(self._file)  # one that has just replaced it has a holder that lives
+        os.utime(self._file)  # if another has just replaced it, that one has a holder that lives
         return True
 
 
 def _look(path: Path) -> tuple[bytes, int] | None:
-    """What the lock says, and when it was renewed; opened, since NFS then asks the server."""
+    """The lock's content and its last renewal; opened, since NFS then asks the server."""
     try:
         with path.open("rb") as file:
             return file.read(), os.fstat(file.fileno()).st_mtime_ns

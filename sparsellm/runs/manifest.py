@@ -52,7 +52,7 @@ class Manifest(StrictModel):
 
 
 def write_pieces(path: Path, pieces: Iterable[memoryview]) -> FileEntry:
-    """A file of these bytes (one-dimensional views), durable; hashed while it is written."""
+    """Writes a durable file of these bytes (one-dimensional views), hashing them meanwhile."""
     size, hashes, digest = 0, [], xxhash.xxh3_128()
     with path.open("wb") as file:
         for piece in pieces:

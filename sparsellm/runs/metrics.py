@@ -47,7 +47,7 @@ class Metric:
         """Its value in a line; None if the line is older than this metric."""
         try:
             found = line[self.name] if self.of is None else self.of(line, recipe)
-        except (KeyError, TypeError):  # it, or what it derives from, is not there
+        except (KeyError, TypeError):  # the line lacks it, or what it derives from
             return None
         return None if found is None or math.isnan(found) else float(found)
 
@@ -156,8 +156,8 @@ METRICS = (
     Metric("overflows", "Patterns computed again in the backward pass", "per step", "kernels",
            of=lambda line, r: line["kernels"]["overflows"], wandb="kernels", from_zero=True),
     Metric("union_mean", "Union of 64 tokens, mean over layers",
-           "neurons that any of 64 tokens fires", "kernels", of=_mean_of("kernels", "union_mean"),
-           wandb="kernels", scale="log"),
+           "neurons that fire for any of 64 tokens", "kernels",
+           of=_mean_of("kernels", "union_mean"), wandb="kernels", scale="log"),
 )
 
 LAYER_METRICS = (
@@ -173,6 +173,6 @@ LAYER_METRICS = (
                 lambda line: [float(sparse) for sparse in line["kernels"]["sparse"]],
                 "kernels", "1 sparse, 0 dense", "linear"),
     LayerMetric("union_mean", "Union of 64 tokens by layer", _of("kernels", "union_mean"),
-                "kernels", "neurons that any of 64 tokens fires"),
+                "kernels", "neurons that fire for any of 64 tokens"),
 )
 # fmt: on

@@ -26,9 +26,9 @@ class MetricsLog:
     """Writes the records of a run; only the main rank has one.
 
     Args:
-        recipe: the run; its folder gets the files.
+        recipe: of the run, whose folder gets the files.
         resume_step: records after this step are dropped: they will be computed again.
-        session: what this process is; written first.
+        session: describes this process; it is the first record written.
     """
 
     def __init__(self, recipe: Recipe, resume_step: int, session: SessionRecord) -> None:
@@ -118,7 +118,7 @@ class MetricsLog:
 
 
 def _end_of_killed(path: Path, records: list[Record | Session | None]) -> SessionEndRecord | None:
-    """The end of the last session, where its process could not write it."""
+    """The end of the last session, if its process was killed before it could write it."""
     sessions = [record for record in records if isinstance(record, Session)]
     if not sessions or isinstance(sessions[-1], SessionEndRecord):
         return None

@@ -36,6 +36,7 @@ class Pretrained:
     model: HFModel
     tokenizer: Tokenizer
     trainer: dict[str, Any]  # step, tokens, world_size and versions of the run
+    stored: str  # type or types that the weights had where they were read, such as "bfloat16"
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -97,7 +98,9 @@ def load_pretrained(
     )
     state.restore_model(model, weights.tensors, source, "give the recipe that it was trained with")
     model = place(model, device, dtype)
-    return Pretrained(weights.path, weights.recipe, model, tokenizer, weights.trainer)
+    types = sorted({str(tensor.dtype) for tensor in weights.tensors.values()})
+    stored = ", ".join(types).replace("torch.", "")
+    return Pretrained(weights.path, weights.recipe, model, tokenizer, weights.trainer, stored)
 
 
 def load_recipe_of(path: Path, given: Path | None = None, recipe: str | None = None) -> Recipe:

@@ -18,7 +18,7 @@ from sparsellm.recipe_sections import SparsityConfig
 from sparsellm.strict import parse_json, validate
 
 METRICS_FILE = "metrics.jsonl"
-_LEFT_OUT = ("corpus_tokens", "by_corpus", "kernels")  # of a line, where empty
+_LEFT_OUT = ("corpus_tokens", "by_corpus", "kernels")  # fields that a line lacks if they are empty
 
 
 def l1_text(config: SparsityConfig, last: dict[str, Any] | None) -> str:
@@ -80,7 +80,7 @@ class _Written:
     kind: ClassVar[str]
 
     def line(self) -> dict[str, Any]:
-        """What metrics.jsonl holds of it: a step's values next to the other fields."""
+        """Its object in metrics.jsonl, with a step's values beside the other fields."""
         line: dict[str, Any] = {"kind": self.kind}
         for name, value in vars(self).items():
             if name == "values":
@@ -100,7 +100,7 @@ class TrainRecord(_Written):
     l1_by_layer: list[float] = field(default_factory=list)  # λ
     sparsity: StepStats = field(default_factory=StepStats)
     kernels: KernelStats | None = None  # None in the lines of early versions
-    corpus_tokens: dict[str, int] = field(default_factory=dict)  # of a mixture, so far, by corpus
+    corpus_tokens: dict[str, int] = field(default_factory=dict)  # of a mixture: trained so far
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class FailureRecord(_Written):
 
 @dataclass(frozen=True)
 class SessionRecord(_Written):
-    """One process of the main rank, from its start to its end; in a sweep, its part for the run.
+    """One process of the main rank, from its start to its end; in a sweep, its part with this run.
 
     Its step is that from which it starts or resumes.
     """
@@ -163,7 +163,7 @@ class SessionEndRecord(_Written):
 
     kind: ClassVar[str] = "session_end"
     session: str = ""  # its id
-    seconds: float = 0.0  # wall time from the start of its process; of a killed one to its record
+    seconds: float = 0.0  # from the start of its process; of a killed one, to its last record
     how: str = ""  # "finished", "stopped (SIGTERM)", "failed: …", "killed"
 
 
@@ -196,7 +196,7 @@ def read_lines(path: Path) -> list[tuple[str, Record | Session | None]]:
     There are none if the file is missing.
 
     Raises:
-        ValueError: a line is not a record; names file, line and key.
+        ValueError: a line is not a record; the message names file, line and key.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(True) if path.is_file() else []

@@ -140,7 +140,7 @@ class Saver:
     def _save(
         self, step: int, skipped: int, texts: dict[str, str], tensors: dict[str, dict[str, Part]]
     ) -> Path:
-        """In the background: the folder, each rank's files, and at last what publishes them."""
+        """Runs in the background: makes the folder, writes the ranks' files, and publishes them."""
         final = self._folder / checkpoint.step_name(step)
         partial = final.with_name(f".tmp-{final.name}")
 
@@ -158,7 +158,7 @@ class Saver:
             self.ancestors = manifest.branch
             try:
                 folders.prune(self._folder, manifest, self._keep, skipped)
-            except OSError as error:  # what was to be saved is saved
+            except OSError as error:  # the new checkpoint is saved
                 warn(f"an old checkpoint stays: {error}")
 
         is_first = self._rank == 0
@@ -173,7 +173,7 @@ class Saver:
         return final
 
     def _on_all(self, own: Callable[[], Result]) -> list[Result]:
-        """What ``own`` returns on each rank; raises on all what the first failed one raised."""
+        """What ``own`` returns on each rank; if it fails on some, all raise the first error."""
         result, failure = [], None
         try:
             result = [own()]
@@ -210,7 +210,7 @@ def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
 def _share_out(
     tensors: dict[tuple[str, str], Tensor], rank: int, world_size: int
 ) -> list[tuple[str, str]]:
-    """The tensors that a rank writes, or whose shard it does, with about equal bytes per rank."""
+    """The tensors that a rank writes, or its shard of which, with about equal bytes per rank."""
     load, owned = [0] * world_size, []
     for number, key in enumerate(sorted(tensors, key=lambda key: (-tensors[key].nbytes, key))):
         tensor = tensors[key]

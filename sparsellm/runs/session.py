@@ -19,7 +19,7 @@ from sparsellm.paths import bundled, usable_cores
 from sparsellm.runs.records import SessionRecord
 
 _PACKAGES = ("torch", "accelerate", "transformers", "cupy-cuda13x", "cupy-cuda12x")
-_run_began = ContextVar("run_began", default=0.0)  # seconds since 1970; 0: with the process
+_run_began = ContextVar("run_began", default=0.0)  # seconds since 1970; 0: when the process did
 
 
 def begin_run() -> None:
@@ -56,7 +56,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of this code: SPARSELLM_COMMIT (a copy without its history), else git's HEAD.
+    """The commit of this code: SPARSELLM_COMMIT (for a copy without .git), else git's HEAD.
 
     Empty where neither is known.
     """

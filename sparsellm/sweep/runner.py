@@ -41,7 +41,7 @@ from sparsellm.waiting import on_terminal, rewrite
 # Seconds between two looks at what the runs print: few after a start, then more. On a terminal
 # a line is rewritten in place each time, so it can always be soon.
 FIRST_PAUSE, LONGEST_PAUSE, ON_TERMINAL = 3.0, 48.0, 1.0
-say = partial(print, flush=True)  # also into a log file: a run may take hours
+say = partial(print, flush=True)  # so that a log file has it too: a run may take hours
 
 
 def run_sweep(
@@ -53,9 +53,9 @@ def run_sweep(
 
     Args:
         plan: the sweep.
-        chosen: of its runs; finished ones are skipped.
-        options: how, as `cli.add_sweep_parser` describes them: ``jobs``, ``gpus``,
-            ``gpus_per_run``, ``config`` and ``seconds``.
+        chosen: those of its runs that are to be trained; finished ones are skipped.
+        options: ``jobs``, ``gpus``, ``gpus_per_run``, ``config`` and ``seconds``, as
+            `cli.add_sweep_parser` describes them.
 
     Raises:
         ValueError: a run's folder has a run of another recipe, the GPUs cannot be divided this way,
@@ -126,7 +126,7 @@ def _progress(begun: float, runs: Iterable[PlannedRun]) -> str:
 
 
 def _last_line(log: Path) -> str:
-    """Of a run's progress."""
+    """The last line of a run's log."""
     if not log.is_file():
         return "loading PyTorch …"
     with log.open("rb") as file:

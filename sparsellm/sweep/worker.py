@@ -86,7 +86,7 @@ def train_one(recipe: Recipe, init_from: Path | None) -> float:
         StopRequest() as stop,
     ):
         try:
-            if not _asked_to_stop.is_set():  # while the imports above took their seconds
+            if not _asked_to_stop.is_set():  # during the imports above, which take seconds
                 train(recipe, stop, init_from=init_from)
         except BaseException:
             traceback.print_exc()

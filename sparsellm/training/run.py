@@ -87,7 +87,7 @@ class Run:
     @property
     def data_position(self) -> Bookmark:
         """The position in the data after the last step."""
-        return self.next_step.position or self.loader.bookmark()
+        return self.next_step.position or self.loader.position
 
     @property
     def rounds(self) -> int:

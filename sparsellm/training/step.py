@@ -71,7 +71,7 @@ def train_step(run: Run, stop: StopRequest, *, launch_next: bool = False) -> Ste
     counters.send(run.stats.dead_LN() if is_logged(recipe, number) else None)
     lr = _update(run, refused)
     if launch_next:
-        run.next_step.launch(run.loader.bookmark(), partial(start_step, run, number + 1))
+        run.next_step.launch(run.loader.position, partial(start_step, run, number + 1))
         run.activity.begin("summing over ranks", run.step)
 
     reading = counters.read()

@@ -37,7 +37,7 @@ def traces(tmp_path, monkeypatch):
 
 @pytest.fixture
 def traces_with_ids(traces):
-    """That trace with token ids, four sequences, such that equal ids fire alike."""
+    """That trace with token ids, four sequences, such that the same neurons fire for equal ids."""
     layers, _ = load_traces(traces, 256)
     fired = np.zeros((200, 257), bool)
     fired[:, :256], fired[:, 256] = layers[0].pattern().numpy(), True

@@ -149,7 +149,7 @@ def test_every_number_is_one_ranks(world_size, tmp_path, monkeypatch):
     monkeypatch.setattr("sparsellm.data.loader.make", lambda job, _: jobs.append(job) or iter(()))
     for rank in range(world_size):
         loader = _loader(corpora, rank, world_size)
-        loader.go_back(loader.bookmark()._replace(number=7))
+        loader.go_back(loader.position._replace(number=7))
         loader.start()
     seen = []
     for job in jobs:
@@ -227,7 +227,7 @@ def test_a_position_from_before_lanes_had_groups_continues_in_its_order(tmp_path
     made = make(Job(before, "bytes", 0, 1, dict.fromkeys(range(num_lanes))), TOKENIZER)
     expected = [next(made) for _ in range(60)]
     lanes = {m.lane.number % num_lanes: m.lane for m in expected[:30]}
-    saved = loader.state_dict(loader.bookmark()._replace(number=30, lanes=lanes))
+    saved = loader.state_dict(loader.position._replace(number=30, lanes=lanes))
     del saved["groups"]
     loader.load_state_dict(saved)
     for m in expected[30:]:

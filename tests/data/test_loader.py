@@ -67,7 +67,7 @@ def test_state_restores_exactly_twice_in_a_row(num_workers):
 def test_a_bookmark_is_the_state_that_was_there():
     loader = _loader(num_workers=1)
     next(loader)
-    before, state = loader.bookmark(), loader.state_dict()
+    before, state = loader.position, loader.state_dict()
     expected = next(loader)
     assert loader.state_dict(before) == state != loader.state_dict()
     loader.go_back(before)

@@ -137,7 +137,7 @@ def test_bf16_is_measured_in_bf16_and_every_command_takes_it(tiny, tmp_path, cap
         assert "Width 384 → 256 in every layer: layer 0 decides, 130 of its 384" in said
         assert f"Saved: {saved:,} of " in said
         assert "MiB of weights in bf16, 33.3% of the gate GEMM" in said
-        assert "each fires on under 0.0029 of the tokens with 95%" in said
+        assert "each fires for under 0.0029 of the tokens with 95%" in said
     assert "feedforward width\n256, ReLU" in card
     assert "intermediate_size: 256" in card
 

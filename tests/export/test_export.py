@@ -356,6 +356,21 @@ def test_card_without_a_run_says_so(trained, tmp_path):
     assert "Unknown: no evaluation of step 1 was found." in card
 
 
+def test_a_card_without_records_has_the_checkpoints_own_statistics(tiny, tmp_path):
+    path = _checkpoint(tiny("sparsity.dead_window_tokens=256"))
+    (path.parent.parent / "metrics.jsonl").unlink(missing_ok=True)
+    stats = load_file(path / "stats.safetensors")
+    tokens, mean = (
+        stats["activity_tokens"],
+        stats["activity_LN"][0].sum() / stats["activity_tokens"],
+    )
+    dead = (stats["activity_LN"][0] == 0).double().mean()  # of the one step, which is the window
+    export(path, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"Over {tokens:,} tokens, the last complete window.\n" in card
+    assert f"| 0 | {mean:.1f} | {mean / 64:.2%} | {dead:.1%} |" in card
+
+
 def test_card_has_the_scores_of_its_own_step(trained, test_data, tmp_path, capsys):
     run_path = trained.parent.parent
     card = tmp_path / "out" / "README.md"
@@ -415,7 +430,8 @@ def test_a_failed_export_leaves_nothing(trained, tmp_path, monkeypatch):
 def test_export_then_import_is_the_identity(tiny, tmp_path, overrides):
     path = _checkpoint(tiny(*overrides))
     export(path, tmp_path / "out", "fp32")
-    written = import_export(tmp_path / "out", tmp_path / "run")
+    written, stored = import_export(tmp_path / "out", tmp_path / "run")
+    assert stored == "float32"
     assert find_checkpoint(tmp_path / "run") == written
     assert written.name == path.name
     original, back = (load_file(p / "model.safetensors") for p in (path, written))
@@ -433,12 +449,13 @@ def test_an_exported_folder_is_exported_again(exported, tmp_path):
     for name in ("model.safetensors", "config.json", "sparsellm_recipe.yaml"):
         assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes()
     card = (tmp_path / "again" / "README.md").read_text()
-    assert "Unknown: no metrics.jsonl beside the checkpoint." in card
+    assert "Unknown: no metrics.jsonl beside the checkpoint, and no complete window" in card
 
 
-def test_bf16_is_widened(trained, tmp_path):
+def test_bf16_is_widened_and_says_so(trained, tmp_path, capsys):
     assert main(["export", str(trained), str(tmp_path / "out")]) == 0
     assert main(["import", str(tmp_path / "out"), str(tmp_path / "run")]) == 0
+    assert " (fp32, read from bfloat16; no optimizer state)\n" in capsys.readouterr().out
     for name, tensor in load_file(find_checkpoint(tmp_path / "run") / "model.safetensors").items():
         expected = load_file(trained / "model.safetensors")[name].bfloat16().float()
         assert torch.equal(tensor, expected)
@@ -458,12 +475,12 @@ def test_a_folder_without_our_recipe_may_be_given_one(exported, tmp_path, tiny):
     (exported / "sparsellm_recipe.yaml").unlink()
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(tiny("name=mine").to_yaml())
-    written = import_export(exported, tmp_path / "run", str(recipe))
+    written, _ = import_export(exported, tmp_path / "run", str(recipe))
     assert load_pretrained(written).recipe == tiny("name=mine")
 
 
 def test_training_starts_from_it_at_step_0(tiny, trained, exported, tmp_path):
-    imported = import_export(exported, tmp_path / "imported")
+    imported, _ = import_export(exported, tmp_path / "imported")
     outcomes = []
     for name, source in (("a", trained), ("b", exported), ("c", imported)):
         train(tiny(f"name={name}", "train.steps=2"), init_from=source)

@@ -16,7 +16,7 @@ from sparsellm.ffn.types import TOKEN_AT, Room
 
 
 def _weights(m: int, k: int, n: int, density: float, seed: int) -> tuple[torch.Tensor, ...]:
-    """x and weights in float64 whose gate fires on about ``density`` of its outputs.
+    """x and weights in float64 whose gate is not zero on about ``density`` of its outputs.
 
     The first input feature is 1 and its gate weight a bias, drawn per neuron: a neuron is on for
     every token or for none, and near-zero pre-activations (where ReLU has no derivative) are

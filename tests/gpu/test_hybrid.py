@@ -76,7 +76,7 @@ def check(kernels, x, w, width, backup_rows, *, choose):
     assert all(a is None or torch.equal(a, b) for a, b in pairs)
 
     gate, up = activations(x.double(), wide(w))
-    if gate is not None:  # what fires was decided by bf16 weights and fp32 sums: nearly the same
+    if gate is not None:  # the pattern was decided by bf16 weights and fp32 sums: nearly the same
         assert abs(float(stats.nnz_M.sum()) - float((gate != 0).sum())) <= 1e-3 * gate.numel() + 2
     right_y, right = output_of(gate, up, wide(w), token)
     assert error(y, right_y) < 1.2e-2

@@ -21,7 +21,7 @@ def _normal(*shape, scale=1.0, seed=0):
 
 
 def _ffn(m, k, n, bias, loud=None):
-    """Few neurons fire; every ``loud``-th token fires all."""
+    """Few neurons fire; for every ``loud``-th token all do."""
     x_MK = _normal(m, k)
     gate_NK, up_NK = (_normal(n, k, scale=k**-0.5, seed=seed) for seed in (1, 2))
     x_MK[:, -1], gate_NK[:, -1] = 1.0, bias

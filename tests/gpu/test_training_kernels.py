@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("architecture")]
 
 
 class Case(NamedTuple):
-    """A shape; ``bias`` shifts all gates: -100 silences them, 5 fires them all.
+    """A shape; ``bias`` shifts all gates: -100 silences them, with 5 all neurons fire.
 
-    Every ``loud``-th token fires all neurons, as the first ones of sequences do.
+    For every ``loud``-th token all neurons fire, as for the first ones of sequences.
     """
 
     m: int

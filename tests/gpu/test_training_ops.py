@@ -38,7 +38,7 @@ class Case(NamedTuple):
     m: int
     k: int
     n: int
-    kind: str = "uniform"  # of KINDS: which tokens fire which neurons
+    kind: str = "uniform"  # of KINDS: which neurons fire for which tokens
     density: float = 0.02
     gated: bool = True
     dtype: torch.dtype = BF16  # of weights
@@ -100,7 +100,7 @@ def problem_of(case: Case, seed: int = 0) -> Problem:
     elif case.kind == "first tokens":
         place = torch.arange(m, device=DEVICE) % 100
         level_M = -(level + 1) * torch.exp(-place / 4)
-    elif case.kind == "topics":  # neighbours fire alike
+    elif case.kind == "topics":  # the same neurons fire for neighbours
         x = integers(-(-m // 48), k, std=0.9 * STEPS).repeat_interleave(48, 0)[:m]
         x = (x + integers(m, k, std=0.4 * STEPS)).clamp(-127, 127)
     elif case.kind in ("none", "all"):

@@ -45,7 +45,7 @@ CASES = [
     Case(1000, 520, 264, 0.05),
     Case(1000, 520, 264, 0.05, gated=False),
     Case(300, 1544, 776, 0.02, dtype=BF16),
-    Case(300, 200, 776, 1.1, uneven=False),  # everything fires
+    Case(300, 200, 776, 1.1, uneven=False),  # all neurons fire
     Case(300, 200, 776, 0.0, uneven=False, spare=1),  # nothing does
     Case(300, 200, 776, 0.0, gated=False, dtype=BF16, uneven=False, spare=50_000),
     Case(4096, 136, 520, 0.02),  # split groups
@@ -95,7 +95,7 @@ class Inputs(NamedTuple):
 
 
 def pattern_of(case: Case, device: torch.device) -> Tensor:
-    """Which neurons each token fires; (M, N) bool, the same every time."""
+    """Which neurons fire for each token; (M, N) bool, the same every time."""
     generator = torch.Generator(device).manual_seed(case.m + case.n)
 
     def rand(*shape: int) -> Tensor:

@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 def test_a_run_a_checkpoint_an_export_and_a_folder_give_the_same(folder, tmp_path):
-    written = import_export(folder, tmp_path / "run")
+    written, _ = import_export(folder, tmp_path / "run")
     export(written, tmp_path / "exported", "fp32")
     expected = logits(stock_model("Llama 3"))
     for place in (folder, str(folder), written, tmp_path / "run", tmp_path / "exported"):
@@ -35,7 +35,7 @@ def test_a_run_a_checkpoint_an_export_and_a_folder_give_the_same(folder, tmp_pat
 
 
 def test_ids_that_only_pad_the_embedding_are_not_generated(folder, tmp_path):
-    written = import_export(folder, tmp_path / "run")
+    written, _ = import_export(folder, tmp_path / "run")
     model, _ = sparsellm.load(written)
     with torch.no_grad():
         model.lm_head.weight[257:] *= 1000

@@ -176,7 +176,7 @@ def test_statistics_and_averages_are_those_of_the_steps_that_were_taken(train):
 
 
 def _measured(model, tokens_BT1):
-    """Loss and norm of the gradient; what fires."""
+    """Loss and norm of the gradient; which neurons fire."""
     found = model(tokens_BT1)
     model.stock.zero_grad()
     (found.cross_entropy + 0.02 * found.l1_L.mean()).backward()

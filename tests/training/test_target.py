@@ -94,7 +94,7 @@ def test_layers_have_their_own_and_a_dense_phase_has_none():
     assert same == pytest.approx(1e-3)
     assert abs(controller.error) == pytest.approx(9, rel=0.01)
     for step in range(40, 10_000):
-        controller.observe(step, [0, 0, 0])  # a layer that fires nothing
+        controller.observe(step, [0, 0, 0])  # no neuron fires
     assert controller.l1_by_layer(10_000) == pytest.approx([1e-7] * 3)
 
 

@@ -33,8 +33,7 @@ def sparse(
         x_MK: the tokens.
         w: the FFN; W_d is read transposed.
         observed: address of an int32 in pinned memory; the kernels write there how many distinct
-            neurons the tokens of a block fire on average (TwELL: how many a token fires). 0:
-            nowhere.
+            neurons fire for the tokens of a block on average (TwELL: for a token). 0: nowhere.
         token_M: (M,) int32, the order in which tokens are divided into blocks; None is the natural
             one. TwELL has no blocks.
         format: in which the gate is stored; with up to 64 tokens it is not stored.
@@ -73,8 +72,8 @@ def decode_ffn(x_MK: Tensor, w: FFNWeights, y_MK: Tensor, observed: int = 0) -> 
         x_MK: 1 to `MAX_DECODE_TOKENS` tokens.
         w: the FFN; W_d is read transposed.
         y_MK: the output.
-        observed: address of an int32, pinned, for the number of neurons that any token fires; 0 for
-            none.
+        observed: address of an int32, pinned, for the number of neurons that fire for any token; 0
+            for none.
 
     Raises:
         ValueError: K is not a multiple of 16, in FP8.

@@ -68,8 +68,8 @@ def weight_grads(
     of neurons that never fire are zero.
 
     Args:
-        given: values of tokens that do not fire are not used. A token whose row of x is not finite
-            spoils the gradients of all neurons in the groups of 32 that it fires, as it does in a
+        given: values where a neuron does not fire for a token are not used. A token whose row of x
+            is not finite spoils the gradients of the groups of 32 that fire for it, as it does in a
             dense product.
         d_gate: (C, 64): the loss's gradient by the gate before its relu; None without a gate.
         d_up: (C, 64): by ``up``; without a gate, before its relu.

@@ -294,7 +294,7 @@ def _limit(num_prompt: int, max_new_tokens: int | None, context: int) -> int:
     asked = min(DEFAULT_NEW_TOKENS, left) if max_new_tokens is None else max_new_tokens
     if not 0 < asked <= left:
         raise ValueError(
-            f"--prompt has {num_prompt} tokens (including <|endoftext|>) and leaves "
+            f"the prompt has {num_prompt} tokens (including <|endoftext|>) and leaves "
             f"{max(left, 0)} of the context's {context} tokens, but --max-new-tokens is "
             f"{max_new_tokens or asked}; shorten the prompt or lower --max-new-tokens"
         )

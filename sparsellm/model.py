@@ -15,6 +15,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel as HFModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from sparsellm.estimate import count_parameters
 from sparsellm.ffn.module import SparseFFN
@@ -69,7 +70,11 @@ class SparseDecoderLayer(nn.Module):
 
 
 def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
-    """The Hugging Face configuration of a recipe; stock transformers builds the same model."""
+    """The Hugging Face configuration of a recipe; stock transformers builds the same model.
+
+    Raises:
+        ValueError: transformers has no such kind of RoPE.
+    """
     shape = recipe.model
     further: dict[str, Any] = {
         "max_position_embeddings": shape.max_position_embeddings,
@@ -79,6 +84,12 @@ def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
         **shape.huggingface,
     }
     further["rope_parameters"] = {**further["rope_parameters"], "rope_theta": shape.rope_theta}
+    kind = further["rope_parameters"].get("rope_type")
+    if kind not in ("default", *ROPE_INIT_FUNCTIONS):
+        raise ValueError(
+            f"model.huggingface.rope_parameters.rope_type {kind!r} is not supported; valid are "
+            + ", ".join(["default", *ROPE_INIT_FUNCTIONS])
+        )
     config: PretrainedConfig = getattr(transformers, recipe.architecture.config_class)(
         vocab_size=recipe.padded_vocab_size,
         hidden_size=shape.hidden_size,

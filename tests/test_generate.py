@@ -225,7 +225,7 @@ def test_interactive_continues_each_line(checkpoint_path, pretrained, capsys, mo
         for line in ("def f", "im")
     ]
     assert out == "".join(f"{text}\n" for text in expected)
-    assert "error: --prompt has 41 tokens" in error
+    assert "error: the prompt has 41 tokens" in error
     assert error.count("tok/s") == 2
 
 

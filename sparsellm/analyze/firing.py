@@ -105,7 +105,7 @@ def held_out_corpus(recipe: Recipe, files: list[str] | None) -> Corpus:
     if files:
         found = load_corpus("local", files=files)
         return dataclasses.replace(found, validation=found.train)
-    data, remedy = recipe.data, "name text to measure on: --data GLOB"
+    data, remedy = recipe.data, "name text of your own: --data GLOB"
     try:
         found = load_corpora(data)[0]
     except (OSError, ValueError) as error:

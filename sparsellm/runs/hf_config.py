@@ -44,9 +44,9 @@ def read_config(path: Path) -> PretrainedConfig:
         ValueError: it is damaged, is of a model unknown to transformers, or has quantised
             weights.
     """
-    file = path / CONFIG_FILE
+    file, published = path / CONFIG_FILE, is_published(path)
     try:
-        if is_published(path):
+        if published:
             found = _published(read_json(file, REMEDY))
         else:
             found = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -127,13 +127,15 @@ def derive_recipe(path: Path, given: Path) -> Recipe:
         ValueError: it is damaged, of a family that is not supported, or has a field that a recipe
             cannot hold; the message names it.
     """
-    config, file = read_config(path), path / CONFIG_FILE
-    architecture = ARCHITECTURES.get(config.model_type)
-    if architecture is None:
+    file = path / CONFIG_FILE
+    kind = read_json(file, REMEDY).get("model_type")
+    if kind not in [*ARCHITECTURES, *PUBLISHED]:
         raise ValueError(
-            f"{file}: model_type {config.model_type!r} is not supported; valid are "
+            f"{file}: model_type {kind!r} is not supported; valid are "
             + ", ".join([*ARCHITECTURES, *PUBLISHED])
         )
+    config = read_config(path)
+    architecture = ARCHITECTURES[config.model_type]
     values = config.to_dict()
     if values["hidden_act"] not in ACTIVATIONS:
         raise ValueError(
@@ -174,6 +176,7 @@ def derive_recipe(path: Path, given: Path) -> Recipe:
             further["rope_parameters"] = rope
         instead["model"]["huggingface"] = further
         recipe = load_recipe(_BASE, overrides, instead)
+        model_config(recipe, eos_token_id=0)  # refuses what transformers does not know
     except ValueError as error:
         raise ValueError(f"{file} gives no recipe: {error}") from error
     check_config(path, recipe, "that value cannot be carried by a recipe")

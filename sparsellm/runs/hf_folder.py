@@ -66,9 +66,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: there are no safetensors, or a shard is missing.
-        ValueError: a shard is truncated, or does not hold what the index says.
+        ValueError: a shard is truncated, or does not hold what the index says; or the weights are
+            in another format.
     """
     index_file, single = path / INDEX_FILE, path / checkpoint.MODEL_FILE
+    if not (single.is_file() or index_file.is_file()) and (other := sorted(path.glob("*.bin"))):
+        raise ValueError(
+            f"{other[0]}: only weights in safetensors are read; "
+            "`AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)` writes them"
+        )
     if single.is_file() or not index_file.is_file():
         return read_tensors(single, REMEDY)
     places: dict[str, str] = read_model(index_file, _ShardIndex, REMEDY)["weight_map"]

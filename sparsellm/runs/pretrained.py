@@ -82,9 +82,11 @@ def load_pretrained(
             Hugging Face folder is of another family than ours.
     """
     weights = read_weights(path, recipe)
+    remedy = "give the recipe that it was trained with"
     tokenizer, source = load_tokenizer(weights.recipe.data.tokenizer), str(weights.path)
     if hf_folder.is_hugging_face(weights.path):
         check_tokenizer(weights.path, tokenizer)
+        remedy = remedy if recipe else hf_folder.REMEDY
     else:
         source = str(weights.path / checkpoint.MODEL_FILE)
     model = build_zero_model(weights.recipe, tokenizer.eot_id)
@@ -96,7 +98,7 @@ def load_pretrained(
         pad_token_id=tokenizer.eot_id,
         suppress_tokens=padding or None,
     )
-    state.restore_model(model, weights.tensors, source, "give the recipe that it was trained with")
+    state.restore_model(model, weights.tensors, source, remedy)
     model = place(model, device, dtype)
     types = sorted({str(tensor.dtype) for tensor in weights.tensors.values()})
     stored = ", ".join(types).replace("torch.", "")
@@ -248,9 +250,38 @@ def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype
         tokenizer = AutoTokenizer.from_pretrained(folder, config=read_config(folder))
         return Loaded(load_pretrained(folder, device, dtype).model, tokenizer)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
+        )
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds, remote code among them
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{name}: transformers cannot load it: {reason}") from error
+    except Exception as error:  # transformers raises many kinds
+        raise ValueError(f"{name}: transformers cannot load it: {_reason(error)}") from error
+    # transformers would leave these random, and only warn.
+    for tensor, *shapes in sorted(found["mismatched_keys"]):
+        has, wants = map(tuple, shapes)
+        raise ValueError(
+            f"{name}: {tensor} has shape {has}, config.json asks for {wants}; {hf_folder.REMEDY}"
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(
+            f"{name}: the weights lack {len(missing)} tensors of the model in config.json, such as "
+            f"{missing[0]}; {hf_folder.REMEDY}"
+        )
     return Loaded(model.to(device).eval(), tokenizer)
+
+
+def _reason(error: Exception) -> str:
+    """Why transformers cannot load a folder, and the remedy."""
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return (
+            "it needs code that lies in its folder, which sparsellm never runs; load it with "
+            "transformers, and call sparsellm.accelerate on the model"
+        )
+    # Of a missing key the text is the key alone.
+    kind = f"{type(error).__name__} " if isinstance(error, KeyError) else ""
+    return f"{kind}{text[:200]}; {hf_folder.REMEDY}"

@@ -115,12 +115,14 @@ def test_training_begins_with_the_model_and_the_tokenizer_of_the_weights(
             {"model_type": "gpt2"},
             "model_type 'gpt2' is not supported; valid are llama, ",
         ),
-        ({"model_type": "brandnew"}, "cannot be read (The checkpoint you are trying to load has"),
+        ({"model_type": "brandnew", "auto_map": {"AutoConfig": "own.C"}}, "'brandnew' is not supp"),
+        ({"rope_parameters": {"rope_type": "x", "rope_theta": 1.0}}, "rope_type 'x' is not supp"),
         ({"quantization_config": {"quant_method": "fp8"}}, "has a quantization_config"),
         ({"head_dim": 7}, "config.json "),  # by transformers, or by the recipe
         ({"num_attention_heads": 0}, "cannot be read"),
         ({"vocab_size": 200}, "model.vocab_size 200 is less than the 257 ids"),
         ({"num_hidden_layers": 2}, "names differ, such as model.layers.2."),
+        ({"intermediate_size": 40}, "the recipe's model (40, 32); export the checkpoint again, or"),
     ],
     ids=str,
 )
@@ -152,6 +154,18 @@ def test_a_missing_file_is_named(folder, missing, tmp_path, capsys):
     (folder / missing).unlink()
     assert main(["import", str(folder), str(tmp_path / "run")]) == 1
     assert missing in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
+def test_weights_in_another_format_and_a_damaged_configuration(folder, tmp_path):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(
+        ValueError, match=r"pytorch_model\.bin: only weights in safetensors are read"
+    ):
+        import_export(folder, tmp_path / "run")
+    (folder / "config.json").write_text('{"a":')
+    with pytest.raises(ValueError, match=r"^[^ ]*config\.json is damaged: not JSON [^;]*; [^;]*$"):
+        import_export(folder, tmp_path / "run")
 
 
 @pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)

@@ -73,3 +73,19 @@ def test_device_type_and_mistakes(folder, tmp_path, monkeypatch):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=f"{folder}: transformers cannot load it: .*safetensors"):
         sparsellm.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"num_hidden_layers": 4}, "lack 9 tensors of the model in config.json, such as model.lay"),
+        ({"tie_word_embeddings": False}, "lack 1 tensors of the model in config.json, such as lm_"),
+        ({"intermediate_size": 40}, r"proj.weight has shape \((48, 32|32, 48)\), config.json asks"),
+        ({"hidden_act": "foo"}, "KeyError 'foo'; .* put the model's own file back"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}, "which sparsellm never runs"),
+    ],
+)
+def test_what_transformers_would_leave_random_is_refused(folder, fields, reason):
+    change(folder, fields)
+    with pytest.raises(ValueError, match=f"{folder}: .*{reason}"):
+        sparsellm.load(folder)

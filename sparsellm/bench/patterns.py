@@ -116,9 +116,7 @@ def _skewed_thresholds(
     return neuron_N, token_M
 
 
-def fit_gate(
-    pattern_MN: Tensor, k: int, *, seed: int = 0, max_steps: int = 2000
-) -> tuple[Tensor, Tensor]:
+def fit_gate(pattern_MN: Tensor, k: int, *, max_steps: int = 2000) -> tuple[Tensor, Tensor]:
     """Inputs and gate weights, bf16, such that ``x Wᵀ`` is positive exactly where the pattern is.
 
     Both are learned with a squared hinge loss, for which TF32 suffices; sparse patterns are far
@@ -132,7 +130,7 @@ def fit_gate(
         ValueError: the pattern is not met after ``max_steps`` of Adam; it is too dense for K.
     """
     n = pattern_MN.shape[1]
-    generator = torch.Generator(pattern_MN.device).manual_seed(seed)
+    generator = torch.Generator(pattern_MN.device).manual_seed(0)
     sign_MN = pattern_MN.float() * 2 - 1
     w = torch.randn(n, k, generator=generator, device=pattern_MN.device) / k**0.5
     # A token starts as the sum of its neurons' weights, whose products with it are then positive,

@@ -122,8 +122,8 @@ def table(scores: Scores, suite: Suite) -> str:
         )
     if scores.num_answers_cut:
         lines.append(
-            f"of {scores.num_answers_cut:,} of them the answer alone is longer, and only its end "
-            "is scored; lm-eval refuses these"
+            f"{scores.num_answers_cut:,} of these have an answer that alone is longer: only its "
+            "end is scored (lm-eval refuses it)"
         )
     if any(task["num_rows"] < task["num_rows_total"] for task in scores.tasks.values()):
         lines.append("limited to the first rows of each task: not a result to report")

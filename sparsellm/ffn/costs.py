@@ -104,7 +104,7 @@ def _costs(dense: float, few: tuple[float, float], many: tuple[float, float]) ->
     return Costs(dense, few[0] - per_neuron * few[1], per_neuron)
 
 
-def median_ms(calls: list[Callable[[], object]], rounds: int = 7) -> float:
+def median_ms(calls: list[Callable[[], object]]) -> float:
     """Milliseconds per call on the GPU. Uses a CUDA graph, or small calls would measure the CPU."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -115,13 +115,13 @@ def median_ms(calls: list[Callable[[], object]], rounds: int = 7) -> float:
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for call in calls:
             call()
-    for turn in range(rounds + 1):
+    for turn in range(8):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        if turn >= 1:  # warm
+        if turn:  # the first one warms up
             times.append(start.elapsed_time(end) / len(calls))
     return statistics.median(times)
 

@@ -86,7 +86,8 @@ def verdict(run: RunData) -> list[str]:
     if run.validation:
         found.append(f"The held-out loss is {run.validation[-1]['loss']:.4f} nats per token.")
     elif end.get("loss") is not None:
-        found.append(f"The training loss is {end['loss']:.4f} nats per token; none was held out.")
+        loss = f"The training loss is {end['loss']:.4f} nats per token"
+        found.append(f"{loss}; no held-out loss was measured.")
     if nnz := end["sparsity"]["nnz_mean"]:
         width = run.recipe.model.intermediate_size
         zeros = f"{mean(nnz):,.1f} of {width:,} neurons fire for a token"

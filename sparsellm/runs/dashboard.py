@@ -70,7 +70,8 @@ class Dashboard:
         self._queue.put(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            warn(f"wandb still sends; `wandb sync {self._recipe.run_path}/wandb/*` does the rest")
+            rest = f"`wandb sync {self._recipe.run_path}/wandb/*`"
+            warn(f"wandb has not received all records yet; send the rest by {rest}")
 
     def _work(self) -> None:
         record = self._queue.get()

@@ -17,7 +17,7 @@ def prepare(partial: Path) -> None:
     for stale in folder.glob(".tmp-step_*"):
         failure = attempt(remove, stale)
         if failure is not None:
-            warn(f"what a killed run left stays: {failure}")
+            warn(f"the remains of a killed run could not be deleted: {failure}")
             if stale == partial:
                 stale.rename(_unused(folder, f".tmp-stale-{partial.name}"))
     partial.mkdir()

@@ -52,7 +52,7 @@ def read_config(path: Path) -> PretrainedConfig:
             found = AutoConfig.from_pretrained(path, trust_remote_code=False)
         found.to_dict()
     except Exception as error:  # transformers raises many kinds
-        reason = " ".join(str(error).split())[:200]  # transformers goes on for paragraphs
+        reason = " ".join(str(error).split())[:200]  # transformers writes paragraphs
         raise ValueError(f"{file} cannot be read ({reason}); {REMEDY}") from error
     if getattr(found, "quantization_config", None) is not None:
         raise ValueError(
@@ -178,6 +178,6 @@ def derive_recipe(path: Path, given: Path) -> Recipe:
         recipe = load_recipe(_BASE, overrides, instead)
         model_config(recipe, eos_token_id=0)  # refuses what transformers does not know
     except ValueError as error:
-        raise ValueError(f"{file} gives no recipe: {error}") from error
+        raise ValueError(f"{file} cannot be made into a recipe: {error}") from error
     check_config(path, recipe, "that value cannot be carried by a recipe")
     return recipe

@@ -159,7 +159,7 @@ class Saver:
             try:
                 folders.prune(self._folder, manifest, self._keep, skipped)
             except OSError as error:  # the new checkpoint is saved
-                warn(f"an old checkpoint stays: {error}")
+                warn(f"an old checkpoint could not be deleted: {error}")
 
         is_first = self._rank == 0
         try:

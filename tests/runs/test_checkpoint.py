@@ -158,7 +158,7 @@ def test_an_old_one_that_cannot_be_deleted_is_not_a_failure(tmp_path, monkeypatc
     monkeypatch.setattr("shutil.rmtree", refused)
     path = saver.save(tmp_path, _snapshot(2), keep=1)
     assert checkpoint.latest(tmp_path) == path
-    assert "warning: an old checkpoint stays: " in capsys.readouterr().err
+    assert "warning: an old checkpoint could not be deleted: " in capsys.readouterr().err
 
 
 def test_a_small_file_that_cannot_be_replaced_leaves_nothing(tmp_path):
@@ -448,8 +448,8 @@ def test_what_cannot_be_deleted_blocks_neither_saving_nor_pruning(tmp_path, monk
     assert [p.name for p in checkpoint.checkpoints_in(tmp_path)] == ["step_00000003"]
     assert not list(tmp_path.glob(".tmp-pruned-step_00000002"))
     err = capsys.readouterr().err
-    assert "what a killed run left stays" in err
-    assert "an old checkpoint stays" in err
+    assert "the remains of a killed run could not be deleted" in err
+    assert "an old checkpoint could not be deleted" in err
 
 
 def test_a_folder_that_ranks_do_not_share_is_found_out(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs import checkpoint
 from sparsellm.runs.evaluations import Evaluation, read_evaluations
 from sparsellm.runs.hf_folder import EXPORT_RECIPE_FILE
+from sparsellm.runs.hf_tokenizer import auto_tokenizer_agrees
 from sparsellm.runs.pretrained import Pretrained
 from sparsellm.runs.records import METRICS_FILE, l1_text, of_kind, read_metrics
 
@@ -242,6 +243,8 @@ def _caveats(pretrained: Pretrained) -> str:
     recipe = pretrained.recipe
     if recipe.ffn.activation != recipe.architecture.usual_activation:
         lines.append(_OTHER_ACTIVATIONS)
+    if not auto_tokenizer_agrees(recipe.data.tokenizer, recipe.architecture.name):
+        lines.append(_OTHER_TOKENIZER)
     return "\n".join([*lines, _TOKENS])
 
 
@@ -255,6 +258,11 @@ _OTHER_ACTIVATIONS = """\
   Llama, squared ReLU in Arcee): a converted model loads and gives wrong text. Do not use it.
 - **vLLM** and **SGLang** refuse this activation in model code of their own;
   `--model-impl transformers` takes that of transformers instead. Not tested."""
+
+_OTHER_TOKENIZER = """\
+- **AutoTokenizer** of transformers 5 gives other token ids than training did: it replaces the
+  tokenizer of such a model by its family's usual one. Use
+  `PreTrainedTokenizerFast.from_pretrained`, which reads `tokenizer.json` as it is."""
 
 _CITATION = """\
 ## Citation

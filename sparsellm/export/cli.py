@@ -77,6 +77,8 @@ def _export(options: argparse.Namespace) -> None:
         _check_push(options.push)
     from sparsellm.export.drop_dead import DropDead
     from sparsellm.export.save_export import export
+    from sparsellm.runs.hf_tokenizer import auto_tokenizer_agrees
+    from sparsellm.runs.pretrained import load_recipe_of
 
     drop_dead = DropDead(**given) if options.drop_dead else None
     if drop_dead:
@@ -92,6 +94,13 @@ def _export(options: argparse.Namespace) -> None:
     if dropped:
         print(dropped.text())
     print(f"exported {source} to {options.folder} ({options.dtype})", flush=True)
+    recipe = load_recipe_of(options.folder)
+    if not auto_tokenizer_agrees(recipe.data.tokenizer, recipe.architecture.name):
+        print(
+            f"in a {recipe.architecture.prefix} model AutoTokenizer of transformers 5 gives other "
+            "ids than this tokenizer: use PreTrainedTokenizerFast.from_pretrained",
+            flush=True,
+        )
     if options.push:
         print(f"pushed {_push(options, f'sparsellm export of {source.name}')}")
 

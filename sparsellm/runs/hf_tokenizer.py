@@ -85,6 +85,21 @@ def stock_tokenizer(
     return tokenizer
 
 
+def auto_tokenizer_agrees(name: str, model_type: str) -> bool:
+    """Whether `AutoTokenizer` gives the ids of a recipe's tokenizer beside a model of this type.
+
+    For some types, Qwen2 among them, transformers 5 takes the vocabulary of ``tokenizer.json`` and
+    replaces the rest, whatever class the folder names.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(name, Path(folder), VERY_LARGE_INTEGER)
+        no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        config = json.dumps({"model_type": model_type, **no_ids})
+        (Path(folder) / "config.json").write_text(config, encoding="utf-8")
+        found = AutoTokenizer.from_pretrained(folder)
+    return bool(found(_PROBE).input_ids == stock_tokenizer(name)(_PROBE).input_ids)
+
+
 class _Ranks(TikTokenConverter):  # type: ignore[misc]
     """Converts ranks that are in memory; transformers would read them from a file."""
 

@@ -14,7 +14,12 @@ import torch
 import yaml
 from conftest import TINY, save_run, set_arguments
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 import sparsellm
 from sparsellm.cli import main
@@ -113,7 +118,7 @@ def test_stock_logits_equal_the_training_models(tiny, tmp_path, overrides):
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "fp32", dtype="auto")
     assert type(stock).__name__ == ("LlamaForCausalLM" if recipe.ffn.gated else "ArceeForCausalLM")
     assert stock.dtype == torch.float32
-    torch.testing.assert_close(_logits(stock, tokens), expected, rtol=0, atol=1e-5)
+    assert torch.equal(_logits(stock, tokens), expected)
 
     export(path, tmp_path / "bf16")
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "bf16", dtype="auto")
@@ -198,6 +203,26 @@ def test_gpt2_recipe(tiny, gpt2_cache, tmp_path):
     assert load_pretrained(tmp_path / "out").tokenizer.name == "gpt2"
     (result,) = pipeline("text-generation", str(tmp_path / "out"))("hello", max_new_tokens=2)
     assert result["generated_text"].startswith("hello")
+
+
+def test_a_tokenizer_that_transformers_replaces_is_named(tiny, gpt2_cache, tmp_path, capsys):
+    """If this fails because the ids are equal, transformers reads the folder's tokenizer again."""
+    path = _checkpoint(tiny("data.tokenizer=gpt2", "model.family=qwen2"))
+    assert main(["export", str(path), str(tmp_path / "out")]) == 0
+    assert (
+        "a Qwen2 model AutoTokenizer of transformers 5 gives other ids" in capsys.readouterr().out
+    )
+    assert "**AutoTokenizer** of transformers 5" in (tmp_path / "out" / "README.md").read_text()
+    text = "3,141  59\n"
+    (expected,) = load_pretrained(path).tokenizer.encode_batch([text])
+    replaced = AutoTokenizer.from_pretrained(tmp_path / "out")(text).input_ids
+    assert replaced != expected.tolist()
+    own = PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
+    for tokenizer in (own, sparsellm.load(tmp_path / "out").tokenizer):
+        assert tokenizer(text).input_ids == expected.tolist()
+    path = _checkpoint(tiny("data.tokenizer=gpt2", "name=llama"))
+    assert main(["export", str(path), str(tmp_path / "llama")]) == 0
+    assert "AutoTokenizer of transformers 5" not in capsys.readouterr().out
 
 
 def test_a_tokenizer_of_hugging_faces_goes_with_the_export(tiny, tmp_path):
@@ -611,10 +636,14 @@ def test_a_recipe_of_another_model(exported, tmp_path, tiny, override, key):
 def test_a_damaged_config(exported, tmp_path, capsys):
     path = exported / "config.json"
     whole = path.read_text()
-    for text in (whole[:40], "{}", whole.replace('"llama"', '"nothing"')):
+    for text, reason in (
+        (whole[:40], "is damaged: not JSON"),
+        ("{}", "cannot be read"),
+        (whole.replace('"llama"', '"nothing"'), "cannot be read"),
+    ):
         path.write_text(text)
         line = _error(capsys, "import", exported, tmp_path / "run")
-        assert "config.json cannot be read" in line
+        assert f"config.json {reason}" in line
         assert "export the checkpoint again" in line
 
 

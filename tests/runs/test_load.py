@@ -9,6 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import sparsellm
 from runs.hf_models import PUBLISHED, change, logits, stock_model, write_model
 from sparsellm.export.save_export import export, import_export
+from sparsellm.ffn import replace
+from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.runs import pretrained as loading
 from sparsellm.runs.hf_tokenizer import write_tokenizer
 
@@ -60,6 +62,22 @@ def test_the_papers_checkpoints(tmp_path):
     change(folder, {"mlp_bias": True})
     with pytest.raises(ValueError, match="mlp_bias is True"):
         sparsellm.load(folder)
+
+
+@pytest.mark.parametrize("name", ["ReLU, tied", "ReLU, no gate"])
+def test_the_papers_checkpoints_accelerated(name, tmp_path, monkeypatch):
+    folder = write_model(stock_model(name), tmp_path / "theirs")
+    change(folder, PUBLISHED | {"sparsity_gated_mlp": name == "ReLU, tied"})
+    model, _ = sparsellm.load(folder, dtype=torch.bfloat16)
+    prompt = torch.tensor([[65, 66, 67]])
+    options = {"max_new_tokens": 4, "do_sample": False}
+    expected, text = logits(model), model.generate(prompt, **options)
+    calls = []
+    monkeypatch.setattr(replace, "sparse_ffn", lambda *a: calls.append(a) or sparse_ffn(*a))
+    assert len(sparsellm.accelerate(model, kernels="sparse").accelerated) == 3
+    torch.testing.assert_close(logits(model), expected, rtol=0.02, atol=0.02)
+    assert len(calls) == 3
+    assert torch.equal(model.generate(prompt, **options), text)
 
 
 def test_device_type_and_mistakes(folder, tmp_path, monkeypatch):

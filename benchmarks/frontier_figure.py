@@ -1,4 +1,4 @@
-"""The figure of the sweep `frontier`: held-out loss against GPU time, of dense and sparse FFNs."""
+"""The figures of the sweeps `frontier` and `frontier-2b`: held-out loss against GPU time."""
 
 from __future__ import annotations
 
@@ -35,10 +35,24 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
 
     The last mark of a line has the range of its seeds. A hollow one is bf16's end.
     """
-    curves = _frontier_curves(lines)
-    kinds = [
-        kind for kind in _KINDS.values() if (kind, "fp8") in curves or (kind, "bf16") in curves
-    ]
+    return _drawn(_frontier_curves(lines), list(_KINDS.values()), _OURS)
+
+
+def same_time(lines: Sequence[Line]) -> Drawn | None:
+    """Loss against GPU time at 2b's shape: dense and sparse FFNs of the same width."""
+    curves: dict[tuple[str, str], _Curve] = {}
+    for group in sweep_results.sweep_groups(lines):
+        if group.sweep == "frontier-2b" and group.gpu_seconds:
+            kind = _SPARSE if group.case.get("target_nnz") else _DENSE
+            curve = _curve(group.lines, group.case["step"])
+            if curve:
+                curves[kind, group.case["precision"]] = curve
+    return _drawn(curves, [_DENSE, _SPARSE], _SPARSE)
+
+
+def _drawn(curves: dict[tuple[str, str], _Curve], order: Sequence[str], ours: str) -> Drawn | None:
+    """The curves by kind and precision; the one of the kind ``ours`` is thicker."""
+    kinds = [kind for kind in order if (kind, "fp8") in curves or (kind, "bf16") in curves]
     if len(kinds) < 2:
         return None
     figure, (axes,) = drawing.new_figure(1, size=(5.4, 4))  # legible on a phone
@@ -56,7 +70,7 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
             x, y = curve.seconds[-1], curve.losses[-1]
             axes.vlines(x, min(curve.ends), max(curve.ends), color=color, linewidth=2)
             axes.plot(x, y, "o", color=color, markerfacecolor=fill, markersize=8, zorder=3)
-        axes.plot(own[-1].seconds, own[-1].losses, color=color, linewidth=3 if kind == _OURS else 2)
+        axes.plot(own[-1].seconds, own[-1].losses, color=color, linewidth=3 if kind == ours else 2)
         named.append((kind, color, own[-1].seconds, own[-1].losses))
     precisions = {precision for _, precision in curves}
     if len(precisions) > 1:
@@ -72,17 +86,18 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
     return figure, [line for curve in curves.values() for line in curve.lines]
 
 
+_DENSE, _SPARSE = "dense SiLU", "sparse, 60 active"
 _OURS = "sparse, 4× wide, 60 active"
 # Activation, neurons, target and whether there are experts; in the order of the styles.
 _KINDS: dict[tuple[str, int, float | None, bool], str] = {
-    ("silu", 2816, None, False): "dense SiLU",
+    ("silu", 2816, None, False): _DENSE,
     ("relu2", 2816, None, False): "dense ReLU²",
     ("relu", 11264, 60.0, False): _OURS,
     ("relu", 11264, 150.0, False): "150 active",
     ("silu", 11264, None, False): "dense, 4× wide",
     ("silu", 11264, None, True): "mixture of experts",
 }
-_STYLES = dict(zip(_KINDS.values(), (0, 4, 1, 5, 3, 6), strict=True))
+_STYLES = dict(zip(_KINDS.values(), (0, 4, 1, 5, 3, 6), strict=True)) | {_SPARSE: 1}
 
 
 def _frontier_curves(lines: Sequence[Line]) -> dict[tuple[str, str], _Curve]:

@@ -32,7 +32,7 @@ def draw_all(lines: Sequence[Line]) -> dict[str, str]:
             drawn = draw(lines)
             if drawn is not None:
                 figure, shown = drawn
-                caption = results.taken_on(shown, commits=name != "frontier")
+                caption = results.taken_on(shown, commits=not name.startswith("frontier"))
                 found[f"{name}.svg"] = drawing.svg_text(figure, title, caption)
     return found
 
@@ -210,6 +210,10 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {
     "frontier": (
         "Held-out loss against GPU time, dense and sparse FFNs",
         frontier_figure.frontier,
+    ),
+    "frontier-2b": (
+        "Held-out loss against GPU time at the shape of 2b, dense and sparse FFNs",
+        frontier_figure.same_time,
     ),
     "score_and_forward": (
         "Mean task score, and the forward pass's speed and energy, against non-zeros",

@@ -81,3 +81,18 @@ def test_one_kind_of_gpu_is_shown_that_with_the_most_kinds_of_ffn():
         line["hardware"] = "1× NVIDIA H100 80GB HBM3, 9 cores"
     curves = frontier_figure._frontier_curves([*h100, *h200])
     assert sorted(curve.losses[-1] for curve in curves.values()) == [4.41, 4.51, 4.52]
+
+
+def test_runs_of_one_gpu_time_end_at_steps_of_their_own():
+    dense = run("dense-silu", 5.3, width=5632)
+    sparse = [
+        line | {"case": line["case"] | {"step": line["case"]["step"] + 100}}
+        for line in run("wide1-target60", 4.8, **SPARSE | {"width": 5632})
+    ]
+    lines = [line | {"bench": "sweep_frontier-2b"} for line in [*dense, *sparse]]
+    with drawing.style():
+        figure, shown = frontier_figure.same_time(lines)
+    [axes] = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["dense SiLU", "sparse, 60 active"]
+    assert len(shown) == 8
+    assert frontier_figure.same_time(dense) is None

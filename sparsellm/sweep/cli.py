@@ -47,10 +47,11 @@ def _sweep(options: argparse.Namespace) -> None:
     plan = load_plan(options.sweep, options.overrides)
     chosen = plan.named(options.only)
     if options.list:
+        width = max(len(run.name) for run in chosen)
         for run in chosen:
             tokens = run.recipe.train.steps * run.recipe.train.global_batch_tokens
             state = "finished" if is_finished(run.recipe) else "to do"
-            print(f"{run.name:32} {tokens:>14,} tokens  {state}")
+            print(f"{run.name:{width}} {tokens:>14,} tokens  {state}")
         return
     from sparsellm.data.corpus import check_files
 

@@ -257,7 +257,7 @@ _OTHER_ACTIVATIONS = """\
 - **llama.cpp** ignores `hidden_act` and computes the architecture's usual activation (SiLU in
   Llama, squared ReLU in Arcee): a converted model loads and gives wrong text. Do not use it.
 - **vLLM** and **SGLang** refuse this activation in model code of their own;
-  `--model-impl transformers` takes that of transformers instead. Not tested."""
+  `--model-impl transformers` takes that of transformers instead. Tried in vLLM, not in SGLang."""
 
 _OTHER_TOKENIZER = """\
 - **AutoTokenizer** of transformers 5 gives other token ids than training did: it replaces the

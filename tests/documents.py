@@ -45,6 +45,7 @@ _OTHERS = {
     "python3",
     "source",
     "sudo",
+    "vllm",
 }
 _COMMANDS = ("sparsellm", "accelerate", "sbatch", "docker", "make")
 

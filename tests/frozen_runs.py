@@ -58,6 +58,7 @@ RESUMED = "train.steps=12 checkpoint.every_steps=4 validation.every_steps=6"
 SKIP = "train.on_nonfinite=skip"
 SPIKES = "train.spike_threshold=3 optimizer.learning_rate=1e-2 optimizer.schedule=constant"
 TARGET = "sparsity.target_nnz=10 sparsity.target_per_layer=true sparsity.l1_coefficient=0.01"
+MUON = "optimizer.name=muon optimizer.gate_learning_rate=2e-3 ffn.kernels=sparse"
 FUSED = "runtime.weight_gradients=fused runtime.activation_checkpointing=true"
 CASES = {
     "dense-target": Case(f"{RESUMED} {TARGET}"),
@@ -69,6 +70,7 @@ CASES = {
         f"{RESUMED} {FUSED} ffn.gated=false runtime.precision=bf16 logging.every_steps=5"
     ),
     "reinit": Case(f"{RESUMED} ffn.gated=false ffn.kernels=sparse sparsity.reinit_rate=0.1"),
+    "muon-killed": Case(f"{RESUMED} {TARGET} {MUON}", fault="kill", at=30),
     "spike": Case(
         f"{SPIKES} train.steps=60 checkpoint.every_steps=30 ffn.kernels=sparse",
         fault="damage",

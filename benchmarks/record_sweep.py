@@ -20,7 +20,8 @@ import numpy as np
 
 from sparsellm.bench.record import Measurement, append, row
 from sparsellm.report.collect import RunData
-from sparsellm.report.sweep_runs import SWEEP_FILE, last_nnz, read_sweep
+from sparsellm.report.sweep_runs import last_nnz, read_sweep
+from sparsellm.runs.files import SWEEP_FILE
 
 SETTLED = 0.1  # relative to the target
 WINDOW_STEPS = 20  # averaged, since one step's non-zeros are noisy

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RECIPE_FILE = "recipe.yaml"  # in a run's folder and in each of its checkpoints
+SWEEP_FILE = "sweep.json"  # in a sweep's folder
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -57,13 +57,14 @@ def _sweep(options: argparse.Namespace) -> None:
 
     for data in {str(run.recipe.data): run.recipe.data for run in chosen}.values():
         check_files(data)
-    with waiting("loading PyTorch"):  # after every check that needs no PyTorch
-        from sparsellm.sweep.runner import run_sweep
+    from sparsellm.sweep.runner import run_sweep
+
     unfinished = run_sweep(plan, chosen, options)
     if len(unfinished) < len(chosen):
-        from sparsellm.report.sweep_report import SUMMARY_FILE, write_sweep_report
+        with waiting("writing the report"):
+            from sparsellm.report.sweep_report import SUMMARY_FILE, write_sweep_report
 
-        page = write_sweep_report(plan.folder)[0]
+            page = write_sweep_report(plan.folder)[0]
         print(_table(plan.folder / SUMMARY_FILE), f"report: {page}", sep="\n")
     if unfinished:
         raise ValueError(

@@ -21,7 +21,6 @@ from typing import Any
 
 from sparsellm.processes.launched import failure_reason, kill, train_command
 from sparsellm.recipe import Recipe
-from sparsellm.runs.checkpoint import latest
 from sparsellm.runs.files import RECIPE_FILE
 from sparsellm.runs.lock import ask_to_stop
 
@@ -104,6 +103,8 @@ def train_launched(recipe: Recipe, init_from: Path | None, gpus: int, config: st
     Raises:
         ValueError: the launch failed; the message gives the reason.
     """
+    from sparsellm.runs.checkpoint import latest
+
     begun = time.monotonic()
     recipe.run_path.mkdir(parents=True, exist_ok=True)
     log = recipe.run_path / LOG_FILE

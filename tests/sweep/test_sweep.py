@@ -160,6 +160,15 @@ def test_a_sweep_trains_skips_resumes_and_reports(sweep_file, tmp_path, cli_here
     assert _losses(killed) == whole
 
 
+def test_a_sweep_leaves_pytorch_to_its_workers():
+    """Its runs start seconds earlier: what would take as long cannot be imported here."""
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['torch', 'transformers', 'pyarrow'])\n"
+        "import sparsellm.sweep.runner"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=process_env())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",

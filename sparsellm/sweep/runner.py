@@ -21,6 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 
+from sparsellm.evaluate.in_training import check_evaluation
 from sparsellm.processes.launched import launch_config
 from sparsellm.recipe import Recipe
 from sparsellm.runs.files import SWEEP_FILE, write_atomically
@@ -62,7 +63,8 @@ def run_sweep(
     places = _places(options.gpus, options.gpus_per_run)
     for run in chosen:
         run.recipe.accumulation_steps(options.gpus_per_run)
-    _check_evaluation(chosen)
+    for recipe in {str(run.recipe.evaluation): run.recipe for run in chosen}.values():
+        check_evaluation(recipe)
     launch_config(options.config)
     needed = {run.init_from for run in chosen} | {run.name for run in chosen}
     done = {run.name for run in plan.runs if run.name in needed and is_finished(run.recipe)}
@@ -114,16 +116,6 @@ def run_sweep(
         why = "the time limit has passed" if late else f"{run.init_from} is not finished"
         say(f"{_at(begun)} | {run.name}: not started: {why}")
     return [run.name for run in chosen if run.name not in done]
-
-
-def _check_evaluation(runs: Iterable[PlannedRun]) -> None:
-    """Raises ValueError if a requirement of the benchmarks is missing."""
-    for recipe in {str(run.recipe.evaluation): run.recipe for run in runs}.values():
-        if recipe.evaluation.every_steps:
-            # Loads PyTorch, which a sweep without benchmarks leaves to its workers.
-            from sparsellm.training.measure import check_evaluation
-
-            check_evaluation(recipe)
 
 
 def _progress(begun: float, runs: Iterable[PlannedRun]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from sparsellm.data.loader import Bookmark
+from sparsellm.evaluate.in_training import check_evaluation
 from sparsellm.processes.banner import Machine, unused_gpus
 from sparsellm.processes.consensus import agreed_checkpoint, compare_environments, locked
 from sparsellm.processes.distributed import FailedTogether, RankActivity, any_rank, cause_of
@@ -26,7 +27,7 @@ from sparsellm.runs.metrics_log import MetricsLog
 from sparsellm.runs.records import FailureRecord
 from sparsellm.runs.session import this_session
 from sparsellm.training import rehearsal
-from sparsellm.training.measure import Measurements, check_evaluation
+from sparsellm.training.measure import Measurements
 from sparsellm.training.meter import Meter, progress_line
 from sparsellm.training.nonfinite import check_finite
 from sparsellm.training.run import Run, build_accelerator, build_run, close_run

@@ -5,59 +5,20 @@ Benchmarks are those of `sparsellm eval`, of the model in memory, without a chec
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.device import default_dtype, place
 from sparsellm.evaluate.evaluator import Evaluator
+from sparsellm.evaluate.in_training import data_dir, with_remedy
 from sparsellm.evaluate.scores import table, to_record
-from sparsellm.evaluate.suite import load_suite, require_lm_eval, task_config
 from sparsellm.model import HFModel, build_zero_model
 from sparsellm.processes.distributed import FailedTogether, Interrupted, agree, any_rank, cause_of
 from sparsellm.processes.signals import StopRequest
-from sparsellm.recipe import Recipe
-from sparsellm.recipe_sections import EvaluationConfig
 from sparsellm.runs import state
 from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, read_lines
 from sparsellm.training.run import Run
 from sparsellm.training.schedule import measurements_due
 from sparsellm.waiting import rewrite
-
-
-def check_evaluation(recipe: Recipe) -> None:
-    """Checks, before anything slow happens, that everything the recipe's benchmarks need is
-    present.
-
-    Data sets of the hub are looked up later, but also before the first step.
-
-    Raises:
-        ValueError: lm-eval, a task's file or its rows are missing; the message has the remedy.
-    """
-    config = recipe.evaluation
-    if not config.every_steps:
-        return
-    with _with_remedy(config):
-        require_lm_eval()
-        suite = load_suite()
-        for name in suite.tasks:
-            task_config(suite, name, _data_dir(config))
-
-
-def _data_dir(config: EvaluationConfig) -> Path | None:
-    return Path(config.data_dir) if config.data_dir else None
-
-
-@contextmanager
-def _with_remedy(config: EvaluationConfig) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, FileNotFoundError) as error:
-        raise ValueError(
-            f"{error}. The recipe runs benchmarks during training (evaluation.every_steps "
-            f"{config.every_steps}); --set evaluation.every_steps=0 trains without them"
-        ) from error
 
 
 class Measurements:
@@ -78,9 +39,9 @@ class Measurements:
         self._evaluator: Evaluator | None = None
         config = run.recipe.evaluation
         if config.every_steps:
-            with _with_remedy(config):
+            with with_remedy(config):
                 self._evaluator = Evaluator(
-                    data_dir=_data_dir(config),
+                    data_dir=data_dir(config),
                     limit=config.limit,
                     batch_size=config.batch_size,
                     accelerator=run.accelerator,

@@ -84,11 +84,11 @@ def model_config(recipe: Recipe, eos_token_id: int) -> PretrainedConfig:
         **shape.huggingface,
     }
     further["rope_parameters"] = {**further["rope_parameters"], "rope_theta": shape.rope_theta}
-    kind = further["rope_parameters"].get("rope_type")
-    if kind not in ("default", *ROPE_INIT_FUNCTIONS):
+    kind, kinds = further["rope_parameters"].get("rope_type"), ["default", *ROPE_INIT_FUNCTIONS]
+    if kind not in kinds:
         raise ValueError(
             f"model.huggingface.rope_parameters.rope_type {kind!r} is not supported; valid are "
-            + ", ".join(["default", *ROPE_INIT_FUNCTIONS])
+            + ", ".join(kinds)
         )
     config: PretrainedConfig = getattr(transformers, recipe.architecture.config_class)(
         vocab_size=recipe.padded_vocab_size,

@@ -64,8 +64,10 @@ class SparseMLP(nn.Module):
         """(M, K) → (M, K)."""
         gate_NK, up_NK = self.gate_up_proj.weight.chunk(2)
         down = self.down_proj
-        w = FFNWeights(gate_NK, up_NK, down.weight, activation=self.activation)
-        y_MK = sparse_ffn(x_MK, w._replace(down_NK=down.down_NK))
+        w = FFNWeights(
+            gate_NK, up_NK, down.weight, activation=self.activation, down_NK=down.down_NK
+        )
+        y_MK = sparse_ffn(x_MK, w)
         return tensor_model_parallel_all_reduce(y_MK) if down.tp_size > 1 else y_MK
 
 

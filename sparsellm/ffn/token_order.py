@@ -69,10 +69,33 @@ def _has_cupy() -> bool:
 def in_order(x_MK: Tensor, order: TokenOrder) -> Tensor:
     """The rows of x in the given order; its gradient is in the order of the tokens.
 
-    Rows are scattered, not gathered: the compiler can then fuse the scatter into the kernel that
-    computes x, and the gradient of a scatter is a gather, while that of a gather would be a sum.
+    The compiler can fuse a scatter into the kernel that computes x, so compiled code scatters rows.
+    Without compilation they are gathered: PyTorch's kernel copies 16 bytes at a time then, where
+    that of its scatter copies one number.
+
+    Raises:
+        ValueError: the order is of another number of tokens; compiled, the kernels check it.
     """
-    return x_MK.new_empty(x_MK.shape).index_put((order.row_M,), x_MK)
+    if torch.compiler.is_compiling():
+        return x_MK.new_empty(x_MK.shape).index_put((order.row_M,), x_MK)
+    if len(order.token_M) != len(x_MK):
+        found, wanted = tuple(order.token_M.shape), (len(x_MK),)
+        raise ValueError(f"sparse_ffn: the order is {found} but must be {wanted}")
+    return _InOrder.apply(x_MK, *order)
+
+
+class _InOrder(torch.autograd.Function):
+    """A gather whose gradient is a gather too: that of `index_select` would be a sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MK: Tensor, token_M: Tensor, row_M: Tensor) -> Tensor:
+        ctx.save_for_backward(row_M)
+        return x_MK.index_select(0, token_M)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None, None]:
+        (row_M,) = ctx.saved_tensors
+        return given[0].index_select(0, row_M), None, None
 
 
 # Fewer tokens are not worth the sort and the permutation. At 16,384 tokens an FFN of 2048/5632

@@ -40,10 +40,12 @@ def test_ids_beyond_the_bits_of_the_key_still_make_a_permutation():
     assert token_order(ids_BT, 2**20 + 6).token_M.sort().values.tolist() == list(range(40))
 
 
-def test_in_order_and_its_gradient():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_in_order_and_its_gradient(compiled):
     order = token_order(_ids(), 50)
     x_MK = torch.randn(300, 4, requires_grad=True)
-    found = in_order(x_MK, order)
+    run = torch.compile(in_order, backend="aot_eager", fullgraph=True) if compiled else in_order
+    found = run(x_MK, order)
     assert torch.equal(found, x_MK[order.token_M])
     d_MK = torch.randn(300, 4)
     (gradient,) = torch.autograd.grad(found, x_MK, d_MK)

@@ -39,14 +39,15 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
 
 
 def same_time(lines: Sequence[Line]) -> Drawn | None:
-    """Loss against GPU time at 2b's shape: dense and sparse FFNs of the same width."""
+    """Loss against GPU time at 2b's shape: dense and sparse, each at its best learning rate."""
     curves: dict[tuple[str, str], _Curve] = {}
     for group in sweep_results.sweep_groups(lines):
         if group.sweep == "frontier-2b" and group.gpu_seconds:
             kind = _SPARSE if group.case.get("target_nnz") else _DENSE
+            key = kind, group.case["precision"]
             curve = _curve(group.lines, group.case["step"])
-            if curve:
-                curves[kind, group.case["precision"]] = curve
+            if curve and (key not in curves or curve.losses[-1] < curves[key].losses[-1]):
+                curves[key] = curve
     return _drawn(curves, [_DENSE, _SPARSE], _SPARSE)
 
 

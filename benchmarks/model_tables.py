@@ -130,10 +130,9 @@ def frontier_table(lines: Sequence[Line]) -> Made | None:
     groups = [g for g in sweep_results.sweep_groups(lines) if g.is_of_frontier and g.losses]
     if not groups:
         return None
-    steps = {
-        name: max(g.case["step"] for g in groups if g.sweep == name) for name in _sweeps(groups)
-    }
-    groups = [g for g in groups if g.case["step"] == steps[g.sweep]]  # others were stopped
+    # Variants of a sweep differ in their steps. One with less than half of the most was stopped.
+    steps = {name: [g.case["step"] for g in groups if g.sweep == name] for name in _sweeps(groups)}
+    groups = [g for g in groups if 2 * g.case["step"] >= max(steps[g.sweep])]
     groups.sort(key=lambda g: (g.size, statistics.fmean(g.losses), g.name))
     rows = [
         [
@@ -169,10 +168,11 @@ def _sweeps(groups: Sequence[SweepGroup]) -> list[str]:
 
 FRONTIER_LEGEND = """
 Runs of `sparsellm sweep frontier` (the recipe `small`), `frontier-long` (with more tokens, and
-held-out text of both corpora) and `frontier-0.5b`, best first. Model: layers × width. Active:
-neurons that fire for a token at the end, mean over layers. Dead: those that did not fire for a
-whole window of tokens. GPU seconds: of training steps alone; only those of one GPU compare. Rates
-and GPU seconds are missing where two runs shared the GPU, or where they were not recorded.
+held-out text of both corpora), `frontier-0.5b` and `frontier-2b`, best first for each model and
+number of tokens. Model: layers × width. Active: neurons that fire for a token at the end, mean over
+layers. Dead: those that did not fire for a whole window of tokens. GPU seconds: of training steps
+alone; only those of one GPU compare. Rates and GPU seconds are missing where two runs shared the
+GPU, or where they were not recorded.
 """
 
 # --- quality --------------------------------------------------------------------------------------

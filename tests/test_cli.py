@@ -46,6 +46,7 @@ def refused(capsys):
         ("train debug --every-steps 5", "--set validation.every_steps=5"),
         ("train debug --qqq", "there is no option --qqq; see sparsellm train --help"),
         ("train debug 0.5b", "unexpected argument '0.5b'"),
+        ("train debug --set name=a train.steps=2", "every key needs its own --set: --set train.st"),
         ("train debug --recipe 0.5b", "debug and --recipe 0.5b: give one recipe"),
         ("train --fresh", "which recipe? For example: sparsellm train 0.5b"),
     ],

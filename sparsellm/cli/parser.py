@@ -74,11 +74,13 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, rest: list[str]) -> str:
         option, equals, value = rest[0].partition("=")
+        options = [name for action in self._actions for name in action.option_strings]
         if not option.startswith("-"):
-            return f"unexpected argument {rest[0]!r}"
+            is_key = equals and "--set" in options
+            remedy = f"; every key needs its own --set: --set {rest[0]}" if is_key else ""
+            return f"unexpected argument {rest[0]!r}{remedy}"
         if not equals:
             value = next((word for word in rest[1:2] if not word.startswith("-")), "VALUE")
-        options = [name for action in self._actions for name in action.option_strings]
         name = option.lstrip("-").replace("-", "_")
         keys = _recipe_keys() if "--set" in options else []
         meant = _keys_named(name, keys)

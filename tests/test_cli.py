@@ -12,6 +12,7 @@ import time
 
 import pytest
 from conftest import ROOT, process_env, set_arguments
+from warm import Program
 
 from sparsellm.cli import main, recipe_cli
 from sparsellm.processes.banner import Machine
@@ -199,23 +200,18 @@ def test_a_shell_completes(line, offers, tmp_path):
 def test_stop_saves_ends_and_waits(tiny_overrides, tmp_path, cli_here):
     run_path = tmp_path / "runs" / "debug"
     command = ["train", "debug", *set_arguments([*tiny_overrides, "train.steps=100000"])]
-    training = subprocess.Popen(
-        [sys.executable, "-m", "sparsellm", *command], env=process_env(), stdout=subprocess.PIPE
-    )
+    printed = tmp_path / "printed"
+    training = Program(("-m", "sparsellm", *command), process_env(), printed, printed)
     try:
         while training.poll() is None and not (run_path / "checkpoints" / "latest").is_file():
             time.sleep(0.1)
-        # In another process: here the child would stay a zombie until it is polled.
-        stopped = subprocess.run(
-            [sys.executable, "-m", "sparsellm", "stop", str(run_path), "--no-wait"],
-            capture_output=True, text=True, check=False, env=process_env(),
-        )  # fmt: skip
+        stopped = cli_here("stop", str(run_path), "--no-wait")
         assert stopped.returncode == 0, stopped.stderr
         assert f"asked process {training.pid} to stop" in stopped.stdout
         assert training.wait(60) == 0
     finally:
-        training.kill()
-    assert "stopped after step" in training.stdout.read().decode()
+        training.send_signal(signal.SIGKILL)
+    assert "stopped after step" in printed.read_text()
     assert not (run_path / "running.json").exists()
     again = cli_here("stop", str(run_path))
     assert again.returncode == 1

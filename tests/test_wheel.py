@@ -25,8 +25,7 @@ def wheel(tmp_path_factory):
 def test_wheel_trains_away_from_the_checkout(wheel, tmp_path, tiny_overrides):
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel]
-    subprocess.run(pip, check=True)
+    zipfile.ZipFile(wheel).extractall(site)  # what pip does with a wheel of Python files
 
     def run(*arguments):
         return subprocess.run(

@@ -66,7 +66,7 @@ def test_pushed_and_trained_on_by_name(hub, command, cli_here, tiny_overrides, t
     )
 
 
-def test_a_refused_push_keeps_the_folder(command, cli_here, tiny_overrides, tmp_path):
+def test_a_refused_push_keeps_the_folder(command, cli_here, tiny_overrides, tmp_path, monkeypatch):
     overrides = [*tiny_overrides, "validation.every_steps=0", "train.steps=1"]
     assert cli_here("train", "debug", *set_arguments(overrides)).returncode == 0
     exported = ["export", str(tmp_path / "runs" / "debug")]
@@ -75,9 +75,10 @@ def test_a_refused_push_keeps_the_folder(command, cli_here, tiny_overrides, tmp_
     assert "out is complete here" in refused.stderr
     assert "hf upload me/tiny out" in refused.stderr
     assert (tmp_path / "out" / "config.json").is_file()
-    nobody = command(*exported, "other", "--push", "me/tiny", token=None)
-    assert "you are not logged in" in nobody.stderr
     other = str(tmp_path / "other")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    nobody = cli_here(*exported, other, "--push", "me/tiny")
+    assert "you are not logged in" in nobody.stderr
     assert "name the owner too" in cli_here(*exported, other, "--push", "tiny").stderr
     assert "--license" in cli_here(*exported, other, "--license", "Apache 2").stderr
     assert not (tmp_path / "other").exists()

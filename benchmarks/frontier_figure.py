@@ -1,9 +1,9 @@
-"""The figures of the sweeps `frontier` and `frontier-2b`: held-out loss against GPU time."""
+"""The figures of the sweeps `frontier…`: held-out loss against GPU time."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,31 +35,45 @@ def frontier(lines: Sequence[Line]) -> Drawn | None:
 
     The last mark of a line has the range of its seeds. A hollow one is bf16's end.
     """
-    return _drawn(_frontier_curves(lines), list(_KINDS.values()), _OURS)
+    return _drawn(_frontier_curves(lines), list(_KINDS.values()), {_OURS}, (-0.9, 4.5))
 
 
 def same_time(lines: Sequence[Line]) -> Drawn | None:
-    """Loss against GPU time at 2b's shape: dense and sparse, each at its best learning rate."""
+    """Loss against GPU time at two shapes: dense SiLU, and the sparse FFN of the same width.
+
+    Each is at its best learning rate; the last mark of a line has the range of its seeds.
+    """
     curves: dict[tuple[str, str], _Curve] = {}
     for group in sweep_results.sweep_groups(lines):
-        if group.sweep == "frontier-2b" and group.gpu_seconds:
-            kind = _SPARSE if group.case.get("target_nnz") else _DENSE
-            key = kind, group.case["precision"]
-            curve = _curve(group.lines, group.case["step"])
-            if curve and (key not in curves or curve.losses[-1] < curves[key].losses[-1]):
-                curves[key] = curve
-    return _drawn(curves, [_DENSE, _SPARSE], _SPARSE)
+        case = group.case
+        which = group.sweep, case.get("activation"), case.get("target_nnz")
+        kind = _SAME_TIME.get(which)  # type: ignore[arg-type]
+        if kind is None or case["intermediate_size"] != 5632 or "muon" in group.name:
+            continue
+        curve, key = _curve(group.lines, case["step"]), (kind, case["precision"])
+        if curve and (key not in curves or curve.losses[-1] < curves[key].losses[-1]):
+            curves[key] = curve
+    sparse = {kind for (_, activation, _), kind in _SAME_TIME.items() if activation == "relu"}
+    return _drawn(curves, list(_SAME_TIME.values()), sparse, (-0.2, 2.8))
 
 
-def _drawn(curves: dict[tuple[str, str], _Curve], order: Sequence[str], ours: str) -> Drawn | None:
-    """The curves by kind and precision; the one of the kind ``ours`` is thicker."""
+def _drawn(
+    curves: dict[tuple[str, str], _Curve],
+    order: Sequence[str],
+    ours: Collection[str],
+    limits: tuple[float, float],
+) -> Drawn | None:
+    """The curves by kind and precision; those of the kinds ``ours`` are thicker.
+
+    ``limits`` of the losses are relative to the lowest end, in units of the spread of the ends.
+    """
     kinds = [kind for kind in order if (kind, "fp8") in curves or (kind, "bf16") in curves]
     if len(kinds) < 2:
         return None
     figure, (axes,) = drawing.new_figure(1, size=(5.4, 4))  # legible on a phone
     ends = [loss for curve in curves.values() for loss in curve.ends]
     spread = max(ends) - min(ends)
-    axes.set_ylim(min(ends) - 0.9 * spread, min(ends) + 4.5 * spread)
+    axes.set_ylim(*(min(ends) + limit * spread for limit in limits))
     axes.set_xlim(0, 1.2 * max(curve.seconds[-1] for curve in curves.values()))
     axes.tick_params(labelsize=11)
     named: list[_Named] = []
@@ -71,7 +85,7 @@ def _drawn(curves: dict[tuple[str, str], _Curve], order: Sequence[str], ours: st
             x, y = curve.seconds[-1], curve.losses[-1]
             axes.vlines(x, min(curve.ends), max(curve.ends), color=color, linewidth=2)
             axes.plot(x, y, "o", color=color, markerfacecolor=fill, markersize=8, zorder=3)
-        axes.plot(own[-1].seconds, own[-1].losses, color=color, linewidth=3 if kind == ours else 2)
+        axes.plot(own[-1].seconds, own[-1].losses, color=color, linewidth=3 if kind in ours else 2)
         named.append((kind, color, own[-1].seconds, own[-1].losses))
     precisions = {precision for _, precision in curves}
     if len(precisions) > 1:
@@ -87,7 +101,7 @@ def _drawn(curves: dict[tuple[str, str], _Curve], order: Sequence[str], ours: st
     return figure, [line for curve in curves.values() for line in curve.lines]
 
 
-_DENSE, _SPARSE = "dense SiLU", "sparse, 60 active"
+_DENSE = "dense SiLU"
 _OURS = "sparse, 4× wide, 60 active"
 # Activation, neurons, target and whether there are experts; in the order of the styles.
 _KINDS: dict[tuple[str, int, float | None, bool], str] = {
@@ -98,7 +112,16 @@ _KINDS: dict[tuple[str, int, float | None, bool], str] = {
     ("silu", 11264, None, False): "dense, 4× wide",
     ("silu", 11264, None, True): "mixture of experts",
 }
-_STYLES = dict(zip(_KINDS.values(), (0, 4, 1, 5, 3, 6), strict=True)) | {_SPARSE: 1}
+# Sweep, activation and target.
+_SAME_TIME: dict[tuple[str, str, float | None], str] = {
+    ("frontier-0.5b", "silu", None): "0.5B, dense SiLU",
+    ("frontier-0.5b", "relu", 60.0): "0.5B, sparse",
+    ("frontier-2b", "silu", None): "2B, dense SiLU",
+    ("frontier-2b", "relu", 60.0): "2B, sparse",
+}
+_STYLES = dict(zip(_KINDS.values(), (0, 4, 1, 5, 3, 6), strict=True)) | dict(
+    zip(_SAME_TIME.values(), (0, 1, 0, 1), strict=True)
+)
 
 
 def _frontier_curves(lines: Sequence[Line]) -> dict[tuple[str, str], _Curve]:

@@ -211,8 +211,8 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Line]], Drawn | None]]] = {
         "Held-out loss against GPU time, dense and sparse FFNs",
         frontier_figure.frontier,
     ),
-    "frontier-2b": (
-        "Held-out loss against GPU time at the shape of 2b, dense and sparse FFNs",
+    "frontier-same-time": (
+        "Held-out loss against GPU time at the shapes of 0.5b and 2b, dense and sparse FFNs",
         frontier_figure.same_time,
     ),
     "score_and_forward": (

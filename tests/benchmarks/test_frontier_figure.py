@@ -85,14 +85,17 @@ def test_one_kind_of_gpu_is_shown_that_with_the_most_kinds_of_ffn():
 
 def test_runs_of_one_gpu_time_end_at_steps_of_their_own():
     dense = run("dense-silu", 5.3, width=5632)
+    worse = run("dense-silu-0.002", 5.4, width=5632, learning_rate=2e-3)
     sparse = [
         line | {"case": line["case"] | {"step": line["case"]["step"] + 100}}
         for line in run("wide1-target60", 4.8, **SPARSE | {"width": 5632})
     ]
-    lines = [line | {"bench": "sweep_frontier-2b"} for line in [*dense, *sparse]]
+    others = [*run("wide4-target60", 4.7, **SPARSE), *run("dense-silu-muon", 4.6, width=5632)]
+    lines = [line | {"bench": "sweep_frontier-2b"} for line in [*dense, *worse, *sparse, *others]]
     with drawing.style():
         figure, shown = frontier_figure.same_time(lines)
     [axes] = figure.axes
-    assert [text.get_text() for text in axes.texts] == ["dense SiLU", "sparse, 60 active"]
+    assert [text.get_text() for text in axes.texts] == ["2B, dense SiLU", "2B, sparse"]
+    assert {line["case"]["run"] for line in shown} == {"dense-silu-seed0", "wide1-target60-seed0"}
     assert len(shown) == 8
     assert frontier_figure.same_time(dense) is None

@@ -308,7 +308,7 @@ def test_numbers_in_prose_are_those_of_the_newest_records():
         text = page.read_text(encoding="utf-8")
         assert claims.fill(text, lines) == text, f"{page}: run `make results`"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in ("frontier", "frontier-2b"):
+    for name in ("frontier", "frontier-same-time"):
         assert (COMMITTED / "figures" / f"{name}.svg").is_file()
         assert f"figures/{name}.svg" in readme
 

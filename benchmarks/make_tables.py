@@ -228,8 +228,8 @@ weights no cache holds (decoding). `auto` chose the kernels. Command: `sparsellm
 # Title, figures, legend, and the function that makes the table.
 TABLES: tuple[tuple[str, tuple[str, ...], str, Callable[[Sequence[Line]], Made | None]], ...] = (
     (
-        "More neurons for the same time",
-        ("frontier",),
+        "Loss against GPU time",
+        ("frontier-same-time", "frontier"),
         model_tables.FRONTIER_LEGEND,
         model_tables.frontier_table,
     ),

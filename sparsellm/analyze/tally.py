@@ -3,6 +3,7 @@
 Shapes: M tokens of a batch, in order; N neurons; C numbers of non-zeros; V token ids.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,7 @@ class LayerTally:
     """
 
     def __init__(self, num_neurons: int, device: torch.device) -> None:
-        def zeros(size: int) -> Tensor:
-            return torch.zeros(size, dtype=torch.int64, device=device)
-
+        zeros = partial(torch.zeros, dtype=torch.int64, device=device)
         self._histogram_C = zeros(num_neurons + 1)
         self._activity_N = zeros(num_neurons)
         self._tile_max = zeros(1)

@@ -73,29 +73,29 @@ def _measure_costs(call: Measured) -> Costs:
     # As in a model, the gate's weights have left the cache when they are needed again.
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MAX_COPIES)
-    weights = [(matrix(n, k), matrix(n, k), matrix(k, n)) for _ in range(copies)]
-    downs_NK = [down_KN.t().contiguous() for *_, down_KN in weights]
-    quantised = [quantised_rows(gate if gated else up) if fp8 else None for gate, up, _ in weights]
 
-    def ffn(copy: int, bias_N: Tensor | None) -> FFNWeights:
-        gate_NK, up_NK, down_KN = weights[copy]
-        w = FFNWeights(gate_NK, up_NK, down_KN, down_NK=downs_NK[copy])
-        w = w._replace(quantised=quantised[copy])
-        if gated:
-            return w._replace(b_gate_N=bias_N)
-        return w._replace(gate_NK=None, b_up_N=bias_N)
+    def random_ffn() -> FFNWeights:
+        gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
+        w = FFNWeights(gate_NK, up_NK, down_KN, down_NK=down_KN.t().contiguous())
+        return w._replace(quantised=quantised_rows(w.first[0])) if fp8 else w
 
     def sparse_at(union: int) -> float:
-        bias_N = torch.full((n,), -1e4, device=device, dtype=element)
-        bias_N[torch.arange(union, device=device) * n // union] = 1e4
         sparse = partial(inference.sparse, x_MK, format=format)
-        return median_ms([partial(sparse, w=ffn(i, bias_N)) for i in each])
+        return median_ms([partial(sparse, w=_with_firing(w, union, 1e4)) for w in ffns])
 
-    each = range(copies)
+    ffns = [random_ffn() for _ in range(copies)]
     few, many = (n // 8, n // 2) if format == "union" else (n // 256 + 1, n // 64 + 2)
     line = (sparse_at(few), few), (sparse_at(many), many)
-    dense = median_ms([partial(inference.dense_ffn, x_MK, ffn(i, None)) for i in each])
+    dense = median_ms([partial(inference.dense_ffn, x_MK, w) for w in ffns])
     return _costs(dense, *line)
+
+
+def _with_firing(w: FFNWeights, num_firing: int, bias: float) -> FFNWeights:
+    """``w`` with this bias for so many evenly spaced neurons; all others never fire."""
+    n = len(w.up_NK)
+    bias_N = w.up_NK.new_full((n,), -1e4)
+    bias_N[torch.arange(num_firing, device=bias_N.device) * n // num_firing] = bias
+    return w._replace(b_up_N=bias_N) if w.gate_NK is None else w._replace(b_gate_N=bias_N)
 
 
 def _costs(dense: float, few: tuple[float, float], many: tuple[float, float]) -> Costs:
@@ -145,7 +145,7 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
     gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
     w = FFNWeights(gate_NK, up_NK, down_KN)
     if fp8:
-        w = w._replace(quantised=quantised_rows(up_NK if gate_NK is None else gate_NK))
+        w = w._replace(quantised=quantised_rows(w.first[0]))
     d_l1, blocks, order_M = torch.ones((), device=device), -(-num_tokens // BLOCK_TOKENS), None
     kernels: Any = hybrid if format == "twell" else union_training
     room = Room(backup_rows_for(num_tokens), ELL_WIDTH) if format == "twell" else Room(blocks * n)
@@ -153,10 +153,8 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
         order_M = torch.randperm(num_tokens, generator=generator, device=device, dtype=torch.int32)
 
     def sparse_at(num_firing: int) -> tuple[float, float]:
-        bias_N = torch.full((n,), -1e4, device=device, dtype=torch.bfloat16)
-        firing = torch.arange(num_firing, device=device) * n // num_firing
-        bias_N[firing] = -(_FIRES_ABOVE_IN_ORDER if ordered else _FIRES_ABOVE) * k**0.5
-        biased = w._replace(b_gate_N=bias_N) if gated else w._replace(b_up_N=bias_N)
+        bias = -(_FIRES_ABOVE_IN_ORDER if ordered else _FIRES_ABOVE) * k**0.5
+        biased = _with_firing(w, num_firing, bias)
 
         def step() -> FFNStats:
             given = biased._replace(down_NK=transposed(down_KN, torch.bfloat16))

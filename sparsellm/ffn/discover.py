@@ -77,6 +77,11 @@ class Projections(NamedTuple):
         """The matrices that exist."""
         return [linear for linear in self if linear is not None]
 
+    def tensors(self) -> Iterator[Tensor]:
+        """The weights and biases, as they are now."""
+        for linear in self.present:
+            yield from (tensor for tensor in linear._parameters.values() if tensor is not None)
+
     def weights(self, formula: Formula, down_NK: Tensor | None = None) -> FFNWeights:
         """The weights and biases as they are now, for a formula."""
         gate_NK, b_gate_N = (None, None) if self.gate is None else _parameters(self.gate)
@@ -149,7 +154,7 @@ class ForeignFFN:
 
     def check(self) -> None:
         """Raises Unsupported if a forward that uses these modules may not be replaced."""
-        used = {id(tensor) for tensor in self.tensors()}
+        used = {id(tensor) for tensor in self.ffn.tensors()}
         for module in self.inside if self.is_layer else [self.owner, *self.inside]:
             kind = type(module).__name__
             if module is not self.owner and (module._forward_hooks or module._forward_pre_hooks):
@@ -164,11 +169,6 @@ class ForeignFFN:
                     raise Unsupported(
                         f"its {kind} has a tensor that the formula does not use ({name})"
                     )
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The weights and biases, as they are now."""
-        for linear in self.ffn.present:
-            yield from (tensor for tensor in linear._parameters.values() if tensor is not None)
 
     def remember(self) -> None:
         """Makes the present state the one that `unchanged` compares with."""
@@ -255,7 +255,7 @@ def foreign_ffn(module: nn.Module) -> ForeignFFN:
 def check_weights_of(ffn: Projections) -> None:
     """Raises Unsupported if the kernels cannot take an FFN's weights as they are."""
     k, n = ffn.up.in_features, ffn.up.out_features
-    tensors = [t for linear in ffn.present for t in (linear.weight, linear.bias) if t is not None]
+    tensors = list(ffn.tensors())
     first = tensors[0]
     dtypes = {tensor.dtype for tensor in tensors}
     reason = None

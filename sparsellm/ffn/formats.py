@@ -14,6 +14,7 @@ M tokens, K hidden_size, N intermediate_size, T tiles; weights as `nn.Linear` st
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -117,10 +118,7 @@ def empty_hybrid(x_MK: Tensor, num_neurons: int, room: Room, *, gated: bool) -> 
     """Uninitialised memory for the pattern of these tokens; x's type is that of activations."""
     m, n, (backup_rows, width) = x_MK.shape[0], num_neurons, room
     blocks = (m + BLOCK_TOKENS - 1) // BLOCK_TOKENS
-
-    def ints(*shape: int) -> Tensor:
-        return x_MK.new_empty(shape, dtype=torch.int32)
-
+    ints = partial(x_MK.new_empty, dtype=torch.int32)
     return Hybrid(
         word=ints(m, width),
         length=ints(m),

@@ -70,7 +70,7 @@ class SparseFFN(nn.Module):
     @property
     def pattern_weight(self) -> Tensor:
         """The (N, K) weight whose activation decides the pattern: the gate's, else up's."""
-        return (self.gate_proj if self.gated else self.up_proj).weight
+        return self._weights().first[0]
 
     def use_format(self, format: Format, ell_width: int = ELL_WIDTH) -> None:
         """Sets the format in which the sparse path stores the activation pattern.

@@ -63,7 +63,7 @@ def replace_forward(
         dispatch=dispatch,
         prefill=prefill,
         dtype=w.down_KN.dtype,
-        large=sum(tensor.nbytes for tensor in foreign.tensors()) > LARGE_BYTES,
+        large=sum(tensor.nbytes for tensor in foreign.ffn.tensors()) > LARGE_BYTES,
         parameters={p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD},
         fp8=fp8,
         previous=vars(server).get("forward"),
@@ -161,7 +161,7 @@ def _is_for_kernels(x: Tensor, serving: _Serving) -> bool:
         return False
     if not torch.is_grad_enabled():
         return True
-    return not (x.requires_grad or any(t.requires_grad for t in serving.foreign.tensors()))
+    return not (x.requires_grad or any(t.requires_grad for t in serving.foreign.ffn.tensors()))
 
 
 def _compute(x: Tensor, serving: _Serving, module: nn.Module) -> Tensor:

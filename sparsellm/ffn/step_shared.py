@@ -55,7 +55,7 @@ class Fills:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None or not (self._casts or self._zeros or self._quantised):
+        if kind is not None:
             return
         with torch.no_grad():
             if self._casts:
@@ -75,11 +75,11 @@ def kernel_weights(
     With ``fp8`` also the pattern's weight, quantised.
     """
     gate_NK = None if w.gate_NK is None else fills.cast(w.gate_NK, dtype)
-    up_NK = fills.cast(w.up_NK, dtype)
+    w = w._replace(gate_NK=gate_NK, up_NK=fills.cast(w.up_NK, dtype))
     if fp8:
-        w = w._replace(quantised=fills.quantised(up_NK if gate_NK is None else gate_NK))
+        w = w._replace(quantised=fills.quantised(w.first[0]))
     down_NK = transposed(w.down_KN, dtype)
-    return w._replace(gate_NK=gate_NK, up_NK=up_NK, down_KN=down_NK.t(), down_NK=down_NK)
+    return w._replace(down_KN=down_NK.t(), down_NK=down_NK)
 
 
 def transposed(matrix: Tensor, dtype: torch.dtype) -> Tensor:

@@ -89,7 +89,7 @@ def sparse_ffn_training(  # noqa: PLR0917
         ready = (shared.weights.gate_NK, shared.weights.up_NK, shared.weights.down_NK)
         sums, quantised = shared.sums or sums, shared.weights.quantised
     elif fp8:
-        quantised = quantised_rows((w.up_NK if w.gate_NK is None else w.gate_NK).to(x_MK.dtype))
+        quantised = quantised_rows(w.first[0].to(x_MK.dtype))
     tensors = FFNTensors(x_MK, *w[:3], token_M, *(quantised or (None, None)), *ready, *sums)
     arguments = (*tensors, capacity, ell_width, format, w.activation)
     if _needs_operators(tensors):

@@ -77,19 +77,14 @@ def _fill(
         (M,) int32.
     """
     (m, _, twell_width), n, width = gate.word.shape, num_neurons, saved.word.shape[1]
-    blocks, device = len(saved.table), x_MK.device
-
-    def ints(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=device)
-
+    blocks, nnz_M = len(saved.table), torch.empty_like(saved.length)
     kept = twell.KeptRows(
         gate=saved.backup_gate if len(saved.backup_gate) else None,
         up=saved.backup_up,
-        fired_N=torch.zeros(n, dtype=torch.int32, device=device),
-        fired_bits=ints(blocks, -(-n // 32)),
-        union_sum=torch.zeros((), dtype=torch.int64, device=device),
+        fired_N=saved.length.new_zeros(n),
+        fired_bits=saved.length.new_empty(blocks, -(-n // 32)),
+        union_sum=saved.length.new_zeros((), dtype=torch.int64),
     )
-    nnz_M = ints(m)
     kernel_for("hybrid_rows", x_MK).launch(
         blocks,
         *(gate.word, twell_width, m, n, token_M, width),

@@ -4,6 +4,7 @@ M tokens, K hidden_size, N intermediate_size; everything of one of `ELEMENTS` an
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,10 +32,7 @@ class Twell:
 def empty_twell(num_tokens: int, num_neurons: int, device: torch.device) -> Twell:
     """Uninitialised memory for so many tokens."""
     tiles = -(-num_neurons // TILE_NEURONS)
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=device)
-
+    empty = partial(torch.empty, dtype=torch.int32, device=device)
     return Twell(
         word=empty(num_tokens, tiles, TWELL_WIDTH),
         overflowed=empty(num_tokens),

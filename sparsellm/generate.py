@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import; `sparsellm -
     from torch import Tensor
 
     from sparsellm.data.tokenizer import Tokenizer
+    from sparsellm.ffn.types import FFNStats
     from sparsellm.model import HFModel
     from sparsellm.runs.pretrained import Pretrained
 
@@ -235,29 +236,29 @@ def count_non_zeros(model: HFModel) -> Iterator[NonZeros]:
     """Within this context, every forward of the model adds its FFNs' non-zeros."""
     import torch
 
-    layers = list(model.model.layers)
+    layers = model.model.layers
     zero = torch.zeros((), dtype=torch.int64, device=model.device)
     counts = NonZeros([zero.clone() for _ in layers])
 
-    def counting(index: int, forward: Callable[..., Any]) -> Callable[..., Tensor]:
-        def run(hidden_states: Tensor, **attention: Any) -> Tensor:
-            out, stats = forward(hidden_states, return_stats=True, **attention)
+    def ask(_: Any, given: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return given, named | {"return_stats": True}
+
+    def counting(index: int) -> Callable[..., Tensor]:
+        def count(_: Any, given: Any, found: tuple[Tensor, FFNStats]) -> Tensor:
+            out, stats = found
             counts.nnz_L[index] += stats.nnz_M.sum()
             counts.tokens += stats.nnz_M.numel() if index == 0 else 0
             return out
 
-        return run
+        return count
 
-    before = [vars(layer).get("forward") for layer in layers]  # a compiled one, say
-    for index, layer in enumerate(layers):
-        layer.forward = counting(index, layer.forward)
+    hooks = [layer.register_forward_pre_hook(ask, with_kwargs=True) for layer in layers]
+    hooks += [layer.register_forward_hook(counting(i)) for i, layer in enumerate(layers)]
     try:
         yield counts
     finally:
-        for layer, forward in zip(layers, before, strict=True):
-            del layer.forward  # the class's own again
-            if forward is not None:
-                layer.forward = forward
+        for hook in hooks:
+            hook.remove()
 
 
 class _Streamer:

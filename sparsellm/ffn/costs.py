@@ -66,28 +66,32 @@ def measure_costs(call: Measured) -> Costs:
 
 
 def _measure_costs(call: Measured) -> Costs:
-    num_tokens, k, n, gated, format, device_index, element, fp8 = call
+    num_tokens, k, n, _, format, device_index, element, _ = call
     device = torch.device("cuda", device_index)
     generator = torch.Generator(device).manual_seed(0)
     matrix = partial(torch.randn, generator=generator, device=device, dtype=element)
     # As in a model, the gate's weights have left the cache when they are needed again.
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     x_MK, copies = matrix(num_tokens, k), min(-(-cache // (n * k)), _MAX_COPIES)
-
-    def random_ffn() -> FFNWeights:
-        gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
-        w = FFNWeights(gate_NK, up_NK, down_KN, down_NK=down_KN.t().contiguous())
-        return w._replace(quantised=quantised_rows(w.first[0])) if fp8 else w
+    ffns = [_random_weights(call, matrix) for _ in range(copies)]
+    ffns = [w._replace(down_NK=w.down_KN.t().contiguous()) for w in ffns]
 
     def sparse_at(union: int) -> float:
         sparse = partial(inference.sparse, x_MK, format=format)
         return median_ms([partial(sparse, w=_with_firing(w, union, 1e4)) for w in ffns])
 
-    ffns = [random_ffn() for _ in range(copies)]
     few, many = (n // 8, n // 2) if format == "union" else (n // 256 + 1, n // 64 + 2)
     line = (sparse_at(few), few), (sparse_at(many), many)
     dense = median_ms([partial(inference.dense_ffn, x_MK, w) for w in ffns])
     return _costs(dense, *line)
+
+
+def _random_weights(call: Measured, matrix: Callable[[int, int], Tensor]) -> FFNWeights:
+    """Weights that ``matrix`` draws for a call's FFN."""
+    k, n = call.k, call.n
+    gate_NK = matrix(n, k) if call.gated else None
+    w = FFNWeights(gate_NK, matrix(n, k), matrix(k, n))
+    return w._replace(quantised=quantised_rows(w.first[0])) if call.fp8 else w
 
 
 def _with_firing(w: FFNWeights, num_firing: int, bias: float) -> FFNWeights:
@@ -137,15 +141,12 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
     The cost of TwELL depends on the non-zeros of a token, and not on the order. With ``fp8`` both
     sides compute in FP8 what training computes in FP8.
     """
-    num_tokens, k, n, gated, format, device_index, _, fp8 = call
+    num_tokens, k, n, _, format, device_index, *_ = call
     device = torch.device("cuda", device_index)
     generator = torch.Generator(device).manual_seed(0)
     matrix = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
     x_MK, dy_MK = matrix(num_tokens, k), matrix(num_tokens, k)
-    gate_NK, up_NK, down_KN = matrix(n, k) if gated else None, matrix(n, k), matrix(k, n)
-    w = FFNWeights(gate_NK, up_NK, down_KN)
-    if fp8:
-        w = w._replace(quantised=quantised_rows(w.first[0]))
+    w = _random_weights(call, matrix)
     d_l1, blocks, order_M = torch.ones((), device=device), -(-num_tokens // BLOCK_TOKENS), None
     kernels: Any = hybrid if format == "twell" else union_training
     room = Room(backup_rows_for(num_tokens), ELL_WIDTH) if format == "twell" else Room(blocks * n)
@@ -157,7 +158,7 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
         biased = _with_firing(w, num_firing, bias)
 
         def step() -> FFNStats:
-            given = biased._replace(down_NK=transposed(down_KN, torch.bfloat16))
+            given = biased._replace(down_NK=transposed(w.down_KN, torch.bfloat16))
             _, stats, saved = kernels.forward(x_MK, given, room, order_M)
             inputs = BackwardInputs(dy_MK, d_l1, x_MK, given, saved, order_M)
             out = MatrixGradients.empty(given, torch.bfloat16)
@@ -171,14 +172,16 @@ def measure_training_costs(call: Measured, *, compiled: bool, ordered: bool) -> 
         return median_ms([step]), int(stats.union_sum) / blocks
 
     with torch.cuda.device(device):
-        dense = median_ms([_dense_step(x_MK, w, dy_MK, d_l1, compiled, fp8)])
+        dense = median_ms([_dense_step(x_MK, w, dy_MK, d_l1, compiled)])
         with torch.no_grad():
             return _costs(dense, sparse_at(n // 16), sparse_at(n // 4))
 
 
-def _dense_step(  # noqa: PLR0917
-    x_MK: Tensor, w: FFNWeights, dy_MK: Tensor, d_l1: Tensor, compiled: bool, fp8: bool
+def _dense_step(
+    x_MK: Tensor, w: FFNWeights, dy_MK: Tensor, d_l1: Tensor, compiled: bool
 ) -> Callable[[], object]:
+    fp8 = w.quantised is not None
+
     def linear(weight_NK: Tensor) -> SharedLinear:
         layer = SharedLinear(nn.Parameter(weight_NK), fp8=fp8)
         layer.ready = fp8_weight(weight_NK) if fp8 else None

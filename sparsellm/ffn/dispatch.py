@@ -66,6 +66,21 @@ class _State:
     interval: int = _FIRST_PROBE
     until_probe: int = _FIRST_PROBE
 
+    def update(self, num_neurons: int) -> None:
+        """Chooses the path for what the kernels observed; below 0, they have observed nothing."""
+        if num_neurons < 0:
+            return
+        before, self.path = self.path, self.costs.choose(self.path, num_neurons)
+        if (before, self.path) == ("sparse", "dense"):
+            self.interval = self.until_probe = _FIRST_PROBE
+
+    def takes_dense_turn(self) -> bool:
+        """Counts a call of a layer that runs dense, except the call that tries sparse."""
+        if self.path == "sparse" or self.until_probe <= 1:
+            return False
+        self.until_probe -= 1
+        return True
+
 
 class Dispatch:
     """The choices of one FFN, by magnitude of the number of tokens.
@@ -118,10 +133,10 @@ class Dispatch:
             return "sparse"
         if state is None:
             state = self._states[bucket] = _State(costs())
-        self._update(state, int(self._words[bucket]))
+        state.update(int(self._words[bucket]))
         if frozen:
             return state.path
-        if self._takes_dense_turn(state):
+        if state.takes_dense_turn():
             return "dense"
         if state.path == "dense":
             state.interval = state.until_probe = min(2 * state.interval, _LAST_PROBE)
@@ -133,24 +148,8 @@ class Dispatch:
         state = self._states.get(bucket)
         if state is None or state.path == "sparse":
             return False
-        self._update(state, int(self._words[bucket]))
-        return self._takes_dense_turn(state)
-
-    @staticmethod
-    def _takes_dense_turn(state: _State) -> bool:
-        """Counts a call of a layer that runs dense, except the call that tries sparse."""
-        if state.path == "sparse" or state.until_probe <= 1:
-            return False
-        state.until_probe -= 1
-        return True
-
-    @staticmethod
-    def _update(state: _State, num_neurons: int) -> None:
-        if num_neurons < 0:
-            return
-        before, state.path = state.path, state.costs.choose(state.path, num_neurons)
-        if (before, state.path) == ("sparse", "dense"):
-            state.interval = state.until_probe = _FIRST_PROBE
+        state.update(int(self._words[bucket]))
+        return state.takes_dense_turn()
 
     def paths(self) -> dict[int, Path]:
         """The present path of each magnitude, by its largest number of tokens."""

@@ -43,12 +43,10 @@ class Names(NamedTuple):
     down: str
 
 
-_GATED = (
+_NAMES = (
     Names("gate_proj", "up_proj", "down_proj"),  # Llama, Mistral, Qwen, Gemma, …
     Names("w1", "w3", "w2"),  # LFM2, and Llama as Meta published it
     Names("wi_0", "wi_1", "wo"),  # T5 1.1
-)
-_PLAIN = (
     Names(None, "up_proj", "down_proj"),  # Arcee, Nemotron
     Names(None, "fc1", "fc2"),  # OPT, BART, NLLB, Phi
     Names(None, "wi", "wo"),  # T5
@@ -106,7 +104,7 @@ def find_ffns(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _names_in(module: nn.Module) -> Names | None:
     children = module._modules
-    for names in _GATED + _PLAIN:
+    for names in _NAMES:
         if all(name is None or children.get(name) is not None for name in names):
             return names
     return None

@@ -114,13 +114,11 @@ class TokenTally:
             Lowest and highest, as (token id, mean non-zeros, occurrences), most extreme first.
         """
         common = (self._occurrences_V >= max(min_count, 1)).nonzero()[:, 0]
-        mean = self._nnz_V[common] / self._occurrences_V[common]
-        order = common[mean.argsort(stable=True)]
+        mean_V = self._nnz_V / self._occurrences_V
+        order = common[mean_V[common].argsort(stable=True)]
 
         def entries(ids: Tensor) -> list[tuple[int, float, int]]:
-            found = self._nnz_V[ids] / self._occurrences_V[ids]
-            return list(
-                zip(ids.tolist(), found.tolist(), self._occurrences_V[ids].tolist(), strict=True)
-            )
+            columns = ids, mean_V[ids], self._occurrences_V[ids]
+            return list(zip(*(column.tolist() for column in columns), strict=True))
 
         return entries(order[:num]), entries(order.flip(0)[:num])

@@ -88,8 +88,7 @@ def _generate(options: argparse.Namespace) -> None:
 
 def show(text: str) -> None:
     """Writes a piece of text to stdout, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    print(text, end="", flush=True)
 
 
 def _lines() -> Iterator[str]:

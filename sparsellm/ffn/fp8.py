@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from sparsellm.ffn.kernels.gpu_architecture import described
 from sparsellm.ffn.operators import define
 from sparsellm.ffn.quantised import QuantisedRows, empty_rows, rows_in_e4m3
 
@@ -47,10 +48,6 @@ define(
 
 def unsupported(device: torch.device) -> str | None:
     """Why this device cannot compute in FP8, or None; a CPU emulates it."""
-    if device.type != "cuda":
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9):
         return None
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < (8, 9):
-        name = torch.cuda.get_device_name(device)
-        return f"{name} (compute capability {major}.{minor}) has no FP8, which requires 8.9 (Ada)"
-    return None
+    return f"{described(device)} has no FP8, which requires 8.9 (Ada)"

@@ -78,15 +78,17 @@ def architecture_for(capability: Capability, forced: str = "") -> GPUArchitectur
     return able[0] if able else None
 
 
+def described(device: torch.device | int) -> str:
+    """Such as "NVIDIA H200 (compute capability 9.0)"."""
+    capability = _dotted(torch.cuda.get_device_capability(device))
+    return f"{torch.cuda.get_device_name(device)} (compute capability {capability})"
+
+
 def unsupported(device: torch.device | int) -> str | None:
     """Why a GPU runs none of the kernels, or None."""
-    capability = torch.cuda.get_device_capability(device)
-    if architecture_for(capability) is not None:
+    if architecture_for(torch.cuda.get_device_capability(device)) is not None:
         return None
-    return (
-        f"{torch.cuda.get_device_name(device)} (compute capability {_dotted(capability)}) is older "
-        f"than Ampere ({_dotted(PORTABLE.oldest)})"
-    )
+    return f"{described(device)} is older than Ampere ({_dotted(PORTABLE.oldest)})"
 
 
 @functools.cache

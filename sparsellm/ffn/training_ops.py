@@ -342,7 +342,5 @@ def _check(given: FFNTensors, room: Room, format: Format) -> None:
 
 def operators_digest() -> str:
     """A digest of this folder's files, on which graphs compiled with its operators depend."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]

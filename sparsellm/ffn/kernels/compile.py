@@ -75,10 +75,8 @@ def compile_options(  # noqa: PLR0917
 
 
 def _headers_digest(source: Path, folder: str) -> str:
-    digest = hashlib.sha256()
-    for header in sorted(_included(source, folder)):
-        digest.update(header.read_bytes())
-    return digest.hexdigest()[:16]
+    headers = sorted(_included(source, folder))
+    return hashlib.sha256(b"".join(header.read_bytes() for header in headers)).hexdigest()[:16]
 
 
 def _included(source: Path, folder: str) -> set[Path]:

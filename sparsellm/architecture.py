@@ -57,11 +57,9 @@ ACTIVATIONS = {
 WITH_EXACT_ZEROS = "ffn.activation: " + " or ".join(
     name for name, activation in ACTIVATIONS.items() if activation.exact_zeros
 )
-
-
-def rectified_activations() -> dict[str, Rectified]:
-    """The activations that the kernels compute, by name, and how they do it."""
-    return {name: of.kernels for name, of in ACTIVATIONS.items() if of.kernels is not None}
+# How the kernels compute the activations that they support, by name; and these in error messages.
+RECTIFIED = {name: of.kernels for name, of in ACTIVATIONS.items() if of.kernels is not None}
+WITH_KERNELS = " or ".join(RECTIFIED)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from sparsellm.architecture import (
     ACTIVATIONS,
     ARCHITECTURES,
     WITH_EXACT_ZEROS,
+    WITH_KERNELS,
     Activation,
     Architecture,
-    rectified_activations,
 )
 from sparsellm.paths import bundled, named_file
 from sparsellm.strict import StrictModel, load_yaml, parse_yaml, validate
@@ -70,8 +70,7 @@ class Recipe(StrictModel):
                 "neuron is ever dead); set it to 0"
             )
         if not self.activation.kernels and self.ffn.kernels == "sparse":
-            names = " or ".join(rectified_activations())
-            raise ValueError(f"ffn.kernels: sparse needs ffn.activation: {names}")
+            raise ValueError(f"ffn.kernels: sparse needs ffn.activation: {WITH_KERNELS}")
         if self.ffn.ramp_steps and self.ffn.ramp_from == self.ffn.activation:
             raise ValueError(
                 f"ffn.ramp_steps needs two activations: ffn.ramp_from and ffn.activation are both "

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 
-from sparsellm.architecture import rectified_activations
+from sparsellm.architecture import RECTIFIED, WITH_KERNELS
 from sparsellm.ffn.inference_ops import sparse_ffn
 from sparsellm.ffn.types import FFNWeights
 
@@ -47,9 +47,8 @@ class SparseMLP(nn.Module):
     def __init__(self, config: Any, prefix: str) -> None:
         super().__init__()
         self.activation = config.hidden_act
-        if self.activation not in rectified_activations():
-            known = " or ".join(rectified_activations())
-            raise ValueError(f"hidden_act {self.activation} in config.json must be {known}")
+        if self.activation not in RECTIFIED:
+            raise ValueError(f"hidden_act {self.activation} in config.json must be {WITH_KERNELS}")
         if getattr(config, "mlp_bias", False):
             raise ValueError("mlp_bias in config.json must be false")
         k, n = config.hidden_size, config.intermediate_size

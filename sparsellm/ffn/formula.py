@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsellm.architecture import ACTIVATIONS, Rectified, rectified_activations
+from sparsellm.architecture import ACTIVATIONS, RECTIFIED, Rectified
 from sparsellm.ffn.discover import ForeignFFN, Formula, Projections, Unsupported
 from sparsellm.ffn.reference import fatrelu_ffn
 from sparsellm.ffn.types import ELEMENTS
@@ -62,15 +62,14 @@ def own_formulas(activation: Activation | None, like: Tensor) -> list[Formula]:
     Raises:
         Unsupported: it is another activation.
     """
-    known = rectified_activations()
     if activation is None:
-        return [Formula(0.0, relu_up=False, activation=name) for name in known]
-    for name, kernels in known.items():
+        return [Formula(0.0, relu_up=False, activation=name) for name in RECTIFIED]
+    for name, kernels in RECTIFIED.items():
         threshold = _threshold_of(activation, kernels, like)
         if threshold is not None:
             return [Formula(threshold, relu_up=False, activation=name)]
     own = getattr(activation, "__name__", type(activation).__name__)
-    titles = " or ".join(ACTIVATIONS[name].title for name in known)
+    titles = " or ".join(ACTIVATIONS[name].title for name in RECTIFIED)
     raise Unsupported(f"its activation is {own}, not {titles}")
 
 

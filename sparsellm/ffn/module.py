@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sparsellm.architecture import rectified_activations
+from sparsellm.architecture import RECTIFIED, WITH_KERNELS
 from sparsellm.ffn.capacity import Capacity
 from sparsellm.ffn.dispatch import Costs, Kernels, Path, check_choice
 from sparsellm.ffn.formats import ELL_WIDTH, backup_rows_for
@@ -114,10 +114,11 @@ class SparseFFN(nn.Module):
             ValueError: unknown ``kernels``; ``sparse`` for an activation without sparse kernels.
         """
         check_choice("kernels", kernels, Kernels)
-        can_be_sparse = self.activation in rectified_activations()
+        can_be_sparse = self.activation in RECTIFIED
         if kernels == "sparse" and not can_be_sparse:
-            names = " or ".join(rectified_activations())
-            raise ValueError(f"kernels: sparse needs activation {names}, not {self.activation}")
+            raise ValueError(
+                f"kernels: sparse needs activation {WITH_KERNELS}, not {self.activation}"
+            )
         self.kernels = kernels
         self.costs = costs if can_be_sparse else None
         self.path: Path = "sparse" if kernels == "sparse" else "dense"

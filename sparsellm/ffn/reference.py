@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsellm.architecture import ACTIVATIONS, Rectified, rectified_activations
+from sparsellm.architecture import ACTIVATIONS, RECTIFIED, WITH_KERNELS, Rectified
 from sparsellm.ffn.quantised import dequantised, linear
 from sparsellm.ffn.types import (
     BLOCK_TOKENS,
@@ -50,10 +50,9 @@ def rectified(w: FFNWeights) -> Rectified:
     Raises:
         ValueError: the kernels do not support it.
     """
-    kernels = rectified_activations().get(w.activation)
+    kernels = RECTIFIED.get(w.activation)
     if kernels is None:
-        names = " or ".join(rectified_activations())
-        raise ValueError(f"sparse_ffn: activation {w.activation} must be {names}")
+        raise ValueError(f"sparse_ffn: activation {w.activation} must be {WITH_KERNELS}")
     return kernels
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import calculate_time_spent
 
-from sparsellm.architecture import rectified_activations
+from sparsellm.architecture import RECTIFIED
 from sparsellm.ffn.kernels.compile_cache import compiled_once, prepare_cache
 from sparsellm.ffn.kernels.gpu_architecture import architecture_of, target_of
 from sparsellm.ffn.kernels.launch import Kernel, Layout, kernels_of
@@ -58,7 +58,7 @@ def compile_options(  # noqa: PLR0917
     """
     defined = []
     if activation != "relu":  # what sources compute without further options
-        known = rectified_activations()[activation]
+        known = RECTIFIED[activation]
         defined = [f"SPARSELLM_VALUE={known.device_value}", f"SPARSELLM_SLOPE={known.device_slope}"]
     if element == torch.float16:
         defined.append("SPARSELLM_FP16")

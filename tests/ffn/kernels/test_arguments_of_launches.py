@@ -11,7 +11,7 @@ import torch
 
 from ffn.kernels import nvrtc
 from ffn.kernels.test_compile import NEWEST, compile_kernels
-from sparsellm.architecture import rectified_activations
+from sparsellm.architecture import RECTIFIED
 from sparsellm.ffn.fp8 import quantised_rows
 from sparsellm.ffn.kernels import (
     compile,
@@ -135,7 +135,7 @@ def test_every_launch_passes_what_its_kernel_takes(architecture, launched):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in rectified_activations() if name != "relu"])
+@pytest.mark.parametrize("name", [name for name in RECTIFIED if name != "relu"])
 def test_what_an_activation_changes_is_launched_for_it(architecture, launched, cubins, name):
     for gated in (True, False):
         for fp8 in (True, False):

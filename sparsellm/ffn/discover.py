@@ -227,19 +227,18 @@ def foreign_ffn(module: nn.Module) -> ForeignFFN:
     children: dict[str, Any] = module._modules
     if names is None:
         raise Unsupported(_fused(module))
-    for name in names:
-        child = None if name is None else children[name]
+    found: list[Any] = [None if name is None else children[name] for name in names]
+    for name, child in zip(names, found, strict=True):
         if child is not None and type(child) is not nn.Linear:  # a subclass may do more
             raise Unsupported(f"its {name} is a {type(child).__name__}, not an nn.Linear")
-    gate = None if names.gate is None else children[names.gate]
-    ffn = Projections(gate, children[names.up], children[names.down])
+    ffn = Projections(*found)
     # Where a module has other parameters besides its FFN's, it is a layer, as of OPT.
     others = (child for name, child in children.items() if name not in names)
     if not any(child is not None and any(True for _ in child.parameters()) for child in others):
         foreign = ForeignFFN(module, ffn, list(module.modules())[1:], is_layer=False)
     else:
         activation = activation_of(module)
-        if gate is not None or not isinstance(activation, nn.Module):
+        if ffn.gate is not None or not isinstance(activation, nn.Module):
             raise Unsupported(
                 "its layer computes it, and not as up, activation module, down in a row: there is "
                 "no forward to replace"

@@ -146,7 +146,6 @@ def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room) -> Hybrid:
     (m, n), device = pattern_MN.shape, up_MN.device
     active_MN = pattern_MN != 0
     heavy_M = twell_overflows(pack_twell(pattern_MN)) | (active_MN.sum(1) > width)
-    blocks = -(-m // BLOCK_TOKENS)
     light_MN = active_MN & ~heavy_M[:, None]
     count = light_MN.sum(1)
     order = (~light_MN).long().argsort(dim=1, stable=True)[:, :width]
@@ -155,7 +154,7 @@ def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room) -> Hybrid:
     bits = pattern_MN.to(torch.bfloat16).view(torch.int16).long() << 16
     word = torch.where(held, bits.gather(1, order) & 0xFFFF_0000 | order, 0)
     heavy_rows = heavy_M.nonzero().flatten()
-    heavy = F.pad(heavy_M.long(), (0, blocks * BLOCK_TOKENS - m)).view(-1, 32)
+    heavy = F.pad(heavy_M.long(), (0, -m % BLOCK_TOKENS)).view(-1, 32)
     row = F.pad(heavy_rows, (0, m - len(heavy_rows)))
     counted = torch.zeros(CONTROL_WORDS, dtype=torch.int32, device=device)
     counted[0] = len(heavy_rows)
@@ -167,7 +166,6 @@ def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room) -> Hybrid:
     def on_pattern(values_MN: Tensor) -> Tensor:
         return torch.where(held, values_MN.gather(1, order), 0)
 
-    padded = F.pad(light_MN, (0, 0, 0, blocks * BLOCK_TOKENS - m))
     return Hybrid(
         word=_as_int32(word),
         length=count.int(),
@@ -178,7 +176,7 @@ def hybrid_of(gate_MN: Tensor | None, up_MN: Tensor, room: Room) -> Hybrid:
         up=up_MN.new_empty(0, width) if gate_MN is None else on_pattern(up_MN),
         backup_gate=up_MN.new_empty(0, n) if gate_MN is None else backup(gate_MN),
         backup_up=backup(up_MN),
-        table=padded.view(blocks, BLOCK_TOKENS, n).sum(1).to(torch.uint8),
+        table=reference.blocks_of(light_MN).sum(1).to(torch.uint8),
     )
 
 

@@ -66,7 +66,7 @@ def ffn_stats(h_MN: Tensor, gate_MN: Tensor, token_M: Tensor | None = None) -> F
     active_MN = gate_MN.detach() != 0
     # Counting by block first reads the pattern only once.
     in_blocks_MN = active_MN if token_M is None else active_MN[token_M]
-    fired_BN = _blocks_of(in_blocks_MN).sum(dim=1, dtype=torch.int32)
+    fired_BN = blocks_of(in_blocks_MN).sum(dim=1, dtype=torch.int32)
     # fp32 keeps the result independent of how the batch is split, to fp32 rounding; float64
     # inputs (tests) stay float64.
     accumulate = torch.promote_types(h_MN.dtype, torch.float32)
@@ -206,7 +206,7 @@ def activations_in(columns: Columns, x_MK: Tensor, w: FFNWeights) -> tuple[Tenso
     return gate_MN, dense_of(columns, columns.up, m, n)
 
 
-def _blocks_of(values_MN: Tensor) -> Tensor:
+def blocks_of(values_MN: Tensor) -> Tensor:
     """(blocks, 64, N), missing tokens zero."""
     m, n = values_MN.shape
     blocks = -(-m // BLOCK_TOKENS)
@@ -217,7 +217,7 @@ def _blocks_of(values_MN: Tensor) -> Tensor:
 
 def _by_place(values_MN: Tensor) -> Tensor:
     """(blocks, N, 64): a column for every neuron."""
-    return _blocks_of(values_MN)[:, TOKEN_AT].transpose(1, 2)
+    return blocks_of(values_MN)[:, TOKEN_AT].transpose(1, 2)
 
 
 def output_of(

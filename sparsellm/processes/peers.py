@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from datetime import timedelta
+from textwrap import shorten
 from typing import Any, Self
 
 import torch.distributed as dist
@@ -162,9 +163,9 @@ class Peers:
                 f"{doing}: {', '.join(beat.name for beat in gone)} {_ENDED}; the other ranks end "
                 "too. The same command resumes"
             )
-        reason = " ".join(str(error).split())[:300]
-        if any(word in reason.lower() for word in _TIMEOUT_WORDS):
+        if any(word in str(error).lower() for word in _TIMEOUT_WORDS):
             return self._describe_timeout()
+        reason = shorten(str(error), 300)
         return f"{doing}: ranks lost contact ({reason}); the same command resumes"
 
     # --- the watching thread ---
@@ -263,8 +264,7 @@ def _connect(accelerator: Accelerator) -> Any:
 
 def _main_rank_is_gone(error: Exception) -> str:
     """The message for an error of the launcher's store, which is on the main rank's node."""
-    reason = " ".join(str(error).split())[:200]
-    return f"the main rank is gone ({reason}); the same command resumes"
+    return f"the main rank is gone ({shorten(str(error), 200)}); the same command resumes"
 
 
 def _progress(beats: list[Beat]) -> str:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from pydantic import RootModel
@@ -90,9 +91,9 @@ class Dashboard:
                 if wandb := sys.modules.get("wandb"):
                     with contextlib.suppress(Exception):
                         wandb.teardown()  # wandb's process would refuse to start the same run again
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                reason = shorten(f"{type(error).__name__}: {error}", 300)
                 warn(
-                    f"wandb is out of reach ({reason[:300]}); training goes on, and `wandb sync "
+                    f"wandb is out of reach ({reason}); training goes on, and `wandb sync "
                     f"{self._recipe.run_path}/wandb/offline-run-*` sends its records later"
                 )
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import transformers
@@ -52,7 +53,7 @@ def read_config(path: Path) -> PretrainedConfig:
             found = AutoConfig.from_pretrained(path, trust_remote_code=False)
         found.to_dict()
     except Exception as error:  # transformers raises many kinds
-        reason = " ".join(str(error).split())[:200]  # transformers writes paragraphs
+        reason = shorten(str(error), 200)  # transformers writes paragraphs
         raise ValueError(f"{file} cannot be read ({reason}); {REMEDY}") from error
     if getattr(found, "quantization_config", None) is not None:
         raise ValueError(

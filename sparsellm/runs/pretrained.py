@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
@@ -276,12 +277,11 @@ def load_stock(name: str, folder: Path, device: torch.device, dtype: torch.dtype
 
 def _reason(error: Exception) -> str:
     """Why transformers cannot load a folder, and the remedy."""
-    text = " ".join(str(error).split())
-    if "trust_remote_code" in text:
+    if "trust_remote_code" in str(error):
         return (
             "it needs code that lies in its folder, which sparsellm never runs; load it with "
             "transformers, and call sparsellm.accelerate on the model"
         )
     # Of a missing key the text is the key alone.
     kind = f"{type(error).__name__} " if isinstance(error, KeyError) else ""
-    return f"{kind}{text[:200]}; {hf_folder.REMEDY}"
+    return f"{kind}{shorten(str(error), 200)}; {hf_folder.REMEDY}"

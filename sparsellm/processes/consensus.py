@@ -43,11 +43,11 @@ def locked(run_path: Path, accelerator: Accelerator) -> Iterator[RunLock]:
         tell(f"error: {run_path} was taken over by {who}, while this process stood still; it ends")
         leave(1)
 
-    lock = RunLock(run_path, end)
+    lock = RunLock(run_path, accelerator.print, end)
     try:
         with together(accelerator.device):
             if accelerator.is_main_process:
-                lock.acquire(accelerator.print)
+                lock.acquire()
         yield lock
     finally:
         lock.release()

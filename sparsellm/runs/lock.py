@@ -76,10 +76,9 @@ class Presence(HostProcess):
     inode: int = 0
 
     @classmethod
-    def within(cls, run_path: Path) -> Presence:
-        """This process, which trains in an existing folder."""
-        folder, inode = str(run_path.resolve()), run_path.stat().st_ino
-        return cls.own(id=secrets.token_hex(8), folder=folder, inode=inode)
+    def within(cls, run_path: Path, training: str) -> Presence:
+        """This process, which trains in an existing folder; ``training`` is the id."""
+        return cls.own(id=training, folder=str(run_path.resolve()), inode=run_path.stat().st_ino)
 
     def is_of(self, run_path: Path) -> bool:
         """Whether it is about this folder, and not about one that was copied to here."""
@@ -161,18 +160,24 @@ class RunLock:
 
     Args:
         run_path: the run's folder.
+        say: prints a line.
         lost: called when another training has taken the lock from this one, which had not renewed
             it for `STALE_SECONDS` (a stopped process, a file system that was away).
     """
 
-    def __init__(self, run_path: Path, lost: Callable[[Presence | None], None]) -> None:
-        self._run_path, self._lost = run_path, lost
+    def __init__(
+        self,
+        run_path: Path,
+        say: Callable[[str], None],
+        lost: Callable[[Presence | None], None],
+    ) -> None:
+        self._run_path, self._say, self._lost = run_path, say, lost
         self._file = run_path / PRESENCE_FILE
-        self._own: Presence | None = None
+        self._id = secrets.token_hex(8)
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def acquire(self, say: Callable[[str], None]) -> None:
+    def acquire(self) -> None:
         """Takes the lock, also from a dead holder.
 
         Raises:
@@ -180,13 +185,12 @@ class RunLock:
             OSError: the folder cannot be written.
         """
         self._run_path.mkdir(parents=True, exist_ok=True)
-        self._own = Presence.within(self._run_path)
-        while not self._create(self._own):
+        while not self._create():
             seen = _look(self._file)
             if seen is None:
                 continue  # it was released just now
             holder = find(self._run_path)
-            if not self._is_dead(holder, seen, say):
+            if not self._is_dead(holder, seen):
                 raise ValueError(
                     f"{self._run_path} is being trained: {holder.text if holder else 'see'} "
                     f"({self._file}). Wait for it, end it (`sparsellm stop {self._run_path}`), or "
@@ -201,24 +205,25 @@ class RunLock:
 
     def release(self) -> None:
         """Removes the lock; another training's lock is left unchanged."""
-        if self._thread is None or self._own is None:
+        if self._thread is None:
             return
         self._ended.set()
         self._thread.join()
         self._thread = None
         present = find(self._run_path)
-        if present is not None and present.id == self._own.id:
+        if present is not None and present.id == self._id:
             self._file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._run_path.rmdir()  # where nothing was written
 
-    def moved(self, aside: Path, say: Callable[[str], None]) -> None:
+    def moved(self, aside: Path) -> None:
         """Takes the lock of the new folder after the old one was renamed with its lock."""
         self.release()
         (aside / PRESENCE_FILE).unlink(missing_ok=True)
-        self.acquire(say)
+        self.acquire()
 
-    def _create(self, own: Presence) -> bool:
+    def _create(self) -> bool:
+        own = Presence.within(self._run_path, self._id)
         try:
             file = self._file.open("x", encoding="utf-8")
         except FileExistsError:
@@ -231,13 +236,11 @@ class RunLock:
             raise
         return True
 
-    def _is_dead(
-        self, holder: Presence | None, seen: tuple[bytes, int], say: Callable[[str], None]
-    ) -> bool:
+    def _is_dead(self, holder: Presence | None, seen: tuple[bytes, int]) -> bool:
         if holder is not None and holder.is_here:
             return holder.process is None or not holder.is_of(self._run_path)
         who = holder.text if holder else f"whoever wrote {self._file}"
-        say(f"waiting for a sign of life of {who}, for {STALE_SECONDS:.0f} s at most")
+        self._say(f"waiting for a sign of life of {who}, for {STALE_SECONDS:.0f} s at most")
         end = time.monotonic() + STALE_SECONDS
         while time.monotonic() < end:
             time.sleep(_WATCH_SECONDS)
@@ -267,19 +270,18 @@ class RunLock:
             taking.unlink(missing_ok=True)
 
     def _renew(self) -> None:
-        assert self._own is not None
         while not self._ended.wait(RENEW_SECONDS):
             with contextlib.suppress(OSError):  # the file system is away: its holder still lives
-                if not self._is_own(self._own):
+                if not self._is_own():
                     self._lost(find(self._run_path))
                     return
 
-    def _is_own(self, own: Presence) -> bool:
+    def _is_own(self) -> bool:
         """Whether the lock is still this process's; if so it is renewed."""
         holder = find(self._run_path)
         if holder is None:
-            return self._create(own)  # somebody deleted it; a damaged one stays as it is
-        if holder.id != own.id:
+            return self._create()  # somebody deleted it; a damaged one stays as it is
+        if holder.id != self._id:
             return False
         os.utime(self._file)  # if another has just replaced it, that one has a holder that lives
         return True

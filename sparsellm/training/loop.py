@@ -128,7 +128,7 @@ def _move_aside(run: Run, lock: RunLock) -> None:
     if run.accelerator.is_main_process and any(p.name != PRESENCE_FILE for p in path.iterdir()):
         aside = next(p for i in itertools.count(1) if not (p := Path(f"{path}.{i}")).exists())
         path.rename(aside)
-        lock.moved(aside, run.accelerator.print)
+        lock.moved(aside)
         run.accelerator.print(f"the earlier run is now {aside}")
     run.accelerator.wait_for_everyone()
 

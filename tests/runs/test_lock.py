@@ -24,8 +24,8 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from sparsellm.runs.lock import RunLock
-lock = RunLock(Path(sys.argv[1]), print)
-lock.acquire(print)
+lock = RunLock(Path(sys.argv[1]), print, print)
+lock.acquire()
 print("held", flush=True)
 time.sleep(60)
 """
@@ -56,7 +56,7 @@ def _quiet(*arguments):
 
 def _leave_lock(path, **changes):
     path.mkdir(exist_ok=True)
-    content = Presence.within(path).model_dump() | changes
+    content = Presence.within(path, "left").model_dump() | changes
     (path / "running.json").write_text(json.dumps(content))
 
 
@@ -69,13 +69,13 @@ def test_a_second_training_is_refused_until_the_first_is_dead(path):
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        second = RunLock(path, _quiet)
+        second = RunLock(path, _quiet, _quiet)
         with pytest.raises(ValueError, match=rf"is being trained: process {holder.pid} on host"):
-            second.acquire(_quiet)
+            second.acquire()
         assert find(path).pid == holder.pid
         holder.kill()
         holder.wait()
-        second.acquire(_quiet)
+        second.acquire()
         assert find(path).pid == os.getpid()
         second.release()
         assert not path.exists()  # nothing was written
@@ -85,25 +85,25 @@ def test_a_second_training_is_refused_until_the_first_is_dead(path):
 
 def test_a_process_of_the_same_number_is_not_the_holder(path):
     _leave_lock(path, created=1.0)  # of before the host was started again
-    lock = RunLock(path, _quiet)
-    lock.acquire(_quiet)
+    lock = RunLock(path, _quiet, _quiet)
+    lock.acquire()
     lock.release()
 
 
 def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_path):
-    first = RunLock(path, _quiet)
-    first.acquire(_quiet)
+    first = RunLock(path, _quiet, _quiet)
+    first.acquire()
     copy = tmp_path / "copy"
     shutil.copytree(path, copy)
     with pytest.raises(ValueError, match=rf"its running.json was copied from {path}"):
         ask_to_stop(copy)
-    second = RunLock(copy, _quiet)
-    second.acquire(_quiet)
+    second = RunLock(copy, _quiet, _quiet)
+    second.acquire()
     assert find(copy).id != find(path).id
     second.release()
     renamed = path.rename(tmp_path / "renamed")
     with pytest.raises(ValueError, match=r"is being trained"):
-        RunLock(renamed, _quiet).acquire(_quiet)
+        RunLock(renamed, _quiet, _quiet).acquire()
     renamed.rename(path)
     first.release()
 
@@ -111,8 +111,8 @@ def test_a_copy_of_the_folder_is_not_trained_by_the_originals_process(path, tmp_
 def test_remains_of_killed_processes_do_not_stay(path):
     path.mkdir()
     (path / ".tmp-taking-1234").touch()
-    lock = RunLock(path, _quiet)
-    lock.acquire(_quiet)
+    lock = RunLock(path, _quiet, _quiet)
+    lock.acquire()
     assert [p.name for p in path.iterdir()] == ["running.json"]
     lock.release()
     assert not path.exists()
@@ -128,8 +128,8 @@ def test_a_process_that_nobody_waits_for_has_stopped(path, cli):
         assert psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE
         with pytest.raises(ValueError, match=r"no process trains"):
             ask_to_stop(path)
-        lock = RunLock(path, _quiet)
-        lock.acquire(_quiet)
+        lock = RunLock(path, _quiet, _quiet)
+        lock.acquire()
         lock.release()
     finally:
         holder.kill()
@@ -141,29 +141,29 @@ def test_a_damaged_lock_is_watched_and_taken(path, impatient, content):
     path.mkdir()
     (path / "running.json").write_text(content)
     lines = []
-    lock = RunLock(path, _quiet)
-    lock.acquire(lines.append)
+    lock = RunLock(path, lines.append, _quiet)
+    lock.acquire()
     assert "waiting for a sign of life of whoever wrote" in lines[0]
     lock.release()
 
 
 def test_another_hosts_lock_is_taken_only_if_it_is_not_renewed(path, impatient, elsewhere):
-    first, second = RunLock(path, _quiet), RunLock(path, _quiet)
-    first.acquire(_quiet)
+    first, second = RunLock(path, _quiet, _quiet), RunLock(path, _quiet, _quiet)
+    first.acquire()
     with pytest.raises(ValueError, match=r"--set name=NEW"):
-        second.acquire(_quiet)
+        second.acquire()
     first._ended.set()  # as if its host were gone: the file stays
     first._thread.join()
     started = time.monotonic()
-    second.acquire(_quiet)
+    second.acquire()
     assert time.monotonic() - started > 0.5
     second.release()
 
 
 def test_who_stood_still_hears_that_the_lock_is_anothers(path, impatient, elsewhere):
     lost = []
-    first = RunLock(path, lost.append)
-    first.acquire(_quiet)
+    first = RunLock(path, _quiet, lost.append)
+    first.acquire()
     _leave_lock(path, pid=7, id="another")
     for _ in range(100):
         if lost:
@@ -181,10 +181,10 @@ def test_of_many_that_find_a_dead_holder_one_gets_the_lock(path):
         barrier = threading.Barrier(8)
 
         def contend(won=won, refused=refused, barrier=barrier):
-            lock = RunLock(path, _quiet)
+            lock = RunLock(path, _quiet, _quiet)
             barrier.wait()
             try:
-                lock.acquire(_quiet)
+                lock.acquire()
                 won.append(lock)
             except ValueError:
                 refused.append(lock)
@@ -203,8 +203,8 @@ def test_who_died_while_taking_a_lock_away_does_not_keep_it(path, impatient):
     _leave_lock(path, created=1.0)
     digest = hashlib.sha256((path / "running.json").read_bytes()).hexdigest()
     (path / f".tmp-taking-{digest[:16]}").touch()
-    lock = RunLock(path, _quiet)
-    lock.acquire(_quiet)
+    lock = RunLock(path, _quiet, _quiet)
+    lock.acquire()
     lock.release()
     assert not path.exists()
 
@@ -213,13 +213,13 @@ def test_on_a_full_disk_no_lock_stays(path, monkeypatch):
     def full(self):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    lock = RunLock(path, _quiet)
+    lock = RunLock(path, _quiet, _quiet)
     with monkeypatch.context() as patch:
         patch.setattr(Presence, "model_dump_json", full)
         with pytest.raises(OSError, match=r"No space left"):
-            lock.acquire(_quiet)
+            lock.acquire()
     assert list(path.iterdir()) == []
-    lock.acquire(_quiet)
+    lock.acquire()
     lock.release()
 
 
@@ -228,8 +228,8 @@ def test_training_takes_the_lock_also_with_fresh_and_frees_it(tiny_overrides, cl
     run_path = load_recipe("debug", tiny_overrides).run_path
     assert cli_here(*own).returncode == 0
     before = sorted(run_path.rglob("*"))
-    other = RunLock(run_path, _quiet)
-    other.acquire(_quiet)
+    other = RunLock(run_path, _quiet, _quiet)
+    other.acquire()
     for further in ((), ("--fresh",), ("--resume", str(run_path))):
         refused = cli_here(*own, *further)
         assert refused.returncode == 1

@@ -159,8 +159,8 @@ def parse_json(text: str, source: str, remedy: str) -> dict[str, Any]:
     return content
 
 
-def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """A JSON object.
+def read_text(path: Path, remedy: str) -> str:
+    """The text of a file.
 
     Raises:
         FileNotFoundError, ValueError: the file is missing or damaged; the message names it and the
@@ -169,10 +169,18 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; {remedy}")
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise damaged(path, error, remedy) from error
-    return parse_json(text, str(path), remedy)
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_text`, or it is something else.
+    """
+    return parse_json(read_text(path, remedy), str(path), remedy)
 
 
 def read_model(path: Path, model: type[BaseModel], remedy: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from safetensors import SafetensorError
 
-from sparsellm.strict import damaged, parse_json, validate
+from sparsellm.strict import damaged, parse_json, read_text, validate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,12 +50,10 @@ def read_json_lines(path: Path, model: type[BaseModel], remedy: str) -> list[dic
     """The objects of a file that has one on each line; empty lines do not count.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: an object is not a ``model``; the message names file, line and key.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would split in texts
-    except UnicodeDecodeError as error:
-        raise damaged(path, error, remedy) from error
+    lines = read_text(path, remedy).split("\n")  # `splitlines` would split in texts
     found = []
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -10,12 +10,12 @@ written before. Kinds and fields that this version does not know are passed over
 import math
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, NonNegativeInt, RootModel
 
 from sparsellm.recipe_sections import SparsityConfig
-from sparsellm.strict import parse_json, validate
+from sparsellm.strict import parse_json, read_text, validate
 
 METRICS_FILE = "metrics.jsonl"
 _LEFT_OUT = ("corpus_tokens", "by_corpus", "kernels")  # fields that a line lacks if they are empty
@@ -198,13 +198,10 @@ def read_lines(path: Path) -> list[tuple[str, Record | Session | None]]:
     Raises:
         ValueError: a line is not a record; the message names file, line and key.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(True) if path.is_file() else []
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text ({error}); restore it") from error
+    text = read_text(path, _REMEDY) if path.is_file() else ""
     return [
         (line, _record(line, f"{path}, line {number}"))
-        for number, line in enumerate(lines, 1)
+        for number, line in enumerate(text.splitlines(True), 1)
         if line[-1] == "\n"  # a kill can truncate the last one
     ]
 
@@ -225,11 +222,10 @@ class _Line(BaseModel):
     loss: float | None = None
 
 
-_RECORDS = (
-    *(TrainRecord, ValidationRecord, EvaluationRecord, FailureRecord),
-    *(SessionRecord, SessionEndRecord),
-)
-_LINES: dict[str, Any] = {record.kind: RootModel[record] for record in _RECORDS}  # type: ignore[valid-type]
+_LINES: dict[str, Any] = {
+    record.kind: RootModel[record]  # type: ignore[valid-type]
+    for record in get_args(Record | Session)
+}
 
 
 def _record(text: str, source: str) -> Record | Session | None:

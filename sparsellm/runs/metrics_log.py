@@ -41,7 +41,7 @@ class MetricsLog:
         if not path.is_file() or text.encode() != path.read_bytes():
             write_atomically(path, text)
         self._file = path.open("ab", buffering=0)
-        self._pending, self._refused = b"", False
+        self._pending = b""  # lines that a full disk has refused
         self._session = session
         self._began = time.monotonic()
         if killed is not None:
@@ -98,18 +98,16 @@ class MetricsLog:
 
     def _add(self, record: Record | Session) -> None:
         """Adds a line; those that a full disk refuses are kept until it takes them."""
+        is_first = not self._pending
         self._pending += (json.dumps(record.line()) + "\n").encode()
         try:
             self._write_pending()
         except OSError as error:
-            if not self._refused:
+            if is_first:
                 warn(
                     f"{self._path} cannot be written ({error.strerror}): its records wait in "
                     "memory, and training goes on to the next checkpoint; free space"
                 )
-            self._refused = True
-        else:
-            self._refused = False
 
     def _write_pending(self) -> None:
         while self._pending:

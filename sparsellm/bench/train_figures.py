@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sparsellm.bench.record import Measurement
 from sparsellm.bench.timing import Reading, spread
 from sparsellm.ffn.capacity import SHRUNK_STEPS
-from sparsellm.processes.launched import Record
+from sparsellm.runs.metrics import Line
 
 MIN_STEADY = 3
 MAX_DRIFT = 0.2  # relative change of non-zeros per token between the halves of the measured part
@@ -39,7 +39,7 @@ COMPARED = ("tokens_per_ms", "memory_GiB", "mJ_per_token")
 
 
 def figures(
-    records: Sequence[Record],
+    records: Sequence[Line],
     readings: Sequence[Reading],
     tokens_a_step: int,
     *,

@@ -7,15 +7,13 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from sparsellm.paths import bundled
 from sparsellm.runs.lock import lives
+from sparsellm.runs.metrics import Line
 from sparsellm.runs.records import METRICS_FILE, read_metrics
-
-Record = dict[str, Any]  # a line of metrics.jsonl, of kind `train`
 
 POLL_SECONDS = 0.02
 LONGEST_REASON = 300  # characters
@@ -57,7 +55,7 @@ def train_command(
     return words if init_from is None else [*words, "--init-from", str(init_from)]
 
 
-def watch(command: Sequence[str], run_path: Path) -> Generator[list[Record], None, None]:
+def watch(command: Sequence[str], run_path: Path) -> Generator[list[Line], None, None]:
     """Starts a run, and yields its records whenever there are new ones, and once it has ended.
 
     Closing the iterator earlier kills the run with SIGKILL. What it prints goes to

@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from datetime import timedelta
 from textwrap import shorten
 from typing import Any, Self
@@ -274,7 +274,7 @@ def _progress(beats: list[Beat]) -> str:
     for beat in beats:
         doing = waiting if beat.phase in WAITS else beat.phase
         groups[beat.step, doing].append(beat)
-    usual = Counter({key: len(own) for key, own in groups.items()}).most_common(1)[0][0]
+    usual = max(groups, key=lambda key: len(groups[key]))
     parts = []
     for key, own in sorted(groups.items(), key=lambda i: (i[0][1] == waiting, len(i[1]))):
         who = ", ".join(b.name for b in own[:4]) + (", …" if len(own) > 4 else "")

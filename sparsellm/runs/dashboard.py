@@ -18,7 +18,7 @@ from sparsellm.recipe import Recipe
 from sparsellm.runs import records
 from sparsellm.runs.evaluations import task_metrics
 from sparsellm.runs.files import warn, write_atomically
-from sparsellm.runs.metrics import LAYER_METRICS, METRICS, Line, mean
+from sparsellm.runs.metrics import LAYER_METRICS, METRICS, mean
 from sparsellm.strict import read_model
 
 WANDB_ID_FILE = "wandb_id"
@@ -166,10 +166,11 @@ def wandb_values(record: records.Record, recipe: Recipe) -> dict[str, Any]:
         return base | mean | scores
     if isinstance(record, records.FailureRecord):
         return base | {f"{record.what}/failed": 1}
-    return base | _wandb_step(record.line(), record.sparsity, recipe)
+    return base | _wandb_step(record, recipe)
 
 
-def _wandb_step(line: Line, stats: records.StepStats, recipe: Recipe) -> dict[str, Any]:
+def _wandb_step(record: records.TrainRecord, recipe: Recipe) -> dict[str, Any]:
+    line, stats = record.line(), record.sparsity
     found: dict[str, Any] = {}
     for metric in METRICS:
         value = metric.value(line, recipe)

@@ -80,8 +80,7 @@ def file_name(kind: str, rank: int, world_size: int) -> str:
 
 def files_of(folder: Path, kind: str) -> list[Path]:
     """The files of a kind in a checkpoint, those of several ranks in their order."""
-    single = files_like(folder, f"{kind}.safetensors")
-    return single or files_like(folder, f"{kind}-*-of-*.safetensors")
+    return files_like(folder, f"{kind}*.safetensors")
 
 
 def write_parts(path: Path, parts: dict[str, Part]) -> FileEntry:

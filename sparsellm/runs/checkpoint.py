@@ -71,7 +71,6 @@ class Snapshot:
 class SavedState:
     """A verified checkpoint, without its large tensors, which `read_kind` reads."""
 
-    path: Path
     manifest: Manifest
     trainer: dict[str, Any]
     rng: dict[str, Tensor]  # empty for a rank that did not exist when it was saved
@@ -200,7 +199,6 @@ def _load(path: Path, rank: int, world_size: int) -> SavedState:
     verify(path, dict.fromkeys(own))
     rng_file = path / f"{rank_name(rank)}.safetensors"
     return SavedState(
-        path=path,
         manifest=manifest,
         trainer=read_json(path / TRAINER_FILE, REMEDY),
         rng=read_tensors(rng_file, REMEDY) if rng_file.name in manifest.files else {},

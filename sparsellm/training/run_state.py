@@ -107,7 +107,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
     accelerator = run.accelerator
     with together(accelerator.device):
         saved = checkpoint.load(path, accelerator.process_index, accelerator.num_processes)
-    saved_recipe = _saved_recipe(saved)
+    saved_recipe = without_removed(load_yaml(path / checkpoint.RECIPE_FILE))
     before, now = saved_recipe.get("optimizer", {}).get("name", "adamw"), run.recipe.optimizer.name
     if before != now:
         raise ValueError(
@@ -123,7 +123,7 @@ def restore_run(run: Run, path: Path) -> list[str]:
             f"run from its weights: --set name=NEW --init-from {path}"
         )
     changes = _recipe_changes(saved_recipe, run.recipe)
-    notes = changes + _rate_notes(saved, run.recipe)
+    notes = changes + _rate_notes(saved_recipe, run.recipe, saved.step)
     try:
         with together(accelerator.device):
             state.restore(run.model, run.optimizer, path)
@@ -155,16 +155,12 @@ def restore_run(run: Run, path: Path) -> list[str]:
     return notes
 
 
-def _rate_notes(saved: checkpoint.SavedState, present: Recipe) -> list[str]:
+def _rate_notes(saved_recipe: dict[str, Any], present: Recipe, step: int) -> list[str]:
     try:
-        recipe = Recipe.model_validate(_saved_recipe(saved))
+        recipe = Recipe.model_validate(saved_recipe)
     except ValidationError:  # of a version with other keys, which are named as changed
         return []
-    return rate_changes(recipe, present, saved.step)
-
-
-def _saved_recipe(saved: checkpoint.SavedState) -> dict[str, Any]:
-    return without_removed(load_yaml(saved.path / checkpoint.RECIPE_FILE))
+    return rate_changes(recipe, present, step)
 
 
 def _recipe_changes(saved_recipe: dict[str, Any], recipe: Recipe) -> list[str]:

@@ -4,8 +4,6 @@ A run that is killed here, or asked to stop, finds out when it resumes which rec
 Benchmarks are those of `sparsellm eval`, of the model in memory, without a checkpoint.
 """
 
-import sys
-
 from sparsellm.data.tokenizer import load_tokenizer
 from sparsellm.device import default_dtype, place
 from sparsellm.evaluate.evaluator import Evaluator
@@ -15,6 +13,7 @@ from sparsellm.model import HFModel, build_zero_model
 from sparsellm.processes.distributed import FailedTogether, Interrupted, agree, any_rank, cause_of
 from sparsellm.processes.signals import StopRequest
 from sparsellm.runs import state
+from sparsellm.runs.files import warn
 from sparsellm.runs.records import METRICS_FILE, FailureRecord, ValidationRecord, read_lines
 from sparsellm.training.run import Run
 from sparsellm.training.schedule import measurements_due
@@ -85,12 +84,8 @@ class Measurements:
             met = failure.error
             text = f"{type(met).__name__}: {met}" if met else "on another rank, which has said why"
             if failure.speaks:
-                print(
-                    f"warning: step {run.step}: the {what} failed ({text}); training continues "
-                    f"({what}.on_error)",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                where = f"step {run.step}: the {what}"
+                warn(f"{where} failed ({text}); training continues ({what}.on_error)")
             run.write(FailureRecord(run.step, run.tokens, what, text))
 
     def _validate(self) -> None:

@@ -87,7 +87,7 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
         return 128 + signal.SIGINT
     except ranks.EndedByAnother:
         ranks.follow()
-    except _errors_of_users() as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         if isinstance(error, BrokenPipeError) and _reader_has_left():
             raise
         if os.environ.get("SPARSELLM_TRACEBACK"):
@@ -107,12 +107,6 @@ def _parse_and_run(arguments: Sequence[str] | None) -> int:
             ranks.tell(f"error (rank {os.environ['RANK']}): {type(error).__name__}: {error}")
         ranks.leave(1)
     return 0
-
-
-def _errors_of_users() -> tuple[type[Exception], ...]:
-    """Exceptions whose message is for users; importing a module to name one would take seconds."""
-    loaded = sys.modules.get("sparsellm.runs.checkpoint")
-    return ValueError, OSError, FloatingPointError, *([loaded.CheckpointError] if loaded else [])
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -46,7 +46,7 @@ _STEP_NAMES = "step_" + "[0-9]" * 8
 _NAME = re.compile(r"step_[\w.-]{1,100}")  # in `latest`: no path that leads elsewhere
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(OSError):
     """A checkpoint could not be written; the previous one is intact."""
 
 

@@ -132,9 +132,6 @@ class MemoryEstimate:
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
-GPUS_PER_NODE = 8
-
-
 def estimate_memory(
     recipe: Recipe, num_shards: int = 1, num_gpus: int | None = None
 ) -> MemoryEstimate:
@@ -194,6 +191,18 @@ def most_gpus(recipe: Recipe, of: int) -> int:
     return math.gcd(recipe.train.global_batch_tokens // recipe.micro_batch_tokens, of)
 
 
+_GPUS_PER_NODE = 8
+
+
+def ways_to_shard(num_gpus: int) -> dict[str, int]:
+    """The ways to train on so many GPUs, each with the number of shards of the weights."""
+    ways = {"DDP": 1, f"FSDP2 × {num_gpus}": num_gpus}
+    nodes, rest = divmod(num_gpus, _GPUS_PER_NODE)
+    if nodes > 1 and not rest:
+        ways[f"HSDP {nodes} × {_GPUS_PER_NODE}"] = _GPUS_PER_NODE
+    return ways
+
+
 def summary(recipe: Recipe, num_gpus: int) -> str:
     """What ``sparsellm recipe show`` prints above the recipe; lines begin with ``#``.
 
@@ -231,17 +240,13 @@ def summary(recipe: Recipe, num_gpus: int) -> str:
             "λ in paper's eq. 2",
             f"{recipe.sparsity.l1_coefficient * recipe.model.intermediate_size:.3g}",
         ),
-        ("memory per GPU, DDP", _memory(recipe)),
-        (f"memory per GPU, FSDP2 × {num_gpus}", _memory(recipe, num_gpus)),
     ]
-    nodes, rest = divmod(num_gpus, GPUS_PER_NODE)
-    if nodes > 1 and not rest:
-        sharded = _memory(recipe, GPUS_PER_NODE, num_gpus)
-        rows.append((f"memory per GPU, HSDP {nodes} × {GPUS_PER_NODE}", sharded))
+    for way, num_shards in ways_to_shard(num_gpus).items():
+        rows.append((f"memory per GPU, {way}", _memory(recipe, num_shards, num_gpus)))
     return "\n".join(f"# {name:28} {value}" for name, value in rows)
 
 
-def _memory(recipe: Recipe, num_shards: int = 1, num_gpus: int | None = None) -> str:
+def _memory(recipe: Recipe, num_shards: int, num_gpus: int) -> str:
     """See `estimate_memory`. If the micro-batch size is ``auto``, activations per sequence."""
     memory, gib = estimate_memory(recipe, num_shards, num_gpus), 2**30
     parts = (

@@ -178,13 +178,12 @@ def short_of_memory(recipe: Recipe, machine: Machine, ranks: Launch) -> str | No
 
 def short_on_gpus(recipe: Recipe, machine: Machine, num_gpus: int) -> list[str]:
     """`short_of_memory` for each way to train on ``num_gpus`` GPUs like those of this machine."""
-    ways = {"DDP": 1, f"FSDP2 × {num_gpus}": num_gpus}
-    nodes, rest = divmod(num_gpus, estimate.GPUS_PER_NODE)
-    if nodes > 1 and not rest:
-        ways[f"HSDP {nodes} × {estimate.GPUS_PER_NODE}"] = estimate.GPUS_PER_NODE
+    if not machine.gpus:
+        return []
+    ways = estimate.ways_to_shard(num_gpus)
     launches = {way: Launch(num_gpus, num_gpus, shards) for way, shards in ways.items()}
     found = {way: short_of_memory(recipe, machine, ranks) for way, ranks in launches.items()}
-    return [f"{way}: {line}" for way, line in found.items() if line and machine.gpus]
+    return [f"{way}: {line}" for way, line in found.items() if line]
 
 
 def _text(data: DataConfig) -> str:

@@ -20,7 +20,7 @@ from sparsellm.processes.peers import Peers
 from sparsellm.processes.signals import StopRequest
 from sparsellm.recipe import Recipe
 from sparsellm.runs.dashboard import check_wandb
-from sparsellm.runs.files import write_atomically
+from sparsellm.runs.files import RECIPE_FILE, write_atomically
 from sparsellm.runs.history import begin_branch
 from sparsellm.runs.lock import PRESENCE_FILE, RunLock
 from sparsellm.runs.metrics_log import MetricsLog
@@ -139,7 +139,7 @@ def _begin_records(run: Run, resumed: Path | None) -> None:
     if run.accelerator.is_main_process:
         for note in begin_branch(recipe.run_path, resumed):
             run.accelerator.print(note)
-        write_atomically(recipe.run_path / "recipe.yaml", recipe.to_yaml())
+        write_atomically(recipe.run_path / RECIPE_FILE, recipe.to_yaml())
 
 
 def _logged_loop(
